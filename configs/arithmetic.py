@@ -1,0 +1,28 @@
+"""The demo: three-digit addition from random weights, cold start then GRPO, minutes on a laptop's CPU.
+
+    python -m grpo_jax.train --config=configs/arithmetic.py --workdir=runs/arithmetic
+"""
+from configs import default
+
+
+def get_config(preset='dr_grpo'):
+    """Cold start on demonstrations that mostly blurt, then reinforcement of working it out."""
+    config = default.get_config(preset)
+    config.steps = 60
+    config.model.path = 'configs/models/characters'
+    config.model.random_init = True
+    config.data.name = 'arithmetic'
+    config.data.options = {'digits': 3, 'count': 20000, 'blurts': 0.7, 'wrong': 0.8}
+    config.data.prompts_per_step = 32
+    config.data.max_prompt_tokens = 8
+    config.rollout.group_size = 8
+    config.rollout.max_tokens = 32
+    config.algorithm.fixed_length = 32
+    config.supervised.steps = 600
+    config.supervised.batch = 128
+    config.supervised.optimizer.learning_rate = 3e-3
+    config.supervised.optimizer.warmup = 20
+    config.supervised.optimizer.schedule = 'cosine'
+    config.optimizer.learning_rate = 3e-4
+    config.checkpoint.every = 100
+    return config

@@ -1,0 +1,41 @@
+"""Per-token estimators f32[B, C] of KL(policy || reference) from logprobs and ref_logprobs f32[B, C].
+
+With d = ref - logprobs (clamped to +-20): k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1
+(http://joschu.net/blog/kl-approx.html). As a loss on sampled tokens they are not alike: the expected
+gradient of k1 is zero, that of k2 is the reverse KL's, that of k3 the forward KL's.
+"""
+import jax.numpy as jnp
+
+MAX_DIFFERENCE = 20.0
+MAX_K3 = 10.0  # beyond it one token would outweigh the batch; the clamp also stops its gradient
+
+
+def none(logprobs, ref_logprobs):
+    """0, without a reference."""
+    return jnp.zeros_like(logprobs)
+
+
+def k1(logprobs, ref_logprobs):
+    """logprobs - ref: unbiased, signed; a monitor, not a loss."""
+    return -_difference(logprobs, ref_logprobs)
+
+
+def k2(logprobs, ref_logprobs):
+    """(ref - logprobs)^2 / 2: slightly biased in value, exact reverse-KL gradient as a loss."""
+    return 0.5 * jnp.square(_difference(logprobs, ref_logprobs))
+
+
+def k3(logprobs, ref_logprobs):
+    """e^d - d - 1 >= 0: GRPO's term (arXiv 2402.03300, eq. 4), clamped to 10."""
+    d = _difference(logprobs, ref_logprobs)
+    return jnp.minimum(jnp.expm1(d) - d, MAX_K3)
+
+
+def clamped(logprobs, ref_logprobs):
+    """bool[B, C]: where a clamp has cut the term's gradient."""
+    d = ref_logprobs - logprobs
+    return (jnp.abs(d) > MAX_DIFFERENCE) | (jnp.exp(jnp.clip(d, -20, 20)) - d - 1 > MAX_K3)
+
+
+def _difference(logprobs, ref_logprobs):
+    return jnp.clip(ref_logprobs - logprobs, -MAX_DIFFERENCE, MAX_DIFFERENCE)

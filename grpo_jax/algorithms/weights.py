@@ -1,0 +1,36 @@
+"""Aggregation as weights f32[B, C]: loss = sum(weights * per-token loss).
+
+Computed once on a whole minibatch, so that microbatches, devices, packing and padding add up to the
+same loss by construction. mask is bool[B, C], group_ids i32[B]; rows without tokens count nowhere.
+"""
+import jax.numpy as jnp
+
+
+def sequence_mean(mask, group_ids):
+    """Mean over rows of the mean over a row's tokens: GRPO (arXiv 2402.03300, eq. 3)."""
+    lengths = jnp.sum(mask, -1, keepdims=True)
+    return mask / jnp.maximum(lengths, 1) / jnp.maximum(jnp.sum(lengths > 0), 1)
+
+
+def token_mean(mask, group_ids):
+    """Mean over all tokens of the minibatch: DAPO as published in code (arXiv 2503.14476)."""
+    return mask / jnp.maximum(jnp.sum(mask), 1)
+
+
+def fixed_length(mask, group_ids, *, fixed_length):
+    """Sum over a row's tokens / fixed_length, mean over rows: Dr. GRPO (arXiv 2503.20783, section 3.2).
+
+    Rows are not divided by their own length, which removes the length bias.
+    """
+    rows = jnp.sum(jnp.any(mask, -1))
+    return mask / (fixed_length * jnp.maximum(rows, 1))
+
+
+def prompt_mean(mask, group_ids):
+    """Mean over prompts of the mean over a group's tokens: DAPO as printed (arXiv 2503.14476, eq. 8)."""
+    lengths = jnp.sum(mask, -1).astype(jnp.float32)
+    same = (group_ids[:, None] == group_ids[None, :]).astype(jnp.float32)
+    group_tokens = same @ lengths
+    alive = group_tokens > 0
+    prompts = jnp.sum(jnp.where(alive, 1 / jnp.sum(same, -1), 0.0))
+    return mask / (jnp.maximum(group_tokens, 1) * jnp.maximum(prompts, 1))[:, None]

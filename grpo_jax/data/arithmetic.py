@@ -1,0 +1,47 @@
+"""Addition of whole numbers, with imperfect demonstrations: most blurt a wrong answer out, some work it out.
+
+A policy that imitates them knows how to add and seldom shows it: its most likely completion is a
+blurt, and only some samples go through the columns. That gap is what reinforcement closes.
+"""
+import zlib
+
+import numpy as np
+
+from grpo_jax.types import Example
+
+
+def examples(split, *, digits, count, blurts, wrong):
+    """`count` distinct sums of two numbers of `digits` digits; train and test never share one.
+
+    A demonstration is a blurt, the bare answer, with probability `blurts`; a blurt has one digit changed
+    with probability `wrong`. Else it adds column by column, from the right, and then states the answer.
+    """
+    rng = np.random.default_rng((digits, split == 'test'))
+    low, high = 10 ** (digits - 1), 10**digits
+    found = {}
+    while len(found) < count:
+        a, b = (int(x) for x in rng.integers(low, high, 2))
+        # a fixed tenth of all sums is held out, whatever the counts
+        if (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test'):
+            found.setdefault((a, b), _demonstration(rng, a, b, blurts, wrong))
+    return [Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text}) for i, ((a, b), text) in enumerate(found.items())]
+
+
+def worked(a, b):
+    """The sum by columns, then the answer: 47+85 -> '7+5=12 4+8+1=13 132'."""
+    columns, carry, left, right = [], 0, a, b
+    while left or right:
+        column = left % 10 + right % 10 + carry
+        columns.append(f'{left % 10}+{right % 10}{"+1" if carry else ""}={column}')
+        carry, left, right = column // 10, left // 10, right // 10
+    return ' '.join([*columns, str(a + b)])
+
+
+def _demonstration(rng, a, b, blurts, wrong):
+    if rng.random() >= blurts:
+        return worked(a, b)
+    answer = list(str(a + b))
+    if rng.random() < wrong:
+        place = rng.integers(len(answer))
+        answer[place] = str((int(answer[place]) + rng.integers(1, 10)) % 10)
+    return ''.join(answer)

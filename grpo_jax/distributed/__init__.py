@@ -1,0 +1,1 @@
+"""Meshes, shardings and the placement of the loop's programs on devices."""

@@ -1,0 +1,49 @@
+"""Shardings of parameters, state and batches, all derived from the parameter table."""
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+import optax
+
+from grpo_jax.distributed.mesh import ROW_AXES
+from grpo_jax.errors import BadInput
+from grpo_jax.models import transformer
+
+
+def params(c, mesh):
+    """NamedSharding of each parameter for training; BadInput when an axis does not divide a dimension."""
+    def leaf(path, param):
+        for size, axis in zip(param.shape, param.axes, strict=True):
+            if axis and size % mesh.shape[axis]:
+                fits = [n for n in range(1, mesh.shape[axis]) if size % n == 0]
+                raise BadInput(f'mesh.{axis}', mesh.shape[axis], f'does not divide {path}, shape {param.shape}; '
+                               f'the nearest size that does is {fits[-1]}')
+        return NamedSharding(mesh, PartitionSpec(*param.axes))
+    return transformer.map_table(leaf, transformer.param_table(c))
+
+
+def sampler_params(c, mesh):
+    """The training layout with fsdp dropped: decoding must not gather weights at every step."""
+    def leaf(path, param):
+        return NamedSharding(mesh, PartitionSpec(*(a if a == 'tensor' else None for a in param.axes)))
+    return transformer.map_table(leaf, transformer.param_table(c))
+
+
+def rows(mesh):
+    """Sharding of arrays whose first axis is rows (or prompts): split over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def replicated(mesh):
+    """Sharding of small values that every device holds."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def state(abstract, optimizer, c, mesh):
+    """Shardings of an abstract TrainState: optimizer moments and reference lie like the parameters."""
+    of_params, everywhere = params(c, mesh), replicated(mesh)
+    opt_state = optax.tree_utils.tree_map_params(
+        optimizer, lambda _, sharding: sharding, abstract.opt_state, of_params,
+        transform_non_params=lambda _: everywhere)
+    return abstract.replace(
+        step=everywhere, params=of_params, opt_state=opt_state,
+        ref_params=None if abstract.ref_params is None else of_params,
+        aux=jax.tree.map(lambda _: everywhere, abstract.aux))

@@ -1,0 +1,147 @@
+"""What a config and a workdir stand for: the checked config, the model, its tokenizer and the mesh."""
+import json
+import logging
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import checkpoint, data, rewards
+from grpo_jax.distributed import mesh as meshes, placement, sharding
+from grpo_jax.errors import BadInput
+from grpo_jax.models import hf, transformer
+
+# settings that may change between a run and its continuation
+FREE = ('steps', 'evaluation', 'checkpoint', 'log')
+
+
+class Experiment(NamedTuple):
+    """An opened experiment; everything that can be wrong with the input has been checked."""
+
+    config: Any
+    workdir: str
+    folder: str               # of the model
+    c: transformer.ModelConfig
+    tokenizer: Any
+    stop_tokens: tuple[int, ...]
+    pad_token: int
+    mesh: jax.sharding.Mesh
+    scorer: rewards.Scorer
+
+    @property
+    def dtype(self):
+        """The dtype of computation."""
+        return jnp.dtype(self.config.model.dtype)
+
+    @property
+    def key(self):
+        """The run's random key."""
+        return jax.random.key(self.config.seed)
+
+    def shapes(self, prompts, group_size):
+        """The placement.Shapes of that many prompts and completions of each."""
+        return placement.Shapes(prompts, group_size, self.config.data.max_prompt_tokens, self.config.rollout.max_tokens)
+
+    def sampling(self, **changes):
+        """The options of placement.make_sampler, from config.rollout."""
+        rollout = self.config.rollout
+        return dict(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p,
+                    stop_tokens=self.stop_tokens, pad_token=self.pad_token, dtype=self.dtype) | changes
+
+    def learning(self, **changes):
+        """The options of placement.make_learner, from config.learner."""
+        learner = self.config.learner
+        return dict(epochs=learner.epochs, minibatches=learner.minibatches, microbatches=learner.microbatches,
+                    chunk=learner.chunk, remat=learner.remat, temperature=self.config.rollout.temperature,
+                    dtype=self.dtype) | changes
+
+    def load(self, split):
+        """The Dataset of a split."""
+        return data.load(self.config.data, split, self.tokenizer)
+
+    def params(self):
+        """Float32 parameters on the mesh: drawn, or read from the model's folder."""
+        shardings = sharding.params(self.c, self.mesh)
+        if self.config.model.random_init:
+            return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.c)
+        return hf.load_params(self.folder, self.c, shardings)
+
+
+def enter(config, workdir):
+    """Experiment of a config in a workdir, which then holds config.json and the model's folder without weights.
+
+    BadInput, before anything is written, for whatever does not fit.
+    """
+    check(config)
+    folder = hf.find(config.model.path)
+    c, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
+    columns = config.data.max_prompt_tokens + config.rollout.max_tokens
+    if columns > hf.context_length(folder):
+        raise BadInput('data.max_prompt_tokens + rollout.max_tokens', columns, 'is beyond the model\'s context of '
+                       f'{hf.context_length(folder)} positions; lower one')
+    if len(tokenizer) > c.vocab_size:
+        raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {c.vocab_size}')
+    mesh = meshes.make(config.mesh)
+    sharding.params(c, mesh)  # raises where an axis does not divide
+    stop_tokens = hf.stop_tokens(folder, tokenizer)
+    pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    scorer = rewards.make(config.reward)
+    _claim(config, workdir, folder)
+    return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, scorer)
+
+
+def check(config):
+    """BadInput for a setting that cannot work, whatever the model."""
+    rollout = config.rollout
+    if rollout.group_size < 2:
+        raise BadInput('rollout.group_size', rollout.group_size, 'a group-relative advantage needs at least 2')
+    truncating = rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0
+    if truncating and not rollout.accept_bias:
+        raise BadInput('rollout.top_p, top_k, min_p', (rollout.top_p, rollout.top_k, rollout.min_p),
+                       'truncated sampling biases the gradient; use 1.0, 0, 0.0 or set rollout.accept_bias=True')
+    if rollout.temperature <= 0:
+        raise BadInput('rollout.temperature', rollout.temperature, 'training samples at a temperature above 0')
+    if not 0 < rollout.top_p <= 1:
+        raise BadInput('rollout.top_p', rollout.top_p, 'must be in (0, 1]')
+    if config.model.dtype not in ('float32', 'bfloat16'):
+        raise BadInput('model.dtype', config.model.dtype, 'choose float32 or bfloat16')
+    for name, value, least in [('steps', config.steps, 1), ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
+                               ('data.prompts_per_step', config.data.prompts_per_step, 1),
+                               ('rollout.max_tokens', rollout.max_tokens, 1), ('learner.epochs', config.learner.epochs, 1),
+                               ('learner.minibatches', config.learner.minibatches, 1),
+                               ('learner.microbatches', config.learner.microbatches, 1),
+                               ('learner.chunk', config.learner.chunk, 1),
+                               ('checkpoint.every', config.checkpoint.every, 1)]:
+        if value < least:
+            raise BadInput(name, value, f'must be at least {least}')
+
+
+def _claim(config, workdir, folder):
+    """Makes workdir this config's, or checks that it is."""
+    path = os.path.join(workdir, 'config.json')
+    if os.path.exists(workdir) and not os.path.isdir(workdir):
+        raise BadInput('--workdir', workdir, 'is a file; name a folder')
+    if os.path.exists(path):
+        with open(path, encoding='utf8') as file:
+            there = json.load(file)
+        here = json.loads(json.dumps(config.to_dict()))
+        for name, (old, new) in _differences(there, here).items():
+            if name.split('.')[0] not in FREE:
+                raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
+            logging.warning('%s: was %r, now %r', name, old, new)
+    os.makedirs(workdir, exist_ok=True)
+    hf.copy_files(folder, os.path.join(workdir, 'model'))
+    checkpoint.write_json(path, config.to_dict())
+
+
+def _differences(old, new, prefix=''):
+    """Dotted key -> (old, new) where two nested dicts differ."""
+    found = {}
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found |= _differences(a, b, f'{prefix}{key}.')
+        elif a != b:
+            found[f'{prefix}{key}'] = (a, b)
+    return found

@@ -1,0 +1,1 @@
+"""Decoder-only transformers as a parameter table plus pure functions."""

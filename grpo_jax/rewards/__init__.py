@@ -1,0 +1,58 @@
+"""Rewards that verify: score = weighted sum of parts, plus a term for truncated completions.
+
+A reward is a module of this package with `reward(completion, example) -> float | None` (None:
+unscorable); one that can serve as the verifier also has `extract(completion) -> str | None`.
+"""
+import importlib
+from typing import Callable, NamedTuple
+
+import numpy as np
+
+from grpo_jax.errors import BadInput
+
+
+class Scorer(NamedTuple):
+    """The rewards of a run."""
+
+    parts: dict[str, tuple[Callable, float]]   # name -> (reward, weight)
+    truncated: float                           # added to a completion that ran out of budget
+    verifier: str                              # the part that decides correct (reward >= 1), or ''
+    extract: Callable | None                   # the verifier's answer extraction
+
+
+def make(section):
+    """Scorer of a config section; BadInput for an unknown reward."""
+    modules = {name: _module(name) for name, _ in section['parts']}
+    verifier = section['verifier']
+    if verifier and verifier not in modules:
+        raise BadInput('reward.verifier', verifier, f'must be one of reward.parts: {sorted(modules)}')
+    if not modules:
+        raise BadInput('reward.parts', section['parts'], 'name at least one reward')
+    parts = {name: (modules[name].reward, weight) for name, weight in section['parts']}
+    return Scorer(parts, section['truncated'], verifier, modules[verifier].extract if verifier else None)
+
+
+def _module(name):
+    try:
+        return importlib.import_module(f'grpo_jax.rewards.{name}')
+    except ModuleNotFoundError as error:
+        if error.name != f'grpo_jax.rewards.{name}':
+            raise
+        raise BadInput('reward.parts', name, 'no such file in grpo_jax/rewards; add one with '
+                       'reward(completion, example)') from None
+
+
+def score(scorer, examples, completions, truncated):
+    """(rewards f64[B], parts dict of f64[B]) of B completions; examples has P entries, B / P rows each.
+
+    NaN marks a completion that no part could score. truncated is bool[B].
+    """
+    group = len(completions) // len(examples)
+    parts = {}
+    for name, (reward, _) in scorer.parts.items():
+        values = [reward(text, examples[row // group]) for row, text in enumerate(completions)]
+        parts[name] = np.array([np.nan if v is None else v for v in values], np.float64)
+    weights = np.array([weight for _, weight in scorer.parts.values()])
+    stacked = np.stack(list(parts.values()))
+    total = np.nansum(weights[:, None] * stacked, 0) + scorer.truncated * np.asarray(truncated)
+    return np.where(np.isfinite(stacked).any(0), total, np.nan), parts

@@ -1,0 +1,97 @@
+"""START HERE: run(config, workdir) builds everything, then loops over the steps of GRPO."""
+import functools
+import os
+
+from absl import flags
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import algorithms, checkpoint, data, evaluate, experiment, metrics, program, rewards, supervised
+from grpo_jax.distributed import placement
+from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner.experience import make_experience
+
+
+def run(config, workdir, algorithm=None):
+    """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
+
+    algorithm replaces the one that config.algorithm describes, for a variant written in a notebook.
+    """
+    ex = experiment.enter(config, workdir)
+    algorithm = algorithm or algorithms.make(config.algorithm)
+    shapes = ex.shapes(config.data.prompts_per_step, config.rollout.group_size)
+    optimizer = optimizers.make(config.optimizer, config.steps * config.learner.epochs * config.learner.minibatches)
+    batches = functools.partial(data.batch, ex.load('train'), config.seed, shapes.prompts, shapes.queries, ex.pad_token)
+    put = functools.partial(placement.put_rows, mesh=ex.mesh)
+
+    sample = placement.make_sampler(ex.c, ex.mesh, shapes, **ex.sampling())
+    learner = placement.make_learner(ex.c, algorithm, optimizer, ex.mesh, shapes, **ex.learning())
+    evaluator = evaluate.make(ex, config.evaluation.samples)
+    placement.write_hashes(workdir, sample=sample, score=learner.score, update=learner.update)
+
+    checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
+    state = checkpoint.restore(checkpoints, learner.state)
+    if state is None:
+        state = learner.initial(supervised.cold_start(ex))
+    writer = metrics.Writer(workdir, int(state.step), config.steps, 'train')
+
+    for step in range(int(state.step), config.steps):
+        clock = metrics.Stopwatch()
+        if _due(step, config.evaluation.every) or step == 0:
+            writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
+            clock.lap('evaluate')
+
+        examples, prompts = batches(step)
+        rollout = sample(state.params, put(prompts), ex.key, jnp.int32(step))
+        old_logprobs, ref_logprobs = learner.score(state, rollout)  # on the device, while the host scores
+        texts, truncated, lengths = metrics.completions_of(ex.tokenizer, rollout)
+        clock.lap('sample')
+
+        scores, parts = rewards.score(ex.scorer, examples, texts, truncated)
+        clock.lap('reward')
+
+        experience, row = make_experience(algorithm, rollout, scores.reshape(shapes.prompts, -1),
+                                          old_logprobs, ref_logprobs, put)
+        state, learned = learner.update(state, experience)
+        row |= jax.device_get(learned) | metrics.of_completions(parts, truncated, lengths)
+        clock.lap('update')
+
+        if _due(step, config.log.rollouts):
+            writer.rollouts(step, metrics.rollout_rows(examples, texts, scores, parts, experience))
+        writer.step(step, row, clock.seconds)
+        if row['finite'] < 1:
+            _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
+        if _due(step + 1, config.checkpoint.every) or step + 1 == config.steps:
+            checkpoint.save(checkpoints, state)
+
+    writer.evaluation(config.steps, evaluate.evaluate(evaluator, state.params))
+    writer.close()
+    checkpoints.close()
+    evaluate.table(os.path.join(workdir, 'evaluations.jsonl'))
+    return state
+
+
+def _due(step, every):
+    return every > 0 and step % every == 0
+
+
+def _keep_bad_batch(workdir, step, experience, count, most):
+    """Writes the batch of a skipped update to bad/<step>.npz; stops the run when there were too many."""
+    path = os.path.join(workdir, 'bad', f'{step:06d}.npz')
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    leaves = jax.tree_util.tree_leaves_with_path(experience)
+    np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): np.asarray(x) for name, x in leaves})
+    if count > most:
+        raise FloatingPointError(f'{count} updates had a non-finite loss or gradient and were skipped, more than '
+                                 f'learner.max_bad_steps = {most}; the last batch is in {path}; lower the learning rate')
+
+
+def main():
+    """The command."""
+    run(flags.FLAGS.config, flags.FLAGS.workdir)
+
+
+if __name__ == '__main__':
+    program.define_flags()
+    program.run(main)

@@ -1,0 +1,63 @@
+"""The values that flow through a step: Example -> Prompts -> Rollout -> Experience -> TrainState.
+
+Axis letters (used in every shape comment of this package): P prompts, G group, B = P*G rows,
+Q prompt length (left-padded), C completion length, T = Q + C, S cache columns, V vocabulary,
+L layers, D width, F mlp, N query heads, K kv heads, H head dim.
+"""
+from typing import Any, NamedTuple
+
+from flax import struct
+import jax
+
+
+class Example(NamedTuple):
+    """One task item, on the host."""
+
+    prompt: str
+    answer: str
+    id: int    # unique in its data set and stable: sampling noise and data order hang on it
+    meta: dict
+
+
+@struct.dataclass
+class Prompts:
+    """Tokenized prompts, left-padded."""
+
+    tokens: jax.Array  # i32[P, Q]
+    mask: jax.Array    # bool[P, Q]
+    ids: jax.Array     # i32[P]
+
+
+@struct.dataclass
+class Rollout:
+    """Sampled completions; rows are grouped by prompt: row b belongs to prompt b // G."""
+
+    tokens: jax.Array           # i32[B, T] prompt (left-padded), then completion (right-padded)
+    prompt_mask: jax.Array      # bool[B, Q]
+    completion_mask: jax.Array  # bool[B, C] sampled tokens, the stop token included
+    logprobs: jax.Array         # f32[B, C] sampler's log pi_T(token), untruncated; 0 where masked
+    truncated: jax.Array        # bool[B] the budget ended before a stop token came
+    version: jax.Array          # i32[B] step of the weights that sampled the row
+
+
+@struct.dataclass
+class Experience:
+    """What the learner eats."""
+
+    rollout: Rollout
+    advantages: jax.Array            # f32[B, 1] or f32[B, C]
+    rewards: jax.Array               # f32[B]
+    old_logprobs: jax.Array | None   # f32[B, C]; None: on-policy, the ratio is exactly 1
+    ref_logprobs: jax.Array | None   # f32[B, C]; None: the algorithm has no reference
+    group_ids: jax.Array             # i32[B]
+
+
+@struct.dataclass
+class TrainState:
+    """All that a checkpoint needs; the data position is a function of step."""
+
+    step: jax.Array        # i32[]
+    params: Any            # f32 master weights
+    opt_state: Any
+    ref_params: Any        # same tree as params, or None
+    aux: dict[str, Any]    # bad_steps i32[]: updates skipped because loss or gradient was not finite
