@@ -1,8 +1,9 @@
 """Evaluation with the training's own verifier: greedy accuracy, pass@k, maj@k. `python -m grpo_jax.evaluate`."""
 import collections
+from collections.abc import Callable
 import json
 import os
-from typing import Any, Callable, NamedTuple
+from typing import NamedTuple
 
 from absl import flags
 import jax

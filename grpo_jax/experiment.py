@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import checkpoint, data, rewards
-from grpo_jax.distributed import mesh as meshes, placement, sharding
+from grpo_jax.distributed import mesh as meshes
+from grpo_jax.distributed import placement, sharding
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, transformer
 
@@ -106,9 +107,11 @@ def check(config):
         raise BadInput('rollout.top_p', rollout.top_p, 'must be in (0, 1]')
     if config.model.dtype not in ('float32', 'bfloat16'):
         raise BadInput('model.dtype', config.model.dtype, 'choose float32 or bfloat16')
-    for name, value, least in [('steps', config.steps, 1), ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
+    for name, value, least in [('steps', config.steps, 1),
+                               ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
                                ('data.prompts_per_step', config.data.prompts_per_step, 1),
-                               ('rollout.max_tokens', rollout.max_tokens, 1), ('learner.epochs', config.learner.epochs, 1),
+                               ('rollout.max_tokens', rollout.max_tokens, 1),
+                               ('learner.epochs', config.learner.epochs, 1),
                                ('learner.minibatches', config.learner.minibatches, 1),
                                ('learner.microbatches', config.learner.microbatches, 1),
                                ('learner.chunk', config.learner.chunk, 1),

@@ -47,7 +47,7 @@ class Writer:
         self._evaluations.write(json.dumps({'step': step} | results) + '\n')
         self._evaluations.flush()
         for name, value in results.items():
-            self._board.add_scalar(f'evaluation/{name}', value, step)
+            self._board.add_scalar(f'evaluation/{name.replace("@", "_at_")}', value, step)
 
     def rollouts(self, step, rows):
         """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion."""
@@ -85,7 +85,8 @@ def rollout_rows(examples, texts, scores, parts, experience):
     """One dict a completion, with its prompt, gold answer, rewards by part and advantage, for a dump."""
     group = len(texts) // len(examples)
     advantages = np.asarray(experience.advantages)
-    return [{'id': examples[i // group].id, 'prompt': examples[i // group].prompt, 'answer': examples[i // group].answer,
+    owners = [examples[i // group] for i in range(len(texts))]
+    return [{'id': owners[i].id, 'prompt': owners[i].prompt, 'answer': owners[i].answer,
              'completion': text, 'reward': round_trip(scores[i]),
              'parts': {name: round_trip(values[i]) for name, values in parts.items()},
              'advantage': round_trip(advantages[i, 0])} for i, text in enumerate(texts)]

@@ -1,9 +1,9 @@
 """What the programs share: flags, loading a config, and exit status 2 for bad input."""
-import logging
 import os
 import sys
 
 from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from grpo_jax.errors import BadInput
@@ -11,16 +11,17 @@ from grpo_jax.errors import BadInput
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def define_flags():
+def define_flags(workdir=True):
     """Defines --config=FILE[:PRESET], with overrides like --config.steps=10, and --workdir."""
     config_flags.DEFINE_config_file('config', None, 'Config file, with :PRESET to choose the algorithm.')
-    flags.DEFINE_string('workdir', None, 'Folder of the run; an existing one is continued.')
-    flags.mark_flags_as_required(['config', 'workdir'])
+    flags.mark_flag_as_required('config')
+    if workdir:
+        flags.DEFINE_string('workdir', None, 'Folder of the run; an existing one is continued.', required=True)
 
 
 def run(main):
     """Runs main() after absl has read the command line; BadInput ends with its message and status 2."""
-    logging.basicConfig(format='%(message)s', level=logging.WARNING)
+    absl_logging.set_verbosity(absl_logging.WARNING)
     sys.path.insert(0, ROOT)  # config files import each other as configs.<name>
 
     def guarded(_):
@@ -39,7 +40,7 @@ def _parse(argv):
         return flags.FLAGS(argv)
     except BadInput as error:
         message = str(error)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, IOError) as error:
+    except (OSError, flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
     print(f'error: {message}', file=sys.stderr)
     sys.exit(2)

@@ -70,7 +70,8 @@ def demonstrations(ex):
         raise BadInput('supervised.steps', ex.config.supervised.steps, f'data set {ex.config.data.name} has no '
                        f'demonstrations (example {missing.id}); set it to 0')
     stop = ex.tokenizer.eos_token_id
-    completions = [ex.tokenizer.encode(e.meta['demonstration'], add_special_tokens=False) + [stop] for e in dataset.examples]
+    completions = [ex.tokenizer.encode(e.meta['demonstration'], add_special_tokens=False) + [stop]
+                   for e in dataset.examples]
     kept = [i for i, ids in enumerate(completions) if len(ids) <= most]
     if not kept:
         raise BadInput('rollout.max_tokens', most, 'is shorter than every demonstration')

@@ -1,7 +1,8 @@
 """An algorithm is a value: a NamedTuple of small functions, put together from a config section."""
+from collections.abc import Callable
 import functools
 import inspect
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp

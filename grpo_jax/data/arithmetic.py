@@ -24,7 +24,8 @@ def examples(split, *, digits, count, blurts, wrong):
         # a fixed tenth of all sums is held out, whatever the counts
         if (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test'):
             found.setdefault((a, b), _demonstration(rng, a, b, blurts, wrong))
-    return [Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text}) for i, ((a, b), text) in enumerate(found.items())]
+    return [Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text})
+            for i, ((a, b), text) in enumerate(found.items())]
 
 
 def worked(a, b):

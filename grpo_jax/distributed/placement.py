@@ -4,9 +4,10 @@ The one place that applies jit and shardings. A program is compiled once, for fi
 first step; a compiled program refuses any other shape by name, so nothing recompiles silently. Under
 `jax.disable_jit()` the functions are returned as they are, to be stepped through.
 """
+from collections.abc import Callable
 import hashlib
 import os
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,11 +102,11 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, **learning):
     layout = sharding.state(abstract, optimizer, c, mesh)
     state = jax.tree.map(lambda x, s: _abstract(x.shape, x.dtype, s), abstract, layout)
     rollout = _rollout(shapes, rows)
-    logprobs = rollout.logprobs
+    floats = rollout.logprobs
     experience = Experience(
-        rollout=rollout, advantages=_abstract((logprobs.shape[0], 1), jnp.float32, rows),
-        rewards=_abstract(logprobs.shape[:1], jnp.float32, rows), old_logprobs=logprobs if off_policy else None,
-        ref_logprobs=logprobs if algorithm.kl_coef else None, group_ids=rollout.version)
+        rollout=rollout, advantages=_abstract((floats.shape[0], 1), jnp.float32, rows),
+        rewards=_abstract(floats.shape[:1], jnp.float32, rows), old_logprobs=floats if off_policy else None,
+        ref_logprobs=floats if algorithm.kl_coef else None, group_ids=rollout.version)
     return Learner(
         initial=jax.jit(initial, out_shardings=layout),
         score=_compile(score, state, rollout, out_shardings=rows),

@@ -41,10 +41,12 @@ def find(path):
         if path and os.path.isdir(folder):
             return folder
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
-        raise BadInput('model.path', path, 'no such folder; give a Hugging Face folder or a hub name like Qwen/Qwen3-0.6B')
+        raise BadInput('model.path', path, 'no such folder; give a Hugging Face folder, or a hub name like '
+                       'Qwen/Qwen3-0.6B')
     import huggingface_hub  # only for hub names
     try:
-        return huggingface_hub.snapshot_download(path, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja'])
+        wanted = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
+        return huggingface_hub.snapshot_download(path, allow_patterns=wanted)
     except Exception as error:  # the hub's client raises a different type for each way of failing
         raise BadInput('model.path', path, f'no such folder, and the hub gave {type(error).__name__}; '
                        'download it and give the folder') from None

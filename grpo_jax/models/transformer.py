@@ -64,35 +64,35 @@ class KVCache:
 
 def param_table(c):
     """Nested dict of Param for every weight of the model."""
-    d, f, n, k, h, l = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
-    fan_in, residual = d ** -0.5, 1 / math.sqrt(2 * l)
-    layers = {
-        'attn_norm': Param((l, d), (None, None), 0.0, 1.0),
-        'wq': Param((l, d, n, h), (None, 'fsdp', 'tensor', None), fan_in),
-        'wk': Param((l, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
-        'wv': Param((l, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
-        'wo': Param((l, n, h, d), (None, 'tensor', None, 'fsdp'), residual * (n * h) ** -0.5),
-        'mlp_norm': Param((l, d), (None, None), 0.0, 1.0),
-        'w_gate': Param((l, d, f), (None, 'fsdp', 'tensor'), fan_in),
-        'w_up': Param((l, d, f), (None, 'fsdp', 'tensor'), fan_in),
-        'w_down': Param((l, f, d), (None, 'tensor', 'fsdp'), residual * f ** -0.5),
+    d, f, n, k, h, layers = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
+    fan_in, residual = d ** -0.5, 1 / math.sqrt(2 * layers)
+    stacked = {
+        'attn_norm': Param((layers, d), (None, None), 0.0, 1.0),
+        'wq': Param((layers, d, n, h), (None, 'fsdp', 'tensor', None), fan_in),
+        'wk': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
+        'wv': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
+        'wo': Param((layers, n, h, d), (None, 'tensor', None, 'fsdp'), residual * (n * h) ** -0.5),
+        'mlp_norm': Param((layers, d), (None, None), 0.0, 1.0),
+        'w_gate': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
+        'w_up': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
+        'w_down': Param((layers, f, d), (None, 'tensor', 'fsdp'), residual * f ** -0.5),
     }
     if c.qkv_bias:
-        layers['bq'] = Param((l, n, h), (None, 'tensor', None), 0.0)
-        layers['bk'] = Param((l, k, h), (None, 'tensor', None), 0.0)
-        layers['bv'] = Param((l, k, h), (None, 'tensor', None), 0.0)
+        stacked['bq'] = Param((layers, n, h), (None, 'tensor', None), 0.0)
+        stacked['bk'] = Param((layers, k, h), (None, 'tensor', None), 0.0)
+        stacked['bv'] = Param((layers, k, h), (None, 'tensor', None), 0.0)
     if c.out_bias:
-        layers['bo'] = Param((l, d), (None, None), 0.0)
+        stacked['bo'] = Param((layers, d), (None, None), 0.0)
     if c.qk_norm:
-        layers['q_norm'] = Param((l, h), (None, None), 0.0, 1.0)
-        layers['k_norm'] = Param((l, h), (None, None), 0.0, 1.0)
+        stacked['q_norm'] = Param((layers, h), (None, None), 0.0, 1.0)
+        stacked['k_norm'] = Param((layers, h), (None, None), 0.0, 1.0)
     if c.mlp_bias:
-        layers['b_gate'] = Param((l, f), (None, 'tensor'), 0.0)
-        layers['b_up'] = Param((l, f), (None, 'tensor'), 0.0)
-        layers['b_down'] = Param((l, d), (None, None), 0.0)
+        stacked['b_gate'] = Param((layers, f), (None, 'tensor'), 0.0)
+        stacked['b_up'] = Param((layers, f), (None, 'tensor'), 0.0)
+        stacked['b_down'] = Param((layers, d), (None, None), 0.0)
     table = {
         'embed': Param((c.vocab_size, d), ('tensor', 'fsdp'), fan_in),
-        'layers': layers,
+        'layers': stacked,
         'final_norm': Param((d,), (None,), 0.0, 1.0),
     }
     if not c.tie_embeddings:

@@ -3,8 +3,9 @@
 A reward is a module of this package with `reward(completion, example) -> float | None` (None:
 unscorable); one that can serve as the verifier also has `extract(completion) -> str | None`.
 """
+from collections.abc import Callable
 import importlib
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 

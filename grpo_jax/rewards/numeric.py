@@ -7,7 +7,7 @@ NUMBER = re.compile(r'(?:(?<![\d)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\
 
 
 def reward(completion, example):
-    """1.0 if the extracted number equals example.answer exactly (as fractions), else 0.0; None without a gold number."""
+    """1.0 if the extracted number equals example.answer as a fraction, else 0.0; None without a gold number."""
     gold = extract(example.answer)
     if gold is None:
         return None
@@ -16,7 +16,7 @@ def reward(completion, example):
 
 def extract(completion):
     """The answer in canonical form: the first number after the last ####, else the last number; None without one."""
-    head, mark, tail = completion.rpartition('####')
+    _, mark, tail = completion.rpartition('####')
     found = NUMBER.findall(tail)
     if not found:
         return None

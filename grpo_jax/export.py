@@ -1,0 +1,38 @@
+"""A trained policy as a Hugging Face folder. `python -m grpo_jax.export --workdir=runs/x --out=DIR`."""
+import os
+
+from absl import flags
+import jax
+import ml_dtypes
+import numpy as np
+
+from grpo_jax import evaluate, program
+from grpo_jax.errors import BadInput
+from grpo_jax.models import hf
+
+DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
+
+
+def export(workdir, out, dtype):
+    """Writes the newest checkpoint's policy to the new folder `out`, in dtype 'float32' or 'bfloat16'."""
+    if os.path.exists(out):
+        raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
+    run = evaluate.reopen(workdir)
+    params = jax.device_get(evaluate.load_policy(run))
+    # a folder appears under its name only when it is whole
+    temporary = f'{os.path.normpath(out)}.writing'
+    hf.save(temporary, os.path.join(workdir, 'model'), params, run.c, DTYPES[dtype])
+    os.replace(temporary, out)
+
+
+def main():
+    """The command."""
+    export(flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.dtype)
+    print(f'wrote {flags.FLAGS.out}')
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+    flags.DEFINE_string('out', None, 'Folder to write; must not exist.', required=True)
+    flags.DEFINE_enum('dtype', 'float32', sorted(DTYPES), 'Of the written weights.')
+    program.run(main)

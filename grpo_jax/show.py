@@ -1,0 +1,33 @@
+"""The exact text and token ids that the model will see. `python -m grpo_jax.show --config=... [--prompts=4]`."""
+from absl import flags
+
+from grpo_jax import data, program
+from grpo_jax.models import hf
+
+
+def lines(config, count):
+    """Yields the lines to print for the first `count` prompts of step 0, and the tokens that end a completion."""
+    folder = hf.find(config.model.path)
+    tokenizer = hf.load_tokenizer(folder)
+    dataset = data.load(config.data, 'train', tokenizer)
+    stops = hf.stop_tokens(folder, tokenizer)
+    yield f'model {folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
+        f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops)
+    for index in data.indices(config.seed, 0, count, len(dataset.examples)):
+        example, ids = dataset.examples[index], dataset.tokens[index]
+        yield ''
+        yield f'example {example.id}, {len(ids)} of {config.data.max_prompt_tokens} tokens, answer {example.answer!r}'
+        yield f'text {tokenizer.decode(ids)!r}'
+        yield f'ids  {ids}'
+
+
+def main():
+    """The command."""
+    for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
+        print(line)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_integer('prompts', 4, 'How many prompts to show.', lower_bound=1)
+    program.define_flags(workdir=False)
+    program.run(main)

@@ -1,0 +1,23 @@
+"""Installs grpo_jax; configs/, launch/ and notebooks/ are used from a clone."""
+from setuptools import find_packages, setup
+
+setup(
+    name='grpo_jax',
+    version='0.1.0',
+    description='Group Relative Policy Optimization of language models in JAX',
+    license='Apache-2.0',
+    python_requires='>=3.11,<3.14',
+    packages=find_packages(include=['grpo_jax', 'grpo_jax.*']),
+    install_requires=[
+        'jax>=0.10', 'flax>=0.12', 'optax>=0.2.8', 'orbax-checkpoint>=0.12', 'transformers>=5.17', 'sentencepiece',
+        'safetensors', 'tensorflow-datasets>=4.9.10', 'array_record', 'ml-collections', 'absl-py', 'ml-dtypes', 'numpy',
+        'rich', 'tensorboardX',
+    ],
+    extras_require={
+        'tpu': ['jax[tpu]'],
+        'cuda': ['jax[cuda13]'],
+        # the exact torch: the newest one pulls gigabytes of CUDA libraries
+        'test': ['pytest', 'pytest-xdist', 'hypothesis', 'torch==2.13.0'],
+        'notebooks': ['jupyter', 'matplotlib'],
+    },
+)
