@@ -90,7 +90,7 @@ def get_config(preset='grpo'):
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
 
     _apply(config.algorithm, preset)
-    return config
+    return config.lock()  # a misspelt key in an experiment is an error
 
 
 def _optimizer(learning_rate):

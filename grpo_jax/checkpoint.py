@@ -13,12 +13,13 @@ def manager(workdir, *, keep):
     """CheckpointManager over workdir/checkpoints, keeping the newest `keep` steps; close() waits for writes."""
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True,
                                            cleanup_tmp_directories=True)
-    return ocp.CheckpointManager(os.path.abspath(os.path.join(workdir, 'checkpoints')), options=options)
+    return ocp.CheckpointManager(os.path.abspath(os.path.join(workdir, 'checkpoints')), options=options,
+                                 item_handlers=ocp.PyTreeCheckpointHandler())
 
 
 def save(checkpoints, state):
     """Starts writing a TrainState as the checkpoint of its step; returns before it is on disk."""
-    checkpoints.save(int(state.step), args=ocp.args.StandardSave(state))
+    checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state))
 
 
 def restore(checkpoints, abstract):
@@ -26,36 +27,31 @@ def restore(checkpoints, abstract):
 
     BadInput when the checkpoint's arrays are not those of the abstract state (another model).
     """
-    step = checkpoints.latest_step()
-    if step is None:
-        return None
-    _same_shapes(checkpoints.item_metadata(step), abstract, os.path.join(str(checkpoints.directory), str(step)))
-    return checkpoints.restore(step, args=ocp.args.StandardRestore(abstract))
+    return None if checkpoints.latest_step() is None else _restore(checkpoints, abstract, partial=False)
 
 
 def restore_params(checkpoints, abstract):
     """The parameters alone of the newest checkpoint, laid out as the abstract parameters; BadInput without one."""
-    step = checkpoints.latest_step()
-    if step is None:
+    if checkpoints.latest_step() is None:
         raise BadInput('checkpoint', str(checkpoints.directory), 'holds no finished checkpoint; train first')
-    saved = checkpoints.item_metadata(step)
-    _same_shapes(saved.params if hasattr(saved, 'params') else saved['params'], abstract, str(checkpoints.directory))
-    return checkpoints.restore(step, args=ocp.args.PyTreeRestore(
-        {'params': abstract}, restore_args=ocp.checkpoint_utils.construct_restore_args({'params': abstract}),
-        partial_restore=True))['params']
+    return _restore(checkpoints, {'params': abstract}, partial=True)['params']
 
 
-def _same_shapes(saved, abstract, path):
-    def shapes(tree):
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {_name(path): tuple(leaf.shape) for path, leaf in leaves}
-
-    wanted, there = shapes(abstract), shapes(saved)
-    wrong = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+def _restore(checkpoints, abstract, *, partial):
+    step = checkpoints.latest_step()
+    wanted, there = _shapes(abstract), _shapes(checkpoints.item_metadata(step).tree)
+    names = wanted.keys() if partial else wanted.keys() | there.keys()
+    wrong = sorted(name for name in names if wanted.get(name) != there.get(name))
     if wrong:
-        name = wrong[0]
-        raise BadInput('checkpoint', path, f'{name} has shape {there.get(name)} there and {wanted.get(name)} in this '
-                       'run: another model, optimizer or algorithm; use another --workdir')
+        raise BadInput('checkpoint', os.path.join(str(checkpoints.directory), str(step)),
+                       f'{wrong[0]} has shape {there.get(wrong[0])} there and {wanted.get(wrong[0])} in this run: '
+                       'another model, optimizer or algorithm; use another --workdir')
+    return checkpoints.restore(step, args=ocp.args.PyTreeRestore(
+        abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=partial))
+
+
+def _shapes(tree):
+    return {_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _name(path):

@@ -70,10 +70,7 @@ class Experiment(NamedTuple):
 
 
 def enter(config, workdir):
-    """Experiment of a config in a workdir, which then holds config.json and the model's folder without weights.
-
-    BadInput, before anything is written, for whatever does not fit.
-    """
+    """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim."""
     check(config)
     folder = hf.find(config.model.path)
     c, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
@@ -88,7 +85,7 @@ def enter(config, workdir):
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     scorer = rewards.make(config.reward)
-    _claim(config, workdir, folder)
+    _fits_workdir(config, workdir)
     return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, scorer)
 
 
@@ -120,8 +117,18 @@ def check(config):
             raise BadInput(name, value, f'must be at least {least}')
 
 
-def _claim(config, workdir, folder):
-    """Makes workdir this config's, or checks that it is."""
+def claim(ex):
+    """Makes the workdir this experiment's: config.json, and the model's folder without weights.
+
+    Called when everything else has been checked, so that a refused config leaves no trace.
+    """
+    os.makedirs(ex.workdir, exist_ok=True)
+    hf.copy_files(ex.folder, os.path.join(ex.workdir, 'model'))
+    checkpoint.write_json(os.path.join(ex.workdir, 'config.json'), ex.config.to_dict())
+
+
+def _fits_workdir(config, workdir):
+    """BadInput when workdir was begun with another config."""
     path = os.path.join(workdir, 'config.json')
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
@@ -133,9 +140,6 @@ def _claim(config, workdir, folder):
             if name.split('.')[0] not in FREE:
                 raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
             logging.warning('%s: was %r, now %r', name, old, new)
-    os.makedirs(workdir, exist_ok=True)
-    hf.copy_files(folder, os.path.join(workdir, 'model'))
-    checkpoint.write_json(path, config.to_dict())
 
 
 def _differences(old, new, prefix=''):

@@ -37,10 +37,13 @@ def run(main):
 def _parse(argv):
     """Command-line flags, with status 2 and one line for whatever is wrong with them."""
     try:
-        return flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
+        if 'config' in flags.FLAGS:
+            flags.FLAGS.config.lock()  # a config file that could not be loaded only says so when it is touched
+        return rest
     except BadInput as error:
         message = str(error)
     except (OSError, flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        message = ' '.join(str(error).split()) or type(error).__name__
     print(f'error: {message}', file=sys.stderr)
     sys.exit(2)

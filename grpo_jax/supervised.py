@@ -39,6 +39,7 @@ def run(config, workdir):
     learning = ex.learning(epochs=1, minibatches=1, microbatches=1, temperature=1.0)
     learner = placement.make_learner(ex.c, SFT, optimizer, ex.mesh, shapes, **learning)
     dataset, completions = demonstrations(ex)
+    experiment.claim(ex)
 
     checkpoints = checkpoint.manager(workdir, keep=1)
     state = checkpoint.restore(checkpoints, learner.state)

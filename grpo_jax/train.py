@@ -25,9 +25,10 @@ def run(config, workdir, algorithm=None):
     batches = functools.partial(data.batch, ex.load('train'), config.seed, shapes.prompts, shapes.queries, ex.pad_token)
     put = functools.partial(placement.put_rows, mesh=ex.mesh)
 
-    sample = placement.make_sampler(ex.c, ex.mesh, shapes, **ex.sampling())
     learner = placement.make_learner(ex.c, algorithm, optimizer, ex.mesh, shapes, **ex.learning())
+    sample = placement.make_sampler(ex.c, ex.mesh, shapes, **ex.sampling())
     evaluator = evaluate.make(ex, config.evaluation.samples)
+    experiment.claim(ex)
     placement.write_hashes(workdir, sample=sample, score=learner.score, update=learner.update)
 
     checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)

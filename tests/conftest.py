@@ -1,6 +1,7 @@
 """8 fake CPU devices, set before jax is imported; where the real inputs are; a tiny model."""
 import os
 import sys
+import tempfile
 
 os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -10,6 +11,10 @@ import jax
 import pytest
 
 from grpo_jax.models import transformer
+
+# the same small programs are compiled by many tests
+jax.config.update('jax_compilation_cache_dir', os.path.join(tempfile.gettempdir(), f'grpo_jax-tests-{jax.__version__}'))
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
 
 DATA = os.environ.get('GRPO_JAX_DATA', '../shared/data')
 

@@ -76,6 +76,7 @@ def compute_advantages(algorithm, rewards):
     max == min since float rounding would otherwise leak through a small eps.
     """
     rewards = np.asarray(rewards, np.float64)
+    rewards = np.where(np.isfinite(rewards), rewards, np.nan)  # an infinite reward would spoil its whole group
     filled_low = np.where(np.isfinite(rewards), rewards, np.inf).min(1)
     filled_high = np.where(np.isfinite(rewards), rewards, -np.inf).max(1)
     dead = ~(filled_high > filled_low)

@@ -11,7 +11,7 @@ from grpo_jax.types import Example
 
 
 def examples(split, *, digits, count, blurts, wrong):
-    """`count` distinct sums of two numbers of `digits` digits; train and test never share one.
+    """Up to `count` distinct sums of two numbers of `digits` digits; train and test never share one.
 
     A demonstration is a blurt, the bare answer, with probability `blurts`; a blurt has one digit changed
     with probability `wrong`. Else it adds column by column, from the right, and then states the answer.
@@ -19,7 +19,9 @@ def examples(split, *, digits, count, blurts, wrong):
     rng = np.random.default_rng((digits, split == 'test'))
     low, high = 10 ** (digits - 1), 10**digits
     found = {}
-    while len(found) < count:
+    for _ in range(50 * count):  # bounded: there may be fewer than `count` sums
+        if len(found) == count:
+            break
         a, b = (int(x) for x in rng.integers(low, high, 2))
         # a fixed tenth of all sums is held out, whatever the counts
         if (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test'):

@@ -76,6 +76,7 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, **learning):
         raise BadInput('learner.minibatches x microbatches', (learning['minibatches'], learning['microbatches']),
                        f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
                        'of whole groups; choose divisors')
+    _divides(mesh, 'data.prompts_per_step', shapes.prompts)
     _divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut)
     rows, replicated = sharding.rows(mesh), sharding.replicated(mesh)
     off_policy = learning['epochs'] * learning['minibatches'] > 1

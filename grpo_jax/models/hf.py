@@ -56,15 +56,15 @@ def load_config(folder):
     """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
     path = os.path.join(folder, 'config.json')
     if not os.path.isfile(path):
-        raise BadInput('model.path', folder, 'has no config.json')
+        raise BadInput('model.path', folder, 'has no config.json; give the folder that holds it beside the weights')
     try:
         with open(path, encoding='utf8') as file:
             family = json.load(file).get('model_type')
-        if family not in FAMILIES:
-            raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
-        hf = transformers.AutoConfig.from_pretrained(folder)
-    except (ValueError, OSError) as error:
-        raise BadInput(path, 'unreadable', f'{error}') from None
+        hf = transformers.AutoConfig.from_pretrained(folder) if family in FAMILIES else None
+    except Exception as error:  # transformers raises a different type for each way of being wrong
+        raise BadInput(path, 'unreadable', f'{error}; take it again from the published model') from None
+    if hf is None:
+        raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
     if hf.hidden_act != 'silu':
         raise BadInput(f'hidden_act in {path}', hf.hidden_act, 'only silu is supported')
     if family != 'llama' and hf.use_sliding_window:
@@ -77,6 +77,9 @@ def load_config(folder):
     if kind == 'yarn':
         rope['original_max_position_embeddings'] = (rope.get('original_max_position_embeddings')
                                                     or hf.max_position_embeddings)
+    if hf.num_attention_heads % hf.num_key_value_heads:
+        raise BadInput(f'num_key_value_heads in {path}', hf.num_key_value_heads,
+                       f'must divide num_attention_heads = {hf.num_attention_heads}')
     biased = family == 'qwen2' or hf.attention_bias
     return transformer.ModelConfig(
         vocab_size=hf.vocab_size, width=hf.hidden_size, layers=hf.num_hidden_layers,
@@ -94,7 +97,12 @@ def context_length(folder):
 
 
 def load_tokenizer(folder):
-    """The folder's tokenizer; BadInput when there is none."""
+    """The folder's tokenizer; BadInput when there is none.
+
+    A bare sentencepiece model is refused: without tokenizer_config.json, transformers guesses its prefix wrong.
+    """
+    if not any(os.path.isfile(os.path.join(folder, name)) for name in ('tokenizer.json', 'tokenizer_config.json')):
+        raise BadInput('model.path', folder, 'has neither tokenizer.json nor tokenizer_config.json; add them')
     try:
         return transformers.AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # tokenizers raises plain Exception for a malformed file
@@ -191,23 +199,29 @@ def _tensor_files(folder):
     single = os.path.join(folder, 'model.safetensors')
     if not os.path.isfile(single):
         raise BadInput('model.path', folder, 'has no model.safetensors; add the weights or set model.random_init=True')
+    with _open(single) as tensors:
+        return dict.fromkeys(tensors.keys(), single)
+
+
+def _open(path):
+    """A safetensors file; BadInput when it is absent, cut short or something else."""
     try:
-        with safe_open(single, 'np') as tensors:
-            return dict.fromkeys(tensors.keys(), single)
-    except SafetensorError as error:
-        raise BadInput('model.path', single, f'not a safetensors file ({error})') from None
+        return safe_open(path, 'np')
+    except (SafetensorError, OSError) as error:
+        raise BadInput('model.path', path, f'not a safetensors file ({error}); fetch it again') from None
 
 
 def _read(path, name):
     """A tensor as float32; through ml_dtypes, since numpy alone has no bfloat16."""
-    with safe_open(path, 'np') as tensors:
+    with _open(path) as tensors:
         return np.asarray(tensors.get_tensor(name)).astype(np.float32)
 
 
 def _to_ours(path, array, shape, name):
     """Hugging Face stores linear weights [out, in]; ours are [in, out] with heads split."""
     ours = array if array.ndim < 2 or path == 'embed' else array.T
-    if ours.size != np.prod(shape):
+    # the way back tells a transposed weight, which has as many numbers
+    if ours.size != np.prod(shape) or _to_theirs(path, ours.reshape(shape)).shape != array.shape:
         raise BadInput(name, array.shape, f'does not fit the shape {shape} that config.json gives')
     return ours.reshape(shape)
 

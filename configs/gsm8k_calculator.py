@@ -1,0 +1,34 @@
+"""Real GSM8K arithmetic: expressions like 48/2= from the calculator annotations, minutes on a CPU.
+
+    python -m grpo_jax.train --config=configs/gsm8k_calculator.py --workdir=runs/calculator
+
+Tested on expressions of the test split that the train split does not have.
+"""
+import os
+
+from configs import default
+
+
+def get_config(preset='dr_grpo'):
+    """Cold start on the annotated values, then reinforcement by the verifier."""
+    config = default.get_config(preset)
+    config.steps = 200
+    config.model.path = 'configs/models/characters'
+    config.model.random_init = True
+    config.data.name = 'gsm8k_calculator'
+    config.data.options = {'folder': os.path.join(default.DATA, 'math')}
+    config.data.prompts_per_step = 64
+    config.data.max_prompt_tokens = 16
+    config.rollout.group_size = 16
+    config.rollout.max_tokens = 8
+    config.algorithm.fixed_length = 8
+    config.supervised.steps = 1000
+    config.supervised.batch = 256
+    config.supervised.optimizer.learning_rate = 2e-3
+    config.supervised.optimizer.warmup = 20
+    config.supervised.optimizer.schedule = 'cosine'
+    config.optimizer.learning_rate = 3e-4
+    config.evaluation.prompts = 1434
+    config.evaluation.every = 50
+    config.checkpoint.every = 100
+    return config

@@ -1,0 +1,13 @@
+# Sourced by local.sh and test.sh: `install SPEC` makes .venv once and installs SPEC into it.
+# huge pages: the CPU backend frees and faults its temporaries at every step, 20 % of the time
+export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
+
+install() {
+  local python=${PYTHON:-python3}
+  if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
+    echo "error: $("$python" --version 2>&1) found; Python 3.11 to 3.13 is needed, set PYTHON" >&2
+    exit 2
+  fi
+  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$1"
+}

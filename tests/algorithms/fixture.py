@@ -1,0 +1,55 @@
+"""The worked example that every algorithm is held against: 2 prompts, 4 completions each, up to 5 tokens.
+
+Its numbers were computed with numpy in float64 by a separate program, to six decimals.
+"""
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import default
+from grpo_jax import algorithms
+from grpo_jax.types import Experience, Rollout
+
+_i, _t = np.meshgrid(np.arange(8), np.arange(5), indexing='ij')
+REWARDS = np.array([[1, 0, 0, 1], [1, 1, 1, 0]], np.float64)
+LENGTHS = np.array([2, 4, 3, 1, 5, 3, 2, 4])
+MASK = _t < LENGTHS[:, None]
+LOGPROBS = -0.2 - 0.1 * ((3 * _i + 2 * _t) % 7)
+OLD = LOGPROBS - 0.15 * ((_i + 2 * _t) % 5 - 2)
+REF = LOGPROBS + 0.1 * ((2 * _i + _t) % 3 - 1)
+SAMPLER = OLD + 0.9 * ((_i + _t) % 4 == 0) - 1.8 * ((_i + 2 * _t) % 7 == 3)
+
+ROUNDED = dict(rtol=0, atol=1.5e-6)  # the numbers are printed to six decimals; float32 adds a little
+PRESETS = ['grpo', 'dr_grpo', 'dapo', 'rloo']
+
+
+def algorithm(preset, **numbers):
+    """The preset's algorithm with some of its section's entries replaced."""
+    section = default.get_config(preset).algorithm
+    section.update(numbers)
+    return algorithms.make(section)
+
+
+def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, group_ids=None):
+    """An Experience whose tokens nobody reads."""
+    rows, length = mask.shape
+    group_ids = np.arange(rows) // 4 if group_ids is None else group_ids
+    rollout = Rollout(
+        tokens=jnp.zeros((rows, length + 1), jnp.int32), prompt_mask=jnp.ones((rows, 1), bool),
+        completion_mask=jnp.asarray(mask), logprobs=jnp.asarray(sampler, jnp.float32),
+        truncated=jnp.zeros(rows, bool), version=jnp.zeros(rows, jnp.int32))
+    return Experience(rollout=rollout, advantages=jnp.asarray(advantages), rewards=jnp.zeros(rows),
+                      old_logprobs=None if old is None else jnp.asarray(old, jnp.float32),
+                      ref_logprobs=jnp.asarray(ref, jnp.float32), group_ids=jnp.asarray(group_ids, jnp.int32))
+
+
+def worked(method, **changes):
+    """The example's Experience with the method's own advantages."""
+    return experience(algorithms.compute_advantages(method, REWARDS)[0], **changes)
+
+
+def loss_and_gradient(method, experience_, logprobs=LOGPROBS):
+    """(loss, gradient [B, C] in logprobs, metrics) through the public policy_loss."""
+    (loss, metrics), gradient = jax.value_and_grad(
+        lambda x: algorithms.policy_loss(method, x, experience_), has_aux=True)(jnp.asarray(logprobs, jnp.float32))
+    return float(loss), np.asarray(gradient), {name: float(x) for name, x in metrics.items()}

@@ -1,0 +1,291 @@
+"""Loss, gradient and metrics of policy_loss against hand numbers; then the traps of masks and extremes."""
+import fixture
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import algorithms
+
+BETA_0 = dict(kl='none', kl_coef=0.0)
+POLICY_GRADIENT = dict(surrogate='policy_gradient', weights='token_mean')
+PROMPT_MEAN = dict(weights='prompt_mean', advantage='group_mean')
+
+# preset, changes, loss, gradient of row 0, gradient of row 5, sum of |gradient|
+WORKED = {
+    'grpo': ('grpo', dict(std_ddof=0), .020633, [-.046063, -.0625], [-.017821, -.024231, .000159], .887197),
+    'grpo without kl': ('grpo', dict(std_ddof=0, **BETA_0), .020494,
+                        [-.046301, -.0625], [-.017821, -.024056, 0], .888099),
+    'dapo': ('dapo', dict(std_ddof=0), .245004, [-.030867, -.041667], [-.017821, -.024056, 0], .877270),
+    'dapo with dual clip': ('dapo', dict(std_ddof=0, surrogate='dual_clip', dual_clip=1.1), .209522,
+                            [-.030867, -.041667], [-.017821, -.024056, 0], .591351),
+    'dr_grpo': ('dr_grpo', dict(fixed_length=5), .071571, [-.009260, -.0125], [-.004630, -.006250, 0], .243222),
+    'rloo': ('rloo', {}, .048664, [-.061735, -.061735], [-.041667, -.041667, -.041667], 1.602344),
+    'reinforce': ('dr_grpo', POLICY_GRADIENT, -.054167, [-.020833, -.020833], [-.010417] * 3, .437500),
+}
+
+
+@pytest.fixture(params=WORKED)
+def case(request):
+    """(algorithm, loss, gradient of row 0, of row 5, sum of |gradient|)."""
+    preset, changes, *expected = WORKED[request.param]
+    return fixture.algorithm(preset, **changes), *expected
+
+
+@pytest.fixture(params=fixture.PRESETS)
+def method(request):
+    """The algorithm of each preset, with the example's row length."""
+    return fixture.algorithm(request.param, fixed_length=5)
+
+
+def test_loss_is_the_worked_number(case):
+    method, expected, *_ = case
+    assert fixture.loss_and_gradient(method, fixture.worked(method))[0] == pytest.approx(expected, abs=1.5e-6)
+
+
+def test_gradient_is_the_worked_one(case):
+    method, _, row_0, row_5, total = case
+    gradient = fixture.loss_and_gradient(method, fixture.worked(method))[1]
+    np.testing.assert_allclose(gradient[0, :2], row_0, **fixture.ROUNDED)
+    np.testing.assert_allclose(gradient[5, :3], row_5, **fixture.ROUNDED)
+    assert np.abs(gradient).sum() == pytest.approx(total, abs=5e-6)
+
+
+def test_prompt_mean_counts_each_prompt_once():
+    # the groups have 10 and 14 tokens: 1 / (2 * 10) and 1 / (2 * 14)
+    method = fixture.algorithm('dapo', **PROMPT_MEAN)
+    weights = np.asarray(method.weights(jnp.asarray(fixture.MASK), jnp.arange(8) // 4))
+    np.testing.assert_allclose(weights[:4], fixture.MASK[:4] / 20, rtol=1e-6)
+    np.testing.assert_allclose(weights[4:], fixture.MASK[4:] / 28, rtol=1e-6)
+
+
+def test_prompt_mean_with_reinforce_gives_the_hand_gradient():
+    # gradient -A w: row 0 -.5 / 20, row 5 -.25 / 28
+    method = fixture.algorithm('dapo', **PROMPT_MEAN, surrogate='policy_gradient')
+    gradient = fixture.loss_and_gradient(method, fixture.worked(method))[1]
+    np.testing.assert_allclose(gradient[0, :2], -.025, rtol=1e-6)
+    np.testing.assert_allclose(gradient[5, :3], -.25 / 28, rtol=1e-6)
+
+
+def test_prompt_mean_does_not_count_prompts_without_tokens():
+    method = fixture.algorithm('dapo', **PROMPT_MEAN)
+    mask = fixture.MASK & (np.arange(8) < 4)[:, None]
+    np.testing.assert_allclose(method.weights(jnp.asarray(mask), jnp.arange(8) // 4), mask / 10, rtol=1e-6)
+
+
+@pytest.mark.parametrize('weights', ['sequence_mean', 'token_mean', 'prompt_mean'])
+def test_means_have_weights_that_sum_to_one_without_the_empty_rows(weights):
+    method = fixture.algorithm('grpo', weights=weights)
+    mask = fixture.MASK & (np.arange(8) != 3)[:, None]
+    assert float(jnp.sum(method.weights(jnp.asarray(mask), jnp.arange(8) // 4))) == pytest.approx(1, abs=1e-6)
+
+
+def test_fixed_length_divides_by_rows_with_tokens():
+    # 7 rows have tokens: 1 / (5 * 7)
+    method = fixture.algorithm('dr_grpo', fixed_length=5)
+    mask = fixture.MASK & (np.arange(8) != 3)[:, None]
+    np.testing.assert_allclose(method.weights(jnp.asarray(mask), jnp.arange(8) // 4), mask / 35, rtol=1e-6)
+
+
+# on-policy: old == now
+
+@pytest.mark.parametrize('preset, expected', [('grpo', 0), ('dapo', .214779), ('dr_grpo', .0625), ('rloo', 0)])
+def test_on_policy_loss_is_the_mean_of_minus_advantage(preset, expected):
+    # sequence means of -A vanish since A sums to 0 in a group. dr_grpo: -1+2+1.5-.5-2.5+3 = 2.5, over 5 tokens * 8 rows
+    method = fixture.algorithm(preset, std_ddof=0, fixed_length=5, **BETA_0)
+    loss, _, metrics = fixture.loss_and_gradient(method, fixture.worked(method, old=None))
+    assert loss == pytest.approx(expected, abs=1.5e-6)
+    assert (metrics['clip_low_share'], metrics['clip_high_share'], metrics['kl_old']) == (0, 0, 0)
+    assert (metrics['ratio_mean'], metrics['ratio_max']) == (1, 1)
+
+
+def test_without_old_logprobs_everything_is_as_with_old_equal_to_now(method):
+    implicit = fixture.loss_and_gradient(method, fixture.worked(method, old=None))
+    explicit = fixture.loss_and_gradient(method, fixture.worked(method, old=fixture.LOGPROBS))
+    assert implicit[0] == explicit[0] and implicit[2] == explicit[2]
+    np.testing.assert_array_equal(implicit[1], explicit[1])
+
+
+@pytest.mark.parametrize('ratio', ['token', 'sequence_product'])
+@pytest.mark.parametrize('surrogate', ['clip', 'dual_clip', 'policy_gradient'])
+def test_on_policy_gradient_is_the_policy_gradient(ratio, surrogate):
+    # -A * weight, whatever the ratio and the surrogate. The product's gradient reaches every token of its row, and
+    # with sequence_mean the row's weights sum to 1 / 8, not to 1 / 8 / length each
+    method = fixture.algorithm('grpo', ratio=ratio, surrogate=surrogate, **BETA_0)
+    experience = fixture.worked(method, old=None)
+    gradient = fixture.loss_and_gradient(method, experience)[1]
+    weight = 1 / 8 / (fixture.LENGTHS[:, None] if ratio == 'token' or surrogate == 'policy_gradient' else 1)
+    expected = -np.asarray(experience.advantages) * weight * fixture.MASK
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_kl_is_zero_against_an_equal_reference():
+    method = fixture.algorithm('grpo')
+    loss, gradient, metrics = fixture.loss_and_gradient(method, fixture.worked(method, ref=fixture.LOGPROBS))
+    without = fixture.algorithm('grpo', **BETA_0)
+    plain = fixture.loss_and_gradient(without, fixture.worked(without))
+    assert metrics['kl_ref'] == 0 and loss == plain[0]
+    np.testing.assert_array_equal(gradient, plain[1])
+
+
+# metrics
+
+def test_metrics_are_the_hand_counts():
+    # of the 24 tokens: 12 with A > 0 in rows 0 3 4 5 6, 12 with A < 0 in rows 1 2 7. Read off the table of ratios:
+    # A > 0 and ratio 1.349859 > 1.2: (4, 0), (5, 2); A < 0 and ratio .740818 < .8: (1, 2)
+    method = fixture.algorithm('grpo')
+    metrics = fixture.loss_and_gradient(method, fixture.worked(method))[2]
+    ratios = np.exp((fixture.LOGPROBS - fixture.OLD)[fixture.MASK])
+    assert metrics['clip_high_share'] == pytest.approx(2 / 24)
+    assert metrics['clip_low_share'] == pytest.approx(1 / 24)
+    assert metrics['ratio_mean'] == pytest.approx(ratios.mean(), rel=1e-5)
+    assert metrics['ratio_max'] == pytest.approx(1.349859, abs=1e-6)
+    assert metrics['kl_old'] == pytest.approx(np.mean(1 / ratios - 1 + np.log(ratios)), abs=1e-6)
+    assert metrics['sampler_gap_max'] == pytest.approx(1.8, abs=1e-6)
+    gaps = np.abs(fixture.SAMPLER - fixture.OLD)[fixture.MASK]
+    assert metrics['sampler_gap_mean'] == pytest.approx(gaps.mean(), rel=1e-5)
+    assert metrics['sampler_gap_p99'] == pytest.approx(np.quantile(gaps, 0.99), rel=1e-5)
+    differences = (fixture.REF - fixture.LOGPROBS)[fixture.MASK]
+    assert metrics['kl_ref'] == pytest.approx(np.mean(np.exp(differences) - differences - 1), abs=1e-6)
+    assert metrics['kl_clamped_share'] == 0
+
+
+def test_clip_higher_keeps_ratios_that_clip_cuts():
+    # with clip_high .4 the two tokens at 1.349859 keep their gradient
+    method = fixture.algorithm('grpo', clip_high=.4)
+    assert fixture.loss_and_gradient(method, fixture.worked(method))[2]['clip_high_share'] == 0
+
+
+def test_entropy_bonus_pays_for_entropy():
+    # loss falls by coef * mean entropy under token_mean weights; gradient -coef / 24 at each of the 24 tokens
+    method = fixture.algorithm('dapo', regularizer='entropy_bonus', entropy_coef=.1)
+    plain = fixture.algorithm('dapo')
+    experience = fixture.worked(plain)
+    entropy = jnp.asarray(np.where(fixture.MASK, 1.5 + fixture.LOGPROBS, 1e30), jnp.float32)
+
+    def loss(entropy):
+        return algorithms.policy_loss(method, jnp.asarray(fixture.LOGPROBS, jnp.float32), experience, entropy)[0]
+
+    without = fixture.loss_and_gradient(plain, experience)[0]
+    mean = np.mean((1.5 + fixture.LOGPROBS)[fixture.MASK])
+    assert float(loss(entropy)) == pytest.approx(without - .1 * mean, abs=1e-6)
+    np.testing.assert_allclose(jax.grad(loss)(entropy), -.1 / 24 * fixture.MASK, rtol=1e-5)
+
+
+# masks and extremes
+
+@pytest.mark.parametrize('garbage', [1e30, -1e30, np.inf, np.nan])
+def test_values_at_masked_tokens_change_nothing(method, garbage):
+    clean = fixture.loss_and_gradient(method, fixture.worked(method))
+    spoilt = {name: np.where(fixture.MASK, x, garbage * sign) for name, x, sign in [
+        ('old', fixture.OLD, -1), ('ref', fixture.REF, 1), ('sampler', fixture.SAMPLER, 1)]}
+    dirty = fixture.loss_and_gradient(method, fixture.worked(method, **spoilt),
+                                      np.where(fixture.MASK, fixture.LOGPROBS, garbage))
+    assert dirty[0] == clean[0]
+    np.testing.assert_array_equal(dirty[1], clean[1])
+    assert dirty[2] == clean[2]
+
+
+def test_masked_tokens_have_no_gradient(case):
+    method = case[0]
+    gradient = fixture.loss_and_gradient(method, fixture.worked(method))[1]
+    assert np.all(gradient[~fixture.MASK] == 0)
+    assert np.any(gradient[fixture.MASK] != 0)
+
+
+@pytest.mark.parametrize('rows', [[3], [0, 1, 2, 3], range(8)])
+def test_rows_without_tokens_leave_loss_and_gradient_finite(method, rows):
+    mask = fixture.MASK.copy()
+    mask[list(rows)] = False
+    loss, gradient, metrics = fixture.loss_and_gradient(method, fixture.worked(method, mask=mask))
+    assert np.isfinite(loss) and np.all(np.isfinite(gradient))
+    assert all(np.isfinite(x) for name, x in metrics.items() if name != 'sampler_gap_p99' or mask.any())
+    if not mask.any():
+        assert loss == 0 and np.all(gradient == 0)
+
+
+def test_row_without_tokens_is_as_if_it_were_not_there(method):
+    mask = fixture.MASK.copy()
+    mask[3] = False
+    keep = np.arange(8) != 3
+    experience = fixture.worked(method, mask=mask)
+    shorter = fixture.experience(experience.advantages[keep], mask=mask[keep], old=fixture.OLD[keep],
+                                 ref=fixture.REF[keep], sampler=fixture.SAMPLER[keep],
+                                 group_ids=(np.arange(8) // 4)[keep])
+    full = fixture.loss_and_gradient(method, experience)
+    less = fixture.loss_and_gradient(method, shorter, fixture.LOGPROBS[keep])
+    assert full[0] == pytest.approx(less[0], abs=1e-6)
+    np.testing.assert_allclose(full[1][keep], less[1], atol=1e-7)
+
+
+@pytest.mark.parametrize('shift', [50., -50., 'mixed'])
+def test_far_off_log_ratios_stay_finite(case, shift):
+    # exp(50) squared overflows float32, and so does a product over a row of 5 tokens
+    method = case[0]
+    shift = np.where(np.arange(8)[:, None] % 2, 50., -50.) if shift == 'mixed' else shift
+    experience = fixture.worked(method, old=fixture.LOGPROBS - shift, ref=fixture.LOGPROBS + shift)
+    loss, gradient, metrics = fixture.loss_and_gradient(method, experience)
+    assert np.isfinite(loss) and np.all(np.isfinite(gradient))
+    assert np.all(np.isfinite(list(metrics.values())))
+
+
+def test_clip_has_no_gradient_beyond_its_bound_and_full_gradient_on_the_other_side():
+    # A > 0: ratio e^3 cut, e^-3 not; A < 0: the other way round. Rows of one token, G = 4
+    method = fixture.algorithm('grpo', **BETA_0)
+    old = np.array([[-3.], [3.], [-3.], [3.]])
+    gradient = fixture.loss_and_gradient(
+        method, fixture.experience(np.array([[1.], [1.], [-1.], [-1.]]), mask=np.ones((4, 1), bool), old=old,
+                                   ref=old, sampler=old), np.zeros((4, 1)))[1]
+    np.testing.assert_allclose(gradient[:, 0], [0, -np.exp(-3) / 4, np.exp(3) / 4, 0], rtol=1e-5)
+
+
+def test_advantages_and_old_logprobs_are_not_differentiated(method):
+    def loss(advantages, old):
+        experience = fixture.worked(method).replace(advantages=advantages, old_logprobs=old)
+        return algorithms.policy_loss(method, jnp.asarray(fixture.LOGPROBS, jnp.float32), experience)[0]
+
+    gradients = jax.grad(loss, (0, 1))(jnp.ones((8, 1)), jnp.asarray(fixture.OLD, jnp.float32))
+    assert all(np.all(np.asarray(g) == 0) for g in gradients)
+
+
+def test_order_of_rows_does_not_matter(case):
+    method = case[0]
+    order = np.array([5, 2, 7, 0, 3, 6, 1, 4])
+    plain = fixture.worked(method)
+    shuffled = jax.tree.map(lambda x: x[order], plain)
+    before = fixture.loss_and_gradient(method, plain)
+    after = fixture.loss_and_gradient(method, shuffled, fixture.LOGPROBS[order])
+    assert before[0] == pytest.approx(after[0], abs=1e-6)
+    np.testing.assert_allclose(before[1][order], after[1], atol=1e-7)
+    assert before[2] == pytest.approx(after[2], abs=1e-6)
+
+
+def test_padding_to_the_right_does_not_matter(case):
+    method = case[0]
+
+    def pad(x, value=-7.):
+        return np.pad(x, ((0, 0), (0, 3)), constant_values=value)
+
+    before = fixture.loss_and_gradient(method, fixture.worked(method))
+    after = fixture.loss_and_gradient(
+        method, fixture.worked(method, mask=pad(fixture.MASK, False), old=pad(fixture.OLD, 3.), ref=pad(fixture.REF),
+                               sampler=pad(fixture.SAMPLER)), pad(fixture.LOGPROBS))
+    assert before[0] == pytest.approx(after[0], abs=1e-6)
+    np.testing.assert_allclose(after[1], pad(before[1], 0), atol=1e-7)
+    assert before[2] == pytest.approx(after[2], abs=1e-6)
+
+
+def test_dead_group_gives_no_gradient_without_a_kl():
+    method = fixture.algorithm('grpo', **BETA_0)
+    advantages, dead = algorithms.compute_advantages(method, np.array([[.7] * 4, [1, 1, 1, 0]]))
+    gradient = fixture.loss_and_gradient(method, fixture.experience(advantages))[1]
+    assert dead.tolist() == [True, False]
+    assert np.all(gradient[:4] == 0) and np.any(gradient[4:] != 0)
+
+
+def test_advantages_by_token_are_accepted(method):
+    experience = fixture.worked(method)
+    spread = experience.replace(advantages=jnp.broadcast_to(experience.advantages, (8, 5)))
+    by_row, by_token = fixture.loss_and_gradient(method, experience), fixture.loss_and_gradient(method, spread)
+    assert by_row[0] == by_token[0]
+    np.testing.assert_array_equal(by_row[1], by_token[1])

@@ -1,0 +1,159 @@
+"""The same numbers on every mesh of 8 fake devices, with weights and moments really cut up."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs import default
+from grpo_jax import algorithms
+from grpo_jax.distributed import mesh as meshes
+from grpo_jax.distributed import placement, sharding
+from grpo_jax.errors import BadInput
+from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.models import transformer
+from grpo_jax.types import Prompts, TrainState
+
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2)]
+SHAPES = placement.Shapes(prompts=8, group_size=2, queries=5, tokens=6)
+MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
+
+
+def make_mesh(shape):
+    return meshes.make(dict(zip(meshes.AXES, shape, strict=True)))
+
+
+def make_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2):
+    method = algorithms.make(default.get_config('dr_grpo').algorithm)
+    return placement.make_learner(c, method, MOMENTUM, mesh, shapes, dtype=jnp.float32, epochs=1,
+                                  minibatches=minibatches, microbatches=microbatches, temperature=1.0, chunk=16,
+                                  remat=False)
+
+
+def learn(tiny, experience, shape):
+    """(state, metrics) after one update on a mesh of that shape."""
+    c, params = tiny
+    mesh = make_mesh(shape)
+    learner = make_learner(c, mesh)
+    state = learner.initial(jax.device_put(params, sharding.params(c, mesh)))
+    on_policy = experience.replace(old_logprobs=None, ref_logprobs=None)
+    return learner.update(state, placement.put_rows(on_policy, mesh))
+
+
+def sample(tiny, shape):
+    """A Rollout by a mesh of that shape."""
+    c, params = tiny
+    mesh = make_mesh(shape)
+    rng = np.random.default_rng(0)
+    mask = np.arange(5) >= 4 - np.arange(8)[:, None] % 5
+    tokens = np.where(mask, rng.integers(2, 64, (8, 5)), 0).astype(np.int32)
+    prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
+    sampler = placement.make_sampler(c, mesh, SHAPES, dtype=jnp.float32, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0,
+                                     stop_tokens=(1, 2, 3, 4), pad_token=0)
+    params = jax.device_put(params, sharding.params(c, mesh))
+    return sampler(params, placement.put_rows(prompts, mesh), jax.random.key(0), jnp.int32(0))
+
+
+@pytest.fixture(scope='module')
+def learned_alone(tiny, wide_experience):
+    return jax.device_get(learn(tiny, wide_experience, (1, 1, 1)))
+
+
+@pytest.fixture(scope='module', params=MESHES, ids=str)
+def learned(request, tiny, wide_experience):
+    """(mesh shape, state, metrics)."""
+    return request.param, *learn(tiny, wide_experience, request.param)
+
+
+@pytest.fixture(scope='module')
+def sampled_alone(tiny):
+    return jax.device_get(sample(tiny, (1, 1, 1)))
+
+
+def test_loss_and_metrics_are_those_of_one_device(learned, learned_alone, assert_close):
+    assert_close(learned[2], learned_alone[1], atol=1e-5)
+
+
+def test_gradient_is_that_of_one_device(learned, learned_alone, assert_close):
+    gradient, alone = (optax.tree_utils.tree_get(state.opt_state, 'trace') for state in (learned[1], learned_alone[0]))
+    assert float(optax.global_norm(alone)) > 0.01
+    assert_close(gradient, alone, atol=1e-6)
+
+
+def test_parameters_and_moments_lie_in_shards(learned, tiny):
+    shape, state, _ = learned
+    sizes = dict(zip(meshes.AXES, shape, strict=True))
+
+    def check(param, *arrays):
+        cut = int(np.prod([sizes[axis] for axis in param.axes if axis], dtype=int))
+        for array in arrays:
+            assert {shard.data.size for shard in array.addressable_shards} == {array.size // cut}
+            assert len(array.addressable_shards) == 8
+
+    jax.tree.map(check, transformer.param_table(tiny[0]), state.params,
+                 optax.tree_utils.tree_get(state.opt_state, 'trace'),
+                 is_leaf=lambda node: isinstance(node, transformer.Param))
+
+
+@pytest.mark.parametrize('shape', MESHES, ids=str)
+def test_sampled_tokens_are_those_of_one_device(shape, tiny, sampled_alone):
+    rollout = sample(tiny, shape)
+    assert len(rollout.tokens.sharding.device_set) == 8
+    np.testing.assert_array_equal(rollout.tokens, sampled_alone.tokens)
+    np.testing.assert_array_equal(rollout.completion_mask, sampled_alone.completion_mask)
+    np.testing.assert_allclose(rollout.logprobs, sampled_alone.logprobs, atol=1e-5)
+
+
+def test_sampled_rows_end_at_different_places(sampled_alone):
+    # or the comparison above would say little
+    assert len(set(sampled_alone.completion_mask.sum(1).tolist())) > 2
+
+
+def test_adamw_moments_and_reference_lie_like_the_parameters(tiny):
+    c, params = tiny
+    mesh, optimizer = make_mesh((2, 2, 2)), optimizers.make(default.get_config().optimizer, 10)
+    abstract = jax.eval_shape(lambda p: TrainState(jnp.int32(0), p, optimizer.init(p), p, {'bad_steps': jnp.int32(0)}),
+                              params)
+    layout = sharding.state(abstract, optimizer, c, mesh)
+    expected = sharding.params(c, mesh)
+    for name in ('mu', 'nu'):
+        assert optax.tree_utils.tree_get(layout.opt_state, name) == expected
+    assert layout.params == expected and layout.ref_params == expected
+    assert layout.step == layout.aux['bad_steps'] == sharding.replicated(mesh)
+
+
+def test_mesh_of_more_devices_than_there_are_is_refused():
+    with pytest.raises(BadInput, match=r"^mesh = .*'data': 4.*: needs 16 devices and 8 are here; lower an axis"):
+        make_mesh((4, 2, 2))
+
+
+def test_mesh_axis_below_one_is_refused():
+    with pytest.raises(BadInput, match='every axis must be at least 1'):
+        make_mesh((0, 1, 1))
+
+
+@pytest.mark.parametrize('shape, message', [
+    # 2 key heads do not split over 4; width 32 does not split over 3
+    ((1, 1, 4), r'^mesh.tensor = 4: does not divide layers/wk, shape \(2, 32, 2, 8\); the nearest size that does is 2'),
+    ((1, 3, 1), r'^mesh.fsdp = 3: does not divide embed, shape \(64, 32\); the nearest size that does is 2'),
+])
+def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, shape, message):
+    with pytest.raises(BadInput, match=message):
+        sharding.params(tiny[0], make_mesh(shape))
+
+
+def test_prompts_that_do_not_divide_over_the_mesh_are_refused(tiny):
+    with pytest.raises(BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; the next one is 8'):
+        placement.make_sampler(tiny[0], make_mesh((2, 2, 1)), SHAPES._replace(prompts=6), dtype=jnp.float32)
+
+
+def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(tiny):
+    with pytest.raises(BadInput, match=r'^rows of a microbatch = 4: must be a multiple of .* = 8; the next one is 8'):
+        make_learner(tiny[0], make_mesh((2, 4, 1)), microbatches=4)
+
+
+@pytest.mark.parametrize('minibatches, microbatches', [(3, 1), (16, 1), (1, 3), (8, 4)])
+def test_cuts_that_do_not_divide_the_batch_are_refused(tiny, minibatches, microbatches):
+    # 16 minibatches would halve groups
+    with pytest.raises(BadInput, match=r'^learner.minibatches x microbatches = .* does not cut 8 prompts of 2'):
+        make_learner(tiny[0], make_mesh((1, 1, 1)), minibatches=minibatches, microbatches=microbatches)

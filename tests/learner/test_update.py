@@ -1,0 +1,223 @@
+"""The update: cutting a batch changes nothing, bad numbers change nothing, and the optimizer's schedule."""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs import default
+from grpo_jax import algorithms, learner
+from grpo_jax.errors import BadInput
+from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.types import TrainState
+
+SECTION = default.get_config('grpo').algorithm
+SECTION.weights = 'prompt_mean'  # the weights that hang on most of the batch
+METHOD = algorithms.make(SECTION)
+SGD = optax.sgd(0.1)
+SIX_UPDATES = dict(optimizer=optimizers.make(default.get_config().optimizer, 10), epochs=3, minibatches=2)
+
+
+def start(tiny, optimizer):
+    params = tiny[1]
+    return TrainState(jnp.int32(3), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
+
+
+@pytest.fixture(scope='module')
+def run(tiny):
+    """run(experience, ...) -> (state before, state after, metrics); programs are compiled once a variant."""
+    @functools.cache
+    def program(method, optimizer, epochs, minibatches, microbatches):
+        return jax.jit(lambda state, experience: learner.update(
+            state, experience, tiny[0], method, optimizer, group_size=2, epochs=epochs, minibatches=minibatches,
+            microbatches=microbatches, temperature=1.0, chunk=16, remat=False, dtype=jnp.float32))
+
+    def call(experience, *, method=METHOD, optimizer=SGD, epochs=1, minibatches=1, microbatches=1, state=None):
+        state = start(tiny, optimizer) if state is None else state
+        return state, *program(method, optimizer, epochs, minibatches, microbatches)(state, experience)
+
+    return call
+
+
+def unchanged(before, after):
+    """Whether two trees of arrays have the same bits."""
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes()
+               for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+
+
+def test_microbatches_change_nothing(run, experience, assert_close):
+    # rows of 1 to 6 tokens: averaging the microbatches' own means would be wrong by far more than 1e-6
+    _, whole, metrics = run(experience)
+    _, cut, cut_metrics = run(experience, microbatches=4)
+    assert_close(cut.params, whole.params)
+    assert_close(cut_metrics, metrics)
+
+
+def test_update_moves_every_parameter(run, experience):
+    before, after, metrics = run(experience)
+    assert not any(map(unchanged, jax.tree.leaves(before.params), jax.tree.leaves(after.params)))
+    assert (int(after.step), int(after.aux['bad_steps']), float(metrics['finite'])) == (4, 0, 1)
+
+
+def test_update_descends_the_gradient_of_policy_loss(tiny, run, experience, assert_close):
+    # the same thing written out: logprobs of the model, policy_loss, one step of gradient descent
+    c, params = tiny
+
+    def loss(params):
+        logprobs, entropy = learner.completion_logprobs(params, experience.rollout, c, temperature=1.0, chunk=64,
+                                                        remat=False)
+        return algorithms.policy_loss(METHOD, logprobs, experience, jax.lax.stop_gradient(entropy))
+
+    (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    _, after, found = run(experience)
+    assert_close(after.params, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient))
+    assert float(found['loss']) == pytest.approx(float(value), abs=1e-6)
+    assert float(found['grad_norm']) == pytest.approx(float(optax.global_norm(gradient)), rel=1e-5)
+    assert_close({name: found[name] for name in metrics}, metrics)
+    assert set(found) - set(metrics) == {'loss', 'grad_norm', 'finite'}
+
+
+def test_minibatches_hold_whole_groups(run, experience):
+    seen = []
+
+    def spy(mask, group_ids):
+        jax.debug.callback(lambda ids: seen.append(ids.tolist()), group_ids)
+        return METHOD.weights(mask, group_ids)
+
+    _, after, _ = run(experience, method=METHOD._replace(weights=spy), minibatches=2)
+    jax.block_until_ready(after)
+    jax.effects_barrier()
+    first, second = seen
+    assert sorted(first + second) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert all(ids.count(group) == 2 for ids in seen for group in ids)
+
+
+def counts(state):
+    """The optimizer's counts of updates: Adam's and the schedule's."""
+    return [int(x) for _, x in optax.tree_utils.tree_get_all_with_path(state.opt_state, 'count')]
+
+
+def test_every_minibatch_of_every_epoch_is_one_optimizer_update(run, experience):
+    _, after, _ = run(experience, **SIX_UPDATES)
+    assert counts(after) == [6, 6]
+    assert int(after.step) == 4  # of the loop
+
+
+def test_two_epochs_are_two_updates_on_the_same_experience(run, experience, assert_close):
+    _, first, first_metrics = run(experience)
+    _, second, second_metrics = run(experience, state=first)
+    _, both, metrics = run(experience, epochs=2)
+    assert_close(both.params, second.params)
+    assert float(metrics['loss']) == pytest.approx(float(first_metrics['loss'] + second_metrics['loss']) / 2, abs=1e-6)
+    assert float(metrics['ratio_max']) == pytest.approx(
+        max(float(first_metrics['ratio_max']), float(second_metrics['ratio_max'])), rel=1e-6)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_update_that_is_not_finite_is_skipped_and_counted(run, experience, bad):
+    warm = run(experience, **SIX_UPDATES)[1]  # moments that are not zero
+    poisoned = experience.replace(advantages=experience.advantages.at[::2].set(bad))  # a row of every group
+    before, after, metrics = run(poisoned, state=warm, **SIX_UPDATES)
+    assert unchanged((before.params, before.opt_state), (after.params, after.opt_state))
+    assert (int(after.aux['bad_steps']), int(after.step), float(metrics['finite'])) == (6, 5, 0)
+
+
+def test_finite_loss_with_an_infinite_gradient_is_skipped(run, experience):
+    # on-policy the ratio is exactly 1; the square root there has value 0 and slope infinity
+    method = METHOD._replace(surrogate=lambda ratio, advantages, logprobs: jnp.sqrt(ratio - 1), kl_coef=0.0)
+    before, after, metrics = run(experience.replace(old_logprobs=None), method=method)
+    assert float(metrics['loss']) == 0 and not np.isfinite(metrics['grad_norm'])
+    assert int(after.aux['bad_steps']) == 1 and unchanged(before.params, after.params)
+
+
+def test_only_the_minibatch_that_is_not_finite_is_skipped(run, experience):
+    poisoned = experience.replace(advantages=experience.advantages.at[:2].set(np.nan))
+    before, after, metrics = run(poisoned, **SIX_UPDATES)  # one of two minibatches, in each of three epochs
+    assert (int(after.aux['bad_steps']), float(metrics['finite']), counts(after)) == (3, 0.5, [3, 3])
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(after.params))
+    assert not unchanged(before.params, after.params)
+
+
+def test_tokens_after_a_completion_do_not_matter(run, experience, assert_close):
+    rollout = experience.rollout
+    spoilt = jnp.concatenate([rollout.tokens[:, :5], jnp.where(rollout.completion_mask, rollout.tokens[:, 5:], 11)], 1)
+    _, plain, metrics = run(experience)
+    _, after, spoilt_metrics = run(experience.replace(rollout=rollout.replace(tokens=spoilt)))
+    assert_close(after.params, plain.params, atol=1e-7)
+    assert_close(spoilt_metrics, metrics)
+
+
+def test_masked_completion_gives_no_gradient(run, experience, assert_close):
+    # a group left out of the mask, as dead_groups = drop does: its advantages and tokens may then be anything
+    rollout = experience.rollout.replace(completion_mask=experience.rollout.completion_mask.at[2:4].set(False))
+    _, plain, _ = run(experience.replace(rollout=rollout))
+    other = experience.replace(rollout=rollout.replace(tokens=rollout.tokens.at[2:4].set(7)),
+                               advantages=experience.advantages.at[2:4].set(100.0))
+    _, after, _ = run(other)
+    assert_close(after.params, plain.params, atol=1e-7)
+
+
+def test_batch_without_tokens_changes_nothing(run, experience):
+    empty = experience.rollout.replace(completion_mask=jnp.zeros_like(experience.rollout.completion_mask))
+    before, after, metrics = run(experience.replace(rollout=empty))
+    assert (float(metrics['loss']), float(metrics['grad_norm']), int(after.aux['bad_steps'])) == (0, 0, 0)
+    assert unchanged(before.params, after.params)
+
+
+# the optimizer
+
+def optimizer_section(**changes):
+    section = default.get_config().optimizer
+    section.update(changes)
+    return section
+
+
+@pytest.mark.parametrize('kind, warmup, expected', [
+    # 10 updates, peak 2: warm-up counts from peak / warmup, so that no update is without effect
+    ('constant', 0, {0: 2, 5: 2, 10: 2}),
+    ('constant', 1, {0: 2, 1: 2, 9: 2}),
+    ('constant', 4, {0: .5, 1: 1, 2: 1.5, 3: 2, 4: 2, 9: 2}),
+    ('linear', 0, {0: 2, 5: 1, 10: 0}),
+    ('linear', 2, {0: 1, 1: 2, 2: 2, 6: 1, 10: 0}),
+    ('cosine', 2, {0: 1, 2: 2, 4: 1 + np.cos(np.pi / 4), 6: 1, 10: 0}),
+])
+def test_schedule_warms_up_and_then_decays(kind, warmup, expected):
+    rate = optimizers.schedule(optimizer_section(schedule=kind, warmup=warmup, learning_rate=2.0), 10)
+    for update, value in expected.items():
+        assert float(rate(update)) == pytest.approx(value, abs=1e-6), update
+
+
+def test_unknown_schedule_is_refused_with_the_choices():
+    with pytest.raises(BadInput, match=r"optimizer.schedule = 'step': choose one of constant, cosine, linear"):
+        optimizers.make(optimizer_section(schedule='step'), 10)
+
+
+@pytest.mark.parametrize('scale, norm', [(1.0, 0.5), (0.01, 0.05)])
+def test_gradient_is_clipped_to_its_global_norm(scale, norm):
+    # gradients (3, 4) have norm 5; Adam's first moment after one update is (1 - b1) times what came through the clip
+    optimizer = optimizers.make(optimizer_section(max_grad_norm=0.5, b1=0.9), 10)
+    params = {'a': jnp.zeros(1), 'b': jnp.zeros(1)}
+    gradient = {'a': 3 * scale * jnp.ones(1), 'b': 4 * scale * jnp.ones(1)}
+    _, state = optimizer.update(gradient, optimizer.init(params), params)
+    moments = optax.tree_utils.tree_get(state, 'mu')
+    np.testing.assert_allclose([moments['a'][0], moments['b'][0]], [0.06 * norm, 0.08 * norm], rtol=1e-5)
+
+
+def test_first_update_is_adamw_by_hand():
+    # bias correction makes the first step learning_rate * (g / |g| + weight_decay * p) = .1 * (1 + .5 * 2)
+    optimizer = optimizers.make(optimizer_section(learning_rate=0.1, weight_decay=0.5, eps=1e-12), 10)
+    params = jnp.array([2.0])
+    changes, _ = optimizer.update(jnp.array([0.3]), optimizer.init(params), params)
+    np.testing.assert_allclose(changes, [-0.2], rtol=1e-5)
+
+
+def test_learning_rate_follows_the_schedule_by_update():
+    optimizer = optimizers.make(optimizer_section(learning_rate=1.0, warmup=4, eps=1e-12), 10)
+    params = jnp.array([0.0])
+    state, steps = optimizer.init(params), []
+    for _ in range(5):
+        change, state = optimizer.update(jnp.array([0.5]), state, params)
+        steps.append(-float(change[0]))
+    np.testing.assert_allclose(steps, [.25, .5, .75, 1, 1], rtol=1e-4)  # a constant gradient: Adam steps by the rate

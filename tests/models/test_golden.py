@@ -1,0 +1,131 @@
+"""Real checkpoints and tokenizers: the numbers and ids that others computed."""
+import functools
+import importlib
+import json
+import os
+import shutil
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_hf import load
+from test_transformer import logits
+
+from grpo_jax import data, sampler
+from grpo_jax.models import hf
+from grpo_jax.types import Prompts
+
+
+@pytest.fixture(scope='module', params=['stories260K', 'babyllama-361'])
+def story(real, request):
+    """A trained model: folder, c, params, golden (the arrays of golden.npz)."""
+    folder = os.path.join(real, 'models', request.param)
+    c, params = load(folder)
+    return types.SimpleNamespace(folder=folder, c=c, params=params, golden=np.load(os.path.join(folder, 'golden.npz')))
+
+
+def of_one_row(story, ids):
+    return logits(story.params, ids[None], np.ones((1, len(ids)), bool), story.c)[0]
+
+
+def test_the_text_becomes_the_golden_ids(story):
+    ids = hf.load_tokenizer(story.folder).encode(str(story.golden['text']))
+    assert ids == story.golden['input_ids'].tolist()
+
+
+def test_logits_of_a_trained_model_are_reproduced(story):
+    np.testing.assert_allclose(of_one_row(story, story.golden['input_ids']), story.golden['logits'], atol=1e-4)
+
+
+def test_each_greedy_token_is_the_argmax_after_those_before_it(story):
+    prompt, greedy = story.golden['prompt_ids'], story.golden['greedy_ids']
+    assert greedy[:len(prompt)].tolist() == prompt.tolist()  # greedy_ids begin with the prompt
+    best = jnp.argmax(of_one_row(story, greedy[:-1]), -1)
+    assert best[len(prompt) - 1:].tolist() == greedy[len(prompt):].tolist()
+
+
+def greedy_rollout(story, columns, group_size):
+    """The Rollout at temperature 0 of the golden prompt, left-padded to `columns`."""
+    prompt, greedy = story.golden['prompt_ids'], story.golden['greedy_ids']
+    padding = columns - len(prompt)
+    prompts = Prompts(jnp.pad(prompt, (padding, 0))[None], (jnp.arange(columns) >= padding)[None], jnp.array([7]))
+    keys = sampler.row_keys(jax.random.key(0), jnp.int32(0), prompts.ids, group_size)
+    generate = functools.partial(
+        sampler.generate, version=jnp.int32(0), c=story.c, group_size=group_size, max_tokens=len(greedy) - len(prompt),
+        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0,
+        stop_tokens=hf.stop_tokens(story.folder, hf.load_tokenizer(story.folder)), pad_token=0)
+    return jax.jit(generate)(story.params, prompts, keys)
+
+
+def test_the_sampler_at_temperature_zero_writes_the_golden_story(story):
+    prompt, greedy = story.golden['prompt_ids'], story.golden['greedy_ids']
+    rollout = greedy_rollout(story, columns=len(prompt) + 3, group_size=2)
+    assert jnp.all(rollout.completion_mask)
+    for row in range(2):
+        assert rollout.tokens[row, 3:].tolist() == greedy.tolist()
+    # its logprobs are the forward pass's
+    scores = jax.nn.log_softmax(of_one_row(story, greedy[:-1]))[len(prompt) - 1:]
+    expected = jnp.take_along_axis(scores, greedy[len(prompt):, None], -1)[:, 0]
+    np.testing.assert_allclose(rollout.logprobs[0], expected, atol=1e-4)
+
+
+# tokenizers
+
+
+@pytest.fixture(scope='module')
+def qwen3(real, tmp_path_factory):
+    """Qwen3's tokenizer, from a folder assembled of vocab.json, merges.txt and tokenizer_config.json."""
+    folder = tmp_path_factory.mktemp('qwen3')
+    parts = os.path.join(real, 'tokenizers', 'qwen2.5')
+    config = os.path.join(real, 'tokenizers', 'qwen3', 'tokenizer_config.json')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(os.path.join(real, 'tools'))
+        tool = importlib.import_module('qwen_tokenizer')
+    with open(os.path.join(parts, 'vocab.json'), encoding='utf8') as file:
+        vocab = json.load(file)
+    with open(config, encoding='utf8') as file:
+        built = tool.build(vocab, tool.read_merges(os.path.join(parts, 'merges.txt')), json.load(file))
+    (folder / 'tokenizer.json').write_text(json.dumps(built, ensure_ascii=False), encoding='utf8')
+    shutil.copy(config, folder)
+    return hf.load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize('special', [False, True])
+def test_qwen3_ids_are_the_published_ones(real, qwen3, special):
+    with open(os.path.join(real, 'tokenizers', 'golden.jsonl'), encoding='utf8') as file:
+        rows = [row for row in map(json.loads, file) if row['tokenizer'] == 'qwen3']
+    assert len(rows) == 35
+    # Qwen adds no special token, so that both ways of asking must agree
+    wrong = [row['input'] for row in rows
+             if qwen3.encode(row['input'], add_special_tokens=special) != row['input_ids']]
+    assert not wrong
+
+
+@pytest.mark.parametrize(('system', 'before'), [
+    ('', ''), ('Be brief.', '<|im_start|>system\nBe brief.<|im_end|>\n')])
+def test_a_chat_prompt_is_one_rendering_of_the_template(qwen3, system, before):
+    ids = data.encode_prompt(qwen3, '2+2', chat=True, system=system, template='What is {prompt}?')
+    assert qwen3.decode(ids) == f'{before}<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n'
+    # the markers are tokens and not text that looks like them
+    assert ids.count(151644) == (3 if system else 2) and ids.count(151645) == (2 if system else 1)
+
+
+def test_a_template_that_begins_with_bos_gives_one_bos(real):
+    tokenizer = hf.load_tokenizer(os.path.join(real, 'models', 'stories260K'))
+    assert tokenizer.encode('Hi')[0] == tokenizer.bos_token_id == 1  # this tokenizer adds it by itself
+    tokenizer.chat_template = '{{ bos_token }}{{ messages[0].content }}'
+    ids = data.encode_prompt(tokenizer, 'Hi', chat=True, system='', template='{prompt}')
+    assert ids.count(1) == 1 and ids[0] == 1
+
+
+def test_a_plain_prompt_stays_open_after_one_bos(real):
+    tokenizer = hf.load_tokenizer(os.path.join(real, 'models', 'stories260K'))
+    ids = data.encode_prompt(tokenizer, 'upon', chat=False, system='', template='Once {prompt} a time')
+    assert ids == tokenizer.encode('Once upon a time') and ids[0] == 1 and tokenizer.eos_token_id not in ids
+
+
+def test_stories_stop_at_either_end_token(real):
+    folder = os.path.join(real, 'models', 'stories260K')
+    assert hf.stop_tokens(folder, hf.load_tokenizer(folder)) == (1, 2)  # generation_config.json names both

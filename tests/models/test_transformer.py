@@ -1,0 +1,229 @@
+"""The decoder against itself: cache, padding, layers, chunks and remat change nothing."""
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax.models import attention, transformer
+
+# whole functions, compiled once a shape and without optimizing: compiling is nearly all that these tests do
+jit = functools.partial(jax.jit, compiler_options=dict(
+    xla_backend_optimization_level=0, xla_llvm_disable_expensive_passes=True))
+forward = jit(transformer.forward, static_argnums=4, static_argnames='remat')
+
+
+@functools.partial(jit, static_argnums=3)
+def logits(params, tokens, mask, c):
+    """Logits f32[B, T, V] of whole rows, without a cache."""
+    hidden, _ = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c)
+    return transformer.unembed(params, hidden, c)
+
+
+@pytest.fixture(scope='module')
+def full(tiny):
+    """(ModelConfig, params) with weights that tiny lacks, drawn from tiny's key."""
+    c = dataclasses.replace(tiny[0], out_bias=True, mlp_bias=True, tie_embeddings=False)
+    return c, transformer.init(jax.random.key(0), c)
+
+
+def two_rows():
+    """(tokens i32[2, 8], mask of ones)."""
+    return jax.random.randint(jax.random.key(1), (2, 8), 0, 64), jnp.ones((2, 8), bool)
+
+
+def prompts_and_completions():
+    """(prompts i32[2, 8], mask with two columns of padding in the second row, completions i32[4, 6] of groups of 2)."""
+    tokens, mask = two_rows()
+    return tokens, mask.at[1, :2].set(False), jax.random.randint(jax.random.key(2), (4, 6), 0, 64)
+
+
+def decode(params, c, prompts, mask, completions, chunks):
+    """Logits f32[4, 6, V] by one column at a time over a cache that grows by chunks of the given columns."""
+    bank = transformer.init_cache(c, *prompts.shape, jnp.float32)
+    bank = forward(params, prompts, transformer.positions_of(mask), mask, c, bank)[1]
+    rows = len(completions)
+    cache = transformer.init_cache(c, rows, chunks[0], jnp.float32).replace(
+        prompt_k=bank.k[0], prompt_v=bank.v[0], prompt_mask=mask)
+    positions = jnp.repeat(jnp.sum(mask, -1), rows // len(prompts))
+    out, ends = [], np.cumsum(chunks).tolist()
+    for column in range(completions.shape[1]):
+        if column in ends:
+            fresh = transformer.init_cache(c, rows, chunks[ends.index(column) + 1], jnp.float32)
+            cache = cache.replace(k=cache.k + fresh.k, v=cache.v + fresh.v)
+        hidden, cache = forward(params, completions[:, column:column + 1], positions[:, None] + column, None, c, cache)
+        out.append(transformer.unembed(params, hidden, c)[:, 0])
+    return jnp.stack(out, 1)
+
+
+def test_decoding_with_a_cache_equals_the_forward_of_whole_rows(tiny):
+    c, params = tiny
+    prompts, mask, completions = prompts_and_completions()
+    rows = jnp.concatenate([jnp.repeat(prompts, 2, 0), completions], 1)
+    row_mask = jnp.concatenate([jnp.repeat(mask, 2, 0), jnp.ones_like(completions, bool)], 1)
+    whole = logits(params, rows, row_mask, c)[:, 8:]
+    np.testing.assert_allclose(decode(params, c, prompts, mask, completions, [6]), whole, atol=1e-5)
+
+
+def test_a_cache_grown_by_chunks_equals_one_chunk(tiny):
+    c, params = tiny
+    one = decode(params, c, *prompts_and_completions(), [6])
+    np.testing.assert_allclose(decode(params, c, *prompts_and_completions(), [1, 2, 3]), one, atol=1e-5)
+
+
+def test_full_chunks_are_not_written_again(tiny):
+    c, params = tiny
+    shape = (c.layers, 4, c.kv_heads, 3, c.head_dim)
+    chunks = (jnp.full(shape, 7.0), jnp.zeros(shape))
+    cache = transformer.KVCache(k=chunks, v=chunks, length=jnp.int32(3))
+    tokens = jnp.ones((4, 1), jnp.int32)
+    cache = forward(params, tokens, jnp.full((4, 1), 3), None, c, cache)[1]
+    assert jnp.all(cache.k[0] == 7) and jnp.all(cache.v[0] == 7)
+    # the new column is the last chunk's first; the others still wait
+    assert jnp.all(jnp.any(cache.k[1][:, :, :, 0] != 0, -1)) and jnp.all(cache.k[1][:, :, :, 1:] == 0)
+    assert cache.length == 4
+
+
+def test_rows_of_a_group_read_their_own_prompt(tiny):
+    c, params = tiny
+    prompts, mask, completions = prompts_and_completions()
+    swapped = decode(params, c, prompts[::-1], mask[::-1], completions[jnp.array([2, 3, 0, 1])], [6])
+    straight = decode(params, c, prompts, mask, completions, [6])
+    np.testing.assert_allclose(swapped[jnp.array([2, 3, 0, 1])], straight, atol=1e-5)
+    assert jnp.max(jnp.abs(swapped - straight)) > 0.1  # else the prompts could not be told apart
+
+
+@pytest.mark.parametrize(('left', 'right'), [(1, 0), (4, 0), (0, 4)])
+def test_padding_changes_nothing_at_valid_positions(tiny, left, right):
+    c, params = tiny
+    tokens, valid = two_rows()
+    # padding of random tokens: their identity must not leak either
+    noise = jax.random.randint(jax.random.key(4), (2, left + right), 0, 64)
+    padded = jnp.concatenate([noise[:, :left], tokens, noise[:, left:]], 1)
+    mask = jnp.pad(valid, ((0, 0), (left, right)))
+    np.testing.assert_allclose(logits(params, padded, mask, c)[:, left:left + 8], logits(params, tokens, valid, c),
+                               atol=1e-5)
+
+
+def test_positions_count_valid_tokens_from_zero():
+    mask = jnp.array([[0, 0, 1, 1], [1, 1, 1, 0]], bool)
+    assert transformer.positions_of(mask).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
+
+
+def test_a_later_token_changes_no_earlier_logits(tiny):
+    c, params = tiny
+    tokens, mask = two_rows()
+    changed = (tokens.at[:, 5].add(1)) % 64
+    change = jnp.abs(logits(params, changed, mask, c) - logits(params, tokens, mask, c)).max(-1)
+    assert jnp.all(change[:, :5] == 0) and jnp.all(change[:, 5:] > 1e-4)
+
+
+def test_only_differences_of_positions_matter(tiny):
+    c, params = tiny
+    tokens, mask = two_rows()
+    positions = transformer.positions_of(mask)
+    here, there, stretched = (forward(params, tokens, p, mask, c)[0]
+                              for p in (positions, positions + 50, 2 * positions))
+    np.testing.assert_allclose(there, here, atol=1e-4)
+    assert jnp.max(jnp.abs(stretched - here)) > 1e-2
+
+
+@pytest.mark.parametrize('cached', [False, True])
+def test_the_scan_over_layers_equals_a_loop_over_blocks(tiny, cached):
+    c, params = tiny
+    tokens, mask, _ = prompts_and_completions()
+    positions = transformer.positions_of(mask)
+    empty = transformer.init_cache(c, 2, 8, jnp.float32) if cached else None
+    scanned, scanned_cache = forward(params, tokens, positions, mask, c, empty)
+    x, cache = params['embed'][tokens], empty
+    angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
+    block = jit(transformer.block, static_argnums=4)
+    for index in range(c.layers):
+        weights = {name: value[index] for name, value in params['layers'].items()}
+        x, cache = block(weights, x, angles, attention.causal(mask), c, cache, index)
+    looped = transformer.rms_norm(x, params['final_norm'], c.norm_eps)
+    np.testing.assert_allclose(jnp.where(mask[..., None], scanned - looped, 0), 0, atol=1e-5)
+    if cached:
+        np.testing.assert_allclose(scanned_cache.k[0], cache.k[0], atol=1e-5)
+        np.testing.assert_allclose(scanned_cache.v[0], cache.v[0], atol=1e-5)
+
+
+@functools.partial(jit, static_argnums=(1, 2))
+def gradient(params, c, remat):
+    tokens, mask, _ = prompts_and_completions()
+
+    def loss(params):
+        hidden, _ = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c, remat=remat)
+        return jnp.sum(jnp.where(mask[..., None], hidden, 0) ** 3)
+
+    return jax.grad(loss)(params)
+
+
+def test_remat_changes_no_gradient(tiny):
+    c, params = tiny
+    plain, recomputed = gradient(params, c, False), gradient(params, c, True)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6 * scale), recomputed, plain)
+
+
+def test_remat_recomputes_layers_in_the_backward_pass(tiny):
+    c, params = tiny
+    plain, recomputed = (str(gradient.trace(params, c, remat).jaxpr).count(' = logistic ')
+                         for remat in (False, True))
+    assert recomputed > plain  # the gate's sigmoid appears once more
+
+
+def test_map_table_names_every_weight_by_its_path(tiny):
+    table = transformer.param_table(tiny[0])
+    paths = jax.tree.leaves(transformer.map_table(lambda path, _: path, table))
+    assert sorted(paths) == ['embed', 'final_norm', *(f'layers/{name}' for name in (
+        'attn_norm', 'k_norm', 'mlp_norm', 'q_norm', 'w_down', 'w_gate', 'w_up', 'wk', 'wo', 'wq', 'wv'))]
+
+
+def test_the_table_counts_the_weights_of_a_model(tiny):
+    # a layer: two norms 2*32, q and o 2*32*4*8, k and v 2*32*2*8, mlp 3*32*48, q and k norm 2*8
+    layer = 64 + 2048 + 1024 + 4608 + 16
+    counts = transformer.map_table(lambda _, param: np.prod(param.shape), transformer.param_table(tiny[0]))
+    assert sum(jax.tree.leaves(counts)) == 64 * 32 + 2 * layer + 32 == 17600
+
+
+def test_init_has_the_shapes_and_spreads_of_the_table(full):
+    c, params = full
+
+    def check(path, param):
+        leaf = params
+        for key in path.split('/'):
+            leaf = leaf[key]
+        assert leaf.shape == param.shape and len(param.axes) == len(param.shape) and leaf.dtype == jnp.float32, path
+        # 512 values or more: the mean lies within 0.2 deviations of the offset, the deviation within 15 %
+        assert abs(leaf.mean() - param.offset) <= 0.2 * param.scale, path
+        assert abs(leaf.std() - param.scale) <= 0.15 * param.scale, path
+
+    transformer.map_table(check, transformer.param_table(c))
+
+
+def test_a_weight_at_init_does_not_depend_on_which_others_there_are(tiny, full):
+    # tiny is drawn from the same key
+    np.testing.assert_allclose(full[1]['layers']['w_up'], tiny[1]['layers']['w_up'], rtol=1e-6)
+    assert jnp.max(jnp.abs(full[1]['layers']['w_up'] - full[1]['layers']['w_gate'])) > 0.1
+
+
+def test_bfloat16_params_compute_in_bfloat16_and_give_float32_logits(tiny):
+    c, params = tiny
+    tokens, mask = two_rows()
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+
+    def run(params):
+        hidden, _ = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c)
+        return hidden, transformer.unembed(params, hidden, c)
+
+    hidden, scores = jax.eval_shape(run, half)
+    assert (hidden.dtype, scores.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_a_row_without_any_allowed_key_stays_finite(tiny):
+    c, params = tiny
+    tokens, mask = two_rows()
+    assert jnp.all(jnp.isfinite(logits(params, tokens, jnp.zeros_like(mask), c)))

@@ -1,0 +1,106 @@
+"""The token distribution: what truncation keeps, what is drawn how often, and whose noise it is."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from grpo_jax.sampler import sampling
+
+PROBABILITIES = np.array([.1, .4, .2, .3])
+LOGITS = np.log([.02, .3, .08, .2, .05, .15, .12, .08])
+WHOLE = dict(top_p=1.0, top_k=0, min_p=0.0)
+
+
+def kept(probabilities, **options):
+    """The set of tokens that truncation leaves."""
+    logprobs = sampling.truncate(jnp.log(jnp.asarray(probabilities))[None], **WHOLE | options)[0]
+    return set(np.flatnonzero(np.isfinite(logprobs)).tolist())
+
+
+@pytest.mark.parametrize('options, expected', [
+    ({}, {0, 1, 2, 3}),
+    (dict(top_k=1), {1}),
+    (dict(top_k=2), {1, 3}),
+    (dict(top_k=9), {0, 1, 2, 3}),
+    (dict(top_p=.05), {1}),             # never empty
+    (dict(top_p=.39), {1}),
+    (dict(top_p=.41), {1, 3}),          # the token that crosses the bound stays in
+    (dict(top_p=.69), {1, 3}),
+    (dict(top_p=.71), {1, 2, 3}),
+    (dict(top_p=.91), {0, 1, 2, 3}),
+    (dict(min_p=.2), {0, 1, 2, 3}),     # at least .08
+    (dict(min_p=.3), {1, 2, 3}),        # at least .12
+    (dict(min_p=.6), {1, 3}),           # at least .24
+    (dict(min_p=1.0), {1}),
+    (dict(top_k=2, top_p=.55), {1}),    # renormalized .571 and .429: the best alone reaches .55
+    (dict(min_p=.6, top_p=.55), {1}),
+    (dict(top_k=3, min_p=.6), {1, 3}),
+])
+def test_truncation_keeps_the_hand_made_set(options, expected):
+    assert kept(PROBABILITIES, **options) == expected
+
+
+def test_ties_at_the_bound_are_all_kept():
+    assert kept([.3, .3, .3, .1], top_k=2) == {0, 1, 2}
+    assert kept([.3, .3, .3, .1], top_p=.5) == {0, 1, 2}
+
+
+def test_kept_tokens_keep_their_logprobs_and_rows_are_truncated_apart():
+    logprobs = jnp.log(jnp.asarray([PROBABILITIES, PROBABILITIES[::-1]]))
+    truncated = sampling.truncate(logprobs, **WHOLE | dict(top_k=2))
+    np.testing.assert_array_equal(truncated, jnp.where(jnp.asarray([[0, 1, 0, 1], [1, 0, 1, 0]], bool), logprobs, -jnp.inf))
+
+
+def draw(count, *, temperature=1.0, seed=0, **options):
+    """(tokens, logprobs) of `count` rows of LOGITS, each with its own key."""
+    keys = jax.random.split(jax.random.key(seed), count)
+    logits = jnp.broadcast_to(jnp.asarray(LOGITS, jnp.float32), (count, len(LOGITS)))
+    return jax.device_get(sampling.sample_token(logits, keys, temperature=temperature, **WHOLE | options))
+
+
+@pytest.mark.parametrize('temperature, options, survivors', [
+    (1.0, {}, range(8)),
+    (0.7, {}, range(8)),
+    (1.5, {}, range(8)),
+    (1.0, dict(top_k=3), [1, 3, 5]),
+    (1.0, dict(top_p=.6), [1, 3, 5]),     # .3 .5 .65
+    (0.5, dict(top_p=.6), [1, 3]),        # squares .09 .04 .0225 .0144 ... of .1830: .492 .710
+    (1.0, dict(min_p=.35), [1, 3, 5, 6]), # at least .105
+])
+def test_draws_follow_the_exact_distribution(temperature, options, survivors):
+    # 8000 draws under a fixed key: a right sampler fails this bound for one key in a thousand
+    tokens, _ = draw(8000, temperature=temperature, **options)
+    exact = np.zeros(8)
+    exact[list(survivors)] = np.exp(LOGITS[list(survivors)] / temperature)
+    exact /= exact.sum()
+    counts = np.bincount(tokens, minlength=8)
+    assert np.all(counts[exact == 0] == 0)
+    assert stats.chisquare(counts[exact > 0], 8000 * exact[exact > 0]).pvalue > 1e-3
+
+
+def test_wrong_distribution_would_be_noticed():
+    counts = np.bincount(draw(8000)[0], minlength=8)
+    nearby = np.exp(LOGITS / 1.1) / np.exp(LOGITS / 1.1).sum()
+    assert stats.chisquare(counts, 8000 * nearby).pvalue < 1e-3
+
+
+@pytest.mark.parametrize('temperature, options', [(1.0, {}), (0.7, {}), (0.7, dict(top_p=.6)), (1.0, dict(top_k=2))])
+def test_logprobs_are_those_of_the_scaled_untruncated_distribution(temperature, options):
+    tokens, logprobs = draw(50, temperature=temperature, **options)
+    expected = np.log(np.exp(LOGITS / temperature) / np.exp(LOGITS / temperature).sum())
+    np.testing.assert_allclose(logprobs, expected[tokens], atol=1e-6)
+
+
+def test_temperature_zero_takes_the_best_token_with_its_logprob_at_one():
+    tokens, logprobs = draw(5, temperature=0.0)
+    assert tokens.tolist() == [1] * 5
+    np.testing.assert_allclose(logprobs, np.log(.3), atol=1e-6)
+
+
+def test_token_hangs_on_its_own_key_alone():
+    assert draw(20)[0].tolist()[:5] == [int(_single(jax.random.split(jax.random.key(0), 20)[row])) for row in range(5)]
+
+
+def _single(key):
+    return sampling.sample_token(jnp.asarray(LOGITS, jnp.float32)[None], key[None], temperature=1.0, **WHOLE)[0][0]

@@ -1,0 +1,116 @@
+"""Bad input: status 2, one message with thing, value and remedy, and nothing overwritten."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tests import tiny_run
+
+from grpo_jax import algorithms, evaluate, experiment, export, train
+from grpo_jax.errors import BadInput
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MODEL = os.path.join(ROOT, 'configs/models/characters')
+
+# what a command line can get wrong: (arguments, words of the message)
+COMMANDS = {
+    'unknown config key': (['--config=configs/arithmetic.py', '--config.rollout.groupsize=4'], ['groupsize']),
+    'wrong type': (['--config=configs/arithmetic.py', '--config.steps=many'], ['steps', 'many']),
+    'missing config file': (['--config=configs/nowhere.py'], ['configs/nowhere.py']),
+    'unknown preset': (['--config=configs/arithmetic.py:grop'], ['grop', 'dr_grpo']),
+    'missing model folder': (['--config=configs/arithmetic.py', '--config.model.path=runs/none/there'],
+                             ['runs/none/there', 'Hugging Face folder']),
+    'missing flag': ([], ['config']),
+}
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_command_line(name, tmp_path):
+    arguments, words = COMMANDS[name]
+    workdir = tmp_path / 'run'
+    done = subprocess.run([sys.executable, '-m', 'grpo_jax.train', f'--workdir={workdir}', *arguments], cwd=ROOT,
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert 'Traceback' not in done.stderr
+    message = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
+    assert len(message) == 1
+    assert all(word in message[0] for word in words), message[0]
+    assert not workdir.exists()
+
+
+# what a config can get wrong: (changes of the tiny run, words of the message)
+CONFIGS = {
+    'group of one': ({'rollout__group_size': 1}, ['rollout.group_size = 1', 'at least 2']),
+    'truncated sampling': ({'rollout__top_p': 0.9}, ['0.9', 'accept_bias']),
+    'greedy training': ({'rollout__temperature': 0.0}, ['rollout.temperature = 0.0']),
+    'unknown dtype': ({'model__dtype': 'float8'}, ['float8', 'bfloat16']),
+    'unknown data set': ({'data__name': 'gsm9k'}, ['gsm9k', 'grpo_jax/data']),
+    'unknown data option': ({'data__options': {'digit': 1}}, ['digit']),
+    'unknown reward': ({'reward__parts': (('numerical', 1.0),)}, ['numerical', 'grpo_jax/rewards']),
+    'verifier that is no part': ({'reward__verifier': 'format'}, ['format', 'numeric']),
+    'unknown piece': ({'algorithm__surrogate': 'clamp'}, ['clamp', 'dual_clip']),
+    'k1 in the loss': ({'algorithm__kl': 'k1', 'algorithm__kl_coef': 0.1}, ['k1', 'k2']),
+    'no chat template': ({'data__chat': True}, ['chat template', 'data.chat=False']),
+    'prompts all too long': ({'data__max_prompt_tokens': 2}, ['max_prompt_tokens', '4 tokens']),
+    'too many devices': ({'mesh__data': 16}, ['16', '8']),
+    'mesh that does not divide the model': ({'mesh__tensor': 4}, ['mesh.tensor = 4', 'nearest']),
+    'mesh that does not divide the batch': ({'mesh__data': 8}, ['multiple of', '8']),
+    'minibatches that split groups': ({'learner__minibatches': 3}, ['minibatches', '3']),
+    'beyond the context': ({'rollout__max_tokens': 1000}, ['1006', '512']),
+    'unknown schedule': ({'optimizer__schedule': 'step'}, ['step', 'cosine']),
+    'demonstrations that do not fit': ({'rollout__max_tokens': 1}, ['rollout.max_tokens = 1']),
+}
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_config(name, tmp_path):
+    changes, words = CONFIGS[name]
+    with pytest.raises(BadInput) as error:
+        train.run(tiny_run.config(**changes), str(tmp_path / 'run'))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_folder_without_weights(tmp_path):
+    config = tiny_run.config(model__random_init=False, supervised__steps=0)
+    with pytest.raises(BadInput, match=r'has no model\.safetensors.*random_init=True'):
+        train.run(config, str(tmp_path / 'run'))
+
+
+def test_tokenizer_larger_than_the_model(tmp_path):
+    shutil.copytree(MODEL, tmp_path / 'model')
+    path = tmp_path / 'model' / 'config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'vocab_size': 50}))
+    with pytest.raises(BadInput, match='99 tokens and the model 50'):
+        experiment.enter(tiny_run.config(model__path=str(tmp_path / 'model')), str(tmp_path / 'run'))
+
+
+def test_workdir_of_another_config_is_refused_and_left_alone(tmp_path):
+    experiment.claim(experiment.enter(tiny_run.config(), str(tmp_path / "run")))
+    before = (tmp_path / 'run' / 'config.json').read_bytes()
+    with pytest.raises(BadInput, match=r'rollout.group_size = 8.*was 4'):
+        experiment.enter(tiny_run.config(rollout__group_size=8), str(tmp_path / 'run'))
+    assert (tmp_path / 'run' / 'config.json').read_bytes() == before
+
+
+def test_workdir_that_is_a_file(tmp_path):
+    (tmp_path / 'run').write_text('mine')
+    with pytest.raises(BadInput, match='is a file'):
+        experiment.claim(experiment.enter(tiny_run.config(), str(tmp_path / "run")))
+    assert (tmp_path / 'run').read_text() == 'mine'
+
+
+def test_a_number_of_the_algorithm_that_nothing_reads_is_an_unknown_key():
+    section = tiny_run.config().algorithm
+    with pytest.raises(AttributeError):
+        section.clip_hihg = 0.3
+    algorithms.make(section)
+
+
+def test_export_and_evaluate_without_a_run(tmp_path):
+    with pytest.raises(BadInput, match='holds no run'):
+        evaluate.reopen(str(tmp_path))
+    (tmp_path / 'out').mkdir()
+    with pytest.raises(BadInput, match='nothing is overwritten'):
+        export.export(str(tmp_path), str(tmp_path / 'out'), 'float32')

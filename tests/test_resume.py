@@ -1,0 +1,80 @@
+"""kill -9 at any moment, the same command again: bit-equal parameters, metrics and sampled tokens."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from tests import tiny_run
+
+from grpo_jax import evaluate
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+STEPS = 12
+SMALL = ['--config.data.options.digits=1', '--config.data.options.count=40', '--config.data.prompts_per_step=4',
+         '--config.data.max_prompt_tokens=6', '--config.rollout.group_size=4', '--config.rollout.max_tokens=12',
+         '--config.supervised.steps=4', '--config.supervised.batch=8', '--config.evaluation.prompts=6',
+         '--config.checkpoint.every=2', '--config.log.rollouts=1', '--config.learner.minibatches=2',
+         f'--config.steps={STEPS}']
+
+
+def start(workdir):
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    return subprocess.Popen([sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:grpo',
+                             f'--workdir={workdir}', *SMALL], cwd=ROOT, env=environment,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish(workdir):
+    process = start(workdir)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+
+
+def kill_when_rows(workdir, count, delay):
+    """kill -9 a little after metrics.jsonl has `count` rows, wherever the run then is."""
+    process = start(workdir)
+    path = os.path.join(workdir, 'metrics.jsonl')
+    while process.poll() is None:
+        if os.path.exists(path) and open(path, encoding='utf8').read().count('\n') >= count:
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.01)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL, 'the run ended before it could be killed'
+
+
+def params(workdir):
+    return jax.device_get(evaluate.load_policy(evaluate.reopen(str(workdir))))
+
+
+@pytest.fixture(scope='module')
+def straight(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('straight')
+    finish(workdir)
+    return workdir
+
+
+def test_three_kills_change_nothing(straight, tmp_path):
+    moments = np.random.default_rng(0)
+    for count in (2, 5, 9):
+        kill_when_rows(tmp_path, count, moments.uniform(0, 0.3))
+    finish(tmp_path)
+    for name in ('metrics.jsonl', 'evaluations.jsonl'):
+        assert (tmp_path / name).read_bytes() == (straight / name).read_bytes(), name
+    for step in range(STEPS):
+        name = f'rollouts/{step:06d}.jsonl'
+        assert (tmp_path / name).read_bytes() == (straight / name).read_bytes(), name
+    for a, b in zip(jax.tree.leaves(params(tmp_path)), jax.tree.leaves(params(straight)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_finished_run_stays_as_it_is(straight):
+    before = (straight / 'metrics.jsonl').read_bytes()
+    finish(straight)
+    assert (straight / 'metrics.jsonl').read_bytes() == before
+    assert [row['step'] for row in tiny_run.rows(straight)] == list(range(STEPS))

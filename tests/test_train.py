@@ -1,0 +1,207 @@
+"""Whole runs, small."""
+import ast
+import functools
+import inspect
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests import tiny_run
+
+from grpo_jax import algorithms, evaluate, export, rewards, show, train
+from grpo_jax.algorithms import surrogates
+from grpo_jax.models import hf, transformer
+from grpo_jax.types import Example
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    workdir = str(tmp_path_factory.mktemp('runs') / 'tiny')
+    return workdir, train.run(tiny_run.config(log__rollouts=2), workdir)
+
+
+def test_a_run_leaves_its_files(finished):
+    workdir, state = finished
+    assert int(state.step) == 6
+    assert {'config.json', 'programs.json', 'metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'tensorboard',
+            'rollouts', 'checkpoints', 'model', 'cold_start'} <= set(os.listdir(workdir))
+    assert [row['step'] for row in tiny_run.rows(workdir)] == list(range(6))
+    assert sorted(os.listdir(os.path.join(workdir, 'rollouts'))) == ['000000.jsonl', '000002.jsonl', '000004.jsonl']
+    assert [row['step'] for row in tiny_run.rows(workdir, 'evaluations.jsonl')] == [0, 6]
+
+
+def test_a_dump_holds_prompt_completion_reward_and_advantage(finished):
+    rows = tiny_run.rows(finished[0], 'rollouts/000000.jsonl')
+    assert len(rows) == 16
+    for group in range(4):
+        members = rows[4 * group:4 * group + 4]
+        assert len({row['prompt'] for row in members}) == 1
+        assert sum(row['advantage'] for row in members) == pytest.approx(0, abs=1e-6)
+
+
+def test_sampler_and_learner_agree_at_every_step(finished):
+    assert max(row['sampler_gap_max'] for row in tiny_run.rows(finished[0])) < 1e-4
+
+
+def test_evaluation_of_a_workdir_is_deterministic_and_equals_the_runs_own(finished):
+    workdir, _ = finished
+    run = evaluate.reopen(workdir)
+    evaluator = evaluate.make(run, run.config.evaluation.samples)
+    found = evaluate.evaluate(evaluator, evaluate.load_policy(run))
+    last = tiny_run.rows(workdir, 'evaluations.jsonl')[-1]
+    assert found | {'step': 6} == last
+
+
+def test_export_has_the_runs_weights(finished, tmp_path):
+    workdir, state = finished
+    export.export(workdir, str(tmp_path / 'out'), 'float32')
+    c = hf.load_config(tmp_path / 'out')
+    nowhere = transformer.map_table(lambda path, param: jax.devices()[0], transformer.param_table(c))
+    for a, b in zip(jax.tree.leaves(hf.load_params(tmp_path / 'out', c, nowhere)), jax.tree.leaves(state.params),
+                    strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('preset', ['grpo', 'dapo', 'rloo'])
+def test_each_preset_trains(preset, tmp_path):
+    config = tiny_run.config(preset=preset, steps=2, supervised__steps=0, learner__minibatches=2)
+    state = train.run(config, str(tmp_path))
+    assert (state.ref_params is not None) == (preset == 'grpo')
+    rows = tiny_run.rows(tmp_path)
+    assert len(rows) == 2 and all(row['finite'] == 1 for row in rows)
+    assert ('kl_ref' in rows[0]) == (preset == 'grpo')
+
+
+def test_a_variant_written_in_a_notebook_trains(tmp_path):
+    def half_clip(ratio, advantages, logprobs):
+        return 0.5 * surrogates.clip(ratio, advantages, logprobs, clip_low=0.2, clip_high=0.2)
+
+    config = tiny_run.config(steps=1, supervised__steps=0)
+    mine = algorithms.make(config.algorithm)._replace(surrogate=half_clip)
+    assert int(train.run(config, str(tmp_path), algorithm=mine).step) == 1
+
+
+def test_a_step_that_is_not_finite_is_skipped_dumped_and_at_last_stops_the_run(tmp_path):
+    def broken(ratio, advantages, logprobs):
+        return jnp.nan * ratio
+
+    config = tiny_run.config(supervised__steps=0, learner__max_bad_steps=1)
+    mine = algorithms.make(config.algorithm)._replace(surrogate=broken)
+    with pytest.raises(FloatingPointError, match='max_bad_steps = 1'):
+        train.run(config, str(tmp_path), algorithm=mine)
+    assert sorted(os.listdir(tmp_path / 'bad')) == ['000000.npz', '000001.npz']
+    assert 'rollout.tokens' in np.load(tmp_path / 'bad' / '000000.npz')
+
+
+def test_a_run_works_without_jit(tmp_path):
+    config = tiny_run.config(steps=1, supervised__steps=0, rollout__max_tokens=3, evaluation__prompts=2)
+    with jax.disable_jit():
+        state = train.run(config, str(tmp_path))
+    assert int(state.step) == 1
+
+
+def test_show_prints_text_and_ids():
+    lines = list(show.lines(tiny_run.config(), 2))
+    assert 'stop tokens 1' in lines[0]
+    ids = [ast.literal_eval(line[5:]) for line in lines if line.startswith('ids')]
+    texts = [ast.literal_eval(line[5:]) for line in lines if line.startswith('text')]
+    assert len(ids) == len(texts) == 2
+    assert all(text.endswith('=') and len(i) == len(text) for text, i in zip(texts, ids, strict=True))
+
+
+def test_the_main_loop_fits_on_one_screen_and_a_half():
+    assert len(inspect.getsource(train.run).splitlines()) <= 75
+
+
+def test_pass_at_k_and_majority():
+    # algorithms.md section K: n = 8, c = 3
+    found = [evaluate.pass_at_k(8, 3, k) for k in (1, 2, 4, 6)]
+    np.testing.assert_allclose(found, [0.375, 0.642857, 0.928571, 1.0], atol=1e-6)
+    assert evaluate.majority(['1', '1', '2', None], [True, True, False, False]) == 1
+    # a tie between a right and a wrong answer counts half; answers that cannot be read do not vote
+    assert evaluate.majority(['1', '2', None, None], [True, False, False, False]) == 0.5
+    assert evaluate.majority([None, None], [False, False]) == 0
+
+
+def test_every_config_key_is_read(tmp_path):
+    """A key that no code reads is an option that lies."""
+    read = set()
+    config = tiny_run.config(preset='dapo', steps=1, supervised__steps=1)
+    kind = type(config)
+    original = kind.__getitem__
+
+    def spy(self, key):
+        read.add((id(self), key))
+        return original(self, key)
+
+    sections = {id(section): name for name, section in config.items() if isinstance(section, kind)}
+    sections |= {id(config): '', id(config.supervised.optimizer): 'supervised.optimizer'}
+    keys = {(i, key) for i in sections for key in _section(config, sections[i]).keys()}
+    # numbers of pieces that this preset does not use, and of an optimizer that is read by name
+    unused = {'fixed_length', 'dual_clip', 'entropy_coef'}
+    try:
+        kind.__getitem__ = spy
+        train.run(config, str(tmp_path))
+    finally:
+        kind.__getitem__ = original
+    missed = {f'{sections[i]}.{key}' for i, key in keys - read if key not in unused}
+    assert not missed
+
+
+def _section(config, name):
+    return functools.reduce(lambda section, key: section[key], name.split('.') if name else [], config)
+
+
+def test_imports_go_one_way():
+    levels = [('types', 'errors', 'algorithms', 'distributed.mesh', 'distributed.sharding', 'metrics'),
+              ('models', 'data', 'rewards'), ('sampler', 'learner', 'checkpoint', 'reference'),
+              ('distributed.placement', 'experiment'), ('evaluate', 'supervised', 'train', 'show', 'export', 'program')]
+    order = {module: level for level, modules in enumerate(levels) for module in modules}
+    # the parameter table that shardings are maps over
+    allowed = {('distributed.sharding', 'models')}
+    for folder, _, files in os.walk(os.path.join(ROOT, 'grpo_jax')):
+        for file in files:
+            if file.endswith('.py'):
+                path = os.path.join(folder, file)
+                module = _room(os.path.relpath(path, os.path.join(ROOT, 'grpo_jax'))[:-3].replace(os.sep, '.'), order)
+                for target in _imports(path):
+                    room = _room(target, order)
+                    if module and room and module != room and (module, room) not in allowed:
+                        assert order[room] <= order[module], f'{path} imports {target}'
+
+
+def _room(name, order):
+    parts = name.split('.')
+    return next((room for room in ('.'.join(parts[:2]), parts[0]) if room in order), None)
+
+
+def _imports(path):
+    with open(path, encoding='utf8') as file:
+        tree = ast.parse(file.read())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith('grpo_jax'):
+            base = node.module.removeprefix('grpo_jax').removeprefix('.')
+            for alias in node.names:
+                yield f'{base}.{alias.name}' if base else alias.name
+
+
+def test_no_file_or_function_outgrows_the_house():
+    for folder, _, files in os.walk(os.path.join(ROOT, 'grpo_jax')):
+        for file in (f for f in files if f.endswith('.py')):
+            with open(os.path.join(folder, file), encoding='utf8') as source:
+                text = source.read()
+            assert text.count('\n') <= 400, file
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef) and (file, node.name) != ('train.py', 'run'):
+                    assert node.end_lineno - node.lineno < 80, f'{file}:{node.name}'
+
+
+def test_a_reward_that_cannot_score_leaves_the_statistics():
+    scorer = rewards.Scorer({'numeric': (lambda text, example: None if text == '?' else 1.0, 2.0)}, -0.5, '', None)
+    total, parts = rewards.score(scorer, [Example('', '', 0, {})], ['a', '?', 'b'], [False, False, True])
+    np.testing.assert_array_equal(total, [2.0, np.nan, 1.5])
+    assert np.isnan(parts['numeric'][1])

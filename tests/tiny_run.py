@@ -1,0 +1,30 @@
+"""A whole run in seconds: two-digit sums, a random model, on one of the fake devices."""
+import json
+import os
+
+from configs import arithmetic
+
+
+def config(**changes):
+    """The arithmetic demo cut down; changes are dotted keys with __ for the dots."""
+    small = arithmetic.get_config(changes.pop('preset', 'dr_grpo'))
+    small.steps = 6
+    small.data.options = {'digits': 1, 'count': 40, 'blurts': 0.5, 'wrong': 0.5}
+    small.data.prompts_per_step, small.data.max_prompt_tokens = 4, 6
+    small.rollout.group_size, small.rollout.max_tokens = 4, 12
+    small.supervised.steps, small.supervised.batch = 4, 8
+    small.evaluation.prompts, small.evaluation.samples = 6, 4
+    small.checkpoint.every = 2
+    for name, value in changes.items():
+        *path, key = name.split('__')
+        section = small
+        for part in path:
+            section = section[part]
+        section[key] = value
+    return small
+
+
+def rows(workdir, name='metrics.jsonl'):
+    """The rows of a run's file."""
+    with open(os.path.join(workdir, name), encoding='utf8') as lines:
+        return [json.loads(line) for line in lines]
