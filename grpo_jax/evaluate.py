@@ -23,25 +23,25 @@ NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training'
 class Evaluator(NamedTuple):
     """The compiled programs and the prompts of an evaluation."""
 
-    run: experiment.Experiment
+    ex: experiment.Experiment
     dataset: data.Dataset
     greedy: Callable    # (params, Prompts, key, step) -> Rollout, one completion a prompt
     sampled: Callable   # the same with `samples` completions a prompt
     samples: int
 
 
-def make(run, samples):
+def make(ex, samples):
     """Evaluator of an experiment over evaluation.prompts of its test split, spread evenly."""
-    config = run.config
-    dataset = run.load('test')
+    config = ex.config
+    dataset = ex.load('test')
     chosen = np.unique(np.linspace(0, len(dataset.examples) - 1, config.evaluation.prompts).astype(int))
     dataset = data.Dataset([dataset.examples[i] for i in chosen], [dataset.tokens[i] for i in chosen])
 
     def sampler(group_size, **changes):
-        shapes = run.shapes(config.data.prompts_per_step, group_size)
-        return placement.make_sampler(run.c, run.mesh, shapes, **run.sampling(**changes))
+        shapes = ex.shapes(config.data.prompts_per_step, group_size)
+        return placement.make_sampler(ex.c, ex.mesh, shapes, **ex.sampling(**changes))
 
-    return Evaluator(run, dataset, sampler(1, temperature=0.0), sampler(samples), samples)
+    return Evaluator(ex, dataset, sampler(1, temperature=0.0), sampler(samples), samples)
 
 
 def evaluate(evaluator, params):
@@ -52,19 +52,19 @@ def evaluate(evaluator, params):
     extracted answer, ties counting their share of correct ones. Without a verifier there are only
     reward, length and truncated, of the sampled completions.
     """
-    run, k = evaluator.run, evaluator.samples
+    ex, k = evaluator.ex, evaluator.samples
     found = collections.defaultdict(list)
     for examples, greedy, sampled in _completions(evaluator, params):
         texts, truncated, lengths = sampled
-        total, parts = rewards.score(run.scorer, examples, texts, truncated)
+        total, parts = rewards.score(ex.scorer, examples, texts, truncated)
         found['reward'] += np.nanmean(total.reshape(-1, k), 1).tolist()
         found['length'] += lengths.reshape(-1, k).mean(1).tolist()
         found['truncated'] += np.reshape(truncated, (-1, k)).mean(1).tolist()
-        if not run.scorer.verifier:
+        if not ex.scorer.verifier:
             continue
-        correct = parts[run.scorer.verifier].reshape(-1, k) >= 1
-        answers = np.array([run.scorer.extract(text) for text in texts], object).reshape(-1, k)
-        first = rewards.score(run.scorer, examples, greedy[0], greedy[1])[1][run.scorer.verifier]
+        correct = parts[ex.scorer.verifier].reshape(-1, k) >= 1
+        answers = np.array([ex.scorer.extract(text) for text in texts], object).reshape(-1, k)
+        first = rewards.score(ex.scorer, examples, greedy[0], greedy[1])[1][ex.scorer.verifier]
         found['greedy'] += (first >= 1).astype(float).tolist()
         found['pass@1'] += correct.mean(1).tolist()
         found[f'pass@{k}'] += [pass_at_k(k, int(row.sum()), k) for row in correct]
@@ -104,16 +104,16 @@ def table(path):
 
 def _completions(evaluator, params):
     """Yields (examples, greedy completions, sampled completions) by batches of prompts_per_step."""
-    run, dataset = evaluator.run, evaluator.dataset
-    size = run.config.data.prompts_per_step
-    key = jax.random.fold_in(run.key, NOISE)
+    ex, dataset = evaluator.ex, evaluator.dataset
+    size = ex.config.data.prompts_per_step
+    key = jax.random.fold_in(ex.key, NOISE)
     for start in range(0, len(dataset.examples), size):
         real = min(size, len(dataset.examples) - start)
         chosen = [start + i if i < real else start for i in range(size)]
-        examples, prompts = data.prompts(dataset, chosen, run.config.data.max_prompt_tokens, run.pad_token)
-        prompts = placement.put_rows(prompts, run.mesh)
+        examples, prompts = data.prompts(dataset, chosen, ex.config.data.max_prompt_tokens, ex.pad_token)
+        prompts = placement.put_rows(prompts, ex.mesh)
         both = [sample(params, prompts, key, jnp.int32(0)) for sample in (evaluator.greedy, evaluator.sampled)]
-        greedy, sampled = (metrics.completions_of(run.tokenizer, rollout) for rollout in both)
+        greedy, sampled = (metrics.completions_of(ex.tokenizer, rollout) for rollout in both)
         keep = real * evaluator.samples
         yield examples[:real], [x[:real] for x in greedy], [x[:keep] for x in sampled]
 
@@ -121,8 +121,8 @@ def _completions(evaluator, params):
 def main():
     """The command: evaluates the newest checkpoint of a workdir, and prints and writes evaluation.json."""
     workdir, samples = flags.FLAGS.workdir, flags.FLAGS.samples
-    run = reopen(workdir)
-    results = evaluate(make(run, samples or run.config.evaluation.samples), load_policy(run))
+    ex = reopen(workdir)
+    results = evaluate(make(ex, samples or ex.config.evaluation.samples), load_policy(ex))
     for name, value in results.items():
         print(f'{name:10s} {value:.4f}')
     checkpoint.write_json(os.path.join(workdir, 'evaluation.json'), results)
@@ -138,10 +138,10 @@ def reopen(workdir):
     return experiment.enter(config, workdir)
 
 
-def load_policy(run):
+def load_policy(ex):
     """The policy's parameters in the workdir's newest checkpoint, on the mesh."""
-    params = placement.abstract_params(run.c, run.mesh)
-    with checkpoint.manager(run.workdir, keep=None) as checkpoints:
+    params = placement.abstract_params(ex.c, ex.mesh)
+    with checkpoint.manager(ex.workdir, keep=None) as checkpoints:
         return checkpoint.restore_params(checkpoints, params)
 
 

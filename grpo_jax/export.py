@@ -17,11 +17,11 @@ def export(workdir, out, dtype):
     """Writes the newest checkpoint's policy to the new folder `out`, in dtype 'float32' or 'bfloat16'."""
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
-    run = evaluate.reopen(workdir)
-    params = jax.device_get(evaluate.load_policy(run))
+    ex = evaluate.reopen(workdir)
+    params = jax.device_get(evaluate.load_policy(ex))
     # a folder appears under its name only when it is whole
     temporary = f'{os.path.normpath(out)}.writing'
-    hf.save(temporary, os.path.join(workdir, 'model'), params, run.c, DTYPES[dtype])
+    hf.save(temporary, os.path.join(workdir, 'model'), params, ex.c, DTYPES[dtype])
     os.replace(temporary, out)
 
 

@@ -84,7 +84,7 @@ def _keep_bad_batch(workdir, step, experience, count, most):
     leaves = jax.tree_util.tree_leaves_with_path(experience)
     np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): np.asarray(x) for name, x in leaves})
     if count > most:
-        raise FloatingPointError(f'{count} updates had a non-finite loss or gradient and were skipped, more than learner.'
+        raise FloatingPointError(f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
                                  f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate')
 
 

@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from tests import tiny_run
 
 from grpo_jax import algorithms, evaluate, experiment, export, train
 from grpo_jax.errors import BadInput
+from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODEL = os.path.join(ROOT, 'configs/models/characters')

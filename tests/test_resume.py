@@ -8,9 +8,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from tests import tiny_run
 
 from grpo_jax import evaluate
+from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STEPS = 12

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests import tiny_run
 
 from grpo_jax import algorithms, evaluate, export, rewards, show, train
 from grpo_jax.algorithms import surrogates
 from grpo_jax.models import hf, transformer
 from grpo_jax.types import Example
+from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 

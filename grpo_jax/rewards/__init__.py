@@ -29,6 +29,8 @@ def make(section):
         raise BadInput('reward.verifier', verifier, f'must be one of reward.parts: {sorted(modules)}')
     if not modules:
         raise BadInput('reward.parts', section['parts'], 'name at least one reward')
+    if verifier and not hasattr(modules[verifier], 'extract'):
+        raise BadInput('reward.verifier', verifier, 'has no extract(completion); name another part, or \'\' for none')
     parts = {name: (modules[name].reward, weight) for name, weight in section['parts']}
     return Scorer(parts, section['truncated'], verifier, modules[verifier].extract if verifier else None)
 

@@ -49,7 +49,8 @@ def test_ties_at_the_bound_are_all_kept():
 def test_kept_tokens_keep_their_logprobs_and_rows_are_truncated_apart():
     logprobs = jnp.log(jnp.asarray([PROBABILITIES, PROBABILITIES[::-1]]))
     truncated = sampling.truncate(logprobs, **WHOLE | dict(top_k=2))
-    np.testing.assert_array_equal(truncated, jnp.where(jnp.asarray([[0, 1, 0, 1], [1, 0, 1, 0]], bool), logprobs, -jnp.inf))
+    inside = jnp.asarray([[0, 1, 0, 1], [1, 0, 1, 0]], bool)
+    np.testing.assert_array_equal(truncated, jnp.where(inside, logprobs, -jnp.inf))
 
 
 def draw(count, *, temperature=1.0, seed=0, **options):

@@ -1,0 +1,314 @@
+"""Data sets, the order they are served in, and prompts as the model gets them."""
+import json
+import os
+import re
+import sys
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+import numpy as np
+import pytest
+
+from configs import arithmetic as demo
+from grpo_jax import data
+from grpo_jax.data import arithmetic, gsm8k, jsonl
+from grpo_jax.errors import BadInput
+from grpo_jax.models import hf
+from grpo_jax.rewards import numeric
+from grpo_jax.types import Example
+
+# order
+
+sizes = st.integers(1, 40)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 5), step=st.integers(0, 100), count=sizes, size=sizes)
+def test_indices_are_a_pure_function(seed, step, count, size):
+    # whatever was asked before
+    first = data.indices(seed, step, count, size)
+    data.indices(seed, step + 1, count, size)
+    np.testing.assert_array_equal(data.indices(seed, step, count, size), first)
+    assert first.shape == (count,) and np.all((0 <= first) & (first < size))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 5), count=sizes, size=sizes)
+def test_every_epoch_is_a_permutation(seed, count, size):
+    # also when steps straddle epochs and when a step is longer than an epoch
+    steps = -(-3 * size // count)
+    run = np.concatenate([data.indices(seed, step, count, size) for step in range(steps)])[:3 * size]
+    for epoch in run.reshape(3, size):
+        assert sorted(epoch) == list(range(size))
+
+
+def test_epochs_and_seeds_have_different_orders():
+    orders = [data.indices(0, 0, 50, 50), data.indices(0, 1, 50, 50), data.indices(1, 0, 50, 50)]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_order_is_the_one_of_earlier_versions():
+    # a resumed run must see the prompts that the first part would have seen
+    np.testing.assert_array_equal(data.indices(0, 0, 4, 10), np.random.default_rng((0, 0)).permutation(10)[:4])
+
+
+# prompts
+
+@pytest.fixture
+def dataset():
+    """7 examples with prompts of 1 to 4 tokens; ids are not positions."""
+    examples = [Example(f'question {i}', str(i), 100 + i, {}) for i in range(7)]
+    return data.Dataset(examples, [[10 * i + k for k in range(1 + i % 4)] for i in range(7)])
+
+
+def test_prompts_are_padded_on_the_left(dataset):
+    examples, prompts = data.prompts(dataset, [2, 3, 0], 4, 99)
+    assert prompts.tokens.tolist() == [[99, 20, 21, 22], [30, 31, 32, 33], [99, 99, 99, 0]]
+    assert prompts.mask.tolist() == [[False, True, True, True], [True] * 4, [False, False, False, True]]
+    assert prompts.ids.tolist() == [102, 103, 100] == [e.id for e in examples]
+    assert (prompts.tokens.dtype, prompts.mask.dtype, prompts.ids.dtype) == (np.int32, bool, np.int32)
+
+
+def test_batch_of_a_step_is_the_same_after_a_resume(dataset):
+    straight = [data.batch(dataset, 3, 4, 4, 99, step) for step in range(6)]
+    for step in (5, 2):  # in any order: there is no iterator
+        examples, prompts = data.batch(dataset, 3, 4, 4, 99, step)
+        assert examples == straight[step][0]
+        np.testing.assert_array_equal(prompts.tokens, straight[step][1].tokens)
+    assert straight[0][0] != straight[1][0]
+
+
+# loading
+
+@pytest.fixture(scope='module')
+def tokenizer():
+    """The demo's tokenizer of single characters."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(demo.__file__)))
+    return hf.load_tokenizer(os.path.join(root, demo.get_config().model.path))
+
+
+def section(**changes):
+    """The demo's data section with few examples."""
+    options = {'digits': 2, 'count': 20, 'blurts': 0.5, 'wrong': 0.5}
+    return ConfigDict(demo.get_config().data.to_dict() | {'options': options} | changes)
+
+
+def test_loaded_prompts_decode_to_the_text(tokenizer):
+    loaded = data.load(section(), 'train', tokenizer)
+    assert [tokenizer.decode(ids) for ids in loaded.tokens] == [e.prompt for e in loaded.examples]
+    assert len(loaded.examples) == 20
+
+
+def test_template_surrounds_the_prompt(tokenizer):
+    loaded = data.load(section(template='q {prompt}!', max_prompt_tokens=12), 'train', tokenizer)
+    assert tokenizer.decode(loaded.tokens[0]) == f'q {loaded.examples[0].prompt}!'
+
+
+def test_prompts_that_are_too_long_are_left_out(tokenizer, tmp_path):
+    write_jsonl(tmp_path / 'train.jsonl', [{'q': '1' * n, 'a': n} for n in (3, 9, 4, 5)])
+    loaded = data.load(from_jsonl(tmp_path, max_prompt_tokens=4), 'train', tokenizer)
+    assert [(e.id, e.answer) for e in loaded.examples] == [(0, '3'), (2, '4')]
+    assert [len(ids) for ids in loaded.tokens] == [3, 4]
+
+
+def test_limit_that_leaves_no_prompt_is_refused(tokenizer):
+    with pytest.raises(BadInput, match=r'^data.max_prompt_tokens = 5: leaves no prompt of 20 .* shortest has 6 tokens'):
+        data.load(section(max_prompt_tokens=5), 'train', tokenizer)  # 12+34= has 6
+
+
+@pytest.mark.parametrize('changes, message', [
+    ({'name': 'nonsense'}, r"^data.name = 'nonsense': no such file in grpo_jax/data"),
+    ({'options': {'digitz': 2}}, r"^data.options = .*digitz"),
+    ({'chat': True}, r'^data.chat = True: .* has no chat template'),
+])
+def test_data_section_that_cannot_work_is_refused(tokenizer, changes, message):
+    with pytest.raises(BadInput, match=message):
+        data.load(section(**changes), 'train', tokenizer)
+
+
+# arithmetic
+
+def sums(split='train', **changes):
+    return arithmetic.examples(split, **dict(digits=2, count=2000, blurts=0.7, wrong=0.8) | changes)
+
+
+def numbers(example):
+    return [int(x) for x in re.fullmatch(r'(\d+)\+(\d+)=', example.prompt).groups()]
+
+
+@pytest.mark.parametrize('split', ['train', 'test'])
+@pytest.mark.parametrize('digits', [1, 2, 3])
+def test_sums_are_distinct_right_and_of_the_asked_size(split, digits):
+    count = 6 if digits == 1 else 300
+    found = sums(split, digits=digits, count=count)
+    assert len({e.prompt for e in found}) == count == len({e.id for e in found})
+    for e in found:
+        a, b = numbers(e)
+        assert len(str(a)) == len(str(b)) == digits and e.answer == str(a + b)
+
+
+def test_train_and_test_share_no_sum():
+    # nearly all of the 8100 sums of two digits, so that a shared one would show
+    train, test = sums(count=6500), sums('test', count=700)
+    assert not {e.prompt for e in train} & {e.prompt for e in test}
+
+
+def test_examples_are_the_same_each_time_and_a_smaller_count_is_a_beginning():
+    assert sums() == sums()
+    assert sums(count=50) == sums()[:50]
+
+
+def check_work(text, a, b):
+    """Asserts that a worked demonstration adds a and b by columns, from the right."""
+    *columns, answer = text.split(' ')
+    carry, left, right = 0, str(a)[::-1], str(b)[::-1]
+    assert len(columns) == len(left)
+    for place, column in enumerate(columns):
+        terms, total = column.split('=')
+        assert terms == '+'.join([left[place], right[place]] + ['1'] * carry)
+        assert int(total) == sum(map(int, terms.split('+')))
+        carry = int(total) // 10
+    assert int(answer) == a + b
+
+
+def test_worked_example_from_the_docstring():
+    # 7+5 = 12, carry 1: 4+8+1 = 13
+    assert arithmetic.worked(47, 85) == '7+5=12 4+8+1=13 132'
+
+
+@pytest.mark.parametrize('digits', [2, 3])
+def test_every_worked_demonstration_adds_up(digits):
+    for e in sums(digits=digits, blurts=0.0):
+        check_work(e.meta['demonstration'], *numbers(e))
+
+
+def test_shares_of_blurts_and_of_wrong_ones_are_the_asked_ones():
+    # 4000 draws: the standard deviations are .0072 and .0076, the bounds 4 of them
+    found = sums(count=4000)
+    blurts = [e for e in found if '=' not in e.meta['demonstration']]
+    assert abs(len(blurts) / 4000 - 0.7) < 0.03
+    assert abs(np.mean([e.meta['demonstration'] != e.answer for e in blurts]) - 0.8) < 0.03
+
+
+def test_wrong_blurt_has_exactly_one_wrong_digit():
+    for e in sums(blurts=1.0, wrong=1.0):
+        text = e.meta['demonstration']
+        assert len(text) == len(e.answer)
+        assert sum(x != y for x, y in zip(text, e.answer, strict=True)) == 1
+
+
+def test_reward_accepts_worked_and_right_demonstrations_and_refuses_wrong_ones():
+    for e in sums():
+        text = e.meta['demonstration']
+        assert numeric.reward(text, e) == (text.rsplit(' ', 1)[-1] == e.answer)
+
+
+# jsonl
+
+def write_jsonl(path, rows):
+    path.write_text(''.join((row if isinstance(row, str) else json.dumps(row)) + '\n' for row in rows), encoding='utf8')
+
+
+def from_jsonl(folder, **changes):
+    return section(name='jsonl', options={'folder': str(folder), 'prompt_field': 'q', 'answer_field': 'a'}, **changes)
+
+
+def test_jsonl_rows_become_examples(tmp_path):
+    write_jsonl(tmp_path / 'test.jsonl', [{'q': 'é?', 'a': 'x', 'level': 3}, {'q': 'two', 'a': 2.5}])
+    assert jsonl.examples('test', folder=str(tmp_path), prompt_field='q', answer_field='a') == [
+        Example('é?', 'x', 0, {'q': 'é?', 'a': 'x', 'level': 3}), Example('two', '2.5', 1, {'q': 'two', 'a': 2.5})]
+
+
+@pytest.mark.parametrize('bad', [
+    '{"q": "x", "a": ', 'text', '', '[1]', '"x"', 'null', {'q': 'x'}, {'q': 'x', 'a': None}, {'q': 'x', 'a': True},
+    {'q': ['x'], 'a': '1'}, {'q': 'x', 'a': {'b': 1}}], ids=str)
+def test_bad_row_is_refused_by_file_and_line(tmp_path, bad):
+    path = tmp_path / 'train.jsonl'
+    write_jsonl(path, [{'q': 'good', 'a': '1'}, bad, {'q': 'good', 'a': '1'}])
+    with pytest.raises(BadInput, match=re.escape(f'{path}, line 2')):
+        jsonl.examples('train', folder=str(tmp_path), prompt_field='q', answer_field='a')
+
+
+def test_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(BadInput, match=re.escape(str(tmp_path / 'train.jsonl'))):
+        jsonl.examples('train', folder=str(tmp_path), prompt_field='q', answer_field='a')
+
+
+# gsm8k
+
+GSM8K = [{'question': 'How much is 1+1? é', 'answer': 'Well.\n#### 2'},
+         {'question': 'Many?', 'answer': 'x #### y\n#### 1,234'},
+         {'question': 'Cold?', 'answer': 'Yes.\n#### -3'}]
+GOLDS = ['2', '1234', '-3']
+
+
+@pytest.mark.parametrize('name', ['gsm8k_{}.jsonl', '{}.jsonl'])
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_gsm8k_from_jsonl(tmp_path, name, split):
+    write_jsonl(tmp_path / name.format(split), GSM8K)
+    found = gsm8k.examples(split, folder=str(tmp_path))
+    assert [(e.prompt, e.answer, e.id) for e in found] == [(r['question'], g, i) for i, (r, g) in
+                                                           enumerate(zip(GSM8K, GOLDS, strict=True))]
+    assert found[1].meta == {'solution': GSM8K[1]['answer']}
+
+
+def test_gsm8k_row_without_a_gold_answer_is_refused(tmp_path):
+    write_jsonl(tmp_path / 'train.jsonl', [GSM8K[0], {'question': 'q', 'answer': 'just 4'}])
+    with pytest.raises(BadInput, match=re.escape(f"{tmp_path}, train row 1 = 'just 4': has no ####")):
+        gsm8k.examples('train', folder=str(tmp_path))
+
+
+def test_gsm8k_row_without_a_field_is_refused_by_file_and_line(tmp_path):
+    write_jsonl(tmp_path / 'train.jsonl', [GSM8K[0], {'question': 'q'}])
+    with pytest.raises(BadInput, match=re.escape(f'{tmp_path / "train.jsonl"}, line 2')):
+        gsm8k.examples('train', folder=str(tmp_path))
+
+
+def test_folder_without_gsm8k_is_refused(tmp_path):
+    with pytest.raises(BadInput, match=r'holds neither gsm8k_train.jsonl nor train.jsonl nor dataset_info.json'):
+        gsm8k.examples('train', folder=str(tmp_path))
+
+
+@pytest.mark.parametrize('split, count', [('train', 7473), ('test', 1319)])
+def test_real_gsm8k_is_whole_and_its_solutions_earn_the_reward(real, split, count):
+    found = gsm8k.examples(split, folder=os.path.join(real, 'math'))
+    assert len(found) == count
+    assert all(numeric.extract(e.answer) is not None for e in found)
+    assert all(numeric.reward(e.meta['solution'], e) == 1 for e in found)
+
+
+@pytest.fixture
+def tensorflow_datasets_folder(tmp_path):
+    """GSM8K as tensorflow-datasets prepares it with file_format array_record: train in two files, test in one."""
+    from array_record.python import array_record_module
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import example_serializer
+    features = tfds.features.FeaturesDict({'question': tfds.features.Text(), 'answer': tfds.features.Text()})
+    features.save_config(tmp_path)
+    serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
+    splits = []
+    for split, shards in [('train', [GSM8K[:2], GSM8K[2:]]), ('test', [GSM8K[1:]])]:
+        size = 0
+        for number, rows in enumerate(shards):
+            path = tmp_path / f'gsm8k-{split}.array_record-{number:05d}-of-{len(shards):05d}'
+            writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
+            for row in rows:
+                record = serializer.serialize_example(features.encode_example(row))
+                writer.write(record)
+                size += len(record)
+            writer.close()
+        splits.append({'name': split, 'shardLengths': [str(len(rows)) for rows in shards], 'numBytes': str(size),
+                       'filepathTemplate': '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'})
+    info = {'name': 'gsm8k', 'version': '1.0.0', 'fileFormat': 'array_record', 'splits': splits}
+    (tmp_path / 'dataset_info.json').write_text(json.dumps(info), encoding='utf8')
+    return str(tmp_path)
+
+
+def test_gsm8k_from_tensorflow_datasets_without_tensorflow(tensorflow_datasets_folder):
+    train = gsm8k.examples('train', folder=tensorflow_datasets_folder)
+    assert [(e.prompt, e.answer, e.id) for e in train] == [(r['question'], g, i) for i, (r, g) in
+                                                           enumerate(zip(GSM8K, GOLDS, strict=True))]
+    test = gsm8k.examples('test', folder=tensorflow_datasets_folder)
+    assert [e.answer for e in test] == GOLDS[1:]
+    assert 'tensorflow' not in sys.modules

@@ -1,0 +1,117 @@
+"""Rewards as tables of completions, and their weighted sum."""
+from ml_collections import ConfigDict
+import numpy as np
+import pytest
+
+from grpo_jax import rewards
+from grpo_jax.errors import BadInput
+from grpo_jax.rewards import contains, format, numeric
+from grpo_jax.types import Example
+
+
+def example(answer):
+    return Example('question', answer, 0, {})
+
+
+@pytest.mark.parametrize('completion, answer, expected', [
+    ('42', '42', 1), ('so it is 42.', '42', 1), ('42', '43', 0), ('', '42', 0), ('no number', '42', 0),
+    ('first 42, then 7', '7', 1), ('first 42, then 7', '42', 0),             # without a mark the last number counts
+    ('12 apples\n#### 42', '42', 1), ('#### 42 of 50', '42', 1),             # after the mark the first
+    ('#### 1\n#### 42', '42', 1), ('#### 42\n#### 1', '42', 0),              # after the last mark
+    ('42 ####', '42', 0), ('42 #### none', '42', 0),                         # a mark without a number is no answer
+    ('####42', '42', 1), ('#### $42', '42', 1), ('#### **42**', '42', 1),
+    ('42.0', '42', 1), ('042', '42', 1), ('42', '42.00', 1), ('.5', '0.5', 1), ('0.50', '.5', 1), ('42.', '42', 1),
+    ('1,234', '1234', 1), ('1234', '1,234', 1), ('1,234,567.5', '1234567.5', 1), ('$1,000', '1000', 1),
+    ('3, 4', '4', 1), ('1,2345', '2345', 1),                                 # not thousands
+    ('-5', '-5', 1), ('-5', '5', 0), ('+5', '5', 1), ('x=-5', '-5', 1), ('-0', '0', 1),
+    ('10-5', '5', 1), ('(10)-5', '5', 1), ('10 - 5', '5', 1),                # subtraction
+    ('0.3333333333333333', '0.3333333333333334', 0),                         # exact, where floats would be equal
+    ('123456789012345678901', '123456789012345678902', 0),
+    ('9' * 101, '9' * 100, 0), ('9' * 100000, '9', 0),                       # noise of digits
+])
+def test_numeric(completion, answer, expected):
+    assert numeric.reward(completion, example(answer)) == expected
+
+
+@pytest.mark.parametrize('answer', ['', 'many', '9' * 101])
+def test_numeric_without_a_gold_number_is_unscorable(answer):
+    assert numeric.reward('42', example(answer)) is None
+
+
+@pytest.mark.parametrize('completion, expected', [
+    ('#### 1,000.50', '2001/2'), ('7.0', '7'), ('it is -3', '-3'), ('nothing', None), ('5 ####', None)])
+def test_extracted_answers_have_one_spelling(completion, expected):
+    # majority votes count spellings
+    assert numeric.extract(completion) == expected
+
+
+GOOD = '<think>a</think><answer>4</answer>'
+
+
+@pytest.mark.parametrize('completion, expected', [
+    (GOOD, 1), (f'\n {GOOD}\n', 1), ('<think>a\nb</think>\n\n<answer>\n4\n</answer>', 1),
+    ('<think></think><answer></answer>', 1),
+    ('', 0), ('4', 0), ('<answer>4</answer>', 0), ('<think>a</think>', 0), ('<answer>4</answer><think>a</think>', 0),
+    ('<think>a</think>4', 0), ('<think>a</think> so <answer>4</answer>', 0), (f'Sure: {GOOD}', 0), (f'{GOOD} done', 0),
+    ('<think>a<answer>4</answer></think>', 0), ('<think>a<answer></think>4</answer>', 0), (GOOD + GOOD, 0),
+    ('<think><think>a</think><answer>4</answer>', 0), ('<think>a</think><answer>4', 0),
+    ('<THINK>a</THINK><answer>4</answer>', 0),
+])
+def test_format(completion, expected):
+    assert format.reward(completion, example('')) == expected
+
+
+@pytest.mark.parametrize('completion, answer, expected', [
+    ('a red cat sat', 'cat', 1), ('Cat!', 'cat', 1), ('the cat', 'CAT', 1), ('"cat"', 'cat', 1), ('cats', 'cat', 0),
+    ('concatenate', 'cat', 0), ('', 'cat', 0), ('c.t', 'c.t', 1), ('cat', 'c.t', 0), ('red\ncat', 'cat', 1)])
+def test_contains(completion, answer, expected):
+    assert contains.reward(completion, example(answer)) == expected
+
+
+def make(*parts, truncated=0.0, verifier=''):
+    return rewards.make(ConfigDict({'parts': parts, 'truncated': truncated, 'verifier': verifier}))
+
+
+def test_score_is_the_weighted_sum_over_groups_of_rows():
+    # 2 examples of 2 rows each. numeric: 1 0 0 1, format: 1 1 0 0
+    scorer = make(('numeric', 1.0), ('format', 0.25))
+    completions = ['<think></think><answer>4</answer>', '<think></think><answer>5</answer>', '4', '5']
+    total, parts = rewards.score(scorer, [example('4'), example('5')], completions, np.zeros(4, bool))
+    assert total.tolist() == [1.25, 0.25, 0, 1]
+    assert parts['numeric'].tolist() == [1, 0, 0, 1] and parts['format'].tolist() == [1, 1, 0, 0]
+    assert total.dtype == np.float64
+
+
+def test_truncated_completions_get_the_extra_term():
+    scorer = make(('numeric', 1.0), truncated=-0.5)
+    total, parts = rewards.score(scorer, [example('4')], ['4', '4', '5'], np.array([True, False, True]))
+    assert total.tolist() == [0.5, 1, -0.5]
+    assert parts['numeric'].tolist() == [1, 1, 0]
+
+
+def test_completion_that_one_part_cannot_score_gets_the_others():
+    scorer = make(('numeric', 1.0), ('format', 0.5))
+    total, parts = rewards.score(scorer, [example('many')], [GOOD, '4'], np.zeros(2, bool))
+    assert total.tolist() == [0.5, 0] and np.all(np.isnan(parts['numeric']))
+
+
+def test_completion_that_no_part_can_score_is_nan_even_when_truncated():
+    scorer = make(('numeric', 1.0), truncated=-0.5)
+    total, _ = rewards.score(scorer, [example('many'), example('4')], ['4', '4'], np.array([True, True]))
+    assert np.isnan(total[0]) and total[1] == 0.5
+
+
+def test_verifier_extracts_answers():
+    assert make(('numeric', 1.0), verifier='numeric').extract('#### 4') == '4'
+    assert make(('numeric', 1.0)).extract is None
+
+
+@pytest.mark.parametrize('parts, verifier, message', [
+    ([('nonsense', 1.0)], '', r"^reward.parts = 'nonsense': no such file in grpo_jax/rewards"),
+    ([], '', r'^reward.parts = .*: name at least one reward'),
+    ([('format', 1.0)], 'numeric', r"^reward.verifier = 'numeric': must be one of reward.parts: \['format'\]"),
+    ([('format', 1.0)], 'format', r"^reward.verifier = 'format': has no extract"),
+])
+def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):
+    with pytest.raises(BadInput, match=message):
+        make(*parts, verifier=verifier)
