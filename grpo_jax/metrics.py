@@ -17,7 +17,7 @@ class Writer:
     uninterrupted one's; times go to timings.jsonl.
     """
 
-    def __init__(self, workdir, first_step, steps, title, shown=('reward', 'loss')):
+    def __init__(self, workdir, first_step, steps, title, shown=('reward', 'length')):
         self._shown = shown
         self._rollouts = os.path.join(workdir, 'rollouts')
         os.makedirs(self._rollouts, exist_ok=True)

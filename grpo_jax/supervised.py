@@ -45,7 +45,7 @@ def run(config, workdir):
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
         state = learner.initial(ex.params())
-    writer = metrics.Writer(workdir, int(state.step), config.supervised.steps, 'cold start', shown=('loss', 'entropy'))
+    writer = metrics.Writer(workdir, int(state.step), config.supervised.steps, 'cold start', shown=('loss',))
     for step in range(int(state.step), config.supervised.steps):
         clock = metrics.Stopwatch()
         chosen = data.indices(config.seed, step, shapes.prompts, len(completions))

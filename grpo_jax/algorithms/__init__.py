@@ -2,6 +2,14 @@
 
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
-from grpo_jax.algorithms.algorithm import Algorithm, compute_advantages, make, metrics, policy_loss, token_losses
+from grpo_jax.algorithms.algorithm import (
+    Algorithm,
+    compute_advantages,
+    dead_groups,
+    make,
+    metrics,
+    policy_loss,
+    token_losses,
+)
 
-__all__ = ['Algorithm', 'compute_advantages', 'make', 'metrics', 'policy_loss', 'token_losses']
+__all__ = ['Algorithm', 'compute_advantages', 'dead_groups', 'make', 'metrics', 'policy_loss', 'token_losses']

@@ -70,19 +70,22 @@ def _piece(module, key, section):
 
 
 def compute_advantages(algorithm, rewards):
-    """(advantages f32[P * G, 1], dead bool[P]) of rewards [P, G] on the host; NaN marks unscorable.
-
-    A group whose finite rewards are all equal is dead: its advantages are exactly 0, decided by
-    max == min since float rounding would otherwise leak through a small eps.
-    """
+    """Advantages f32[P * G, 1] of rewards [P, G], on the host; 0 for unscorable (not finite) rewards and dead groups."""
     rewards = np.asarray(rewards, np.float64)
     rewards = np.where(np.isfinite(rewards), rewards, np.nan)  # an infinite reward would spoil its whole group
-    filled_low = np.where(np.isfinite(rewards), rewards, np.inf).min(1)
-    filled_high = np.where(np.isfinite(rewards), rewards, -np.inf).max(1)
-    dead = ~(filled_high > filled_low)
     values = algorithm.advantage(rewards)
-    values = np.where(np.isfinite(rewards) & ~dead[:, None], values, 0.0)
-    return values.reshape(-1, 1).astype(np.float32), dead
+    alive = np.isfinite(rewards) & ~dead_groups(rewards)[:, None]
+    return np.where(alive, values, 0.0).reshape(-1, 1).astype(np.float32)
+
+
+def dead_groups(rewards):
+    """bool[P]: the groups of rewards [P, G] whose finite rewards are all equal.
+
+    Decided by max == min: by a small std, float rounding would leak through.
+    """
+    low = np.where(np.isfinite(rewards), rewards, np.inf).min(1)
+    high = np.where(np.isfinite(rewards), rewards, -np.inf).max(1)
+    return ~(high > low)
 
 
 def token_losses(algorithm, logprobs, entropy, experience):
@@ -131,11 +134,11 @@ def metrics(algorithm, logprobs, entropy, experience):
         'entropy': mean(entropy),
         'ratio_mean': mean(ratio),
         'ratio_max': jnp.max(jnp.where(mask, ratio, 0.0)),
-        'kl_old': mean(jnp.expm1(-log_ratio) + log_ratio),
+        'kl_old': mean(kl.k3(old, old + log_ratio)),
         'clip_low_share': mean(clipped & (experience.advantages < 0)),
         'clip_high_share': mean(clipped & (experience.advantages > 0)),
         'sampler_gap_mean': mean(gap),
-        'sampler_gap_p99': jnp.nanquantile(jnp.where(mask, gap, jnp.nan), 0.99),
+        'sampler_gap_p99': jnp.nan_to_num(jnp.nanquantile(jnp.where(mask, gap, jnp.nan), 0.99)),
         'sampler_gap_max': jnp.max(gap),
     }
     if algorithm.kl_coef:

@@ -4,6 +4,7 @@ A data set is a module of this package with `examples(split, **options) -> list[
 name is the name in config.data.name.
 """
 import importlib
+import inspect
 import logging
 from typing import NamedTuple
 
@@ -29,10 +30,12 @@ def load(section, split, tokenizer):
             raise
         raise BadInput('data.name', section['name'], 'no such file in grpo_jax/data; '
                        'add one with examples(split, **options)') from None
+    options = dict(section['options'])
     try:
-        examples = module.examples(split, **dict(section['options']))
+        inspect.signature(module.examples).bind(split, **options)
     except TypeError as error:
-        raise BadInput('data.options', dict(section['options']), f'{error}') from None
+        raise BadInput('data.options', options, f'{error} of {module.__name__}.examples') from None
+    examples = module.examples(split, **options)
     tokens = [encode_prompt(tokenizer, example.prompt, chat=section['chat'], system=section['system'],
                             template=section['template']) for example in examples]
     longest = section['max_prompt_tokens']

@@ -11,11 +11,11 @@ def read(path):
     if not os.path.isfile(path):
         raise BadInput('data file', path, 'no such file; set GRPO_JAX_DATA or data.options')
     rows = []
-    with open(path, encoding='utf8') as lines:
+    with open(path, 'rb') as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
+                row = json.loads(line.decode('utf8'))
+            except ValueError as error:  # of the JSON or of its encoding
                 raise BadInput(f'{path}, line {number}', line[:80], f'not JSON ({error}); mend the row') from None
             if not isinstance(row, dict):
                 raise BadInput(f'{path}, line {number}', line[:80], 'must be an object with named fields')

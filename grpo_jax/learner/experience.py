@@ -13,7 +13,7 @@ def make_experience(algorithm, rollout, rewards, old_logprobs, ref_logprobs, put
     so every denominator. put lays host arrays of rows out on the mesh.
     """
     prompts, group = rewards.shape
-    advantages, dead = algorithms.compute_advantages(algorithm, rewards)
+    advantages, dead = algorithms.compute_advantages(algorithm, rewards), algorithms.dead_groups(rewards)
     group_ids = np.repeat(np.arange(prompts, dtype=np.int32), group)
     if algorithm.dead_groups == 'drop':
         alive = put(np.repeat(~dead, group))
@@ -25,11 +25,11 @@ def make_experience(algorithm, rollout, rewards, old_logprobs, ref_logprobs, put
 
 
 def _statistics(rewards, advantages, dead):
-    best = np.nanmax(np.where(np.isfinite(rewards), rewards, -np.inf))
+    highest = np.where(np.isfinite(rewards), rewards, -np.inf).max(1)
     return {
         'reward': np.nanmean(rewards), 'reward_std': np.nanstd(rewards),
         'dead_groups': np.mean(dead),
-        'dead_groups_best': np.mean(dead & (rewards[:, 0] == best)),
+        'dead_groups_best': np.mean(dead & (highest == highest.max())),
         'advantage_abs': np.mean(np.abs(advantages)),
         'unscorable': np.mean(~np.isfinite(rewards)),
     }

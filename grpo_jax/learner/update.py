@@ -23,9 +23,11 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
                                        temperature=temperature, chunk=chunk, remat=remat, dtype=dtype)
         norm = optax.global_norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        # without tokens (all groups dropped) there is nothing to learn, and momentum must not act alone
+        apply = finite & jnp.any(minibatch.rollout.completion_mask)
         changes, new_opt_state = optimizer.update(grads, opt_state, params)
         new_params = optax.apply_updates(params, changes)
-        params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old),
+        params, opt_state = jax.tree.map(lambda new, old: jnp.where(apply, new, old),
                                          (new_params, new_opt_state), (params, opt_state))
         found |= {'loss': loss, 'grad_norm': norm, 'finite': finite.astype(jnp.float32)}
         return (params, opt_state, bad + ~finite), found

@@ -45,7 +45,7 @@ def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, grou
 
 def worked(method, **changes):
     """The example's Experience with the method's own advantages."""
-    return experience(algorithms.compute_advantages(method, REWARDS)[0], **changes)
+    return experience(algorithms.compute_advantages(method, REWARDS), **changes)
 
 
 def loss_and_gradient(method, experience_, logprobs=LOGPROBS):

@@ -14,7 +14,8 @@ ESTIMATORS = ['group_norm', 'group_mean', 'leave_one_out']
 def advantages(rewards, name, **numbers):
     """f32[P, G] through the public entry point."""
     method = fixture.algorithm('grpo', advantage=name, **numbers)
-    values, dead = algorithms.compute_advantages(method, np.array(rewards))
+    values = algorithms.compute_advantages(method, np.array(rewards))
+    dead = algorithms.dead_groups(np.array(rewards))
     assert values.dtype == np.float32 and values.shape == (np.size(rewards), 1)
     assert dead.shape == (len(rewards),)
     return values.reshape(np.shape(rewards))
@@ -39,7 +40,8 @@ def test_estimator_gives_the_worked_numbers(name, numbers, expected):
     ('rloo', [.666667, -.666667, .333333, -1]),
 ])
 def test_preset_uses_its_papers_estimator(preset, expected):
-    values, dead = algorithms.compute_advantages(fixture.algorithm(preset), fixture.REWARDS)
+    values = algorithms.compute_advantages(fixture.algorithm(preset), fixture.REWARDS)
+    dead = algorithms.dead_groups(fixture.REWARDS)
     np.testing.assert_allclose(values[[0, 1, 4, 7], 0], expected, **fixture.ROUNDED)
     assert not dead.any()
 
@@ -76,7 +78,7 @@ def test_dead_group_has_advantage_exactly_plus_zero(name, value, size):
     values = advantages(rewards, name, std_eps=1e-9)
     assert values[0].tobytes() == np.zeros(size, np.float32).tobytes()  # bytes: -0.0 == 0.0
     assert np.all(values[1] != 0)
-    dead = algorithms.compute_advantages(fixture.algorithm('grpo', advantage=name), rewards)[1]
+    dead = algorithms.dead_groups(rewards)
     np.testing.assert_array_equal(dead, [True, False])
 
 
@@ -98,7 +100,8 @@ def test_unscorable_completion_is_left_out_of_its_group(name, bad):
 @pytest.mark.parametrize('group', [[np.nan] * 4, [np.nan, np.nan, 1, np.nan], [1, np.nan, 1, 1]])
 def test_group_without_two_different_scores_is_dead(name, group):
     method = fixture.algorithm('grpo', advantage=name)
-    values, dead = algorithms.compute_advantages(method, np.array([group, [0., 1, 0, 1]]))
+    values = algorithms.compute_advantages(method, np.array([group, [0., 1, 0, 1]]))
+    dead = algorithms.dead_groups(np.array([group, [0., 1, 0, 1]]))
     assert values[:4].tobytes() == np.zeros(4, np.float32).tobytes()
     np.testing.assert_array_equal(dead, [True, False])
 

@@ -140,7 +140,7 @@ def test_metrics_are_the_hand_counts():
     assert metrics['clip_low_share'] == pytest.approx(1 / 24)
     assert metrics['ratio_mean'] == pytest.approx(ratios.mean(), rel=1e-5)
     assert metrics['ratio_max'] == pytest.approx(1.349859, abs=1e-6)
-    assert metrics['kl_old'] == pytest.approx(np.mean(1 / ratios - 1 + np.log(ratios)), abs=1e-6)
+    assert metrics['kl_old'] == pytest.approx(np.mean(ratios - 1 - np.log(ratios)), abs=1e-6)
     assert metrics['sampler_gap_max'] == pytest.approx(1.8, abs=1e-6)
     gaps = np.abs(fixture.SAMPLER - fixture.OLD)[fixture.MASK]
     assert metrics['sampler_gap_mean'] == pytest.approx(gaps.mean(), rel=1e-5)
@@ -199,7 +199,7 @@ def test_rows_without_tokens_leave_loss_and_gradient_finite(method, rows):
     mask[list(rows)] = False
     loss, gradient, metrics = fixture.loss_and_gradient(method, fixture.worked(method, mask=mask))
     assert np.isfinite(loss) and np.all(np.isfinite(gradient))
-    assert all(np.isfinite(x) for name, x in metrics.items() if name != 'sampler_gap_p99' or mask.any())
+    assert all(np.isfinite(x) for x in metrics.values())
     if not mask.any():
         assert loss == 0 and np.all(gradient == 0)
 
@@ -277,9 +277,8 @@ def test_padding_to_the_right_does_not_matter(case):
 
 def test_dead_group_gives_no_gradient_without_a_kl():
     method = fixture.algorithm('grpo', **BETA_0)
-    advantages, dead = algorithms.compute_advantages(method, np.array([[.7] * 4, [1, 1, 1, 0]]))
+    advantages = algorithms.compute_advantages(method, np.array([[.7] * 4, [1, 1, 1, 0]]))
     gradient = fixture.loss_and_gradient(method, fixture.experience(advantages))[1]
-    assert dead.tolist() == [True, False]
     assert np.all(gradient[:4] == 0) and np.any(gradient[4:] != 0)
 
 

@@ -174,7 +174,8 @@ def check_work(text, a, b):
 
 def test_worked_example_from_the_docstring():
     # 7+5 = 12, carry 1: 4+8+1 = 13
-    assert arithmetic.worked(47, 85) == '7+5=12 4+8+1=13 132'
+    assert arithmetic.worked_sum(47, 85) == '7+5=12 4+8+1=13 132'
+    assert arithmetic.worked_difference(95, 48) == '15-8=7 9-4-1=4 47'
 
 
 @pytest.mark.parametrize('digits', [2, 3])

@@ -1,0 +1,29 @@
+"""The cells of each notebook run, in order, with the demo cut down."""
+import json
+import os
+import sys
+
+import matplotlib
+import pytest
+
+from configs import arithmetic
+from tests import tiny_run
+
+NOTEBOOKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'notebooks')
+
+
+@pytest.mark.parametrize('name', sorted(os.listdir(NOTEBOOKS)))
+def test_cells_run(name, tmp_path, monkeypatch):
+    matplotlib.use('agg')
+    small = tiny_run.config()
+    monkeypatch.setattr(arithmetic, 'get_config', lambda preset: small)
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'configs').mkdir()  # so that the notebook stays in this folder
+    with open(os.path.join(NOTEBOOKS, name), encoding='utf8') as file:
+        cells = [''.join(c['source']) for c in json.load(file)['cells'] if c['cell_type'] == 'code']
+    scope = {}
+    for cell in cells:
+        exec(compile(cell, name, 'exec'), scope)
+    assert int(scope['state'].step) == scope['config'].steps
+
