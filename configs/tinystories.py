@@ -13,7 +13,7 @@ from configs import default
 def get_config(preset='dr_grpo'):
     """A few minutes on a laptop's CPU."""
     config = default.get_config(preset)
-    config.steps = 60
+    config.steps = 30
     config.model.path = os.path.join(default.DATA, 'models', 'stories260K')
     config.data.name = 'tinystories'
     config.data.prompts_per_step = 16

@@ -70,7 +70,10 @@ def _piece(module, key, section):
 
 
 def compute_advantages(algorithm, rewards):
-    """Advantages f32[P * G, 1] of rewards [P, G], on the host; 0 for unscorable (not finite) rewards and dead groups."""
+    """Advantages f32[P * G, 1] of rewards [P, G], on the host.
+
+    Exactly 0 for unscorable (not finite) rewards and in dead groups.
+    """
     rewards = np.asarray(rewards, np.float64)
     rewards = np.where(np.isfinite(rewards), rewards, np.nan)  # an infinite reward would spoil its whole group
     values = algorithm.advantage(rewards)

@@ -20,7 +20,7 @@ def examples(split, *, folder, worked):
     if split == 'test':
         found = {left: value for left, value in _annotations('test', folder).items() if left not in found}
     draws = np.random.default_rng(0).random(len(found))
-    return [Example(f'{left}=', value, i, {'demonstration': draw < worked and by_columns(left) or value})
+    return [Example(f'{left}=', value, i, {'demonstration': (draw < worked and by_columns(left)) or value})
             for i, ((left, value), draw) in enumerate(zip(found.items(), draws, strict=True))]
 
 

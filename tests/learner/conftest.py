@@ -7,15 +7,6 @@ import pytest
 from grpo_jax.types import Experience, Rollout
 
 
-@pytest.fixture(autouse=True, scope='module')
-def quick_compiles():
-    """Compiling is nearly all of these tests' time; the programs run once or twice."""
-    before = jax.config.read('jax_disable_most_optimizations')
-    jax.config.update('jax_disable_most_optimizations', True)
-    yield
-    jax.config.update('jax_disable_most_optimizations', before)
-
-
 def make_rollout(c, prompts, group_size, queries, length):
     """A Rollout of random tokens; prompts have 1 to `queries` tokens, completions 1 to `length`."""
     rng = np.random.default_rng(0)
