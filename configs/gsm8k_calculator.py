@@ -12,22 +12,22 @@ from configs import default
 def get_config(preset='dr_grpo'):
     """Cold start on annotated values and some worked columns, then reinforcement by the verifier."""
     config = default.get_config(preset)
-    config.steps = 80
+    config.steps = 60
     config.model.path = 'configs/models/characters'
     config.model.random_init = True
     config.data.name = 'gsm8k_calculator'
-    config.data.options = {'folder': os.path.join(default.DATA, 'math'), 'worked': 0.5}
+    config.data.options = {'folder': os.path.join(default.DATA, 'math'), 'worked': 0.35}
     config.data.prompts_per_step = 64
     config.data.max_prompt_tokens = 16
     config.rollout.group_size = 8
-    config.rollout.max_tokens = 32
-    config.algorithm.fixed_length = 32
-    config.supervised.steps = 500
-    config.supervised.batch = 128
-    config.supervised.optimizer.learning_rate = 3e-3
+    config.rollout.max_tokens = 48
+    config.algorithm.fixed_length = 48
+    config.supervised.steps = 1500
+    config.supervised.batch = 64
+    config.supervised.optimizer.learning_rate = 2e-3
     config.supervised.optimizer.warmup = 20
     config.supervised.optimizer.schedule = 'cosine'
     config.optimizer.learning_rate = 3e-4
     config.evaluation.prompts = 1434
-    config.checkpoint.every = 100
+    config.checkpoint.every = 500
     return config

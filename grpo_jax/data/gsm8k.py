@@ -12,7 +12,8 @@ def examples(split, *, folder):
     A tensorflow-datasets folder (with dataset_info.json) must hold array_record files, which are read
     without tensorflow.
     """
-    return [Example(row['question'], gold(row['answer'], f'{folder}, {split} row {i}'), i, {'solution': row['answer']})
+    return [Example(row['question'], gold(row['answer'], f'{folder}, {split} row {i}'), i,
+                    {'demonstration': row['answer']})
             for i, row in enumerate(rows(split, folder))]
 
 

@@ -7,14 +7,14 @@ from grpo_jax.data import arithmetic, gsm8k
 from grpo_jax.types import Example
 
 ANNOTATION = re.compile(r'<<([^<>=]*[-+*/][^<>=]*)=([-+.\d]+)>>')
-COLUMNS = re.compile(r'(\d{1,3})([-+])(\d{1,3})')
+CHAIN = re.compile(r'\d{1,4}([-+]\d{1,4})+')
 
 
 def examples(split, *, folder, worked):
     """Each distinct annotated expression of a split once; the test split leaves out those of the train split.
 
-    The demonstration is the annotated value; sums and differences of two numbers below 1000 are worked
-    out by columns instead with probability `worked`.
+    The demonstration is the annotated value; sums and differences of whole numbers are worked out by
+    columns instead with probability `worked`.
     """
     found = _annotations('train', folder)
     if split == 'test':
@@ -25,14 +25,20 @@ def examples(split, *, folder, worked):
 
 
 def by_columns(expression):
-    """The worked sum or difference of an expression; None when it is anything else or negative."""
-    match = COLUMNS.fullmatch(expression)
-    if not match:
+    """A chain of sums and differences worked out from the left: 7+5-9 -> '7+5=12 12 12-9=3 1-0-1=0 3'.
+
+    None for any other expression, and where a step is negative.
+    """
+    if not CHAIN.fullmatch(expression):
         return None
-    a, b = int(match[1]), int(match[3])
-    if match[2] == '+':
-        return arithmetic.worked_sum(a, b)
-    return arithmetic.worked_difference(a, b) if a >= b else None
+    total, *rest = re.findall(r'[-+]?\d+', expression)
+    total, steps = int(total), []
+    for term in map(int, rest):
+        if total + term < 0:
+            return None
+        steps.append(arithmetic.worked_sum(total, term) if term > 0 else arithmetic.worked_difference(total, -term))
+        total += term
+    return ' '.join(steps)
 
 
 def _annotations(split, folder):

@@ -12,7 +12,7 @@ import pytest
 
 from configs import arithmetic as demo
 from grpo_jax import data
-from grpo_jax.data import arithmetic, gsm8k, jsonl
+from grpo_jax.data import arithmetic, gsm8k, gsm8k_calculator, jsonl, tinystories
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import numeric
@@ -251,7 +251,7 @@ def test_gsm8k_from_jsonl(tmp_path, name, split):
     found = gsm8k.examples(split, folder=str(tmp_path))
     assert [(e.prompt, e.answer, e.id) for e in found] == [(r['question'], g, i) for i, (r, g) in
                                                            enumerate(zip(GSM8K, GOLDS, strict=True))]
-    assert found[1].meta == {'solution': GSM8K[1]['answer']}
+    assert found[1].meta == {'demonstration': GSM8K[1]['answer']}
 
 
 def test_gsm8k_row_without_a_gold_answer_is_refused(tmp_path):
@@ -276,7 +276,7 @@ def test_real_gsm8k_is_whole_and_its_solutions_earn_the_reward(real, split, coun
     found = gsm8k.examples(split, folder=os.path.join(real, 'math'))
     assert len(found) == count
     assert all(numeric.extract(e.answer) is not None for e in found)
-    assert all(numeric.reward(e.meta['solution'], e) == 1 for e in found)
+    assert all(numeric.reward(e.meta['demonstration'], e) == 1 for e in found)
 
 
 @pytest.fixture
@@ -313,3 +313,37 @@ def test_gsm8k_from_tensorflow_datasets_without_tensorflow(tensorflow_datasets_f
     test = gsm8k.examples('test', folder=tensorflow_datasets_folder)
     assert [e.answer for e in test] == GOLDS[1:]
     assert 'tensorflow' not in sys.modules
+
+
+CALCULATOR = [{'question': 'q', 'answer': '48/2 = <<48/2=24>>24 and <<47+85=132>>132 #### 1'},
+              {'question': 'q', 'answer': 'again <<48/2=24>>24, <<7 + 5 - 9=3>>3, no sum <<5=5>>5 #### 1'}]
+
+
+def test_calculator_takes_each_annotated_expression_once_and_holds_new_ones_out(tmp_path):
+    write_jsonl(tmp_path / 'train.jsonl', CALCULATOR)
+    write_jsonl(tmp_path / 'test.jsonl', [{'question': 'q', 'answer': '<<48/2=24>> <<2*3=6>> #### 6'}])
+    train = gsm8k_calculator.examples('train', folder=str(tmp_path), worked=1.0)
+    assert [(e.prompt, e.answer) for e in train] == [('48/2=', '24'), ('47+85=', '132'), ('7+5-9=', '3')]
+    # a quotient has no columns; the chain is worked from the left: 7 + 5 is 12, then 12 - 9
+    assert [e.meta['demonstration'] for e in train] == ['24', '7+5=12 4+8+1=13 132', '7+5=12 12 12-9=3 1-0-1=0 3']
+    test = gsm8k_calculator.examples('test', folder=str(tmp_path), worked=0.0)
+    assert [(e.prompt, e.meta['demonstration']) for e in test] == [('2*3=', '6')]
+
+
+@pytest.mark.parametrize('expression', ['5-9', '2-3+4', '2*3', '1.5+2', '7', '12345+1'])
+def test_expressions_without_columns(expression):
+    assert gsm8k_calculator.by_columns(expression) is None
+
+
+def test_every_worked_demonstration_of_real_annotations_earns_the_reward(real):
+    found = gsm8k_calculator.examples('train', folder=os.path.join(real, 'math'), worked=1.0)
+    worked = [e for e in found if ' ' in e.meta['demonstration']]
+    assert len(found) == 10652 and len(worked) > 5000
+    assert all(numeric.reward(e.meta['demonstration'], e) == 1 for e in worked)
+
+
+def test_tinystories_holds_one_story_out():
+    train, test = tinystories.examples('train'), tinystories.examples('test')
+    assert len(train) == 5 * len(test) == 120
+    assert len({e.id for e in train + test}) == 144
+    assert not {e.prompt.split('. ', 1)[1] for e in train} & {e.prompt.split('. ', 1)[1] for e in test}
