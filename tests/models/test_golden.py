@@ -1,4 +1,5 @@
 """Real checkpoints and tokenizers: the numbers and ids that others computed."""
+import ast
 import functools
 import importlib
 import json
@@ -13,7 +14,9 @@ import pytest
 from test_hf import load
 from test_transformer import logits
 
-from grpo_jax import data, sampler
+from configs import gsm8k
+from grpo_jax import data, sampler, show
+from grpo_jax.data import gsm8k as examples
 from grpo_jax.models import hf
 from grpo_jax.types import Prompts
 
@@ -110,6 +113,20 @@ def test_a_chat_prompt_is_one_rendering_of_the_template(qwen3, system, before):
     assert qwen3.decode(ids) == f'{before}<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n'
     # the markers are tokens and not text that looks like them
     assert ids.count(151644) == (3 if system else 2) and ids.count(151645) == (2 if system else 1)
+
+
+def test_show_prints_the_exact_text_and_ids_of_gsm8k(real, qwen3):
+    config = gsm8k.get_config()
+    config.model.path = qwen3.name_or_path
+    config.data.options.folder = os.path.join(real, 'math')
+    head, _, title, text, ids = list(show.lines(config, 1))
+    index = data.indices(config.seed, 0, 1, 7473)[0]  # no prompt is too long
+    question = examples.examples('train', folder=config.data.options.folder)[index].prompt
+    assert "151645 '<|im_end|>'" in head and f'example {index}, ' in title
+    assert ast.literal_eval(text[5:]) == (
+        f'<|im_start|>user\n{question}\nReason step by step, then write the final number after ####.<|im_end|>\n'
+        '<|im_start|>assistant\n')
+    assert ast.literal_eval(ids[5:]) == qwen3.encode(ast.literal_eval(text[5:]))
 
 
 def test_a_template_that_begins_with_bos_gives_one_bos(real):
