@@ -135,7 +135,7 @@ def reopen(workdir):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
     with open(path, encoding='utf8') as file:
         config = ConfigDict(json.load(file))
-    return experiment.enter(config, workdir)
+    return experiment.enter(config, workdir, folder=os.path.join(workdir, 'model'))
 
 
 def load_policy(ex):

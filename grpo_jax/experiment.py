@@ -69,10 +69,13 @@ class Experiment(NamedTuple):
         return hf.load_params(self.folder, self.c, shardings)
 
 
-def enter(config, workdir):
-    """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim."""
+def enter(config, workdir, folder=None):
+    """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim.
+
+    folder replaces config.model.path, for a workdir that holds its model already.
+    """
     check(config)
-    folder = hf.find(config.model.path)
+    folder = folder or hf.find(config.model.path)
     c, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
     columns = config.data.max_prompt_tokens + config.rollout.max_tokens
     if columns > hf.context_length(folder):

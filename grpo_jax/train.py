@@ -28,13 +28,13 @@ def run(config, workdir, algorithm=None):
     learner = placement.make_learner(ex.c, algorithm, optimizer, ex.mesh, shapes, **ex.learning())
     sample = placement.make_sampler(ex.c, ex.mesh, shapes, **ex.sampling())
     evaluator = evaluate.make(ex, config.evaluation.samples)
-    experiment.claim(ex)
-    placement.write_hashes(workdir, sample=sample, score=learner.score, update=learner.update)
 
     checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
         state = learner.initial(supervised.cold_start(ex))
+    experiment.claim(ex)
+    placement.write_hashes(workdir, sample=sample, score=learner.score, update=learner.update)
     writer = metrics.Writer(workdir, int(state.step), config.steps, 'train')
 
     for step in range(int(state.step), config.steps):

@@ -70,6 +70,7 @@ def test_config(name, tmp_path):
     with pytest.raises(BadInput) as error:
         train.run(tiny_run.config(**changes), str(tmp_path / 'run'))
     assert all(word in str(error.value) for word in words), str(error.value)
+    assert not (tmp_path / 'run' / 'config.json').exists()  # the mended config may use the workdir
 
 
 def test_folder_without_weights(tmp_path):
