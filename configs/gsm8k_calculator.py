@@ -10,19 +10,19 @@ from configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """Cold start on annotated values and some worked columns, then reinforcement by the verifier."""
+    """Cold start on annotated values, most of them with a decimal slip, then reinforcement by the verifier."""
     config = default.get_config(preset)
     config.steps = 60
     config.model.path = 'configs/models/characters'
     config.model.random_init = True
     config.data.name = 'gsm8k_calculator'
-    config.data.options = {'folder': os.path.join(default.DATA, 'math'), 'worked': 0.35}
+    config.data.options = {'folder': os.path.join(default.DATA, 'math'), 'slips': 0.65}
     config.data.prompts_per_step = 64
     config.data.max_prompt_tokens = 16
     config.rollout.group_size = 8
-    config.rollout.max_tokens = 48
-    config.algorithm.fixed_length = 48
-    config.supervised.steps = 1500
+    config.rollout.max_tokens = 8
+    config.algorithm.fixed_length = 8
+    config.supervised.steps = 3000
     config.supervised.batch = 64
     config.supervised.optimizer.learning_rate = 2e-3
     config.supervised.optimizer.warmup = 20

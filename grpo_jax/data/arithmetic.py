@@ -30,7 +30,7 @@ def examples(split, *, digits, count, blurts, wrong):
             for i, ((a, b), text) in enumerate(found.items())]
 
 
-def worked_sum(a, b):
+def worked(a, b):
     """The sum by columns, then the answer: 47+85 -> '7+5=12 4+8+1=13 132'."""
     columns, carry, left, right = [], 0, a, b
     while left or right:
@@ -40,20 +40,9 @@ def worked_sum(a, b):
     return ' '.join([*columns, str(a + b)])
 
 
-def worked_difference(a, b):
-    """The difference of a >= b by columns, then the answer: 95-48 -> '15-8=7 9-4-1=4 47'."""
-    columns, borrow, left, right = [], 0, a, b
-    while left or right:
-        lent = left % 10 < right % 10 + borrow
-        column = left % 10 + 10 * lent - right % 10 - borrow
-        columns.append(f'{left % 10 + 10 * lent}-{right % 10}{"-1" if borrow else ""}={column}')
-        borrow, left, right = int(lent), left // 10, right // 10
-    return ' '.join([*columns, str(a - b)])
-
-
 def _demonstration(rng, a, b, blurts, wrong):
     if rng.random() >= blurts:
-        return worked_sum(a, b)
+        return worked(a, b)
     answer = list(str(a + b))
     if rng.random() < wrong:
         place = rng.integers(len(answer))

@@ -174,8 +174,7 @@ def check_work(text, a, b):
 
 def test_worked_example_from_the_docstring():
     # 7+5 = 12, carry 1: 4+8+1 = 13
-    assert arithmetic.worked_sum(47, 85) == '7+5=12 4+8+1=13 132'
-    assert arithmetic.worked_difference(95, 48) == '15-8=7 9-4-1=4 47'
+    assert arithmetic.worked(47, 85) == '7+5=12 4+8+1=13 132'
 
 
 @pytest.mark.parametrize('digits', [2, 3])
@@ -315,31 +314,27 @@ def test_gsm8k_from_tensorflow_datasets_without_tensorflow(tensorflow_datasets_f
     assert 'tensorflow' not in sys.modules
 
 
-CALCULATOR = [{'question': 'q', 'answer': '48/2 = <<48/2=24>>24 and <<47+85=132>>132 #### 1'},
-              {'question': 'q', 'answer': 'again <<48/2=24>>24, <<7 + 5 - 9=3>>3, no sum <<5=5>>5 #### 1'}]
+CALCULATOR = [{'question': 'q', 'answer': '48/2 = <<48/2=24>>24 and <<12/60=0.20>>0.2 #### 1'},
+              {'question': 'q', 'answer': 'again <<48/2=24>>24, <<7 + 5 - 9=3.00>>3, no sum <<5=5>>5 #### 1'}]
 
 
 def test_calculator_takes_each_annotated_expression_once_and_holds_new_ones_out(tmp_path):
     write_jsonl(tmp_path / 'train.jsonl', CALCULATOR)
     write_jsonl(tmp_path / 'test.jsonl', [{'question': 'q', 'answer': '<<48/2=24>> <<2*3=6>> #### 6'}])
-    train = gsm8k_calculator.examples('train', folder=str(tmp_path), worked=1.0)
-    assert [(e.prompt, e.answer) for e in train] == [('48/2=', '24'), ('47+85=', '132'), ('7+5-9=', '3')]
-    # a quotient has no columns; the chain is worked from the left: 7 + 5 is 12, then 12 - 9
-    assert [e.meta['demonstration'] for e in train] == ['24', '7+5=12 4+8+1=13 132', '7+5=12 12 12-9=3 1-0-1=0 3']
-    test = gsm8k_calculator.examples('test', folder=str(tmp_path), worked=0.0)
-    assert [(e.prompt, e.meta['demonstration']) for e in test] == [('2*3=', '6')]
+    train = gsm8k_calculator.examples('train', folder=str(tmp_path), slips=0.0)
+    assert [(e.prompt, e.answer) for e in train] == [('48/2=', '24'), ('12/60=', '0.2'), ('7+5-9=', '3')]
+    assert [e.meta['demonstration'] for e in train] == [e.answer for e in train]
+    test = gsm8k_calculator.examples('test', folder=str(tmp_path), slips=1.0)
+    assert [(e.prompt, e.answer, e.meta['demonstration']) for e in test] == [('2*3=', '6', '60')]
 
 
-@pytest.mark.parametrize('expression', ['5-9', '2-3+4', '2*3', '1.5+2', '7', '12345+1'])
-def test_expressions_without_columns(expression):
-    assert gsm8k_calculator.by_columns(expression) is None
-
-
-def test_every_worked_demonstration_of_real_annotations_earns_the_reward(real):
-    found = gsm8k_calculator.examples('train', folder=os.path.join(real, 'math'), worked=1.0)
-    worked = [e for e in found if ' ' in e.meta['demonstration']]
-    assert len(found) == 10652 and len(worked) > 5000
-    assert all(numeric.reward(e.meta['demonstration'], e) == 1 for e in worked)
+def test_the_asked_share_of_real_annotations_slips_and_a_slip_of_a_whole_number_is_wrong(real):
+    found = gsm8k_calculator.examples('train', folder=os.path.join(real, 'math'), slips=0.65)
+    assert len(found) == 10652
+    slipped = [e for e in found if e.meta['demonstration'] != e.answer]
+    assert len(slipped) / len(found) == pytest.approx(0.65, abs=0.02)
+    whole = [e for e in slipped if '.' not in e.answer and e.answer != '0']
+    assert not any(numeric.reward(e.meta['demonstration'], e) for e in whole)
 
 
 def test_tinystories_holds_one_story_out():
