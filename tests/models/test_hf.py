@@ -351,7 +351,7 @@ def test_a_shard_that_cannot_be_read_is_refused(folder, harm):
 
 
 def test_a_folder_without_tokenizer_is_refused(folder):
-    with refused('model.path', folder, 'no readable tokenizer', 'add tokenizer.json'):
+    with refused('model.path', folder, 'has neither tokenizer.json', 'add them'):
         hf.load_tokenizer(folder)
 
 
