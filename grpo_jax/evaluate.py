@@ -35,7 +35,7 @@ def make(ex, samples):
     config = ex.config
     dataset = ex.load('test')
     chosen = np.unique(np.linspace(0, len(dataset.examples) - 1, config.evaluation.prompts).astype(int))
-    dataset = data.Dataset([dataset.examples[i] for i in chosen], [dataset.tokens[i] for i in chosen])
+    dataset = data.pick(dataset, chosen)
 
     def sampler(group_size, **changes):
         shapes = ex.shapes(config.data.prompts_per_step, group_size)

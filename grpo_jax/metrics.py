@@ -52,9 +52,7 @@ class Writer:
     def rollouts(self, step, rows):
         """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion."""
         path = os.path.join(self._rollouts, f'{step:06d}.jsonl')
-        with open(f'{path}.writing', 'w', encoding='utf8') as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-        os.replace(f'{path}.writing', path)
+        _write_whole(path, [json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
 
     def close(self):
         """Flushes and closes every file and the progress bar."""
@@ -127,10 +125,15 @@ def _reopen(path, first_step):
                 # a killed run may leave half a row, which is always of a step not yet in a checkpoint
                 if line.endswith('\n') and json.loads(line)['step'] < first_step:
                     kept.append(line)
-    with open(f'{path}.writing', 'w', encoding='utf8') as file:
-        file.writelines(kept)
-    os.replace(f'{path}.writing', path)
+    _write_whole(path, kept)
     return open(path, 'a', encoding='utf8')
+
+
+def _write_whole(path, lines):
+    """Writes a file that is never seen half written."""
+    with open(f'{path}.writing', 'w', encoding='utf8') as file:
+        file.writelines(lines)
+    os.replace(f'{path}.writing', path)
 
 
 class _Progress:

@@ -79,8 +79,7 @@ def demonstrations(ex):
     if len(kept) < len(completions):
         logging.warning('%d of %d demonstrations are longer than rollout.max_tokens=%d and left out',
                         len(completions) - len(kept), len(completions), most)
-    pick = data.Dataset([dataset.examples[i] for i in kept], [dataset.tokens[i] for i in kept])
-    return pick, [completions[i] for i in kept]
+    return data.pick(dataset, kept), [completions[i] for i in kept]
 
 
 def _as_rollout(ex, dataset, completions, chosen, shapes):

@@ -46,7 +46,12 @@ def load(section, split, tokenizer):
     if len(kept) < len(tokens):
         logging.warning('%d of %d %s prompts are longer than data.max_prompt_tokens=%d and left out',
                         len(tokens) - len(kept), len(tokens), split, longest)
-    return Dataset([examples[i] for i in kept], [tokens[i] for i in kept])
+    return pick(Dataset(examples, tokens), kept)
+
+
+def pick(dataset, chosen):
+    """The Dataset of the chosen indices alone."""
+    return Dataset([dataset.examples[i] for i in chosen], [dataset.tokens[i] for i in chosen])
 
 
 def encode_prompt(tokenizer, text, *, chat, system, template):
