@@ -36,7 +36,15 @@ def get_config(preset='grpo'):
     config.rollout.top_p = 1.0           # truncation biases training: needs accept_bias
     config.rollout.top_k = 0
     config.rollout.min_p = 0.0
-    config.rollout.accept_bias = False   # train on truncated samples all the same
+    config.rollout.repetition_penalty = 1.0  # of tokens that prompt or completion hold; 1.0: none
+    config.rollout.min_tokens = 0        # no stop before that many
+    config.rollout.accept_bias = False   # train all the same on samples of another distribution than the policy's
+    config.rollout.stop_strings = ()     # a completion ends with the token that completes one of them
+    config.rollout.thinking_tokens = 0   # budget of thinking, after which its end is forced; 0: none
+    config.rollout.thinking_end = '</think>'
+    config.rollout.cache_gib = 0.0       # keys and values on a device; 0: all rows at full length
+    config.rollout.cache_dtype = ''      # of keys and values: int8, or '' for model.dtype
+    config.rollout.weights_dtype = ''    # of the sampler's matrices: int8, or '' for model.dtype
 
     config.reward = ConfigDict()
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards, weight)

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from absl import flags
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 import rich.console
 import rich.table
 
 from grpo_jax import checkpoint, data, experiment, metrics, program, rewards
-from grpo_jax.distributed import placement
+from grpo_jax.distributed import placement, programs
 from grpo_jax.errors import BadInput
 
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
@@ -37,11 +36,7 @@ def make(ex, samples):
     chosen = np.unique(np.linspace(0, len(dataset.examples) - 1, config.evaluation.prompts).astype(int))
     dataset = data.pick(dataset, chosen)
 
-    def sampler(group_size, **changes):
-        shapes = ex.shapes(config.data.prompts_per_step, group_size)
-        return placement.make_sampler(ex.c, ex.mesh, shapes, **ex.sampling(**changes))
-
-    return Evaluator(ex, dataset, sampler(1, temperature=0.0), sampler(samples), samples)
+    return Evaluator(ex, dataset, ex.sampler(1, temperature=0.0), ex.sampler(samples), samples)
 
 
 def evaluate(evaluator, params):
@@ -112,7 +107,7 @@ def _completions(evaluator, params):
         chosen = [start + i if i < real else start for i in range(size)]
         examples, prompts = data.prompts(dataset, chosen, ex.config.data.max_prompt_tokens, ex.pad_token)
         prompts = placement.put_rows(prompts, ex.mesh)
-        both = [sample(params, prompts, key, jnp.int32(0)) for sample in (evaluator.greedy, evaluator.sampled)]
+        both = [sample(params, prompts, key, 0) for sample in (evaluator.greedy, evaluator.sampled)]
         greedy, sampled = (metrics.completions_of(ex.tokenizer, rollout) for rollout in both)
         keep = real * evaluator.samples
         yield examples[:real], [x[:real] for x in greedy], [x[:keep] for x in sampled]
@@ -140,7 +135,7 @@ def reopen(workdir):
 
 def load_policy(ex):
     """The policy's parameters in the workdir's newest checkpoint, on the mesh."""
-    params = placement.abstract_params(ex.c, ex.mesh)
+    params = programs.abstract_params(ex.c, ex.mesh)
     with checkpoint.manager(ex.workdir, keep=None) as checkpoints:
         return checkpoint.restore_params(checkpoints, params)
 

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import checkpoint, data, rewards
+from grpo_jax import checkpoint, data, rewards, sampler
 from grpo_jax.distributed import mesh as meshes
 from grpo_jax.distributed import placement, sharding
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, transformer
+from grpo_jax.sampler import stops
 
 # settings that may change between a run and its continuation
 FREE = ('steps', 'evaluation', 'checkpoint', 'log')
@@ -29,6 +30,7 @@ class Experiment(NamedTuple):
     pad_token: int
     mesh: jax.sharding.Mesh
     scorer: rewards.Scorer
+    samplers: dict            # built so far, by what sets them apart
 
     @property
     def dtype(self):
@@ -45,10 +47,32 @@ class Experiment(NamedTuple):
         return placement.Shapes(prompts, group_size, self.config.data.max_prompt_tokens, self.config.rollout.max_tokens)
 
     def sampling(self, **changes):
-        """The options of placement.make_sampler, from config.rollout."""
+        """The sampler.Sampling of config.rollout."""
         rollout = self.config.rollout
-        return dict(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p,
-                    stop_tokens=self.stop_tokens, pad_token=self.pad_token, dtype=self.dtype) | changes
+        end = self.tokenizer.encode(rollout.thinking_end, add_special_tokens=False) if rollout.thinking_tokens else ()
+        options = {name: rollout[name] for name in ('temperature', 'max_tokens', 'top_p', 'top_k', 'min_p',
+                                                    'repetition_penalty', 'min_tokens', 'thinking_tokens')}
+        return sampler.Sampling(**options | dict(stop_tokens=self.stop_tokens, pad_token=self.pad_token,
+                                                 thinking_end=tuple(end)) | changes)
+
+    def sampler(self, group_size, **changes):
+        """The sampler.engine.Engine of data.prompts_per_step prompts; changes replace fields of its Sampling."""
+        which = (group_size, *sorted(changes.items()))
+        if which not in self.samplers:
+            rollout = self.config.rollout
+            shapes = self.shapes(self.config.data.prompts_per_step, group_size)
+            self.samplers[which] = placement.make_sampler(
+                self.c, self.mesh, shapes, self.sampling(**changes), self._automata(), dtype=self.dtype,
+                cache_dtype=rollout.cache_dtype or self.dtype, weights_dtype=rollout.weights_dtype or self.dtype,
+                budget=int(rollout.cache_gib * 2 ** 30))
+        return self.samplers[which]
+
+    def _automata(self):
+        """Tables of sampler.stops for the strings that end a completion or its thinking."""
+        rollout = self.config.rollout
+        strings = {'stop': rollout.stop_strings, 'thinking': (rollout.thinking_end,) * (rollout.thinking_tokens > 0)}
+        texts = stops.bytes_of_tokens(self.tokenizer, self.c.vocab_size) if any(strings.values()) else ()
+        return {name: stops.table(wanted, texts) for name, wanted in strings.items() if wanted}
 
     def learning(self, **changes):
         """The options of placement.make_learner, from config.learner."""
@@ -89,7 +113,7 @@ def enter(config, workdir, folder=None):
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     scorer = rewards.make(config.reward)
     _fits_workdir(config, workdir)
-    return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, scorer)
+    return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, scorer, {})
 
 
 def check(config):
@@ -97,10 +121,24 @@ def check(config):
     rollout = config.rollout
     if rollout.group_size < 2:
         raise BadInput('rollout.group_size', rollout.group_size, 'a group-relative advantage needs at least 2')
-    truncating = rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0
-    if truncating and not rollout.accept_bias:
-        raise BadInput('rollout.top_p, top_k, min_p', (rollout.top_p, rollout.top_k, rollout.min_p),
-                       'truncated sampling biases the gradient; use 1.0, 0, 0.0 or set rollout.accept_bias=True')
+    for name, neutral in [('top_p', 1.0), ('top_k', 0), ('min_p', 0.0), ('repetition_penalty', 1.0), ('min_tokens', 0),
+                          ('cache_dtype', ''), ('weights_dtype', '')]:
+        if rollout[name] != neutral and not rollout.accept_bias:
+            raise BadInput(f'rollout.{name}', rollout[name], 'samples from another distribution than the one that is '
+                           f'trained, which biases the gradient; use {neutral!r} or set rollout.accept_bias=True')
+    for name in ('cache_dtype', 'weights_dtype'):
+        if rollout[name] not in ('', 'int8'):
+            raise BadInput(f'rollout.{name}', rollout[name], 'choose int8, or \'\' for model.dtype')
+    if '' in rollout.stop_strings or (rollout.thinking_tokens and not rollout.thinking_end):
+        raise BadInput('rollout.stop_strings, thinking_end', (rollout.stop_strings, rollout.thinking_end),
+                       'an empty string is everywhere; leave it out')
+    if not 0 <= rollout.min_tokens <= rollout.max_tokens or not 0 <= rollout.thinking_tokens < rollout.max_tokens:
+        raise BadInput('rollout.min_tokens, thinking_tokens', (rollout.min_tokens, rollout.thinking_tokens),
+                       f'must lie between 0 and rollout.max_tokens = {rollout.max_tokens}')
+    if rollout.repetition_penalty <= 0:
+        raise BadInput('rollout.repetition_penalty', rollout.repetition_penalty, 'must be above 0')
+    if rollout.cache_gib < 0:
+        raise BadInput('rollout.cache_gib', rollout.cache_gib, 'must be 0 (no limit) or more')
     if rollout.temperature <= 0:
         raise BadInput('rollout.temperature', rollout.temperature, 'training samples at a temperature above 0')
     if not 0 < rollout.top_p <= 1:

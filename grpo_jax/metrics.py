@@ -9,6 +9,10 @@ import numpy as np
 import rich.progress
 from tensorboardX import SummaryWriter
 
+# bytes a second of a device's main memory, by what its kind's name holds; makers' figures
+BANDWIDTH = {'v5 lite': 819e9, 'v5e': 819e9, 'v5p': 2765e9, 'v5': 2765e9, 'v6': 1640e9, 'H200': 4800e9, 'H100': 3350e9,
+             'A100': 2039e9}
+
 
 class Writer:
     """Writes one row a step; on resume the rows from first_step on are dropped, so that none repeats.
@@ -26,6 +30,7 @@ class Writer:
         self._evaluations = _reopen(os.path.join(workdir, 'evaluations.jsonl'), first_step)
         self._board = SummaryWriter(os.path.join(workdir, 'tensorboard'), purge_step=first_step)
         self._progress = _Progress(first_step, steps, title)
+        self._expected = None
 
     def step(self, step, row, timings):
         """Appends a step's metrics and timings (seconds by stage), and moves the progress bar."""
@@ -37,10 +42,16 @@ class Writer:
         for name, value in (row | {f'seconds/{k}': v for k, v in timings.items()}).items():
             if value is not None and name != 'step':
                 self._board.add_scalar(name, value, step)
+        self._expected = row.get('tokens')
         shown = {name: f'{row[name]:.3f}' for name in self._shown if row.get(name) is not None}
         if 'tokens' in row:
             shown['tokens/s'] = f'{row["tokens"] / timings["sample"]:.0f}'
         self._progress.step(step, '  '.join(f'{name} {value}' for name, value in shown.items()))
+
+    def sampling(self, tokens, live, slots):
+        """Shows how far a rollout is: its tokens, those of the last one for comparison, and the slots in use."""
+        expected = f' of about {self._expected:.0f}' if self._expected else ''
+        self._progress.show(f'sampling: {tokens}{expected} tokens, {live} of {slots} slots')
 
     def evaluation(self, step, results):
         """Appends the results of an evaluation before step `step`."""
@@ -77,6 +88,23 @@ def of_completions(parts, truncated, lengths):
     row = {f'reward/{name}': np.nanmean(values) for name, values in parts.items()}
     return row | {'length': lengths.mean(), 'length_p95': np.quantile(lengths, 0.95), 'length_longest': lengths.max(),
                   'truncated': truncated.mean(), 'tokens': lengths.sum()}
+
+
+def of_sampler(engine):
+    """What the schedule of the last rollout was, by name; a function of the samples' lengths."""
+    stats = engine.stats
+    return {'sampler/steps': stats.steps, 'sampler/utilisation': stats.utilisation, 'sampler/waves': stats.waves,
+            'sampler/parked': stats.parked, 'sampler/cache_mib': stats.peak_bytes / 2 ** 20}
+
+
+def speed_of_sampler(engine):
+    """Tokens a second of the last rollout, and the fraction of what memory bandwidth allows, where that is known."""
+    stats = engine.stats
+    found = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
+    bandwidth = next((rate for name, rate in BANDWIDTH.items() if name in engine.device_kind), None)
+    if bandwidth:
+        found['sampler/roofline'] = stats.bytes_read / bandwidth / stats.seconds
+    return found
 
 
 def rollout_rows(examples, texts, scores, parts, experience):
@@ -157,6 +185,10 @@ class _Progress:
             elapsed = time.monotonic() - self._begun
             left = elapsed / (step + 1 - self._first) * (self._steps - step - 1)
             print(f'{self._title} {step + 1}/{self._steps}  {text}  {left:.0f} s left', file=sys.stderr, flush=True)
+
+    def show(self, text):
+        if self._bar:
+            self._bar.update(self._task, shown=text)
 
     def close(self):
         if self._bar:

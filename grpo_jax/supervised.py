@@ -93,7 +93,7 @@ def _as_rollout(ex, dataset, completions, chosen, shapes):
         mask[row, :len(ids)] = True
     return Rollout(tokens=np.concatenate([prompts.tokens, tokens], 1), prompt_mask=prompts.mask, completion_mask=mask,
                    logprobs=np.zeros(tokens.shape, np.float32), truncated=np.zeros(len(tokens), bool),
-                   version=np.zeros(len(tokens), np.int32))
+                   version=np.zeros(tokens.shape, np.int32), forced=np.zeros(tokens.shape, bool))
 
 
 def main():

@@ -4,11 +4,10 @@ import os
 
 from absl import flags
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import algorithms, checkpoint, data, evaluate, experiment, metrics, program, rewards, supervised
-from grpo_jax.distributed import placement
+from grpo_jax.distributed import placement, programs
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.experience import make_experience
 
@@ -26,7 +25,7 @@ def run(config, workdir, algorithm=None):
     put = functools.partial(placement.put_rows, mesh=ex.mesh)
 
     learner = placement.make_learner(ex.c, algorithm, optimizer, ex.mesh, shapes, **ex.learning())
-    sample = placement.make_sampler(ex.c, ex.mesh, shapes, **ex.sampling())
+    sample = ex.sampler(shapes.group_size)
     evaluator = evaluate.make(ex, config.evaluation.samples)
 
     checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
@@ -34,7 +33,7 @@ def run(config, workdir, algorithm=None):
     if state is None:
         state = learner.initial(supervised.cold_start(ex))
     experiment.claim(ex)
-    placement.write_hashes(workdir, sample=sample, score=learner.score, update=learner.update)
+    programs.write_hashes(workdir, sample=sample, score=learner.score, update=learner.update)
     writer = metrics.Writer(workdir, int(state.step), config.steps, 'train')
 
     for step in range(int(state.step), config.steps):
@@ -44,23 +43,23 @@ def run(config, workdir, algorithm=None):
             clock.lap('evaluate')
 
         examples, prompts = batches(step)
-        rollout = sample(state.params, put(prompts), ex.key, jnp.int32(step))
-        old_logprobs, ref_logprobs = learner.score(state, rollout)  # on the device, while the host scores
-        texts, truncated, lengths = metrics.completions_of(ex.tokenizer, rollout)
+        scoring = rewards.Scoring(ex.scorer, examples, shapes.group_size, ex.tokenizer)
+        rollout = sample(state.params, put(prompts), ex.key, step, finished=scoring.add, progress=writer.sampling)
         clock.lap('sample')
 
-        scores, parts = rewards.score(ex.scorer, examples, texts, truncated)
+        old_logprobs, ref_logprobs = learner.score(state, rollout)  # on the device, while the host scores
+        texts, truncated, lengths, scores, parts = scoring.results()
         clock.lap('reward')
 
         experience, row = make_experience(algorithm, rollout, scores.reshape(shapes.prompts, -1),
                                           old_logprobs, ref_logprobs, put)
         state, learned = learner.update(state, experience)
-        row |= jax.device_get(learned) | metrics.of_completions(parts, truncated, lengths)
+        row |= jax.device_get(learned) | metrics.of_completions(parts, truncated, lengths) | metrics.of_sampler(sample)
         clock.lap('update')
 
         if _due(step, config.log.rollouts):
             writer.rollouts(step, metrics.rollout_rows(examples, texts, scores, parts, experience))
-        writer.step(step, row, clock.seconds)
+        writer.step(step, row, clock.seconds | metrics.speed_of_sampler(sample))
         if row['finite'] < 1:
             _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
         if _due(step + 1, config.checkpoint.every) or step + 1 == config.steps:

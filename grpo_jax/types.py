@@ -34,10 +34,16 @@ class Rollout:
 
     tokens: jax.Array           # i32[B, T] prompt (left-padded), then completion (right-padded)
     prompt_mask: jax.Array      # bool[B, Q]
-    completion_mask: jax.Array  # bool[B, C] sampled tokens, the stop token included
+    completion_mask: jax.Array  # bool[B, C] tokens of the completion, the stop token included
+    forced: jax.Array           # bool[B, C] those that were written and not sampled: they carry no loss
     logprobs: jax.Array         # f32[B, C] sampler's log pi_T(token), untruncated; 0 where masked
     truncated: jax.Array        # bool[B] the budget ended before a stop token came
-    version: jax.Array          # i32[B] step of the weights that sampled the row
+    version: jax.Array          # i32[B, C] step of the weights that sampled the token
+
+    @property
+    def loss_mask(self):
+        """bool[B, C]: the sampled tokens."""
+        return self.completion_mask & ~self.forced
 
 
 @struct.dataclass

@@ -1,5 +1,8 @@
-"""8 fake CPU devices, set before jax is imported; where the real inputs are; a tiny model."""
+"""8 fake CPU devices, set before jax is imported; where the real inputs are; Qwen's tokenizer; a tiny model."""
+import importlib
+import json
 import os
+import shutil
 import sys
 import tempfile
 
@@ -14,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) 
 import jax
 import pytest
 
-from grpo_jax.models import transformer
+from grpo_jax.models import hf, transformer
 
 DATA = os.environ.get('GRPO_JAX_DATA', '../shared/data')
 
@@ -40,3 +43,21 @@ def tiny():
         vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, norm_eps=1e-6, rope_theta=1e4,
         rope_scaling=(), qk_norm=True, qkv_bias=False, out_bias=False, mlp_bias=False, tie_embeddings=True)
     return c, jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c)
+
+
+@pytest.fixture(scope='session')
+def qwen3(real, tmp_path_factory):
+    """Qwen3's tokenizer, from a folder assembled of vocab.json, merges.txt and tokenizer_config.json."""
+    folder = tmp_path_factory.mktemp('qwen3')
+    parts = os.path.join(real, 'tokenizers', 'qwen2.5')
+    config = os.path.join(real, 'tokenizers', 'qwen3', 'tokenizer_config.json')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(os.path.join(real, 'tools'))
+        tool = importlib.import_module('qwen_tokenizer')
+    with open(os.path.join(parts, 'vocab.json'), encoding='utf8') as file:
+        vocab = json.load(file)
+    with open(config, encoding='utf8') as file:
+        built = tool.build(vocab, tool.read_merges(os.path.join(parts, 'merges.txt')), json.load(file))
+    (folder / 'tokenizer.json').write_text(json.dumps(built, ensure_ascii=False), encoding='utf8')
+    shutil.copy(config, folder)
+    return hf.load_tokenizer(str(folder))

@@ -60,6 +60,13 @@ CONFIGS = {
     'minibatches that split groups': ({'learner__minibatches': 3}, ['minibatches', '3']),
     'beyond the context': ({'rollout__max_tokens': 1000}, ['1006', '512']),
     'unknown schedule': ({'optimizer__schedule': 'step'}, ['step', 'cosine']),
+    'penalized sampling': ({'rollout__repetition_penalty': 1.1}, ['1.1', 'accept_bias']),
+    'quantized sampling': ({'rollout__weights_dtype': 'int8'}, ['int8', 'accept_bias']),
+    'unknown cache dtype': ({'rollout__cache_dtype': 'int4', 'rollout__accept_bias': True}, ['int4', 'int8']),
+    'cache too small for a group': ({'rollout__cache_gib': 1e-6}, ['rollout.cache_gib', 'at least']),
+    'negative cache': ({'rollout__cache_gib': -1.0}, ['rollout.cache_gib = -1.0']),
+    'empty stop string': ({'rollout__stop_strings': ('',)}, ['stop_strings', 'everywhere']),
+    'thinking longer than the completion': ({'rollout__thinking_tokens': 12}, ['thinking_tokens', '12']),
     'demonstrations that do not fit': ({'rollout__max_tokens': 1}, ['rollout.max_tokens = 1']),
 }
 

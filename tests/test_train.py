@@ -159,7 +159,9 @@ def _section(config, name):
 def test_imports_go_one_way():
     levels = [('types', 'errors', 'algorithms', 'distributed.mesh', 'distributed.sharding', 'metrics'),
               ('models', 'data', 'rewards'), ('sampler', 'learner', 'checkpoint', 'reference'),
-              ('distributed.placement', 'experiment'), ('evaluate', 'supervised', 'train', 'show', 'export', 'program')]
+              ('distributed.programs', 'distributed.rollouts', 'distributed.placement', 'distributed.topology',
+               'experiment'),
+              ('evaluate', 'supervised', 'train', 'show', 'export', 'program')]
     order = {module: level for level, modules in enumerate(levels) for module in modules}
     # the parameter table that shardings are maps over
     allowed = {('distributed.sharding', 'models')}

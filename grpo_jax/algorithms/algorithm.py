@@ -97,7 +97,7 @@ def token_losses(algorithm, logprobs, entropy, experience):
     Without old_logprobs the log ratio is logprobs - stop_gradient(logprobs): the ratio is exactly 1
     and its gradient is the policy gradient.
     """
-    mask = experience.rollout.completion_mask
+    mask = experience.rollout.loss_mask
     advantages_ = jax.lax.stop_gradient(experience.advantages)
     ratio = algorithm.ratio(_log_ratio(logprobs, experience), mask)
     loss = algorithm.surrogate(ratio, advantages_, jnp.where(mask, logprobs, 0.0))
@@ -115,14 +115,14 @@ def policy_loss(algorithm, logprobs, experience, entropy=None):
     """
     entropy = jnp.zeros_like(logprobs) if entropy is None else entropy
     rollout = experience.rollout
-    weights_ = algorithm.weights(rollout.completion_mask, experience.group_ids)
+    weights_ = algorithm.weights(rollout.loss_mask, experience.group_ids)
     loss = jnp.sum(weights_ * token_losses(algorithm, logprobs, entropy, experience))
     return loss, metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience)
 
 
 def metrics(algorithm, logprobs, entropy, experience):
     """Diagnostics of one minibatch as f32[] scalars: token means over the completion mask unless named otherwise."""
-    mask = experience.rollout.completion_mask
+    mask = experience.rollout.loss_mask
     count = jnp.maximum(jnp.sum(mask), 1)
 
     def mean(x):
@@ -154,14 +154,14 @@ def metrics(algorithm, logprobs, entropy, experience):
 def _clipped(algorithm, logprobs, experience):
     """bool[B, C]: tokens whose surrogate has lost its gradient, whichever surrogate it is."""
     def surrogate(logprobs):
-        ratio = algorithm.ratio(_log_ratio(logprobs, experience), experience.rollout.completion_mask)
+        ratio = algorithm.ratio(_log_ratio(logprobs, experience), experience.rollout.loss_mask)
         return jnp.sum(algorithm.surrogate(ratio, experience.advantages, logprobs))
 
-    return (jax.grad(surrogate)(logprobs) == 0) & experience.rollout.completion_mask
+    return (jax.grad(surrogate)(logprobs) == 0) & experience.rollout.loss_mask
 
 
 def _log_ratio(logprobs, experience):
     """f32[B, C], 0 where masked: masked before any exp, or gradients of masked tokens would be NaN."""
     old = experience.old_logprobs
     old = jax.lax.stop_gradient(logprobs if old is None else old)
-    return jnp.where(experience.rollout.completion_mask, logprobs - old, 0.0)
+    return jnp.where(experience.rollout.loss_mask, logprobs - old, 0.0)

@@ -15,8 +15,8 @@ def completion_logprobs(params, rollout, c, *, temperature, chunk, remat, entrop
     queries = rollout.prompt_mask.shape[1]
     targets = rollout.tokens[:, queries:]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)[:, :-1]
-    hidden, _ = transformer.forward(params, rollout.tokens[:, :-1], transformer.positions_of(mask), mask,
-                                    c, remat=remat)
+    hidden = transformer.forward(params, rollout.tokens[:, :-1], transformer.positions_of(mask), mask,
+                                 c, remat=remat)
     return token_logprobs(params, hidden[:, queries - 1:], targets, c, temperature=temperature,
                           chunk=chunk, entropy_gradient=entropy_gradient)
 

@@ -24,7 +24,7 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
         norm = optax.global_norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # without tokens (all groups dropped) there is nothing to learn, and momentum must not act alone
-        apply = finite & jnp.any(minibatch.rollout.completion_mask)
+        apply = finite & jnp.any(minibatch.rollout.loss_mask)
         changes, new_opt_state = optimizer.update(grads, opt_state, params)
         new_params = optax.apply_updates(params, changes)
         params, opt_state = jax.tree.map(lambda new, old: jnp.where(apply, new, old),
@@ -44,7 +44,7 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
 
 def _gradient(params, minibatch, c, algorithm, *, microbatches, temperature, chunk, remat, dtype):
     """(loss, gradient, metrics) of one minibatch, accumulated in float32 over its microbatches."""
-    mask = minibatch.rollout.completion_mask
+    mask = minibatch.rollout.loss_mask
     weights = algorithm.weights(mask, minibatch.group_ids)
     cut = jax.tree.map(lambda x: _interleave(x, microbatches, 1), (minibatch, weights))
 

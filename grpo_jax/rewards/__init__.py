@@ -4,6 +4,7 @@ A reward is a module of this package with `reward(completion, example) -> float 
 unscorable); one that can serve as the verifier also has `extract(completion) -> str | None`.
 """
 from collections.abc import Callable
+import concurrent.futures
 import importlib
 from typing import NamedTuple
 
@@ -43,6 +44,31 @@ def _module(name):
             raise
         raise BadInput('reward.parts', name, 'no such file in grpo_jax/rewards; add one with '
                        'reward(completion, example)') from None
+
+
+class Scoring:
+    """Scores a step's completions on a thread of its own, as they are handed over while others still decode."""
+
+    def __init__(self, scorer, examples, group_size, tokenizer):
+        self._scorer, self._examples, self._group_size, self._tokenizer = scorer, examples, group_size, tokenizer
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._scored = {}
+
+    def add(self, row, tokens, truncated):
+        """Takes the completion of a row: its token ids, and whether its budget ended before a stop came."""
+        self._scored[row] = self._thread.submit(self._score, self._examples[row // self._group_size], tokens, truncated)
+
+    def results(self):
+        """(texts, truncated bool[B], lengths i64[B], rewards f64[B], parts dict of f64[B]) in the order of rows."""
+        scored = [self._scored[row].result() for row in sorted(self._scored)]
+        self._thread.shutdown()
+        texts, truncated, lengths, rewards, parts = zip(*scored, strict=True)
+        by_name = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return list(texts), np.array(truncated), np.array(lengths), np.concatenate(rewards), by_name
+
+    def _score(self, example, tokens, truncated):
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text, truncated, len(tokens), *score(self._scorer, [example], [text], [truncated])
 
 
 def score(scorer, examples, completions, truncated):

@@ -37,7 +37,8 @@ def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, grou
     rollout = Rollout(
         tokens=jnp.zeros((rows, length + 1), jnp.int32), prompt_mask=jnp.ones((rows, 1), bool),
         completion_mask=jnp.asarray(mask), logprobs=jnp.asarray(sampler, jnp.float32),
-        truncated=jnp.zeros(rows, bool), version=jnp.zeros(rows, jnp.int32))
+        truncated=jnp.zeros(rows, bool), version=jnp.zeros((rows, length), jnp.int32),
+        forced=jnp.zeros((rows, length), bool))
     return Experience(rollout=rollout, advantages=jnp.asarray(advantages), rewards=jnp.zeros(rows),
                       old_logprobs=None if old is None else jnp.asarray(old, jnp.float32),
                       ref_logprobs=jnp.asarray(ref, jnp.float32), group_ids=jnp.asarray(group_ids, jnp.int32))

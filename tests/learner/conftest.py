@@ -20,7 +20,8 @@ def make_rollout(c, prompts, group_size, queries, length):
     return Rollout(tokens=jnp.asarray(tokens, jnp.int32), prompt_mask=jnp.asarray(prompt_mask),
                    completion_mask=jnp.asarray(completion_mask),
                    logprobs=jnp.where(completion_mask, -rng.uniform(3, 5, (rows, length)), 0).astype(jnp.float32),
-                   truncated=jnp.asarray(lengths == length), version=jnp.zeros(rows, jnp.int32))
+                   truncated=jnp.asarray(lengths == length), version=jnp.zeros((rows, length), jnp.int32),
+                   forced=jnp.zeros((rows, length), bool))
 
 
 def make_experience(rollout, group_size):

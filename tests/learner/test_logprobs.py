@@ -14,7 +14,7 @@ def naive(params, rollout, c, temperature=1.0):
     """(logprobs, entropy) from all logits of all positions at once."""
     queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    hidden, _ = transformer.forward(params, rollout.tokens, transformer.positions_of(mask), mask, c)
+    hidden = transformer.forward(params, rollout.tokens, transformer.positions_of(mask), mask, c)
     all_logprobs = jax.nn.log_softmax(transformer.unembed(params, hidden, c) / temperature, -1)[:, queries - 1:-1]
     picked = jnp.take_along_axis(all_logprobs, rollout.tokens[:, queries:, None], -1)[..., 0]
     return picked, -jnp.sum(jnp.exp(all_logprobs) * all_logprobs, -1)
@@ -98,7 +98,7 @@ def test_row_of_a_batch_is_as_if_it_were_alone_without_padding(tiny, rollout, ro
     prompt = rollout.tokens[row, :5][rollout.prompt_mask[row]]
     completion = rollout.tokens[row, 5:][rollout.completion_mask[row]]
     tokens = jnp.concatenate([prompt, completion])[None]
-    hidden, _ = transformer.forward(params, tokens, jnp.arange(tokens.size)[None], jnp.ones_like(tokens, bool), c)
+    hidden = transformer.forward(params, tokens, jnp.arange(tokens.size)[None], jnp.ones_like(tokens, bool), c)
     logprobs = jax.nn.log_softmax(transformer.unembed(params, hidden, c))[0, prompt.size - 1:-1]
     np.testing.assert_allclose(chunked(params, rollout, c)[0][row, :completion.size],
                                logprobs[jnp.arange(completion.size), completion], atol=1e-5)

@@ -12,6 +12,7 @@ from grpo_jax.distributed import placement, sharding
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.models import transformer
+from grpo_jax.sampler import Sampling
 from grpo_jax.types import Prompts, TrainState
 
 MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2)]
@@ -48,10 +49,11 @@ def sample(tiny, shape):
     mask = np.arange(5) >= 4 - np.arange(8)[:, None] % 5
     tokens = np.where(mask, rng.integers(2, 64, (8, 5)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
-    sampler = placement.make_sampler(c, mesh, SHAPES, dtype=jnp.float32, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0,
-                                     stop_tokens=(1, 2, 3, 4), pad_token=0)
+    sampling = Sampling(temperature=1.0, max_tokens=SHAPES.tokens, stop_tokens=(1, 2, 3, 4), pad_token=0)
+    sampler = placement.make_sampler(c, mesh, SHAPES, sampling, {}, dtype='float32', cache_dtype='float32',
+                                     weights_dtype='float32', budget=0)
     params = jax.device_put(params, sharding.params(c, mesh))
-    return sampler(params, placement.put_rows(prompts, mesh), jax.random.key(0), jnp.int32(0))
+    return sampler(params, placement.put_rows(prompts, mesh), jax.random.key(0), 0)
 
 
 @pytest.fixture(scope='module')
@@ -144,7 +146,7 @@ def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, shape, message):
 
 def test_prompts_that_do_not_divide_over_the_mesh_are_refused(tiny):
     with pytest.raises(BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; the next one is 8'):
-        placement.make_sampler(tiny[0], make_mesh((2, 2, 1)), SHAPES._replace(prompts=6), dtype=jnp.float32)
+        placement.make_sampler(tiny[0], make_mesh((2, 2, 1)), SHAPES._replace(prompts=6), None, {})
 
 
 def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(tiny):

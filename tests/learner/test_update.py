@@ -159,6 +159,18 @@ def test_masked_completion_gives_no_gradient(run, experience, assert_close):
     assert_close(after.params, plain.params, atol=1e-7)
 
 
+def test_forced_tokens_are_read_but_carry_no_loss(run, experience, assert_close):
+    forced = experience.rollout.forced.at[:, 1].set(True)
+    rollout = experience.rollout.replace(forced=forced)
+    _, plain, _ = run(experience.replace(rollout=rollout))
+    old = experience.old_logprobs.at[:, 1].set(-9.0)
+    _, after, _ = run(experience.replace(rollout=rollout, old_logprobs=old))
+    assert_close(after.params, plain.params, atol=1e-7)
+    other = rollout.replace(tokens=rollout.tokens.at[:, 5 + 1].set(11))
+    _, reread, _ = run(experience.replace(rollout=other))
+    assert not unchanged(reread.params, plain.params)
+
+
 def test_batch_without_tokens_changes_nothing(run, experience):
     empty = experience.rollout.replace(completion_mask=jnp.zeros_like(experience.rollout.completion_mask))
     before, after, metrics = run(experience.replace(rollout=empty))

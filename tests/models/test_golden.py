@@ -1,10 +1,8 @@
 """Real checkpoints and tokenizers: the numbers and ids that others computed."""
 import ast
 import functools
-import importlib
 import json
 import os
-import shutil
 import types
 
 import jax
@@ -55,10 +53,10 @@ def greedy_rollout(story, columns, group_size):
     padding = columns - len(prompt)
     prompts = Prompts(jnp.pad(prompt, (padding, 0))[None], (jnp.arange(columns) >= padding)[None], jnp.array([7]))
     keys = sampler.row_keys(jax.random.key(0), jnp.int32(0), prompts.ids, group_size)
-    generate = functools.partial(
-        sampler.generate, version=jnp.int32(0), c=story.c, group_size=group_size, max_tokens=len(greedy) - len(prompt),
-        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0,
-        stop_tokens=hf.stop_tokens(story.folder, hf.load_tokenizer(story.folder)), pad_token=0)
+    sampling = sampler.Sampling(
+        temperature=0.0, max_tokens=len(greedy) - len(prompt), pad_token=0,
+        stop_tokens=hf.stop_tokens(story.folder, hf.load_tokenizer(story.folder)))
+    generate = functools.partial(sampler.generate, version=0, c=story.c, sampling=sampling, tables={}, block=32)
     return jax.jit(generate)(story.params, prompts, keys)
 
 
@@ -75,24 +73,6 @@ def test_the_sampler_at_temperature_zero_writes_the_golden_story(story):
 
 
 # tokenizers
-
-
-@pytest.fixture(scope='module')
-def qwen3(real, tmp_path_factory):
-    """Qwen3's tokenizer, from a folder assembled of vocab.json, merges.txt and tokenizer_config.json."""
-    folder = tmp_path_factory.mktemp('qwen3')
-    parts = os.path.join(real, 'tokenizers', 'qwen2.5')
-    config = os.path.join(real, 'tokenizers', 'qwen3', 'tokenizer_config.json')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(os.path.join(real, 'tools'))
-        tool = importlib.import_module('qwen_tokenizer')
-    with open(os.path.join(parts, 'vocab.json'), encoding='utf8') as file:
-        vocab = json.load(file)
-    with open(config, encoding='utf8') as file:
-        built = tool.build(vocab, tool.read_merges(os.path.join(parts, 'merges.txt')), json.load(file))
-    (folder / 'tokenizer.json').write_text(json.dumps(built, ensure_ascii=False), encoding='utf8')
-    shutil.copy(config, folder)
-    return hf.load_tokenizer(str(folder))
 
 
 @pytest.mark.parametrize('special', [False, True])

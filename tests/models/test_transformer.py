@@ -7,18 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.models import attention, transformer
+from grpo_jax.models import attention, quantize, transformer
+from grpo_jax.models import cache as kv_cache
 
 # whole functions, compiled once a shape and without optimizing: compiling is nearly all that these tests do
 jit = functools.partial(jax.jit, compiler_options=dict(
     xla_backend_optimization_level=0, xla_llvm_disable_expensive_passes=True))
 forward = jit(transformer.forward, static_argnums=4, static_argnames='remat')
+prefill = jit(transformer.prefill, static_argnums=4)
+step = jit(transformer.decode, static_argnums=4)
 
 
 @functools.partial(jit, static_argnums=3)
 def logits(params, tokens, mask, c):
     """Logits f32[B, T, V] of whole rows, without a cache."""
-    hidden, _ = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c)
+    hidden = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c)
     return transformer.unembed(params, hidden, c)
 
 
@@ -40,49 +43,86 @@ def prompts_and_completions():
     return tokens, mask.at[1, :2].set(False), jax.random.randint(jax.random.key(2), (4, 6), 0, 64)
 
 
-def decode(params, c, prompts, mask, completions, chunks):
+def decode(params, c, prompts, mask, completions, chunks, *, block=1, dtype=jnp.float32):
     """Logits f32[4, 6, V] by one column at a time over a cache that grows by chunks of the given columns."""
-    bank = transformer.init_cache(c, *prompts.shape, jnp.float32)
-    bank = forward(params, prompts, transformer.positions_of(mask), mask, c, bank)[1]
-    rows = len(completions)
-    cache = transformer.init_cache(c, rows, chunks[0], jnp.float32).replace(
-        prompt_k=bank.k[0], prompt_v=bank.v[0], prompt_mask=mask)
-    positions = jnp.repeat(jnp.sum(mask, -1), rows // len(prompts))
+    def empty(rows, columns):
+        return kv_cache.empty(c, rows, columns, block=block, dtype=dtype)
+
+    k, v = prefill(params, prompts, transformer.positions_of(mask), mask, c)
+    rows, lengths = len(completions), jnp.sum(mask, -1)
+    bank = kv_cache.of_prefill(k, v, empty(*prompts.shape))
+    cache = kv_cache.KVCache(prompt=bank, prompt_start=bank.columns - lengths, chunks=(empty(rows, chunks[0]),),
+                             start=jnp.zeros(rows, jnp.int32), length=jnp.int32(0))
+    positions = jnp.repeat(lengths, rows // len(prompts))
     out, ends = [], np.cumsum(chunks).tolist()
     for column in range(completions.shape[1]):
         if column in ends:
-            fresh = transformer.init_cache(c, rows, chunks[ends.index(column) + 1], jnp.float32)
-            cache = cache.replace(k=cache.k + fresh.k, v=cache.v + fresh.v)
-        hidden, cache = forward(params, completions[:, column:column + 1], positions[:, None] + column, None, c, cache)
-        out.append(transformer.unembed(params, hidden, c)[:, 0])
+            cache = cache.replace(chunks=cache.chunks + (empty(rows, chunks[ends.index(column) + 1]),))
+        hidden, cache = step(params, completions[:, column], positions + column, cache, c)
+        out.append(transformer.unembed(params, hidden, c))
     return jnp.stack(out, 1)
 
 
-def test_decoding_with_a_cache_equals_the_forward_of_whole_rows(tiny):
-    c, params = tiny
+def whole_rows(c, params):
+    """Logits f32[4, 6, V] at the completions' columns, without a cache."""
     prompts, mask, completions = prompts_and_completions()
     rows = jnp.concatenate([jnp.repeat(prompts, 2, 0), completions], 1)
     row_mask = jnp.concatenate([jnp.repeat(mask, 2, 0), jnp.ones_like(completions, bool)], 1)
-    whole = logits(params, rows, row_mask, c)[:, 8:]
-    np.testing.assert_allclose(decode(params, c, prompts, mask, completions, [6]), whole, atol=1e-5)
+    return logits(params, rows, row_mask, c)[:, 8:]
 
 
-def test_a_cache_grown_by_chunks_equals_one_chunk(tiny):
+@pytest.mark.parametrize(('chunks', 'block'), [
+    ([6], 1), ([6], 4), ([6], 8), ([1, 2, 3], 1), ([2, 4], 2), ([3, 3], 3)])
+def test_decoding_with_a_cache_equals_the_forward_of_whole_rows(tiny, chunks, block):
+    # blocks of 8 columns hold the prompt in one; of 3 there is a column of the bank that nothing fills
     c, params = tiny
-    one = decode(params, c, *prompts_and_completions(), [6])
-    np.testing.assert_allclose(decode(params, c, *prompts_and_completions(), [1, 2, 3]), one, atol=1e-5)
+    decoded = decode(params, c, *prompts_and_completions(), chunks, block=block)
+    np.testing.assert_allclose(decoded, whole_rows(c, params), atol=1e-5)
+
+
+def test_an_int8_cache_is_close_to_the_float_one(tiny):
+    c, params = tiny
+    decoded = decode(params, c, *prompts_and_completions(), [2, 4], block=2, dtype=jnp.int8)
+    error = jnp.abs(decoded - whole_rows(c, params))
+    assert 0 < jnp.max(error) < 0.05 and jnp.std(whole_rows(c, params)) > 0.5
+
+
+def test_int8_weights_are_close_to_the_float_ones(full):
+    c, params = full
+    prompts, mask, _ = prompts_and_completions()
+    rounded = quantize.matrices(params)
+    exact, close = logits(params, prompts, mask, c)[mask], logits(rounded, prompts, mask, c)[mask]
+    assert 0 < jnp.max(jnp.abs(close - exact)) < 0.2 and jnp.std(exact) > 0.5
+
+
+@pytest.mark.parametrize('shape', [(5,), (2, 3, 8)])
+def test_quantizing_moves_no_value_by_more_than_half_a_step(shape):
+    x = jax.random.normal(jax.random.key(3), shape)
+    values, scale = kv_cache.quantize(x)
+    assert values.dtype == jnp.int8 and scale.shape == shape[:-1]
+    assert jnp.all(jnp.abs(values * scale[..., None] - x) <= scale[..., None] * 0.5001)
+    np.testing.assert_allclose(scale * 127, jnp.abs(x).max(-1), rtol=1e-6)
+
+
+def test_quantizing_zeros_gives_zeros():
+    values, scale = kv_cache.quantize(jnp.zeros((2, 4)))
+    assert not np.any(values) and not np.any(scale)
 
 
 def test_full_chunks_are_not_written_again(tiny):
     c, params = tiny
-    shape = (c.layers, 4, c.kv_heads, 3, c.head_dim)
-    chunks = (jnp.full(shape, 7.0), jnp.zeros(shape))
-    cache = transformer.KVCache(k=chunks, v=chunks, length=jnp.int32(3))
-    tokens = jnp.ones((4, 1), jnp.int32)
-    cache = forward(params, tokens, jnp.full((4, 1), 3), None, c, cache)[1]
-    assert jnp.all(cache.k[0] == 7) and jnp.all(cache.v[0] == 7)
+    full = jax.tree.map(lambda x: x + 7.0, kv_cache.empty(c, 4, 3, block=3, dtype=jnp.float32))
+    fresh = kv_cache.empty(c, 4, 4, block=2, dtype=jnp.float32)
+    cache = kv_cache.KVCache(prompt=kv_cache.empty(c, 4, 2, block=2, dtype=jnp.float32),
+                             prompt_start=jnp.full(4, 2), chunks=(full, fresh),
+                             start=jnp.zeros(4, jnp.int32), length=jnp.int32(3))
+    cache = step(params, jnp.ones(4, jnp.int32), jnp.full(4, 3), cache, c)[1]
+    assert jnp.all(cache.chunks[0].k == 7) and jnp.all(cache.chunks[0].v == 7)
     # the new column is the last chunk's first; the others still wait
-    assert jnp.all(jnp.any(cache.k[1][:, :, :, 0] != 0, -1)) and jnp.all(cache.k[1][:, :, :, 1:] == 0)
+    k, v = cache.chunks[1].k, cache.chunks[1].v.swapaxes(-1, -2)
+    for new in (k, v):
+        assert jnp.all(jnp.any(new[:, 0, ..., 0] != 0, -1))
+        assert jnp.all(new[:, 0, ..., 1:] == 0) and jnp.all(new[:, 1] == 0)
     assert cache.length == 4
 
 
@@ -124,30 +164,32 @@ def test_only_differences_of_positions_matter(tiny):
     c, params = tiny
     tokens, mask = two_rows()
     positions = transformer.positions_of(mask)
-    here, there, stretched = (forward(params, tokens, p, mask, c)[0]
+    here, there, stretched = (forward(params, tokens, p, mask, c)
                               for p in (positions, positions + 50, 2 * positions))
     np.testing.assert_allclose(there, here, atol=1e-4)
     assert jnp.max(jnp.abs(stretched - here)) > 1e-2
 
 
-@pytest.mark.parametrize('cached', [False, True])
-def test_the_scan_over_layers_equals_a_loop_over_blocks(tiny, cached):
+def test_the_scan_over_layers_equals_a_loop_over_blocks(tiny):
     c, params = tiny
     tokens, mask, _ = prompts_and_completions()
     positions = transformer.positions_of(mask)
-    empty = transformer.init_cache(c, 2, 8, jnp.float32) if cached else None
-    scanned, scanned_cache = forward(params, tokens, positions, mask, c, empty)
-    x, cache = params['embed'][tokens], empty
+    scanned, (keys, values) = forward(params, tokens, positions, mask, c), prefill(params, tokens, positions, mask, c)
+    allowed, kept = attention.causal(mask), []
+
+    def attend(q, k, v):
+        kept.append((k, v))
+        return attention.attend(q, k, v, allowed)
+
+    x = params['embed'][tokens]
     angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
-    block = jit(transformer.block, static_argnums=4)
     for index in range(c.layers):
         weights = {name: value[index] for name, value in params['layers'].items()}
-        x, cache = block(weights, x, angles, attention.causal(mask), c, cache, index)
+        x = transformer.block(weights, x, angles, c, attend)
     looped = transformer.rms_norm(x, params['final_norm'], c.norm_eps)
     np.testing.assert_allclose(jnp.where(mask[..., None], scanned - looped, 0), 0, atol=1e-5)
-    if cached:
-        np.testing.assert_allclose(scanned_cache.k[0], cache.k[0], atol=1e-5)
-        np.testing.assert_allclose(scanned_cache.v[0], cache.v[0], atol=1e-5)
+    for stacked, of_layers in zip((keys, values), zip(*kept, strict=True), strict=True):
+        np.testing.assert_allclose(stacked.swapaxes(2, 3), jnp.stack(of_layers), atol=1e-5)
 
 
 @functools.partial(jit, static_argnums=(1, 2))
@@ -155,7 +197,7 @@ def gradient(params, c, remat):
     tokens, mask, _ = prompts_and_completions()
 
     def loss(params):
-        hidden, _ = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c, remat=remat)
+        hidden = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c, remat=remat)
         return jnp.sum(jnp.where(mask[..., None], hidden, 0) ** 3)
 
     return jax.grad(loss)(params)
@@ -216,7 +258,7 @@ def test_bfloat16_params_compute_in_bfloat16_and_give_float32_logits(tiny):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 
     def run(params):
-        hidden, _ = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c)
+        hidden = transformer.forward(params, tokens, transformer.positions_of(mask), mask, c)
         return hidden, transformer.unembed(params, hidden, c)
 
     hidden, scores = jax.eval_shape(run, half)

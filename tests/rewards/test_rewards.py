@@ -115,3 +115,36 @@ def test_verifier_extracts_answers():
 def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):
     with pytest.raises(BadInput, match=message):
         make(*parts, verifier=verifier)
+
+
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    def decode(self, tokens, skip_special_tokens):
+        assert skip_special_tokens
+        return ''.join('0123456789'[token] for token in tokens)
+
+
+def test_scoring_as_rows_come_in_equals_scoring_all_at_once():
+    scorer = rewards.make({'parts': (('numeric', 1.0), ('format', 0.5)), 'truncated': -1.0, 'verifier': 'numeric'})
+    examples = [example('12'), example('7')]
+    completions = [[1, 2], [7], [7], [1, 2, 3]]
+    scoring = rewards.Scoring(scorer, examples, 2, Letters())
+    for row in (2, 0, 3, 1):
+        scoring.add(row, completions[row], row == 3)
+    texts, truncated, lengths, total, parts = scoring.results()
+    assert texts == ['12', '7', '7', '123'] and lengths.tolist() == [2, 1, 1, 3]
+    expected, expected_parts = rewards.score(scorer, examples, texts, [False, False, False, True])
+    np.testing.assert_array_equal(total, expected)
+    np.testing.assert_array_equal(truncated, [False, False, False, True])
+    assert all(np.array_equal(parts[name], expected_parts[name]) for name in ('numeric', 'format'))
+
+
+def test_a_reward_that_raises_on_the_thread_is_heard():
+    def broken(text, example):
+        raise ValueError('no such answer')
+
+    scoring = rewards.Scoring(rewards.Scorer({'mine': (broken, 1.0)}, 0.0, '', None), [example('1')], 1, Letters())
+    scoring.add(0, [1], False)
+    with pytest.raises(ValueError, match='no such answer'):
+        scoring.results()

@@ -32,12 +32,11 @@ def generate(tiny):
     def program(group_size, **options):
         def run(params, prompts, key, step):
             keys = sampler.row_keys(key, step, prompts.ids, group_size)
-            return sampler.generate(params, prompts, keys, step, c, group_size=group_size, **options)
+            return sampler.generate(params, prompts, keys, step, c, sampler.Sampling(**options), {}, block=4)
         return jax.jit(run)
 
     def call(prompts=None, *, seed=0, step=0, group_size=4, **options):
-        settings = dict(max_tokens=BUDGET, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop_tokens=STOPS,
-                        pad_token=PAD) | options
+        settings = dict(max_tokens=BUDGET, temperature=1.0, stop_tokens=STOPS, pad_token=PAD) | options
         prompts = make_prompts(range(4)) if prompts is None else prompts
         return jax.device_get(program(group_size, **settings)(params, prompts, jax.random.key(seed), jnp.int32(step)))
 
@@ -64,7 +63,7 @@ def test_greedy_tokens_are_the_argmax_of_a_whole_forward_pass(tiny, generate):
     c, params = tiny
     rollout = generate(temperature=0.0)
     mask = np.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    hidden, _ = transformer.forward(params, rollout.tokens, transformer.positions_of(mask), mask, c)
+    hidden = transformer.forward(params, rollout.tokens, transformer.positions_of(mask), mask, c)
     best = np.asarray(jnp.argmax(transformer.unembed(params, hidden, c), -1))[:, 4:-1]
     np.testing.assert_array_equal(rollout.tokens[:, 5:][rollout.completion_mask], best[rollout.completion_mask])
 
@@ -98,7 +97,7 @@ def test_prompts_are_repeated_over_their_groups(generate):
     rollout = generate(prompts, step=7)
     np.testing.assert_array_equal(rollout.tokens[:, :5], np.repeat(prompts.tokens, 4, 0))
     np.testing.assert_array_equal(rollout.prompt_mask, np.repeat(prompts.mask, 4, 0))
-    np.testing.assert_array_equal(rollout.version, [7] * 16)
+    np.testing.assert_array_equal(rollout.version[rollout.completion_mask], 7)
 
 
 def test_stop_token_may_come_first(generate):

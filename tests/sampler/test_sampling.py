@@ -57,7 +57,8 @@ def draw(count, *, temperature=1.0, seed=0, **options):
     """(tokens, logprobs) of `count` rows of LOGITS, each with its own key."""
     keys = jax.random.split(jax.random.key(seed), count)
     logits = jnp.broadcast_to(jnp.asarray(LOGITS, jnp.float32), (count, len(LOGITS)))
-    return jax.device_get(sampling.sample_token(logits, keys, temperature=temperature, **WHOLE | options))
+    tokens = sampling.draw(logits, keys, temperature=temperature, **WHOLE | options)
+    return jax.device_get((tokens, sampling.logprob(logits, tokens, temperature)))
 
 
 @pytest.mark.parametrize('temperature, options, survivors', [
@@ -74,10 +75,57 @@ def test_draws_follow_the_exact_distribution(temperature, options, survivors):
     tokens, _ = draw(8000, temperature=temperature, **options)
     exact = np.zeros(8)
     exact[list(survivors)] = np.exp(LOGITS[list(survivors)] / temperature)
-    exact /= exact.sum()
-    counts = np.bincount(tokens, minlength=8)
+    assert_follow(tokens, exact)
+
+
+def assert_follow(tokens, weights):
+    """Counts of 8000 draws fit the distribution that is proportional to the weights."""
+    exact, counts = weights / weights.sum(), np.bincount(tokens, minlength=8)
     assert np.all(counts[exact == 0] == 0)
     assert stats.chisquare(counts[exact > 0], 8000 * exact[exact > 0]).pvalue > 1e-3
+
+
+SIGNED = np.array([2., 1., .5, 0., -.5, -1., -2., 1.5])
+
+
+def draw_of(logits):
+    """8000 draws of logits f32[8]."""
+    keys = jax.random.split(jax.random.key(0), 8000)
+    return jax.device_get(sampling.draw(jnp.broadcast_to(logits, (8000, 8)), keys, temperature=1.0, **WHOLE))
+
+
+def test_draws_under_a_repetition_penalty_follow_the_exact_distribution():
+    # seen tokens of positive logit are divided by 2, of negative ones doubled: both become rarer
+    seen = jnp.isin(jnp.arange(8), jnp.asarray([0, 2, 4, 6]))
+    penalized = sampling.penalize(jnp.asarray(SIGNED, jnp.float32)[None], seen[None], 2.0)[0]
+    assert penalized.tolist() == [1, 1, .25, 0, -1, -1, -4, 1.5]
+    assert_follow(draw_of(penalized), np.exp([1, 1, .25, 0, -1, -1, -4, 1.5]))
+
+
+def test_a_penalty_of_one_changes_nothing():
+    logits = jnp.asarray(SIGNED, jnp.float32)[None]
+    np.testing.assert_array_equal(sampling.penalize(logits, jnp.ones((1, 8), bool), 1.0), logits)
+
+
+def test_draws_without_banned_tokens_follow_the_rest_of_the_distribution():
+    banned = np.isin(np.arange(8), [0, 5])
+    assert_follow(draw_of(jnp.where(banned, sampling.NEVER, jnp.asarray(SIGNED, jnp.float32))),
+                  np.where(banned, 0, np.exp(SIGNED)))
+
+
+def test_truncation_counts_only_tokens_that_are_not_banned():
+    logprobs = jnp.log(jnp.asarray(PROBABILITIES)).at[1].set(sampling.NEVER)
+    survivors = [sampling.truncate(logprobs[None], **WHOLE | options)[0] > sampling.NEVER
+                 for options in (dict(top_k=2), dict(top_p=.6), dict(min_p=.5))]
+    # .1 .2 .3 are left, renormalized .167 .333 .5
+    assert [np.flatnonzero(kept_).tolist() for kept_ in survivors] == [[2, 3], [2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize('options, expected', [
+    ({}, False), (dict(top_p=.9), True), (dict(top_k=5), True), (dict(min_p=.1), True),
+    (dict(repetition_penalty=1.1), True), (dict(min_tokens=3), True), (dict(thinking_tokens=3), False)])
+def test_sampling_says_whether_it_draws_from_another_distribution(options, expected):
+    assert sampling.Sampling(0.7, 8, (1,), 0, **options).truncates == expected
 
 
 def test_wrong_distribution_would_be_noticed():
@@ -104,4 +152,4 @@ def test_token_hangs_on_its_own_key_alone():
 
 
 def _single(key):
-    return sampling.sample_token(jnp.asarray(LOGITS, jnp.float32)[None], key[None], temperature=1.0, **WHOLE)[0][0]
+    return sampling.draw(jnp.asarray(LOGITS, jnp.float32)[None], key[None], temperature=1.0, **WHOLE)[0]

@@ -1,0 +1,37 @@
+"""What every benchmark prints and how it times: environment, the machine's matrix rate, interleaved CPU-seconds."""
+import os
+import platform
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+
+
+def describe():
+    """One line: processor, cores, Python, jax, device, load."""
+    cpu = platform.processor() or 'CPU'
+    if os.path.exists('/proc/cpuinfo'):
+        with open('/proc/cpuinfo', encoding='utf8') as lines:
+            cpu = next((line.split(':')[1].strip() for line in lines if line.startswith('model name')), cpu)
+    return (f'{cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}, '
+            f'{jax.devices()[0].device_kind}, load {os.getloadavg()[0]:.1f}')
+
+
+def matrix_rate(size=1024, repeats=7):
+    """Measured FLOP per CPU-second of a square float32 matrix product."""
+    x = jnp.ones((size, size))
+    product = jax.jit(lambda x: x @ x).lower(x).compile()
+    seconds, _ = interleaved({'product': lambda: jax.block_until_ready(product(x))}, repeats)
+    return 2 * size ** 3 / seconds['product']
+
+
+def interleaved(candidates, repeats):
+    """(median CPU-seconds, last result) by name of callables, warmed up before, that run in turn `repeats` times."""
+    seconds, results = {name: [] for name in candidates}, {}
+    for _ in range(repeats):
+        for name, run in candidates.items():
+            begun = time.process_time()
+            results[name] = run()
+            seconds[name].append(time.process_time() - begun)
+    return {name: statistics.median(values) for name, values in seconds.items()}, results

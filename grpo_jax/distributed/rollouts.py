@@ -1,0 +1,283 @@
+"""The sampler's programs on a mesh: each data shard decodes its own prompts, without a word to the others.
+
+`shard_map` over the axes of rows makes the decode loops independent: they have no collectives but those of
+the tensor axis, which is left to the partitioner, and each ends when its own rows do.
+"""
+import concurrent.futures
+import functools
+import math
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+
+from grpo_jax import sampler
+from grpo_jax.distributed import programs, sharding
+from grpo_jax.distributed.mesh import ROW_AXES
+from grpo_jax.models import cache as kv_cache
+from grpo_jax.models import quantize, transformer
+from grpo_jax.sampler import engine
+from grpo_jax.sampler import wave as waves
+from grpo_jax.types import Prompts
+
+ROWS, CHUNKS, SAME = PartitionSpec(ROW_AXES), PartitionSpec(None, None, ROW_AXES), PartitionSpec()
+WAVE = waves.Wave(
+    cache=kv_cache.KVCache(prompt=CHUNKS, prompt_start=ROWS, chunks=CHUNKS, start=ROWS, length=ROWS),
+    rows=ROWS, last=ROWS, live=ROWS, thinking=ROWS, states=ROWS, seen=ROWS)
+# steps between two looks of the host, and columns that attention reads at once, by platform
+SEGMENT = {'cpu': 32, 'gpu': 64, 'tpu': 64}
+BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 128}
+
+
+def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, budget, block=None,
+                segment=None, ahead=True):
+    """sampler.engine.Engine for `shapes` on the mesh, with every program that a rollout can reach compiled.
+
+    sampling is a sampler.Sampling; tables are its automata (sampler.stops), {} without any. dtype is that of
+    computation, cache_dtype and weights_dtype may be int8 instead; budget is bytes of cache a device, 0: unlimited.
+    block and segment replace the platform's. ahead=False compiles programs when they are first needed.
+    """
+    platform = mesh.devices.flat[0].platform
+    block = min(block or BLOCK[platform], -(-shapes.tokens // 8) * 8)
+    built = Programs(c, mesh, shapes, sampling, tables, block=block, dtype=jnp.dtype(dtype),
+                     cache_dtype=jnp.dtype(cache_dtype), weights_dtype=jnp.dtype(weights_dtype))
+    plan = engine.plan(prompts=shapes.prompts // built.shards, group=shapes.group_size, max_tokens=shapes.tokens,
+                       block=block, segment=segment or SEGMENT[platform], budget=budget,
+                       bank_columns=waves.bank_columns(shapes.queries, block), column_bytes=built.column_bytes())
+    made = engine.Engine(plan, built, built.shards)
+    if ahead and not jax.config.jax_disable_jit:
+        built.compile_all(made.visit_all)
+    return made
+
+
+class Programs:
+    """The compiled pieces that an Engine calls, one for each size of wave; `compile_all` builds them beforehand."""
+
+    def __init__(self, c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, block):
+        self.shards = int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
+        self._c, self._mesh, self._shapes, self._sampling = c, mesh, shapes, sampling
+        self._tables = jax.device_put(tables, sharding.replicated(mesh))
+        self._dtype, self._weights_dtype = dtype, weights_dtype
+        self._cache = dict(block=block, dtype=cache_dtype)
+        self._cut_heads = c.kv_heads % mesh.shape['tensor'] == 0
+        self._compiled, self._wanted = {}, None
+
+    @property
+    def hash(self):
+        """One hash of all programs."""
+        return programs.hashed(' '.join(f'{name} {p.hash}' for name, p in sorted(self._compiled.items())))
+
+    @property
+    def names(self):
+        """The compiled programs' names."""
+        return sorted(self._compiled)
+
+    def column_bytes(self):
+        """Bytes of the keys and values of one column of one row on one device."""
+        c, item = self._c, self._cache['dtype'].itemsize
+        heads = c.kv_heads // (self._mesh.shape['tensor'] if self._cut_heads else 1)
+        return 2 * c.layers * heads * (c.head_dim * item + (4 if item == 1 else 0))
+
+    @property
+    def device_kind(self):
+        """The devices' name."""
+        return self._mesh.devices.flat[0].device_kind
+
+    def weight_bytes(self):
+        """Bytes of the weights that a decode step reads on one device: all but an embedding table that is no head."""
+        sizes = transformer.map_table(lambda path, param: math.prod(param.shape), transformer.param_table(self._c))
+        if not self._c.tie_embeddings:
+            sizes.pop('embed')
+        return sum(jax.tree.leaves(sizes)) * self._weights_dtype.itemsize // self._mesh.shape['tensor']
+
+    def inputs(self):
+        """Abstract (params, prompts, key) of a call."""
+        rows = sharding.rows(self._mesh)
+        p, q = self._shapes.prompts, self._shapes.queries
+        prompts = Prompts(*(programs.abstract(shape, kind, rows)
+                            for shape, kind in (((p, q), jnp.int32), ((p, q), bool), ((p,), jnp.int32))))
+        key = programs.abstract((), jax.random.key(0).dtype, sharding.replicated(self._mesh))
+        return programs.abstract_params(self._c, self._mesh), prompts, key
+
+    def weights(self, params):
+        """The policy as the sampler reads it: cast, or quantized, and not cut along fsdp."""
+        layout = sharding.sampler_params(self._c, self._mesh)
+
+        def weights(params):
+            params = jax.tree.map(lambda p: p.astype(self._dtype), params)
+            params = jax.lax.with_sharding_constraint(params, layout)
+            return quantize.matrices(params) if self._weights_dtype == jnp.int8 else params
+
+        if self._weights_dtype == jnp.int8:
+            layout = quantize.layout(layout, transformer.param_table(self._c))
+        return self._call('weights', weights, params, layout=layout)
+
+    def new_book(self, prompts, key, step, given, limit):
+        """waves.new_book, with keys of ids and step."""
+        size = (self._shapes.prompts * self._shapes.group_size, self._shapes.tokens)
+
+        def new_book(prompts, key, step, limit, given=None):
+            keys = sampler.row_keys(key, step, prompts.ids, self._shapes.group_size)
+            given = jnp.full(size, -1, jnp.int32) if given is None else given
+            return waves.new_book(prompts, keys, given, limit, tuple(self._tables))
+
+        extra = () if given is None else (given,)
+        return self._call('book of given tokens' if extra else 'book', new_book, prompts, key, np.int32(step),
+                          self._limit(limit), *extra)
+
+    def book_of(self, rollout, prompts, key, limit):
+        """waves.book_of, with keys of ids and of the step in which each row began."""
+        def book_of(rollout, prompts, key, limit, tables):
+            keys = sampler.row_keys(key, rollout.version[:, 0], prompts.ids, self._shapes.group_size)
+            return waves.book_of(rollout, prompts, keys, limit, tables, self._sampling)
+        return self._call('book of a rollout', book_of, rollout, prompts, key, self._limit(limit), self._tables)
+
+    def _limit(self, limit):
+        rows = self._shapes.prompts * self._shapes.group_size
+        return np.broadcast_to(np.int32(self._shapes.tokens if limit is None else limit), (rows,))
+
+    def outlook(self, book):
+        """(unfinished rows of the fullest shard, their longest, tokens of all rows), each i32[]."""
+        def outlook(book):
+            return jax.tree.map(lambda x: x[None], waves.outlook(book))
+
+        def over_shards(book):
+            waiting, longest, tokens = self._per_shard(outlook, (ROWS,), ROWS)(book)
+            return jnp.max(waiting), jnp.max(longest), jnp.sum(tokens)
+        return self._call('outlook', over_shards, book)
+
+    def open_groups(self, weights, book, index, prompts):
+        """waves.open_groups of every shard's `index`-th `prompts` prompts, in one chunk."""
+        def open_groups(weights, book, index):
+            return _outward(waves.open_groups(weights, book, index, self._c, self._sampling, prompts=prompts,
+                                              columns=self.plan.chunks[0], **self._cache))
+        return self._call(f'open {prompts} prompts', self._per_shard(open_groups, (SAME, ROWS, SAME), WAVE),
+                          weights, book, np.int32(index))
+
+    def reopen(self, weights, book, length, rows, chunks):
+        """waves.reopen of `rows` rows of every shard, in that many chunks."""
+        def reopen(weights, book, length):
+            return _outward(waves.reopen(weights, book, length, self._c, self._sampling, rows=rows,
+                                         columns=self.plan.chunks[:chunks], **self._cache))
+        return self._call(f'reopen {_size(rows, rows, self.plan.chunks[:chunks])}',
+                          self._per_shard(reopen, (SAME, ROWS, SAME), WAVE), weights, book, np.int32(length))
+
+    def segment(self, weights, wave, book, step):
+        """waves.segment: (Wave, Book, Report), the report for the shard that has most, tokens for all of them."""
+        def segment(weights, wave, book, tables, step):
+            wave, book, report = waves.segment(weights, _inward(wave), book, tables, step, self._c, self._sampling,
+                                               steps=self.plan.segment)
+            return _outward(wave), book, jax.tree.map(lambda x: x[None], report)
+
+        def over_shards(*arguments):
+            shards = self._per_shard(segment, (SAME, WAVE, ROWS, SAME, SAME), (WAVE, ROWS, ROWS))
+            wave, book, report = shards(*arguments)
+            most = jax.tree.map(jnp.max, report)
+            return wave, book, most._replace(tokens=jnp.sum(report.tokens))
+
+        columns = [chunk.columns for chunk in wave.cache.chunks]
+        banks, rows = (len(x) // self.shards for x in (wave.cache.prompt_start, wave.rows))
+        return self._call(f'decode {_size(banks, rows, columns)}', over_shards, weights, wave, book, self._tables,
+                          np.int32(step), donate=(1, 2))
+
+    def grow(self, wave, chunks):
+        """The Wave with chunk number `chunks` (from 0) added, empty."""
+        rows, columns = wave.rows.shape[0], self.plan.chunks[chunks]
+
+        def empty():
+            return kv_cache.empty(self._c, rows, columns, **self._cache)
+        new = self._call(f'add {rows // self.shards} x {columns}', empty)
+        return _with_chunks(wave, wave.cache.prompt, (*wave.cache.chunks, new))
+
+    def shrink(self, wave, size):
+        """The Wave with `size` slots a shard, live ones first, each with its own copy of its prompt."""
+        cache, rows = wave.cache, wave.rows.shape[0] // self.shards
+        banks = cache.prompt_start.shape[0] // self.shards
+
+        def choose(wave):
+            wave, order = waves.choose_slots(_inward(wave), size)
+            return _outward(wave), order
+
+        bare, order = self._call(f'choose {size} of {rows} of {banks}', self._per_shard(choose, (WAVE,), (WAVE, ROWS)),
+                                 _with_chunks(wave, None, ()))
+        taken = []
+        for chunk, fold in [(cache.prompt, rows // banks), *((chunk, 1) for chunk in cache.chunks)]:
+            take = self._per_shard(functools.partial(waves.take, fold=fold), (CHUNKS, ROWS), CHUNKS)
+            name = f'take {size} of {chunk.k.shape[2] // self.shards} x {chunk.columns}'
+            taken.append(self._call(name, take, chunk, order))
+            if self._wanted is None:
+                jax.tree.map(lambda x: x.delete(), chunk)  # never two whole caches at once
+        return _with_chunks(bare, taken[0], tuple(taken[1:]))
+
+    def finish(self, book):
+        """The Rollout."""
+        return self._call('rollout', functools.partial(waves.finish, pad_token=self._sampling.pad_token), book)
+
+    def ended_rows(self, book):
+        """(row numbers, tokens, count, ended, truncated) of this process's rows, on the host."""
+        def local(array):
+            pieces = {s.index[0].start or 0: np.asarray(s.data) for s in array.addressable_shards}
+            return [pieces[start] for start in sorted(pieces)], sorted(pieces)
+        (tokens, starts), *rest = (local(x) for x in (book.tokens, book.count, book.limit, book.done))
+        rows = np.concatenate([start + np.arange(len(part)) for start, part in zip(starts, tokens, strict=True)])
+        count, limit, done = (np.concatenate(parts) for parts, _ in rest)
+        return rows, np.concatenate(tokens), count, done | (count >= limit), ~done
+
+    def compile_all(self, visit):
+        """Compiles what `visit()` calls, on all cores, and prints the list."""
+        self._wanted = {}
+        visit()
+        wanted, self._wanted = self._wanted, None
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            self._compiled = dict(zip(wanted, pool.map(lambda job: job(), wanted.values()), strict=True))
+        print(f'sampler: {len(wanted)} programs: {"; ".join(wanted)}', file=sys.stderr)
+
+    def _per_shard(self, function, in_specs, out_specs):
+        if self._mesh.size == 1:
+            return function
+        return jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs,
+                             axis_names=set(ROW_AXES), check_vma=False)
+
+    def _call(self, name, function, *arguments, donate=(), layout=None):
+        """The program's result; while compile_all visits, only the result's shapes."""
+        if jax.config.jax_disable_jit:
+            return function(*arguments)
+        if self._wanted is None and name in self._compiled:
+            return self._compiled[name](*arguments)
+        def laid_out(*arguments):
+            result = function(*arguments)
+            return jax.lax.with_sharding_constraint(result, layout or jax.tree.map(self._sharding, result))
+
+        traced = jax.jit(laid_out, donate_argnums=donate).trace(*arguments)
+        if self._wanted is None:
+            self._compiled[name] = programs.compile_traced(traced)
+            return self._compiled[name](*arguments)
+        self._wanted[name] = functools.partial(programs.compile_traced, traced)
+        return jax.tree.map(lambda x, s: programs.abstract(x.shape, x.dtype, s), traced.out_info,
+                            layout or jax.tree.map(self._sharding, traced.out_info))
+
+    def _sharding(self, array):
+        """Chunks are cut by rows and, where it divides them, by heads; all else by rows, and scalars not at all."""
+        if len(array.shape) >= 5:
+            return NamedSharding(self._mesh, PartitionSpec(None, None, ROW_AXES, 'tensor' if self._cut_heads else None))
+        return NamedSharding(self._mesh, ROWS if array.shape else SAME)
+
+
+def _inward(wave):
+    """A shard's Wave from the one that crosses the program's border, where each shard has its own length."""
+    return wave.replace(cache=wave.cache.replace(length=wave.cache.length[0]))
+
+
+def _outward(wave):
+    return wave.replace(cache=wave.cache.replace(length=wave.cache.length[None]))
+
+
+def _with_chunks(wave, prompt, chunks):
+    return wave.replace(cache=wave.cache.replace(prompt=prompt, chunks=chunks))
+
+
+def _size(banks, rows, columns):
+    return f'{rows} rows of {banks} prompts x {"+".join(str(n) for n in columns)}'

@@ -1,0 +1,166 @@
+"""The key-value cache of decoding, and attention of one new token over it.
+
+Columns lie in blocks: keys [L, J, R, K, H, S] and values [L, J, R, K, S, H] hold J blocks of S columns
+for R rows, so that a block of a layer is one contiguous piece, and a dynamic number of blocks is read.
+The cache is [prompts, stored once per group | own chunks]; a chunk that is full is never written or
+copied again. All rows write the same column, since XLA turns writes at a column per row into copies
+of the cache; a row's first valid column (`start`) makes up for it.
+"""
+import math
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.models.attention import MASKED
+
+
+@struct.dataclass
+class Chunk:
+    """J blocks of S columns of R rows, in the dtype of computation or in int8 with a scale a column."""
+
+    k: jax.Array                        # [L, J, R, K, H, S]
+    v: jax.Array                        # [L, J, R, K, S, H]
+    k_scale: jax.Array | None = None    # f32[L, J, R, K, S], only with int8
+    v_scale: jax.Array | None = None    # f32[L, J, R, K, S]
+
+    @property
+    def columns(self):
+        """J * S."""
+        return self.k.shape[1] * self.k.shape[5]
+
+
+@struct.dataclass
+class KVCache:
+    """What B rows have seen. Chunks are filled in order; only the last one is written."""
+
+    prompt: Chunk              # of P prompts, each read by B / P consecutive rows; left-padded
+    prompt_start: jax.Array    # i32[P] first valid column of each prompt
+    chunks: tuple              # of Chunk
+    start: jax.Array           # i32[B] first valid own column of each row
+    length: jax.Array          # i32[] own columns written
+
+
+def empty(c, rows, columns, *, block, dtype):
+    """An empty Chunk of at least that many columns, in blocks of `block`; dtype may be int8."""
+    blocks = -(-columns // block)
+    shape = (c.layers, blocks, rows, c.kv_heads)
+    k, v = jnp.zeros((*shape, c.head_dim, block), dtype), jnp.zeros((*shape, block, c.head_dim), dtype)
+    if dtype != jnp.int8:
+        return Chunk(k, v)
+    return Chunk(k, v, jnp.zeros((*shape, block)), jnp.zeros((*shape, block)))
+
+
+def of_prefill(k, v, like):
+    """Chunk holding k, v [L, R, K, T, H] in its last T columns, with the columns, block and dtype of `like`."""
+    layers, rows, heads, t, h = k.shape
+    block = like.k.shape[5]
+    pad = ((0, 0), (0, 0), (0, 0), (like.columns - t, 0), (0, 0))
+    k, v = (jnp.pad(x, pad).reshape(layers, rows, heads, -1, block, h) for x in (k, v))
+    if like.k_scale is None:
+        k, v = k.transpose(0, 3, 1, 2, 5, 4), v.transpose(0, 3, 1, 2, 4, 5)
+        return Chunk(k.astype(like.k.dtype), v.astype(like.v.dtype))
+    (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
+    return Chunk(k.transpose(0, 3, 1, 2, 5, 4), v.transpose(0, 3, 1, 2, 4, 5),
+                 k_scale.transpose(0, 3, 1, 2, 4), v_scale.transpose(0, 3, 1, 2, 4))
+
+
+def quantize(x):
+    """(int8 values, f32 scales) of x over its last axis, so that values * scale is nearest to x."""
+    x = x.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(x), -1) / 127
+    return jnp.round(x / jnp.maximum(scale, 1e-30)[..., None]).astype(jnp.int8), scale
+
+
+def write(cache, layer, k, v):
+    """The cache with k, v [B, K, H] in the next column of a layer."""
+    chunk = cache.chunks[-1]
+    column = cache.length - sum(full.columns for full in cache.chunks[:-1])
+    block, column = jnp.divmod(column, chunk.k.shape[5])
+
+    def put(array, new, axis):
+        at = [0] * array.ndim
+        at[0], at[1], at[axis] = layer, block, column
+        return jax.lax.dynamic_update_slice(array, jnp.expand_dims(new, (0, 1, axis)).astype(array.dtype), at)
+
+    if chunk.k_scale is None:
+        chunk = Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4))
+    else:
+        (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
+        chunk = Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4),
+                      put(chunk.k_scale, k_scale, 4), put(chunk.v_scale, v_scale, 4))
+    return cache.replace(chunks=cache.chunks[:-1] + (chunk,))
+
+
+def attend(q, cache, layer):
+    """Attention output [B, N, H] of the newest token's queries q [B, N, H] over the whole cache of a layer.
+
+    One softmax over prompt and own columns, in float32, by running maximum and sum over blocks
+    (arXiv 2205.14135, alg. 1). Only blocks that hold a valid column are read, and a prompt's blocks
+    once for all rows of its group. Call it after `write`.
+    """
+    b, n, h = q.shape
+    heads = cache.chunks[-1].k.shape[3]
+    q = q.reshape(b, heads, n // heads, h)
+    running = (jnp.full(q.shape[:3], MASKED), jnp.zeros(q.shape[:3]), jnp.zeros(q.shape, jnp.float32))
+    first = jnp.min(cache.prompt_start) // cache.prompt.k.shape[5]
+    running = _absorb(running, q, cache.prompt, layer, 0, cache.prompt_start, cache.prompt.columns - 1, first)
+    written = 0
+    for chunk in cache.chunks:
+        running = _absorb(running, q, chunk, layer, written, cache.start, cache.length)
+        written += chunk.columns
+    _, total, out = running
+    return (out / total[..., None]).reshape(b, n, h).astype(q.dtype)
+
+
+def _absorb(running, q, chunk, layer, offset, start, last, first=0):
+    """running (maximum, sum, output) over columns start..last of a chunk whose first column is `offset`."""
+    rows, block = chunk.k.shape[2], chunk.k.shape[5]
+    b, heads, group, h = q.shape
+    fold = b // rows
+    scale = 1.0 / math.sqrt(h)
+
+    def folded(x):
+        """[B, K, g, ...] -> [R, K, x * g, ...]: a group's rows are rows of one matrix product."""
+        tail = x.shape[3:]
+        x = x.reshape(rows, fold, heads, group, *tail)
+        return jnp.moveaxis(x, 1, 2).reshape(rows, heads, fold * group, *tail)
+
+    def unfolded(x):
+        tail = x.shape[3:]
+        x = x.reshape(rows, heads, fold, group, *tail)
+        return jnp.moveaxis(x, 2, 1).reshape(b, heads, group, *tail)
+
+    if fold > 1:
+        q, running = folded(q), jax.tree.map(folded, running)
+
+    def absorb_block(j, running):
+        highest, total, out = running
+
+        def read(array):
+            sizes = (1, 1, *array.shape[2:])
+            return jax.lax.dynamic_slice(array, (layer, j) + (0,) * (array.ndim - 2), sizes)[0, 0]
+
+        columns = offset + j * block + jnp.arange(block)
+        valid = (columns >= start[:, None]) & (columns <= last)
+        scores = jnp.einsum('rkmh,rkhs->rkms', q, _like(q, read(chunk.k)), preferred_element_type=jnp.float32) * scale
+        if chunk.k_scale is not None:
+            scores = scores * read(chunk.k_scale)[:, :, None]
+        scores = jnp.where(valid[:, None, None], scores, MASKED)
+        new_highest = jnp.maximum(highest, jnp.max(scores, -1))
+        decay, weights = jnp.exp(highest - new_highest), jnp.exp(scores - new_highest[..., None])
+        total = total * decay + jnp.sum(weights, -1)
+        if chunk.v_scale is not None:
+            weights = weights * read(chunk.v_scale)[:, :, None]
+        mixed = jnp.einsum('rkms,rksh->rkmh', weights.astype(q.dtype), _like(q, read(chunk.v)),
+                           preferred_element_type=jnp.float32)
+        return new_highest, total, out * decay[..., None] + mixed
+
+    blocks = jnp.clip((last - offset) // block + 1, 0, chunk.k.shape[1])
+    running = jax.lax.fori_loop(first, blocks, absorb_block, running)
+    return jax.tree.map(unfolded, running) if fold > 1 else running
+
+
+def _like(q, stored):
+    """int8 goes into the product as the dtype of q; XLA fuses the conversion into the read."""
+    return stored.astype(q.dtype)
