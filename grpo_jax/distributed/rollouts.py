@@ -111,9 +111,10 @@ class Programs:
             params = jax.lax.with_sharding_constraint(params, layout)
             return quantize.matrices(params) if self._weights_dtype == jnp.int8 else params
 
+        result = layout
         if self._weights_dtype == jnp.int8:
-            layout = quantize.layout(layout, transformer.param_table(self._c))
-        return self._call('weights', weights, params, layout=layout)
+            result = quantize.layout(layout, transformer.param_table(self._c))
+        return self._call('weights', weights, params, layout=result)
 
     def new_book(self, prompts, key, step, given, limit):
         """waves.new_book, with keys of ids and step."""
@@ -206,7 +207,7 @@ class Programs:
         taken = []
         for chunk, fold in [(cache.prompt, rows // banks), *((chunk, 1) for chunk in cache.chunks)]:
             take = self._per_shard(functools.partial(waves.take, fold=fold), (CHUNKS, ROWS), CHUNKS)
-            name = f'take {size} of {chunk.k.shape[2] // self.shards} x {chunk.columns}'
+            name = f'take {size} of {chunk.k.shape[2] // self.shards} x {chunk.k.shape[1]}x{chunk.k.shape[5]} by {fold}'
             taken.append(self._call(name, take, chunk, order))
             if self._wanted is None:
                 jax.tree.map(lambda x: x.delete(), chunk)  # never two whole caches at once

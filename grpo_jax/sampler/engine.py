@@ -226,7 +226,8 @@ class Engine:
                 if live and ((live * 8 <= begun and waiting > live) or length == sum(plan_.chunks)):
                     counts['parked'] += live
                     break
-                wave, banks, rows = self._shrink(wave, banks, rows, chunks, plan_.smaller(rows, live, chunks), counts)
+                if live:
+                    wave, banks, rows = self._shrink(wave, banks, rows, chunks, plan_.smaller(rows, live, chunks), counts)
         self.stats = Stats(tokens=tokens, seconds=time.monotonic() - began, **counts)
         return programs.finish(book)
 

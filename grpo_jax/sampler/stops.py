@@ -33,7 +33,7 @@ def table(strings, token_bytes):
 
 def bytes_of_tokens(tokenizer, vocab_size):
     """The bytes that each of vocab_size ids adds to a decoded text; special and unused ids add none."""
-    decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'])
+    decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'], ensure_ascii=False)
     special = set(tokenizer.all_special_ids)
     of_character = _byte_level() if 'ByteLevel' in decoder else None
     texts = []
