@@ -227,7 +227,8 @@ class Engine:
                     counts['parked'] += live
                     break
                 if live:
-                    wave, banks, rows = self._shrink(wave, banks, rows, chunks, plan_.smaller(rows, live, chunks), counts)
+                    size = plan_.smaller(rows, live, chunks)
+                    wave, banks, rows = self._shrink(wave, banks, rows, chunks, size, counts)
         self.stats = Stats(tokens=tokens, seconds=time.monotonic() - began, **counts)
         return programs.finish(book)
 
