@@ -3,6 +3,7 @@ import hashlib
 import os
 
 import jax
+import jax.numpy as jnp
 
 from grpo_jax import checkpoint
 from grpo_jax.distributed import sharding
@@ -51,8 +52,8 @@ def abstract(shape, dtype, sharding_):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_)
 
 
-def abstract_params(c, mesh, dtype='float32'):
+def abstract_params(c, mesh):
     """ShapeDtypeStruct of each parameter with its training sharding."""
-    return jax.tree.map(lambda param, s: abstract(param.shape, dtype, s),
+    return jax.tree.map(lambda param, s: abstract(param.shape, jnp.float32, s),
                         transformer.param_table(c), sharding.params(c, mesh),
                         is_leaf=lambda node: isinstance(node, transformer.Param))

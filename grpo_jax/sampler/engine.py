@@ -191,7 +191,7 @@ class Engine:
         plan_, programs, began = self.plan, self.programs, time.monotonic()
         handed = False
         counts = dict(steps=0, slot_steps=0, peak_bytes=0, waves=0, parked=0, bytes_read=0)
-        batch = plan_.wave_prompts()
+        batch, weight_bytes = plan_.wave_prompts(), programs.weight_bytes()
         waiting, longest, tokens = _on_host(programs.outlook(book))
         while waiting:
             if opened < plan_.prompts:
@@ -215,7 +215,7 @@ class Engine:
                 counts['steps'] += made
                 counts['slot_steps'] += made * rows * self._shards
                 columns = banks * plan_.bank_columns + rows * (length + made // 2)
-                counts['bytes_read'] += made * (programs.weight_bytes() + plan_.column_bytes * columns)
+                counts['bytes_read'] += made * (weight_bytes + plan_.column_bytes * columns)
                 length += made
                 if finished:
                     handed = _hand_on(programs.ended_rows(book), handed, finished)

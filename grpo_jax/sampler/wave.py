@@ -39,6 +39,11 @@ class Book:
     thinking: jax.Array   # bool[N] the end of thinking has not come yet
     states: dict          # of automata by name, i32[N]
 
+    @property
+    def group(self):
+        """G."""
+        return self.count.shape[0] // self.prompts.ids.shape[0]
+
 
 @struct.dataclass
 class Wave:
@@ -97,13 +102,11 @@ def book_of(rollout, prompts, keys, limit, tables, sampling):
 
 def open_groups(params, book, index, c, sampling, *, prompts, columns, block, dtype):
     """Wave of the `index`-th `prompts` prompts with all rows of their groups, none of which has begun."""
-    group = book.count.shape[0] // book.prompts.ids.shape[0]
-
     def part(x):
         return jax.lax.dynamic_slice_in_dim(x, index * prompts, prompts)
 
     tokens, mask = part(book.prompts.tokens), part(book.prompts.mask)
-    rows = index * prompts * group + jnp.arange(prompts * group, dtype=jnp.int32)
+    rows = (index * prompts * book.group + jnp.arange(prompts * book.group)).astype(jnp.int32)
     bank = _empty_bank(c, prompts, tokens.shape[1], block, dtype)
     (bank,) = _prefill(params, tokens[:, :-1], mask[:, :-1], c, (bank,), (tokens.shape[1] - 1,))
     own = kv_cache.empty(c, rows.shape[0], columns, block=block, dtype=dtype)
@@ -118,11 +121,10 @@ def reopen(params, book, length, c, sampling, *, rows, columns, block, dtype):
     Their tokens are prefilled right-aligned before own column `length`, which no row may exceed;
     columns is the tuple of the chunks' sizes.
     """
-    group = book.count.shape[0] // book.prompts.ids.shape[0]
     length_of = jnp.where(_unfinished(book), book.count, -1)
     chosen = jnp.argsort(-length_of, stable=True)[:rows].astype(jnp.int32)
     live = length_of[chosen] >= 0
-    prompts, mask = book.prompts.tokens[chosen // group], book.prompts.mask[chosen // group]
+    prompts, mask = book.prompts.tokens[chosen // book.group], book.prompts.mask[chosen // book.group]
     start = length - jnp.where(live, book.count[chosen], 0)
 
     total = sum(-(-size // block) * block for size in columns)
@@ -145,10 +147,9 @@ def reopen(params, book, length, c, sampling, *, rows, columns, block, dtype):
 def segment(params, wave, book, tables, version, c, sampling, *, steps):
     """(Wave, Book, Report) after up to `steps` decode steps, fewer when no slot is live or the last chunk is full."""
     queries = jnp.sum(book.prompts.mask, -1, dtype=jnp.int32)
-    group = book.count.shape[0] // queries.shape[0]
     keys, limit, given = book.keys[wave.rows], book.limit[wave.rows], book.given[wave.rows]
     first = wave.cache.length - wave.cache.start
-    queries = queries[wave.rows // group]
+    queries = queries[wave.rows // book.group]
 
     def step(carry):
         wave, records, done, i = carry
@@ -184,9 +185,9 @@ def outlook(book):
 
 
 def choose_slots(wave, size):
-    """(Wave of `size` slots with the old chunks, slot order i32[size]): live slots first, in their order.
+    """(Wave of `size` slots, slot order i32[size]): live slots first, in their order; wave comes without chunks.
 
-    The chunks follow one by one (`take`), so that never two whole caches exist.
+    They follow one by one (`take`), so that never two whole caches exist.
     """
     order = jnp.argsort(~wave.live, stable=True)[:size].astype(jnp.int32)
     small = (wave.rows, wave.last, wave.live, wave.thinking, wave.states, wave.seen, wave.cache.start)
@@ -202,18 +203,13 @@ def take(chunk, order, fold):
     return jax.tree.map(lambda x: x[:, :, order // fold], chunk)
 
 
-def ended(book):
-    """(tokens i32[N, C], count i32[N], ended bool[N], truncated bool[N])."""
-    return book.tokens, book.count, ~_unfinished(book), ~book.done
-
-
 def finish(book, pad_token):
     """The Rollout of a Book."""
     columns = book.tokens.shape[1]
-    group = book.count.shape[0] // book.prompts.ids.shape[0]
     mask = jnp.arange(columns) < book.count[:, None]
-    tokens = jnp.concatenate([jnp.repeat(book.prompts.tokens, group, 0), jnp.where(mask, book.tokens, pad_token)], 1)
-    return Rollout(tokens=tokens, prompt_mask=jnp.repeat(book.prompts.mask, group, 0), completion_mask=mask,
+    prompts = jax.tree.map(lambda x: jnp.repeat(x, book.group, 0), book.prompts)
+    tokens = jnp.concatenate([prompts.tokens, jnp.where(mask, book.tokens, pad_token)], 1)
+    return Rollout(tokens=tokens, prompt_mask=prompts.mask, completion_mask=mask,
                    forced=book.forced, logprobs=book.logprobs, truncated=~book.done, version=book.version)
 
 
@@ -238,14 +234,13 @@ def _unfinished(book):
 
 def _wave(cache, book, rows, live, c, sampling):
     """Wave with what the book knows of the rows."""
-    group = book.count.shape[0] // book.prompts.ids.shape[0]
-    prompts, count, tokens = book.prompts, book.count[rows], book.tokens[rows]
+    prompts, count, tokens, owners = book.prompts, book.count[rows], book.tokens[rows], rows // book.group
     newest = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], 1)[:, 0]
-    last = jnp.where(count == 0, prompts.tokens[rows // group, -1], newest)
+    last = jnp.where(count == 0, prompts.tokens[owners, -1], newest)
     seen = None
     if sampling.repetition_penalty != 1:
-        before = jnp.concatenate([prompts.tokens[rows // group], tokens], 1)
-        valid = jnp.concatenate([prompts.mask[rows // group], jnp.arange(tokens.shape[1]) < count[:, None]], 1)
+        before = jnp.concatenate([prompts.tokens[owners], tokens], 1)
+        valid = jnp.concatenate([prompts.mask[owners], jnp.arange(tokens.shape[1]) < count[:, None]], 1)
         seen = jnp.zeros((rows.shape[0], c.vocab_size), bool)
         seen = seen.at[jnp.arange(rows.shape[0])[:, None], before].max(valid)
     return Wave(cache=cache, rows=rows, last=last, live=live & _unfinished(book)[rows], thinking=book.thinking[rows],
