@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import checkpoint, data, rewards, sampler
+from grpo_jax import checkpoint, data, reference, rewards, sampler
 from grpo_jax.distributed import mesh as meshes
 from grpo_jax.distributed import placement, sharding
 from grpo_jax.errors import BadInput
@@ -119,8 +119,6 @@ def enter(config, workdir, folder=None):
 def check(config):
     """BadInput for a setting that cannot work, whatever the model."""
     rollout = config.rollout
-    if rollout.group_size < 2:
-        raise BadInput('rollout.group_size', rollout.group_size, 'a group-relative advantage needs at least 2')
     for name, neutral in [('top_p', 1.0), ('top_k', 0), ('min_p', 0.0), ('repetition_penalty', 1.0), ('min_tokens', 0),
                           ('cache_dtype', ''), ('weights_dtype', '')]:
         if rollout[name] != neutral and not rollout.accept_bias:
@@ -145,7 +143,8 @@ def check(config):
         raise BadInput('rollout.top_p', rollout.top_p, 'must be in (0, 1]')
     if config.model.dtype not in ('float32', 'bfloat16'):
         raise BadInput('model.dtype', config.model.dtype, 'choose float32 or bfloat16')
-    for name, value, least in [('steps', config.steps, 1),
+    reference.check(config.algorithm)
+    for name, value, least in [('steps', config.steps, 1), ('rollout.group_size', rollout.group_size, 1),
                                ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
                                ('data.prompts_per_step', config.data.prompts_per_step, 1),
                                ('rollout.max_tokens', rollout.max_tokens, 1),

@@ -91,7 +91,9 @@ def of_completions(parts, truncated, lengths):
 
 
 def of_sampler(engine):
-    """What the schedule of the last rollout was, by name; a function of the samples' lengths."""
+    """What the schedule of the last rollout was, by name; a function of the samples' lengths. {} without a sampler."""
+    if engine is None:
+        return {}
     stats = engine.stats
     return {'sampler/steps': stats.steps, 'sampler/utilisation': stats.utilisation, 'sampler/waves': stats.waves,
             'sampler/parked': stats.parked, 'sampler/cache_mib': stats.peak_bytes / 2 ** 20}
@@ -99,6 +101,8 @@ def of_sampler(engine):
 
 def speed_of_sampler(engine):
     """Tokens a second of the last rollout, and the fraction of what memory bandwidth allows, where that is known."""
+    if engine is None:
+        return {}
     stats = engine.stats
     found = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
     bandwidth = next((rate for name, rate in BANDWIDTH.items() if name in engine.device_kind), None)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from grpo_jax import checkpoint, data, experiment, metrics, program
-from grpo_jax.algorithms import Algorithm, advantages, kl, ratios, regularizers, surrogates, weights
+from grpo_jax.algorithms import Algorithm, advantages, ratios, surrogates, weights
 from grpo_jax.distributed import placement
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
@@ -15,7 +15,7 @@ from grpo_jax.types import Experience, Rollout
 
 # cross entropy is the policy gradient with every advantage 1, averaged over tokens
 SFT = Algorithm(advantage=advantages.group_mean, ratio=ratios.token, surrogate=surrogates.policy_gradient,
-                kl=kl.none, kl_coef=0.0, weights=weights.token_mean, regularizer=regularizers.none, dead_groups='keep')
+                weights=weights.token_mean)
 
 
 def cold_start(ex):
@@ -49,7 +49,7 @@ def run(config, workdir):
     for step in range(int(state.step), config.supervised.steps):
         clock = metrics.Stopwatch()
         chosen = data.indices(config.seed, step, shapes.prompts, len(completions))
-        rollout = _as_rollout(ex, dataset, completions, chosen, shapes)
+        rollout = as_rollout(ex, dataset, completions, chosen, shapes)
         ones = np.ones((shapes.prompts, 1), np.float32)
         experience = Experience(rollout, ones, ones[:, 0], None, None, np.arange(shapes.prompts, dtype=np.int32))
         state, learned = learner.update(state, placement.put_rows(experience, ex.mesh))
@@ -82,7 +82,7 @@ def demonstrations(ex):
     return data.pick(dataset, kept), [completions[i] for i in kept]
 
 
-def _as_rollout(ex, dataset, completions, chosen, shapes):
+def as_rollout(ex, dataset, completions, chosen, shapes):
     """Demonstrations in the form that the learner eats."""
     _, prompts = data.prompts(dataset, chosen, shapes.queries, ex.pad_token)
     tokens = np.full((shapes.prompts, shapes.tokens), ex.pad_token, np.int32)

@@ -1,12 +1,13 @@
 """START HERE: run(config, workdir) builds everything, then loops over the steps of GRPO."""
 import functools
+import logging
 import os
 
 from absl import flags
 import jax
 import numpy as np
 
-from grpo_jax import algorithms, checkpoint, data, evaluate, experiment, metrics, program, rewards, supervised
+from grpo_jax import algorithms, checkpoint, collect, evaluate, experiment, metrics, program, reference, supervised
 from grpo_jax.distributed import placement, programs
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.experience import make_experience
@@ -19,13 +20,15 @@ def run(config, workdir, algorithm=None):
     """
     ex = experiment.enter(config, workdir)
     algorithm = algorithm or algorithms.make(config.algorithm)
-    shapes = ex.shapes(config.data.prompts_per_step, config.rollout.group_size)
-    optimizer = optimizers.make(config.optimizer, config.steps * config.learner.epochs * config.learner.minibatches)
-    batches = functools.partial(data.batch, ex.load('train'), config.seed, shapes.prompts, shapes.queries, ex.pad_token)
+    shapes = _shapes(ex, algorithm)
+    updates = config.steps * config.learner.epochs * config.learner.minibatches
     put = functools.partial(placement.put_rows, mesh=ex.mesh)
 
-    learner = placement.make_learner(ex.c, algorithm, optimizer, ex.mesh, shapes, **ex.learning())
-    sample = ex.sampler(shapes.group_size)
+    collector = collect.Collector(ex, config.algorithm, shapes)
+    learner = placement.make_learner(
+        ex.c, algorithm, optimizers.make(config.optimizer, updates), ex.mesh, shapes, collected=collector.aux(),
+        critic_optimizer=optimizers.make(config.critic, updates), value_clip=config.algorithm.value_clip,
+        **ex.learning())
     evaluator = evaluate.make(ex, config.evaluation.samples)
 
     checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
@@ -33,7 +36,7 @@ def run(config, workdir, algorithm=None):
     if state is None:
         state = learner.initial(supervised.cold_start(ex))
     experiment.claim(ex)
-    programs.write_hashes(workdir, sample=sample, score=learner.score, update=learner.update)
+    programs.write_hashes(workdir, **collector.programs, score=learner.score, update=learner.update)
     writer = metrics.Writer(workdir, int(state.step), config.steps, 'train')
 
     for step in range(int(state.step), config.steps):
@@ -42,24 +45,24 @@ def run(config, workdir, algorithm=None):
             writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
             clock.lap('evaluate')
 
-        examples, prompts = batches(step)
-        scoring = rewards.Scoring(ex.scorer, examples, shapes.group_size, ex.tokenizer)
-        rollout = sample(state.params, put(prompts), ex.key, step, finished=scoring.add, progress=writer.sampling)
+        state, renewed = reference.refresh(config.algorithm, checkpoints, state, learner.state)
+        draw, state = collector(state, writer.sampling)  # its rewards are still being computed on the host
         clock.lap('sample')
 
-        old_logprobs, ref_logprobs = learner.score(state, rollout)  # on the device, while the host scores
-        texts, truncated, lengths, scores, parts = scoring.results()
+        scores = learner.score(state, draw.rollout)
+        texts, truncated, lengths, rewards, parts = draw.results()
         clock.lap('reward')
 
-        experience, row = make_experience(algorithm, rollout, scores.reshape(shapes.prompts, -1),
-                                          old_logprobs, ref_logprobs, put)
+        experience, row = make_experience(algorithm, state.aux, draw.rollout, rewards.reshape(shapes.prompts, -1),
+                                          scores, put)
         state, learned = learner.update(state, experience)
-        row |= jax.device_get(learned) | metrics.of_completions(parts, truncated, lengths) | metrics.of_sampler(sample)
+        row |= jax.device_get(learned) | metrics.of_completions(parts, truncated, lengths)
+        row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
         clock.lap('update')
 
         if _due(step, config.log.rollouts):
-            writer.rollouts(step, metrics.rollout_rows(examples, texts, scores, parts, experience))
-        writer.step(step, row, clock.seconds | metrics.speed_of_sampler(sample))
+            writer.rollouts(step, metrics.rollout_rows(draw.examples, texts, rewards, parts, experience))
+        writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
         if row['finite'] < 1:
             _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
         if _due(step + 1, config.checkpoint.every) or step + 1 == config.steps:
@@ -70,6 +73,17 @@ def run(config, workdir, algorithm=None):
     checkpoints.close()
     evaluate.table(os.path.join(workdir, 'evaluations.jsonl'))
     return state
+
+
+def _shapes(ex, algorithm):
+    """Sizes of a step; BadInput, or a warning, for what the algorithm cannot do with them."""
+    config, prompts, group = ex.config, ex.config.data.prompts_per_step, ex.config.rollout.group_size
+    if algorithm.source == 'demonstrations':
+        prompts, group = prompts * group, 1  # as many rows, each of another prompt
+    for warning in algorithms.check_run(algorithm, group_size=group, prompts=prompts,
+                                        updates=config.learner.epochs * config.learner.minibatches):
+        logging.warning(warning)
+    return ex.shapes(prompts, group)
 
 
 def _due(step, every):

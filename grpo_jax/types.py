@@ -56,6 +56,9 @@ class Experience:
     old_logprobs: jax.Array | None   # f32[B, C]; None: on-policy, the ratio is exactly 1
     ref_logprobs: jax.Array | None   # f32[B, C]; None: the algorithm has no reference
     group_ids: jax.Array             # i32[B]
+    old_entropy: jax.Array | None = None   # f32[B, C] of the policy at the start of the step; None: nothing reads it
+    values: jax.Array | None = None        # f32[B, C] of the critic at the start of the step; None: no critic
+    returns: jax.Array | None = None       # f32[B, C] what the critic is to learn
 
 
 @struct.dataclass

@@ -2,14 +2,19 @@
 
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
-from grpo_jax.algorithms.algorithm import (
-    Algorithm,
+from grpo_jax.algorithms.advantages import dead_groups
+from grpo_jax.algorithms.algorithm import Algorithm, adapt, make
+from grpo_jax.algorithms.losses import (
+    by_token,
     compute_advantages,
-    dead_groups,
-    make,
+    critic_targets,
+    gradient_coefficients,
     metrics,
     policy_loss,
+    prepare,
     token_losses,
 )
+from grpo_jax.algorithms.validation import check_run
 
-__all__ = ['Algorithm', 'compute_advantages', 'dead_groups', 'make', 'metrics', 'policy_loss', 'token_losses']
+__all__ = ['Algorithm', 'adapt', 'by_token', 'check_run', 'compute_advantages', 'critic_targets', 'dead_groups',
+           'gradient_coefficients', 'make', 'metrics', 'policy_loss', 'prepare', 'token_losses']

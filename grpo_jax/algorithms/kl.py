@@ -4,20 +4,26 @@ With d = ref - logprobs (clamped to +-20): k1 = -d, k2 = d^2 / 2, k3 = e^d - d -
 (http://joschu.net/blog/kl-approx.html). As a loss on sampled tokens they are not alike: the expected
 gradient of k1 is zero, that of k2 is the reverse KL's, that of k3 the forward KL's.
 """
+import jax
 import jax.numpy as jnp
 
 MAX_DIFFERENCE = 20.0
 MAX_K3 = 10.0  # beyond it one token would outweigh the batch; the clamp also stops its gradient
 
 
-def none(logprobs, ref_logprobs):
+def none(logprobs):
     """0, without a reference."""
     return jnp.zeros_like(logprobs)
 
 
 def k1(logprobs, ref_logprobs):
-    """logprobs - ref: unbiased, signed; a monitor, not a loss."""
+    """logprobs - ref: unbiased, signed; for the reward, not for the loss."""
     return -_difference(logprobs, ref_logprobs)
+
+
+def absolute(logprobs, ref_logprobs):
+    """|logprobs - ref|."""
+    return jnp.abs(_difference(logprobs, ref_logprobs))
 
 
 def k2(logprobs, ref_logprobs):
@@ -29,6 +35,17 @@ def k3(logprobs, ref_logprobs):
     """e^d - d - 1 >= 0: GRPO's term (arXiv 2402.03300, eq. 4), clamped to 10."""
     d = _difference(logprobs, ref_logprobs)
     return jnp.minimum(jnp.expm1(d) - d, MAX_K3)
+
+
+def k3_importance(logprobs, ref_logprobs, token_ratio):
+    """token_ratio * k3, both differentiated: exact reverse-KL gradient, DeepSeek-V3.2 (arXiv 2512.02556, eq. 7)."""
+    return token_ratio * k3(logprobs, ref_logprobs)
+
+
+def k3_straight_through(logprobs, ref_logprobs):
+    """The value of k3 with the gradient of k2."""
+    pull = k2(logprobs, ref_logprobs)
+    return pull + jax.lax.stop_gradient(k3(logprobs, ref_logprobs) - pull)
 
 
 def clamped(logprobs, ref_logprobs):

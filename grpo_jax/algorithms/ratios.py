@@ -1,15 +1,18 @@
-"""Policy ratios f32[B, C] from log ratios f32[B, C] that are 0 on masked tokens.
+"""Policy ratios f32[B, C] from log ratios f32[B, C] (now less the base, 0 on masked tokens).
 
-Log ratios are clamped to +-20 before exp (float32 overflows at 88.7); a clamped element has no gradient.
+Log ratios are clamped to +-20 before exp (float32 overflows at 88.7), means of a row to +-10; a clamped
+element has no gradient. A ratio may also read mask bool[B, C] and advantages f32[B, 1 or C].
 """
+import jax
 import jax.numpy as jnp
 
 MAX_LOG_RATIO = 20.0
+MAX_MEAN_LOG_RATIO = 10.0
 
 
-def token(log_ratio, mask):
+def token(log_ratio):
     """exp(log ratio) of each token: PPO, GRPO."""
-    return jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return _exp(log_ratio)
 
 
 def sequence_product(log_ratio, mask):
@@ -17,6 +20,29 @@ def sequence_product(log_ratio, mask):
 
     With sequence_mean weights the row counts once, however long it is.
     """
-    total = jnp.sum(log_ratio, -1, keepdims=True)
-    ratio = jnp.exp(jnp.clip(total, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    return jnp.broadcast_to(ratio, mask.shape)
+    return jnp.broadcast_to(_exp(jnp.sum(log_ratio, -1, keepdims=True)), mask.shape)
+
+
+def sequence_geometric(log_ratio, mask):
+    """exp of the row's mean log ratio, on each of its tokens: GSPO (arXiv 2507.18071, eq. 7)."""
+    return jnp.broadcast_to(_exp(_row_mean(log_ratio, mask), MAX_MEAN_LOG_RATIO), mask.shape)
+
+
+def sequence_geometric_token(log_ratio, mask):
+    """The value of sequence_geometric with the gradient of each token's own logprob: GSPO-token (eq. 14)."""
+    mean = jax.lax.stop_gradient(jnp.clip(_row_mean(log_ratio, mask), -MAX_MEAN_LOG_RATIO, MAX_MEAN_LOG_RATIO))
+    return jnp.exp(log_ratio - jax.lax.stop_gradient(log_ratio) + mean)
+
+
+def clipped_geometric(log_ratio, mask, advantages, *, log_clip):
+    """exp of the row's mean of log ratios clipped on the side that the advantage pushes to: GMPO (arXiv 2507.20673)."""
+    clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, log_clip), jnp.maximum(log_ratio, -log_clip))
+    return jnp.broadcast_to(_exp(_row_mean(clipped, mask), MAX_MEAN_LOG_RATIO), mask.shape)
+
+
+def _exp(log_ratio, most=MAX_LOG_RATIO):
+    return jnp.exp(jnp.clip(log_ratio, -most, most))
+
+
+def _row_mean(x, mask):
+    return jnp.sum(jnp.where(mask, x, 0.0), -1, keepdims=True) / jnp.maximum(jnp.sum(mask, -1, keepdims=True), 1)

@@ -1,12 +1,41 @@
-"""Per-token terms f32[B, C] added to the loss; entropy f32[B, C] is that of the sampled distribution."""
+"""Per-token terms f32[B, C] added to the loss and aggregated with its weights.
+
+What a regularizer may read: logprobs, entropy, log_ratio, sampler_logprobs and top_covariance f32[B, C],
+advantages f32[B, 1 or C], mask bool[B, C], rewards f32[B], and entropy_coef f32[], which may adapt.
+"""
+import jax
 import jax.numpy as jnp
 
 
-def none(logprobs, entropy):
-    """0."""
-    return jnp.zeros_like(logprobs)
-
-
-def entropy_bonus(logprobs, entropy, *, entropy_coef):
+def entropy_bonus(entropy, entropy_coef):
     """-entropy_coef * entropy: pays for keeping the distribution wide (arXiv 1602.01783, section 4)."""
     return -entropy_coef * entropy
+
+
+def llds(log_ratio, advantages, mask, *, llds_coef):
+    """llds_coef * what a token has lost since the old policy, in spans that lost in sum: LLDS (arXiv 2512.04220).
+
+    Only rows with A >= 0. A span is a run of trained tokens; a single-turn completion is one, and then this is
+    the response-level gate. Identically 0 while the policy is still the old one.
+    """
+    lost = jnp.where(mask, -log_ratio, 0.0)
+    begins = mask & ~jnp.pad(mask, ((0, 0), (1, 0)))[:, :-1]
+    span = jnp.cumsum(begins, -1)
+    totals = jax.vmap(lambda x, i: jax.ops.segment_sum(x, i, mask.shape[1] + 1)[i])(lost, span)
+    gate = jax.lax.stop_gradient(totals > 0) & (advantages >= 0)
+    return llds_coef * jnp.where(gate, jnp.maximum(lost, 0.0), 0.0)
+
+
+def positive_nll(logprobs, rewards, *, positive_nll_coef):
+    """-positive_nll_coef * logprob in completions with a positive reward: VAPO (arXiv 2504.05118, eq. 11)."""
+    return -positive_nll_coef * jnp.where(rewards > 0, 1.0, 0.0)[:, None] * logprobs
+
+
+def behaviour_k2(logprobs, sampler_logprobs, *, behaviour_coef):
+    """behaviour_coef * (logprob - sampler's)^2: a pull to the policy that sampled (prime-rl's default with DPPO)."""
+    return behaviour_coef * jnp.square(jnp.clip(logprobs - sampler_logprobs, -20.0, 20.0))
+
+
+def kl_cov(log_ratio, top_covariance, *, kl_cov_coef):
+    """kl_cov_coef * |log ratio| on the tokens of highest covariance: KL-Cov (arXiv 2505.22617, eq. 12)."""
+    return kl_cov_coef * top_covariance * jnp.abs(log_ratio)

@@ -1,8 +1,15 @@
-"""Per-token policy losses f32[B, C] of ratio f32[B, C], advantages f32[B, 1 or C], logprobs f32[B, C]."""
+"""Per-token policy losses f32[B, C].
+
+What a surrogate may read: ratio, log_ratio, logprobs, base_logprobs (what the ratio is taken to), ref_logprobs
+f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B].
+"""
+import jax
 import jax.numpy as jnp
 
+from grpo_jax.algorithms import ratios
 
-def clip(ratio, advantages, logprobs, *, clip_low, clip_high):
+
+def clip(ratio, advantages, *, clip_low, clip_high):
     """max(-A x, -A clip(x, 1 - clip_low, 1 + clip_high)): PPO (arXiv 1707.06347, eq. 7).
 
     clip_high > clip_low is DAPO's clip-higher (arXiv 2503.14476, eq. 10). The gradient is zero iff
@@ -12,12 +19,77 @@ def clip(ratio, advantages, logprobs, *, clip_low, clip_high):
     return jnp.maximum(-advantages * ratio, -advantages * clipped)
 
 
-def dual_clip(ratio, advantages, logprobs, *, clip_low, clip_high, dual_clip):
+def dual_clip(ratio, advantages, *, clip_low, clip_high, dual_clip):
     """clip, and for A < 0 at most -dual_clip A: a bound on far-off negative tokens (arXiv 1912.09729, eq. 5)."""
-    loss = clip(ratio, advantages, logprobs, clip_low=clip_low, clip_high=clip_high)
+    loss = clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
 
-def policy_gradient(ratio, advantages, logprobs):
-    """-A logprob: REINFORCE; the ratio is not used."""
+def policy_gradient(advantages, logprobs):
+    """-A logprob: REINFORCE; with A = 1 cross entropy. The ratio is not used."""
     return -advantages * logprobs
+
+
+def importance(ratio, advantages):
+    """-A x, without a trust region of its own: for ratios that are clipped already, or masked by a selection."""
+    return -advantages * ratio
+
+
+def cispo(ratio, advantages, logprobs, *, cispo_cap):
+    """-min(x, cispo_cap) A logprob, the weight not differentiated: CISPO (arXiv 2506.13585, eq. 4).
+
+    cispo_cap is absolute; verl's epsilon is cispo_cap - 1.
+    """
+    return -jax.lax.stop_gradient(jnp.minimum(ratio, cispo_cap)) * advantages * logprobs
+
+
+def sapo(ratio, advantages, *, sapo_positive, sapo_negative):
+    """-(4 / tau) sigmoid(tau (x - 1)) A, tau by the sign of A: SAPO (arXiv 2511.20347)."""
+    tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
+    return -(4 / tau) * jax.nn.sigmoid(tau * (ratio - 1)) * advantages
+
+
+def dppo_tv(ratio, advantages, logprobs, base_logprobs, *, dppo_low, dppo_high):
+    """-A x where the token's probability has not moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
+
+    Far: now less base is above dppo_high for A > 0, or below -dppo_low for A < 0.
+    """
+    moved = jnp.exp(logprobs) - jnp.exp(base_logprobs)
+    far = jnp.where(advantages > 0, moved > dppo_high, moved < -dppo_low)
+    return jnp.where(far, 0.0, -advantages * ratio)
+
+
+def dppo_kl(ratio, advantages, logprobs, base_logprobs, *, dppo_low, dppo_high):
+    """dppo_tv with the distance KL(base || now) of the two outcomes, this token or another (arXiv 2602.04879)."""
+    now, base = (jnp.clip(jnp.exp(jax.lax.stop_gradient(x)), 1e-6, 1 - 1e-6) for x in (logprobs, base_logprobs))
+    distance = base * jnp.log(base / now) + (1 - base) * jnp.log((1 - base) / (1 - now))
+    far = jnp.where(advantages > 0, (distance > dppo_high) & (now > base), (distance > dppo_low) & (now < base))
+    return jnp.where(far, 0.0, -advantages * ratio)
+
+
+def vespo(log_ratio, advantages, logprobs, mask, *, vespo_powers, vespo_rates):
+    """-W^k e^(lambda (1 - W)) A logprob, the weight not differentiated, W the row's ratio: VESPO (arXiv 2602.10693).
+
+    vespo_powers and vespo_rates are k and lambda for positive and for negative advantages.
+    """
+    power, rate = (jnp.where(advantages > 0, *pair) for pair in (vespo_powers, vespo_rates))
+    total = jnp.clip(jnp.sum(jnp.where(mask, log_ratio, 0.0), -1, keepdims=True),
+                     -ratios.MAX_LOG_RATIO, ratios.MAX_LOG_RATIO)
+    weight = jnp.exp(power * total + rate * (1 - jnp.exp(total)))
+    return -jax.lax.stop_gradient(weight) * advantages * logprobs
+
+
+def dpo(logprobs, ref_logprobs, advantages, mask, group_ids, *, dpo_beta, dpo_length_norm):
+    """-log sigmoid(beta (chosen - rejected)) on the pair's tokens: DPO (arXiv 2305.18290, eq. 7).
+
+    chosen and rejected are summed logprobs less the reference's, of the group's rows with advantage +1 and -1
+    (advantages.best_and_worst); dpo_length_norm takes means instead. With sequence_mean weights the loss is
+    the mean over pairs. A group must lie within one microbatch.
+    """
+    gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
+    if dpo_length_norm:
+        gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)
+    sign = jnp.sign(advantages[:, 0])
+    same = (group_ids[:, None] == group_ids[None]).astype(jnp.float32)
+    margin = dpo_beta * (same @ (sign * gain))
+    return jnp.broadcast_to(-jax.nn.log_sigmoid(margin)[:, None], mask.shape)

@@ -1,23 +1,33 @@
 """Aggregation as weights f32[B, C]: loss = sum(weights * per-token loss).
 
 Computed once on a whole minibatch, so that microbatches, devices, packing and padding add up to the
-same loss by construction. mask is bool[B, C], group_ids i32[B]; rows without tokens count nowhere.
+same loss by construction. They may read mask bool[B, C] and group_ids i32[B]; rows without tokens count nowhere.
 """
 import jax.numpy as jnp
 
 
-def sequence_mean(mask, group_ids):
+def sequence_mean(mask):
     """Mean over rows of the mean over a row's tokens: GRPO (arXiv 2402.03300, eq. 3)."""
     lengths = jnp.sum(mask, -1, keepdims=True)
     return mask / jnp.maximum(lengths, 1) / jnp.maximum(jnp.sum(lengths > 0), 1)
 
 
-def token_mean(mask, group_ids):
+def token_mean(mask):
     """Mean over all tokens of the minibatch: DAPO as published in code (arXiv 2503.14476)."""
     return mask / jnp.maximum(jnp.sum(mask), 1)
 
 
-def fixed_length(mask, group_ids, *, fixed_length):
+def sequence_sum(mask):
+    """Mean over rows of the sum over a row's tokens: the policy gradient's own form (REINFORCE)."""
+    return mask / jnp.maximum(jnp.sum(jnp.any(mask, -1)), 1)
+
+
+def constant(mask, *, loss_denominator):
+    """Sum over all tokens / loss_denominator."""
+    return mask / loss_denominator
+
+
+def fixed_length(mask, *, fixed_length):
     """Sum over a row's tokens / fixed_length, mean over rows: Dr. GRPO (arXiv 2503.20783, section 3.2).
 
     Rows are not divided by their own length, which removes the length bias.

@@ -70,20 +70,29 @@ def encode_prompt(tokenizer, text, *, chat, system, template):
     return tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def indices(seed, step, count, size):
-    """The `count` example indices of a step, i64[count]: an endless run of per-epoch permutations.
+def walk(seed, position, count, retired):
+    """(the next `count` example indices i64[count], the position after them) of an endless run of permutations.
 
-    A pure function of its arguments, so that resuming needs no iterator state.
+    One permutation an epoch; examples that are retired (bool[N]) are passed over. A pure function of its
+    arguments, so that resuming needs no iterator state. BadInput when all are retired.
     """
-    positions = np.arange(step * count, (step + 1) * count)
-    epochs = {epoch: np.random.default_rng((seed, epoch)).permutation(size)
-              for epoch in np.unique(positions // size).tolist()}
-    return np.array([epochs[p // size][p % size] for p in positions.tolist()])
+    if retired.all():
+        raise BadInput('algorithm.retire_above', len(retired), 'prompts, and all are retired: nothing is left to learn')
+    chosen, order, epoch = [], None, -1
+    while len(chosen) < count:
+        if position // len(retired) != epoch:
+            epoch = position // len(retired)
+            order = np.random.default_rng((seed, epoch)).permutation(len(retired))
+        index = order[position % len(retired)]
+        position += 1
+        if not retired[index]:
+            chosen.append(index)
+    return np.array(chosen), position
 
 
-def batch(dataset, seed, count, length, pad_token, step):
-    """(examples, Prompts) of a step: `count` examples, a pure function of (seed, step)."""
-    return prompts(dataset, indices(seed, step, count, len(dataset.examples)), length, pad_token)
+def indices(seed, step, count, size):
+    """The `count` example indices of a step when none is ever retired, i64[count]."""
+    return walk(seed, step * count, count, np.zeros(size, bool))[0]
 
 
 def prompts(dataset, chosen, length, pad_token):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import learner
+from grpo_jax import algorithms, learner
 from grpo_jax.distributed import rollouts, sharding
 from grpo_jax.distributed.mesh import ROW_AXES
 from grpo_jax.distributed.programs import Program, abstract, abstract_params, compile_
@@ -30,7 +30,7 @@ class Learner(NamedTuple):
     """The learner's programs."""
 
     initial: Callable            # (params) -> TrainState on the mesh
-    score: Program               # (TrainState, Rollout) -> (old, reference) f32[B, C] logprobs, None where not needed
+    score: Program               # (TrainState, Rollout) -> dict of the fields of Experience that must be known first
     update: Program              # (TrainState, Experience) -> (TrainState, metrics); the old state is donated
     state: Any                   # abstract TrainState with shardings, to restore onto
 
@@ -44,8 +44,10 @@ def make_sampler(c, mesh, shapes, sampling, tables, **options):
     return rollouts.make_engine(c, mesh, shapes, sampling, tables, **options)
 
 
-def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, **learning):
+def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, **learning):
     """Learner of an algorithm; learning holds the other arguments of learner.update.
+
+    collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what collect keeps between steps.
 
     BadInput when minibatches, microbatches and mesh do not divide the batch.
     """
@@ -57,20 +59,33 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, **learning):
     _divides(mesh, 'data.prompts_per_step', shapes.prompts)
     _divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut)
     rows, replicated = sharding.rows(mesh), sharding.replicated(mesh)
-    off_policy = learning['epochs'] * learning['minibatches'] > 1
+    scored = algorithm.scored(learning['epochs'] * learning['minibatches'])
+    columns = shapes.tokens if algorithms.by_token(algorithm) else 1
+    if 'group_ids' in algorithm.reads and shapes.prompts % cut:
+        raise BadInput('learner.microbatches', learning['microbatches'], f'cuts groups of {shapes.group_size} apart, '
+                       'and the loss is one of whole groups; choose a divisor of the minibatch\'s prompts')
 
     def initial(params):
-        reference = jax.tree.map(jnp.copy, params) if algorithm.kl_coef else None
-        return TrainState(jnp.int32(0), params, optimizer.init(params), reference, {'bad_steps': jnp.int32(0)})
+        reference = jax.tree.map(jnp.copy, params) if algorithm.keeps_reference else None
+        aux = learner.new_aux(algorithm, params, learning.get('critic_optimizer'))
+        aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collected or {})
+        return TrainState(jnp.int32(0), params, optimizer.init(params), reference, aux)
 
     def logprobs(params, rollout):
         compute = jax.tree.map(lambda p: p.astype(dtype), params)
         return learner.completion_logprobs(compute, rollout, c, temperature=learning['temperature'],
-                                           chunk=learning['chunk'], remat=False)[0]
+                                           chunk=learning['chunk'], remat=False)
 
     def score(state, rollout):
-        return (logprobs(state.params, rollout) if off_policy else None,
-                logprobs(state.ref_params, rollout) if algorithm.kl_coef else None)
+        found = {}
+        if {'old_logprobs', 'old_entropy'} & scored:
+            found['old_logprobs'], found['old_entropy'] = logprobs(state.params, rollout)
+        if 'ref_logprobs' in scored:
+            found['ref_logprobs'], _ = logprobs(state.ref_params, rollout)
+        found = {name: found[name] for name in scored}
+        if algorithm.needs_values:
+            found['values'] = learner.values(state.aux['critic']['params'], rollout, c, remat=False, dtype=dtype)
+        return found
 
     def update(state, experience):
         return learner.update(state, experience, c, algorithm, optimizer, dtype=dtype,
@@ -78,14 +93,15 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, **learning):
 
     params = abstract_params(c, mesh)
     shape = jax.eval_shape(initial, params)
-    layout = sharding.state(shape, optimizer, c, mesh)
+    layout = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh)
     state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, layout)
-    rollout = _rollout(shapes, rows)
+    rollout = abstract_rollout(shapes, rows)
     floats = rollout.logprobs
+    learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
     experience = Experience(
-        rollout=rollout, advantages=abstract((floats.shape[0], 1), jnp.float32, rows),
-        rewards=abstract(floats.shape[:1], jnp.float32, rows), old_logprobs=floats if off_policy else None,
-        ref_logprobs=floats if algorithm.kl_coef else None, group_ids=abstract(floats.shape[:1], jnp.int32, rows))
+        rollout=rollout, advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
+        rewards=abstract(floats.shape[:1], jnp.float32, rows), group_ids=abstract(floats.shape[:1], jnp.int32, rows),
+        **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | dict.fromkeys(learned, floats))
     return Learner(
         initial=jax.jit(initial, out_shardings=layout),
         score=compile_(score, state, rollout, out_shardings=rows),
@@ -98,7 +114,8 @@ def put_rows(tree, mesh):
     return jax.device_put(tree, sharding.rows(mesh))
 
 
-def _rollout(shapes, rows):
+def abstract_rollout(shapes, rows):
+    """ShapeDtypeStructs of a Rollout of these shapes."""
     b, q, c = shapes.prompts * shapes.group_size, shapes.queries, shapes.tokens
     return Rollout(tokens=abstract((b, q + c), jnp.int32, rows), prompt_mask=abstract((b, q), bool, rows),
                    completion_mask=abstract((b, c), bool, rows), logprobs=abstract((b, c), jnp.float32, rows),

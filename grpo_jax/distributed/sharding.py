@@ -37,13 +37,19 @@ def replicated(mesh):
     return NamedSharding(mesh, PartitionSpec())
 
 
-def state(abstract, optimizer, c, mesh):
-    """Shardings of an abstract TrainState: optimizer moments and reference lie like the parameters."""
+def state(abstract, optimizer, critic_optimizer, c, mesh):
+    """Shardings of an abstract TrainState: moments, reference and critic lie like the parameters."""
     of_params, everywhere = params(c, mesh), replicated(mesh)
-    opt_state = optax.tree_utils.tree_map_params(
-        optimizer, lambda _, sharding: sharding, abstract.opt_state, of_params,
-        transform_non_params=lambda _: everywhere)
+
+    def moments(optimizer, opt_state, of_params):
+        return optax.tree_utils.tree_map_params(optimizer, lambda _, sharding: sharding, opt_state, of_params,
+                                                transform_non_params=lambda _: everywhere)
+
+    aux = jax.tree.map(lambda _: everywhere, abstract.aux)
+    if 'critic' in aux:
+        of_critic = {name: of_params.get(name, everywhere) for name in abstract.aux['critic']['params']}
+        aux['critic'] = {'params': of_critic,
+                         'opt_state': moments(critic_optimizer, abstract.aux['critic']['opt_state'], of_critic)}
     return abstract.replace(
-        step=everywhere, params=of_params, opt_state=opt_state,
-        ref_params=None if abstract.ref_params is None else of_params,
-        aux=jax.tree.map(lambda _: everywhere, abstract.aux))
+        step=everywhere, params=of_params, opt_state=moments(optimizer, abstract.opt_state, of_params),
+        ref_params=None if abstract.ref_params is None else of_params, aux=aux)

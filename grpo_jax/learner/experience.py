@@ -6,21 +6,44 @@ from grpo_jax import algorithms
 from grpo_jax.types import Experience
 
 
-def make_experience(algorithm, rollout, rewards, old_logprobs, ref_logprobs, put):
+def make_experience(algorithm, aux, rollout, rewards, scores, put, **known):
     """(Experience, statistics dict of floats) of a rollout and its rewards f64[P, G] (NaN: unscorable).
 
-    With dead_groups 'drop', tokens of groups without differing rewards leave the completion mask, and
-    so every denominator. put lays host arrays of rows out on the mesh.
+    aux is the TrainState's; scores holds what the learner's score found; known, what else an advantage may read
+    (step_rewards, parts, part_weights; see algorithms.advantages). With dead_groups other than 'keep' and
+    'reweight', tokens of groups without differing rewards leave the completion mask, and so every denominator.
+    put lays host arrays of rows out on the mesh.
     """
     prompts, group = rewards.shape
-    advantages, dead = algorithms.compute_advantages(algorithm, rewards), algorithms.dead_groups(rewards)
-    group_ids = np.repeat(np.arange(prompts, dtype=np.int32), group)
-    if algorithm.dead_groups == 'drop':
+    kl_coef = float(aux['coefficients']['kl_coef'])
+
+    def by_row(array):
+        return lambda: np.asarray(array).reshape(prompts, group, -1)
+
+    def kl():
+        difference = scores['old_logprobs'] - scores['ref_logprobs']
+        return by_row(jnp.where(rollout.loss_mask, difference, 0.0))().astype(float)
+
+    def initial_entropy():
+        first = float(aux['initial_entropy'])
+        return np.mean(np.asarray(scores['old_entropy'])[np.asarray(rollout.loss_mask)]) if np.isnan(first) else first
+
+    data = {name: by_row(array) for name, array in scores.items()}
+    data |= dict(mask=by_row(rollout.loss_mask), tokens=by_row(rollout.tokens[:, rollout.prompt_mask.shape[1]:]), kl=kl,
+                 sampler_logprobs=by_row(rollout.logprobs), initial_entropy=initial_entropy, **known)
+    advantages = algorithms.compute_advantages(algorithm, rewards, kl_coef=kl_coef, **data)
+    if 'values' in scores:
+        targets = algorithms.critic_targets(algorithm, rewards, kl_coef=kl_coef, **data)
+        scores = scores | {'returns': put(targets)}
+
+    dead = algorithms.dead_groups(rewards)
+    if algorithm.dead_groups in ('drop', 'resample', 'replay'):
         alive = put(np.repeat(~dead, group))
         rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))
     experience = Experience(
         rollout=rollout, advantages=put(advantages), rewards=put(rewards.reshape(-1).astype(np.float32)),
-        old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, group_ids=put(group_ids))
+        group_ids=put(np.repeat(np.arange(prompts, dtype=np.int32), group)),
+        **dict(old_logprobs=None, ref_logprobs=None) | scores)
     return experience, _statistics(rewards, advantages, dead)
 
 
@@ -30,7 +53,6 @@ def _statistics(rewards, advantages, dead):
         'reward': np.nanmean(rewards), 'reward_std': np.nanstd(rewards),
         'dead_groups': np.mean(dead),
         'dead_groups_best': np.mean(dead & (highest == highest.max())),
-        'advantage_abs': np.mean(np.abs(advantages)),
+        'advantage_abs': np.mean(np.abs(advantages)), 'advantage_abs_max': np.max(np.abs(advantages)),
         'unscorable': np.mean(~np.isfinite(rewards)),
     }
-

@@ -2,10 +2,14 @@
 
 Its numbers were computed with numpy in float64 by a separate program, to six decimals.
 """
+import functools
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs import algorithms as presets
 from configs import default
 from grpo_jax import algorithms
 from grpo_jax.types import Experience, Rollout
@@ -18,11 +22,14 @@ LOGPROBS = -0.2 - 0.1 * ((3 * _i + 2 * _t) % 7)
 OLD = LOGPROBS - 0.15 * ((_i + 2 * _t) % 5 - 2)
 REF = LOGPROBS + 0.1 * ((2 * _i + _t) % 3 - 1)
 SAMPLER = OLD + 0.9 * ((_i + _t) % 4 == 0) - 1.8 * ((_i + 2 * _t) % 7 == 3)
+ENTROPY = 0.2 + 0.13 * ((3 * _i + 5 * _t) % 11) + 1e-3 * (5 * _i + _t)
 
 ROUNDED = dict(rtol=0, atol=1.5e-6)  # the numbers are printed to six decimals; float32 adds a little
-PRESETS = ['grpo', 'dr_grpo', 'dapo', 'rloo']
+NO_KL = dict(kl='none', kl_coef=0.0, kl_placement='loss')
+PRESETS = sorted(name[:-3] for name in os.listdir(os.path.dirname(presets.__file__)) if name[0] != '_')
 
 
+@functools.cache
 def algorithm(preset, **numbers):
     """The preset's algorithm with some of its section's entries replaced."""
     section = default.get_config(preset).algorithm
@@ -30,27 +37,40 @@ def algorithm(preset, **numbers):
     return algorithms.make(section)
 
 
-def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, group_ids=None):
+def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, entropy=ENTROPY, group_ids=None):
     """An Experience whose tokens nobody reads."""
     rows, length = mask.shape
     group_ids = np.arange(rows) // 4 if group_ids is None else group_ids
+    old, ref, sampler, entropy = (None if x is None else jnp.asarray(x, jnp.float32)
+                                  for x in (old, ref, sampler, entropy))
     rollout = Rollout(
         tokens=jnp.zeros((rows, length + 1), jnp.int32), prompt_mask=jnp.ones((rows, 1), bool),
-        completion_mask=jnp.asarray(mask), logprobs=jnp.asarray(sampler, jnp.float32),
-        truncated=jnp.zeros(rows, bool), version=jnp.zeros((rows, length), jnp.int32),
-        forced=jnp.zeros((rows, length), bool))
-    return Experience(rollout=rollout, advantages=jnp.asarray(advantages), rewards=jnp.zeros(rows),
-                      old_logprobs=None if old is None else jnp.asarray(old, jnp.float32),
-                      ref_logprobs=jnp.asarray(ref, jnp.float32), group_ids=jnp.asarray(group_ids, jnp.int32))
+        completion_mask=jnp.asarray(mask), logprobs=sampler, truncated=jnp.zeros(rows, bool),
+        version=jnp.zeros((rows, length), jnp.int32), forced=jnp.zeros((rows, length), bool))
+    return Experience(rollout=rollout, advantages=jnp.asarray(advantages),
+                      rewards=jnp.asarray(REWARDS.reshape(-1)[:rows]),
+                      old_logprobs=old, ref_logprobs=ref, group_ids=jnp.asarray(group_ids, jnp.int32),
+                      old_entropy=entropy)
 
 
-def worked(method, **changes):
+def worked(method, mask=MASK, **changes):
     """The example's Experience with the method's own advantages."""
-    return experience(algorithms.compute_advantages(method, REWARDS), **changes)
+    grouped = MASK.reshape(2, 4, 5)
+    read = dict(
+        mask=grouped, kl=np.where(MASK, OLD - REF, 0).reshape(grouped.shape),
+        old_entropy=ENTROPY.reshape(grouped.shape), sampler_logprobs=SAMPLER.reshape(grouped.shape),
+        tokens=(_i + _t).reshape(grouped.shape) % 3,
+        values=np.where(MASK, 0.1 * _t, 0).reshape(grouped.shape), initial_entropy=0.0,
+        step_rewards=np.where(MASK & (_t % 2 == 1), 0.1 * _i, np.nan).reshape(grouped.shape))
+    return experience(algorithms.compute_advantages(method, REWARDS, **read), mask=mask, **changes)
 
 
 def loss_and_gradient(method, experience_, logprobs=LOGPROBS):
     """(loss, gradient [B, C] in logprobs, metrics) through the public policy_loss."""
-    (loss, metrics), gradient = jax.value_and_grad(
-        lambda x: algorithms.policy_loss(method, x, experience_), has_aux=True)(jnp.asarray(logprobs, jnp.float32))
+    (loss, metrics), gradient = _value_and_grad(method, jnp.asarray(logprobs, jnp.float32), experience_)
     return float(loss), np.asarray(gradient), {name: float(x) for name, x in metrics.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _value_and_grad(method, logprobs, experience_):
+    return jax.value_and_grad(lambda x: algorithms.policy_loss(method, x, experience_), has_aux=True)(logprobs)

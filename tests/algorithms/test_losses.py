@@ -6,55 +6,29 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
+from grpo_jax.algorithms import pieces
+from grpo_jax.distributed import mesh as meshes
+from grpo_jax.distributed import sharding
 
-BETA_0 = dict(kl='none', kl_coef=0.0)
 POLICY_GRADIENT = dict(surrogate='policy_gradient', weights='token_mean')
 PROMPT_MEAN = dict(weights='prompt_mean', advantage='group_mean')
 
 # preset, changes, loss, gradient of row 0, gradient of row 5, sum of |gradient|
-WORKED = {
-    'grpo': ('grpo', dict(std_ddof=0), .020633, [-.046063, -.0625], [-.017821, -.024231, .000159], .887197),
-    'grpo without kl': ('grpo', dict(std_ddof=0, **BETA_0), .020494,
-                        [-.046301, -.0625], [-.017821, -.024056, 0], .888099),
-    'dapo': ('dapo', dict(std_ddof=0), .245004, [-.030867, -.041667], [-.017821, -.024056, 0], .877270),
-    'dapo with dual clip': ('dapo', dict(std_ddof=0, surrogate='dual_clip', dual_clip=1.1), .209522,
-                            [-.030867, -.041667], [-.017821, -.024056, 0], .591351),
-    'dr_grpo': ('dr_grpo', dict(fixed_length=5), .071571, [-.009260, -.0125], [-.004630, -.006250, 0], .243222),
-    'rloo': ('rloo', {}, .048664, [-.061735, -.061735], [-.041667, -.041667, -.041667], 1.602344),
-    'reinforce': ('dr_grpo', POLICY_GRADIENT, -.054167, [-.020833, -.020833], [-.010417] * 3, .437500),
-}
-
-
-@pytest.fixture(params=WORKED)
-def case(request):
-    """(algorithm, loss, gradient of row 0, of row 5, sum of |gradient|)."""
-    preset, changes, *expected = WORKED[request.param]
-    return fixture.algorithm(preset, **changes), *expected
+def weights_of(method, mask):
+    """f32[B, C] of the example's two prompts."""
+    return pieces.call(method.weights, {'mask': jnp.asarray(mask), 'group_ids': jnp.arange(8) // 4})
 
 
 @pytest.fixture(params=fixture.PRESETS)
 def method(request):
     """The algorithm of each preset, with the example's row length."""
-    return fixture.algorithm(request.param, fixed_length=5)
-
-
-def test_loss_is_the_worked_number(case):
-    method, expected, *_ = case
-    assert fixture.loss_and_gradient(method, fixture.worked(method))[0] == pytest.approx(expected, abs=1.5e-6)
-
-
-def test_gradient_is_the_worked_one(case):
-    method, _, row_0, row_5, total = case
-    gradient = fixture.loss_and_gradient(method, fixture.worked(method))[1]
-    np.testing.assert_allclose(gradient[0, :2], row_0, **fixture.ROUNDED)
-    np.testing.assert_allclose(gradient[5, :3], row_5, **fixture.ROUNDED)
-    assert np.abs(gradient).sum() == pytest.approx(total, abs=5e-6)
+    return fixture.algorithm(request.param, fixed_length=5, pass_k=2)
 
 
 def test_prompt_mean_counts_each_prompt_once():
     # the groups have 10 and 14 tokens: 1 / (2 * 10) and 1 / (2 * 14)
     method = fixture.algorithm('dapo', **PROMPT_MEAN)
-    weights = np.asarray(method.weights(jnp.asarray(fixture.MASK), jnp.arange(8) // 4))
+    weights = np.asarray(weights_of(method, fixture.MASK))
     np.testing.assert_allclose(weights[:4], fixture.MASK[:4] / 20, rtol=1e-6)
     np.testing.assert_allclose(weights[4:], fixture.MASK[4:] / 28, rtol=1e-6)
 
@@ -70,21 +44,21 @@ def test_prompt_mean_with_reinforce_gives_the_hand_gradient():
 def test_prompt_mean_does_not_count_prompts_without_tokens():
     method = fixture.algorithm('dapo', **PROMPT_MEAN)
     mask = fixture.MASK & (np.arange(8) < 4)[:, None]
-    np.testing.assert_allclose(method.weights(jnp.asarray(mask), jnp.arange(8) // 4), mask / 10, rtol=1e-6)
+    np.testing.assert_allclose(weights_of(method, mask), mask / 10, rtol=1e-6)
 
 
 @pytest.mark.parametrize('weights', ['sequence_mean', 'token_mean', 'prompt_mean'])
 def test_means_have_weights_that_sum_to_one_without_the_empty_rows(weights):
     method = fixture.algorithm('grpo', weights=weights)
     mask = fixture.MASK & (np.arange(8) != 3)[:, None]
-    assert float(jnp.sum(method.weights(jnp.asarray(mask), jnp.arange(8) // 4))) == pytest.approx(1, abs=1e-6)
+    assert float(jnp.sum(weights_of(method, mask))) == pytest.approx(1, abs=1e-6)
 
 
 def test_fixed_length_divides_by_rows_with_tokens():
     # 7 rows have tokens: 1 / (5 * 7)
     method = fixture.algorithm('dr_grpo', fixed_length=5)
     mask = fixture.MASK & (np.arange(8) != 3)[:, None]
-    np.testing.assert_allclose(method.weights(jnp.asarray(mask), jnp.arange(8) // 4), mask / 35, rtol=1e-6)
+    np.testing.assert_allclose(weights_of(method, mask), mask / 35, rtol=1e-6)
 
 
 # on-policy: old == now
@@ -92,14 +66,17 @@ def test_fixed_length_divides_by_rows_with_tokens():
 @pytest.mark.parametrize('preset, expected', [('grpo', 0), ('dapo', .214779), ('dr_grpo', .0625), ('rloo', 0)])
 def test_on_policy_loss_is_the_mean_of_minus_advantage(preset, expected):
     # sequence means of -A vanish since A sums to 0 in a group. dr_grpo: -1+2+1.5-.5-2.5+3 = 2.5, over 5 tokens * 8 rows
-    method = fixture.algorithm(preset, std_ddof=0, fixed_length=5, **BETA_0)
+    method = fixture.algorithm(preset, std_ddof=0, fixed_length=5, **fixture.NO_KL)
     loss, _, metrics = fixture.loss_and_gradient(method, fixture.worked(method, old=None))
     assert loss == pytest.approx(expected, abs=1.5e-6)
     assert (metrics['clip_low_share'], metrics['clip_high_share'], metrics['kl_old']) == (0, 0, 0)
     assert (metrics['ratio_mean'], metrics['ratio_max']) == (1, 1)
 
 
-def test_without_old_logprobs_everything_is_as_with_old_equal_to_now(method):
+@pytest.mark.parametrize('preset', [name for name in fixture.PRESETS
+                                    if 'old_logprobs' not in fixture.algorithm(name).scored(1)])
+def test_without_old_logprobs_everything_is_as_with_old_equal_to_now(preset):
+    method = fixture.algorithm(preset)
     implicit = fixture.loss_and_gradient(method, fixture.worked(method, old=None))
     explicit = fixture.loss_and_gradient(method, fixture.worked(method, old=fixture.LOGPROBS))
     assert implicit[0] == explicit[0] and implicit[2] == explicit[2]
@@ -111,7 +88,7 @@ def test_without_old_logprobs_everything_is_as_with_old_equal_to_now(method):
 def test_on_policy_gradient_is_the_policy_gradient(ratio, surrogate):
     # -A * weight, whatever the ratio and the surrogate. The product's gradient reaches every token of its row, and
     # with sequence_mean the row's weights sum to 1 / 8, not to 1 / 8 / length each
-    method = fixture.algorithm('grpo', ratio=ratio, surrogate=surrogate, **BETA_0)
+    method = fixture.algorithm('grpo', ratio=ratio, surrogate=surrogate, **fixture.NO_KL)
     experience = fixture.worked(method, old=None)
     gradient = fixture.loss_and_gradient(method, experience)[1]
     weight = 1 / 8 / (fixture.LENGTHS[:, None] if ratio == 'token' or surrogate == 'policy_gradient' else 1)
@@ -122,7 +99,7 @@ def test_on_policy_gradient_is_the_policy_gradient(ratio, surrogate):
 def test_kl_is_zero_against_an_equal_reference():
     method = fixture.algorithm('grpo')
     loss, gradient, metrics = fixture.loss_and_gradient(method, fixture.worked(method, ref=fixture.LOGPROBS))
-    without = fixture.algorithm('grpo', **BETA_0)
+    without = fixture.algorithm('grpo', **fixture.NO_KL)
     plain = fixture.loss_and_gradient(without, fixture.worked(without))
     assert metrics['kl_ref'] == 0 and loss == plain[0]
     np.testing.assert_array_equal(gradient, plain[1])
@@ -158,7 +135,7 @@ def test_clip_higher_keeps_ratios_that_clip_cuts():
 
 def test_entropy_bonus_pays_for_entropy():
     # loss falls by coef * mean entropy under token_mean weights; gradient -coef / 24 at each of the 24 tokens
-    method = fixture.algorithm('dapo', regularizer='entropy_bonus', entropy_coef=.1)
+    method = fixture.algorithm('dapo', regularizers=('entropy_bonus',), entropy_coef=.1)
     plain = fixture.algorithm('dapo')
     experience = fixture.worked(plain)
     entropy = jnp.asarray(np.where(fixture.MASK, 1.5 + fixture.LOGPROBS, 1e30), jnp.float32)
@@ -186,8 +163,7 @@ def test_values_at_masked_tokens_change_nothing(method, garbage):
     assert dirty[2] == clean[2]
 
 
-def test_masked_tokens_have_no_gradient(case):
-    method = case[0]
+def test_masked_tokens_have_no_gradient(method):
     gradient = fixture.loss_and_gradient(method, fixture.worked(method))[1]
     assert np.all(gradient[~fixture.MASK] == 0)
     assert np.any(gradient[fixture.MASK] != 0)
@@ -209,9 +185,7 @@ def test_row_without_tokens_is_as_if_it_were_not_there(method):
     mask[3] = False
     keep = np.arange(8) != 3
     experience = fixture.worked(method, mask=mask)
-    shorter = fixture.experience(experience.advantages[keep], mask=mask[keep], old=fixture.OLD[keep],
-                                 ref=fixture.REF[keep], sampler=fixture.SAMPLER[keep],
-                                 group_ids=(np.arange(8) // 4)[keep])
+    shorter = jax.tree.map(lambda x: x[keep], experience)
     full = fixture.loss_and_gradient(method, experience)
     less = fixture.loss_and_gradient(method, shorter, fixture.LOGPROBS[keep])
     assert full[0] == pytest.approx(less[0], abs=1e-6)
@@ -219,9 +193,8 @@ def test_row_without_tokens_is_as_if_it_were_not_there(method):
 
 
 @pytest.mark.parametrize('shift', [50., -50., 'mixed'])
-def test_far_off_log_ratios_stay_finite(case, shift):
+def test_far_off_log_ratios_stay_finite(method, shift):
     # exp(50) squared overflows float32, and so does a product over a row of 5 tokens
-    method = case[0]
     shift = np.where(np.arange(8)[:, None] % 2, 50., -50.) if shift == 'mixed' else shift
     experience = fixture.worked(method, old=fixture.LOGPROBS - shift, ref=fixture.LOGPROBS + shift)
     loss, gradient, metrics = fixture.loss_and_gradient(method, experience)
@@ -231,7 +204,7 @@ def test_far_off_log_ratios_stay_finite(case, shift):
 
 def test_clip_has_no_gradient_beyond_its_bound_and_full_gradient_on_the_other_side():
     # A > 0: ratio e^3 cut, e^-3 not; A < 0: the other way round. Rows of one token, G = 4
-    method = fixture.algorithm('grpo', **BETA_0)
+    method = fixture.algorithm('grpo', **fixture.NO_KL)
     old = np.array([[-3.], [3.], [-3.], [3.]])
     gradient = fixture.loss_and_gradient(
         method, fixture.experience(np.array([[1.], [1.], [-1.], [-1.]]), mask=np.ones((4, 1), bool), old=old,
@@ -248,8 +221,7 @@ def test_advantages_and_old_logprobs_are_not_differentiated(method):
     assert all(np.all(np.asarray(g) == 0) for g in gradients)
 
 
-def test_order_of_rows_does_not_matter(case):
-    method = case[0]
+def test_order_of_rows_does_not_matter(method):
     order = np.array([5, 2, 7, 0, 3, 6, 1, 4])
     plain = fixture.worked(method)
     shuffled = jax.tree.map(lambda x: x[order], plain)
@@ -260,23 +232,56 @@ def test_order_of_rows_does_not_matter(case):
     assert before[2] == pytest.approx(after[2], abs=1e-6)
 
 
-def test_padding_to_the_right_does_not_matter(case):
-    method = case[0]
+def test_microbatches_add_up_to_the_whole(method):
+    experience, live = fixture.worked(method), jnp.asarray(fixture.LOGPROBS, jnp.float32)
+    prepared = algorithms.prepare(method, experience)
 
+    @jax.jit
+    @jax.value_and_grad
+    def loss(live, rows):
+        part, known = jax.tree.map(lambda x: x[rows], (experience, prepared))
+        losses = algorithms.token_losses(method, live[rows], jnp.zeros((4, 5)), part, known, method.coefficients)
+        return jnp.sum(known['weights'] * losses)
+
+    whole = fixture.loss_and_gradient(method, experience)
+    # a loss of whole groups needs them whole
+    order = np.arange(8) if 'group_ids' in method.reads else np.array([0, 5, 7, 2, 3, 4, 6, 1])
+    parts = [loss(live, rows) for rows in (order[:4], order[4:])]
+    assert sum(float(value) for value, _ in parts) == pytest.approx(whole[0], abs=1e-6)
+    np.testing.assert_allclose(sum(gradient for _, gradient in parts), whole[1], atol=1e-7)
+
+
+@pytest.mark.parametrize('preset', ['grpo', 'scalerl', 'dpo', 'entropy_8020', 'm2po', 'clip_cov', 'kl_cov', 'llds_grpo',
+                                    'lite_ppo'])
+def test_rows_on_eight_devices_give_the_same(preset):
+    # one preset for each way in which a row's loss hangs on others
+    method = fixture.algorithm(preset)
+    mesh = meshes.make({'data': 4, 'fsdp': 2, 'tensor': 1})
+    experience = fixture.worked(method)
+    cut = jax.device_put((experience, jnp.asarray(fixture.LOGPROBS, jnp.float32)), sharding.rows(mesh))
+    alone, spread = fixture.loss_and_gradient(method, experience), fixture.loss_and_gradient(method, *cut)
+    assert alone[0] == pytest.approx(spread[0], abs=1e-6)
+    np.testing.assert_allclose(alone[1], spread[1], atol=1e-7)
+    assert alone[2] == pytest.approx(spread[2], abs=1e-6)
+
+
+@pytest.mark.parametrize('left, right', [(0, 3), (2, 1)])
+def test_padding_does_not_matter(method, left, right):
     def pad(x, value=-7.):
-        return np.pad(x, ((0, 0), (0, 3)), constant_values=value)
+        if np.ndim(x) < 2 or x.shape[1] == 1:
+            return x
+        return jnp.pad(x, ((0, 0), (left, right)), constant_values=False if x.dtype == bool else value)
 
-    before = fixture.loss_and_gradient(method, fixture.worked(method))
-    after = fixture.loss_and_gradient(
-        method, fixture.worked(method, mask=pad(fixture.MASK, False), old=pad(fixture.OLD, 3.), ref=pad(fixture.REF),
-                               sampler=pad(fixture.SAMPLER)), pad(fixture.LOGPROBS))
+    experience = fixture.worked(method)
+    before = fixture.loss_and_gradient(method, experience)
+    after = fixture.loss_and_gradient(method, jax.tree.map(pad, experience), pad(fixture.LOGPROBS))
     assert before[0] == pytest.approx(after[0], abs=1e-6)
     np.testing.assert_allclose(after[1], pad(before[1], 0), atol=1e-7)
     assert before[2] == pytest.approx(after[2], abs=1e-6)
 
 
 def test_dead_group_gives_no_gradient_without_a_kl():
-    method = fixture.algorithm('grpo', **BETA_0)
+    method = fixture.algorithm('grpo', **fixture.NO_KL)
     advantages = algorithms.compute_advantages(method, np.array([[.7] * 4, [1, 1, 1, 0]]))
     gradient = fixture.loss_and_gradient(method, fixture.experience(advantages))[1]
     assert np.all(gradient[:4] == 0) and np.any(gradient[4:] != 0)

@@ -4,13 +4,18 @@ import pytest
 
 from grpo_jax.errors import BadInput
 
-PIECES = ['advantage', 'ratio', 'surrogate', 'kl', 'weights', 'regularizer']
+PIECES = ['advantage', 'ratio', 'surrogate', 'kl', 'weights', 'correction', 'selection']
 
 
 @pytest.mark.parametrize('piece', PIECES)
 def test_unknown_piece_is_refused_with_the_choices(piece):
     with pytest.raises(BadInput, match=rf"algorithm.{piece} = 'nonsense': choose one of [a-z]"):
         fixture.algorithm('grpo', **{piece: 'nonsense'})
+
+
+def test_unknown_regularizer_is_refused_with_the_choices():
+    with pytest.raises(BadInput, match=r"regularizers = 'nonsense': choose one of behaviour_k2, entropy_bonus"):
+        fixture.algorithm('grpo', regularizers=('llds', 'nonsense'))
 
 
 @pytest.mark.parametrize('piece, name', [('advantage', 'np'), ('ratio', 'jnp'), ('ratio', 'MAX_LOG_RATIO'),
@@ -36,16 +41,16 @@ def test_coefficient_without_a_kl_is_refused():
 
 
 def test_unknown_treatment_of_dead_groups_is_refused():
-    with pytest.raises(BadInput, match=r"algorithm.dead_groups = 'revive': choose keep or drop"):
+    with pytest.raises(BadInput, match=r"algorithm.dead_groups = 'revive': choose keep or drop or"):
         fixture.algorithm('grpo', dead_groups='revive')
 
 
 @pytest.mark.parametrize('preset, kl_coef, dead_groups', [
-    ('grpo', 0.04, 'keep'), ('dr_grpo', 0, 'keep'), ('dapo', 0, 'drop'), ('rloo', 0, 'keep')])
+    ('grpo', 0.04, 'keep'), ('dr_grpo', 0, 'keep'), ('dapo', 0, 'resample'), ('rloo', 0.05, 'keep')])
 def test_preset_has_its_reference_and_its_dead_groups(preset, kl_coef, dead_groups):
     method = fixture.algorithm(preset)
     assert (method.kl_coef, method.dead_groups, method.needs_entropy_gradient) == (kl_coef, dead_groups, False)
 
 
 def test_entropy_bonus_needs_the_entropy_gradient():
-    assert fixture.algorithm('grpo', regularizer='entropy_bonus').needs_entropy_gradient
+    assert fixture.algorithm('grpo', regularizers=('entropy_bonus',)).needs_entropy_gradient

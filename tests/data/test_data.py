@@ -70,13 +70,26 @@ def test_prompts_are_padded_on_the_left(dataset):
     assert (prompts.tokens.dtype, prompts.mask.dtype, prompts.ids.dtype) == (np.int32, bool, np.int32)
 
 
-def test_batch_of_a_step_is_the_same_after_a_resume(dataset):
-    straight = [data.batch(dataset, 3, 4, 4, 99, step) for step in range(6)]
-    for step in (5, 2):  # in any order: there is no iterator
-        examples, prompts = data.batch(dataset, 3, 4, 4, 99, step)
-        assert examples == straight[step][0]
-        np.testing.assert_array_equal(prompts.tokens, straight[step][1].tokens)
-    assert straight[0][0] != straight[1][0]
+def test_walk_from_a_position_needs_no_iterator():
+    none = np.zeros(7, bool)
+    whole, end = data.walk(3, 0, 24, none)
+    assert end == 24 and sorted(whole[:7]) == sorted(whole[7:14]) == list(range(7))
+    assert list(whole[:7]) != list(whole[7:14])
+    for position in (20, 8):
+        np.testing.assert_array_equal(data.walk(3, position, 4, none)[0], whole[position:position + 4])
+
+
+def test_walk_passes_over_retired_examples():
+    retired = np.isin(np.arange(7), [2, 5])
+    whole, _ = data.walk(3, 0, 14, np.zeros(7, bool))
+    chosen, end = data.walk(3, 0, 10, retired)
+    np.testing.assert_array_equal(chosen, whole[~np.isin(whole, [2, 5])])
+    assert end in (13, 14)  # whether or not the last of the second epoch is a retired one
+
+
+def test_walk_is_refused_when_all_are_retired():
+    with pytest.raises(BadInput, match='all are retired'):
+        data.walk(3, 0, 1, np.ones(7, bool))
 
 
 # loading

@@ -116,7 +116,7 @@ def test_adamw_moments_and_reference_lie_like_the_parameters(tiny):
     mesh, optimizer = make_mesh((2, 2, 2)), optimizers.make(default.get_config().optimizer, 10)
     abstract = jax.eval_shape(lambda p: TrainState(jnp.int32(0), p, optimizer.init(p), p, {'bad_steps': jnp.int32(0)}),
                               params)
-    layout = sharding.state(abstract, optimizer, c, mesh)
+    layout = sharding.state(abstract, optimizer, None, c, mesh)
     expected = sharding.params(c, mesh)
     for name in ('mu', 'nu'):
         assert optax.tree_utils.tree_get(layout.opt_state, name) == expected

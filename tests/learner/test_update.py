@@ -22,7 +22,7 @@ SIX_UPDATES = dict(optimizer=optimizers.make(default.get_config().optimizer, 10)
 
 def start(tiny, optimizer):
     params = tiny[1]
-    return TrainState(jnp.int32(3), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
+    return TrainState(jnp.int32(3), params, optimizer.init(params), None, learner.new_aux(METHOD, params, None))
 
 
 @pytest.fixture(scope='module')

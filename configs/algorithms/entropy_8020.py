@@ -1,0 +1,7 @@
+"""Beyond the 80/20 rule (arXiv 2506.01939): dapo on the fifth of the tokens with the highest entropy.
+"""
+
+
+def apply(algorithm):
+    algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_norm', 'clip', 'token_mean'
+    algorithm.clip_high, algorithm.dead_groups, algorithm.selection = 0.28, 'resample', 'high_entropy'

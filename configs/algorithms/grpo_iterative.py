@@ -1,0 +1,10 @@
+"""Iterative GRPO (DeepSeekMath, arXiv 2402.03300, algorithm 1): grpo whose reference is renewed every iteration.
+
+An iteration is reference_every steps.
+"""
+
+
+def apply(algorithm):
+    algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_norm', 'clip', 'sequence_mean'
+    algorithm.kl, algorithm.kl_coef = 'k3', 0.04
+    algorithm.reference, algorithm.reference_every = 'hard', 100

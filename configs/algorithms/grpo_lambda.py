@@ -1,0 +1,10 @@
+"""GRPO-lambda (arXiv 2505.18086; not 2510.00194's eligibility traces, nor lambda-GRPO, 2510.06870): in the groups
+that answer best, correct completions are paid less the longer they are. Otherwise grpo.
+
+The paper does not print alpha; 0.2 stands here.
+"""
+
+
+def apply(algorithm):
+    algorithm.advantage, algorithm.surrogate, algorithm.weights = 'grpo_lambda', 'clip', 'sequence_mean'
+    algorithm.kl, algorithm.kl_coef = 'k3', 0.04

@@ -1,0 +1,6 @@
+"""MaxRL (arXiv 2602.02710): advantages over the pass rate, so that hard prompts count most. Rewards of 0 or 1.
+"""
+
+
+def apply(algorithm):
+    algorithm.advantage, algorithm.surrogate, algorithm.weights = 'maxrl', 'clip', 'token_mean'

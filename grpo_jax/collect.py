@@ -1,0 +1,194 @@
+"""What a step learns from: completions of its prompts, drawn again or exchanged until the groups differ.
+
+A loop around sampling and scoring. What it keeps between steps lies in TrainState.aux, so that a resumed run
+draws the same: position, how many prompts were visited; tries and hits of each example, for the curriculum; and
+kept, groups of earlier steps, left over by resample or for replay.
+"""
+from collections.abc import Callable
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import algorithms, data, metrics, rewards, supervised
+from grpo_jax.distributed import placement
+from grpo_jax.errors import BadInput
+from grpo_jax.types import Example, Rollout
+
+
+class Draw(NamedTuple):
+    """Completions of P prompts."""
+
+    examples: list[Example]
+    rollout: Rollout
+    results: Callable    # () -> (texts, truncated bool[B], lengths i64[B], rewards f64[B], parts dict of f64[B])
+    counts: dict         # what it took, by name
+
+
+class Group(NamedTuple):
+    """Completions of one prompt, on the host."""
+
+    example: Example
+    rollout: Rollout     # of G rows
+    since: int           # step that sampled them
+    results: tuple       # as of Draw
+
+    @property
+    def score(self):
+        """How much replay wants it, sum |A| std(r) of centred advantages; 0 when its rewards do not differ."""
+        scores = self.results[3][None]
+        if algorithms.dead_groups(scores)[0]:
+            return 0.0
+        return float(np.nansum(np.abs(scores - np.nanmean(scores))) * np.nanstd(scores))
+
+
+class Collector:
+    """Draws for a run; `section` is config.algorithm. Without a dead-group policy or curriculum, once a step."""
+
+    def __init__(self, ex, section, shapes):
+        self._ex, self._section, self._shapes = ex, section, shapes
+        self._imitates = section['source'] == 'demonstrations'
+        self._dataset, self._completions = supervised.demonstrations(ex) if self._imitates else (ex.load('train'), None)
+        self.sample = None if self._imitates else ex.sampler(shapes.group_size)
+        self._again = section['dead_groups'] in ('resample', 'replay')
+        self._keeps = self._again and section['max_staleness'] > 0
+        if section['retire_above'] and not ex.scorer.verifier:
+            raise BadInput('algorithm.retire_above', section['retire_above'], 'needs a reward.verifier to know pass '
+                           'rates; name one, or use 0')
+
+    @property
+    def programs(self):
+        """The compiled programs by name."""
+        return {} if self.sample is None else {'sample': self.sample}
+
+    def aux(self):
+        """ShapeDtypeStructs of what lies in TrainState.aux, zeros at the start."""
+        prompts, count = self._shapes.prompts, len(self._dataset.examples)
+        found = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
+        if self._section['retire_above']:
+            found |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
+        if self._keeps:
+            numbers = jax.ShapeDtypeStruct((prompts,), jnp.int32)
+            found['kept'] = {'rollout': placement.abstract_rollout(self._shapes, None), 'index': numbers,
+                             'since': numbers, 'filled': numbers}
+        return found
+
+    def __call__(self, state, progress):
+        """(Draw, TrainState) of a step; progress is called as the sampler says."""
+        aux, step = dict(state.aux), int(state.step)
+        if not self._again:
+            draw = self._draw(state, aux, 0, progress)
+            return draw, state.replace(aux=aux)
+        replay, prompts = self._section['dead_groups'] == 'replay', self._shapes.prompts
+        kept = self._load(aux['kept'], step - self._section['max_staleness']) if self._keeps else []
+        alive, dead, tokens = [] if replay else kept, [], 0
+        for index in range(1 if replay else self._section['max_draws']):
+            draw = self._draw(state, aux, index, progress)
+            tokens += int(draw.results()[2].sum())
+            for group in _groups(draw, step):
+                (alive if group.score else dead).append(group)
+            if len(alive) >= prompts:
+                break
+        if replay:
+            left = sorted(alive + kept, key=lambda group: -group.score)[:prompts]
+            alive = alive + self._again_of(kept, prompts - len(alive), step)
+        else:
+            left = alive[prompts:2 * prompts]
+        if self._keeps:
+            aux['kept'] = self._store(left)
+        batch = (alive + dead)[:prompts]
+        useful = sum(int(group.results[2].sum()) for group in alive[:prompts] if group.since == step)
+        counts = {'draws': index + 1, 'groups_of_earlier_steps': sum(group.since < step for group in batch),
+                  'wasted_tokens': tokens - useful}
+        rollout = jax.tree.map(lambda *rows: np.concatenate(rows), *(group.rollout for group in batch))
+        results = _joined([group.results for group in batch])
+        return Draw([group.example for group in batch], placement.put_rows(rollout, self._ex.mesh), lambda: results,
+                    counts), state.replace(aux=aux)
+
+    def _draw(self, state, aux, index, progress):
+        """Draw of the next prompts, scored while others still decode; moves aux on."""
+        ex, shapes = self._ex, self._shapes
+        chosen, position = data.walk(ex.config.seed, int(aux['position']), shapes.prompts, self._retired(aux))
+        aux['position'] = jnp.int32(position)
+        examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, ex.pad_token)
+        if self._imitates:
+            rollout = supervised.as_rollout(ex, self._dataset, self._completions, chosen, shapes)
+            draw = Draw(examples, placement.put_rows(rollout, ex.mesh), lambda: self._score(examples, rollout), {})
+        else:
+            scoring = rewards.Scoring(ex.scorer, examples, shapes.group_size, ex.tokenizer)
+            params = state.ref_params if self._section['source'] == 'reference' else state.params
+            # a prompt may come twice in a step; its noise must not
+            key = jax.random.fold_in(ex.key, index) if index else ex.key
+            rollout = self.sample(params, placement.put_rows(prompts, ex.mesh), key, int(state.step),
+                                  finished=scoring.add, progress=progress)
+            results = []
+
+            def once():
+                return results[0] if results else results.append(scoring.results()) or results[0]
+
+            draw = Draw(examples, rollout, once, {})
+        if self._section['retire_above']:
+            correct = draw.results()[4][ex.scorer.verifier].reshape(shapes.prompts, -1) >= 1
+            aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])
+            aux['hits'] = aux['hits'].at[chosen].add(correct.sum(1))
+            draw.counts['retired'] = float(np.mean(self._retired(aux)))
+        return draw
+
+    def _retired(self, aux):
+        """bool[N]: the examples whose pass rate over all visits is too high."""
+        if not self._section['retire_above']:
+            return np.zeros(len(self._dataset.examples), bool)
+        tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])
+        return (tries > 0) & (hits >= self._section['retire_above'] * tries)
+
+    def _score(self, examples, rollout):
+        texts, truncated, lengths = metrics.completions_of(self._ex.tokenizer, rollout)
+        return texts, truncated, lengths, *rewards.score(self._ex.scorer, examples, texts, truncated)
+
+    def _again_of(self, kept, count, step):
+        """Up to `count` of the kept groups, drawn without replacement in proportion to their scores."""
+        if count <= 0 or not kept:
+            return []
+        scores = np.array([group.score for group in kept])
+        noise = np.random.default_rng((self._ex.config.seed, step))
+        return [kept[i] for i in noise.choice(len(kept), min(count, len(kept)), replace=False, p=scores / scores.sum())]
+
+    def _load(self, kept, oldest):
+        """The kept groups that are not older than step `oldest`, scored again."""
+        host, found = jax.device_get(kept), []
+        for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
+            rows = slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
+            rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
+            example = self._dataset.examples[host['index'][slot]]
+            found.append(Group(example, rollout, int(host['since'][slot]), self._score([example], rollout)))
+        return found
+
+    def _store(self, groups):
+        """aux['kept'] of at most P groups."""
+        places = {example.id: index for index, example in enumerate(self._dataset.examples)}
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.aux()['kept'])
+        for slot, group in enumerate(groups):
+            rows = slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
+            jax.tree.map(lambda full, x, rows=rows: full.__setitem__(rows, x), zeros['rollout'], group.rollout)
+            zeros['index'][slot], zeros['since'][slot], zeros['filled'][slot] = places[group.example.id], group.since, 1
+        return jax.tree.map(jnp.asarray, zeros)
+
+
+def _groups(draw, step):
+    """The draw's Groups."""
+    texts, truncated, lengths, scores, parts = draw.results()
+    host, size = jax.device_get(draw.rollout), len(texts) // len(draw.examples)
+    found = []
+    for i, example in enumerate(draw.examples):
+        rows = slice(i * size, (i + 1) * size)
+        results = (texts[rows], truncated[rows], lengths[rows], scores[rows], {n: x[rows] for n, x in parts.items()})
+        found.append(Group(example, jax.tree.map(lambda x, rows=rows: x[rows], host), step, results))
+    return found
+
+
+def _joined(results):
+    texts, truncated, lengths, scores, parts = zip(*results, strict=True)
+    return (list(itertools.chain(*texts)), np.concatenate(truncated), np.concatenate(lengths), np.concatenate(scores),
+            {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})

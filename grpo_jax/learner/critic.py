@@ -1,0 +1,66 @@
+"""The critic of PPO: the policy's own decoder with a scalar head, trained on returns by the same descent."""
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.algorithms import weights
+from grpo_jax.learner import descent
+from grpo_jax.models import transformer
+
+
+def new(params):
+    """Critic parameters from a policy's: its decoder, and a head that says 0."""
+    body = {name: leaf for name, leaf in params.items() if name != 'lm_head'}
+    return jax.tree.map(jnp.copy, body) | {'value_head': jnp.zeros_like(params['final_norm'])}
+
+
+def values(critic, rollout, c, *, remat, dtype):
+    """f32[B, C]: what the critic expects of a completion before each of its tokens; not meaningful where masked."""
+    compute = jax.tree.map(lambda p: p.astype(dtype), critic)
+    queries = rollout.prompt_mask.shape[1]
+    mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)[:, :-1]
+    hidden = transformer.forward(compute, rollout.tokens[:, :-1], transformer.positions_of(mask), mask, c, remat=remat)
+    return jnp.einsum('btd,d->bt', hidden[:, queries - 1:], compute['value_head'], preferred_element_type=jnp.float32)
+
+
+def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, **cut):
+    """({'params', 'opt_state'}, metrics) after a descent on half the squared error, clipped around the old values.
+
+    max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, mean over tokens; value_clip 0: no clip.
+    explained_variance is that of the returns by the values before the update. cut is for descent.descend.
+    """
+    def loss_of(params, part):
+        microbatch, token_weights = part
+        new_values = values(params, microbatch.rollout, c, remat=remat, dtype=dtype)
+        error = value_loss(new_values, microbatch.values, microbatch.returns, value_clip)
+        return jnp.sum(token_weights * jnp.where(microbatch.rollout.loss_mask, error, 0.0)), ()
+
+    def gradient(params, minibatch):
+        whole = minibatch, weights.token_mean(minibatch.rollout.loss_mask)
+        loss, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=microbatches, together=1)
+        return loss, grads, {}
+
+    params, opt_state, _, found = descent.descend(critic['params'], critic['opt_state'], experience, gradient,
+                                                  optimizer, **cut)
+    mask = experience.rollout.loss_mask
+    found['explained_variance'] = explained_variance(experience.values, experience.returns, mask)
+    return {'params': params, 'opt_state': opt_state}, found
+
+
+def value_loss(new_values, old_values, returns, value_clip):
+    """Half the squared error, or that of the clipped value where it is larger, elementwise (arXiv 2005.12729)."""
+    error = jnp.square(new_values - returns)
+    if value_clip:
+        clipped = jnp.clip(new_values, old_values - value_clip, old_values + value_clip)
+        error = jnp.maximum(error, jnp.square(clipped - returns))
+    return 0.5 * error
+
+
+def explained_variance(values_, returns, mask):
+    """f32[]: 1 - var(returns - values) / var(returns) over the mask; 0 where the returns do not vary."""
+    def variance(x):
+        count = jnp.maximum(jnp.sum(mask), 1)
+        mean = jnp.sum(jnp.where(mask, x, 0.0)) / count
+        return jnp.sum(jnp.where(mask, jnp.square(x - mean), 0.0)) / count
+
+    spread = variance(returns)
+    return jnp.where(spread > 1e-12, 1 - variance(returns - values_) / jnp.maximum(spread, 1e-12), 0.0)
