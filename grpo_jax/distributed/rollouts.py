@@ -27,9 +27,11 @@ ROWS, CHUNKS, SAME = PartitionSpec(ROW_AXES), PartitionSpec(None, None, ROW_AXES
 WAVE = waves.Wave(
     cache=kv_cache.KVCache(prompt=CHUNKS, prompt_start=ROWS, chunks=CHUNKS, start=ROWS, length=ROWS),
     rows=ROWS, last=ROWS, live=ROWS, thinking=ROWS, states=ROWS, seen=ROWS)
-# steps between two looks of the host, and columns that attention reads at once, by platform
+# by platform: steps between two looks of the host, columns that attention reads at once, and how far the rows of
+# a wave are halved (a CPU pays for each row; an accelerator reads the weights, whatever the rows)
 SEGMENT = {'cpu': 32, 'gpu': 64, 'tpu': 64}
-BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 128}
+BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 128}
+HALVINGS = {'cpu': 10, 'gpu': 3, 'tpu': 3}
 
 
 def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, budget, block=None,
@@ -41,11 +43,12 @@ def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weight
     block and segment replace the platform's. ahead=False compiles programs when they are first needed.
     """
     platform = mesh.devices.flat[0].platform
-    block = min(block or BLOCK[platform], -(-shapes.tokens // 8) * 8)
+    blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
+    block = min(block or BLOCK[platform], -(-shapes.tokens // (8 * blocks)) * 8)
     built = Programs(c, mesh, shapes, sampling, tables, block=block, dtype=jnp.dtype(dtype),
                      cache_dtype=jnp.dtype(cache_dtype), weights_dtype=jnp.dtype(weights_dtype))
     plan = engine.plan(prompts=shapes.prompts // built.shards, group=shapes.group_size, max_tokens=shapes.tokens,
-                       block=block, segment=segment or SEGMENT[platform], budget=budget,
+                       block=block, segment=segment or SEGMENT[platform], halvings=HALVINGS[platform], budget=budget,
                        bank_columns=waves.bank_columns(shapes.queries, block), column_bytes=built.column_bytes())
     made = engine.Engine(plan, built, built.shards)
     if ahead and not jax.config.jax_disable_jit:

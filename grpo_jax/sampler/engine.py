@@ -70,10 +70,10 @@ class Plan(NamedTuple):
         return next(n for n in self.rows if n < rows and self.fits(n, n, chunks))
 
 
-def plan(*, prompts, group, max_tokens, block, segment, bank_columns, column_bytes, budget):
+def plan(*, prompts, group, max_tokens, block, segment, halvings, bank_columns, column_bytes, budget):
     """Plan of a shard: rows are halved, and where not all rows fit at full length, columns grow by doubling.
 
-    The first chunk then has 2 blocks: with one, XLA on TPUs copies it. Rows go down to an eighth, or further
+    The first chunk then has 2 blocks: with one, XLA copies it. Rows are halved `halvings` times, or more often
     where a full-length cache would not fit the budget.
     """
     columns, total = -(-max_tokens // block) * block, prompts * group
@@ -84,7 +84,7 @@ def plan(*, prompts, group, max_tokens, block, segment, bank_columns, column_byt
         while sum(chunks) < columns:
             chunks.append(min(sum(chunks), columns - sum(chunks)))
     # a rollout of a segment or two ends before shrinking could pay for the programs
-    while size > 1 and ((size * 8 > total and max_tokens > 2 * segment) or not whole.fits(size, size, 1)):
+    while size > 1 and ((size * 2 ** halvings > total and max_tokens > 2 * segment) or not whole.fits(size, size, 1)):
         size = -(-size // 2)
         rows.append(size)
     return whole._replace(chunks=tuple(chunks), rows=tuple(rows))
