@@ -49,10 +49,12 @@ def get_config(preset='grpo'):
     config.reward = ConfigDict()
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards, weight)
     config.reward.truncated = 0.0        # added when the budget ends before a stop token
+    config.reward.steps = ''             # file in grpo_jax/rewards that rewards steps, for advantage process
     config.reward.verifier = 'numeric'   # the part that decides correct; '' when there is none
 
     config.algorithm = ConfigDict()      # pieces: functions of grpo_jax/algorithms; then their numbers
-    config.algorithm.source = 'policy'   # of completions: policy, reference (a frozen sampler) or demonstrations
+    config.algorithm.source = 'policy'   # of completions: policy, reference (a frozen sampler), or read
+                                         # from the data: demonstrations, pairs
     config.algorithm.advantage = 'group_norm'
     config.algorithm.ratio = 'token'
     config.algorithm.ratio_base = 'old'  # what the ratio is taken to: old, or sampler (then without a correction)

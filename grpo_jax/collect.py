@@ -17,6 +17,9 @@ from grpo_jax.distributed import placement
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Rollout
 
+# sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
+READ_FROM_DATA = {'demonstrations': ('demonstration',), 'pairs': ('demonstration', 'rejected')}
+
 
 class Draw(NamedTuple):
     """Completions of P prompts."""
@@ -49,8 +52,10 @@ class Collector:
 
     def __init__(self, ex, section, shapes):
         self._ex, self._section, self._shapes = ex, section, shapes
-        self._imitates = section['source'] == 'demonstrations'
-        self._dataset, self._completions = supervised.demonstrations(ex) if self._imitates else (ex.load('train'), None)
+        fields = READ_FROM_DATA.get(section['source'])
+        self._imitates = fields is not None
+        self._dataset, self._completions = (supervised.demonstrations(ex, fields) if fields
+                                            else (ex.load('train'), None))
         self.sample = None if self._imitates else ex.sampler(shapes.group_size)
         self._again = section['dead_groups'] in ('resample', 'replay')
         self._keeps = self._again and section['max_staleness'] > 0
@@ -145,7 +150,10 @@ class Collector:
 
     def _score(self, examples, rollout):
         texts, truncated, lengths = metrics.completions_of(self._ex.tokenizer, rollout)
-        return texts, truncated, lengths, *rewards.score(self._ex.scorer, examples, texts, truncated)
+        scores, parts = rewards.score(self._ex.scorer, examples, texts, truncated)
+        if self._section['source'] == 'pairs':
+            scores = np.tile([1.0, 0.0], len(examples))  # the data says which is better
+        return texts, truncated, lengths, scores, parts
 
     def _again_of(self, kept, count, step):
         """Up to `count` of the kept groups, drawn without replacement in proportion to their scores."""

@@ -63,35 +63,40 @@ def run(config, workdir):
     return state
 
 
-def demonstrations(ex):
-    """(Dataset, completions as token ids with the stop token) of the examples whose demonstration fits."""
+def demonstrations(ex, fields=('demonstration',)):
+    """(Dataset, completions) of the examples whose meta has all fields and whose completions fit.
+
+    completions[i] has for each field the token ids with the stop token.
+    """
     dataset, most = ex.load('train'), ex.config.rollout.max_tokens
-    missing = next((e for e in dataset.examples if 'demonstration' not in e.meta), None)
-    if missing:
-        raise BadInput('supervised.steps', ex.config.supervised.steps, f'data set {ex.config.data.name} has no '
-                       f'demonstrations (example {missing.id}); set it to 0')
+    have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
+    if not have:
+        raise BadInput('data.name', ex.config.data.name, f'has no example with {" and ".join(fields)}; use another, '
+                       'or supervised.steps=0 and algorithm.source=\'policy\'')
     stop = ex.tokenizer.eos_token_id
-    completions = [ex.tokenizer.encode(e.meta['demonstration'], add_special_tokens=False) + [stop]
-                   for e in dataset.examples]
-    kept = [i for i, ids in enumerate(completions) if len(ids) <= most]
+    completions = {i: [ex.tokenizer.encode(dataset.examples[i].meta[field], add_special_tokens=False) + [stop]
+                       for field in fields] for i in have}
+    kept = [i for i in have if max(map(len, completions[i])) <= most]
     if not kept:
         raise BadInput('rollout.max_tokens', most, 'is shorter than every demonstration')
-    if len(kept) < len(completions):
-        logging.warning('%d of %d demonstrations are longer than rollout.max_tokens=%d and left out',
-                        len(completions) - len(kept), len(completions), most)
+    for count, reason in [(len(dataset.examples) - len(have), f'lack {" or ".join(fields)}'),
+                          (len(have) - len(kept), f'are longer than rollout.max_tokens={most}')]:
+        if count:
+            logging.warning('%d of %d examples %s and are left out', count, len(dataset.examples), reason)
     return data.pick(dataset, kept), [completions[i] for i in kept]
 
 
 def as_rollout(ex, dataset, completions, chosen, shapes):
-    """Demonstrations in the form that the learner eats."""
+    """The chosen examples' completions in the form that the learner eats, group_size of each."""
     _, prompts = data.prompts(dataset, chosen, shapes.queries, ex.pad_token)
-    tokens = np.full((shapes.prompts, shapes.tokens), ex.pad_token, np.int32)
+    ids = [row for index in chosen for row in completions[index]]
+    tokens = np.full((len(ids), shapes.tokens), ex.pad_token, np.int32)
     mask = np.zeros(tokens.shape, bool)
-    for row, index in enumerate(chosen):
-        ids = completions[index]
-        tokens[row, :len(ids)] = ids
-        mask[row, :len(ids)] = True
-    return Rollout(tokens=np.concatenate([prompts.tokens, tokens], 1), prompt_mask=prompts.mask, completion_mask=mask,
+    for row, kept in enumerate(ids):
+        tokens[row, :len(kept)] = kept
+        mask[row, :len(kept)] = True
+    before, prompt_mask = (np.repeat(x, shapes.group_size, 0) for x in (prompts.tokens, prompts.mask))
+    return Rollout(tokens=np.concatenate([before, tokens], 1), prompt_mask=prompt_mask, completion_mask=mask,
                    logprobs=np.zeros(tokens.shape, np.float32), truncated=np.zeros(len(tokens), bool),
                    version=np.zeros(tokens.shape, np.int32), forced=np.zeros(tokens.shape, bool))
 

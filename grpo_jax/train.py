@@ -7,7 +7,18 @@ from absl import flags
 import jax
 import numpy as np
 
-from grpo_jax import algorithms, checkpoint, collect, evaluate, experiment, metrics, program, reference, supervised
+from grpo_jax import (
+    algorithms,
+    checkpoint,
+    collect,
+    evaluate,
+    experiment,
+    metrics,
+    program,
+    reference,
+    rewards,
+    supervised,
+)
 from grpo_jax.distributed import placement, programs
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.experience import make_experience
@@ -50,18 +61,19 @@ def run(config, workdir, algorithm=None):
         clock.lap('sample')
 
         scores = learner.score(state, draw.rollout)
-        texts, truncated, lengths, rewards, parts = draw.results()
+        texts, truncated, lengths, scored, parts = draw.results()
         clock.lap('reward')
 
-        experience, row = make_experience(algorithm, state.aux, draw.rollout, rewards.reshape(shapes.prompts, -1),
-                                          scores, put)
+        experience, row = make_experience(
+            algorithm, state.aux, draw.rollout, scored.reshape(shapes.prompts, -1), scores, put,
+            **rewards.known(ex.scorer, draw.examples, texts, draw.rollout, scored, parts, ex.tokenizer))
         state, learned = learner.update(state, experience)
         row |= jax.device_get(learned) | metrics.of_completions(parts, truncated, lengths)
         row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
         clock.lap('update')
 
         if _due(step, config.log.rollouts):
-            writer.rollouts(step, metrics.rollout_rows(draw.examples, texts, rewards, parts, experience))
+            writer.rollouts(step, metrics.rollout_rows(draw.examples, texts, scored, parts, experience))
         writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
         if row['finite'] < 1:
             _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
@@ -78,8 +90,9 @@ def run(config, workdir, algorithm=None):
 def _shapes(ex, algorithm):
     """Sizes of a step; BadInput, or a warning, for what the algorithm cannot do with them."""
     config, prompts, group = ex.config, ex.config.data.prompts_per_step, ex.config.rollout.group_size
-    if algorithm.source == 'demonstrations':
-        prompts, group = prompts * group, 1  # as many rows, each of another prompt
+    if algorithm.source in collect.READ_FROM_DATA:  # as many rows, of more prompts
+        size = len(collect.READ_FROM_DATA[algorithm.source])
+        prompts, group = prompts * group // size, size
     for warning in algorithms.check_run(algorithm, group_size=group, prompts=prompts,
                                         updates=config.learner.epochs * config.learner.minibatches):
         logging.warning(warning)

@@ -70,10 +70,10 @@ def test_export_has_the_runs_weights(finished, tmp_path):
 def test_each_preset_trains(preset, tmp_path):
     config = tiny_run.config(preset=preset, steps=2, supervised__steps=0, learner__minibatches=2)
     state = train.run(config, str(tmp_path))
-    assert (state.ref_params is not None) == (preset == 'grpo')
+    assert (state.ref_params is not None) == (preset in ('grpo', 'rloo'))
     rows = tiny_run.rows(tmp_path)
     assert len(rows) == 2 and all(row['finite'] == 1 for row in rows)
-    assert ('kl_ref' in rows[0]) == (preset == 'grpo')
+    assert ('kl_ref' in rows[0]) == (preset in ('grpo', 'rloo'))
 
 
 def test_a_variant_written_in_a_notebook_trains(tmp_path):

@@ -36,7 +36,7 @@ class Algorithm(NamedTuple):
     ratio_base: str = 'old'                        # logprobs that the ratio is taken to: old or sampler
     denominator: str = 'all'                       # tokens that the weights count: all or selected
     dead_groups: str = 'keep'                      # what becomes of groups whose rewards are all equal
-    source: str = 'policy'                         # of completions: policy, reference or demonstrations
+    source: str = 'policy'                         # of completions: policy, reference, demonstrations, pairs
     critic_lambda: float = 1.0                     # of the returns that a critic learns
     advantage_clip: float = 0.0                    # bound of |A|; 0: none
     covariance_share: float = 0.0                  # of tokens that count as of top covariance

@@ -6,7 +6,7 @@ from grpo_jax.errors import BadInput
 
 CHOICES = {'kl_placement': ('loss', 'reward_token', 'reward_sequence'), 'ratio_base': ('old', 'sampler'),
            'denominator': ('all', 'selected'), 'dead_groups': ('keep', 'drop', 'reweight', 'resample', 'replay'),
-           'source': ('policy', 'reference', 'demonstrations')}
+           'source': ('policy', 'reference', 'demonstrations', 'pairs')}
 BOUNDED = {'clip', 'dual_clip', 'cispo', 'sapo', 'dppo_tv', 'dppo_kl', 'vespo'}
 ALONE = {'ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length', 'hybrid'}
 

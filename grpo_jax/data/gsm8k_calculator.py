@@ -24,9 +24,14 @@ def examples(split, *, folder, slips):
 
 
 def _annotations(split, folder):
-    """Expression -> value without trailing zeros of a decimal, by first occurrence."""
+    """Expression -> value, by first occurrence."""
     found = {}
     for row in gsm8k.rows(split, folder):
         for left, value in ANNOTATION.findall(row['answer']):
-            found.setdefault(left.replace(' ', ''), re.sub(r'\.0*$|(\.\d*?)0+$', r'\1', value))
+            found.setdefault(left.replace(' ', ''), plain(value))
     return found
+
+
+def plain(value):
+    """The numeral without trailing zeros of its decimals."""
+    return re.sub(r'\.0*$|(\.\d*?)0+$', r'\1', value)

@@ -1,7 +1,8 @@
 """Rewards that verify: score = weighted sum of parts, plus a term for truncated completions.
 
 A reward is a module of this package with `reward(completion, example) -> float | None` (None:
-unscorable); one that can serve as the verifier also has `extract(completion) -> str | None`.
+unscorable); one that can serve as the verifier also has `extract(completion) -> str | None`, and one that
+rewards steps `steps(completion, example) -> list of (end in characters, float)`.
 """
 from collections.abc import Callable
 import concurrent.futures
@@ -20,6 +21,7 @@ class Scorer(NamedTuple):
     truncated: float                           # added to a completion that ran out of budget
     verifier: str                              # the part that decides correct (reward >= 1), or ''
     extract: Callable | None                   # the verifier's answer extraction
+    steps: Callable | None                     # rewards of a completion's steps
 
 
 def make(section):
@@ -32,8 +34,12 @@ def make(section):
         raise BadInput('reward.parts', section['parts'], 'name at least one reward')
     if verifier and not hasattr(modules[verifier], 'extract'):
         raise BadInput('reward.verifier', verifier, 'has no extract(completion); name another part, or \'\' for none')
+    steps = section['steps'] and _module(section['steps'])
+    if steps and not hasattr(steps, 'steps'):
+        raise BadInput('reward.steps', section['steps'], 'has no steps(completion, example); use calculator, or \'\'')
     parts = {name: (modules[name].reward, weight) for name, weight in section['parts']}
-    return Scorer(parts, section['truncated'], verifier, modules[verifier].extract if verifier else None)
+    return Scorer(parts, section['truncated'], verifier, modules[verifier].extract if verifier else None,
+                  steps.steps if steps else None)
 
 
 def _module(name):
@@ -85,3 +91,29 @@ def score(scorer, examples, completions, truncated):
     stacked = np.stack(list(parts.values()))
     total = np.nansum(weights[:, None] * stacked, 0) + scorer.truncated * np.asarray(truncated)
     return np.where(np.isfinite(stacked).any(0), total, np.nan), parts
+
+
+def known(scorer, examples, texts, rollout, rewards, parts, tokenizer):
+    """What an advantage may read beside total rewards, by name; functions, so that only what is read is worked out."""
+    found = {'part_weights': np.array([weight for _, weight in scorer.parts.values()]),
+             'parts': lambda: np.stack([parts[name] for name in scorer.parts]).reshape(-1, len(examples),
+                                                                                     len(texts) // len(examples))}
+    if scorer.steps:
+        found['step_rewards'] = lambda: step_rewards(scorer, examples, texts, rollout, rewards, tokenizer)
+    return found
+
+
+def step_rewards(scorer, examples, texts, rollout, rewards, tokenizer):
+    """f64[P, G, C]: the reward of each step at its last token, the completion's own at its end, NaN elsewhere."""
+    tokens, mask = (np.asarray(x) for x in (rollout.tokens, rollout.completion_mask))
+    tokens, group = tokens[:, -mask.shape[1]:], len(texts) // len(examples)
+    found = np.full(mask.shape, np.nan)
+    for row, text in enumerate(texts):
+        length = int(mask[row].sum())
+        written = [len(tokenizer.decode(tokens[row, :n + 1], skip_special_tokens=True)) for n in range(length)]
+        steps = [(int(np.searchsorted(written, end)), value)
+                 for end, value in scorer.steps(text, examples[row // group])]
+        for token, value in [*steps, (length - 1, rewards.reshape(-1)[row])]:
+            if 0 <= token < length:
+                found[row, token] = value + np.nan_to_num(found[row, token])
+    return found.reshape(len(examples), group, -1)

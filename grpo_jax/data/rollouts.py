@@ -1,0 +1,37 @@
+"""Completions that a run wrote down, as demonstrations and pairs for another policy: distillation in two commands."""
+import glob
+import os
+
+from grpo_jax.data import jsonl
+from grpo_jax.errors import BadInput
+from grpo_jax.types import Example
+
+
+def examples(split, *, folder, least):
+    """One Example for each distinct completion of at least `least` reward in folder/*.jsonl (a run's rollouts/).
+
+    meta['demonstration'] is the completion; meta['rejected'], a completion of the same prompt with a smaller
+    reward, the smallest there is. With pairs as source, prompts without one are left out. The test split
+    is a tenth of the prompts. BadInput without any.
+    """
+    paths = sorted(glob.glob(os.path.join(folder, '*.jsonl')))
+    if not paths:
+        raise BadInput('data.options.folder', folder, 'holds no *.jsonl; name a run\'s rollouts folder, and let the '
+                       'run write every step (log.rollouts=1)')
+    by_prompt = {}
+    for path in paths:
+        for row in jsonl.read(path):
+            if row['reward'] is not None:
+                by_prompt.setdefault((row['prompt'], row['answer']), {}).setdefault(row['completion'], row['reward'])
+    found = []
+    for i, ((prompt, answer), rewards) in enumerate(sorted(by_prompt.items())):
+        if (i % 10 == 0) != (split == 'test'):
+            continue
+        worst = min(rewards, key=rewards.get)
+        for completion, reward in sorted(rewards.items()):
+            if reward >= least:
+                meta = {'demonstration': completion} | ({'rejected': worst} if rewards[worst] < reward else {})
+                found.append(Example(prompt, answer, len(found), meta))
+    if not found:
+        raise BadInput('data.options.least', least, f'is above every reward in {folder}')
+    return found

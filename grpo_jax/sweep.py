@@ -1,0 +1,289 @@
+"""Every preset with every seed on one experiment, then a table and curves. `python -m grpo_jax.sweep`."""
+import csv
+import functools
+import json
+import math
+import os
+import shutil
+import sys
+
+from absl import flags
+from matplotlib.figure import Figure
+from ml_collections import config_flags
+from ml_collections.config_flags import config_path
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+
+from grpo_jax import metrics, program, supervised, train
+from grpo_jax.errors import BadInput
+
+# columns of the table: name -> (heading, digits after the point)
+COLUMNS = {
+    'reward_first': ('reward, first quarter', 3), 'reward_last': ('reward, last quarter', 3),
+    'greedy_before': ('greedy before', 3), 'greedy_after': ('greedy after', 3),
+    'pass@1_before': ('pass@1 before', 3), 'pass@1_after': ('pass@1 after', 3),
+    'length': ('length', 1), 'entropy': ('entropy', 3), 'seconds': ('seconds a step', 2),
+}
+INK, BLUE, GREY = '#333333', '#2a6fbb', '#cfcfcf'
+
+
+def run(get_config, presets, seeds, workdir):
+    """The table's rows, dicts of (mean, min, max) by column, best first; trains what is not finished yet.
+
+    get_config is that of an experiment's file. The run of a preset and a seed is in workdir/<preset>/<seed>;
+    one that BadInput or FloatingPointError ends is recorded as failed, and the sweep goes on.
+    """
+    # everything is read before anything is written
+    configs = {(preset, seed): _seeded(get_config(preset), seed) for seed in range(seeds) for preset in presets}
+    cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir))
+    outcomes = {}  # of the runs so far: the message of a failure, or None
+    for number, ((preset, seed), config) in enumerate(configs.items(), 1):
+        folder = _folder(workdir, preset, seed)
+        outcomes[preset, seed] = None
+        try:
+            if not finished(config, folder):
+                print(f'{number} of {len(configs)}: {preset}, seed {seed}', file=sys.stderr, flush=True)
+                beginning = os.path.join(folder, 'cold_start')
+                if config.supervised.steps and not os.path.exists(beginning):
+                    _copy_cold_start(cold_start(seed), beginning)
+                train.run(config, folder)
+        except (BadInput, FloatingPointError) as error:
+            outcomes[preset, seed] = ' '.join(str(error).split())
+        rows = summarize(outcomes, seeds, workdir)
+        write_table(rows, workdir)
+    draw(rows, workdir)
+    show(rows)
+    return rows
+
+
+def choose(names):
+    """The presets that a comma-separated list names, or all; BadInput for an unknown one."""
+    folder = os.path.join(program.ROOT, 'configs', 'algorithms')
+    choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
+    chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
+    for name in chosen:
+        if name not in choices:
+            raise BadInput('--presets', name, 'no such file in configs/algorithms; choose all, or of '
+                           + ', '.join(choices))
+    return chosen
+
+
+def finished(config, folder):
+    """Whether folder holds a whole run of this very config; BadInput when it went beyond config.steps."""
+    paths = [os.path.join(folder, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
+    if not all(os.path.isfile(path) for path in paths):
+        return False
+    with open(paths[0], encoding='utf8') as file:
+        same = json.load(file) == json.loads(json.dumps(config.to_dict()))
+    steps, evaluations = len(metrics.read(paths[1])), metrics.read(paths[2])
+    if steps > config.steps:
+        raise BadInput('steps', config.steps, f'{folder} has {steps} steps already; use another --workdir')
+    return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
+
+
+def summarize(outcomes, seeds, workdir):
+    """The table's rows, best first; outcomes maps (preset, seed) to the message of a failure, or None."""
+    rows = []
+    for preset in dict.fromkeys(preset for preset, _ in outcomes):
+        failures = {seed: text for (name, seed), text in outcomes.items() if name == preset and text is not None}
+        folders = [_folder(workdir, *run) for run, text in outcomes.items() if run[0] == preset and text is None]
+        measured = [_measure(folder) for folder in folders]
+        row = {name: _spread([run[name] for run in measured]) for name in COLUMNS}
+        status = f'{len(failures)}/{seeds} failed' if failures else f'{len(folders)}/{seeds}'
+        curves = np.array([_series(folder, 'reward') for folder in folders])
+        rows.append({'preset': preset, 'status': status, 'failures': failures, 'curves': curves} | row)
+    # a preset without a number comes last
+    return sorted(rows, key=lambda row: -np.nan_to_num(row['reward_last'][0], nan=-np.inf))
+
+
+def write_table(rows, workdir):
+    """Writes table.md, for people, and table.csv, with mean, least and greatest in columns of their own."""
+    os.makedirs(workdir, exist_ok=True)
+    with open(os.path.join(workdir, 'table.csv'), 'w', encoding='utf8', newline='') as file:
+        writer = csv.writer(file)
+        writer.writerow(['preset', 'status', *(f'{name}_{part}' for name in COLUMNS for part in ('mean', 'min', 'max')),
+                         'failure'])
+        for row in rows:
+            numbers = ['' if math.isnan(x) else x for name in COLUMNS for x in row[name]]
+            writer.writerow([row['preset'], row['status'], *numbers, '; '.join(row['failures'].values())])
+    used = _used(rows)
+    lines = [['preset', *(COLUMNS[name][0] for name in used), 'status'], ['---', *['---:'] * len(used), '---']]
+    lines += [[f'`{row["preset"]}`', *(_cell(row, name) for name in used), row['status']] for row in rows]
+    with open(os.path.join(workdir, 'table.md'), 'w', encoding='utf8') as file:
+        file.writelines(f'| {" | ".join(line)} |\n' for line in lines)
+        file.write('\nMean over seeds, with the least and the greatest; length and entropy are of the last quarter.\n')
+        file.writelines(f'\nFailed: {line}\n' for line in _failure_lines(rows))
+
+
+def show(rows):
+    """Prints the table, narrower: means before and after, and the range of the last reward."""
+    columns = {'reward': ('reward_first', 'reward_last'), 'greedy': ('greedy_before', 'greedy_after'),
+               'pass@1': ('pass@1_before', 'pass@1_after'), 'length': ('length',), 'entropy': ('entropy',),
+               's/step': ('seconds',)}
+    shown = rich.table.Table(title=f'{len(rows)} presets, means over seeds', box=rich.box.SIMPLE_HEAD,
+                             collapse_padding=True)
+    shown.add_column('preset', no_wrap=True)
+    for heading in (*columns, 'last reward'):
+        shown.add_column(heading, justify='right', no_wrap=True)
+    shown.add_column('runs', no_wrap=True)
+    for row in rows:
+        cells = [' → '.join(filter(None, (_cell(row, name, spread=False, cut=1) for name in names)))
+                 for names in columns.values()]
+        _, least, most = row['reward_last']
+        ends = '' if math.isnan(least) else f'{least:.2f} to {most:.2f}'
+        shown.add_row(row['preset'], *cells, ends, row['status'])
+    # a pipe has no width of its own
+    console = rich.console.Console(width=None if sys.stdout.isatty() else 120)
+    console.print(shown)
+    for line in _failure_lines(rows):
+        console.print(line, markup=False, highlight=False)
+
+
+def draw(rows, workdir):
+    """Writes curves.png: reward by step, a panel a preset, over the means of all the others."""
+    drawn = [row for row in rows if len(row['curves'])]
+    if not drawn:
+        return
+    across = min(len(drawn), max(3, math.ceil(math.sqrt(1.3 * len(drawn)))))
+    down = math.ceil(len(drawn) / across)
+    figure = Figure(figsize=(2.5 * across + 0.6, 1.85 * down + 0.9), layout='constrained')
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
+    means = [np.nanmean(row['curves'], 0) for row in drawn]
+    for row, mean, panel in zip(drawn, means, panels, strict=False):  # panels last: it must not lose one
+        steps = np.arange(1, len(mean) + 1)
+        for other in means:
+            if other is not mean:
+                panel.plot(steps, other, color=GREY, linewidth=0.7, zorder=1)
+        if len(row['curves']) > 1:
+            panel.fill_between(steps, np.nanmin(row['curves'], 0), np.nanmax(row['curves'], 0), color=BLUE, alpha=0.22,
+                               linewidth=0, zorder=2)
+        panel.plot(steps, mean, color=BLUE, linewidth=1.5, zorder=3)
+        panel.set_title(row['preset'], loc='left', fontsize=9, color=INK, fontweight='bold')
+        panel.set_title(f'{row["reward_last"][0]:.2f}', loc='right', fontsize=9, color=BLUE)
+    for panel in panels:  # the rest of the last row; its upper neighbours show the steps
+        panel.set_visible(False)
+    for number, panel in enumerate(figure.axes):
+        panel.spines[['top', 'right']].set_visible(False)
+        panel.spines[['left', 'bottom']].set_color(GREY)
+        panel.tick_params(labelsize=7, color=GREY, labelcolor=INK, labelbottom=number + across >= len(drawn))
+        panel.grid(axis='y', color='#eeeeee', linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.margins(x=0.02)
+    figure.suptitle('Reward by step. Blue: mean and range over seeds, and the mean of the last quarter. '
+                    'Grey: the other presets.', fontsize=9, color=INK, x=0.01, ha='left', wrap=True)
+    figure.savefig(os.path.join(workdir, 'curves.png'), dpi=160)
+
+
+def from_flag(flag):
+    """get_config(preset) of a parsed --config flag without its preset; the overrides hold for every preset."""
+    file, _, preset = config_flags.get_config_filename(flag).partition(':')
+    overrides = config_flags.get_override_values(flag)
+    if preset:
+        raise BadInput('--config', f'{file}:{preset}', 'a sweep goes through --presets; leave out the one here')
+    if 'seed' in overrides:
+        raise BadInput('--config.seed', overrides['seed'], 'a sweep counts its seeds from 0; say how many in --seeds')
+
+    def get_config(*preset):
+        config = flag.parser.parse(':'.join([file, *preset]))
+        for name, value in overrides.items():
+            config_path.set_value(name, config, value)
+        return config
+
+    return get_config
+
+
+def _seeded(config, seed):
+    config.seed = seed
+    return config
+
+
+def _folder(workdir, preset, seed):
+    return os.path.join(workdir, preset, str(seed))
+
+
+def _cold_start(get_config, seed, workdir):
+    """The folder of the seed's cold start, which is the same for every preset."""
+    folder = os.path.join(workdir, 'cold_start', str(seed))
+    supervised.run(_seeded(get_config(), seed), folder)
+    return folder
+
+
+def _copy_cold_start(source, target):
+    """Gives a run the finished cold start, whole or not at all."""
+    shutil.rmtree(f'{target}.copying', ignore_errors=True)
+    # its config.json names another algorithm; the run writes its own
+    shutil.copytree(source, f'{target}.copying', ignore=shutil.ignore_patterns('config.json'))
+    os.rename(f'{target}.copying', target)
+
+
+def _measure(folder):
+    """The numbers of a finished run by column, NaN for what it has not."""
+    evaluations = metrics.read(os.path.join(folder, 'evaluations.jsonl'))
+    timings = metrics.read(os.path.join(folder, 'timings.jsonl'))
+    # median: the first step compiles
+    found = {'seconds': np.median([sum(x for name, x in row.items() if name not in ('step', 'evaluate')
+                                       and '/' not in name) for row in timings])}
+    for when, row in (('before', evaluations[0]), ('after', evaluations[-1])):
+        found |= {f'{name}_{when}': row.get(name, math.nan) for name in ('greedy', 'pass@1')}
+    rewards = _series(folder, 'reward')
+    quarter = max(1, len(rewards) // 4)
+    found |= {name: _mean(_series(folder, name)[-quarter:]) for name in ('length', 'entropy')}
+    return found | {'reward_first': _mean(rewards[:quarter]), 'reward_last': _mean(rewards[-quarter:])}
+
+
+def _series(folder, name):
+    """f64[steps] of a metric, NaN where it is not finite or missing."""
+    rows = metrics.read(os.path.join(folder, 'metrics.jsonl'))
+    return np.array([math.nan if row.get(name) is None else row[name] for row in rows])
+
+
+def _mean(values):
+    values = np.asarray(values)[np.isfinite(values)]
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _spread(values):
+    """(mean, min, max) of the values that are there."""
+    values = [x for x in values if not math.isnan(x)]
+    return (_mean(values), float(min(values)), float(max(values))) if values else (math.nan,) * 3
+
+
+def _used(rows):
+    """The columns that any row has a number for."""
+    return [name for name in COLUMNS if any(not math.isnan(row[name][0]) for row in rows)]
+
+
+def _cell(row, name, spread=True, cut=0):
+    """Text of a number, with its range where there is one; cut leaves out that many digits."""
+    (mean, least, most), digits = row[name], max(COLUMNS[name][1] - cut, 0)
+    if math.isnan(mean):
+        return ''
+    text = f'{mean:.{digits}f}'
+    return text + f' ({least:.{digits}f} to {most:.{digits}f})' if spread and most > least else text
+
+
+def _failure_lines(rows):
+    """One line for each way in which a preset failed."""
+    lines = []
+    for row in rows:
+        for message in dict.fromkeys(row['failures'].values()):
+            seeds = ', '.join(str(seed) for seed, text in row['failures'].items() if text == message)
+            lines.append(f'{row["preset"]}, seed {seeds}: {message}')
+    return lines
+
+
+def main():
+    """The command."""
+    presets, seeds = choose(flags.FLAGS.presets), flags.FLAGS.seeds
+    if seeds < 1:
+        raise BadInput('--seeds', seeds, 'must be at least 1')
+    run(from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)
+
+
+if __name__ == '__main__':
+    program.define_flags()
+    flags.DEFINE_string('presets', 'all', 'Names of files in configs/algorithms, separated by commas, or all.')
+    flags.DEFINE_integer('seeds', 3, 'Runs of each preset, with seeds from 0.')
+    program.run(main)

@@ -1,0 +1,128 @@
+"""Drawing until groups differ, replay, the curriculum, and completions that come from the data."""
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax import collect, evaluate, train
+from grpo_jax.errors import BadInput
+from tests import tiny_run
+
+SHORT = dict(steps=3, evaluation__prompts=2, evaluation__samples=1, optimizer__learning_rate=1e-3)
+PLAIN = SHORT | dict(supervised__steps=0)
+# a random model hits one-digit sums in a few completions of a hundred
+RARE = dict(data__prompts_per_step=8, data__options={'digits': 1, 'count': 30, 'blurts': 0.5, 'wrong': 0.5})
+
+
+def test_resample_draws_until_its_groups_differ_or_the_cap(tmp_path):
+    config = tiny_run.config(preset='dapo', algorithm__max_draws=3, **PLAIN | RARE)
+    state = train.run(config, str(tmp_path))
+    rows = tiny_run.rows(tmp_path)
+    assert all(1 <= row['draws'] <= 3 for row in rows)
+    assert int(state.aux['position']) == 8 * sum(row['draws'] for row in rows)
+    for row in rows:
+        # fewer than 8 groups differed only when the cap was reached
+        assert row['dead_groups'] == 0 or row['draws'] == 3
+        assert row['wasted_tokens'] >= 0
+
+
+def run_and_resume(config, steps, tmp_path):
+    """(state, rows) of a run; the same after stopping in between."""
+    config.steps = steps
+    straight = train.run(config, str(tmp_path / 'straight'))
+    for stop in (steps - 2, steps):
+        config.steps = stop
+        resumed = train.run(config, str(tmp_path / 'parts'))
+    jax.tree.map(np.testing.assert_array_equal, straight, resumed)
+    rows = tiny_run.rows(tmp_path / 'straight')
+    assert tiny_run.rows(tmp_path / 'parts') == rows
+    return straight, rows
+
+
+@pytest.mark.parametrize('policy', ['resample', 'replay'])
+def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, tmp_path):
+    config = tiny_run.config(preset='dapo', algorithm__dead_groups=policy, algorithm__max_staleness=2,
+                             algorithm__max_draws=4, algorithm__correction='truncated', **PLAIN | RARE)
+    _, rows = run_and_resume(config, 5, tmp_path)
+    assert rows[0]['groups_of_earlier_steps'] == 0
+    assert sum(row['groups_of_earlier_steps'] for row in rows) > 0
+    if policy == 'replay':
+        assert all(row['draws'] == 1 for row in rows)
+
+
+def test_prompts_that_are_solved_retire(tmp_path):
+    # every completion is right: after one visit a prompt is retired, and the next steps see others
+    config = tiny_run.config(preset='dr_grpo', algorithm__retire_above=0.9, **PLAIN)
+    config.reward.parts, config.reward.verifier = (('numeric', 1.0),), 'numeric'
+    ex_rewards = pytest.MonkeyPatch()
+    ex_rewards.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: 1.0)
+    state = train.run(config, str(tmp_path))
+    ex_rewards.undo()
+    tries = np.asarray(state.aux['tries'])
+    assert set(tries.tolist()) == {0, config.rollout.group_size} and int((tries > 0).sum()) == 12
+    np.testing.assert_array_equal(tries, state.aux['hits'])
+    assert [row['retired'] * len(tries) for row in tiny_run.rows(tmp_path)] == pytest.approx([4, 8, 12])
+
+
+def test_retiring_without_a_verifier_is_refused(tmp_path):
+    config = tiny_run.config(preset='dr_grpo', algorithm__retire_above=0.9, reward__verifier='', **PLAIN)
+    with pytest.raises(BadInput, match=r'retire_above = 0.9: needs a reward.verifier'):
+        train.run(config, str(tmp_path))
+
+
+def test_a_replayed_group_is_scored_by_its_spread():
+    def group(rewards):
+        return collect.Group(None, None, 0, ([], [], [], np.array(rewards), {}))
+
+    assert group([1., 1, 1]).score == group([np.nan, 1, np.nan]).score == 0
+    assert group([0., 1]).score == pytest.approx(0.5) and group([0., 2]).score == pytest.approx(2.0)
+
+
+def test_sft_takes_as_many_rows_and_its_loss_falls(tmp_path):
+    config = tiny_run.config(preset='sft', **PLAIN | dict(steps=8))
+    train.run(config, str(tmp_path))
+    rows = tiny_run.rows(tmp_path)
+    assert rows[-1]['loss'] < rows[0]['loss'] - 0.1
+    assert 'sampler/steps' not in rows[0]
+
+
+def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(tmp_path):
+    """Distillation in two commands: the rollouts that one run wrote are the data of the next."""
+    teacher = tiny_run.config(preset='dr_grpo', log__rollouts=1, **SHORT | RARE | dict(steps=6))
+    train.run(teacher, str(tmp_path / 'teacher'))
+    dumped = [row for path in (tmp_path / 'teacher' / 'rollouts').iterdir()
+              for row in map(json.loads, path.read_text(encoding='utf8').splitlines())]
+    right = {(row['prompt'], row['completion']) for row in dumped if row['reward'] == 1}
+    assert right
+    rollouts = dict(folder=str(tmp_path / 'teacher' / 'rollouts'), least=1.0)
+    student = tiny_run.config(preset='sft', data__name='rollouts', data__options=rollouts,
+                              **PLAIN | dict(steps=6, data__prompts_per_step=2))
+    train.run(student, str(tmp_path / 'student'))
+    losses = [row['loss'] for row in tiny_run.rows(tmp_path / 'student')]
+    assert losses[-1] < losses[0]
+    pairs = tiny_run.config(preset='dpo', data__name='rollouts', data__options=rollouts, algorithm__source='pairs',
+                            **PLAIN | dict(steps=6, data__prompts_per_step=2))
+    train.run(pairs, str(tmp_path / 'pairs'))
+    losses = [row['loss'] for row in tiny_run.rows(tmp_path / 'pairs')]
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-4) and losses[-1] < losses[0]
+
+
+def test_rft_samples_the_frozen_policy(tmp_path):
+    # the same prompt in the same step draws the same completions, however far the policy has moved
+    config = tiny_run.config(preset='rft', log__rollouts=1, **PLAIN)
+    config.reward.parts = (('format', 1.0),)  # never given: nothing is learnt, and nothing may be
+    config.reward.verifier = ''
+    train.run(config, str(tmp_path / 'still'))
+    config.reward.parts = (('numeric', 1.0),)
+    moved = train.run(config, str(tmp_path / 'moved'))
+    still = evaluate.load_policy(evaluate.reopen(str(tmp_path / 'still')))
+
+    def completions(name):
+        return [json.loads(line)['completion'] for path in sorted((tmp_path / name / 'rollouts').iterdir())
+                for line in path.read_text(encoding='utf8').splitlines()]
+
+    assert completions('still') == completions('moved')
+    leaves = zip(jax.tree.leaves(still), jax.tree.leaves(moved.params), strict=True)
+    assert any(not np.array_equal(a, b) for a, b in leaves) or 1.0 not in [
+        row['reward/numeric'] for row in tiny_run.rows(tmp_path / 'moved')]

@@ -1,0 +1,193 @@
+"""Presets times seeds: the runs, what is not run again, the table, and what is refused."""
+import csv
+import json
+import os
+import subprocess
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+import numpy as np
+import pytest
+
+from grpo_jax import sweep, train
+from grpo_jax.errors import BadInput
+from tests import tiny_run
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PRESETS, SEEDS = ['grpo', 'dr_grpo'], 2
+
+
+def get_config(preset='dr_grpo'):
+    return tiny_run.config(preset=preset, steps=2, evaluation__prompts=4, log__rollouts=0)
+
+
+@pytest.fixture(scope='module')
+def swept(tmp_path_factory):
+    workdir = str(tmp_path_factory.mktemp('runs') / 'sweep')
+    return workdir, sweep.run(get_config, PRESETS, SEEDS, workdir)
+
+
+def read_table(workdir):
+    with open(os.path.join(workdir, 'table.csv'), encoding='utf8', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def times(workdir):
+    """When each run's metrics were written last."""
+    return {(preset, seed): os.stat(os.path.join(workdir, preset, str(seed), 'metrics.jsonl')).st_mtime_ns
+            for preset in PRESETS for seed in range(SEEDS)}
+
+
+def test_every_preset_runs_with_every_seed(swept):
+    workdir, _ = swept
+    for preset in PRESETS:
+        for seed in range(SEEDS):
+            folder = os.path.join(workdir, preset, str(seed))
+            assert [row['step'] for row in tiny_run.rows(folder)] == [0, 1]
+            with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
+                config = json.load(file)
+            assert config['seed'] == seed
+            assert config['algorithm']['kl'] == ('k3' if preset == 'grpo' else 'none')
+
+
+def test_presets_share_the_cold_start_of_their_seed(swept):
+    workdir, _ = swept
+    before = {(preset, seed): tiny_run.rows(os.path.join(workdir, preset, str(seed)), 'evaluations.jsonl')[0]
+              for preset in PRESETS for seed in range(SEEDS)}
+    for seed in range(SEEDS):
+        shared = tiny_run.rows(os.path.join(workdir, 'cold_start', str(seed)))
+        assert len(shared) == get_config().supervised.steps
+        for preset in PRESETS:
+            assert tiny_run.rows(os.path.join(workdir, preset, str(seed), 'cold_start')) == shared
+        assert before['grpo', seed] == before['dr_grpo', seed]
+    assert before['grpo', 0] != before['grpo', 1]
+
+
+def test_the_table_holds_the_numbers_of_the_runs(swept):
+    workdir, rows = swept
+    table = read_table(workdir)
+    assert [row['preset'] for row in table] == [row['preset'] for row in rows]
+    assert {row['preset']: row['status'] for row in table} == dict.fromkeys(PRESETS, '2/2')
+    finals = [float(row['reward_last_mean']) for row in table]
+    assert finals == sorted(finals, reverse=True)
+    for row in table:
+        folders = [os.path.join(workdir, row['preset'], str(seed)) for seed in range(SEEDS)]
+        # two steps: the last quarter is the last step
+        last = [tiny_run.rows(folder)[-1] for folder in folders]
+        after = [tiny_run.rows(folder, 'evaluations.jsonl')[-1] for folder in folders]
+        for column, values in {'reward_last': [x['reward'] for x in last], 'entropy': [x['entropy'] for x in last],
+                               'length': [x['length'] for x in last], 'greedy_after': [x['greedy'] for x in after],
+                               'pass@1_after': [x['pass@1'] for x in after]}.items():
+            found = [float(row[f'{column}_{part}']) for part in ('mean', 'min', 'max')]
+            np.testing.assert_allclose(found, [np.mean(values), min(values), max(values)], err_msg=column)
+        assert float(row['seconds_min']) > 0
+
+
+def test_the_table_for_people_and_the_curves_are_there(swept):
+    workdir, rows = swept
+    with open(os.path.join(workdir, 'table.md'), encoding='utf8') as file:
+        lines = file.read().splitlines()
+    assert lines[0].startswith('| preset | reward, first quarter | reward, last quarter |')
+    assert [line.split('`')[1] for line in lines[2:4]] == [row['preset'] for row in rows]
+    with open(os.path.join(workdir, 'curves.png'), 'rb') as file:
+        assert file.read(8) == b'\x89PNG\r\n\x1a\n'
+
+
+def test_finished_runs_are_not_run_again_and_others_are(swept, monkeypatch, capsys):
+    workdir, rows = swept
+    calls, before = [], times(workdir)
+
+    def broken(config, folder):
+        calls.append(os.path.relpath(folder, workdir))
+        raise FloatingPointError('too many\nbad steps')
+
+    monkeypatch.setattr(train, 'run', broken)
+    again = sweep.run(get_config, PRESETS, SEEDS, workdir)
+    assert calls == [] and times(workdir) == before
+    assert [row['status'] for row in again] == [row['status'] for row in rows]
+
+    # a setting that changes the run is for train.run to refuse: an old result must not pass for a new one
+    def other(preset='dr_grpo'):
+        config = get_config(preset)
+        config.optimizer.learning_rate = 0.5 if preset == 'grpo' else config.optimizer.learning_rate
+        return config
+
+    again = sweep.run(other, PRESETS, SEEDS, workdir)
+    assert calls == ['grpo/0', 'grpo/1'] and times(workdir) == before
+    assert [(row['preset'], row['status']) for row in again] == [('dr_grpo', '2/2'), ('grpo', '2/2 failed')]
+    assert 'grpo, seed 0, 1: too many bad steps' in capsys.readouterr().out
+    failed = read_table(workdir)[-1]
+    assert (failed['preset'], failed['reward_last_mean']) == ('grpo', '') and 'too many bad steps' in failed['failure']
+    sweep.run(get_config, PRESETS, SEEDS, workdir)  # the table of the finished runs, as it was
+
+
+def test_a_run_with_other_settings_in_the_same_folder_fails_and_stays_as_it_was(swept):
+    workdir, _ = swept
+    before = times(workdir)
+
+    def other(preset='dr_grpo'):
+        config = get_config(preset)
+        config.steps = 1
+        return config
+
+    rows = sweep.run(other, ['grpo'], 1, workdir)
+    assert rows[0]['failures'] == {0: f"steps = 1: {os.path.join(workdir, 'grpo', '0')} has 2 steps already; use "
+                                      "another --workdir"}
+    assert times(workdir) == before
+
+
+def test_a_preset_that_cannot_run_is_recorded_and_the_sweep_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, 'run', lambda config, folder: pytest.fail('refused before'))
+
+    def config(preset='dr_grpo'):
+        return tiny_run.config(preset=preset, rollout__max_tokens=1)  # shorter than every demonstration
+
+    rows = sweep.run(config, PRESETS, 1, str(tmp_path / 'sweep'))
+    assert [row['status'] for row in rows] == ['1/1 failed'] * 2
+    assert all('rollout.max_tokens = 1' in row['failures'][0] for row in rows)
+    assert not (tmp_path / 'sweep' / 'curves.png').exists()
+
+
+def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(tmp_path):
+    with pytest.raises(BadInput, match=r"--presets = 'grop': .* dapo, .*dr_grpo"):
+        sweep.choose('dapo,grop')
+    done = subprocess.run([sys.executable, '-m', 'grpo_jax.sweep', '--config=configs/arithmetic.py',
+                           '--presets=dapo,grop', f'--workdir={tmp_path / "sweep"}'], cwd=ROOT, capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 2 and 'Traceback' not in done.stderr
+    assert "error: --presets = 'grop'" in done.stderr
+    assert not (tmp_path / 'sweep').exists()
+
+
+def test_all_names_every_file_of_the_presets():
+    chosen = sweep.choose('all')
+    assert {'grpo', 'dr_grpo', 'dapo', 'rloo'} <= set(chosen) and '__init__' not in chosen
+    assert sweep.choose('rloo,grpo,rloo') == ['rloo', 'grpo']
+
+
+def flag_of(*arguments):
+    """The --config flag of a command line, parsed beside the process's own flags."""
+    values = flags.FlagValues()
+    argv = ['sweep', f'--config={os.path.join(ROOT, "configs", "arithmetic.py")}{arguments[0]}', *arguments[1:]]
+    config_flags.DEFINE_config_file('config', None, flag_values=values, sys_argv=argv)
+    values(argv)
+    return values['config']
+
+
+def test_overrides_hold_for_every_preset():
+    flag = flag_of('', '--config.steps=20', '--config.data.options.digits=1', '--config.algorithm.clip_high=0.3',
+                   "--config.reward.parts=(('numeric', 2.0),)")
+    get_config = sweep.from_flag(flag)
+    for preset in ('dapo', 'grpo'):
+        config = get_config(preset)
+        assert (config.steps, config.data.options.digits, config.algorithm.clip_high) == (20, 1, 0.3)
+        assert config.reward.parts == (('numeric', 2.0),)
+        assert config.algorithm.kl == ('k3' if preset == 'grpo' else 'none')
+    assert get_config() is not get_config() and get_config('grpo').rollout.group_size == 8
+
+
+@pytest.mark.parametrize('arguments, words', [((':dapo',), 'leave out'), (('', '--config.seed=3'), '--seeds')])
+def test_what_the_sweep_decides_itself_is_refused(arguments, words):
+    with pytest.raises(BadInput, match=words):
+        sweep.from_flag(flag_of(*arguments))
