@@ -50,6 +50,9 @@ def get_config(preset='grpo'):
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards, weight)
     config.reward.truncated = 0.0        # added when the budget ends before a stop token
     config.reward.steps = ''             # file in grpo_jax/rewards that rewards steps, for advantage process
+    config.reward.length = ''            # shaping by length, function of grpo_jax/rewards/length.py: overlong, kimi
+    config.reward.length_weight = 1.0
+    config.reward.length_margin = 16     # tokens before rollout.max_tokens in which overlong sets in
     config.reward.verifier = 'numeric'   # the part that decides correct; '' when there is none
 
     config.algorithm = ConfigDict()      # pieces: functions of grpo_jax/algorithms; then their numbers

@@ -111,7 +111,7 @@ def enter(config, workdir, folder=None):
     sharding.params(c, mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    scorer = rewards.make(config.reward)
+    scorer = rewards.make(config.reward, config.rollout.max_tokens)
     _fits_workdir(config, workdir)
     return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, scorer, {})
 

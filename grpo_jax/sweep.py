@@ -21,11 +21,13 @@ from grpo_jax.errors import BadInput
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {
-    'reward_first': ('reward, first quarter', 3), 'reward_last': ('reward, last quarter', 3),
-    'greedy_before': ('greedy before', 3), 'greedy_after': ('greedy after', 3),
-    'pass@1_before': ('pass@1 before', 3), 'pass@1_after': ('pass@1 after', 3),
+    'reward_first': ('training reward, first quarter', 3), 'reward_last': ('last quarter', 3),
+    'reward_before': ('held-out reward before', 3), 'reward_after': ('after', 3),
+    'greedy_before': ('greedy before', 3), 'greedy_after': ('after', 3),
+    'pass@1_before': ('pass@1 before', 3), 'pass@1_after': ('after', 3),
     'length': ('length', 1), 'entropy': ('entropy', 3), 'seconds': ('seconds a step', 2),
 }
+ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
 INK, BLUE, GREY = '#333333', '#2a6fbb', '#cfcfcf'
 
 
@@ -38,6 +40,8 @@ def run(get_config, presets, seeds, workdir):
     # everything is read before anything is written
     configs = {(preset, seed): _seeded(get_config(preset), seed) for seed in range(seeds) for preset in presets}
     cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir))
+    elsewhere = {preset for (preset, _), config in configs.items() if config.algorithm.source != 'policy'
+                 or config.algorithm.dead_groups in ('resample', 'replay')}
     outcomes = {}  # of the runs so far: the message of a failure, or None
     for number, ((preset, seed), config) in enumerate(configs.items(), 1):
         folder = _folder(workdir, preset, seed)
@@ -51,7 +55,7 @@ def run(get_config, presets, seeds, workdir):
                 train.run(config, folder)
         except (BadInput, FloatingPointError) as error:
             outcomes[preset, seed] = ' '.join(str(error).split())
-        rows = summarize(outcomes, seeds, workdir)
+        rows = summarize(outcomes, seeds, elsewhere, workdir)
         write_table(rows, workdir)
     draw(rows, workdir)
     show(rows)
@@ -83,8 +87,11 @@ def finished(config, folder):
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
 
 
-def summarize(outcomes, seeds, workdir):
-    """The table's rows, best first; outcomes maps (preset, seed) to the message of a failure, or None."""
+def summarize(outcomes, seeds, elsewhere, workdir):
+    """The table's rows, by held-out reward; outcomes maps (preset, seed) to the message of a failure, or None.
+
+    elsewhere: the presets whose training reward is not that of the policy's own samples.
+    """
     rows = []
     for preset in dict.fromkeys(preset for preset, _ in outcomes):
         failures = {seed: text for (name, seed), text in outcomes.items() if name == preset and text is not None}
@@ -93,9 +100,10 @@ def summarize(outcomes, seeds, workdir):
         row = {name: _spread([run[name] for run in measured]) for name in COLUMNS}
         status = f'{len(failures)}/{seeds} failed' if failures else f'{len(folders)}/{seeds}'
         curves = np.array([_series(folder, 'reward') for folder in folders])
-        rows.append({'preset': preset, 'status': status, 'failures': failures, 'curves': curves} | row)
+        rows.append({'preset': preset, 'mark': '*' * (preset in elsewhere), 'status': status, 'failures': failures,
+                     'curves': curves} | row)
     # a preset without a number comes last
-    return sorted(rows, key=lambda row: -np.nan_to_num(row['reward_last'][0], nan=-np.inf))
+    return sorted(rows, key=lambda row: -np.nan_to_num(row['reward_after'][0], nan=-np.inf))
 
 
 def write_table(rows, workdir):
@@ -110,34 +118,36 @@ def write_table(rows, workdir):
             writer.writerow([row['preset'], row['status'], *numbers, '; '.join(row['failures'].values())])
     used = _used(rows)
     lines = [['preset', *(COLUMNS[name][0] for name in used), 'status'], ['---', *['---:'] * len(used), '---']]
-    lines += [[f'`{row["preset"]}`', *(_cell(row, name) for name in used), row['status']] for row in rows]
+    lines += [[f'`{row["preset"]}`{row["mark"]}', *(_cell(row, name) for name in used), row['status']] for row in rows]
     with open(os.path.join(workdir, 'table.md'), 'w', encoding='utf8') as file:
         file.writelines(f'| {" | ".join(line)} |\n' for line in lines)
         file.write('\nMean over seeds, with the least and the greatest; length and entropy are of the last quarter.\n')
+        if any(row['mark'] for row in rows):
+            file.write(f'\n\\{ELSEWHERE}.\n')
         file.writelines(f'\nFailed: {line}\n' for line in _failure_lines(rows))
 
 
 def show(rows):
-    """Prints the table, narrower: means before and after, and the range of the last reward."""
-    columns = {'reward': ('reward_first', 'reward_last'), 'greedy': ('greedy_before', 'greedy_after'),
-               'pass@1': ('pass@1_before', 'pass@1_after'), 'length': ('length',), 'entropy': ('entropy',),
-               's/step': ('seconds',)}
+    """Prints the table, narrower: means before and after, and the range of the held-out reward."""
+    columns = {'training reward': ('reward_first', 'reward_last'), 'held-out': ('reward_before', 'reward_after'),
+               'greedy': ('greedy_before', 'greedy_after'), 'pass@1': ('pass@1_before', 'pass@1_after'),
+               'entropy': ('entropy',), 's/step': ('seconds',)}
     shown = rich.table.Table(title=f'{len(rows)} presets, means over seeds', box=rich.box.SIMPLE_HEAD,
                              collapse_padding=True)
     shown.add_column('preset', no_wrap=True)
-    for heading in (*columns, 'last reward'):
-        shown.add_column(heading, justify='right', no_wrap=True)
+    for heading in (*columns, 'range held-out'):
+        shown.add_column(heading, justify='right', no_wrap=heading != 'range held-out')
     shown.add_column('runs', no_wrap=True)
     for row in rows:
         cells = [' → '.join(filter(None, (_cell(row, name, spread=False, cut=1) for name in names)))
                  for names in columns.values()]
-        _, least, most = row['reward_last']
-        ends = '' if math.isnan(least) else f'{least:.2f} to {most:.2f}'
-        shown.add_row(row['preset'], *cells, ends, row['status'])
+        _, least, most = row['reward_after']
+        ends = f'{least:.2f} to {most:.2f}' if most > least else ''
+        shown.add_row(row['preset'] + row['mark'], *cells, ends, row['status'])
     # a pipe has no width of its own
     console = rich.console.Console(width=None if sys.stdout.isatty() else 120)
     console.print(shown)
-    for line in _failure_lines(rows):
+    for line in [ELSEWHERE] * any(row['mark'] for row in rows) + _failure_lines(rows):
         console.print(line, markup=False, highlight=False)
 
 
@@ -160,8 +170,8 @@ def draw(rows, workdir):
             panel.fill_between(steps, np.nanmin(row['curves'], 0), np.nanmax(row['curves'], 0), color=BLUE, alpha=0.22,
                                linewidth=0, zorder=2)
         panel.plot(steps, mean, color=BLUE, linewidth=1.5, zorder=3)
-        panel.set_title(row['preset'], loc='left', fontsize=9, color=INK, fontweight='bold')
-        panel.set_title(f'{row["reward_last"][0]:.2f}', loc='right', fontsize=9, color=BLUE)
+        panel.set_title(row['preset'] + row['mark'], loc='left', fontsize=9, color=INK, fontweight='bold')
+        panel.set_title(f'{row["reward_after"][0]:.2f}', loc='right', fontsize=9, color=BLUE)
     for panel in panels:  # the rest of the last row; its upper neighbours show the steps
         panel.set_visible(False)
     for number, panel in enumerate(figure.axes):
@@ -171,8 +181,9 @@ def draw(rows, workdir):
         panel.grid(axis='y', color='#eeeeee', linewidth=0.6)
         panel.set_axisbelow(True)
         panel.margins(x=0.02)
-    figure.suptitle('Reward by step. Blue: mean and range over seeds, and the mean of the last quarter. '
-                    'Grey: the other presets.', fontsize=9, color=INK, x=0.01, ha='left', wrap=True)
+    note = f'\n{ELSEWHERE}' if any(row['mark'] for row in drawn) else ''
+    figure.suptitle('Training reward by step. Blue: mean and range over seeds, and the held-out reward at the end. '
+                    f'Grey: the other presets.{note}', fontsize=8, color=INK, x=0.01, ha='left')
     figure.savefig(os.path.join(workdir, 'curves.png'), dpi=160)
 
 
@@ -226,7 +237,7 @@ def _measure(folder):
     found = {'seconds': np.median([sum(x for name, x in row.items() if name not in ('step', 'evaluate')
                                        and '/' not in name) for row in timings])}
     for when, row in (('before', evaluations[0]), ('after', evaluations[-1])):
-        found |= {f'{name}_{when}': row.get(name, math.nan) for name in ('greedy', 'pass@1')}
+        found |= {f'{name}_{when}': row.get(name, math.nan) for name in ('reward', 'greedy', 'pass@1')}
     rewards = _series(folder, 'reward')
     quarter = max(1, len(rewards) // 4)
     found |= {name: _mean(_series(folder, name)[-quarter:]) for name in ('length', 'entropy')}

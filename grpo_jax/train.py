@@ -64,8 +64,10 @@ def run(config, workdir, algorithm=None):
         texts, truncated, lengths, scored, parts = draw.results()
         clock.lap('reward')
 
+        plain = scored.reshape(shapes.prompts, -1)
         experience, row = make_experience(
-            algorithm, state.aux, draw.rollout, scored.reshape(shapes.prompts, -1), scores, put,
+            algorithm, state.aux, draw.rollout, rewards.shaped(ex.scorer, plain, lengths, parts), scores, put,
+            dead=algorithms.dead_groups(plain),
             **rewards.known(ex.scorer, draw.examples, texts, draw.rollout, scored, parts, ex.tokenizer))
         state, learned = learner.update(state, experience)
         row |= jax.device_get(learned) | metrics.of_completions(parts, truncated, lengths)

@@ -69,7 +69,7 @@ def test_the_table_holds_the_numbers_of_the_runs(swept):
     table = read_table(workdir)
     assert [row['preset'] for row in table] == [row['preset'] for row in rows]
     assert {row['preset']: row['status'] for row in table} == dict.fromkeys(PRESETS, '2/2')
-    finals = [float(row['reward_last_mean']) for row in table]
+    finals = [float(row['reward_after_mean']) for row in table]
     assert finals == sorted(finals, reverse=True)
     for row in table:
         folders = [os.path.join(workdir, row['preset'], str(seed)) for seed in range(SEEDS)]
@@ -78,7 +78,8 @@ def test_the_table_holds_the_numbers_of_the_runs(swept):
         after = [tiny_run.rows(folder, 'evaluations.jsonl')[-1] for folder in folders]
         for column, values in {'reward_last': [x['reward'] for x in last], 'entropy': [x['entropy'] for x in last],
                                'length': [x['length'] for x in last], 'greedy_after': [x['greedy'] for x in after],
-                               'pass@1_after': [x['pass@1'] for x in after]}.items():
+                               'pass@1_after': [x['pass@1'] for x in after],
+                               'reward_after': [x['reward'] for x in after]}.items():
             found = [float(row[f'{column}_{part}']) for part in ('mean', 'min', 'max')]
             np.testing.assert_allclose(found, [np.mean(values), min(values), max(values)], err_msg=column)
         assert float(row['seconds_min']) > 0
@@ -88,7 +89,7 @@ def test_the_table_for_people_and_the_curves_are_there(swept):
     workdir, rows = swept
     with open(os.path.join(workdir, 'table.md'), encoding='utf8') as file:
         lines = file.read().splitlines()
-    assert lines[0].startswith('| preset | reward, first quarter | reward, last quarter |')
+    assert lines[0].startswith('| preset | training reward, first quarter | last quarter | held-out reward before |')
     assert [line.split('`')[1] for line in lines[2:4]] == [row['preset'] for row in rows]
     with open(os.path.join(workdir, 'curves.png'), 'rb') as file:
         assert file.read(8) == b'\x89PNG\r\n\x1a\n'
@@ -147,6 +148,19 @@ def test_a_preset_that_cannot_run_is_recorded_and_the_sweep_goes_on(tmp_path, mo
     assert [row['status'] for row in rows] == ['1/1 failed'] * 2
     assert all('rollout.max_tokens = 1' in row['failures'][0] for row in rows)
     assert not (tmp_path / 'sweep' / 'curves.png').exists()
+
+
+def test_presets_that_learn_from_other_completions_are_marked(tmp_path, monkeypatch, capsys):
+    # their training reward is not that of the policy's own samples
+    monkeypatch.setattr(train, 'run', lambda config, folder: (_ for _ in ()).throw(FloatingPointError('no')))
+
+    def config(preset='dr_grpo'):
+        return tiny_run.config(preset=preset, supervised__steps=0)
+
+    rows = sweep.run(config, ['dapo', 'rft', 'grpo'], 1, str(tmp_path))
+    assert {row['preset']: row['mark'] for row in rows} == {'dapo': '*', 'rft': '*', 'grpo': ''}
+    assert sweep.ELSEWHERE in ' '.join(capsys.readouterr().out.split())
+    assert '`dapo`*' in (tmp_path / 'table.md').read_text(encoding='utf8')
 
 
 def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(tmp_path):

@@ -3,6 +3,9 @@ import ast
 import functools
 import inspect
 import os
+import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +13,21 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms, evaluate, export, rewards, show, train
-from grpo_jax.algorithms import surrogates
+from grpo_jax.algorithms import (
+    advantages,
+    corrections,
+    pieces,
+    ratios,
+    regularizers,
+    selections,
+    surrogates,
+    weights,
+)
 from grpo_jax.models import hf, transformer
 from grpo_jax.types import Example
 from tests import tiny_run
 
+PIECES = (advantages, ratios, surrogates, corrections, selections, regularizers, weights)
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -66,14 +79,52 @@ def test_export_has_the_runs_weights(finished, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('preset', ['grpo', 'dapo', 'rloo'])
+# one preset for each way through the loop; the others differ in array mathematics alone
+@pytest.mark.parametrize('preset', ['grpo', 'rloo', 'ppo', 'gtpo', 'm2po'])
 def test_each_preset_trains(preset, tmp_path):
     config = tiny_run.config(preset=preset, steps=2, supervised__steps=0, learner__minibatches=2)
     state = train.run(config, str(tmp_path))
-    assert (state.ref_params is not None) == (preset in ('grpo', 'rloo'))
+    assert (state.ref_params is not None) == (preset in ('grpo', 'rloo', 'ppo'))
+    assert ('critic' in state.aux) == (preset == 'ppo')
     rows = tiny_run.rows(tmp_path)
     assert len(rows) == 2 and all(row['finite'] == 1 for row in rows)
-    assert ('kl_ref' in rows[0]) == (preset in ('grpo', 'rloo'))
+    assert ('kl_ref' in rows[0]) == (preset in ('grpo', 'rloo', 'ppo'))
+
+
+SURROGATE = '''
+
+def squash(ratio, advantages, *, squash_width):
+    """-A w tanh((x - 1) / w): the ratio counts less the farther it is from 1."""
+    return -advantages * squash_width * jnp.tanh((ratio - 1) / squash_width)
+'''
+NUMBER = """    config.algorithm.squash_width = 0.3  # of surrogate squash
+"""
+PRESET = '''"""GRPO with a squashed ratio."""
+
+
+def apply(algorithm):
+    algorithm.surrogate, algorithm.weights = 'squash', 'token_mean'
+'''
+
+
+def test_a_new_surrogate_and_its_preset_are_a_few_lines_in_files(tmp_path):
+    assert sum(len(text.splitlines()) for text in (SURROGATE, NUMBER, PRESET)) < 15
+    for folder in ('grpo_jax', 'configs'):
+        shutil.copytree(os.path.join(ROOT, folder), tmp_path / folder)
+    with open(tmp_path / 'grpo_jax/algorithms/surrogates.py', 'a', encoding='utf8') as file:
+        file.write(SURROGATE)
+    defaults = tmp_path / 'configs/default.py'
+    text = defaults.read_text(encoding='utf8')
+    place = text.index('    config.algorithm.clip_low')
+    defaults.write_text(text[:place] + NUMBER + text[place:], encoding='utf8')
+    (tmp_path / 'configs/algorithms/squash.py').write_text(PRESET, encoding='utf8')
+    small = ['steps=2', 'supervised.steps=0', 'data.options.digits=1', 'data.options.count=40', 'rollout.max_tokens=8',
+             'data.prompts_per_step=4', 'evaluation.prompts=2', 'evaluation.samples=2', 'algorithm.squash_width=0.5']
+    done = subprocess.run([sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:squash',
+                           '--workdir=run', *(f'--config.{change}' for change in small)],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(tiny_run.rows(tmp_path / 'run')) == 2
 
 
 def test_a_variant_written_in_a_notebook_trains(tmp_path):
@@ -130,7 +181,8 @@ def test_pass_at_k_and_majority():
 def test_every_config_key_is_read(tmp_path):
     """A key that no code reads is an option that lies."""
     read = set()
-    config = tiny_run.config(preset='dapo', steps=1, supervised__steps=1)
+    config = tiny_run.config(preset='dapo', steps=1, supervised__steps=1, reward__length='overlong',
+                             reward__length_margin=4)
     kind = type(config)
     original = kind.__getitem__
 
@@ -141,8 +193,9 @@ def test_every_config_key_is_read(tmp_path):
     sections = {id(section): name for name, section in config.items() if isinstance(section, kind)}
     sections |= {id(config): '', id(config.supervised.optimizer): 'supervised.optimizer'}
     keys = {(i, key) for i in sections for key in _section(config, sections[i]).keys()}
-    # numbers of pieces that this preset does not use, and of an optimizer that is read by name
-    unused = {'fixed_length', 'dual_clip', 'entropy_coef'}
+    # numbers of pieces that this preset does not use
+    unused = {name for module in PIECES for piece in pieces.named(module).values()
+              for name, p in inspect.signature(piece).parameters.items() if p.kind is p.KEYWORD_ONLY}
     try:
         kind.__getitem__ = spy
         train.run(config, str(tmp_path))
@@ -161,7 +214,7 @@ def test_imports_go_one_way():
               ('models', 'data', 'rewards'), ('sampler', 'learner', 'checkpoint', 'reference'),
               ('distributed.programs', 'distributed.rollouts', 'distributed.placement', 'distributed.topology',
                'experiment'),
-              ('evaluate', 'supervised', 'train', 'show', 'export', 'program')]
+              ('evaluate', 'supervised', 'collect', 'train', 'sweep', 'show', 'export', 'program')]
     order = {module: level for level, modules in enumerate(levels) for module in modules}
     # the parameter table that shardings are maps over
     allowed = {('distributed.sharding', 'models')}

@@ -6,13 +6,13 @@ from grpo_jax import algorithms
 from grpo_jax.types import Experience
 
 
-def make_experience(algorithm, aux, rollout, rewards, scores, put, **known):
+def make_experience(algorithm, aux, rollout, rewards, scores, put, *, dead, **known):
     """(Experience, statistics dict of floats) of a rollout and its rewards f64[P, G] (NaN: unscorable).
 
     aux is the TrainState's; scores holds what the learner's score found; known, what else an advantage may read
     (step_rewards, parts, part_weights; see algorithms.advantages). With dead_groups other than 'keep' and
-    'reweight', tokens of groups without differing rewards leave the completion mask, and so every denominator.
-    put lays host arrays of rows out on the mesh.
+    'reweight', tokens of groups that are dead (bool[P], by rewards before shaping) leave the completion mask, and
+    so every denominator. put lays host arrays of rows out on the mesh.
     """
     prompts, group = rewards.shape
     kl_coef = float(aux['coefficients']['kl_coef'])
@@ -36,7 +36,6 @@ def make_experience(algorithm, aux, rollout, rewards, scores, put, **known):
         targets = algorithms.critic_targets(algorithm, rewards, kl_coef=kl_coef, **data)
         scores = scores | {'returns': put(targets)}
 
-    dead = algorithms.dead_groups(rewards)
     if algorithm.dead_groups in ('drop', 'resample', 'replay'):
         alive = put(np.repeat(~dead, group))
         rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))

@@ -6,12 +6,14 @@ rewards steps `steps(completion, example) -> list of (end in characters, float)`
 """
 from collections.abc import Callable
 import concurrent.futures
+import functools
 import importlib
 from typing import NamedTuple
 
 import numpy as np
 
 from grpo_jax.errors import BadInput
+from grpo_jax.rewards import length
 
 
 class Scorer(NamedTuple):
@@ -21,11 +23,13 @@ class Scorer(NamedTuple):
     truncated: float                           # added to a completion that ran out of budget
     verifier: str                              # the part that decides correct (reward >= 1), or ''
     extract: Callable | None                   # the verifier's answer extraction
-    steps: Callable | None                     # rewards of a completion's steps
+    steps: Callable | None = None              # rewards of a completion's steps
+    length: Callable | None = None             # (lengths, correct) -> shaping, of rewards.length
+    length_weight: float = 1.0
 
 
-def make(section):
-    """Scorer of a config section; BadInput for an unknown reward."""
+def make(section, max_tokens):
+    """Scorer of a config section, for completions of up to max_tokens; BadInput for an unknown reward."""
     modules = {name: _module(name) for name, _ in section['parts']}
     verifier = section['verifier']
     if verifier and verifier not in modules:
@@ -37,9 +41,17 @@ def make(section):
     steps = section['steps'] and _module(section['steps'])
     if steps and not hasattr(steps, 'steps'):
         raise BadInput('reward.steps', section['steps'], 'has no steps(completion, example); use calculator, or \'\'')
+    shapes = {'overlong': length.overlong, 'kimi': length.kimi}
+    if section['length'] and section['length'] not in shapes:
+        raise BadInput('reward.length', section['length'], 'choose overlong, kimi, or \'\'')
+    if section['length'] == 'overlong' and not 0 < section['length_margin'] < max_tokens:
+        raise BadInput('reward.length_margin', section['length_margin'], 'must lie between 0 and rollout.max_tokens = '
+                       f'{max_tokens}')
+    shaping = section['length'] and functools.partial(shapes[section['length']], limit=max_tokens,
+                                                      margin=section['length_margin'])
     parts = {name: (modules[name].reward, weight) for name, weight in section['parts']}
     return Scorer(parts, section['truncated'], verifier, modules[verifier].extract if verifier else None,
-                  steps.steps if steps else None)
+                  steps.steps if steps else None, shaping or None, section['length_weight'])
 
 
 def _module(name):
@@ -91,6 +103,14 @@ def score(scorer, examples, completions, truncated):
     stacked = np.stack(list(parts.values()))
     total = np.nansum(weights[:, None] * stacked, 0) + scorer.truncated * np.asarray(truncated)
     return np.where(np.isfinite(stacked).any(0), total, np.nan), parts
+
+
+def shaped(scorer, rewards, lengths, parts):
+    """rewards f64[P, G] with the shaping by length, where there is one; lengths i64[B], parts dict of f64[B]."""
+    if not scorer.length:
+        return rewards
+    judged = parts[scorer.verifier].reshape(rewards.shape) >= 1 if scorer.verifier else rewards > 0
+    return rewards + scorer.length_weight * scorer.length(lengths.reshape(rewards.shape), judged)
 
 
 def known(scorer, examples, texts, rollout, rewards, parts, tokenizer):

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from configs import default
-from grpo_jax import algorithms, learner
+from grpo_jax import algorithms, learner, sweep
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.types import TrainState
@@ -169,6 +169,24 @@ def test_forced_tokens_are_read_but_carry_no_loss(run, experience, assert_close)
     other = rollout.replace(tokens=rollout.tokens.at[:, 5 + 1].set(11))
     _, reread, _ = run(experience.replace(rollout=other))
     assert not unchanged(reread.params, plain.params)
+
+
+@pytest.mark.parametrize('preset', sweep.choose('all'))
+def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, preset):
+    # traced, not compiled: what each preset computes is held against numbers in tests/algorithms
+    c, params = tiny
+    method = algorithms.make(default.get_config(preset).algorithm)
+    optimizer = optimizers.make(default.get_config().optimizer, 10)
+    floats = experience.old_logprobs
+    known = experience.replace(old_entropy=floats, values=floats, returns=floats,
+                               advantages=floats if algorithms.by_token(method) else experience.advantages)
+    state = TrainState(jnp.int32(3), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
+    after, metrics = jax.eval_shape(lambda state, experience: learner.update(
+        state, experience, c, method, optimizer, critic_optimizer=optimizer, value_clip=0.2, group_size=2, epochs=2,
+        minibatches=2, microbatches=2, temperature=1.0, chunk=16, remat=True, dtype=jnp.bfloat16), state, known)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    assert all(x.shape == () for x in metrics.values())
+    assert ('critic/explained_variance' in metrics) == (preset in ('ppo', 'vapo'))
 
 
 def test_batch_without_tokens_changes_nothing(run, experience):

@@ -1,11 +1,14 @@
 """Rewards as tables of completions, and their weighted sum."""
-from ml_collections import ConfigDict
+from fractions import Fraction
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from configs import default
 from grpo_jax import rewards
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import contains, format, numeric
+from grpo_jax.rewards import calculator, contains, format, length, numeric
 from grpo_jax.types import Example
 
 
@@ -69,7 +72,9 @@ def test_contains(completion, answer, expected):
 
 
 def make(*parts, truncated=0.0, verifier=''):
-    return rewards.make(ConfigDict({'parts': parts, 'truncated': truncated, 'verifier': verifier}))
+    section = default.get_config().reward
+    section.update({'parts': parts, 'truncated': truncated, 'verifier': verifier})
+    return rewards.make(section, 64)
 
 
 def test_score_is_the_weighted_sum_over_groups_of_rows():
@@ -126,7 +131,7 @@ class Letters:
 
 
 def test_scoring_as_rows_come_in_equals_scoring_all_at_once():
-    scorer = rewards.make({'parts': (('numeric', 1.0), ('format', 0.5)), 'truncated': -1.0, 'verifier': 'numeric'})
+    scorer = make(('numeric', 1.0), ('format', 0.5), truncated=-1.0, verifier='numeric')
     examples = [example('12'), example('7')]
     completions = [[1, 2], [7], [7], [1, 2, 3]]
     scoring = rewards.Scoring(scorer, examples, 2, Letters())
@@ -148,3 +153,81 @@ def test_a_reward_that_raises_on_the_thread_is_heard():
     scoring.add(0, [1], False)
     with pytest.raises(ValueError, match='no such answer'):
         scoring.results()
+
+
+# shaping by length
+
+def test_overlong_punishment_by_hand():
+    found = length.overlong(np.array([[80, 85, 90, 100, 101]]), None, limit=100, margin=20)
+    np.testing.assert_allclose(found, [[0, -.25, -.5, -1, -1]])
+
+
+def test_kimi_length_reward_by_hand():
+    correct = np.array([[True, False, True, False]])
+    np.testing.assert_allclose(length.kimi(np.array([[100, 150, 200, 300]]), correct, 0, 0), [[.5, 0, 0, -.5]])
+    np.testing.assert_array_equal(length.kimi(np.full((1, 4), 7), correct, 0, 0), np.zeros((1, 4)))
+
+
+def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
+    section = default.get_config().reward
+    section.length, section.length_weight = 'kimi', 2.0
+    scorer = rewards.make(section, 300)
+    found = rewards.shaped(scorer, np.array([[1., 5, 1, 0]]), np.array([100, 150, 200, 300]),
+                           {'numeric': np.array([1., 0, 1, 0])})
+    np.testing.assert_allclose(found, [[2, 5, 1, -1]])
+
+
+@pytest.mark.parametrize('changes, words', [
+    (dict(length='short'), ['short', 'kimi']), (dict(length='overlong', length_margin=300), ['length_margin = 300']),
+    (dict(steps='numeric'), ['numeric', 'steps(completion, example)'])])
+def test_shaping_that_cannot_work_is_refused(changes, words):
+    section = default.get_config().reward
+    section.update(changes)
+    with pytest.raises(BadInput) as error:
+        rewards.make(section, 300)
+    assert all(word in str(error.value) for word in words)
+
+
+# steps
+
+@pytest.mark.parametrize('expression, value', [
+    ('48/2', 24), ('2*(3+4)/007', 2), ('0.2*50', 10), ('-5+3', -2), ('1/3', Fraction(1, 3)), ('.5*4', 2), ('3', 3),
+    ('1/0', None), ('2**9999999', None), ('9' * 101, None), ('((((', None), ('2(3)', None), ('1+', None), ('1,2', None),
+])
+def test_value_of_an_expression(expression, value):
+    assert calculator.value_of(expression) == value
+
+
+def test_steps_are_judged_one_by_one_where_they_end():
+    text = '48/2=24 48+24=720'
+    assert calculator.steps(text, example('72')) == [(7, 1.0), (17, 0.0)]
+    assert calculator.reward(text, example('72')) == 0.5
+    assert calculator.reward('no equation', example('72')) is None
+
+
+def test_a_true_equation_that_was_not_asked_pays_nothing():
+    asked = Example('q', '72', 0, {'steps': ['48/2', '48+24']})
+    assert [value for _, value in calculator.steps('48/2=24 1+1=2 48+24=72', asked)] == [1, 0, 0]
+
+
+def test_gsm8k_annotations_are_steps():
+    text = 'She sold 48/2 = <<48/2=24>>24 in May, <<48+24=71>>71 in all.\n#### 71'
+    assert [value for _, value in calculator.steps(text, example('72'))] == [1, 0]
+
+
+class Words:
+    """A tokenizer of one word a token."""
+
+    def decode(self, ids, skip_special_tokens):
+        return ' '.join(['48/2=24', '48+24=720', ''][i] for i in ids).strip()
+
+
+def test_step_rewards_lie_on_the_token_that_ends_the_step_and_the_outcome_on_the_last():
+    section = default.get_config().reward
+    section.steps = 'calculator'
+    rollout = SimpleNamespace(tokens=np.array([[9, 0, 1, 2, 0], [9, 1, 0, 0, 0]]),
+                              completion_mask=np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool))
+    found = rewards.step_rewards(rewards.make(section, 4), [example('72')], ['48/2=24 48+24=720', '48+24=720 48/2=24'],
+                                 rollout, np.array([0.0, 5.0]), Words())
+    nan = np.nan
+    np.testing.assert_array_equal(found, [[[1, 0, 0, nan], [0, 6, nan, nan]]])
