@@ -11,13 +11,13 @@ setup(
     install_requires=[
         'jax>=0.10', 'flax>=0.12', 'optax>=0.2.8', 'orbax-checkpoint>=0.12', 'transformers>=5.17', 'sentencepiece',
         'safetensors', 'tensorflow-datasets>=4.9.10', 'array_record', 'ml-collections', 'absl-py', 'ml-dtypes', 'numpy',
-        'rich', 'tensorboardX',
+        'rich', 'tensorboardX', 'matplotlib',
     ],
     extras_require={
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
         # the exact torch: the newest one pulls gigabytes of CUDA libraries
-        'test': ['pytest', 'pytest-xdist', 'hypothesis', 'matplotlib', 'torch==2.13.0'],
-        'notebooks': ['jupyter', 'matplotlib'],
+        'test': ['pytest', 'pytest-xdist', 'hypothesis', 'torch==2.13.0'],
+        'notebooks': ['jupyter'],
     },
 )

@@ -20,6 +20,7 @@ from grpo_jax import (
     supervised,
 )
 from grpo_jax.distributed import placement, programs
+from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.experience import make_experience
 
@@ -95,6 +96,9 @@ def _shapes(ex, algorithm):
     if algorithm.source in collect.READ_FROM_DATA:  # as many rows, of more prompts
         size = len(collect.READ_FROM_DATA[algorithm.source])
         prompts, group = prompts * group // size, size
+    if 'step_rewards' in algorithm.advantage_reads and not ex.scorer.steps:
+        raise BadInput('reward.steps', '', f'advantage {config.algorithm.advantage} needs rewards of steps; name '
+                       'a reward that has steps, like calculator')
     for warning in algorithms.check_run(algorithm, group_size=group, prompts=prompts,
                                         updates=config.learner.epochs * config.learner.minibatches):
         logging.warning(warning)

@@ -2,8 +2,8 @@
 
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
-from grpo_jax.algorithms.advantages import dead_groups
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, make
+from grpo_jax.algorithms.groups import dead_groups
 from grpo_jax.algorithms.losses import (
     by_token,
     compute_advantages,

@@ -63,9 +63,14 @@ class Algorithm(NamedTuple):
         return 'ref_logprobs' in self.reads
 
     @property
+    def advantage_reads(self):
+        """Names of the data that the advantage reads on the host."""
+        return set(pieces.reads(self.advantage))
+
+    @property
     def needs_values(self):
         """Whether there is a critic."""
-        return 'values' in pieces.reads(self.advantage)
+        return 'values' in self.advantage_reads
 
     @property
     def keeps_reference(self):
@@ -77,7 +82,7 @@ class Algorithm(NamedTuple):
 
         Updated once, the old policy is the one that learns, and the update knows its logprobs.
         """
-        before = {*pieces.reads(self.selection), *pieces.reads(self.advantage), *(self.reads & {'top_covariance'})}
+        before = {*pieces.reads(self.selection), *self.advantage_reads, *(self.reads & {'top_covariance'})}
         if self.denominator == 'selected':
             before |= {*pieces.reads(self.correction)}
         found = {'old_entropy'} & before

@@ -48,11 +48,6 @@ def k3_straight_through(logprobs, ref_logprobs):
     return pull + jax.lax.stop_gradient(k3(logprobs, ref_logprobs) - pull)
 
 
-def clamped(logprobs, ref_logprobs):
-    """bool[B, C]: where a clamp has cut the term's gradient."""
-    d = ref_logprobs - logprobs
-    return (jnp.abs(d) > MAX_DIFFERENCE) | (jnp.exp(jnp.clip(d, -20, 20)) - d - 1 > MAX_K3)
-
 
 def _difference(logprobs, ref_logprobs):
     return jnp.clip(ref_logprobs - logprobs, -MAX_DIFFERENCE, MAX_DIFFERENCE)

@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.algorithms import advantages, kl, pieces, ratios, selections, validation
+from grpo_jax.algorithms import covariance, groups, kl, pieces, ratios, validation
 
 
 def compute_advantages(algorithm, rewards, *, kl_coef=None, group_ids=None, **data):
@@ -25,7 +25,7 @@ def compute_advantages(algorithm, rewards, *, kl_coef=None, group_ids=None, **da
         data['rewards'] = rewards - kl_coef * pieces.call(lambda mask, kl: np.sum(np.where(mask, kl, 0.0), -1), data)
     values = pieces.call(algorithm.advantage, data).reshape(*rewards.shape, -1)
     if algorithm.dead_groups == 'reweight':
-        dead = advantages.dead_groups(rewards)
+        dead = groups.dead_groups(rewards)
         values = values * len(dead) / max(np.sum(~dead), 1)
     if algorithm.advantage_clip:
         values = np.clip(values, -algorithm.advantage_clip, algorithm.advantage_clip)
@@ -38,7 +38,7 @@ def critic_targets(algorithm, rewards, *, kl_coef, **data):
     def targets(mask, values):
         given = token_rewards(algorithm, np.where(np.isfinite(rewards), rewards, 0.0), kl_coef, data)
         discount = algorithm.advantage.keywords['discount']
-        found = advantages.generalized(given, mask, values, discount, algorithm.critic_lambda) + values
+        found = groups.generalized(given, mask, values, discount, algorithm.critic_lambda) + values
         return found.reshape(-1, found.shape[-1]).astype(np.float32)
 
     return pieces.call(targets, data)
@@ -89,14 +89,14 @@ def prepare(algorithm, experience):
     data = {'mask': mask, 'advantages': experience.advantages, 'group_ids': experience.group_ids,
             'old_logprobs': experience.old_logprobs, 'old_entropy': experience.old_entropy,
             'log_rho': lambda: jnp.where(mask, experience.old_logprobs - rollout.logprobs, 0.0),
-            'covariance': lambda: selections.covariance(experience.advantages, experience.old_logprobs, mask)}
+            'covariance': lambda: covariance.by_token(experience.advantages, experience.old_logprobs, mask)}
     prepared = {'selected': pieces.call(algorithm.selection, data)}
     counted = mask
     if algorithm.denominator == 'selected':
         counted = mask & (prepared['selected'] > 0) & (pieces.call(algorithm.correction, data) > 0)
     prepared['weights'] = pieces.call(algorithm.weights, data | {'mask': counted})
     if 'top_covariance' in algorithm.reads:
-        prepared['top_covariance'] = selections.highest(data['covariance'](), mask,
+        prepared['top_covariance'] = covariance.highest(data['covariance'](), mask,
                                                         algorithm.covariance_share * jnp.sum(mask))
     return prepared
 
@@ -170,7 +170,7 @@ def metrics(algorithm, logprobs, entropy, experience):
     if algorithm.needs_reference:
         reference = jnp.where(mask, experience.ref_logprobs, logprobs)
         found['kl_ref'] = mean(kl.k3(logprobs, reference))
-        found['kl_clamped_share'] = mean(kl.clamped(logprobs, reference))
+        found['kl_clamped_share'] = mean(_clamped(logprobs, reference))
     return found
 
 
@@ -202,3 +202,9 @@ def _clipped(algorithm, logprobs, entropy, experience):
         return jnp.sum(pieces.call(algorithm.surrogate, _row_data(algorithm, logprobs, entropy, experience)))
 
     return (jax.grad(surrogate)(logprobs) == 0) & experience.rollout.loss_mask
+
+
+def _clamped(logprobs, reference):
+    """bool[B, C]: where a clamp has cut the gradient of a KL term."""
+    d = reference - logprobs
+    return (jnp.abs(d) > kl.MAX_DIFFERENCE) | (jnp.exp(jnp.clip(d, -20, 20)) - d - 1 > kl.MAX_K3)

@@ -7,7 +7,7 @@ import pytest
 
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.algorithms import advantages, ratios, validation
+from grpo_jax.algorithms import advantages, groups, ratios, validation
 
 NORM = dict(std_ddof=0, std_eps=1e-12)
 
@@ -194,7 +194,7 @@ def test_a_preset_changes_nothing_but_the_algorithm(preset):
 
 def test_reward_minus_value_is_the_case_lambda_1():
     rewards, critic = np.array([0, 0, 0, 1.]), np.array([.2, .4, .5, .8])
-    found = advantages.generalized(rewards, np.ones(4, bool), critic, 1.0, 1.0)
+    found = groups.generalized(rewards, np.ones(4, bool), critic, 1.0, 1.0)
     np.testing.assert_allclose(found, 1 - critic)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.algorithms import advantages, corrections, ratios, regularizers, selections, surrogates
+from grpo_jax.algorithms import corrections, groups, ratios, regularizers, selections, surrogates
 
 MASK = fixture.MASK.reshape(2, 4, 5)
 KL = (fixture.OLD - fixture.REF).reshape(2, 4, 5)
@@ -48,7 +48,7 @@ def test_estimator(name, numbers, expected):
 
 
 def test_pass_at_2_rewards():
-    np.testing.assert_allclose(advantages.pass_at_k_rewards(fixture.REWARDS, 2),
+    np.testing.assert_allclose(groups.pass_at_k_rewards(fixture.REWARDS, 2),
                                [[.5, 1 / 3, 1 / 3, .5], [.5, .5, .5, .5]], atol=1e-9)
 
 
@@ -164,10 +164,10 @@ def test_llds():
     (1.0, [.8, .6, .5, .2]), (.95, [.737225, .5655, .49, .2]), (0.0, [.2, .1, .3, .2])])
 def test_generalized_advantages(lambda_, expected):
     rewards, critic = np.array([0, 0, 0, 1.]), np.array([.2, .4, .5, .8])
-    found = advantages.generalized(rewards, np.ones(4, bool), critic, 1.0, lambda_)
+    found = groups.generalized(rewards, np.ones(4, bool), critic, 1.0, lambda_)
     np.testing.assert_allclose(found, expected, **fixture.ROUNDED)
     # a masked token in between changes nothing for the others
-    gap = advantages.generalized(np.insert(rewards, 2, 9.), np.array([1, 1, 0, 1, 1], bool), np.insert(critic, 2, 9.),
+    gap = groups.generalized(np.insert(rewards, 2, 9.), np.array([1, 1, 0, 1, 1], bool), np.insert(critic, 2, 9.),
                                  1.0, lambda_)
     np.testing.assert_allclose(gap, np.insert(expected, 2, 0), **fixture.ROUNDED)
 
@@ -196,22 +196,22 @@ def test_dpo_pair():
 
 def test_gtpo_conflict_weights():
     tokens = np.array([[1, 2, 9, 7, 4], [1, 2, 5, 6, 4], [1, 3, 5, 7, 4], [8, 2, 5, 7, 4]])
-    found = advantages.conflict_weights(tokens, np.ones((4, 5), bool), np.array([1., -1, 1, -1]))
+    found = groups.conflict_weights(tokens, np.ones((4, 5), bool), np.array([1., -1, 1, -1]))
     np.testing.assert_array_equal(found, [[2, 2, 1, 2, 2], [0, 0, 0, 1, 0], [2, 1, 2, 2, 2], [1, 0, 0, 0, 0]])
 
 
 def test_gtpo_counts_the_suffix_from_each_completions_own_end():
     tokens = np.array([[1, 5, 4, 0], [2, 3, 5, 4]])
     mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]], bool)
-    np.testing.assert_array_equal(advantages.conflict_weights(tokens, mask, np.array([1., -1])),
+    np.testing.assert_array_equal(groups.conflict_weights(tokens, mask, np.array([1., -1])),
                                   [[1, 2, 2, 1], [1, 1, 0, 0]])
 
 
 def test_grpo_lambda_rewards():
-    found = advantages.efficient_rewards(np.array([1, 1, 0, 1], bool), np.array([100, 200, 300, 400]), .2)
+    found = groups.efficient_rewards(np.array([1, 1, 0, 1], bool), np.array([100, 200, 300, 400]), .2)
     np.testing.assert_allclose(found, [.948883, .913284, 0, .841624], **fixture.ROUNDED)
-    assert advantages.efficient_rewards(np.array([0, 1], bool), np.array([10, 20]), .2).tolist() == [0, .9]
-    assert advantages.efficient_rewards(np.zeros(2, bool), np.array([10, 20]), .2).tolist() == [0, 0]
+    assert groups.efficient_rewards(np.array([0, 1], bool), np.array([10, 20]), .2).tolist() == [0, .9]
+    assert groups.efficient_rewards(np.zeros(2, bool), np.array([10, 20]), .2).tolist() == [0, 0]
 
 
 def test_xrpo_sharpening():
