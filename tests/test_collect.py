@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import collect, evaluate, train
+from grpo_jax import collect, train
 from grpo_jax.errors import BadInput
 from tests import tiny_run
 
@@ -41,9 +41,11 @@ def run_and_resume(config, steps, tmp_path):
 
 
 @pytest.mark.parametrize('policy', ['resample', 'replay'])
-def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, tmp_path):
+def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, tmp_path, monkeypatch):
     config = tiny_run.config(preset='dapo', algorithm__dead_groups=policy, algorithm__max_staleness=2,
                              algorithm__max_draws=4, algorithm__correction='truncated', **PLAIN | RARE)
+    # whether an 8 occurs: about half of the groups differ, so some are left over and some steps want more
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: float('8' in completion))
     _, rows = run_and_resume(config, 5, tmp_path)
     assert rows[0]['groups_of_earlier_steps'] == 0
     assert sum(row['groups_of_earlier_steps'] for row in rows) > 0
@@ -51,14 +53,11 @@ def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, 
         assert all(row['draws'] == 1 for row in rows)
 
 
-def test_prompts_that_are_solved_retire(tmp_path):
+def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
     # every completion is right: after one visit a prompt is retired, and the next steps see others
     config = tiny_run.config(preset='dr_grpo', algorithm__retire_above=0.9, **PLAIN)
-    config.reward.parts, config.reward.verifier = (('numeric', 1.0),), 'numeric'
-    ex_rewards = pytest.MonkeyPatch()
-    ex_rewards.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: 1.0)
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: 1.0)
     state = train.run(config, str(tmp_path))
-    ex_rewards.undo()
     tries = np.asarray(state.aux['tries'])
     assert set(tries.tolist()) == {0, config.rollout.group_size} and int((tries > 0).sum()) == 12
     np.testing.assert_array_equal(tries, state.aux['hits'])
@@ -96,33 +95,28 @@ def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(tmp_path):
     right = {(row['prompt'], row['completion']) for row in dumped if row['reward'] == 1}
     assert right
     rollouts = dict(folder=str(tmp_path / 'teacher' / 'rollouts'), least=1.0)
-    student = tiny_run.config(preset='sft', data__name='rollouts', data__options=rollouts,
-                              **PLAIN | dict(steps=6, data__prompts_per_step=2))
+    data = dict(data__name='rollouts', data__options=rollouts, rollout__max_tokens=16)
+    student = tiny_run.config(preset='sft', **data, **PLAIN | dict(steps=6, data__prompts_per_step=2))
     train.run(student, str(tmp_path / 'student'))
     losses = [row['loss'] for row in tiny_run.rows(tmp_path / 'student')]
     assert losses[-1] < losses[0]
-    pairs = tiny_run.config(preset='dpo', data__name='rollouts', data__options=rollouts, algorithm__source='pairs',
+    pairs = tiny_run.config(preset='dpo', algorithm__source='pairs', **data,
                             **PLAIN | dict(steps=6, data__prompts_per_step=2))
     train.run(pairs, str(tmp_path / 'pairs'))
     losses = [row['loss'] for row in tiny_run.rows(tmp_path / 'pairs')]
     assert losses[0] == pytest.approx(np.log(2), abs=1e-4) and losses[-1] < losses[0]
 
 
-def test_rft_samples_the_frozen_policy(tmp_path):
-    # the same prompt in the same step draws the same completions, however far the policy has moved
-    config = tiny_run.config(preset='rft', log__rollouts=1, **PLAIN)
-    config.reward.parts = (('format', 1.0),)  # never given: nothing is learnt, and nothing may be
-    config.reward.verifier = ''
-    train.run(config, str(tmp_path / 'still'))
-    config.reward.parts = (('numeric', 1.0),)
-    moved = train.run(config, str(tmp_path / 'moved'))
-    still = evaluate.load_policy(evaluate.reopen(str(tmp_path / 'still')))
-
-    def completions(name):
-        return [json.loads(line)['completion'] for path in sorted((tmp_path / name / 'rollouts').iterdir())
-                for line in path.read_text(encoding='utf8').splitlines()]
-
-    assert completions('still') == completions('moved')
-    leaves = zip(jax.tree.leaves(still), jax.tree.leaves(moved.params), strict=True)
-    assert any(not np.array_equal(a, b) for a, b in leaves) or 1.0 not in [
-        row['reward/numeric'] for row in tiny_run.rows(tmp_path / 'moved')]
+def test_rft_samples_the_frozen_policy(tmp_path, monkeypatch):
+    # a run that learns draws the same completions as one that does not
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: float('8' in completion))
+    drawn, states = [], []
+    for rate in (0.0, 1e-2):
+        folder = tmp_path / str(rate)
+        config = tiny_run.config(preset='rft', log__rollouts=1, **PLAIN | dict(optimizer__learning_rate=rate))
+        states.append(train.run(config, str(folder)))
+        drawn.append([json.loads(line)['completion'] for path in sorted((folder / 'rollouts').iterdir())
+                      for line in path.read_text(encoding='utf8').splitlines()])
+    assert drawn[0] == drawn[1]
+    still, moved = (jax.tree.leaves(state.params) for state in states)
+    assert not any(np.array_equal(a, b) for a, b in zip(still, moved, strict=True))

@@ -143,8 +143,10 @@ def gdpo(parts, part_weights, *, std_ddof, std_eps):
     """Reward parts normalized in their groups, and their weighted sum in the batch: GDPO (arXiv 2601.05242)."""
     normed = np.stack([group_norm(part, std_ddof=std_ddof, std_eps=std_eps) for part in parts])
     total = np.sum(part_weights[:, None, None] * np.nan_to_num(normed), 0)
+    total = np.where(np.isfinite(parts).any(0), total, np.nan)
     dead = np.all([groups.dead_groups(part) for part in parts], 0)
-    return np.where(dead[:, None], 0.0, total - total.mean()) / (total.std(ddof=std_ddof) + std_eps)
+    scale = groups.batch_std(total, std_ddof) + std_eps
+    return np.where(dead[:, None], 0.0, total - np.nanmean(total)) / scale
 
 
 def xrpo_sharpen(rewards, mask, sampler_logprobs, *, std_ddof, std_eps, sharpen, sharpen_cap):
@@ -155,7 +157,8 @@ def xrpo_sharpen(rewards, mask, sampler_logprobs, *, std_ddof, std_eps, sharpen,
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     likelihood = np.sum(np.where(mask, sampler_logprobs, 0.0), -1) / np.maximum(mask.sum(-1), 1)
-    novelty = np.exp(np.minimum(likelihood - likelihood.mean(1, keepdims=True), 20.0))
+    mean = groups.mean_of(np.where(np.isfinite(rewards), likelihood, np.nan))
+    novelty = np.exp(np.minimum(likelihood - mean, 20.0))
     bonus = np.minimum(np.maximum(sharpen * (1 - novelty), 0), sharpen_cap * values)
     return values + np.where(rewards > 0, np.maximum(bonus, 0), 0.0)
 
@@ -167,7 +170,8 @@ def grpo_lambda(rewards, mask, *, efficient_share, efficient_alpha, std_ddof, st
     1 - efficient_alpha sigmoid((n - mean) / std) of the group's correct lengths, a wrong one 0.
     """
     right, lengths = rewards > 0, mask.sum(-1)
-    best = np.argsort(-right.mean(1), kind='stable')[:round(efficient_share * len(rewards))]
+    pass_rate = groups.mean_of(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
+    best = np.argsort(-pass_rate, kind='stable')[:round(efficient_share * len(rewards))]
     shaped = rewards.copy()
     for group in best:
         shaped[group] = np.where(np.isnan(rewards[group]), np.nan,

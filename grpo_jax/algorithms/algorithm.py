@@ -96,7 +96,8 @@ class Algorithm(NamedTuple):
     @property
     def coefficients(self):
         """The numbers that may adapt during a run, as they begin."""
-        return {'kl_coef': self.kl_coef, 'entropy_coef': self.entropy_coef}
+        found = {'kl_coef': self.kl_coef, 'entropy_coef': self.entropy_coef}
+        return found | ({'entropy_acts': 1.0} if self.entropy_target else {})
 
 
 def make(section):
@@ -121,7 +122,7 @@ def adapt(algorithm, coefficients, found, rows):
 
     kl_coef follows kl_target: times 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593, section
     2.2). entropy_coef rises by entropy_delta while the entropy is at or below its target, falls above it, and
-    acts only below (arXiv 2505.22312, section 4.3).
+    acts only after a step below (arXiv 2505.22312, section 4.3).
     """
     adapted = dict(coefficients)
     if algorithm.kl_target:
@@ -131,4 +132,5 @@ def adapt(algorithm, coefficients, found, rows):
         low = found['entropy'] <= algorithm.entropy_target
         change = (2.0 * low - 1.0) * algorithm.entropy_delta
         adapted['entropy_coef'] = (coefficients['entropy_coef'] + change).clip(0.0)
+        adapted['entropy_acts'] = 1.0 * low
     return adapted

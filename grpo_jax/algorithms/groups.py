@@ -86,7 +86,7 @@ def conflict_weights(tokens, mask, advantages):
     A token conflicts when at its position, counted from the front or from the end, a completion of the
     other sign has the same one, in an unbroken run from that side (arXiv 2508.03772, section 3).
     """
-    good, bad, lengths = advantages > 0, advantages < 0, mask.sum(1)
+    good, bad, lengths = advantages > 1e-9, advantages < -1e-9, mask.sum(1)  # beyond the rounding of a mean
     from_front = _shared_run(tokens, mask, good, bad)
     back = (lengths[:, None] - 1 - np.arange(tokens.shape[1])) % tokens.shape[1]
     from_back = np.take_along_axis(_shared_run(np.take_along_axis(tokens, back, 1), mask, good, bad), back, 1)

@@ -5,6 +5,8 @@ import numpy as np
 
 from grpo_jax.algorithms import covariance, groups, kl, pieces, ratios, validation
 
+FILL = {'step_rewards': np.nan}  # what stands for a completion that is not there, where 0 would be a value
+
 
 def compute_advantages(algorithm, rewards, *, kl_coef=None, group_ids=None, **data):
     """Advantages f32[P * G, 1] or f32[P * G, C] of rewards [P, G], on the host.
@@ -19,7 +21,10 @@ def compute_advantages(algorithm, rewards, *, kl_coef=None, group_ids=None, **da
         return _of_unequal_groups(algorithm, rewards, np.asarray(group_ids), kl_coef, data)
     rewards = np.where(np.isfinite(rewards), rewards, np.nan)  # an infinite reward would spoil its whole group
     validation.check_rewards(algorithm, rewards)
+    finite = np.isfinite(rewards)[..., None]
     kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef
+    if 'mask' in data:  # unscorable completions count in no statistic of tokens either
+        data['mask'] = pieces.call(lambda mask: mask, data) & finite
     data |= {'rewards': rewards, 'token_rewards': lambda: token_rewards(algorithm, rewards, kl_coef, data)}
     if algorithm.kl_placement == 'reward_sequence':
         data['rewards'] = rewards - kl_coef * pieces.call(lambda mask, kl: np.sum(np.where(mask, kl, 0.0), -1), data)
@@ -29,7 +34,7 @@ def compute_advantages(algorithm, rewards, *, kl_coef=None, group_ids=None, **da
         values = values * len(dead) / max(np.sum(~dead), 1)
     if algorithm.advantage_clip:
         values = np.clip(values, -algorithm.advantage_clip, algorithm.advantage_clip)
-    values = np.where(np.isfinite(rewards)[..., None], values, 0.0) + 0.0  # + 0.0: no -0.0
+    values = np.where(finite, values, 0.0) + 0.0  # + 0.0: no -0.0
     return values.reshape(rewards.size, -1).astype(np.float32)
 
 
@@ -70,8 +75,11 @@ def _of_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
         full[owner, place] = x
         return full
 
-    found = compute_advantages(algorithm, padded(rewards, np.nan), kl_coef=kl_coef,
-                               **{name: padded(np.asarray(x)) for name, x in data.items()})
+    known = {name: x if name in ('part_weights', 'initial_entropy') else padded(np.asarray(x), FILL.get(name, 0))
+             for name, x in data.items() if name != 'parts'}
+    if 'parts' in data:
+        known['parts'] = np.stack([padded(part, np.nan) for part in np.asarray(data['parts'], np.float64)])
+    found = compute_advantages(algorithm, padded(rewards, np.nan), kl_coef=kl_coef, **known)
     return found.reshape(len(counts), counts.max(), -1)[owner, place]
 
 
@@ -107,7 +115,9 @@ def token_losses(algorithm, logprobs, entropy, experience, prepared, coefficient
     Without old_logprobs the log ratio is logprobs - stop_gradient(logprobs): the ratio is exactly 1
     and its gradient is the policy gradient. prepared is of `prepare`, coefficients of Algorithm.coefficients.
     """
-    data = _row_data(algorithm, logprobs, entropy, experience) | prepared | coefficients
+    acts = coefficients.get('entropy_acts', 1.0)
+    data = _row_data(algorithm, logprobs, entropy, experience) | prepared
+    data |= coefficients | {'entropy_coef': coefficients['entropy_coef'] * acts}
     correction = jax.lax.stop_gradient(pieces.call(algorithm.correction, data))
     loss = pieces.call(algorithm.surrogate, data) * correction * prepared['selected']
     if algorithm.kl_coef and algorithm.kl_placement == 'loss':
@@ -125,7 +135,11 @@ def policy_loss(algorithm, logprobs, experience, entropy=None):
     """
     entropy = jnp.zeros_like(logprobs) if entropy is None else entropy
     prepared = prepare(algorithm, experience)
-    losses = token_losses(algorithm, logprobs, entropy, experience, prepared, algorithm.coefficients)
+    coefficients = algorithm.coefficients
+    if algorithm.entropy_target:
+        mask = experience.rollout.loss_mask
+        coefficients['entropy_acts'] = jnp.mean(entropy, where=mask) <= algorithm.entropy_target
+    losses = token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients)
     return (jnp.sum(prepared['weights'] * losses),
             metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience))
 
@@ -148,6 +162,8 @@ def metrics(algorithm, logprobs, entropy, experience):
         return jnp.sum(jnp.where(where, x, 0.0)) / jnp.maximum(jnp.sum(where), 1)
 
     ratio, log_ratio, log_rho = data['ratio'](), data['log_ratio'], data['log_rho']
+    by_mean = 'geometric' in pieces.name_of(algorithm.ratio)
+    most = 0.9999 * np.exp(ratios.MAX_MEAN_LOG_RATIO if by_mean else ratios.MAX_LOG_RATIO)
     gap, rho = jnp.abs(log_rho), ratios.token(log_rho)
     better, worse = mask & (experience.advantages > 0), mask & (experience.advantages < 0)
     clipped = _clipped(algorithm, logprobs, entropy, experience)
@@ -155,7 +171,7 @@ def metrics(algorithm, logprobs, entropy, experience):
         'entropy': mean(entropy),
         'ratio_mean': mean(ratio),
         'ratio_max': jnp.max(jnp.where(mask, ratio, 0.0)),
-        'ratio_clamped_share': mean(jnp.abs(log_ratio) > ratios.MAX_LOG_RATIO),
+        'ratio_clamped_share': mean((ratio >= most) | (ratio <= 1 / most)),
         'kl_old': mean(kl.k3(data['base_logprobs'], data['logprobs'])),
         'clip_low_share': mean(clipped & (experience.advantages < 0)),
         'clip_high_share': mean(clipped & (experience.advantages > 0)),
@@ -170,7 +186,8 @@ def metrics(algorithm, logprobs, entropy, experience):
     if algorithm.needs_reference:
         reference = jnp.where(mask, experience.ref_logprobs, logprobs)
         found['kl_ref'] = mean(kl.k3(logprobs, reference))
-        found['kl_clamped_share'] = mean(_clamped(logprobs, reference))
+        bound = kl.MAX_K3 if algorithm.kl is kl.k3 else np.inf
+        found['kl_clamped_share'] = mean(kl_clamped(logprobs, reference, bound))
     return found
 
 
@@ -204,7 +221,7 @@ def _clipped(algorithm, logprobs, entropy, experience):
     return (jax.grad(surrogate)(logprobs) == 0) & experience.rollout.loss_mask
 
 
-def _clamped(logprobs, reference):
-    """bool[B, C]: where a clamp has cut the gradient of a KL term."""
+def kl_clamped(logprobs, reference, most):
+    """bool[B, C]: where a clamp, of the difference or of k3 at `most`, has cut the gradient of a KL term."""
     d = reference - logprobs
-    return (jnp.abs(d) > kl.MAX_DIFFERENCE) | (jnp.exp(jnp.clip(d, -20, 20)) - d - 1 > kl.MAX_K3)
+    return (jnp.abs(d) > kl.MAX_DIFFERENCE) | (jnp.exp(jnp.clip(d, -20, 20)) - d - 1 > most)

@@ -30,8 +30,9 @@ def sequence_geometric(log_ratio, mask):
 
 def sequence_geometric_token(log_ratio, mask):
     """The value of sequence_geometric, the gradient of each token's logprob: GSPO-token (arXiv 2507.18071, eq. 14)."""
-    mean = jax.lax.stop_gradient(jnp.clip(_row_mean(log_ratio, mask), -MAX_MEAN_LOG_RATIO, MAX_MEAN_LOG_RATIO))
-    return jnp.exp(log_ratio - jax.lax.stop_gradient(log_ratio) + mean)
+    mean = jax.lax.stop_gradient(_row_mean(log_ratio, mask))
+    own = jnp.where(jnp.abs(mean) < MAX_MEAN_LOG_RATIO, log_ratio - jax.lax.stop_gradient(log_ratio), 0.0)
+    return _exp(own + mean, MAX_MEAN_LOG_RATIO)
 
 
 def clipped_geometric(log_ratio, mask, advantages, *, log_clip):

@@ -8,7 +8,7 @@ CHOICES = {'kl_placement': ('loss', 'reward_token', 'reward_sequence'), 'ratio_b
            'denominator': ('all', 'selected'), 'dead_groups': ('keep', 'drop', 'reweight', 'resample', 'replay'),
            'source': ('policy', 'reference', 'demonstrations', 'pairs')}
 BOUNDED = {'clip', 'dual_clip', 'cispo', 'sapo', 'dppo_tv', 'dppo_kl', 'vespo'}
-ALONE = {'ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length', 'hybrid'}
+ALONE = {'ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length'}
 
 
 def check(algorithm):
@@ -22,7 +22,7 @@ def check(algorithm):
                        'noise; use k2 (exact gradient), k3, or a kl_placement in the reward')
     if kl not in ('k1', 'none') and placement != 'loss':
         raise BadInput('algorithm.kl', kl, f'only k1 is unbiased in the reward; use k1 with kl_placement={placement!r}')
-    if (kl == 'none') != (algorithm.kl_coef == 0):
+    if (kl == 'none') != (algorithm.kl_coef == 0) or algorithm.kl_coef < 0:
         raise BadInput('algorithm.kl_coef', algorithm.kl_coef, f'does not fit algorithm.kl={kl!r}: set kl to k2 or k3 '
                        'and kl_coef above 0, or kl to none and kl_coef to 0')
     if kl == 'none' and placement != 'loss':
@@ -67,13 +67,13 @@ def check_run(algorithm, *, group_size, prompts, updates):
         inert = 'with one update per rollout the policy is still the old one'
         if surrogate in BOUNDED:
             found.append(f'{inert}: the bound of surrogate {surrogate} has no effect')
-        if ratio != 'token' and 'ratio' in algorithm.reads:
+        if ratio not in ('token', 'sequence_product') and 'ratio' in algorithm.reads:
             found.append(f'{inert}: ratio {ratio} gives the gradient of ratio token')
         found += [f'{inert}: regularizer {pieces.name_of(r)} is 0' for r in algorithm.regularizers
                   if pieces.name_of(r) in ('llds', 'kl_cov')]
-    if ratio == 'sequence_geometric' and 'clip_low' in _bound(algorithm.surrogate) \
+    if ratio in ('sequence_geometric', 'sequence_geometric_token') and 'clip_low' in _bound(algorithm.surrogate) \
             and max(_bound(algorithm.surrogate)[n] for n in ('clip_low', 'clip_high')) >= 0.05:
-        found.append('sequence_geometric ratios lie within some 1e-3 of 1: a clip range of 0.05 or more never acts; '
+        found.append(f'{ratio} ratios lie within some 1e-3 of 1: a clip range of 0.05 or more never acts; '
                      'GSPO uses 3e-4 and 4e-4')
     if ratio == 'sequence_geometric' and pieces.name_of(algorithm.weights) != 'sequence_mean':
         found.append('ratio sequence_geometric is one number a row; without weights sequence_mean long rows count more')
@@ -99,6 +99,12 @@ def _numbers(algorithm):
         if name in bound and not (bound[name] > least or bound[name] == least == 1):
             raise BadInput(f'algorithm.{name}', bound[name],
                            f'must be {"at least 1" if least else "above 0"}')
+    for name in ('clip_low', 'clip_high', 'std_eps'):
+        if bound.get(name, 0) < 0:
+            raise BadInput(f'algorithm.{name}', bound[name], 'must be at least 0')
+    for name in ('icepop', 'geometric'):
+        if bound.get(f'{name}_low', 0) > bound.get(f'{name}_high', np.inf):
+            raise BadInput(f'algorithm.{name}_low', bound[f'{name}_low'], f'is above {name}_high: nothing is left')
     if bound.get('std_ddof', 0) not in (0, 1):
         raise BadInput('algorithm.std_ddof', bound['std_ddof'], 'must be 0 or 1')
 

@@ -350,8 +350,7 @@ def test_every_preset_and_every_piece_of_the_device_is_in_the_tables():
             for piece in (*method[1:5], method.correction, method.selection, *method.regularizers)}
     left = {name for module in (ratios, surrogates, weights, kl, corrections, selections, regularizers)
             for name, piece in pieces.named(module).items() if id(piece) not in used}
-    # two helpers of selections, one of kl, and the bonus, which acts on the entropy and not on logprobs
-    assert left == {'covariance', 'highest', 'clamped', 'entropy_bonus'}
+    assert left == {'entropy_bonus'}  # it acts on the entropy and not on logprobs
 
 
 def test_coefficients_are_those_by_hand(case):
