@@ -20,6 +20,11 @@ class Program:
     def __call__(self, *arguments):
         return self._function(*arguments)
 
+    @property
+    def memory(self):
+        """The compiler's memory_analysis(), in bytes of one device."""
+        return self._function.memory_analysis()
+
 
 def compile_(function, *arguments, **options):
     """Program of function for arguments like these (arrays or ShapeDtypeStructs); options are jit's.

@@ -75,7 +75,8 @@ NUMBERS = [
     ('dppo', {}, 'dppo_low', .01), ('dppo', dict(surrogate='dppo_kl'), 'dppo_high', .01),
     ('olmo3_like', {}, 'rho_max', .01), ('dapo', dict(correction='masked_product'), 'product_max', .01),
     ('dapo', dict(correction='icepop', icepop_low=0.0), 'icepop_high', .01),
-    ('dapo', dict(correction='masked_geometric', geometric_low=0.0), 'geometric_high', .01), ('dpo', {}, 'dpo_beta', .01),
+    ('dapo', dict(correction='masked_geometric', geometric_low=0.0), 'geometric_high', .01),
+    ('dpo', {}, 'dpo_beta', .01),
     ('vapo', {}, 'length_alpha', .01), ('m2po', {}, 'second_moment', .01), ('entropy_8020', {}, 'entropy_share', .01),
     ('pkpo', {}, 'pass_k', 1),
 ]
