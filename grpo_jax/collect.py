@@ -52,16 +52,14 @@ class Collector:
 
     def __init__(self, ex, section, shapes):
         self._ex, self._section, self._shapes = ex, section, shapes
+        self._again = section['dead_groups'] in ('resample', 'replay')
+        self._keeps = self._again and section['max_staleness'] > 0
+        _check(section, ex.scorer)
         fields = READ_FROM_DATA.get(section['source'])
         self._imitates = fields is not None
         self._dataset, self._completions = (supervised.demonstrations(ex, fields) if fields
                                             else (ex.load('train'), None))
         self.sample = None if self._imitates else ex.sampler(shapes.group_size)
-        self._again = section['dead_groups'] in ('resample', 'replay')
-        self._keeps = self._again and section['max_staleness'] > 0
-        if section['retire_above'] and not ex.scorer.verifier:
-            raise BadInput('algorithm.retire_above', section['retire_above'], 'needs a reward.verifier to know pass '
-                           'rates; name one, or use 0')
 
     @property
     def programs(self):
@@ -182,6 +180,22 @@ class Collector:
             jax.tree.map(lambda full, x, rows=rows: full.__setitem__(rows, x), zeros['rollout'], group.rollout)
             zeros['index'][slot], zeros['since'][slot], zeros['filled'][slot] = places[group.example.id], group.since, 1
         return jax.tree.map(jnp.asarray, zeros)
+
+
+def _check(section, scorer):
+    """BadInput for settings that cannot work."""
+    if section['retire_above'] and not scorer.verifier:
+        raise BadInput('algorithm.retire_above', section['retire_above'], 'needs a reward.verifier to know pass rates; '
+                       'name one, or use 0')
+    if section['max_draws'] < 1:
+        raise BadInput('algorithm.max_draws', section['max_draws'], 'must be at least 1')
+    if section['dead_groups'] == 'replay' and section['max_staleness'] < 1:
+        raise BadInput('algorithm.max_staleness', section['max_staleness'], 'must be at least 1 for replay: groups of '
+                       'the same step are none')
+    stale = section['dead_groups'] in ('resample', 'replay') and section['max_staleness']
+    if stale and section['ratio_base'] == 'old' and section['correction'] == 'none':
+        raise BadInput('algorithm.max_staleness', section['max_staleness'], 'lets in completions of older policies, '
+                       'and nothing accounts for them; set a correction, like truncated, or ratio_base=\'sampler\'')
 
 
 def _groups(draw, step):

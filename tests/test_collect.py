@@ -65,10 +65,17 @@ def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
     assert [row['retired'] * len(tries) for row in tiny_run.rows(tmp_path)] == pytest.approx([4, 8, 12])
 
 
-def test_retiring_without_a_verifier_is_refused(tmp_path):
-    config = tiny_run.config(preset='dr_grpo', algorithm__retire_above=0.9, reward__verifier='', **PLAIN)
-    with pytest.raises(BadInput, match=r'retire_above = 0.9: needs a reward.verifier'):
-        train.run(config, str(tmp_path))
+@pytest.mark.parametrize('changes, words', [
+    (dict(algorithm__retire_above=0.9, reward__verifier=''), ['retire_above = 0.9', 'reward.verifier']),
+    (dict(algorithm__max_draws=0), ['max_draws = 0']),
+    (dict(algorithm__dead_groups='replay'), ['max_staleness = 0', 'at least 1']),
+    (dict(algorithm__dead_groups='resample', algorithm__max_staleness=2), ['max_staleness = 2', 'truncated']),
+])
+def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes, words, tmp_path):
+    with pytest.raises(BadInput) as error:
+        train.run(tiny_run.config(preset='dr_grpo', **PLAIN | changes), str(tmp_path / 'run'))
+    assert all(word in str(error.value) for word in words)
+    assert not (tmp_path / 'run').exists()
 
 
 def test_a_replayed_group_is_scored_by_its_spread():
