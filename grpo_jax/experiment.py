@@ -121,7 +121,10 @@ def check(config):
     rollout = config.rollout
     for name, neutral in [('top_p', 1.0), ('top_k', 0), ('min_p', 0.0), ('repetition_penalty', 1.0), ('min_tokens', 0),
                           ('cache_dtype', ''), ('weights_dtype', '')]:
-        if rollout[name] != neutral and not rollout.accept_bias:
+        # the logprobs of a quantized sampler are its own, so a correction knows the difference
+        corrected = name.endswith('_dtype') and (config.algorithm.correction != 'none'
+                                                 or config.algorithm.ratio_base == 'sampler')
+        if rollout[name] != neutral and not rollout.accept_bias and not corrected:
             raise BadInput(f'rollout.{name}', rollout[name], 'samples from another distribution than the one that is '
                            f'trained, which biases the gradient; use {neutral!r} or set rollout.accept_bias=True')
     for name in ('cache_dtype', 'weights_dtype'):

@@ -80,6 +80,13 @@ def test_config(name, tmp_path):
     assert not (tmp_path / 'run' / 'config.json').exists()  # the mended config may use the workdir
 
 
+@pytest.mark.parametrize('changes', [{'algorithm__correction': 'truncated'}, {'algorithm__ratio_base': 'sampler'}])
+def test_quantized_sampling_is_no_bias_where_a_correction_knows_of_it(changes):
+    experiment.check(tiny_run.config(rollout__weights_dtype='int8', rollout__cache_dtype='int8', **changes))
+    with pytest.raises(BadInput, match='accept_bias'):
+        experiment.check(tiny_run.config(rollout__top_p=0.9, **changes))
+
+
 def test_folder_without_weights(tmp_path):
     config = tiny_run.config(model__random_init=False, supervised__steps=0)
     with pytest.raises(BadInput, match=r'has no model\.safetensors.*random_init=True'):

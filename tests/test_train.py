@@ -128,8 +128,8 @@ def test_a_new_surrogate_and_its_preset_are_a_few_lines_in_files(tmp_path):
 
 
 def test_a_variant_written_in_a_notebook_trains(tmp_path):
-    def half_clip(ratio, advantages, logprobs):
-        return 0.5 * surrogates.clip(ratio, advantages, logprobs, clip_low=0.2, clip_high=0.2)
+    def half_clip(ratio, advantages):
+        return 0.5 * surrogates.clip(ratio, advantages, clip_low=0.2, clip_high=0.2)
 
     config = tiny_run.config(steps=1, supervised__steps=0)
     mine = algorithms.make(config.algorithm)._replace(surrogate=half_clip)
