@@ -1,6 +1,6 @@
 """What a critic costs in memory: the update of GRPO, with and without a reference, and of PPO, compiled for TPUs.
 
-python -m benchmarks.ppo_memory [--topology=v5e:2x2]
+python -m benchmarks.ppo_memory [--topology=v5e:2x2] [--presets=dr_grpo,grpo,ppo]
 
 Needs libtpu (see grpo_jax.distributed.topology); nothing runs. Qwen2.5-0.5B, float32 master weights and moments cut
 over fsdp, bfloat16 computation, 32 prompts x 8 completions of 256 + 1024 tokens in 8 microbatches, layers recomputed.
@@ -27,13 +27,14 @@ def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--topology', default='v5e:2x2')
+    parser.add_argument('--presets', default='dr_grpo,grpo,ppo')
     arguments = parser.parse_args()
     devices = len(topology.devices(arguments.topology))
     mesh = topology.mesh(arguments.topology, {'data': 1, 'fsdp': devices, 'tensor': 1})
     config = default.get_config()
     optimizer = optimizers.make(config.optimizer, 100)
     print(f'jax {jax.__version__}, {arguments.topology}, MiB of one device; state: weights, moments, reference, critic')
-    for preset in ('dr_grpo', 'grpo', 'ppo'):
+    for preset in arguments.presets.split(','):
         began = time.monotonic()
         method = algorithms.make(default.get_config(preset).algorithm)
         learner = placement.make_learner(
