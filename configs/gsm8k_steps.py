@@ -1,4 +1,4 @@
-"""Process supervision on real GSM8K steps: chains of expressions, each worked out and rewarded; minutes on a CPU.
+"""Process supervision on real GSM8K steps: chains of expressions, each worked out and rewarded.
 
     python -m grpo_jax.train --config=configs/gsm8k_steps.py --workdir=runs/steps
 """
