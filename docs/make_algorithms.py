@@ -13,22 +13,11 @@ sys.path.insert(0, ROOT)  # for configs, which is not installed
 
 from grpo_jax import algorithms as entry  # noqa: E402
 from grpo_jax import sweep  # noqa: E402
-from grpo_jax.algorithms import (  # noqa: E402
-    advantages,
-    corrections,
-    kl,
-    pieces,
-    ratios,
-    regularizers,
-    selections,
-    surrogates,
-    weights,
-)
+from grpo_jax.algorithms import pieces  # noqa: E402
+from grpo_jax.algorithms.algorithm import MODULES  # noqa: E402
 
 TARGET = os.path.join(ROOT, 'docs', 'algorithms.md')
 NOTES = os.path.join(ROOT, 'docs', 'algorithms_notes.md')
-MODULES = {'advantage': advantages, 'ratio': ratios, 'surrogate': surrogates, 'kl': kl, 'weights': weights,
-           'correction': corrections, 'selection': selections, 'regularizers': regularizers}
 
 # preset -> (evidence, when to use it); the grades are explained in algorithms_notes.md
 ADVICE = {

@@ -126,12 +126,7 @@ class Collector:
             key = jax.random.fold_in(ex.key, index) if index else ex.key
             rollout = self.sample(params, placement.put_rows(prompts, ex.mesh), key, int(state.step),
                                   finished=scoring.add, progress=progress)
-            results = []
-
-            def once():
-                return results[0] if results else results.append(scoring.results()) or results[0]
-
-            draw = Draw(examples, rollout, once, {})
+            draw = Draw(examples, rollout, scoring.results, {})
         if self._section['retire_above']:
             correct = draw.results()[4][ex.scorer.verifier].reshape(shapes.prompts, -1) >= 1
             aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])

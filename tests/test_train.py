@@ -13,21 +13,12 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms, evaluate, export, rewards, show, train
-from grpo_jax.algorithms import (
-    advantages,
-    corrections,
-    pieces,
-    ratios,
-    regularizers,
-    selections,
-    surrogates,
-    weights,
-)
+from grpo_jax.algorithms import pieces, surrogates
+from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.models import hf, transformer
 from grpo_jax.types import Example
 from tests import tiny_run
 
-PIECES = (advantages, ratios, surrogates, corrections, selections, regularizers, weights)
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -194,7 +185,7 @@ def test_every_config_key_is_read(tmp_path):
     sections |= {id(config): '', id(config.supervised.optimizer): 'supervised.optimizer'}
     keys = {(i, key) for i in sections for key in _section(config, sections[i]).keys()}
     # numbers of pieces that this preset does not use
-    unused = {name for module in PIECES for piece in pieces.named(module).values()
+    unused = {name for module in MODULES.values() for piece in pieces.named(module).values()
               for name, p in inspect.signature(piece).parameters.items() if p.kind is p.KEYWORD_ONLY}
     try:
         kind.__getitem__ = spy

@@ -156,7 +156,7 @@ def xrpo_sharpen(rewards, mask, sampler_logprobs, *, std_ddof, std_eps, sharpen,
     The paper's constants are not verified; 1 and 0.5 come from secondary sources.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
-    likelihood = np.sum(np.where(mask, sampler_logprobs, 0.0), -1) / np.maximum(mask.sum(-1), 1)
+    likelihood = groups.token_mean(sampler_logprobs, mask)
     mean = groups.mean_of(np.where(np.isfinite(rewards), likelihood, np.nan))
     novelty = np.exp(np.minimum(likelihood - mean, 20.0))
     bonus = np.minimum(np.maximum(sharpen * (1 - novelty), 0), sharpen_cap * values)
@@ -187,7 +187,7 @@ def gtpo(rewards, tokens, mask, old_entropy, initial_entropy, *, std_ddof, std_e
     prefix and suffix weights multiplied.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
-    entropy = np.sum(np.where(mask, old_entropy, 0.0), -1) / np.maximum(mask.sum(-1), 1)
+    entropy = groups.token_mean(old_entropy, mask)
     kept = (entropy <= entropy_cut) | (initial_entropy > entropy_cut)
     shaped = np.where(groups.dead_groups(rewards)[:, None], 0.0, (values - entropy_penalty * entropy) * kept)
     weights = np.stack([groups.conflict_weights(*group) for group in zip(tokens, mask, values, strict=True)])

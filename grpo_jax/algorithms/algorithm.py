@@ -15,6 +15,10 @@ from grpo_jax.algorithms import (
     weights,
 )
 
+# config key -> the module whose functions it chooses from
+MODULES = {'advantage': advantages, 'ratio': ratios, 'surrogate': surrogates, 'kl': kl, 'weights': weights,
+           'correction': corrections, 'selection': selections, 'regularizers': regularizers}
+
 
 class Algorithm(NamedTuple):
     """The pieces of a policy-gradient method; replace one with `algorithm._replace(surrogate=mine)`.
@@ -106,9 +110,8 @@ def make(section):
     A piece's keyword-only arguments are bound from the section's keys of the same names. Raises
     BadInput for an unknown piece, or a combination that cannot work.
     """
-    modules = dict(advantage=advantages, ratio=ratios, surrogate=surrogates, weights=weights, kl=kl,
-                   correction=corrections, selection=selections)
-    chosen = {key: pieces.choose(module, key, section[key], section) for key, module in modules.items()}
+    chosen = {key: pieces.choose(module, key, section[key], section) for key, module in MODULES.items()
+              if key != 'regularizers'}
     chosen['regularizers'] = tuple(pieces.choose(regularizers, 'regularizers', name, section)
                                    for name in section['regularizers'])
     numbers = {name: section[name] for name in Algorithm._fields if name not in chosen}

@@ -34,6 +34,11 @@ def batch_std(values, ddof):
     return group_std(values.reshape(1, -1), ddof)[0, 0]
 
 
+def token_mean(x, mask):
+    """f64[P, G]: means over completions' tokens, 0 for one without any."""
+    return np.sum(np.where(mask, x, 0.0), -1) / np.maximum(mask.sum(-1), 1)
+
+
 def whiten(values, weights, ddof):
     """values less their weighted mean, over their weighted std; 0 where the weight is 0."""
     count = weights.sum()

@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.algorithms import covariance, groups, kl, pieces, ratios, validation
+from grpo_jax.algorithms import covariance, groups, kl, pieces, ratios, rows, validation
 
 FILL = {'step_rewards': np.nan}  # what stands for a completion that is not there, where 0 would be a value
 
@@ -24,7 +24,8 @@ def compute_advantages(algorithm, rewards, *, kl_coef=None, group_ids=None, **da
     finite = np.isfinite(rewards)[..., None]
     kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef
     if 'mask' in data:  # unscorable completions count in no statistic of tokens either
-        data['mask'] = pieces.call(lambda mask: mask, data) & finite
+        given = {'mask': data['mask']}
+        data['mask'] = lambda: pieces.call(lambda mask: mask, given) & finite
     data |= {'rewards': rewards, 'token_rewards': lambda: token_rewards(algorithm, rewards, kl_coef, data)}
     if algorithm.kl_placement == 'reward_sequence':
         data['rewards'] = rewards - kl_coef * pieces.call(lambda mask, kl: np.sum(np.where(mask, kl, 0.0), -1), data)
@@ -41,7 +42,7 @@ def compute_advantages(algorithm, rewards, *, kl_coef=None, group_ids=None, **da
 def critic_targets(algorithm, rewards, *, kl_coef, **data):
     """f32[P * G, C]: generalized advantages by the algorithm's critic_lambda, plus the values: what a critic learns."""
     def targets(mask, values):
-        given = token_rewards(algorithm, np.where(np.isfinite(rewards), rewards, 0.0), kl_coef, data)
+        given = token_rewards(algorithm, rewards, kl_coef, data)
         discount = algorithm.advantage.keywords['discount']
         found = groups.generalized(given, mask, values, discount, algorithm.critic_lambda) + values
         return found.reshape(-1, found.shape[-1]).astype(np.float32)
@@ -53,7 +54,7 @@ def token_rewards(algorithm, rewards, kl_coef, data):
     """f64[P, G, C]: the reward at a completion's last token, less the KL of each token where it is in the reward."""
     def spread(mask):
         last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
-        return np.where(last, np.nan_to_num(rewards)[..., None], 0.0)
+        return np.where(last & np.isfinite(rewards)[..., None], rewards[..., None], 0.0)
 
     def penalty(mask, kl):
         return kl_coef * np.where(mask, kl, 0.0)
@@ -163,7 +164,7 @@ def metrics(algorithm, logprobs, entropy, experience):
 
     ratio, log_ratio, log_rho = data['ratio'](), data['log_ratio'], data['log_rho']
     by_mean = 'geometric' in pieces.name_of(algorithm.ratio)
-    most = 0.9999 * np.exp(ratios.MAX_MEAN_LOG_RATIO if by_mean else ratios.MAX_LOG_RATIO)
+    most = 0.9999 * np.exp(ratios.MAX_MEAN_LOG_RATIO if by_mean else rows.MAX_LOG_RATIO)
     gap, rho = jnp.abs(log_rho), ratios.token(log_rho)
     better, worse = mask & (experience.advantages > 0), mask & (experience.advantages < 0)
     clipped = _clipped(algorithm, logprobs, entropy, experience)
