@@ -61,3 +61,14 @@ def qwen3(real, tmp_path_factory):
     (folder / 'tokenizer.json').write_text(json.dumps(built, ensure_ascii=False), encoding='utf8')
     shutil.copy(config, folder)
     return hf.load_tokenizer(str(folder))
+
+
+def pytest_addoption(parser):
+    parser.addoption('--long', action='store_true', help='also whole data sets, and minutes of fuzzing')
+
+
+@pytest.fixture
+def long(request):
+    """For tests of many minutes; skips without --long."""
+    if not request.config.getoption('--long'):
+        pytest.skip('needs --long')

@@ -1,0 +1,125 @@
+"""Work in killable processes: results, deadlines, deaths, memory, and what is left behind."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from grpo_jax.errors import BadInput
+from grpo_jax.rewards import pool as pools
+
+
+def spin(forever):
+    while forever:
+        pass
+
+
+def stop_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def eat():
+    return len(bytearray(10 * 2 ** 30))
+
+
+def own_pid_after(seconds):
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def start_child():
+    return subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)']).pid
+
+
+class Unpicklable(Exception):
+    def __init__(self, a, b):
+        super().__init__(f'{a} {b}')
+
+
+def fail(how):
+    raise {'value': ValueError('no such answer'), 'odd': Unpicklable('one', 'two')}[how]
+
+
+@pytest.fixture(scope='module')
+def pool():
+    made = pools.Pool(2, deadline=1.0, memory_gib=2)
+    yield made
+    made.close()
+
+
+def test_a_result_comes_from_another_process(pool):
+    assert pool.call(divmod, 7, 2) == (3, 1)
+    assert pool.call(os.getpid) != os.getpid()
+
+
+def test_what_the_function_raises_is_raised(pool):
+    with pytest.raises(ValueError, match='no such answer'):
+        pool.call(fail, 'value')
+    with pytest.raises(RuntimeError, match='Unpicklable: one two'):
+        pool.call(fail, 'odd')
+
+
+def test_a_call_ends_at_its_deadline_and_others_go_on(pool):
+    pool.call(spin, False)  # so that starting is not in the time below
+    began = time.monotonic()
+    with pytest.raises(pools.Expired, match=r'spin was still running after 1\.0 s'):
+        pool.call(spin, True)
+    assert time.monotonic() - began < 3
+    assert pool.call(divmod, 7, 2) == (3, 1)
+
+
+@pytest.mark.parametrize('function', [stop_self, eat])
+def test_death_and_memory_are_told_apart_from_results(pool, function):
+    with pytest.raises(pools.Died, match=function.__name__):
+        pool.call(function)
+    assert pool.call(divmod, 7, 2) == (3, 1)
+
+
+def test_nothing_is_left_running(pool):
+    alone = pools.Pool(1, deadline=5.0, memory_gib=2)
+    worker, child = alone.call(os.getpid), alone.call(start_child)
+    alone.close()
+    for pid in (worker, child):
+        with pytest.raises(ProcessLookupError):
+            os.kill(_reaped(pid), 0)
+    assert alone.call(os.getpid) != worker
+    alone.close()
+
+
+def _reaped(pid):
+    """pid, once its zombie is gone: an orphan's is init's to reap."""
+    for _ in range(50):
+        try:
+            with open(f'/proc/{pid}/stat', encoding='utf8') as file:
+                if file.read().rsplit(')', 1)[1].split()[0] == 'Z':
+                    return 2 ** 22 + 1  # above any pid
+        except OSError:
+            break
+        time.sleep(0.1)
+    return pid
+
+
+def test_results_are_remembered_and_failures_are_not(pool):
+    first = pool.cached(time.time_ns)
+    assert pool.cached(time.time_ns) == first
+    for _ in range(2):
+        with pytest.raises(ValueError, match='no such answer'):
+            pool.cached(fail, 'value')
+
+
+def test_workers_run_side_by_side(pool):
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(pool.call(own_pid_after, 0.5))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 2
+
+
+def test_numbers_that_cannot_work_are_refused():
+    with pytest.raises(BadInput, match=r'^reward.deadline = 0: must be above 0'):
+        pools.Pool(1, deadline=0, memory_gib=1)
