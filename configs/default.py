@@ -47,7 +47,12 @@ def get_config(preset='grpo'):
     config.rollout.weights_dtype = ''    # of the sampler's matrices: int8, or '' for model.dtype
 
     config.reward = ConfigDict()
-    config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards, weight)
+    config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
+    config.reward.options = ConfigDict()  # of parts by name
+    config.reward.failed = 0.0           # score of a part that ran out of its time or memory
+    config.reward.deadline = 10.0        # seconds that a part may take on a completion in a worker process
+    config.reward.workers = 4            # threads that score, and worker processes where a part needs them
+    config.reward.memory_gib = 4.0       # of a worker
     config.reward.truncated = 0.0        # added when the budget ends before a stop token
     config.reward.steps = ''             # file in grpo_jax/rewards that rewards steps, for advantage process
     config.reward.length = ''            # shaping by length, function of grpo_jax/rewards/length.py: overlong, kimi

@@ -5,7 +5,6 @@ draws the same: position, how many prompts were visited; tries and hits of each 
 kept, groups of earlier steps, left over by resample or for replay.
 """
 from collections.abc import Callable
-import itertools
 from typing import NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ class Draw(NamedTuple):
 
     examples: list[Example]
     rollout: Rollout
-    results: Callable    # () -> (texts, truncated bool[B], lengths i64[B], rewards f64[B], parts dict of f64[B])
+    results: Callable    # () -> rewards.Scored
     counts: dict         # what it took, by name
 
 
@@ -36,12 +35,12 @@ class Group(NamedTuple):
     example: Example
     rollout: Rollout     # of G rows
     since: int           # step that sampled them
-    results: tuple       # as of Draw
+    scored: rewards.Scored
 
     @property
     def score(self):
         """How much replay wants it, sum |A| std(r) of centred advantages; 0 when its rewards do not differ."""
-        scores = self.results[3][None]
+        scores = self.scored.rewards[None]
         if algorithms.dead_groups(scores)[0]:
             return 0.0
         return float(np.nansum(np.abs(scores - np.nanmean(scores))) * np.nanstd(scores))
@@ -89,7 +88,7 @@ class Collector:
         alive, dead, tokens = [] if replay else kept, [], 0
         for index in range(1 if replay else self._section['max_draws']):
             draw = self._draw(state, aux, index, progress)
-            tokens += int(draw.results()[2].sum())
+            tokens += int(draw.results().lengths.sum())
             for group in _groups(draw, step):
                 (alive if group.score else dead).append(group)
             if len(alive) >= prompts:
@@ -102,12 +101,12 @@ class Collector:
         if self._keeps:
             aux['kept'] = self._store(left)
         batch = (alive + dead)[:prompts]
-        useful = sum(int(group.results[2].sum()) for group in alive[:prompts] if group.since == step)
+        useful = sum(int(group.scored.lengths.sum()) for group in alive[:prompts] if group.since == step)
         counts = {'draws': index + 1, 'groups_of_earlier_steps': sum(group.since < step for group in batch),
                   'wasted_tokens': tokens - useful}
-        rollout = jax.tree.map(lambda *rows: np.concatenate(rows), *(group.rollout for group in batch))
-        results = _joined([group.results for group in batch])
-        return Draw([group.example for group in batch], placement.put_rows(rollout, self._ex.mesh), lambda: results,
+        rollout, scored = jax.tree.map(lambda *rows: np.concatenate(rows),
+                                       *((group.rollout, group.scored) for group in batch))
+        return Draw([group.example for group in batch], placement.put_rows(rollout, self._ex.mesh), lambda: scored,
                     counts), state.replace(aux=aux)
 
     def _draw(self, state, aux, index, progress):
@@ -128,7 +127,7 @@ class Collector:
                                   finished=scoring.add, progress=progress)
             draw = Draw(examples, rollout, scoring.results, {})
         if self._section['retire_above']:
-            correct = draw.results()[4][ex.scorer.verifier].reshape(shapes.prompts, -1) >= 1
+            correct = draw.results().parts[ex.scorer.verifier].reshape(shapes.prompts, -1) >= 1
             aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])
             aux['hits'] = aux['hits'].at[chosen].add(correct.sum(1))
             draw.counts['retired'] = float(np.mean(self._retired(aux)))
@@ -143,10 +142,10 @@ class Collector:
 
     def _score(self, examples, rollout):
         texts, truncated, lengths = metrics.completions_of(self._ex.tokenizer, rollout)
-        scores, parts = rewards.score(self._ex.scorer, examples, texts, truncated)
+        scored = rewards.score_rows(self._ex.scorer, examples, texts, truncated, lengths)
         if self._section['source'] == 'pairs':
-            scores = np.tile([1.0, 0.0], len(examples))  # the data says which is better
-        return texts, truncated, lengths, scores, parts
+            scored = scored._replace(rewards=np.tile([1.0, 0.0], len(examples)))  # the data says which is better
+        return scored
 
     def _again_of(self, kept, count, step):
         """Up to `count` of the kept groups, drawn without replacement in proportion to their scores."""
@@ -195,17 +194,10 @@ def _check(section, scorer):
 
 def _groups(draw, step):
     """The draw's Groups."""
-    texts, truncated, lengths, scores, parts = draw.results()
-    host, size = jax.device_get(draw.rollout), len(texts) // len(draw.examples)
+    whole = jax.device_get(draw.rollout), draw.results()
+    size = len(whole[1].rewards) // len(draw.examples)
     found = []
     for i, example in enumerate(draw.examples):
-        rows = slice(i * size, (i + 1) * size)
-        results = (texts[rows], truncated[rows], lengths[rows], scores[rows], {n: x[rows] for n, x in parts.items()})
-        found.append(Group(example, jax.tree.map(lambda x, rows=rows: x[rows], host), step, results))
+        rollout, scored = jax.tree.map(lambda x, rows=slice(i * size, (i + 1) * size): x[rows], whole)
+        found.append(Group(example, rollout, step, scored))
     return found
-
-
-def _joined(results):
-    texts, truncated, lengths, scores, parts = zip(*results, strict=True)
-    return (list(itertools.chain(*texts)), np.concatenate(truncated), np.concatenate(lengths), np.concatenate(scores),
-            {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})

@@ -93,10 +93,10 @@ class Experiment(NamedTuple):
         return hf.load_params(self.folder, self.c, shardings)
 
 
-def enter(config, workdir, folder=None):
+def enter(config, workdir, folder=None, functions=None):
     """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim.
 
-    folder replaces config.model.path, for a workdir that holds its model already.
+    folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name.
     """
     check(config)
     folder = folder or hf.find(config.model.path)
@@ -111,7 +111,7 @@ def enter(config, workdir, folder=None):
     sharding.params(c, mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    scorer = rewards.make(config.reward, config.rollout.max_tokens)
+    scorer = rewards.make(config.reward, config.rollout.max_tokens, functions)
     _fits_workdir(config, workdir)
     return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, scorer, {})
 

@@ -83,11 +83,13 @@ def completions_of(tokenizer, rollout):
     return texts, truncated, mask.sum(1)
 
 
-def of_completions(parts, truncated, lengths):
-    """Means of the reward's parts, and lengths and truncation of a rollout, by name."""
-    row = {f'reward/{name}': np.nanmean(values) for name, values in parts.items()}
+def of_completions(scored):
+    """Means of a rewards.Scored's parts and failures, and lengths and truncation, by name."""
+    lengths = scored.lengths
+    row = {f'reward/{name}': np.nanmean(values) for name, values in scored.parts.items()}
+    row |= {f'reward_{name}': failed.mean() for name, failed in scored.failures.items()}
     return row | {'length': lengths.mean(), 'length_p95': np.quantile(lengths, 0.95), 'length_longest': lengths.max(),
-                  'truncated': truncated.mean(), 'tokens': lengths.sum()}
+                  'truncated': scored.truncated.mean(), 'tokens': lengths.sum()}
 
 
 def of_sampler(engine):
@@ -111,15 +113,15 @@ def speed_of_sampler(engine):
     return found
 
 
-def rollout_rows(examples, texts, scores, parts, experience):
+def rollout_rows(examples, scored, experience):
     """One dict a completion, with its prompt, gold answer, rewards by part and advantage, for a dump."""
-    group = len(texts) // len(examples)
+    group = len(scored.texts) // len(examples)
     advantages = np.asarray(experience.advantages)
-    owners = [examples[i // group] for i in range(len(texts))]
+    owners = [examples[i // group] for i in range(len(scored.texts))]
     return [{'id': owners[i].id, 'prompt': owners[i].prompt, 'answer': owners[i].answer,
-             'completion': text, 'reward': round_trip(scores[i]),
-             'parts': {name: round_trip(values[i]) for name, values in parts.items()},
-             'advantage': round_trip(advantages[i, 0])} for i, text in enumerate(texts)]
+             'completion': text, 'reward': round_trip(scored.rewards[i]),
+             'parts': {name: round_trip(values[i]) for name, values in scored.parts.items()},
+             'advantage': round_trip(advantages[i, 0])} for i, text in enumerate(scored.texts)]
 
 
 class Stopwatch:

@@ -25,12 +25,13 @@ from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.experience import make_experience
 
 
-def run(config, workdir, algorithm=None):
+def run(config, workdir, algorithm=None, functions=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
-    algorithm replaces the one that config.algorithm describes, for a variant written in a notebook.
+    algorithm replaces the one that config.algorithm describes, for a variant written in a notebook; functions are
+    rewards by name, which config.reward.parts may list.
     """
-    ex = experiment.enter(config, workdir)
+    ex = experiment.enter(config, workdir, functions=functions)
     algorithm = algorithm or algorithms.make(config.algorithm)
     shapes = _shapes(ex, algorithm)
     updates = config.steps * config.learner.epochs * config.learner.minibatches
@@ -62,21 +63,20 @@ def run(config, workdir, algorithm=None):
         clock.lap('sample')
 
         scores = learner.score(state, draw.rollout)
-        texts, truncated, lengths, scored, parts = draw.results()
+        scored = draw.results()
         clock.lap('reward')
 
-        plain = scored.reshape(shapes.prompts, -1)
         experience, row = make_experience(
-            algorithm, state.aux, draw.rollout, rewards.shaped(ex.scorer, plain, lengths, parts), scores, put,
-            dead=algorithms.dead_groups(plain),
-            **rewards.known(ex.scorer, draw.examples, texts, draw.rollout, scored, parts, ex.tokenizer))
+            algorithm, state.aux, draw.rollout, rewards.shaped(ex.scorer, scored, shapes.group_size), scores, put,
+            dead=algorithms.dead_groups(scored.rewards.reshape(shapes.prompts, -1)),
+            **rewards.known(ex.scorer, draw.examples, scored, draw.rollout, ex.tokenizer))
         state, learned = learner.update(state, experience)
-        row |= jax.device_get(learned) | metrics.of_completions(parts, truncated, lengths)
+        row |= jax.device_get(learned) | metrics.of_completions(scored)
         row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
         clock.lap('update')
 
         if _due(step, config.log.rollouts):
-            writer.rollouts(step, metrics.rollout_rows(draw.examples, texts, scored, parts, experience))
+            writer.rollouts(step, metrics.rollout_rows(draw.examples, scored, experience))
         writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
         if row['finite'] < 1:
             _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)

@@ -4,19 +4,12 @@ Axis letters (used in every shape comment of this package): P prompts, G group, 
 Q prompt length (left-padded), C completion length, T = Q + C, S cache columns, V vocabulary,
 L layers, D width, F mlp, N query heads, K kv heads, H head dim.
 """
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import struct
 import jax
 
-
-class Example(NamedTuple):
-    """One task item, on the host."""
-
-    prompt: str
-    answer: str
-    id: int    # unique in its data set and stable: sampling noise and data order hang on it
-    meta: dict
+from grpo_jax.example import Example as Example
 
 
 @struct.dataclass

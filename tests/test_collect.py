@@ -8,6 +8,7 @@ import pytest
 from configs import distill
 from grpo_jax import collect, train
 from grpo_jax.errors import BadInput
+from grpo_jax.rewards import Scored
 from tests import tiny_run
 
 SHORT = dict(steps=3, evaluation__prompts=2, evaluation__samples=1, optimizer__learning_rate=1e-3)
@@ -80,7 +81,7 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes,
 
 def test_a_replayed_group_is_scored_by_its_spread():
     def group(rewards):
-        return collect.Group(None, None, 0, ([], [], [], np.array(rewards), {}))
+        return collect.Group(None, None, 0, Scored([], [], [], np.array(rewards), {}, {}))
 
     assert group([1., 1, 1]).score == group([np.nan, 1, np.nan]).score == 0
     assert group([0., 1]).score == pytest.approx(0.5) and group([0., 2]).score == pytest.approx(2.0)

@@ -1,139 +1,139 @@
 """Rewards that verify: score = weighted sum of parts, plus a term for truncated completions.
 
-A reward is a module of this package with `reward(completion, example) -> float | None` (None:
-unscorable); one that can serve as the verifier also has `extract(completion) -> str | None`, and one that
-rewards steps `steps(completion, example) -> list of (end in characters, float)`.
+A part is a module of this package, a function FILE.py:NAME of the user's, or a function handed to train.run:
+
+    reward(completion, example, **options) -> float | None          None: unscorable
+    async def reward(completion, example, **options)                awaited, many at a time
+    reward(completions, examples, **options) -> list                called once a step
+
+Options are config.reward.options[name], bound by name. `pool` asks for the run's worker processes, `correct` for what
+the verifier said (a bool, or None). The verifier, which decides what is correct, also has extract(completion) -> str |
+None; one with a stricter reading has strict, called like reward. A module that rewards steps has steps(completion,
+example) -> list of (end in characters, float), or steps(completions, examples), a list of those.
 """
 from collections.abc import Callable
-import concurrent.futures
 import functools
 import importlib
+import inspect
+from types import SimpleNamespace
 from typing import NamedTuple
 
-import numpy as np
-
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import length
+from grpo_jax.rewards import custom, length
+from grpo_jax.rewards import pool as pools
+from grpo_jax.rewards.scoring import Scored, Scoring, known, score, score_rows, shaped
+
+__all__ = ['Part', 'Scored', 'Scorer', 'Scoring', 'known', 'make', 'score', 'score_rows', 'shaped']
+
+
+class Part(NamedTuple):
+    """A reward with its options bound."""
+
+    function: Callable
+    weight: float
+    asynchronous: bool = False
+    batched: bool = False          # takes all completions at once
+    reads_correct: bool = False    # asks what the verifier said
 
 
 class Scorer(NamedTuple):
     """The rewards of a run."""
 
-    parts: dict[str, tuple[Callable, float]]   # name -> (reward, weight)
+    parts: dict[str, Part]
     truncated: float                           # added to a completion that ran out of budget
     verifier: str                              # the part that decides correct (reward >= 1), or ''
     extract: Callable | None                   # the verifier's answer extraction
+    strict: Callable | None = None             # (completion, example) -> float | None, where the verifier has it
     steps: Callable | None = None              # rewards of a completion's steps
     length: Callable | None = None             # (lengths, correct) -> shaping, of rewards.length
     length_weight: float = 1.0
+    failed: float = 0.0                        # of a part that ran out of time or memory
+    deadline: float = 30.0                     # seconds that an asynchronous part may take
+    threads: int = 1
 
 
-def make(section, max_tokens):
-    """Scorer of a config section, for completions of up to max_tokens; BadInput for an unknown reward."""
-    modules = {name: _module(name) for name, _ in section['parts']}
-    verifier = section['verifier']
-    if verifier and verifier not in modules:
-        raise BadInput('reward.verifier', verifier, f'must be one of reward.parts: {sorted(modules)}')
-    if not modules:
+def make(section, max_tokens, functions=None):
+    """Scorer of a config section, for completions of up to max_tokens; BadInput for a reward that cannot work.
+
+    functions: rewards by name, beside those of this package.
+    """
+    pool = pools.Pool(section['workers'], deadline=section['deadline'], memory_gib=section['memory_gib'])
+    find = functools.partial(_find, functions=functions or {}, pool=pool)
+    bind = functools.partial(_bind, options=section['options'], pool=pool)
+    if not section['parts']:
         raise BadInput('reward.parts', section['parts'], 'name at least one reward')
-    if verifier and not hasattr(modules[verifier], 'extract'):
+    found = {custom.name_of(path): (find(path), weight) for path, weight in section['parts']}
+    parts = {name: _part(bind(name, source.reward), weight) for name, (source, weight) in found.items()}
+    verifier = section['verifier']
+    if verifier and verifier not in parts:
+        raise BadInput('reward.verifier', verifier, f'must be one of reward.parts: {sorted(parts)}')
+    if verifier and not hasattr(found[verifier][0], 'extract'):
         raise BadInput('reward.verifier', verifier, 'has no extract(completion); name another part, or \'\' for none')
-    steps = section['steps'] and _module(section['steps'])
+    for name, part in parts.items():
+        if part.reads_correct and (not verifier or name == verifier or parts[verifier].asynchronous
+                                   or parts[verifier].batched):
+            raise BadInput('reward.verifier', verifier, f'must be a plain function, which {name} asks what is correct')
+    steps = section['steps'] and find(section['steps'])
     if steps and not hasattr(steps, 'steps'):
         raise BadInput('reward.steps', section['steps'], 'has no steps(completion, example); use calculator, or \'\'')
-    shapes = {'overlong': length.overlong, 'kimi': length.kimi}
-    if section['length'] and section['length'] not in shapes:
-        raise BadInput('reward.length', section['length'], 'choose overlong, kimi, or \'\'')
-    if section['length'] == 'overlong' and not 0 < section['length_margin'] < max_tokens:
-        raise BadInput('reward.length_margin', section['length_margin'], 'must lie between 0 and rollout.max_tokens = '
-                       f'{max_tokens}')
-    shaping = section['length'] and functools.partial(shapes[section['length']], limit=max_tokens,
-                                                      margin=section['length_margin'])
-    parts = {name: (modules[name].reward, weight) for name, weight in section['parts']}
-    return Scorer(parts, section['truncated'], verifier, modules[verifier].extract if verifier else None,
-                  steps.steps if steps else None, shaping or None, section['length_weight'])
+    source = found[verifier][0] if verifier else SimpleNamespace()
+    return Scorer(
+        parts, section['truncated'], verifier, getattr(source, 'extract', None),
+        strict=bind(verifier, source.strict) if hasattr(source, 'strict') else None,
+        steps=_of_all(bind(custom.name_of(section['steps']), steps.steps)) if steps else None,
+        length=_shaping(section, max_tokens), length_weight=section['length_weight'], failed=section['failed'],
+        deadline=section['deadline'], threads=section['workers'])
 
 
-def _module(name):
+def _find(path, functions, pool):
+    """What holds a part's functions."""
+    if path in functions:
+        return SimpleNamespace(reward=functions[path])
+    if '.py' in path:
+        return custom.load(path, pool)
     try:
-        return importlib.import_module(f'grpo_jax.rewards.{name}')
+        return importlib.import_module(f'grpo_jax.rewards.{path}')
     except ModuleNotFoundError as error:
-        if error.name != f'grpo_jax.rewards.{name}':
+        if error.name != f'grpo_jax.rewards.{path}':
             raise
-        raise BadInput('reward.parts', name, 'no such file in grpo_jax/rewards; add one with '
-                       'reward(completion, example)') from None
+        raise BadInput('reward.parts', path, 'no such file in grpo_jax/rewards; add one with reward(completion, '
+                       'example), give FILE.py:NAME, or hand the function to train.run') from None
 
 
-class Scoring:
-    """Scores a step's completions on a thread of its own, as they are handed over while others still decode."""
-
-    def __init__(self, scorer, examples, group_size, tokenizer):
-        self._scorer, self._examples, self._group_size, self._tokenizer = scorer, examples, group_size, tokenizer
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._scored = {}
-
-    def add(self, row, tokens, truncated):
-        """Takes the completion of a row: its token ids, and whether its budget ended before a stop came."""
-        self._scored[row] = self._thread.submit(self._score, self._examples[row // self._group_size], tokens, truncated)
-
-    def results(self):
-        """(texts, truncated bool[B], lengths i64[B], rewards f64[B], parts dict of f64[B]) in the order of rows."""
-        scored = [self._scored[row].result() for row in sorted(self._scored)]
-        self._thread.shutdown()
-        texts, truncated, lengths, rewards, parts = zip(*scored, strict=True)
-        by_name = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return list(texts), np.array(truncated), np.array(lengths), np.concatenate(rewards), by_name
-
-    def _score(self, example, tokens, truncated):
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return text, truncated, len(tokens), *score(self._scorer, [example], [text], [truncated])
+def _bind(name, function, options, pool):
+    """The function with the options that it declares; BadInput for those that it lacks or that lack in it."""
+    declared = inspect.signature(function).parameters
+    given = dict(options.get(name, {}))
+    wanted = {key for key, parameter in declared.items() if parameter.kind is parameter.KEYWORD_ONLY}
+    missing = {key for key in wanted - given.keys() - {'pool', 'correct'}
+               if declared[key].default is inspect.Parameter.empty}
+    if missing:
+        raise BadInput(f'reward.options.{name}', given, f'lacks {", ".join(sorted(missing))}')
+    bound = {key: given[key] for key in wanted & given.keys()} | ({'pool': pool} if 'pool' in wanted else {})
+    return functools.partial(function, **bound)
 
 
-def score(scorer, examples, completions, truncated):
-    """(rewards f64[B], parts dict of f64[B]) of B completions; examples has P entries, B / P rows each.
-
-    NaN marks a completion that no part could score. truncated is bool[B].
-    """
-    group = len(completions) // len(examples)
-    parts = {}
-    for name, (reward, _) in scorer.parts.items():
-        values = [reward(text, examples[row // group]) for row, text in enumerate(completions)]
-        parts[name] = np.array([np.nan if v is None else v for v in values], np.float64)
-    weights = np.array([weight for _, weight in scorer.parts.values()])
-    stacked = np.stack(list(parts.values()))
-    total = np.nansum(weights[:, None] * stacked, 0) + scorer.truncated * np.asarray(truncated)
-    return np.where(np.isfinite(stacked).any(0), total, np.nan), parts
+def _part(function, weight):
+    named = inspect.signature(function).parameters
+    return Part(function, float(weight), asynchronous=inspect.iscoroutinefunction(function),
+                batched='completions' in named, reads_correct='correct' in named)
 
 
-def shaped(scorer, rewards, lengths, parts):
-    """rewards f64[P, G] with the shaping by length, where there is one; lengths i64[B], parts dict of f64[B]."""
-    if not scorer.length:
-        return rewards
-    judged = parts[scorer.verifier].reshape(rewards.shape) >= 1 if scorer.verifier else rewards > 0
-    return rewards + scorer.length_weight * scorer.length(lengths.reshape(rewards.shape), judged)
+def _of_all(steps):
+    """steps(completions, examples), of a function of one completion too."""
+    if 'completions' in inspect.signature(steps).parameters:
+        return steps
+    return lambda completions, examples: [steps(*row) for row in zip(completions, examples, strict=True)]
 
 
-def known(scorer, examples, texts, rollout, rewards, parts, tokenizer):
-    """What an advantage may read beside total rewards, by name; functions, so that only what is read is worked out."""
-    found = {'part_weights': np.array([weight for _, weight in scorer.parts.values()]),
-             'parts': lambda: np.stack([parts[name] for name in scorer.parts]).reshape(-1, len(examples),
-                                                                                     len(texts) // len(examples))}
-    if scorer.steps:
-        found['step_rewards'] = lambda: step_rewards(scorer, examples, texts, rollout, rewards, tokenizer)
-    return found
-
-
-def step_rewards(scorer, examples, texts, rollout, rewards, tokenizer):
-    """f64[P, G, C]: the reward of each step at its last token, the completion's own at its end, NaN elsewhere."""
-    tokens, mask = (np.asarray(x) for x in (rollout.tokens, rollout.completion_mask))
-    tokens, group = tokens[:, -mask.shape[1]:], len(texts) // len(examples)
-    found = np.full(mask.shape, np.nan)
-    for row, text in enumerate(texts):
-        length = int(mask[row].sum())
-        written = [len(tokenizer.decode(tokens[row, :n + 1], skip_special_tokens=True)) for n in range(length)]
-        steps = [(int(np.searchsorted(written, end)), value)
-                 for end, value in scorer.steps(text, examples[row // group])]
-        for token, value in [*steps, (length - 1, rewards.reshape(-1)[row])]:
-            if 0 <= token < length:
-                found[row, token] = value + np.nan_to_num(found[row, token])
-    return found.reshape(len(examples), group, -1)
+def _shaping(section, max_tokens):
+    """The shaping by length of a config section, or None."""
+    name, margin = section['length'], section['length_margin']
+    shapes = {'overlong': length.overlong, 'kimi': length.kimi}
+    if not name:
+        return None
+    if name not in shapes:
+        raise BadInput('reward.length', name, f'choose {", ".join(shapes)}, or \'\'')
+    if name == 'overlong' and not 0 < margin < max_tokens:
+        raise BadInput('reward.length_margin', margin, f'must lie between 0 and rollout.max_tokens = {max_tokens}')
+    return functools.partial(shapes[name], limit=max_tokens, margin=margin)

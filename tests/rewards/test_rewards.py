@@ -122,39 +122,6 @@ def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):
         make(*parts, verifier=verifier)
 
 
-class Letters:
-    """A tokenizer of one letter a token."""
-
-    def decode(self, tokens, skip_special_tokens):
-        assert skip_special_tokens
-        return ''.join('0123456789'[token] for token in tokens)
-
-
-def test_scoring_as_rows_come_in_equals_scoring_all_at_once():
-    scorer = make(('numeric', 1.0), ('format', 0.5), truncated=-1.0, verifier='numeric')
-    examples = [example('12'), example('7')]
-    completions = [[1, 2], [7], [7], [1, 2, 3]]
-    scoring = rewards.Scoring(scorer, examples, 2, Letters())
-    for row in (2, 0, 3, 1):
-        scoring.add(row, completions[row], row == 3)
-    texts, truncated, lengths, total, parts = scoring.results()
-    assert texts == ['12', '7', '7', '123'] and lengths.tolist() == [2, 1, 1, 3]
-    expected, expected_parts = rewards.score(scorer, examples, texts, [False, False, False, True])
-    np.testing.assert_array_equal(total, expected)
-    np.testing.assert_array_equal(truncated, [False, False, False, True])
-    assert all(np.array_equal(parts[name], expected_parts[name]) for name in ('numeric', 'format'))
-
-
-def test_a_reward_that_raises_on_the_thread_is_heard():
-    def broken(text, example):
-        raise ValueError('no such answer')
-
-    scoring = rewards.Scoring(rewards.Scorer({'mine': (broken, 1.0)}, 0.0, '', None), [example('1')], 1, Letters())
-    scoring.add(0, [1], False)
-    with pytest.raises(ValueError, match='no such answer'):
-        scoring.results()
-
-
 # shaping by length
 
 def test_overlong_punishment_by_hand():
@@ -172,9 +139,10 @@ def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
     section = default.get_config().reward
     section.length, section.length_weight = 'kimi', 2.0
     scorer = rewards.make(section, 300)
-    found = rewards.shaped(scorer, np.array([[1., 5, 1, 0]]), np.array([100, 150, 200, 300]),
-                           {'numeric': np.array([1., 0, 1, 0])})
-    np.testing.assert_allclose(found, [[2, 5, 1, -1]])
+    nothing = np.zeros(4, bool)
+    scored = rewards.Scored(np.array([''] * 4, object), nothing, np.array([100, 150, 200, 300]),
+                            np.array([1., 5, 1, 0]), {'numeric': np.array([1., 0, 1, 0])}, {})
+    np.testing.assert_allclose(rewards.shaped(scorer, scored, 4), [[2, 5, 1, -1]])
 
 
 @pytest.mark.parametrize('changes, words', [
@@ -227,7 +195,10 @@ def test_step_rewards_lie_on_the_token_that_ends_the_step_and_the_outcome_on_the
     section.steps = 'calculator'
     rollout = SimpleNamespace(tokens=np.array([[9, 0, 1, 2, 0], [9, 1, 0, 0, 0]]),
                               completion_mask=np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool))
-    found = rewards.step_rewards(rewards.make(section, 4), [example('72')], ['48/2=24 48+24=720', '48+24=720 48/2=24'],
-                                 rollout, np.array([0.0, 5.0]), Words())
+    texts = ['48/2=24 48+24=720', '48+24=720 48/2=24']
+    scorer = rewards.make(section, 4)
+    scored = rewards.score_rows(scorer, [example('72')], texts, [False, False], [3, 2])
+    scored = scored._replace(rewards=np.array([0.0, 5.0]))
+    found = rewards.known(scorer, [example('72')], scored, rollout, Words())['step_rewards']()
     nan = np.nan
     np.testing.assert_array_equal(found, [[[1, 0, 0, nan], [0, 6, nan, nan]]])

@@ -1,0 +1,11 @@
+"""Example, alone, so that worker processes read it without importing jax."""
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """One task item, on the host."""
+
+    prompt: str
+    answer: str
+    id: int    # unique in its data set and stable: sampling noise and data order hang on it
+    meta: dict

@@ -1,0 +1,49 @@
+"""A user's own reward, FILE.py:NAME: plain functions run in worker processes, which a deadline can end."""
+import functools
+import importlib.util
+import inspect
+import os
+from types import SimpleNamespace
+
+from grpo_jax.errors import BadInput
+
+
+def name_of(path):
+    """What a part is called in metrics and options: the function of FILE.py:NAME, or the name itself."""
+    return path.rpartition(':')[2]
+
+
+def load(path, pool):
+    """What path's file holds: reward, and extract and steps where it has them.
+
+    Functions that are asynchronous or take all completions at once stay in this process.
+    """
+    file, _, name = path.rpartition(':')
+    if not os.path.isfile(file):
+        raise BadInput('reward.parts', path, 'no such file; give FILE.py:NAME')
+    module = _module(file)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise BadInput('reward.parts', path, f'{file} has no function {name}')
+    found = {key: getattr(module, key) for key in ('extract', 'steps') if hasattr(module, key)}
+    if inspect.iscoroutinefunction(function) or 'completions' in inspect.signature(function).parameters:
+        return SimpleNamespace(reward=function, **found)
+
+    @functools.wraps(function)
+    def reward(completion, example, **options):
+        return pool.call(run, os.path.abspath(file), name, completion, example, options)
+
+    return SimpleNamespace(reward=reward, **found)
+
+
+def run(file, name, completion, example, options):
+    """The named function's reward, in a worker."""
+    return getattr(_module(file), name)(completion, example, **options)
+
+
+@functools.cache
+def _module(file):
+    spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(file))[0], file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,185 @@
+"""How rewards are found, run and added up: threads, files, coroutines, batches, failures."""
+import asyncio
+import os
+import time
+
+import numpy as np
+import pytest
+
+from configs import default
+from grpo_jax import rewards
+from grpo_jax.errors import BadInput
+from grpo_jax.types import Example
+
+
+def example(answer):
+    return Example('question', answer, 0, {})
+
+
+def make(*parts, verifier='', functions=None, options=None, **changes):
+    section = default.get_config().reward
+    section.update({'parts': parts, 'verifier': verifier} | changes)
+    section.options = options or {}
+    return rewards.make(section, 64, functions)
+
+
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    def decode(self, tokens, skip_special_tokens):
+        assert skip_special_tokens
+        return ''.join('0123456789'[token] for token in tokens)
+
+
+def test_scoring_as_rows_come_in_equals_scoring_all_at_once():
+    scorer = make(('numeric', 1.0), ('format', 0.5), truncated=-1.0, verifier='numeric')
+    examples = [example('12'), example('7')]
+    completions = [[1, 2], [7], [7], [1, 2, 3]]
+    scoring = rewards.Scoring(scorer, examples, 2, Letters())
+    for row in (2, 0, 3, 1):
+        scoring.add(row, completions[row], row == 3)
+    found = scoring.results()
+    assert found.texts.tolist() == ['12', '7', '7', '123'] and found.lengths.tolist() == [2, 1, 1, 3]
+    expected, expected_parts = rewards.score(scorer, examples, found.texts, [False, False, False, True])
+    np.testing.assert_array_equal(found.rewards, expected)
+    np.testing.assert_array_equal(found.truncated, [False, False, False, True])
+    assert all(np.array_equal(found.parts[name], expected_parts[name]) for name in ('numeric', 'format'))
+
+
+def test_a_reward_that_raises_on_the_thread_is_heard():
+    def broken(text, example):
+        raise ValueError('no such answer')
+
+    scoring = rewards.Scoring(make(('mine', 1.0), functions={'mine': broken}), [example('1')], 1, Letters())
+    scoring.add(0, [1], False)
+    with pytest.raises(ValueError, match='no such answer'):
+        scoring.results()
+
+
+# a user's own
+
+FILE = """
+import os, time
+
+def pid(completion, example, *, plus=0):
+    return os.getpid() + plus
+
+def hangs(completion, example):
+    while completion == 'hang':
+        pass
+    return 1.0
+
+def dies(completion, example):
+    os._exit(0)
+
+def nested(completion, example):
+    return nested(completion, example)
+
+def of_all(completions, examples):
+    return [len(text) + len(example.answer) for text, example in zip(completions, examples)]
+
+def extract(completion):
+    return completion.strip()
+"""
+
+
+@pytest.fixture(scope='module')
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp('own') / 'mine.py'
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_a_function_of_a_file_runs_in_another_process_with_its_options(file):
+    scorer = make((f'{file}:pid', 1.0), options={'pid': {'plus': 10 ** 9}})
+    total, parts = rewards.score(scorer, [example('1')], ['a'], [False])
+    assert parts['pid'][0] == total[0] > 10 ** 9 and parts['pid'][0] != os.getpid() + 10 ** 9
+
+
+def test_a_function_of_a_file_can_be_the_verifier(file):
+    assert make((f'{file}:hangs', 1.0), verifier='hangs').extract(' 4 ') == '4'
+
+
+@pytest.mark.parametrize('name, completions, failure', [
+    ('hangs', ['fine', 'hang', 'fine'], 'expired'), ('dies', ['fine'] * 3, 'died'), ('nested', ['fine'] * 3, 'died')])
+def test_a_part_that_fails_has_the_score_of_failure_and_is_counted(file, name, completions, failure):
+    scorer = make((f'{file}:{name}', 1.0), ('numeric', 1.0), failed=-0.25, deadline=1.5)
+    found = rewards.score_rows(scorer, [example('4')], completions, [False] * 3, [1] * 3)
+    failed = [name != 'hangs' or text == 'hang' for text in completions]
+    assert found.failures[failure].tolist() == failed
+    assert not found.failures['died' if failure == 'expired' else 'expired'].any()
+    assert found.rewards.tolist() == [-0.25 if bad else 1.0 for bad in failed]
+
+
+@pytest.mark.parametrize('path, message', [
+    ('nowhere.py:f', r"^reward.parts = 'nowhere.py:f': no such file"),
+    ('{file}:f', r'^reward.parts = .*has no function f'),
+    ('{file}:pid', r'^reward.options.pid')])
+def test_a_function_of_a_file_that_cannot_work_is_refused(file, path, message, tmp_path):
+    if message.startswith('^reward.options'):
+        file = str(tmp_path / 'other.py')
+        with open(file, 'w', encoding='utf8') as opened:
+            opened.write('def pid(completion, example, *, plus): return plus')
+    with pytest.raises(BadInput, match=message):
+        make((path.format(file=file), 1.0))
+
+
+def test_functions_of_a_notebook_are_parts_by_name():
+    scorer = make(('short', 2.0), functions={'short': lambda completion, example: 1.0 / len(completion)})
+    assert rewards.score(scorer, [example('')], ['ab', 'abcd'], [False, False])[0].tolist() == [1.0, 0.5]
+
+
+def test_batched_rewards_see_all_completions_with_their_examples(file):
+    calls = []
+
+    def count(completions, examples):
+        calls.append(len(completions))
+        return [None if text == '?' else 1.0 for text in completions]
+
+    scorer = make((f'{file}:of_all', 1.0), ('count', 1.0), functions={'count': count})
+    total, parts = rewards.score(scorer, [example('1'), example('22')], ['a', 'bb', '?', 'dd'], [False] * 4)
+    assert parts['of_all'].tolist() == [2, 3, 3, 4] and calls == [4]
+    assert np.isnan(parts['count'][2]) and total.tolist() == [3, 4, 3, 5]
+
+
+def test_asynchronous_rewards_wait_side_by_side_until_their_deadline():
+    inside = []
+
+    async def ask(completion, example):
+        inside.append(completion)
+        while len(inside) < 8:  # ends only when all are asked
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(100 if completion == 'slow' else 0)
+        return 1.0
+
+    scorer = make(('ask', 1.0), functions={'ask': ask}, deadline=2.0, workers=1)
+    began = time.monotonic()
+    found = rewards.score_rows(scorer, [example('1')], ['a'] * 7 + ['slow'], [False] * 8, [1] * 8)
+    assert time.monotonic() - began < 20
+    assert found.rewards.tolist() == [1.0] * 7 + [0.0] and found.failures['expired'].tolist() == [False] * 7 + [True]
+
+
+def test_a_reward_can_ask_what_the_verifier_said():
+    def bonus(completion, example, *, correct):
+        return {True: 1.0, False: -1.0, None: 0.5}[correct]
+
+    scorer = make(('bonus', 1.0), ('numeric', 0.0), verifier='numeric', functions={'bonus': bonus})
+    assert rewards.score(scorer, [example('4')], ['4', '5'], [False] * 2)[0].tolist() == [1, -1]
+    assert rewards.score(scorer, [example('many')], ['4'], [False])[0].tolist() == [0.5]
+    with pytest.raises(BadInput, match='which bonus asks what is correct'):
+        make(('bonus', 1.0), functions={'bonus': bonus})
+
+
+def test_scoring_goes_on_while_the_device_works():
+    # what the step waits for is less than what the rewards took
+    def slow(completion, example):
+        time.sleep(0.2)
+        return 1.0
+
+    scoring = rewards.Scoring(make(('slow', 1.0), functions={'slow': slow}, workers=1), [example('1')], 4, Letters())
+    for row in range(4):
+        scoring.add(row, [1], False)
+    time.sleep(0.9)  # the device
+    began = time.monotonic()
+    scoring.results()
+    assert time.monotonic() - began < 0.4
