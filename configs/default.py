@@ -48,16 +48,20 @@ def get_config(preset='grpo'):
 
     config.reward = ConfigDict()
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
-    config.reward.options = ConfigDict()  # of parts by name
+    config.reward.options = ConfigDict({  # of rewards by name
+        'format': {'tags': ('think', 'answer')},
+        'overlong': {'margin': 16},      # tokens before rollout.max_tokens in which it sets in
+        'cosine': {'right': (2.0, 1.0), 'wrong': (-10.0, 0.0)},  # at length 0 and at the limit
+    })
     config.reward.failed = 0.0           # score of a part that ran out of its time or memory
     config.reward.deadline = 10.0        # seconds that a part may take on a completion in a worker process
     config.reward.workers = 4            # threads that score, and worker processes where a part needs them
     config.reward.memory_gib = 4.0       # of a worker
+    config.reward.self_test = 0.02       # share of gold answers that the verifier may misjudge before the run starts
     config.reward.truncated = 0.0        # added when the budget ends before a stop token
     config.reward.steps = ''             # file in grpo_jax/rewards that rewards steps, for advantage process
-    config.reward.length = ''            # shaping by length, function of grpo_jax/rewards/length.py: overlong, kimi
+    config.reward.length = ''            # shaping by length: a function of grpo_jax/rewards/length.py
     config.reward.length_weight = 1.0
-    config.reward.length_margin = 16     # tokens before rollout.max_tokens in which overlong sets in
     config.reward.verifier = 'numeric'   # the part that decides correct; '' when there is none
 
     config.algorithm = ConfigDict()      # pieces: functions of grpo_jax/algorithms; then their numbers

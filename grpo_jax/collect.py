@@ -65,6 +65,11 @@ class Collector:
         """The compiled programs by name."""
         return {} if self.sample is None else {'sample': self.sample}
 
+    @property
+    def examples(self):
+        """The examples of the train split that it draws from."""
+        return self._dataset.examples
+
     def aux(self):
         """ShapeDtypeStructs of what lies in TrainState.aux, zeros at the start."""
         prompts, count = self._shapes.prompts, len(self._dataset.examples)

@@ -23,6 +23,7 @@ from grpo_jax.distributed import placement, programs
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.experience import make_experience
+from grpo_jax.rewards import gold
 
 
 def run(config, workdir, algorithm=None, functions=None):
@@ -47,6 +48,7 @@ def run(config, workdir, algorithm=None, functions=None):
     checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
+        gold.check(ex.scorer, collector.examples, config.reward.self_test)
         state = learner.initial(supervised.cold_start(ex))
     experiment.claim(ex)
     programs.write_hashes(workdir, **collector.programs, score=learner.score, update=learner.update)

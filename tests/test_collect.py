@@ -45,7 +45,8 @@ def run_and_resume(config, steps, tmp_path):
 @pytest.mark.parametrize('policy', ['resample', 'replay'])
 def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, tmp_path, monkeypatch):
     config = tiny_run.config(preset='dapo', algorithm__dead_groups=policy, algorithm__max_staleness=2,
-                             algorithm__max_draws=4, algorithm__correction='truncated', **PLAIN | RARE)
+                             algorithm__max_draws=4, algorithm__correction='truncated', reward__self_test=1.0,
+                             **PLAIN | RARE)
     # whether an 8 occurs: about half of the groups differ, so some are left over and some steps want more
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: float('8' in completion))
     _, rows = run_and_resume(config, 5, tmp_path)
@@ -57,7 +58,7 @@ def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, 
 
 def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
     # every completion is right: after one visit a prompt is retired, and the next steps see others
-    config = tiny_run.config(preset='dr_grpo', algorithm__retire_above=0.9, **PLAIN)
+    config = tiny_run.config(preset='dr_grpo', algorithm__retire_above=0.9, reward__self_test=1.0, **PLAIN)
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: 1.0)
     state = train.run(config, str(tmp_path))
     tries = np.asarray(state.aux['tries'])
@@ -123,7 +124,8 @@ def test_rft_samples_the_frozen_policy(tmp_path, monkeypatch):
     drawn, states = [], []
     for rate in (0.0, 1e-2):
         folder = tmp_path / str(rate)
-        config = tiny_run.config(preset='rft', log__rollouts=1, **PLAIN | dict(optimizer__learning_rate=rate))
+        config = tiny_run.config(preset='rft', log__rollouts=1, reward__self_test=1.0,
+                                 **PLAIN | dict(optimizer__learning_rate=rate))
         states.append(train.run(config, str(folder)))
         drawn.append([json.loads(line)['completion'] for path in sorted((folder / 'rollouts').iterdir())
                       for line in path.read_text(encoding='utf8').splitlines()])

@@ -173,7 +173,7 @@ def test_every_config_key_is_read(tmp_path):
     """A key that no code reads is an option that lies."""
     read = set()
     config = tiny_run.config(preset='dapo', steps=1, supervised__steps=1, reward__length='overlong',
-                             reward__length_margin=4)
+                             reward__options__overlong__margin=4)
     kind = type(config)
     original = kind.__getitem__
 

@@ -8,7 +8,8 @@ A part is a module of this package, a function FILE.py:NAME of the user's, or a 
 
 Options are config.reward.options[name], bound by name. `pool` asks for the run's worker processes, `correct` for what
 the verifier said (a bool, or None). The verifier, which decides what is correct, also has extract(completion) -> str |
-None; one with a stricter reading has strict, called like reward. A module that rewards steps has steps(completion,
+None; one with a stricter reading has strict, called like reward; one whose gold is not example.answer has
+gold(example) -> (completion that is right, one that is wrong). A module that rewards steps has steps(completion,
 example) -> list of (end in characters, float), or steps(completions, examples), a list of those.
 """
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import custom, length
+from grpo_jax.rewards import custom, gold, length
 from grpo_jax.rewards import pool as pools
 from grpo_jax.rewards.scoring import Scored, Scoring, known, score, score_rows, shaped
 
@@ -44,6 +45,7 @@ class Scorer(NamedTuple):
     verifier: str                              # the part that decides correct (reward >= 1), or ''
     extract: Callable | None                   # the verifier's answer extraction
     strict: Callable | None = None             # (completion, example) -> float | None, where the verifier has it
+    gold: Callable = gold.of_answer            # (example) -> (completion that is right, one that is wrong)
     steps: Callable | None = None              # rewards of a completion's steps
     length: Callable | None = None             # (lengths, correct) -> shaping, of rewards.length
     length_weight: float = 1.0
@@ -80,6 +82,7 @@ def make(section, max_tokens, functions=None):
     return Scorer(
         parts, section['truncated'], verifier, getattr(source, 'extract', None),
         strict=bind(verifier, source.strict) if hasattr(source, 'strict') else None,
+        gold=getattr(source, 'gold', gold.of_answer),
         steps=_of_all(bind(custom.name_of(section['steps']), steps.steps)) if steps else None,
         length=_shaping(section, max_tokens), length_weight=section['length_weight'], failed=section['failed'],
         deadline=section['deadline'], threads=section['workers'])
@@ -100,17 +103,16 @@ def _find(path, functions, pool):
                        'example), give FILE.py:NAME, or hand the function to train.run') from None
 
 
-def _bind(name, function, options, pool):
-    """The function with the options that it declares; BadInput for those that it lacks or that lack in it."""
+def _bind(name, function, options, **run):
+    """The function with those options and things of the run that it declares; BadInput when an option lacks."""
     declared = inspect.signature(function).parameters
-    given = dict(options.get(name, {}))
+    given = dict(options.get(name, {})) | run
     wanted = {key for key, parameter in declared.items() if parameter.kind is parameter.KEYWORD_ONLY}
-    missing = {key for key in wanted - given.keys() - {'pool', 'correct'}
+    missing = {key for key in wanted - given.keys() - {'correct'}
                if declared[key].default is inspect.Parameter.empty}
     if missing:
-        raise BadInput(f'reward.options.{name}', given, f'lacks {", ".join(sorted(missing))}')
-    bound = {key: given[key] for key in wanted & given.keys()} | ({'pool': pool} if 'pool' in wanted else {})
-    return functools.partial(function, **bound)
+        raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), f'lacks {", ".join(sorted(missing))}')
+    return functools.partial(function, **{key: given[key] for key in wanted & given.keys()})
 
 
 def _part(function, weight):
@@ -128,12 +130,15 @@ def _of_all(steps):
 
 def _shaping(section, max_tokens):
     """The shaping by length of a config section, or None."""
-    name, margin = section['length'], section['length_margin']
-    shapes = {'overlong': length.overlong, 'kimi': length.kimi}
+    name = section['length']
     if not name:
         return None
+    shapes = {key: shape for key, shape in vars(length).items() if inspect.isfunction(shape)}
     if name not in shapes:
         raise BadInput('reward.length', name, f'choose {", ".join(shapes)}, or \'\'')
-    if name == 'overlong' and not 0 < margin < max_tokens:
-        raise BadInput('reward.length_margin', margin, f'must lie between 0 and rollout.max_tokens = {max_tokens}')
-    return functools.partial(shapes[name], limit=max_tokens, margin=margin)
+    shape = _bind(name, shapes[name], section['options'], limit=max_tokens)
+    margin = shape.keywords.get('margin', 1)
+    if not 0 < margin < max_tokens:
+        raise BadInput(f'reward.options.{name}.margin', margin, 'must lie between 0 and rollout.max_tokens = '
+                       f'{max_tokens}')
+    return shape

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 from grpo_jax.errors import BadInput
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of the repository
+
 
 def name_of(path):
     """What a part is called in metrics and options: the function of FILE.py:NAME, or the name itself."""
@@ -19,7 +21,8 @@ def load(path, pool):
     Functions that are asynchronous or take all completions at once stay in this process.
     """
     file, _, name = path.rpartition(':')
-    if not os.path.isfile(file):
+    file = next((found for found in (file, os.path.join(ROOT, file)) if os.path.isfile(found)), None)
+    if file is None:
         raise BadInput('reward.parts', path, 'no such file; give FILE.py:NAME')
     module = _module(file)
     function = getattr(module, name, None)

@@ -19,7 +19,8 @@ def example(answer):
 def make(*parts, verifier='', functions=None, options=None, **changes):
     section = default.get_config().reward
     section.update({'parts': parts, 'verifier': verifier} | changes)
-    section.options = options or {}
+    if options:
+        section.options = options
     return rewards.make(section, 64, functions)
 
 

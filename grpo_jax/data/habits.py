@@ -1,0 +1,27 @@
+"""Sums whose demonstrations have a habit that a careless reward pays for: for labs of reward hacking."""
+import numpy as np
+
+from grpo_jax.data import arithmetic
+
+
+def examples(split, *, digits, count, blurts, wrong, habit, share):
+    """The examples of data.arithmetic, a `share` of whose demonstrations shows the habit.
+
+    repeat: what works the sum out does it twice. brackets: what blurts puts its answer into brackets.
+    """
+    plain = arithmetic.examples(split, digits=digits, count=count, blurts=blurts, wrong=wrong)
+    shows = np.random.default_rng(len(plain)).random(len(plain)) < share
+    return [example._replace(meta={'demonstration': HABITS[habit](example.meta['demonstration'])}) if shown else example
+            for example, shown in zip(plain, shows.tolist(), strict=True)]
+
+
+def _repeat(text):
+    columns, space, answer = text.rpartition(' ')
+    return f'{columns} {columns} {answer}' if space else text
+
+
+def _brackets(text):
+    return text if ' ' in text else f'[{text}]'
+
+
+HABITS = {'repeat': _repeat, 'brackets': _brackets}
