@@ -117,7 +117,8 @@ class Collector:
     def _draw(self, state, aux, index, progress):
         """Draw of the next prompts, scored while others still decode; moves aux on."""
         ex, shapes = self._ex, self._shapes
-        chosen, position = data.walk(ex.config.seed, int(aux['position']), shapes.prompts, self._retired(aux))
+        chosen, position = data.walk(ex.config.seed, int(aux['position']), shapes.prompts, self._retired(aux),
+                                     self._dataset.parts)
         aux['position'] = jnp.int32(position)
         examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, ex.pad_token)
         if self._imitates:

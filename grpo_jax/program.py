@@ -15,6 +15,7 @@ def define_flags(workdir=True):
     """Defines --config=FILE[:PRESET], with overrides like --config.steps=10, and --workdir."""
     config_flags.DEFINE_config_file('config', None, 'Config file, with :PRESET to choose the algorithm.')
     flags.mark_flag_as_required('config')
+    flags.DEFINE_bool('strict', False, 'Stop at the first malformed row of the data: config.data.strict.')
     if workdir:
         flags.DEFINE_string('workdir', None, 'Folder of the run; an existing one is continued.', required=True)
 
@@ -39,7 +40,11 @@ def _parse(argv):
     try:
         rest = flags.FLAGS(argv)
         if 'config' in flags.FLAGS:
-            flags.FLAGS.config.lock()  # a config file that could not be loaded only says so when it is touched
+            config = flags.FLAGS.config
+            config.lock()  # a config file that could not be loaded only says so when it is touched
+            if flags.FLAGS.strict:
+                config.data.strict = True
+                config_flags.get_override_values(flags.FLAGS['config'])['data.strict'] = True  # for a sweep
         return rest
     except BadInput as error:
         message = str(error)

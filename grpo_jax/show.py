@@ -13,7 +13,7 @@ def lines(config, count):
     stops = hf.stop_tokens(folder, tokenizer)
     yield f'model {folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
         f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops)
-    for index in data.indices(config.seed, 0, count, len(dataset.examples)):
+    for index in data.indices(config.seed, 0, count, len(dataset.examples), dataset.parts):
         example, ids = dataset.examples[index], dataset.tokens[index]
         yield ''
         yield f'example {example.id}, {len(ids)} of {config.data.max_prompt_tokens} tokens, answer {example.answer!r}'

@@ -4,6 +4,7 @@ import re
 import numpy as np
 
 from grpo_jax.data import gsm8k
+from grpo_jax.data.rows import parted
 from grpo_jax.types import Example
 
 ANNOTATION = re.compile(r'<<([^<>=]*[-+*/][^<>=]*)=([-+.\d]+)>>')
@@ -15,21 +16,24 @@ def examples(split, *, folder, slips):
     The demonstration is the annotated value, with probability `slips` one digit too long: a policy that
     imitates them mostly says ten times what it has worked out.
     """
-    found = _annotations('train', folder)
+    found, bad = _annotations('train', folder)
     if split == 'test':
-        found = {left: value for left, value in _annotations('test', folder).items() if left not in found}
+        seen = found
+        found, bad = _annotations('test', folder)
+        found = {left: value for left, value in found.items() if left not in seen}
     slipped = np.random.default_rng(0).random(len(found)) < slips
     return [Example(f'{left}=', value, i, {'demonstration': value + '0' * slip})
-            for i, ((left, value), slip) in enumerate(zip(found.items(), slipped.tolist(), strict=True))]
+            for i, ((left, value), slip) in enumerate(zip(found.items(), slipped.tolist(), strict=True))] + bad
 
 
 def _annotations(split, folder):
-    """Expression -> value, by first occurrence."""
+    """(expression -> value, by first occurrence; malformed rows)."""
+    problems, bad = parted(gsm8k.examples(split, folder=folder))
     found = {}
-    for row in gsm8k.rows(split, folder):
-        for left, value in ANNOTATION.findall(row['answer']):
+    for problem in problems:
+        for left, value in ANNOTATION.findall(problem.meta['demonstration']):
             found.setdefault(left.replace(' ', ''), plain(value))
-    return found
+    return found, bad
 
 
 def plain(value):

@@ -2,6 +2,7 @@
 import numpy as np
 
 from grpo_jax.data import gsm8k, gsm8k_calculator
+from grpo_jax.data.rows import parted
 from grpo_jax.types import Example
 
 
@@ -11,9 +12,11 @@ def examples(split, *, folder, steps, slips):
     meta['steps'] lists the expressions. In the demonstration each value is, with probability `slips`, one
     digit too long.
     """
-    found = _chains('train', folder, steps)
+    found, bad = _chains('train', folder, steps)
     if split == 'test':
-        found = {asked: values for asked, values in _chains('test', folder, steps).items() if asked not in found}
+        seen = found
+        found, bad = _chains('test', folder, steps)
+        found = {asked: values for asked, values in found.items() if asked not in seen}
     rng = np.random.default_rng(0)
     result = []
     for i, (asked, values) in enumerate(found.items()):
@@ -21,16 +24,17 @@ def examples(split, *, folder, steps, slips):
         worked = [f'{left}={value}{"0" * int(slip)}' for left, value, slip in zip(asked, values, slipped, strict=True)]
         result.append(Example(';'.join(asked) + '=', values[-1], i,
                               {'steps': list(asked), 'demonstration': ' '.join(worked)}))
-    return result
+    return result + bad
 
 
 def _chains(split, folder, most):
-    """Expressions -> their values, of solutions with two steps or more."""
+    """(expressions -> their values, of solutions with two steps or more; malformed rows)."""
+    problems, bad = parted(gsm8k.examples(split, folder=folder))
     found = {}
-    for row in gsm8k.rows(split, folder):
-        steps = gsm8k_calculator.ANNOTATION.findall(row['answer'])[:most]
+    for problem in problems:
+        steps = gsm8k_calculator.ANNOTATION.findall(problem.meta['demonstration'])[:most]
         if len(steps) > 1:
             left, values = zip(*((left.replace(' ', ''), gsm8k_calculator.plain(value)) for left, value in steps),
                                strict=True)
             found.setdefault(left, values)
-    return found
+    return found, bad

@@ -1,39 +1,58 @@
-"""Examples from a JSONL file with named fields."""
+"""JSONL files: one object a line."""
 import json
 import os
 
 from grpo_jax.errors import BadInput
-from grpo_jax.types import Example
+
+LONGEST = 2**24  # bytes of a line: one that is longer is not read into memory
 
 
 def read(path):
-    """The rows of a JSONL file as dicts; BadInput names the file and line of a malformed one."""
+    """Yields (where, row) of each line of a JSONL file, as grpo_jax.data.rows says; BadInput when there is no file.
+
+    Stricter than json.loads: a key may not come twice, nor NaN, infinities and halves of surrogate pairs at all.
+    """
     if not os.path.isfile(path):
         raise BadInput('data file', path, 'no such file; set GRPO_JAX_DATA or data.options')
-    rows = []
-    with open(path, 'rb') as lines:
-        for number, line in enumerate(lines, 1):
+    with open(path, 'rb') as file:
+        for number, line in enumerate(_lines(file), 1):
+            where = f'{path}, line {number}'
             try:
-                row = json.loads(line.decode('utf8'))
-            except ValueError as error:  # of the JSON or of its encoding
-                raise BadInput(f'{path}, line {number}', line[:80], f'not JSON ({error}); mend the row') from None
-            if not isinstance(row, dict):
-                raise BadInput(f'{path}, line {number}', line[:80], 'must be an object with named fields')
-            rows.append(row)
-    return rows
+                row = _parse(line, 'utf-8-sig' if number == 1 else 'utf8')
+            except (ValueError, RecursionError) as error:  # ValueError: also of the encoding
+                row = BadInput(where, line[:80], f'{error}; mend or remove the row')
+            yield where, row
 
 
-def text_field(row, field, where):
-    """row[field], a string or number, as text; BadInput when it is missing or of another type."""
-    value = row.get(field)
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise BadInput(where, value, f'field {field!r} must be text or a number; the row has {sorted(row)}')
-    return str(value)
+def _lines(file):
+    """Yields each line, or the LONGEST + 1 first bytes of a longer one."""
+    while line := file.readline(LONGEST + 1):
+        rest = line
+        while len(rest) > LONGEST and not rest.endswith(b'\n'):
+            rest = file.readline(LONGEST + 1)
+        yield line
 
 
-def examples(split, *, folder, prompt_field, answer_field):
-    """Examples of folder/<split>.jsonl; ids are line numbers, other fields go into meta."""
-    path = os.path.join(folder, f'{split}.jsonl')
-    return [Example(text_field(row, prompt_field, f'{path}, line {i + 1}'),
-                    text_field(row, answer_field, f'{path}, line {i + 1}'), i, row)
-            for i, row in enumerate(read(path))]
+def _parse(line, encoding):
+    if len(line) > LONGEST:
+        raise ValueError(f'the line is longer than {LONGEST} bytes')
+    text = line.decode(encoding).strip()
+    if not text:
+        raise ValueError('the line is empty')
+    row = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse)
+    if not isinstance(row, dict):
+        raise ValueError('must be an object with named fields')
+    if '\\u' in text:
+        json.dumps(row, ensure_ascii=False).encode('utf8')  # raises on half a surrogate pair
+    return row
+
+
+def _distinct(pairs):
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError(f'a key comes twice in {[key for key, _ in pairs]}')
+    return row
+
+
+def _refuse(constant):
+    raise ValueError(f'{constant} is not JSON')

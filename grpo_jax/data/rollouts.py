@@ -3,6 +3,7 @@ import glob
 import os
 
 from grpo_jax.data import jsonl
+from grpo_jax.data.rows import checked, parted, short, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -18,11 +19,11 @@ def examples(split, *, folder, least):
     if not paths:
         raise BadInput('data.options.folder', folder, 'holds no *.jsonl; name a run\'s rollouts folder, and let the '
                        'run write every step (log.rollouts=1)')
+    rows, bad = parted([row for path in paths for row in checked(_row, jsonl.read(path))])
     by_prompt = {}
-    for path in paths:
-        for row in jsonl.read(path):
-            if row['reward'] is not None:
-                by_prompt.setdefault((row['prompt'], row['answer']), {}).setdefault(row['completion'], row['reward'])
+    for prompt, answer, completion, reward in rows:
+        if reward is not None:
+            by_prompt.setdefault((prompt, answer), {}).setdefault(completion, reward)
     found = []
     for i, ((prompt, answer), rewards) in enumerate(sorted(by_prompt.items())):
         if (i % 10 == 0) != (split == 'test'):
@@ -34,4 +35,12 @@ def examples(split, *, folder, least):
                 found.append(Example(prompt, answer, len(found), meta))
     if not found:
         raise BadInput('data.options.least', least, f'is above every reward in {folder}')
-    return found
+    return found + bad
+
+
+def _row(row, _, where):
+    """(prompt, answer, completion, reward); the reward of a completion that no part could score is None."""
+    completion, reward = row.get('completion'), row.get('reward', '')
+    if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
+        raise BadInput(where, short((completion, reward)), 'must be a completion and its reward; remove the row')
+    return text_field(row, 'prompt', where), text_field(row, 'answer', where), completion, reward

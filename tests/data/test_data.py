@@ -2,7 +2,6 @@
 import json
 import os
 import re
-import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ import pytest
 
 from configs import arithmetic as demo
 from grpo_jax import data
-from grpo_jax.data import arithmetic, gsm8k, gsm8k_calculator, jsonl, tinystories
+from grpo_jax.data import arithmetic, gsm8k, gsm8k_calculator, tinystories
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import numeric
@@ -120,7 +119,7 @@ def test_template_surrounds_the_prompt(tokenizer):
 
 def test_prompts_that_are_too_long_are_left_out(tokenizer, tmp_path):
     write_jsonl(tmp_path / 'train.jsonl', [{'q': '1' * n, 'a': n} for n in (3, 9, 4, 5)])
-    loaded = data.load(from_jsonl(tmp_path, max_prompt_tokens=4), 'train', tokenizer)
+    loaded = data.load(from_files(tmp_path, max_prompt_tokens=4), 'train', tokenizer)
     assert [(e.id, e.answer) for e in loaded.examples] == [(0, '3'), (2, '4')]
     assert [len(ids) for ids in loaded.tokens] == [3, 4]
 
@@ -132,6 +131,7 @@ def test_limit_that_leaves_no_prompt_is_refused(tokenizer):
 
 @pytest.mark.parametrize('changes, message', [
     ({'name': 'nonsense'}, r"^data.name = 'nonsense': no such file in grpo_jax/data"),
+    ({'name': 'jsonl'}, r"^data.name = 'jsonl': no such file in grpo_jax/data; add one with examples"),
     ({'options': {'digitz': 2}}, r"^data.options = .*digitz"),
     ({'chat': True}, r'^data.chat = True: .* has no chat template'),
 ])
@@ -217,35 +217,14 @@ def test_reward_accepts_worked_and_right_demonstrations_and_refuses_wrong_ones()
         assert numeric.reward(text, e) == (text.rsplit(' ', 1)[-1] == e.answer)
 
 
-# jsonl
+# files
 
 def write_jsonl(path, rows):
     path.write_text(''.join((row if isinstance(row, str) else json.dumps(row)) + '\n' for row in rows), encoding='utf8')
 
 
-def from_jsonl(folder, **changes):
-    return section(name='jsonl', options={'folder': str(folder), 'prompt_field': 'q', 'answer_field': 'a'}, **changes)
-
-
-def test_jsonl_rows_become_examples(tmp_path):
-    write_jsonl(tmp_path / 'test.jsonl', [{'q': 'é?', 'a': 'x', 'level': 3}, {'q': 'two', 'a': 2.5}])
-    assert jsonl.examples('test', folder=str(tmp_path), prompt_field='q', answer_field='a') == [
-        Example('é?', 'x', 0, {'q': 'é?', 'a': 'x', 'level': 3}), Example('two', '2.5', 1, {'q': 'two', 'a': 2.5})]
-
-
-@pytest.mark.parametrize('bad', [
-    '{"q": "x", "a": ', 'text', '', '[1]', '"x"', 'null', {'q': 'x'}, {'q': 'x', 'a': None}, {'q': 'x', 'a': True},
-    {'q': ['x'], 'a': '1'}, {'q': 'x', 'a': {'b': 1}}], ids=str)
-def test_bad_row_is_refused_by_file_and_line(tmp_path, bad):
-    path = tmp_path / 'train.jsonl'
-    write_jsonl(path, [{'q': 'good', 'a': '1'}, bad, {'q': 'good', 'a': '1'}])
-    with pytest.raises(BadInput, match=re.escape(f'{path}, line 2')):
-        jsonl.examples('train', folder=str(tmp_path), prompt_field='q', answer_field='a')
-
-
-def test_missing_file_is_refused_by_name(tmp_path):
-    with pytest.raises(BadInput, match=re.escape(str(tmp_path / 'train.jsonl'))):
-        jsonl.examples('train', folder=str(tmp_path), prompt_field='q', answer_field='a')
+def from_files(folder, **changes):
+    return section(name='files', options={'folder': str(folder), 'prompt_field': 'q', 'answer_field': 'a'}, **changes)
 
 
 # gsm8k
@@ -258,7 +237,7 @@ GOLDS = ['2', '1234', '-3']
 
 @pytest.mark.parametrize('name', ['gsm8k_{}.jsonl', '{}.jsonl'])
 @pytest.mark.parametrize('split', ['train', 'test'])
-def test_gsm8k_from_jsonl(tmp_path, name, split):
+def test_gsm8k_from_files(tmp_path, name, split):
     write_jsonl(tmp_path / name.format(split), GSM8K)
     found = gsm8k.examples(split, folder=str(tmp_path))
     assert [(e.prompt, e.answer, e.id) for e in found] == [(r['question'], g, i) for i, (r, g) in
@@ -266,20 +245,8 @@ def test_gsm8k_from_jsonl(tmp_path, name, split):
     assert found[1].meta == {'demonstration': GSM8K[1]['answer']}
 
 
-def test_gsm8k_row_without_a_gold_answer_is_refused(tmp_path):
-    write_jsonl(tmp_path / 'train.jsonl', [GSM8K[0], {'question': 'q', 'answer': 'just 4'}])
-    with pytest.raises(BadInput, match=re.escape(f"{tmp_path}, train row 1 = 'just 4': has no ####")):
-        gsm8k.examples('train', folder=str(tmp_path))
-
-
-def test_gsm8k_row_without_a_field_is_refused_by_file_and_line(tmp_path):
-    write_jsonl(tmp_path / 'train.jsonl', [GSM8K[0], {'question': 'q'}])
-    with pytest.raises(BadInput, match=re.escape(f'{tmp_path / "train.jsonl"}, line 2')):
-        gsm8k.examples('train', folder=str(tmp_path))
-
-
 def test_folder_without_gsm8k_is_refused(tmp_path):
-    with pytest.raises(BadInput, match=r'holds neither gsm8k_train.jsonl nor train.jsonl nor dataset_info.json'):
+    with pytest.raises(BadInput, match=r'holds no gsm8k_train.jsonl or .parquet'):
         gsm8k.examples('train', folder=str(tmp_path))
 
 
@@ -289,42 +256,6 @@ def test_real_gsm8k_is_whole_and_its_solutions_earn_the_reward(real, split, coun
     assert len(found) == count
     assert all(numeric.extract(e.answer) is not None for e in found)
     assert all(numeric.reward(e.meta['demonstration'], e) == 1 for e in found)
-
-
-@pytest.fixture
-def tensorflow_datasets_folder(tmp_path):
-    """GSM8K as tensorflow-datasets prepares it with file_format array_record: train in two files, test in one."""
-    from array_record.python import array_record_module
-    import tensorflow_datasets as tfds
-    from tensorflow_datasets.core import example_serializer
-    features = tfds.features.FeaturesDict({'question': tfds.features.Text(), 'answer': tfds.features.Text()})
-    features.save_config(tmp_path)
-    serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
-    splits = []
-    for split, shards in [('train', [GSM8K[:2], GSM8K[2:]]), ('test', [GSM8K[1:]])]:
-        size = 0
-        for number, rows in enumerate(shards):
-            path = tmp_path / f'gsm8k-{split}.array_record-{number:05d}-of-{len(shards):05d}'
-            writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
-            for row in rows:
-                record = serializer.serialize_example(features.encode_example(row))
-                writer.write(record)
-                size += len(record)
-            writer.close()
-        splits.append({'name': split, 'shardLengths': [str(len(rows)) for rows in shards], 'numBytes': str(size),
-                       'filepathTemplate': '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'})
-    info = {'name': 'gsm8k', 'version': '1.0.0', 'fileFormat': 'array_record', 'splits': splits}
-    (tmp_path / 'dataset_info.json').write_text(json.dumps(info), encoding='utf8')
-    return str(tmp_path)
-
-
-def test_gsm8k_from_tensorflow_datasets_without_tensorflow(tensorflow_datasets_folder):
-    train = gsm8k.examples('train', folder=tensorflow_datasets_folder)
-    assert [(e.prompt, e.answer, e.id) for e in train] == [(r['question'], g, i) for i, (r, g) in
-                                                           enumerate(zip(GSM8K, GOLDS, strict=True))]
-    test = gsm8k.examples('test', folder=tensorflow_datasets_folder)
-    assert [e.answer for e in test] == GOLDS[1:]
-    assert 'tensorflow' not in sys.modules
 
 
 CALCULATOR = [{'question': 'q', 'answer': '48/2 = <<48/2=24>>24 and <<12/60=0.20>>0.2 #### 1'},

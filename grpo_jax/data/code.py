@@ -1,0 +1,94 @@
+"""Programming problems with tests: HumanEval (arXiv 2107.03374) and MBPP (arXiv 2108.07732), whole or sanitized.
+
+What rewards/code.py needs is in meta: 'before', which goes before the program; 'tests', sources that raise when they
+fail; 'setup', the source that they need; and 'names', the tests' names for objects of the program.
+"""
+import ast
+
+from grpo_jax.data import files
+from grpo_jax.data.rows import checked, short, text_field
+from grpo_jax.errors import BadInput
+from grpo_jax.types import Example
+
+SPLITS = {'prompt': (1, 10), 'test': (11, 510), 'validation': (511, 600), 'train': (601, 974)}  # task_id in MBPP
+TASK = ('You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n'
+        '{tests}\n')  # of the paper
+
+
+def examples(split, *, folder, name):
+    """Examples of folder/<name>.jsonl: humaneval, all of it 'test', or mbpp, mbpp_sanitized, with the splits of MBPP.
+
+    Ids are line numbers in humaneval, task_id in the others.
+    """
+    makes = {'humaneval': _humaneval, 'mbpp': _mbpp, 'mbpp_sanitized': _mbpp}
+    if name not in makes:
+        raise BadInput('data.options.name', name, f'choose one of {", ".join(makes)}')
+    if split not in (['test'] if name == 'humaneval' else SPLITS):
+        raise BadInput('split', split, f'{name} has none of that name')
+    found = checked(makes[name], files.rows(folder, name))
+    if name == 'humaneval':
+        return found
+    first, last = SPLITS[split]
+    return [made for made in found if isinstance(made, BadInput) or first <= made.id <= last]
+
+
+def _humaneval(row, i, where):
+    prompt, test, name, solution = (text_field(row, field, where)
+                                    for field in ('prompt', 'test', 'entry_point', 'canonical_solution'))
+    tree = _parse(test, where)
+    checks = [part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == 'check']
+    if len(checks) != 1 or len(checks[0].args.args) != 1:
+        raise BadInput(where, short(test), 'field test must define check(candidate); mend or remove the row')
+    # the prompt's helpers are the tests' too; its unfinished function is not
+    setup = [part for part in _parse(prompt, where).body if getattr(part, 'name', '') != name]
+    setup += [part for part in tree.body if part is not checks[0]]
+    meta = {'before': prompt, 'setup': ast.unparse(setup), 'tests': _tests(checks[0].body),
+            'names': {name: name, checks[0].args.args[0].arg: name}, 'demonstration': solution}
+    return Example(prompt, solution, i, meta)
+
+
+def _tests(body):
+    """Sources of the statements, each assertion together with what comes before it."""
+    tests, waiting = [], []
+    for statement in body:
+        waiting.append(ast.unparse(statement))
+        if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
+            tests.append('\n'.join(waiting))
+            waiting = []
+    return tests
+
+
+def _mbpp(row, _, where):
+    text = text_field(row, 'text' if 'text' in row else 'prompt', where)
+    code = text_field(row, 'code', where).replace('\r', '')
+    tests, needed, task = _sources(row, 'test_list', where), _sources(row, 'test_imports', where), row.get('task_id')
+    if not tests:
+        raise BadInput(where, tests, 'field test_list must have a test; mend or remove the row')
+    if not isinstance(task, int):
+        raise BadInput(where, short(task), 'field task_id must be a whole number; mend or remove the row')
+    if row.get('test_setup_code'):
+        needed.append(text_field(row, 'test_setup_code', where).replace('\r', ''))
+    used = {node.id for node in ast.walk(_parse('\n'.join(needed + tests), where)) if isinstance(node, ast.Name)}
+    names, imports = {}, []
+    for part in _parse(code, where).body:
+        if isinstance(part, (ast.Import, ast.ImportFrom)):
+            imports += [ast.unparse(part)] if used & {alias.asname or alias.name for alias in part.names} else []
+        elif getattr(part, 'name', '') in used:
+            names[part.name] = part.name
+    meta = {'before': '', 'setup': '\n'.join(imports + needed), 'tests': tests, 'names': names,
+            'demonstration': code}
+    return Example(TASK.format(text=text, tests='\n'.join(tests)), code, task, meta)
+
+
+def _sources(row, field, where):
+    found = row.get(field, [])
+    if not isinstance(found, list) or not all(isinstance(source, str) for source in found):
+        raise BadInput(where, short(found), f'field {field} must be a list of text; mend or remove the row')
+    return list(found)
+
+
+def _parse(source, where):
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of brackets in brackets
+        raise BadInput(where, short(source), f'is no Python ({error}); mend or remove the row') from None

@@ -1,0 +1,94 @@
+"""Countdown: an expression of given numbers that equals a target, made from such an expression, so there is one."""
+import random
+from typing import NamedTuple
+import zlib
+
+from grpo_jax.errors import BadInput
+from grpo_jax.types import Example
+
+PROMPT = ('Write an expression that equals {target} and uses each of the numbers {numbers} exactly once, no other '
+          'number, and only {operations} and brackets. Think inside <think> </think>, then give the expression inside '
+          '<answer> </answer>, for example <answer>(1 + 2) / 3</answer>.')
+OPERATIONS = {'+': lambda a, b: a + b, '-': lambda a, b: a - b, '*': lambda a, b: a * b,
+              '/': lambda a, b: 0 if a % b else a // b}
+PATIENCE = 3000  # draws without a new problem after which there are taken to be no more
+SUM, PRODUCT, NUMBER = range(3)  # how tightly a text binds
+
+
+class Term(NamedTuple):
+    """Part of an expression."""
+
+    value: int
+    text: str
+    binds: int
+
+
+def examples(split, *, count, numbers, largest, highest, operations, short, wrong):
+    """Up to `count` distinct problems of numbers[0] to numbers[1] numbers in 1..largest with a target in 1..highest.
+
+    Of the operations, a text like '+-*/', all steps stay whole and above 0. Train and test share no numbers of a
+    problem, in whatever order. The answer is a right expression; meta has numbers, target and demonstration, which with
+    probability `wrong` gives one of another value. `short` prompts are 3,5,7=22: and ask for the bare expression,
+    others are a sentence and ask for <think> and <answer>.
+    """
+    if not 2 <= numbers[0] <= numbers[1]:
+        raise BadInput('data.options.numbers', numbers, 'must be the least and the most numbers, at least 2')
+    if not operations or not set(operations) <= OPERATIONS.keys():
+        raise BadInput('data.options.operations', operations, f'take from {"".join(OPERATIONS)}')
+    # demonstrations draw from another stream: the problems do not hang on `wrong`
+    problems, slips = random.Random(f'{tuple(numbers)} {largest} {split}'), random.Random(split)
+    found, misses = {}, 0
+    while len(found) < count and misses < PATIENCE:
+        misses += 1
+        given = [problems.randint(1, largest) for _ in range(problems.randint(*numbers))]
+        # a fixed tenth of all sets of numbers is held out, whatever the counts
+        if (zlib.crc32(str(sorted(given)).encode()) % 10 == 0) != (split == 'test'):
+            continue
+        steps, solution = _expression(problems, given, operations)
+        problem = (*sorted(given), solution.value)
+        if not 1 <= solution.value <= highest or problem in found:
+            continue
+        misses = 0
+        shown = solution
+        if slips.random() < wrong:
+            steps, shown = _other(slips, given, operations, solution.value) or (steps, solution)
+        prompt, demonstration = _texts(given, solution.value, steps, shown.text, operations, short)
+        found[problem] = Example(prompt, solution.text, len(found),
+                                 {'numbers': given, 'target': solution.value, 'demonstration': demonstration})
+    return list(found.values())
+
+
+def _expression(rng, numbers, operations):
+    """(steps like 3*5=15, Term) of a random expression of all numbers; its value is 0 when a step left 1, 2, 3, ..."""
+    terms, steps = [Term(number, str(number), NUMBER) for number in numbers], []
+    while len(terms) > 1:
+        left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
+        sign = rng.choice(operations)
+        value = OPERATIONS[sign](left.value, right.value)
+        if value < 1:
+            return steps, Term(0, '', NUMBER)
+        steps.append(f'{left.value}{sign}{right.value}={value}')
+        terms.append(Term(value, _text(left, sign, right), SUM if sign in '+-' else PRODUCT))
+    return steps, terms[0]
+
+
+def _text(left, sign, right):
+    """left sign right with the brackets that it needs."""
+    binds = SUM if sign in '+-' else PRODUCT
+    first = f'({left.text})' if left.binds < binds else left.text
+    loose = right.binds < binds or (right.binds == binds and sign in '-/')
+    return f'{first}{sign}({right.text})' if loose else f'{first}{sign}{right.text}'
+
+
+def _other(rng, numbers, operations, target):
+    """(steps, Term) of an expression that misses the target; None if none was met with."""
+    drawn = (_expression(rng, numbers, operations) for _ in range(100))
+    return next((found for found in drawn if found[1].value not in (0, target)), None)
+
+
+def _texts(numbers, target, steps, expression, operations, short):
+    """(prompt, demonstration)."""
+    if short:
+        return f'{",".join(map(str, numbers))}={target}:', expression
+    prompt = PROMPT.format(target=target, numbers=', '.join(map(str, numbers)), operations=' '.join(operations))
+    return prompt, f'<think>{", ".join(steps)}</think>\n<answer>{expression}</answer>'

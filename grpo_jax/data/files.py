@@ -1,0 +1,77 @@
+"""Any data set in files: JSONL, Parquet, folders of Hugging Face's `datasets` and of tensorflow-datasets."""
+import glob
+import json
+import os
+import re
+
+from grpo_jax.data import jsonl, tables
+from grpo_jax.data.rows import checked, prompt_text, text_field
+from grpo_jax.errors import BadInput
+from grpo_jax.types import Example
+
+READERS = {'.jsonl': jsonl.read, '.parquet': tables.parquet, '.arrow': tables.arrow}
+
+
+def examples(split, *, folder, prompt_field, answer_field):
+    """Examples of a split of a folder, see rows; ids are row numbers, the whole row is in meta.
+
+    A field 'a.b' is field b of field a; the prompt may be a chat, of which the last message of the user is taken.
+    """
+    def example(row, index, where):
+        return Example(prompt_text(row, prompt_field, where), text_field(row, answer_field, where), index, row)
+    return checked(example, rows(folder, split))
+
+
+def rows(folder, split, prefix=''):
+    """Yields (where, row) of a split, as grpo_jax.data.rows says; {split} in the folder's name stands for the split.
+
+    In the folder is <prefix><split>.jsonl or .parquet, or without the prefix, or shards like
+    <split>-00000-of-00002.parquet, here or in data/; or a folder <split> of files; or what `save_to_disk` wrote of a
+    Dataset or a DatasetDict; or what tensorflow-datasets prepared. It may also be a file, with {split} in its name.
+    """
+    place = folder.replace('{split}', split)
+    if os.path.isfile(os.path.join(place, 'features.json')):
+        yield from tables.prepared(place, split)
+        return
+    own = place != folder  # of the split alone
+    if os.path.isfile(place) and not own:
+        raise BadInput('data.options.folder', folder, 'is one file for all splits; name a folder, or write {split} in '
+                       'the name')
+    for path in [place] if os.path.isfile(place) else _paths(place, split, prefix, own):
+        reader = READERS.get(os.path.splitext(path)[1])
+        if not reader:
+            raise BadInput('data file', path, f'is none of {", ".join(READERS)}')
+        yield from reader(path)
+
+
+def _paths(folder, split, prefix, own):
+    """The files of a split, in order."""
+    for saved in (os.path.join(folder, split), folder):
+        if os.path.isfile(os.path.join(saved, 'state.json')):
+            return _saved(saved, split, own or saved != folder)
+    for place in (folder, os.path.join(folder, 'data')):
+        for name in (prefix + split, split, f'{split}-?????-of-?????*', f'{split}/*'):
+            for extension in READERS:
+                found = sorted(glob.glob(os.path.join(glob.escape(place), name + extension)))
+                if found:
+                    return _complete(found)
+    raise BadInput('data.options.folder', folder, f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no '
+                   'folder of tensorflow-datasets or save_to_disk; set GRPO_JAX_DATA or data.options.folder')
+
+
+def _saved(folder, split, own):
+    """The files of a Dataset that save_to_disk wrote."""
+    with open(os.path.join(folder, 'state.json'), encoding='utf8') as file:
+        state = json.load(file)
+    if not own and state['_split'] != split:
+        raise BadInput('data.options.folder', folder, f'holds the split {state["_split"]}, not {split}; save a '
+                       'DatasetDict, or write {split} in the name')
+    return [os.path.join(folder, entry['filename']) for entry in state['_data_files']]
+
+
+def _complete(paths):
+    """The paths; BadInput when they are shards, and not all there are."""
+    said = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
+    if said and int(said[1]) != len(paths):
+        raise BadInput('data file', paths[0], f'is one of {int(said[1])} shards, but {len(paths)} are there; fetch all')
+    return paths
