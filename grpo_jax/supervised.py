@@ -39,24 +39,33 @@ def run(config, workdir):
     learning = ex.learning(epochs=1, minibatches=1, microbatches=1, temperature=1.0)
     learner = placement.make_learner(ex.c, SFT, optimizer, ex.mesh, shapes, **learning)
     dataset, completions = demonstrations(ex)
-    experiment.claim(ex)
 
-    checkpoints = checkpoint.manager(workdir, keep=1)
+    def experience(step):
+        chosen = data.indices(config.seed, step, shapes.prompts, len(completions), dataset.parts)
+        rollout = as_rollout(ex, dataset, completions, chosen, shapes)
+        ones = np.ones((shapes.prompts, 1), np.float32)
+        return Experience(rollout, ones, ones[:, 0], None, None, np.arange(shapes.prompts, dtype=np.int32))
+
+    return loop(ex, learner, experience, 'cold start')
+
+
+def loop(ex, learner, experience, title):
+    """The final TrainState of supervised.steps updates on experience(step), host arrays; goes on where it stopped."""
+    config, steps = ex.config, ex.config.supervised.steps
+    experiment.claim(ex)
+    checkpoints = checkpoint.manager(ex.workdir, keep=1)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
         state = learner.initial(ex.params())
-    writer = metrics.Writer(workdir, int(state.step), config.supervised.steps, 'cold start', shown=('loss',))
-    for step in range(int(state.step), config.supervised.steps):
+    writer = metrics.Writer(ex.workdir, int(state.step), steps, title, shown=('loss',))
+    for step in range(int(state.step), steps):
         clock = metrics.Stopwatch()
-        chosen = data.indices(config.seed, step, shapes.prompts, len(completions))
-        rollout = as_rollout(ex, dataset, completions, chosen, shapes)
-        ones = np.ones((shapes.prompts, 1), np.float32)
-        experience = Experience(rollout, ones, ones[:, 0], None, None, np.arange(shapes.prompts, dtype=np.int32))
-        state, learned = learner.update(state, placement.put_rows(experience, ex.mesh))
+        state, learned = learner.update(state, placement.put_rows(experience(step), ex.mesh))
         found = jax.device_get(learned)
         clock.lap('update')
-        writer.step(step, {name: found[name] for name in ('loss', 'grad_norm', 'entropy', 'finite')}, clock.seconds)
-        if (step + 1) % config.checkpoint.every == 0 or step + 1 == config.supervised.steps:
+        row = {name: found[name] for name in ('loss', 'grad_norm', 'entropy', 'finite') if name in found}
+        writer.step(step, row, clock.seconds)
+        if (step + 1) % config.checkpoint.every == 0 or step + 1 == steps:
             checkpoint.save(checkpoints, state)
     writer.close()
     checkpoints.close()
@@ -68,14 +77,25 @@ def demonstrations(ex, fields=('demonstration',)):
 
     completions[i] has for each field the token ids with the stop token.
     """
-    dataset, most = ex.load('train'), ex.config.rollout.max_tokens
+    stop = ex.tokenizer.eos_token_id
+
+    def encode(example):
+        return [ex.tokenizer.encode(example.meta[field], add_special_tokens=False) + [stop] for field in fields]
+
+    return read(ex, 'train', fields, encode)
+
+
+def read(ex, split, fields, encode):
+    """(Dataset, encode(example) of each) of the split's examples whose meta has all fields and whose completions fit.
+
+    encode(example) lists an example's completions, each a list of tokens that must not pass rollout.max_tokens.
+    """
+    dataset, most = ex.load(split), ex.config.rollout.max_tokens
     have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
     if not have:
         raise BadInput('data.name', ex.config.data.name, f'has no example with {" and ".join(fields)}; use another, '
                        'or supervised.steps=0 and algorithm.source=\'policy\'')
-    stop = ex.tokenizer.eos_token_id
-    completions = {i: [ex.tokenizer.encode(dataset.examples[i].meta[field], add_special_tokens=False) + [stop]
-                       for field in fields] for i in have}
+    completions = {i: encode(dataset.examples[i]) for i in have}
     kept = [i for i in have if max(map(len, completions[i])) <= most]
     if not kept:
         raise BadInput('rollout.max_tokens', most, 'is shorter than every demonstration')

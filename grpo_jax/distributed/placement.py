@@ -14,6 +14,7 @@ from grpo_jax.distributed import rollouts, sharding
 from grpo_jax.distributed.mesh import ROW_AXES
 from grpo_jax.distributed.programs import Program, abstract, abstract_params, compile_
 from grpo_jax.errors import BadInput
+from grpo_jax.learner import critic, scores
 from grpo_jax.types import Experience, Rollout, TrainState
 
 
@@ -30,7 +31,8 @@ class Learner(NamedTuple):
     """The learner's programs."""
 
     initial: Callable            # (params) -> TrainState on the mesh
-    score: Program               # (TrainState, Rollout) -> dict of the fields of Experience that must be known first
+    score: Program               # (TrainState, Rollout) -> dict of the fields of Experience that must be known first;
+                                 # of a reward model, f32[B, C] scores
     update: Program              # (TrainState, Experience) -> (TrainState, metrics); the old state is donated
     state: Any                   # abstract TrainState with shardings, to restore onto
 
@@ -95,16 +97,45 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
     shape = jax.eval_shape(initial, params)
     layout = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh)
     state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, layout)
-    rollout = abstract_rollout(shapes, rows)
-    floats = rollout.logprobs
     learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
-    experience = Experience(
-        rollout=rollout, advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
-        rewards=abstract(floats.shape[:1], jnp.float32, rows), group_ids=abstract(floats.shape[:1], jnp.int32, rows),
-        **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | dict.fromkeys(learned, floats))
+    experience = abstract_experience(shapes, rows, columns, learned)
     return Learner(
         initial=jax.jit(initial, out_shardings=layout),
-        score=compile_(score, state, rollout, out_shardings=rows),
+        score=compile_(score, state, experience.rollout, out_shardings=rows),
+        update=compile_(update, state, experience, donate_argnums=0, out_shardings=(layout, replicated)),
+        state=state)
+
+
+def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
+    """Learner of a reward model, whose initial takes a policy; learning holds the other arguments of scores.update.
+
+    BadInput when microbatches and mesh do not divide the batch.
+    """
+    if shapes.prompts % learning['microbatches']:
+        raise BadInput('learner.microbatches', learning['microbatches'], f'does not cut {shapes.prompts} examples '
+                       'into equal parts; choose a divisor')
+    _divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning['microbatches'])
+    rows, replicated = sharding.rows(mesh), sharding.replicated(mesh)
+
+    def initial(policy):
+        params = critic.new(policy)
+        return TrainState(jnp.int32(0), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
+
+    def score(state, rollout):
+        return scores.of_completions(state.params, rollout, c, remat=False, dtype=dtype)
+
+    def update(state, experience):
+        return scores.update(state, experience, c, optimizer, group_size=shapes.group_size, remat=remat, dtype=dtype,
+                             **learning)
+
+    shape, of_params = jax.eval_shape(initial, abstract_params(c, mesh)), sharding.scalar_params(c, mesh)
+    layout = jax.tree.map(lambda _: replicated, shape).replace(
+        params=of_params, opt_state=sharding.moments(optimizer, shape.opt_state, of_params, mesh))
+    state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, layout)
+    experience = abstract_experience(shapes, rows, 1, ('returns',))
+    return Learner(
+        initial=jax.jit(initial, out_shardings=layout),
+        score=compile_(score, state, experience.rollout, out_shardings=rows),
         update=compile_(update, state, experience, donate_argnums=0, out_shardings=(layout, replicated)),
         state=state)
 
@@ -121,6 +152,16 @@ def abstract_rollout(shapes, rows):
                    completion_mask=abstract((b, c), bool, rows), logprobs=abstract((b, c), jnp.float32, rows),
                    truncated=abstract((b,), bool, rows), version=abstract((b, c), jnp.int32, rows),
                    forced=abstract((b, c), bool, rows))
+
+
+def abstract_experience(shapes, rows, columns, known):
+    """ShapeDtypeStructs of an Experience with `columns` columns of advantages and the optional fields known."""
+    rollout = abstract_rollout(shapes, rows)
+    floats = rollout.logprobs
+    return Experience(
+        rollout=rollout, advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
+        rewards=abstract(floats.shape[:1], jnp.float32, rows), group_ids=abstract(floats.shape[:1], jnp.int32, rows),
+        **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | dict.fromkeys(known, floats))
 
 
 def _divides(mesh, name, count):

@@ -5,7 +5,7 @@ import optax
 
 from grpo_jax.distributed.mesh import ROW_AXES
 from grpo_jax.errors import BadInput
-from grpo_jax.models import transformer
+from grpo_jax.models import heads, transformer
 
 
 def params(c, mesh):
@@ -18,6 +18,12 @@ def params(c, mesh):
                                f'the nearest size that does is {fits[-1]}')
         return NamedSharding(mesh, PartitionSpec(*param.axes))
     return transformer.map_table(leaf, transformer.param_table(c))
+
+
+def scalar_params(c, mesh):
+    """NamedSharding of each parameter of a model with a scalar head, for training."""
+    of_params = params(c, mesh)
+    return {name: of_params.get(name, replicated(mesh)) for name in heads.param_table(c)}
 
 
 def sampler_params(c, mesh):
@@ -40,16 +46,17 @@ def replicated(mesh):
 def state(abstract, optimizer, critic_optimizer, c, mesh):
     """Shardings of an abstract TrainState: moments, reference and critic lie like the parameters."""
     of_params, everywhere = params(c, mesh), replicated(mesh)
-
-    def moments(optimizer, opt_state, of_params):
-        return optax.tree_utils.tree_map_params(optimizer, lambda _, sharding: sharding, opt_state, of_params,
-                                                transform_non_params=lambda _: everywhere)
-
     aux = jax.tree.map(lambda _: everywhere, abstract.aux)
     if 'critic' in aux:
-        of_critic = {name: of_params.get(name, everywhere) for name in abstract.aux['critic']['params']}
+        of_critic = scalar_params(c, mesh)
         aux['critic'] = {'params': of_critic,
-                         'opt_state': moments(critic_optimizer, abstract.aux['critic']['opt_state'], of_critic)}
+                         'opt_state': moments(critic_optimizer, abstract.aux['critic']['opt_state'], of_critic, mesh)}
     return abstract.replace(
-        step=everywhere, params=of_params, opt_state=moments(optimizer, abstract.opt_state, of_params),
+        step=everywhere, params=of_params, opt_state=moments(optimizer, abstract.opt_state, of_params, mesh),
         ref_params=None if abstract.ref_params is None else of_params, aux=aux)
+
+
+def moments(optimizer, opt_state, of_params, mesh):
+    """Shardings of an optimizer's abstract state: what it keeps of each parameter lies like the parameter."""
+    return optax.tree_utils.tree_map_params(optimizer, lambda _, sharding: sharding, opt_state, of_params,
+                                            transform_non_params=lambda _: replicated(mesh))

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from grpo_jax.algorithms import weights
 from grpo_jax.learner import descent
-from grpo_jax.models import transformer
+from grpo_jax.models import heads
 
 
 def new(params):
@@ -15,11 +15,9 @@ def new(params):
 
 def values(critic, rollout, c, *, remat, dtype):
     """f32[B, C]: what the critic expects of a completion before each of its tokens; not meaningful where masked."""
-    compute = jax.tree.map(lambda p: p.astype(dtype), critic)
-    queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)[:, :-1]
-    hidden = transformer.forward(compute, rollout.tokens[:, :-1], transformer.positions_of(mask), mask, c, remat=remat)
-    return jnp.einsum('btd,d->bt', hidden[:, queries - 1:], compute['value_head'], preferred_element_type=jnp.float32)
+    found = heads.scores(critic, rollout.tokens[:, :-1], mask, c, remat=remat, dtype=dtype)
+    return found[:, rollout.prompt_mask.shape[1] - 1:]
 
 
 def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, **cut):

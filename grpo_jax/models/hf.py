@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import transformers
 
 from grpo_jax.errors import BadInput
-from grpo_jax.models import transformer
+from grpo_jax.models import heads, transformer
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FAMILIES = ('llama', 'qwen2', 'qwen3')
@@ -32,7 +32,8 @@ LAYER_NAMES = {
     'w_up': 'mlp.up_proj.weight', 'b_up': 'mlp.up_proj.bias',
     'w_down': 'mlp.down_proj.weight', 'b_down': 'mlp.down_proj.bias',
 }
-NAMES = {'embed': 'model.embed_tokens.weight', 'final_norm': 'model.norm.weight', 'lm_head': 'lm_head.weight'}
+NAMES = {'embed': 'model.embed_tokens.weight', 'final_norm': 'model.norm.weight', 'lm_head': 'lm_head.weight',
+         'value_head': 'score.weight'}
 
 
 def find(path):
@@ -126,10 +127,11 @@ def stop_tokens(folder, tokenizer):
 def load_params(folder, c, shardings):
     """Float32 parameters read from the folder's safetensors, each leaf placed by its sharding as it is read.
 
-    BadInput when a tensor is missing, left over, or of the wrong shape.
+    With a value_head among the shardings, those of a sequence classification with one label. BadInput when a tensor
+    is missing, left over, or of the wrong shape.
     """
     files = _tensor_files(folder)
-    table = transformer.param_table(c)
+    table = _table(shardings, c)
     known = {name for names in _tensor_names(table, c).values() for name in names}
     missing = sorted(known - files.keys())
     extra = sorted(n for n in files.keys() - known
@@ -147,11 +149,15 @@ def load_params(folder, c, shardings):
     return jax.tree.map(jax.device_put, transformer.map_table(leaf, table), shardings)
 
 
-def save(folder, source, params, c, dtype):
-    """Writes a folder that transformers loads: weights as `dtype`, and the config and tokenizer files of `source`."""
+def save(folder, source, params, c, dtype, **settings):
+    """Writes a folder that transformers loads: weights as `dtype`, and the config and tokenizer files of `source`.
+
+    Params with a value_head become a sequence classification with one label. settings replace those of config.json.
+    """
     os.makedirs(folder, exist_ok=True)
     copy_files(source, folder)
-    names = _tensor_names(transformer.param_table(c), c)
+    table = _table(params, c)
+    names = _tensor_names(table, c)
     tensors = {}
 
     def leaf(path, _, value):
@@ -160,7 +166,6 @@ def save(folder, source, params, c, dtype):
         for name, array in zip(names[path], layers, strict=True):
             tensors[name] = np.ascontiguousarray(_to_theirs(path, array))
 
-    table = transformer.param_table(c)
     jax.tree_util.tree_map_with_path(
         lambda path, param, value: leaf('/'.join(k.key for k in path), param, value), table, params,
         is_leaf=lambda node: isinstance(node, transformer.Param))
@@ -170,6 +175,10 @@ def save(folder, source, params, c, dtype):
         config = json.load(file)
     config.pop('torch_dtype', None)
     config['dtype'] = str(np.dtype(dtype))
+    if 'value_head' in params:
+        config |= {'architectures': [f'{config["model_type"].capitalize()}ForSequenceClassification'],
+                   'id2label': {'0': 'score'}, 'label2id': {'score': 0}}
+    config |= settings
     with open(path, 'w', encoding='utf8') as file:
         json.dump(config, file, indent=2)
 
@@ -180,6 +189,11 @@ def copy_files(source, folder):
     for name in sorted(os.listdir(source)):
         if FILES.fullmatch(name) and not name.endswith('.index.json'):
             shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
+
+
+def _table(tree, c):
+    """The table of parameters like those of the tree: with a scalar head, or those of a language model."""
+    return (heads if 'value_head' in tree else transformer).param_table(c)
 
 
 def _tensor_names(table, c):
@@ -231,6 +245,8 @@ def _to_theirs(path, array):
     key = path.rpartition('/')[2]
     if path == 'embed' or key.endswith('norm'):
         return array
+    if path == 'value_head':
+        return array[None]
     if key.startswith('b'):
         return array.reshape(-1)
     inputs = array.shape[0] * array.shape[1] if key == 'wo' else array.shape[0]

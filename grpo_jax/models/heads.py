@@ -1,0 +1,21 @@
+"""A scalar head on the decoder: what critics and reward models are."""
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.models import transformer
+
+
+def param_table(c):
+    """The decoder's table with value_head [D], which starts at 0, in place of lm_head."""
+    table = {name: param for name, param in transformer.param_table(c).items() if name != 'lm_head'}
+    return table | {'value_head': transformer.Param((c.width,), (None,), 0.0)}
+
+
+def scores(params, tokens, mask, c, *, remat, dtype):
+    """f32[B, T]: the head's score of the text up to and with each token; not meaningful where masked.
+
+    tokens i32[B, T], mask bool[B, T]. Computes in dtype; remat recomputes each layer in the backward pass.
+    """
+    compute = jax.tree.map(lambda p: p.astype(dtype), params)
+    hidden = transformer.forward(compute, tokens, transformer.positions_of(mask), mask, c, remat=remat)
+    return jnp.einsum('btd,d->bt', hidden, compute['value_head'], preferred_element_type=jnp.float32)
