@@ -1,8 +1,12 @@
-"""Evaluation with the training's own verifier: greedy accuracy, pass@k, maj@k. `python -m grpo_jax.evaluate`."""
-import collections
+"""Evaluation with the training's own verifier, prompts and template. `python -m grpo_jax.evaluate`.
+
+    --workdir=runs/x [--samples=32]                                         the newest checkpoint of a run
+    --config=configs/gsm8k.py --config.model.path=FOLDER --out=DIR          any Hugging Face folder
+"""
 from collections.abc import Callable
 import json
 import os
+import sys
 from typing import NamedTuple
 
 from absl import flags
@@ -12,115 +16,210 @@ import numpy as np
 import rich.console
 import rich.table
 
-from grpo_jax import checkpoint, data, experiment, metrics, program, rewards
+from grpo_jax import checkpoint, data, experiment, metrics, program, rewards, statistics
 from grpo_jax.distributed import placement, programs
 from grpo_jax.errors import BadInput
 
-NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
+NOISE = 0x5EED     # folded into the run's key: evaluation must not reuse training's noise
+LEVEL = 0.95       # of intervals
+RESAMPLES = 2000
+SUBJECTS = ('subject', 'level', 'source')  # fields of Example.meta that have a table
+TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a fair draw, unread answers do not vote'
 
 
 class Evaluator(NamedTuple):
     """The compiled programs and the prompts of an evaluation."""
 
     ex: experiment.Experiment
+    split: str
     dataset: data.Dataset
     greedy: Callable    # (params, Prompts, key, step) -> Rollout, one completion a prompt
     sampled: Callable   # the same with `samples` completions a prompt
     samples: int
 
 
-def make(ex, samples):
-    """Evaluator of an experiment over evaluation.prompts of its test split, spread evenly."""
-    config = ex.config
-    dataset = ex.load('test')
-    chosen = np.unique(np.linspace(0, len(dataset.examples) - 1, config.evaluation.prompts).astype(int))
-    dataset = data.pick(dataset, chosen)
+class Verdicts(NamedTuple):
+    """What came of n completions of each of N prompts."""
 
-    return Evaluator(ex, dataset, ex.sampler(1, temperature=0.0), ex.sampler(samples), samples)
+    scored: rewards.Scored           # of N * n rows
+    answers: np.ndarray              # str or None [N, n]: what the verifier read
+    correct: dict[str, np.ndarray]   # bool[N, n] by the prefix of its figures: '' and, where there is one, 'strict/'
+
+
+def make(ex, samples, split='test'):
+    """Evaluator of an experiment over evaluation.prompts of a split, spread evenly."""
+    for name, value in [('evaluation.samples', samples), ('evaluation.prompts', ex.config.evaluation.prompts)]:
+        if value < 1:
+            raise BadInput(name, value, 'must be at least 1')
+    dataset = ex.load(split)
+    chosen = np.unique(np.linspace(0, len(dataset.examples) - 1, ex.config.evaluation.prompts).astype(int))
+    dataset = data.pick(dataset, chosen)
+    return Evaluator(ex, split, dataset, ex.sampler(1, temperature=0.0), ex.sampler(samples), samples)
 
 
 def evaluate(evaluator, params):
-    """Results by name, floats in [0, 1] but for reward and length; the same params give the same results.
+    """Results by name, those of figures that any prompt has; the same params give the same results."""
+    found = figures(*completed(evaluator, params))
+    return {name: float(np.nanmean(values)) for name, values in found.items() if np.isfinite(values).any()}
 
-    greedy: share of prompts whose argmax completion is correct. pass@1 and pass@k: unbiased estimates
-    from the k sampled completions (arXiv 2107.03374, eq. 1). maj@k: share won by the most frequent
-    extracted answer, ties counting their share of correct ones. Without a verifier there are only
-    reward, length and truncated, of the sampled completions.
+
+def completed(evaluator, params):
+    """The Verdicts of the greedy completions, one a prompt, and of the sampled ones."""
+    ex, dataset = evaluator.ex, evaluator.dataset
+    size, key = ex.config.data.prompts_per_step, jax.random.fold_in(ex.key, NOISE)
+    both = [(evaluator.greedy, 1, ([], [], [])), (evaluator.sampled, evaluator.samples, ([], [], []))]
+    for start in range(0, len(dataset.examples), size):
+        real = min(size, len(dataset.examples) - start)
+        chosen = [start + i if i < real else start for i in range(size)]
+        _, prompts = data.prompts(dataset, chosen, ex.config.data.max_prompt_tokens, ex.pad_token)
+        prompts = placement.put_rows(prompts, ex.mesh)
+        for sample, count, columns in both:
+            completions = metrics.completions_of(ex.tokenizer, sample(params, prompts, key, 0))
+            for column, values in zip(columns, completions, strict=True):
+                column += list(values[:real * count])
+    return tuple(judge(ex.scorer, dataset.examples, *columns) for _, _, columns in both)
+
+
+def judge(scorer, examples, texts, truncated, lengths):
+    """Verdicts of N * n completions; what the verifier cannot score, or fails at, counts as wrong."""
+    scored = rewards.score_rows(scorer, examples, texts, truncated, lengths)
+    shape, correct = (len(examples), -1), {}
+    answers = np.full(len(texts), None)
+    if scorer.verifier:
+        answers[:] = [scorer.extract(text) for text in texts]
+        correct[''] = scored.parts[scorer.verifier].reshape(shape) >= 1
+    if scorer.strict:
+        alone = scorer._replace(parts={'strict': rewards.Part(scorer.strict, 1.0)}, verifier='strict')
+        strict = rewards.score_rows(alone, examples, texts, truncated, lengths)
+        correct['strict/'] = strict.parts['strict'].reshape(shape) >= 1
+    return Verdicts(scored, answers.reshape(shape), correct)
+
+
+def figures(greedy, sampled):
+    """f64[N] by name: one number a prompt, NaN where there is none.
+
+    With a verifier: greedy (is the argmax completion correct), pass@k for powers of two up to the n samples, and for n,
+    maj@n (statistics.majority), and unparsed (no answer could be read). Always: reward, length in tokens, truncated,
+    and failed (a part of the reward ran out of time or memory). strict/ goes before figures of the verifier's stricter
+    reading, greedy/ before those of greedy completions; the others are of the samples.
     """
-    ex, k = evaluator.ex, evaluator.samples
-    found = collections.defaultdict(list)
-    for examples, greedy, sampled in _completions(evaluator, params):
-        texts, truncated, lengths = sampled
-        total, parts = rewards.score(ex.scorer, examples, texts, truncated)
-        found['reward'] += np.nanmean(total.reshape(-1, k), 1).tolist()
-        found['length'] += lengths.reshape(-1, k).mean(1).tolist()
-        found['truncated'] += np.reshape(truncated, (-1, k)).mean(1).tolist()
-        if not ex.scorer.verifier:
-            continue
-        correct = parts[ex.scorer.verifier].reshape(-1, k) >= 1
-        answers = np.array([ex.scorer.extract(text) for text in texts], object).reshape(-1, k)
-        first = rewards.score(ex.scorer, examples, greedy[0], greedy[1])[1][ex.scorer.verifier]
-        found['greedy'] += (first >= 1).astype(float).tolist()
-        found['pass@1'] += correct.mean(1).tolist()
-        found[f'pass@{k}'] += [pass_at_k(k, int(row.sum()), k) for row in correct]
-        found[f'maj@{k}'] += [majority(row, hits) for row, hits in zip(answers, correct, strict=True)]
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    found = {}
+    for prefix, correct in sampled.correct.items():
+        n = correct.shape[1]
+        found[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
+        for k in sorted({2 ** i for i in range(n.bit_length())} | {n}):
+            found[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
+        found[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers, correct)
+    for prefix, (scored, answers, correct) in [('', sampled), ('greedy/', greedy)]:
+        rows = {'reward': scored.rewards, 'length': scored.lengths, 'truncated': scored.truncated,
+                'failed': np.any(list(scored.failures.values()), 0)}
+        if correct:
+            rows['unparsed'] = np.equal(answers, None)
+        found |= {prefix + name: statistics.average(np.reshape(values, answers.shape)) for name, values in rows.items()}
+    return found
 
 
-def pass_at_k(n, correct, k):
-    """1 - C(n - correct, k) / C(n, k): the chance that k of n samples hold a correct one."""
-    if n - correct < k:
-        return 1.0
-    return 1.0 - float(np.prod(1.0 - k / np.arange(n - correct + 1, n + 1)))
+def summary(found, seed, rows=slice(None)):
+    """{'mean', 'low', 'high'} by name of the figures that any of the rows has: the value, and its interval."""
+    found = {name: values[rows] for name, values in found.items() if np.isfinite(values[rows]).any()}
+    low, high = statistics.bootstrap(np.stack(list(found.values()), 1), level=LEVEL, resamples=RESAMPLES, seed=seed)
+    return {name: {'mean': float(np.nanmean(values)), 'low': float(low[i]), 'high': float(high[i])}
+            for i, (name, values) in enumerate(found.items())}
 
 
-def majority(answers, correct):
-    """Share of correctness of the most frequent answer; None answers do not vote, ties are shared evenly."""
-    votes = collections.Counter(answer for answer in answers if answer is not None)
-    if not votes:
-        return 0.0
-    top = max(votes.values())
-    winners = [answer for answer, count in votes.items() if count == top]
-    right = {answer for answer, hit in zip(answers, correct, strict=True) if hit}
-    return sum(winner in right for winner in winners) / len(winners)
+def by_subject(found, examples, seed):
+    """field -> value -> {'prompts', 'figures'} for the fields of SUBJECTS that divide the examples; see summary."""
+    tables = {}
+    for field in SUBJECTS:
+        rows = {}
+        for row, example in enumerate(examples):
+            if example.meta.get(field) is not None:
+                rows.setdefault(str(example.meta[field]), []).append(row)
+        if 1 < len(rows) < len(examples):
+            tables[field] = {value: {'prompts': len(rows[value]), 'figures': summary(found, seed, rows[value])}
+                             for value in sorted(rows)}
+    return tables
+
+
+def report(evaluator, params, model):
+    """(the content of evaluation.json, the rows of completions.jsonl) of the policy; model says which one it is."""
+    ex, dataset, config = evaluator.ex, evaluator.dataset, evaluator.ex.config
+    greedy, sampled = completed(evaluator, params)
+    found = figures(greedy, sampled)
+    content = {
+        'model': model, 'data': config.data.to_dict(), 'split': evaluator.split, 'prompts': len(dataset.examples),
+        'first_prompt': ex.tokenizer.decode(dataset.tokens[0]), 'seed': config.seed, 'samples': evaluator.samples,
+        'sampling': ex.sampling()._asdict() | {name: config.rollout[name] for name in (
+            'stop_strings', 'cache_dtype', 'weights_dtype')} | {'dtype': config.model.dtype},
+        'reward': config.reward.to_dict(), 'verifier': ex.scorer.verifier, 'ties': TIES,
+        'intervals': {'level': LEVEL, 'resamples': RESAMPLES, 'over': 'prompts'},
+        'figures': summary(found, config.seed), 'tables': by_subject(found, dataset.examples, config.seed),
+    }
+    return content, _rows(ex.tokenizer, dataset, {'greedy': greedy, 'sampled': sampled})
+
+
+def _rows(tokenizer, dataset, verdicts):
+    """One dict a completion, with its prompt as the model saw it and what was made of it."""
+    for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
+        prompt = tokenizer.decode(tokens)
+        for decoding, (scored, answers, correct) in verdicts.items():
+            for sample, answer in enumerate(answers[index]):
+                row = index * answers.shape[1] + sample
+                yield {'id': example.id, 'prompt': prompt, 'answer': example.answer, 'decoding': decoding,
+                       'sample': sample, 'completion': scored.texts[row], 'length': int(scored.lengths[row]),
+                       'truncated': bool(scored.truncated[row]), 'reward': metrics.round_trip(scored.rewards[row]),
+                       'parts': {name: metrics.round_trip(x[row]) for name, x in scored.parts.items()},
+                       'failed': [name for name, failed in scored.failures.items() if failed[row]], 'extracted': answer,
+                       **{f'{prefix}correct': bool(hits[index, sample]) for prefix, hits in correct.items()}}
+
+
+def show(content):
+    """Prints the figures with their intervals, strict beside lenient, and the tables by subject."""
+    console = rich.console.Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
+    every, samples, interval = content['figures'], content['samples'], f'{LEVEL:.0%} interval'
+    strict = {name.removeprefix('strict/'): value for name, value in every.items() if name.startswith('strict/')}
+    console.print(f'{content["prompts"]} {content["split"]} prompts, {samples} samples at temperature '
+                  f'{content["sampling"]["temperature"]}, verifier {content["verifier"] or "none"}', highlight=False)
+    shown = _table('', '', 'mean', interval, *(['strict', interval] if strict else []))
+    for name in every:
+        if not name.startswith('strict/'):
+            shown.add_row(name, *_cells(every, name), *(_cells(strict, name) if strict else ()))
+    console.print(shown)
+    if content['verifier']:
+        console.print(TIES, highlight=False)
+    heads = dict.fromkeys(['greedy', 'pass@1', f'pass@{samples}', f'maj@{samples}'] if content['verifier'] else
+                          ['reward', 'length', 'truncated'])
+    for field, groups in content['tables'].items():
+        shown = _table(f'by {field}', field, 'prompts', *heads)
+        for value, group in groups.items():
+            cells = [' '.join(_cells(group['figures'], name, digits=2)) for name in heads]
+            shown.add_row(value, str(group['prompts']), *cells)
+        console.print(shown)
+
+
+def _table(title, *headings):
+    shown = rich.table.Table(title=title or None)
+    for heading in headings:
+        shown.add_column(heading, justify='right', no_wrap=True)
+    return shown
+
+
+def _cells(found, name, digits=3):
+    """Texts of a figure's value and interval, empty without it."""
+    if name not in found:
+        return '', ''
+    mean, low, high = (f'{found[name][key]:.{digits}f}' for key in ('mean', 'low', 'high'))
+    return mean, f'{low} to {high}'
 
 
 def table(path):
     """Prints the first and the last row of an evaluations.jsonl side by side."""
     rows = metrics.read(path)
     first, last = rows[0], rows[-1]
-    shown = rich.table.Table(title='held-out prompts')
-    for name in ('', f'step {first["step"]}', f'step {last["step"]}', 'change'):
-        shown.add_column(name, justify='right')
-    for name in [n for n in first if n != 'step']:
+    shown = _table('held-out prompts', '', f'step {first["step"]}', f'step {last["step"]}', 'change')
+    for name in [n for n in first if n != 'step' and n in last]:
         shown.add_row(name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}')
     rich.console.Console().print(shown)
-
-
-def _completions(evaluator, params):
-    """Yields (examples, greedy completions, sampled completions) by batches of prompts_per_step."""
-    ex, dataset = evaluator.ex, evaluator.dataset
-    size = ex.config.data.prompts_per_step
-    key = jax.random.fold_in(ex.key, NOISE)
-    for start in range(0, len(dataset.examples), size):
-        real = min(size, len(dataset.examples) - start)
-        chosen = [start + i if i < real else start for i in range(size)]
-        examples, prompts = data.prompts(dataset, chosen, ex.config.data.max_prompt_tokens, ex.pad_token)
-        prompts = placement.put_rows(prompts, ex.mesh)
-        both = [sample(params, prompts, key, 0) for sample in (evaluator.greedy, evaluator.sampled)]
-        greedy, sampled = (metrics.completions_of(ex.tokenizer, rollout) for rollout in both)
-        keep = real * evaluator.samples
-        yield examples[:real], [x[:real] for x in greedy], [x[:keep] for x in sampled]
-
-
-def main():
-    """The command: evaluates the newest checkpoint of a workdir, and prints and writes evaluation.json."""
-    workdir, samples = flags.FLAGS.workdir, flags.FLAGS.samples
-    ex = reopen(workdir)
-    results = evaluate(make(ex, samples or ex.config.evaluation.samples), load_policy(ex))
-    for name, value in results.items():
-        print(f'{name:10s} {value:.4f}')
-    checkpoint.write_json(os.path.join(workdir, 'evaluation.json'), results)
 
 
 def reopen(workdir):
@@ -140,7 +239,53 @@ def load_policy(ex):
         return checkpoint.restore_params(checkpoints, params)
 
 
+def of_run(workdir, samples, split):
+    """report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
+    ex = reopen(workdir)
+    evaluator = make(ex, samples or ex.config.evaluation.samples, split)
+    params = load_policy(ex)
+    with checkpoint.manager(workdir, keep=None) as checkpoints:
+        return report(evaluator, params, {'workdir': workdir, 'step': checkpoints.latest_step()})
+
+
+def of_folder(config, out, samples, split):
+    """report of the weights in config.model.path as they are, judged as in training by this config; see of_run."""
+    if config.model.random_init:
+        raise BadInput('model.random_init', True, 'would evaluate random weights; set it to False')
+    ex = experiment.enter(config, out)
+    evaluator = make(ex, samples or config.evaluation.samples, split)
+    return report(evaluator, ex.params(), {'path': config.model.path})
+
+
+def run(config, workdir, out, samples, split):
+    """Evaluates the run in workdir, or else the folder in config.model.path; prints the figures.
+
+    Writes evaluation.json and completions.jsonl to the new folder out, or without it to workdir.
+    """
+    if (config is None) == (workdir is None):
+        raise BadInput('--workdir', workdir, 'give the folder of a run; or, without it, --config and --out, to '
+                       'evaluate the Hugging Face folder in model.path')
+    if config is not None and not out:
+        raise BadInput('--out', out, 'name a new folder for the results')
+    if out and os.path.exists(out):
+        raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
+    content, rows = of_folder(config, out, samples, split) if workdir is None else of_run(workdir, samples, split)
+    folder = out or workdir
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, 'completions.jsonl'), 'w', encoding='utf8') as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+    checkpoint.write_json(os.path.join(folder, 'evaluation.json'), content)
+    show(content)
+
+
+def main():
+    """The command."""
+    run(**{name: flags.FLAGS[name].value for name in ('config', 'workdir', 'out', 'samples', 'split')})
+
+
 if __name__ == '__main__':
-    flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
-    flags.DEFINE_integer('samples', 0, 'Completions a prompt; 0: evaluation.samples of the config.')
+    program.define_flags(required=False)
+    flags.DEFINE_string('out', None, 'New folder for the results; a run\'s own folder without it.')
+    flags.DEFINE_integer('samples', 0, 'Completions a prompt; 0: evaluation.samples of the config.', lower_bound=0)
+    flags.DEFINE_enum('split', 'test', ['test', 'train'], 'Of the data.')
     program.run(main)

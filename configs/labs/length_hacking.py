@@ -1,7 +1,8 @@
 """A lab: paid by the equation, the policy works the same sum out twice. Shaping by length takes the gain away.
 
     python -m grpo_jax.train --config=configs/labs/length_hacking.py --workdir=runs/hack
-    python -m grpo_jax.train --config=configs/labs/length_hacking.py --workdir=runs/mended --config.reward.length=overlong
+    python -m grpo_jax.train --config=configs/labs/length_hacking.py \
+        --workdir=runs/mended --config.reward.length=overlong
 
 The exploit's share shows in the metric length: a sum worked out once takes 32 tokens, twice 60.
 """

@@ -1,0 +1,231 @@
+"""Evaluation: figures by hand, tables by subject, and the command on a run and on a published model."""
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from configs import tinystories
+from grpo_jax import evaluate, experiment, train
+from grpo_jax.errors import BadInput
+from grpo_jax.rewards import numeric, pool
+from grpo_jax.types import Example
+from tests import tiny_run
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+EXAMPLES = [Example('2+2=', '4', 0, {'subject': 'sums', 'level': 1}), Example('3+4=', '7', 1, {'subject': 'sums'}),
+            Example('3*3=', '9', 2, {'subject': 'products', 'level': None})]
+SAMPLES = ['#### 4', '4', '5', 'x', '7', '8', '8', '7', 'x', 'x', 'x', 'x']  # 4 of each
+GREEDY = ['5', '#### 7', '8']
+
+
+def hashed(completion, example):
+    """A strict form: the number must follow ####."""
+    return numeric.reward(completion, example) * ('####' in completion)
+
+
+@pytest.fixture(scope='module')
+def scorer(tmp_path_factory):
+    config = tiny_run.config(reward__truncated=-1.0)
+    return experiment.enter(config, str(tmp_path_factory.mktemp('none'))).scorer
+
+
+def figures(scorer, examples=EXAMPLES, samples=SAMPLES):
+    """The figures of those completions; every fifth sample is truncated, and all greedy ones."""
+    truncated = [i % 5 == 4 for i in range(len(samples))]
+    sampled = evaluate.judge(scorer, examples, samples, truncated, list(range(1, len(samples) + 1)))
+    greedy = evaluate.judge(scorer, examples, GREEDY[:len(examples)], [True] * len(examples), [2] * len(examples))
+    return evaluate.figures(greedy, sampled)
+
+
+def means(found):
+    return {name: np.mean(values) for name, values in found.items()}
+
+
+def test_figures_by_hand(scorer):
+    # correct: 2 of 4, 2 of 4 (and a tie with 8), 0 of 4; truncated rows 4 and 9
+    expected = {
+        'greedy': 1 / 3, 'pass@1': (1 / 2 + 1 / 2 + 0) / 3, 'pass@2': (5 / 6 + 5 / 6 + 0) / 3, 'pass@4': 2 / 3,
+        'maj@4': (1 + 1 / 2 + 0) / 3, 'reward': (4 - 2) / 12, 'length': 6.5, 'truncated': 2 / 12, 'failed': 0,
+        'unparsed': 5 / 12, 'greedy/reward': (1 - 3) / 3, 'greedy/length': 2, 'greedy/truncated': 1, 'greedy/failed': 0,
+        'greedy/unparsed': 0}
+    assert means(figures(scorer)) == pytest.approx(expected)
+
+
+def test_strict_figures_stand_beside_lenient_ones(scorer):
+    found = means(figures(scorer._replace(strict=hashed)))
+    lenient = means(figures(scorer))
+    assert {name: found[name] for name in lenient} == lenient
+    assert {name: value for name, value in found.items() if name not in lenient} == pytest.approx({
+        'strict/greedy': 1 / 3, 'strict/pass@1': 1 / 12, 'strict/pass@2': (3 / 6) / 3, 'strict/pass@4': 1 / 3,
+        'strict/maj@4': (1 / 2) / 3})
+
+
+def test_samples_that_are_no_power_of_two(scorer):
+    names = figures(scorer, EXAMPLES[:2], SAMPLES[:6] + SAMPLES[4:8]).keys()
+    assert [name for name in names if '@' in name] == ['pass@1', 'pass@2', 'pass@4', 'pass@5', 'maj@5']
+    assert [name for name in figures(scorer, samples=['4', '7', '9']) if '@' in name] == ['pass@1', 'maj@1']
+
+
+def test_without_a_verifier_there_are_no_answers(scorer):
+    found = figures(scorer._replace(verifier='', extract=None))
+    assert list(found) == [prefix + name for prefix in ('', 'greedy/')
+                           for name in ('reward', 'length', 'truncated', 'failed')]
+
+
+def test_what_cannot_be_scored_is_wrong_and_has_no_reward(scorer):
+    unscorable = [EXAMPLES[0], EXAMPLES[1]._replace(answer='many')]
+    found = figures(scorer, unscorable, SAMPLES[:8])
+    np.testing.assert_array_equal(found['pass@1'], [0.5, 0])
+    np.testing.assert_array_equal(found['reward'], [0.5, np.nan])
+    only = evaluate.summary(found, 0, [1])
+    assert 'reward' not in only and only['pass@1']['mean'] == 0
+    assert evaluate.summary(found, 0)['reward']['mean'] == 0.5
+
+
+def test_a_verifier_that_fails_is_counted(scorer):
+    def slow(completion, example):
+        if completion == '5':
+            raise pool.Expired('too slow')
+        return numeric.reward(completion, example)
+
+    part = scorer.parts['numeric']._replace(function=slow)
+    found = figures(scorer._replace(parts={'numeric': part}, strict=slow))
+    np.testing.assert_array_equal(found['failed'], [1 / 4, 0, 0])
+    np.testing.assert_array_equal(found['pass@1'], found['strict/pass@1'])
+
+
+def test_tables_by_subject(scorer):
+    found = evaluate.by_subject(figures(scorer), EXAMPLES, 0)
+    assert list(found) == ['subject'] and list(found['subject']) == ['products', 'sums']
+    products, sums = found['subject'].values()
+    assert (products['prompts'], sums['prompts']) == (1, 2)
+    assert sums['figures']['greedy'] == {'mean': 0.5, 'low': 0, 'high': 1}
+    assert sums['figures']['maj@4'] == {'mean': 0.75, 'low': 0.5, 'high': 1}
+    assert products['figures']['pass@4']['mean'] == 0 and products['figures']['unparsed']['mean'] == 1
+
+
+def test_only_fields_that_divide_the_prompts_have_a_table():
+    def of(*values):
+        examples = [Example('', '', i, {'source': value}) for i, value in enumerate(values)]
+        found = evaluate.by_subject({'row': np.arange(len(values))}, examples, 0)
+        return {name: {value: group['figures']['row']['mean'] for value, group in table.items()}
+                for name, table in found.items()}
+
+    assert of('a', 'a') == of('a', 'b') == of(None, None) == {}
+    assert of('b', 'a', None, 'a') == {'source': {'a': 2, 'b': 0}}
+    assert of(10, 2, 10) == {'source': {'10': 1, '2': 1}}
+
+
+def test_what_is_printed(scorer, capsys):
+    found = figures(scorer._replace(strict=hashed))
+    content = {'prompts': 3, 'split': 'test', 'samples': 4, 'sampling': {'temperature': 0.7}, 'verifier': 'numeric',
+               'figures': evaluate.summary(found, 0), 'tables': evaluate.by_subject(found, EXAMPLES, 0)}
+    evaluate.show(content)
+    printed = capsys.readouterr().out
+    assert '3 test prompts, 4 samples at temperature 0.7, verifier numeric' in printed and evaluate.TIES in printed
+    rows = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.strip('│┃').replace('┃', '│').split('│')]
+                                              for line in printed.splitlines() if line[0] in '│┃')}
+    assert rows[''] == ['mean', '95% interval', 'strict', '95% interval']
+    assert rows['pass@1'] == ['0.333', '0.000 to 0.500', '0.083', '0.000 to 0.250']
+    assert rows['length'][2:] == ['', ''] and not any(name.startswith('strict') for name in rows)
+    assert rows['subject'] == ['prompts', 'greedy', 'pass@1', 'pass@4', 'maj@4']
+    assert rows['sums'][:2] == ['2', '0.50 0.00 to 1.00']
+
+
+# whole evaluations
+
+def read(folder):
+    with open(os.path.join(folder, 'evaluation.json'), encoding='utf8') as file:
+        return json.load(file)
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+    workdir = str(tmp_path_factory.mktemp('runs') / 'tiny')
+    train.run(tiny_run.config(steps=1, supervised__steps=0), workdir)
+    return workdir
+
+
+def test_a_run_is_evaluated_as_it_was_in_training(workdir, capsys):
+    evaluate.run(None, workdir, None, 0, 'test')
+    content, rows = read(workdir), tiny_run.rows(workdir, 'completions.jsonl')
+    last = tiny_run.rows(workdir, 'evaluations.jsonl')[-1]
+    assert {'step': 1} | {name: value['mean'] for name, value in content['figures'].items()} == last
+    assert content['model'] == {'workdir': workdir, 'step': 1}
+    assert (content['verifier'], content['samples'], content['sampling']['temperature']) == ('numeric', 4, 1.0)
+    assert all(value['low'] <= value['mean'] <= value['high'] for value in content['figures'].values())
+    printed = capsys.readouterr().out
+    assert '6 test prompts, 4 samples at temperature 1.0, verifier numeric' in printed
+    assert 'pass@4' in printed and evaluate.TIES[:40] in printed
+    # the dump says the same
+    assert len(rows) == 6 * 5 and {row['decoding'] for row in rows} == {'greedy', 'sampled'}
+    for decoding, name in (('greedy', 'greedy'), ('sampled', 'pass@1')):
+        chosen = [row for row in rows if row['decoding'] == decoding]
+        assert np.mean([row['correct'] for row in chosen]) == content['figures'][name]['mean']
+        assert all(row['correct'] == (numeric.extract(row['completion']) == row['answer']) and
+                   row['extracted'] == numeric.extract(row['completion']) for row in chosen)
+    assert content['first_prompt'] == rows[0]['prompt']
+
+
+def test_other_samples_and_another_split(workdir, tmp_path):
+    evaluate.run(None, workdir, str(tmp_path / 'out'), 2, 'train')
+    content = read(tmp_path / 'out')
+    assert (content['split'], content['samples']) == ('train', 2) and 'maj@2' in content['figures']
+    ours, theirs = (tiny_run.rows(folder, 'completions.jsonl') for folder in (tmp_path / 'out', workdir))
+    assert not {row['prompt'] for row in ours} & {row['prompt'] for row in theirs}
+
+
+def stories(**changes):
+    config = tinystories.get_config()
+    config.evaluation.prompts = config.data.prompts_per_step = 4
+    config.rollout.max_tokens = 8
+    config.model.update(changes)
+    return config
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, '-m', 'grpo_jax.evaluate', *arguments], cwd=ROOT, capture_output=True,
+                          text=True, timeout=300)
+
+
+def test_a_published_model_is_evaluated_without_a_run_and_twice_the_same(real, tmp_path):
+    model = os.path.join(real, 'models', 'stories260K')
+    done = command('--config=configs/tinystories.py', f'--config.model.path={model}', f'--out={tmp_path / "a"}',
+                   '--samples=3', '--config.evaluation.prompts=4', '--config.data.prompts_per_step=4',
+                   '--config.rollout.max_tokens=8')
+    assert done.returncode == 0, done.stderr
+    assert '4 test prompts, 3 samples' in done.stdout
+    evaluate.run(stories(path=model), None, str(tmp_path / 'b'), 3, 'test')
+    for name in ('evaluation.json', 'completions.jsonl'):
+        assert (tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes(), name
+    content, rows = read(tmp_path / 'a'), tiny_run.rows(tmp_path / 'a', 'completions.jsonl')
+    assert content['model'] == {'path': model} and content['first_prompt'].startswith('<s> dog. The bear')
+    # karpathy's model, not a random one: its stories are words
+    assert rows[0]['completion'].startswith('He said') and len(rows) == 4 * (1 + 3)
+    assert len({row['completion'] for row in rows}) > 8
+
+
+def test_the_command_says_in_one_line_what_it_lacks():
+    done = command('--samples=4')
+    assert done.returncode == 2 and 'Traceback' not in done.stderr, done.stderr
+    message = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
+    assert len(message) == 1 and all(word in message[0] for word in ('--workdir', '--config', '--out')), done.stderr
+
+
+def test_input_that_cannot_be_evaluated(workdir, tmp_path):
+    out = str(tmp_path / 'out')
+    for given, words in [((stories(), workdir, out), 'or, without it, --config'), ((stories(), None, None), '--out'),
+                         ((stories(), None, str(tmp_path)), 'nothing is overwritten'),
+                         ((None, workdir, str(tmp_path)), 'nothing is overwritten'),
+                         ((None, str(tmp_path), None), 'holds no run'),
+                         ((stories(random_init=True), None, out), 'random weights'),
+                         ((stories(path='runs/none/there'), None, out), 'no such folder')]:
+        with pytest.raises(BadInput, match=words):
+            evaluate.run(*given, 0, 'test')
+    config = tiny_run.config(evaluation__prompts=0)
+    with pytest.raises(BadInput, match=r'evaluation.prompts = 0'):
+        evaluate.make(experiment.enter(config, out), 1)
+    assert not os.listdir(tmp_path)
