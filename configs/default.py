@@ -28,6 +28,7 @@ def get_config(preset='grpo'):
     config.data.chat = False             # apply the tokenizer's chat template
     config.data.system = ''              # system message of the chat
     config.data.template = '{prompt}'    # text around the prompt
+    config.data.strict = False           # stop at the first malformed row; else they are left out and counted
 
     config.rollout = ConfigDict()
     config.rollout.group_size = 8        # G, completions of a prompt
@@ -48,8 +49,17 @@ def get_config(preset='grpo'):
 
     config.reward = ConfigDict()
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
-    config.reward.options = ConfigDict({  # of rewards by name
+    config.reward.options = ConfigDict({  # of rewards by name; see docs/rewards.md
         'format': {'tags': ('think', 'answer')},
+        'language': {'target': 'en'},    # a language, or a script like latin
+        'repetition': {'n': 3},          # words of an n-gram
+        'reflection': {'phrases': ('wait', 'let me check', 'double-check'), 'cap': 3},
+        'countdown': {'partial': 0.1},   # of an expression that misses the target
+        'code': {'all_pass': True, 'timeout': 5.0, 'memory_mib': 512},  # else the share of tests; seconds
+        'model': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True,  # weights wait on the host
+                  'transform': 'sigmoid', 'mean': 0.0, 'std': 1.0, 'cap': 0.0},  # cap 0: none
+        'process': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True, 'aggregate': 'min',
+                    'centred': False},   # 2p - 1 in place of the chance p
         'overlong': {'margin': 16},      # tokens before rollout.max_tokens in which it sets in
         'cosine': {'right': (2.0, 1.0), 'wrong': (-10.0, 0.0)},  # at length 0 and at the limit
     })
@@ -157,6 +167,11 @@ def get_config(preset='grpo'):
     config.supervised.steps = 0          # 0: none
     config.supervised.batch = 128        # demonstrations an update
     config.supervised.optimizer = _optimizer(learning_rate=1e-3)
+
+    config.reward_model = ConfigDict()   # trained by grpo_jax.reward_model, with the numbers of supervised
+    config.reward_model.objective = 'pairwise'  # pairwise, pointwise, steps
+    config.reward_model.separator = '\n'  # between steps
+    config.reward_model.after_error = 'masked'  # steps after the first wrong one: masked, or wrong
 
     config.evaluation = ConfigDict()
     config.evaluation.every = 0          # steps between evaluations; 0: before and after only

@@ -201,11 +201,14 @@ def _section(config, name):
 
 
 def test_imports_go_one_way():
-    levels = [('types', 'errors', 'algorithms', 'distributed.mesh', 'distributed.sharding', 'metrics'),
-              ('models', 'data', 'rewards'), ('sampler', 'learner', 'checkpoint', 'reference'),
+    levels = [('types', 'example', 'errors', 'algorithms', 'distributed.mesh', 'distributed.sharding', 'metrics',
+               'statistics'),
+              ('models', 'data', 'rewards', 'distributed.reward_scorer'),
+              ('sampler', 'learner', 'checkpoint', 'reference'),
               ('distributed.programs', 'distributed.rollouts', 'distributed.placement', 'distributed.topology',
                'experiment'),
-              ('evaluate', 'supervised', 'collect', 'train', 'sweep', 'show', 'export', 'program')]
+              ('evaluate', 'supervised', 'reward_model', 'collect', 'train', 'sweep', 'show', 'export', 'prepare',
+               'program')]
     order = {module: level for level, modules in enumerate(levels) for module in modules}
     # the parameter table that shardings are maps over
     allowed = {('distributed.sharding', 'models')}

@@ -1,9 +1,13 @@
 """Steps of arithmetic like 48/2=24: a reward for each, and their share as the completion's reward."""
 import ast
 from fractions import Fraction
+import itertools
 import re
 
-EQUATION = re.compile(r'([-+*/().\d]*\d[-+*/().\d]*)=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+)')
+# an expression, and its value if one follows, or signs alone: optional, so that no run is tried in other cuts
+EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
+LONGEST = 100  # characters of an expression or value: more is nothing that a person would write, and slow to work out
+MOST = 1000    # equations of a completion that are looked at
 OPERATIONS = {ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
               ast.Div: lambda a, b: a / b}
 
@@ -21,9 +25,10 @@ def steps(completion, example):
     else writing down any true equation would pay.
     """
     asked, found = example.meta.get('steps'), []
-    for i, match in enumerate(EQUATION.finditer(completion)):
+    equations = (match for match in EQUATION.finditer(completion) if match[2])
+    for i, match in enumerate(itertools.islice(equations, MOST)):
         expression, value = match.groups()
-        right = value_of(expression) == Fraction(value)
+        right = len(value) <= LONGEST and value_of(expression) == Fraction(value)
         if asked is not None:
             right = right and i < len(asked) and expression == asked[i]
         found.append((match.end(), float(right)))
@@ -32,7 +37,7 @@ def steps(completion, example):
 
 def value_of(expression):
     """Fraction of an expression of numbers, + - * / and brackets; None when it has none, or is too long to trust."""
-    if len(expression) > 100:  # nothing that a person would write, and slow to work out
+    if len(expression) > LONGEST:
         return None
     try:
         # numbers like 007 are no Python, and mean 7

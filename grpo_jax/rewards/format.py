@@ -9,8 +9,9 @@ def reward(completion, example, *, tags):
     rest = completion
     for tag in tags:
         opening, closing = f'<{tag}>', f'</{tag}>'
-        rest = rest.lstrip()
-        if completion.count(opening) != 1 or completion.count(closing) != 1 or not rest.startswith(opening):
+        inside, closed, after = rest.partition(closing)
+        once = completion.count(opening) == completion.count(closing) == 1
+        if not (once and closed and inside.lstrip().startswith(opening)):
             return 0.0
-        rest = rest.partition(closing)[2]
+        rest = after
     return float(not rest.strip())

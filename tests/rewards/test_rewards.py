@@ -1,5 +1,7 @@
 """Rewards as tables of completions, and their weighted sum."""
 from fractions import Fraction
+import importlib
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from configs import default
 from grpo_jax import rewards
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import calculator, contains, format, length, numeric
+from grpo_jax.rewards import calculator, contains, length, numeric
 from grpo_jax.types import Example
 
 
@@ -49,19 +51,6 @@ def test_extracted_answers_have_one_spelling(completion, expected):
 
 
 GOOD = '<think>a</think><answer>4</answer>'
-
-
-@pytest.mark.parametrize('completion, expected', [
-    (GOOD, 1), (f'\n {GOOD}\n', 1), ('<think>a\nb</think>\n\n<answer>\n4\n</answer>', 1),
-    ('<think></think><answer></answer>', 1),
-    ('', 0), ('4', 0), ('<answer>4</answer>', 0), ('<think>a</think>', 0), ('<answer>4</answer><think>a</think>', 0),
-    ('<think>a</think>4', 0), ('<think>a</think> so <answer>4</answer>', 0), (f'Sure: {GOOD}', 0), (f'{GOOD} done', 0),
-    ('<think>a<answer>4</answer></think>', 0), ('<think>a<answer></think>4</answer>', 0), (GOOD + GOOD, 0),
-    ('<think><think>a</think><answer>4</answer>', 0), ('<think>a</think><answer>4', 0),
-    ('<THINK>a</THINK><answer>4</answer>', 0),
-])
-def test_format(completion, expected):
-    assert format.reward(completion, example('')) == expected
 
 
 @pytest.mark.parametrize('completion, answer, expected', [
@@ -122,18 +111,21 @@ def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):
         make(*parts, verifier=verifier)
 
 
+def test_every_default_option_is_one_that_its_reward_declares():
+    for name, options in default.get_config().reward.options.items():
+        if hasattr(length, name):
+            functions = [getattr(length, name)]
+        else:
+            module = importlib.import_module(f'grpo_jax.rewards.{name}')
+            functions = [getattr(module, key) for key in ('reward', 'strict', 'steps') if hasattr(module, key)]
+        declared = {key for function in functions for key in inspect.signature(function).parameters}
+        assert set(options) <= declared, name
+        missing = {key for function in functions for key, parameter in inspect.signature(function).parameters.items()
+                   if parameter.kind is parameter.KEYWORD_ONLY} - set(options) - {'pool', 'correct', 'limit'}
+        assert not missing, name
+
+
 # shaping by length
-
-def test_overlong_punishment_by_hand():
-    found = length.overlong(np.array([[80, 85, 90, 100, 101]]), None, limit=100, margin=20)
-    np.testing.assert_allclose(found, [[0, -.25, -.5, -1, -1]])
-
-
-def test_kimi_length_reward_by_hand():
-    correct = np.array([[True, False, True, False]])
-    np.testing.assert_allclose(length.kimi(np.array([[100, 150, 200, 300]]), correct, 0, 0), [[.5, 0, 0, -.5]])
-    np.testing.assert_array_equal(length.kimi(np.full((1, 4), 7), correct, 0, 0), np.zeros((1, 4)))
-
 
 def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
     section = default.get_config().reward
@@ -146,7 +138,8 @@ def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
 
 
 @pytest.mark.parametrize('changes, words', [
-    (dict(length='short'), ['short', 'kimi']), (dict(length='overlong', length_margin=300), ['length_margin = 300']),
+    (dict(length='short'), ['short', 'kimi']),
+    (dict(length='overlong', options={'overlong': {'margin': 300}}), ['overlong.margin = 300']),
     (dict(steps='numeric'), ['numeric', 'steps(completion, example)'])])
 def test_shaping_that_cannot_work_is_refused(changes, words):
     section = default.get_config().reward

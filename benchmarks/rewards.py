@@ -1,0 +1,109 @@
+"""How fast completions are scored, and how much of it hides behind the device.
+
+python -m benchmarks.rewards [--out=trace.json]
+
+1. 1,000 easy completions, GSM8K solutions and boxed MATH answers, every other one wrong, judged by reward math.
+2. One rollout of the arithmetic demo with reward math: when each completion was judged, beside when the device
+   decoded. --out writes both as a trace that chrome://tracing and Perfetto show.
+"""
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+
+import numpy as np
+
+from benchmarks import environment
+from configs import arithmetic, default
+from grpo_jax import algorithms, collect, experiment, rewards
+from grpo_jax.data import gsm8k, math
+from grpo_jax.distributed import placement
+from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.rewards import gold
+
+REPEATS = 3
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--out', help='file of the trace')
+    out = parser.parse_args().out
+    print(environment.describe())
+    throughput()
+    spans = overlap()
+    if out:
+        with open(out, 'w', encoding='utf8') as file:
+            json.dump({'traceEvents': spans}, file)
+
+
+def throughput():
+    """Prints seconds for 1,000 completions, workers starting included and not."""
+    folder = os.path.join(default.DATA, 'math')
+    examples = gsm8k.examples('test', folder=folder)[:500] + math.examples('test', folder=folder)[:500]
+    section = default.get_config().reward
+    section.update({'parts': (('math', 1.0),), 'verifier': 'math', 'workers': os.cpu_count()})
+    texts = []
+    for row, example in enumerate(examples):
+        right, wrong = gold.of_answer(example)
+        texts.append(f'So the answer is \\boxed{{{wrong if row % 2 else right}}}.')
+    seconds = []
+    for _ in range(REPEATS):
+        scorer = rewards.make(section, 64)
+        began = time.monotonic()
+        found = rewards.score_rows(scorer, examples, texts, [False] * len(texts), [0] * len(texts))
+        seconds.append(time.monotonic() - began)
+    expected = np.arange(len(texts)) % 2 == 0
+    print(f'1,000 completions by math, {section.workers} workers: {statistics.median(seconds):.1f} s, median of '
+          f'{REPEATS}, cold each time; {np.mean((found.rewards >= 1) == expected):.1%} as made')
+
+
+def overlap():
+    """Prints how much of the scoring of a rollout lay within its sampling; the spans as trace events."""
+    config = arithmetic.get_config()
+    config.reward.parts, config.reward.verifier = (('math', 1.0),), 'math'
+    spans, began = [], time.monotonic()
+
+    def span(name, start):
+        spans.append({'name': name, 'ph': 'X', 'pid': 0, 'tid': threading.get_ident() % 10 ** 6,
+                      'ts': (start - began) * 1e6, 'dur': (time.monotonic() - start) * 1e6})
+
+    with tempfile.TemporaryDirectory() as folder:
+        ex = experiment.enter(config, folder)
+        part = ex.scorer.parts['math']
+
+        def timed(text, example):
+            start = time.monotonic()
+            value = part.function(text, example)
+            span('reward', start)
+            return value
+
+        ex = ex._replace(scorer=ex.scorer._replace(parts={'math': part._replace(function=timed)}))
+        shapes = ex.shapes(config.data.prompts_per_step, config.rollout.group_size)
+        collector = collect.Collector(ex, config.algorithm, shapes)
+        learner = placement.make_learner(
+            ex.c, algorithms.make(config.algorithm), optimizers.make(config.optimizer, 1), ex.mesh, shapes,
+            collected=collector.aux(), **ex.learning())
+        state = learner.initial(ex.params())
+        collector(state, lambda *_: None)[0].results()  # compiles
+        spans.clear()
+        start = time.monotonic()
+        draw, _ = collector(state, lambda *_: None)
+        span('sample', start)
+        sampled = spans[-1]
+        start = time.monotonic()
+        draw.results()
+        waited = time.monotonic() - start
+    judged = [event for event in spans if event['name'] == 'reward']
+    within = sum(event['ts'] + event['dur'] <= sampled['ts'] + sampled['dur'] for event in judged)
+    print(f'a rollout of {len(judged)} completions: {within} judged while others decoded; '
+          f'{sum(event["dur"] for event in judged) / 1e6:.2f} s of rewards on {ex.scorer.threads} threads, of which '
+          f'the step waited for {waited:.2f} s after {sampled["dur"] / 1e6:.2f} s of sampling')
+    return spans
+
+
+if __name__ == '__main__':
+    main()

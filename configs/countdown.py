@@ -1,0 +1,33 @@
+"""Countdown: three numbers and a target, find the expression; from random weights, minutes on a laptop's CPU.
+
+    python -m grpo_jax.train --config=configs/countdown.py --workdir=runs/countdown
+
+Tested on sets of numbers that the train split does not have.
+"""
+from configs import default
+
+
+def get_config(preset='dr_grpo'):
+    """Cold start on expressions of the right numbers, often of another value, then reinforcement of the right ones."""
+    config = default.get_config(preset)
+    config.steps = 60
+    config.model.path = 'configs/models/characters'
+    config.model.random_init = True
+    config.data.name = 'countdown'
+    config.data.options = {'count': 4000, 'numbers': (3, 3), 'largest': 20, 'highest': 60, 'operations': '+-',
+                           'short': True, 'wrong': 0.5}
+    config.data.prompts_per_step = 32
+    config.data.max_prompt_tokens = 12
+    config.rollout.group_size = 8
+    config.rollout.max_tokens = 12
+    config.reward.parts = (('countdown', 1.0),)
+    config.reward.verifier = 'countdown'
+    config.algorithm.fixed_length = 12
+    config.supervised.steps = 500
+    config.supervised.batch = 64
+    config.supervised.optimizer.learning_rate = 3e-3
+    config.supervised.optimizer.warmup = 20
+    config.supervised.optimizer.schedule = 'cosine'
+    config.optimizer.learning_rate = 3e-4
+    config.checkpoint.every = 100
+    return config

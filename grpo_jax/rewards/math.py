@@ -1,0 +1,164 @@
+"""Correct mathematics: 1 if the completion's answer equals the gold one, else 0."""
+from fractions import Fraction
+import logging
+import re
+
+from grpo_jax.rewards import math_text
+from grpo_jax.rewards.math_text import fraction, parts, split_unit
+
+SIGNIFICANT = 6  # digits from which a decimal stands for a number without end
+PRECISION = 100  # digits to which irrational numbers are compared
+PARTS = 32       # of a list, and brackets, that decide goes through
+BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
+COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # where 2,6 may be a list
+CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
+NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # rather than a product of letters
+
+
+def reward(completion, example, *, pool):
+    """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer."""
+    return _judge(math_text.lenient(completion), example, pool)
+
+
+def strict(completion, example, *, pool):
+    r"""reward, where only an answer in \boxed{} or after #### counts."""
+    return _judge(math_text.strict(completion), example, pool)
+
+
+def extract(completion):
+    """The completion's answer in canonical form, in which numbers have one spelling; None without one."""
+    return math_text.lenient(completion)
+
+
+def _judge(answer, example, pool):
+    gold = math_text.gold(example.answer)
+    if gold is None:
+        return None
+    if answer is None:
+        return 0.0
+    verdict = decide(gold, answer)
+    return float(pool.cached(equivalent, gold, answer) if verdict is None else verdict)
+
+
+def decide(gold, answer):
+    """Whether two canonical texts are the same answer, exactly; None where that takes algebra.
+
+    A unit may be missing on one side, but not differ. Order counts in brackets, and not in lists without them. A
+    decimal of SIGNIFICANT digits or more stands for a number without end that it is rounded or cut from.
+    """
+    (gold, gold_unit), (answer, answer_unit) = split_unit(gold), split_unit(answer)
+    if (gold_unit and answer_unit and gold_unit != answer_unit) or BASE.findall(gold) != BASE.findall(answer):
+        return False
+    if gold == answer:
+        return True
+    a, b = fraction(gold), fraction(answer)
+    if a is not None and b is not None:
+        return _same_fraction(a, b)
+    for number, text in ((a, answer), (b, gold)):
+        comma = COMMA.fullmatch(text)
+        if number is not None and comma:
+            return number == Fraction(f'{comma[1]}.{comma[2]}')
+    if CLOCK.fullmatch(gold) and CLOCK.fullmatch(answer):
+        return gold.lstrip('0') == answer.lstrip('0')
+    if all(number is not None or NAME.fullmatch(text) for number, text in ((a, gold), (b, answer))):
+        return gold.casefold() == answer.casefold()
+    return _decide_parts(gold, answer)
+
+
+def _decide_parts(gold, answer):
+    """decide, for lists and for what stands in brackets; None for anything else."""
+    if len(re.findall(r'[(\[]', gold)) > PARTS:
+        return None
+    golds, answers = parts(gold), parts(answer)
+    bracketed = gold[:1] in ('(', '[') and gold[0] + gold[-1] == answer[:1] + answer[-1:]
+    if len(golds) == len(answers) == 1 and bracketed:
+        golds, answers = parts(gold[1:-1]), parts(answer[1:-1])
+        if len(golds) == len(answers) > 1:
+            found = [decide(*pair) for pair in zip(golds, answers, strict=True)]
+            return False if False in found else None if None in found else True
+    elif 1 < len(golds) == len(answers) <= PARTS:
+        for part in golds:
+            found = [decide(part, other) for other in answers]
+            if True not in found:
+                return None if None in found else False
+            answers.pop(found.index(True))
+        return True
+    return None
+
+
+def _same_fraction(a, b):
+    """Whether Fractions are equal, or one has no end and is rounded by the other."""
+    return a == b or ((_places(a) is None or _places(b) is None) and (_rounds(a, b) or _rounds(b, a)))
+
+
+def _rounds(decimal, number):
+    """Whether the Fraction `decimal`, of SIGNIFICANT digits or more, is the Fraction `number` rounded or cut."""
+    places = _places(decimal)
+    if not places or abs(decimal) * 10 ** places < 10 ** (SIGNIFICANT - 1):
+        return False
+    rest = (number - decimal) * 10 ** places * (1 if decimal > 0 else -1)
+    return Fraction(-1, 2) <= rest < 1
+
+
+def _places(number):
+    """The decimals of a Fraction; None if they have no end."""
+    rest, fives = number.denominator, 0
+    twos = (rest & -rest).bit_length() - 1
+    rest >>= twos
+    while rest % 5 == 0:
+        rest, fives = rest // 5, fives + 1
+    return max(twos, fives) if rest == 1 else None
+
+
+def equivalent(gold, answer):
+    """Whether math-verify finds two canonical texts equal, with exact numbers; it may take for ever.
+
+    Its options are its authors', but for units, which decide looks at, and for text that it cannot read, which equals
+    nothing. y = 5 answers a gold 5, and 5 a gold y = 5: the problem names the letter; x = 5 is not y = 5.
+    """
+    from latex2sympy2_extended import NormalizationConfig  # a second to import, for workers alone
+    import math_verify
+    from math_verify import grader
+    logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that the timeouts are off: the pool's holds
+    grader.sympy_numeric_eq = _same_number
+    reading = NormalizationConfig(units=False, malformed_operators=True, nits=False, boxed='none')
+    reading = [math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=reading)]
+    parsed = [math_verify.parse(f'${_exact(split_unit(text)[0])}$', reading, fallback_mode='no_fallback',
+                                parsing_timeout=None) for text in (gold, answer)]
+    return math_verify.verify(*parsed, timeout_seconds=None)
+
+
+def _exact(text):
+    """The text with fractions for decimals, which would be rounded."""
+    def spelled(found):
+        above, below = Fraction(found[0]).as_integer_ratio()
+        return f'\\frac{{{above}}}{{{below}}}'
+    return re.sub(r'[0-9]*\.[0-9]+', spelled, text)
+
+
+def _same_number(a, b, *_):
+    """Whether two sympy values are one number: exactly, or to PRECISION digits of its size if it is irrational.
+
+    Stands in for math-verify's own comparison, which rounds to decimals, so that 1/2**99 and 1/2**98 are both 0.
+    """
+    import sympy
+    a, b = a.doit(), b.doit()
+    if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
+        return a.shape == b.shape and all(_same_number(x, y) for x, y in zip(a, b, strict=True))
+    if a == b:
+        return True
+    if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr) and a.is_number and b.is_number):
+        return False
+    if a.is_Rational and b.is_Rational:
+        return _same_fraction(_fraction(a), _fraction(b))
+    x, y = sympy.N(a, PRECISION), sympy.N(b, PRECISION)
+    if abs(x - y) < max(abs(x), abs(y)) * sympy.Rational(10) ** (10 - PRECISION):
+        return True
+    return any(decimal.is_Rational and number.is_Float and _rounds(_fraction(decimal), _fraction(number))
+               for decimal, number in ((a, y), (b, x)))
+
+
+def _fraction(number):
+    """The Fraction of a sympy Rational or Float."""
+    import sympy
+    return Fraction(*map(int, sympy.Rational(number).as_numer_denom()))

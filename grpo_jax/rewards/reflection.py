@@ -1,0 +1,30 @@
+"""Bonus for phrases like "wait" and "let me check" in correct completions. Think twice before using it.
+
+It is hacked directly, by writing the phrases, and no ablation was found that supports it: DeepSeek-R1
+(arXiv 2501.12948) rewards no content and saw reflection come by itself, and base models write such phrases
+without any reinforcement (arXiv 2503.20783). No part of the default config.
+"""
+import functools
+import itertools
+import re
+
+from grpo_jax.errors import BadInput
+
+
+def reward(completion, example, *, correct, phrases, cap):
+    """How many of the phrases occur, in any case and as whole words, up to cap, if correct, else 0.0.
+
+    correct is what the verifier says; None where it cannot.
+    """
+    if correct is None:
+        return None
+    if not correct:
+        return 0.0
+    return float(sum(1 for _ in itertools.islice(_pattern(tuple(phrases)).finditer(completion), cap)))
+
+
+@functools.cache
+def _pattern(phrases):
+    if not phrases or not all(phrases):
+        raise BadInput('reward.options.reflection.phrases', phrases, 'name at least one, and none that is empty')
+    return re.compile(rf'\b(?:{"|".join(map(re.escape, phrases))})\b', re.IGNORECASE)

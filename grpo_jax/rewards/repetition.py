@@ -1,0 +1,16 @@
+"""Repetition: down to -1 for a completion that says the same few words over and over."""
+from grpo_jax.errors import BadInput
+
+
+def reward(completion, example, *, n):
+    """-(1 - distinct n-grams / n-grams) of words between white space, in lower case; 0.0 with fewer than n words.
+
+    arXiv 2502.03373, appendix C.2, as a reward of the whole completion. Text without spaces is a single word.
+    """
+    if n < 1:
+        raise BadInput('reward.options.repetition.n', n, 'must be at least 1')
+    words = completion.lower().split()
+    if len(words) < n:
+        return 0.0
+    distinct = set(zip(*(words[i:] for i in range(n)), strict=False))
+    return len(distinct) / (len(words) - n + 1) - 1.0

@@ -1,0 +1,183 @@
+"""Programs as rewards: what is taken for the program, HumanEval's and MBPP's formats, and their own solutions."""
+import concurrent.futures
+import json
+import time
+
+import pytest
+
+from grpo_jax.data import code as problems
+from grpo_jax.errors import BadInput
+from grpo_jax.rewards import code
+from grpo_jax.rewards.pool import Expired
+from grpo_jax.types import Example
+
+META = {'before': '', 'setup': '', 'names': {'f': 'f'},
+        'tests': ['assert f(1) == 1', 'assert f(2) == 4', 'assert f(3) == 9', 'assert f(4) == 16']}
+SQUARES = Example('', '', 0, META)
+
+
+def reward(completion, example=SQUARES, all_pass=False, timeout=10.0):
+    return code.reward(completion, example, all_pass=all_pass, timeout=timeout, memory_mib=512)
+
+
+@pytest.mark.parametrize('completion, program', [
+    ('x = 1', 'x = 1'), ('', ''), ('Sure:\n```python\nx = 1\n```\nDone.', 'x = 1\n'),
+    ('```python\nx = 1\n```\nor\n```python\nx = 2\n```', 'x = 2\n'),
+    ('```python\nx = 1', 'x = 1'), ('```python\nx = 1\n```\n```python\nx = 2', 'x = 2'),       # cut off
+    ('```python\nx = 1\n```\n```bash\nls\n```', 'x = 1\n'), ('  ```py\n  x\n  ```', '  x\n'),
+    ('```\nx = 1\n```', '```\nx = 1\n```'), ('```pythonic\nx\n```', '```pythonic\nx\n```'),
+    ('```python\ns = "```"\n```', 's = "```"\n'), ('```python```', '```python```'),
+    ('```python\n\n```', '\n'), ('```python\r\nx = 1\r\n```', 'x = 1\r\n'),
+])
+def test_extracted_program(completion, program):
+    assert code.extract(completion) == program
+
+
+@pytest.mark.parametrize('completion', ['```python\n' * 10 ** 5, '```' * 10 ** 6, '`' * 10 ** 6, 'x\n' * 10 ** 6,
+                                        '```python\n```\n' * 10 ** 5])
+def test_extraction_takes_a_time_in_proportion_to_the_length(completion):
+    began = time.process_time()
+    code.extract(completion)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize('program, share', [
+    ('def f(x): return x * x', 1.0), ('def f(x): return x', 0.25), ('def f(x): return x * x if x < 4 else 0', 0.75),
+    ('def f(x): return -1', 0.0), ('no program', 0.0)])
+def test_share_of_the_tests_that_pass(program, share):
+    completion = f'The squares:\n```python\n{program}\n```'
+    assert reward(completion) == share and reward(completion, all_pass=True) == float(share == 1)
+
+
+def test_without_tests_there_is_no_score():
+    assert reward('x', Example('', '', 0, {})) is None
+    assert reward('x', Example('', '', 0, META | {'tests': []})) is None
+
+
+def test_a_time_out_is_raised_to_be_counted():
+    with pytest.raises(Expired):
+        reward('def f(x):\n    while True: pass', timeout=0.3)
+
+
+# formats
+
+HUMANEVAL = {
+    'prompt': 'import math\n\ndef half(x):\n    return x // 2\n\ndef f(x):\n    """Twice."""\n', 'entry_point': 'f',
+    'canonical_solution': '    return 2 * x\n',
+    'test': 'BIG = 7\n\ndef check(candidate):\n    assert candidate(1) == 2\n    n = math.floor(2.5)\n'
+            '    for i in range(n):\n        assert half(candidate(i)) == i\n    assert f(BIG) == 14\n    n = 0\n'}
+MBPP = {'task_id': 601, 'text': 'Write a square.', 'code': 'import sys\r\ndef sum(x):\r\n  return x * x',
+        'test_setup_code': '', 'test_list': ['assert sum(2) == 4', 'assert sum(3) == 9 < sys.maxsize']}
+SANITIZED = {'task_id': 602, 'prompt': 'Write a root.', 'code': 'import math\ndef g(x): return math.sqrt(x)',
+             'test_imports': ['import math'], 'test_list': ['assert math.isclose(g(4), 2)']}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A function that writes rows as folder/<name>.jsonl and reads their examples."""
+    def examples(name, *rows, split='train'):
+        (tmp_path / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        return problems.examples(split, folder=str(tmp_path), name=name)
+    return examples
+
+
+def test_humaneval(written):
+    example, = written('humaneval', HUMANEVAL, split='test')
+    assert example.prompt == HUMANEVAL['prompt'] and example.id == 0 and len(example.meta['tests']) == 3
+    assert example.answer == example.meta['demonstration'] == HUMANEVAL['canonical_solution']
+    assert reward(example.answer, example) == 1
+    assert reward('    return 2 * x if x < 7 else 0', example) == pytest.approx(2 / 3)
+    assert reward('    return 2', example) == pytest.approx(1 / 3)
+    # a whole function, as chat models write it
+    assert reward('```python\ndef f(x):\n    return x + x\n```', example) == 1
+    # the helpers of the tests are the prompt's, not the program's
+    assert reward('    return x\nclass Any:\n    __eq__ = lambda *_: True\ndef half(x): return Any()', example) == 0
+
+
+def test_mbpp(written):
+    example, = written('mbpp', MBPP)
+    assert example.prompt == ('You are an expert Python programmer, and here is your task: Write a square. Your code '
+                              'should pass these tests:\n\nassert sum(2) == 4\nassert sum(3) == 9 < sys.maxsize\n')
+    assert example.id == 601 and '\r' not in example.answer and example.meta['names'] == {'sum': 'sum'}
+    assert reward(example.answer, example) == 1
+    assert reward('def sum(x): return 4', example) == 0.5
+
+
+def test_mbpp_sanitized(written):
+    example, = written('mbpp_sanitized', SANITIZED)
+    assert 'Write a root.' in example.prompt and reward(example.answer, example) == 1
+    assert reward('class math:\n    isclose = lambda *_: True\ndef g(x): return 0', example) == 0
+
+
+@pytest.mark.parametrize('split, tasks', [('prompt', [1, 10]), ('test', [11, 510]), ('validation', [511, 600]),
+                                          ('train', [601, 974])])
+def test_splits_of_mbpp(written, split, tasks):
+    rows = [MBPP | {'task_id': task} for task in (1, 10, 11, 510, 511, 600, 601, 974)]
+    assert [example.id for example in written('mbpp', *rows, split=split)] == tasks
+
+
+@pytest.mark.parametrize('name, row, message', [
+    ('humaneval', HUMANEVAL | {'test': 'x = 1'}, "'x = 1': field test must define check"),
+    ('humaneval', HUMANEVAL | {'test': 'def check('}, 'is no Python'),
+    ('humaneval', HUMANEVAL | {'prompt': '(' * 10 ** 4}, 'is no Python'),
+    ('humaneval', HUMANEVAL | {'entry_point': None}, "None: field 'entry_point'"),
+    ('mbpp', MBPP | {'test_list': []}, 'field test_list must have a test'),
+    ('mbpp', MBPP | {'test_list': [1]}, '[1]: field test_list must be a list'),
+    ('mbpp', MBPP | {'test_list': ['assert']}, 'is no Python'),
+    ('mbpp', MBPP | {'test_imports': 'import math'}, 'field test_imports must be a list'),
+    ('mbpp', MBPP | {'test_setup_code': [1]}, "field 'test_setup_code' must be text"),
+    ('mbpp', MBPP | {'task_id': '7'}, "'7': field task_id"),
+    ('mbpp', {'task_id': 601}, "None: field 'prompt'"),
+])
+def test_malformed_rows_are_named(written, name, row, message):
+    good = {'humaneval': HUMANEVAL, 'mbpp': MBPP}[name]
+    found = written(name, good, row, split='test' if name == 'humaneval' else 'train')
+    assert len(found) == 2 and isinstance(found[0], Example) and isinstance(found[1], BadInput)
+    assert f'{name}.jsonl, line 2 = ' in str(found[1]) and message in str(found[1])
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'split': 'train', 'name': 'humaneval'}, "split = 'train'"), ({'split': 'dev', 'name': 'mbpp'}, "split = 'dev'"),
+    ({'split': 'test', 'name': 'apps'}, r"data\.options\.name = 'apps': choose one of humaneval"),
+    ({'split': 'test', 'name': 'mbpp'}, r'data\.options\.folder')])
+def test_unknown_names_are_refused(tmp_path, options, message):
+    with pytest.raises(BadInput, match=message):
+        problems.examples(folder=str(tmp_path), **options)
+
+
+# the data sets
+
+SETS = [('humaneval', 'test', 164), ('mbpp', 'prompt', 10), ('mbpp', 'test', 500), ('mbpp', 'validation', 90),
+        ('mbpp', 'train', 374), ('mbpp_sanitized', 'prompt', 7), ('mbpp_sanitized', 'test', 257),
+        ('mbpp_sanitized', 'validation', 43), ('mbpp_sanitized', 'train', 120)]
+ODD = {'humaneval': [32, 38, 50, 129, 151], 'mbpp': [126, 367, 533, 596, 601, 927], 'mbpp_sanitized': [82, 126, 596]}
+
+
+def load(real, name, split):
+    return problems.examples(split, folder=f'{real}/code', name=name)
+
+
+@pytest.mark.parametrize('name, split, count', SETS)
+def test_solutions_of_a_sample_pass_and_others_do_not(real, name, split, count):
+    examples = load(real, name, split)
+    assert len(examples) == len({example.id for example in examples}) == count
+    for example in examples[::count // 6 + 1] + [example for example in examples if example.id in ODD[name]]:
+        assert reward(example.answer, example, timeout=60.0) == 1, example.id
+    assert reward('    pass', examples[0], all_pass=True) == 0
+
+
+@pytest.mark.parametrize('name, split, count', SETS)
+def test_all_solutions_pass_and_no_solution_of_another_problem_does(long, real, name, split, count):
+    examples = load(real, name, split)
+    for example, other in zip(examples, examples[1:] + examples[:1], strict=True):
+        assert reward(example.answer, example, all_pass=True, timeout=120.0) == 1, example.id
+        assert reward(other.answer, example, all_pass=True) == 0, example.id
+
+
+def test_fifty_trivial_programs_a_second(long):
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        for count in (20, 400):  # the first start the sandboxes
+            began = time.monotonic()
+            assert set(threads.map(reward, ['def f(x): return x * x'] * count)) == {1}
+            a_second = count / (time.monotonic() - began)
+    assert a_second >= 50
