@@ -10,8 +10,8 @@ setup(
     packages=find_packages(include=['grpo_jax', 'grpo_jax.*']),
     install_requires=[
         'jax>=0.10', 'flax>=0.12', 'optax>=0.2.8', 'orbax-checkpoint>=0.12', 'transformers>=5.17', 'sentencepiece',
-        'safetensors', 'tensorflow-datasets>=4.9.10', 'array_record', 'ml-collections', 'absl-py', 'ml-dtypes', 'numpy',
-        'rich', 'tensorboardX', 'matplotlib',
+        'safetensors', 'tensorflow-datasets>=4.9.10', 'array_record', 'pyarrow', 'grain>=0.2.18', 'math-verify>=0.9',
+        'ml-collections', 'absl-py', 'ml-dtypes', 'numpy', 'rich', 'tensorboardX', 'matplotlib',
     ],
     extras_require={
         'tpu': ['jax[tpu]'],

@@ -367,6 +367,7 @@ def main(folder):
     if not server:
         serve(folder, alone)
         return
+    give_up_rights()
     os.waitpid(server, 0)
     empty(folder)
     os.rmdir(folder)
