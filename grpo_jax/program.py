@@ -11,13 +11,14 @@ from grpo_jax.errors import BadInput
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def define_flags(workdir=True):
-    """Defines --config=FILE[:PRESET], with overrides like --config.steps=10, and --workdir."""
+def define_flags(workdir=True, required=True):
+    """Defines --config=FILE[:PRESET], with overrides like --config.steps=10, and --workdir; required or not."""
     config_flags.DEFINE_config_file('config', None, 'Config file, with :PRESET to choose the algorithm.')
-    flags.mark_flag_as_required('config')
+    if required:
+        flags.mark_flag_as_required('config')
     flags.DEFINE_bool('strict', False, 'Stop at the first malformed row of the data: config.data.strict.')
     if workdir:
-        flags.DEFINE_string('workdir', None, 'Folder of the run; an existing one is continued.', required=True)
+        flags.DEFINE_string('workdir', None, 'Folder of the run; an existing one is continued.', required=required)
 
 
 def run(main):
@@ -39,8 +40,8 @@ def _parse(argv):
     """Command-line flags, with status 2 and one line for whatever is wrong with them."""
     try:
         rest = flags.FLAGS(argv)
-        if 'config' in flags.FLAGS:
-            config = flags.FLAGS.config
+        config = flags.FLAGS.config if 'config' in flags.FLAGS else None
+        if config is not None:
             config.lock()  # a config file that could not be loaded only says so when it is touched
             if flags.FLAGS.strict:
                 config.data.strict = True

@@ -159,16 +159,6 @@ def test_the_main_loop_fits_on_one_screen_and_a_half():
     assert len(inspect.getsource(train.run).splitlines()) <= 75
 
 
-def test_pass_at_k_and_majority():
-    # algorithms.md section K: n = 8, c = 3
-    found = [evaluate.pass_at_k(8, 3, k) for k in (1, 2, 4, 6)]
-    np.testing.assert_allclose(found, [0.375, 0.642857, 0.928571, 1.0], atol=1e-6)
-    assert evaluate.majority(['1', '1', '2', None], [True, True, False, False]) == 1
-    # a tie between a right and a wrong answer counts half; answers that cannot be read do not vote
-    assert evaluate.majority(['1', '2', None, None], [True, False, False, False]) == 0.5
-    assert evaluate.majority([None, None], [False, False]) == 0
-
-
 def test_every_config_key_is_read(tmp_path):
     """A key that no code reads is an option that lies."""
     read = set()
