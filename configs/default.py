@@ -55,7 +55,7 @@ def get_config(preset='grpo'):
         'repetition': {'n': 3},          # words of an n-gram
         'reflection': {'phrases': ('wait', 'let me check', 'double-check'), 'cap': 3},
         'countdown': {'partial': 0.1},   # of an expression that misses the target
-        'code': {'all_pass': True, 'timeout': 5.0, 'memory_mib': 512},  # else the share of tests; seconds
+        'code': {'all_pass': True, 'timeout': 10.0, 'memory_mib': 512},  # else the share of tests; seconds
         'model': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True,  # weights wait on the host
                   'transform': 'sigmoid', 'mean': 0.0, 'std': 1.0, 'cap': 0.0},  # cap 0: none
         'process': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True, 'aggregate': 'min',

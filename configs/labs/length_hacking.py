@@ -4,20 +4,24 @@
     python -m grpo_jax.train --config=configs/labs/length_hacking.py \
         --workdir=runs/mended --config.reward.length=overlong
 
-The exploit's share shows in the metric length: a sum worked out once takes 32 tokens, twice 60.
+The exploit's share is that of completions with more equations than the sum has columns; it shows in the metric length.
 """
 from configs import arithmetic
 
 
 def get_config(preset='dr_grpo'):
-    """The demo, a third of whose working is written twice."""
+    """The demo with two digits, a third of whose working is written twice."""
     config = arithmetic.get_config(preset)
-    config.steps = 30
+    config.steps = 20
     config.data.name = 'habits'
-    config.data.options = {'digits': 3, 'count': 20000, 'blurts': 0.5, 'wrong': 0.8, 'habit': 'repeat', 'share': 0.33}
-    config.rollout.max_tokens = 64
-    config.algorithm.fixed_length = 64
+    config.data.options = {'digits': 2, 'count': 6000, 'blurts': 0.4, 'wrong': 0.8, 'habit': 'repeat', 'share': 0.33}
+    config.data.max_prompt_tokens = 6
+    config.rollout.max_tokens = 48
+    config.algorithm.fixed_length = 48
     config.reward.parts = (('numeric', 1.0), ('configs/labs/careless.py:equations', 1.0))
-    config.reward.options.overlong.margin = 32
+    config.reward.options.overlong.margin = 24  # worked out once a sum takes some 20 tokens, twice 36
+    config.supervised.steps = 250
+    config.supervised.batch = 64
     config.evaluation.prompts = 64
+    config.log.rollouts = 1
     return config
