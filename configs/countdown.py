@@ -10,12 +10,12 @@ from configs import default
 def get_config(preset='dr_grpo'):
     """Cold start on expressions of the right numbers, often of another value, then reinforcement of the right ones."""
     config = default.get_config(preset)
-    config.steps = 60
+    config.steps = 30
     config.model.path = 'configs/models/characters'
     config.model.random_init = True
     config.data.name = 'countdown'
-    config.data.options = {'count': 4000, 'numbers': (3, 3), 'largest': 20, 'highest': 60, 'operations': '+-',
-                           'short': True, 'wrong': 0.5}
+    config.data.options = {'count': 8000, 'numbers': (3, 3), 'largest': 20, 'highest': 99, 'operations': '+-*',
+                           'short': True, 'wrong': 0.6}
     config.data.prompts_per_step = 32
     config.data.max_prompt_tokens = 12
     config.rollout.group_size = 8
@@ -23,7 +23,7 @@ def get_config(preset='dr_grpo'):
     config.reward.parts = (('countdown', 1.0),)
     config.reward.verifier = 'countdown'
     config.algorithm.fixed_length = 12
-    config.supervised.steps = 500
+    config.supervised.steps = 700
     config.supervised.batch = 64
     config.supervised.optimizer.learning_rate = 3e-3
     config.supervised.optimizer.warmup = 20

@@ -2,8 +2,8 @@
 
     python -m grpo_jax.reward_model --config=configs/process_reward.py --workdir=runs/process_reward
 
-The model's tokenizer knows brackets and the words of these traces; whoever writes the next token of a trace wrong is
-found by comparing two lines. The longer half of the problems is left out: it takes longer than minutes to learn.
+The model's tokenizer knows the brackets and the words of these traces. Nearly half of the problems, the longer ones,
+are left out: what is wrong with a step shows in the line before, which takes more updates to find in a longer text.
 """
 import os
 

@@ -11,7 +11,6 @@ import hypothesis
 from hypothesis import strategies as st
 import pytest
 
-from configs import math as config
 from grpo_jax.data import gsm8k
 from grpo_jax.data import math as problems
 from grpo_jax.data.rows import parted
@@ -52,7 +51,7 @@ class NoPool:
     (r'it is \boxed{42', None), (r'\boxed{}', None), ('\\\\boxed{\\\\frac{1}{2}}', '1/2'), ('\boxed{5}', None),
     (r'\boxed{4}' + '\n#### 5', '4'), ('1\n#### 42', '42'), ('#### 42 of 50', '42'), ('#### $1,234 a year', '1234'),
     ('#### 1\n#### 2', '2'), ('#### \\frac{1}{2}', '1/2'), ('#### the end', None), ('5 ####', None),
-    (r'\boxed{-?}', None),
+    (r'\boxed{-?}', None), ('\0\\boxed{\0 5\0}', '5'),
     ('#### Result\n\nWe get', None), ('#### 3. Result\n\nWe get', None), ('#### yes', 'yes'), ('#### 5\nQ: 6?', '5'),
 ])
 def test_strict_reads_boxes_and_hashes_alone(completion, expected):
@@ -256,10 +255,6 @@ def test_large_completions_are_read_in_no_time(number):
         assert timed(math.decide, answer, answer) is True and not timed(math.decide, '5', answer)
 
 
-def test_nul_bytes_are_spaces():
-    assert math.extract('\0' * 9_000 + '\\boxed{\x00 5\x00}') == '5'
-
-
 def test_endless_algebra_ends_at_the_deadline():
     check_hostile(HOSTILE[:2], 1.5)
 
@@ -329,11 +324,6 @@ def pairs(real):
         return [row for row in map(json.loads, file) if row['truth'] is not None]
 
 
-def undecided(row):
-    gold, answer = math_text.gold(row['gold']), math.extract(row['answer'])
-    return answer is not None and math.decide(gold, answer) is None
-
-
 def check_pairs(rows, pool, most_wrong):
     wrong = [row['id'] for row in rows
              if math.reward(row['answer'], example(row['gold']), pool=pool) != float(row['truth'])]
@@ -342,9 +332,7 @@ def check_pairs(rows, pool, most_wrong):
 
 
 def test_a_sample_of_reviewed_pairs(real, pool):
-    rows = pairs(real)
-    algebra = [row for row in rows if undecided(row)]
-    check_pairs([row for row in rows if not undecided(row)] + algebra[::10], pool, 3)
+    check_pairs(pairs(real)[::10], pool, 3)
 
 
 def test_all_reviewed_pairs(real, pool, long):
@@ -402,12 +390,6 @@ def test_math_examples(tmp_path):
         Example('p', 'a', 0, {'subject': 's', 'level': 5, 'demonstration': 'so a'})]
     with pytest.raises(BadInput, match=r'math_test\.jsonl'):
         problems.examples('test', folder=str(tmp_path))
-
-
-def test_config_names_what_exists():
-    section = config.get_config()
-    assert section.data.name == 'math' and section.reward.verifier == 'math'
-    assert section.algorithm.fixed_length == section.rollout.max_tokens
 
 
 def test_importing_it_imports_no_algebra():
