@@ -43,4 +43,5 @@ def _row(row, _, where):
     completion, reward = row.get('completion'), row.get('reward', '')
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
         raise BadInput(where, short((completion, reward)), 'must be a completion and its reward; remove the row')
-    return text_field(row, 'prompt', where), text_field(row, 'answer', where), completion, reward
+    answer = text_field(row, 'answer', where) if row.get('answer') else ''  # a reward may need none
+    return text_field(row, 'prompt', where), answer, completion, reward
