@@ -42,7 +42,7 @@ def letters(folder, count=96):
     for i in range(count):
         good, bad = (list(rng.choice(list('bcd'), 4)) for _ in range(2))
         good[rng.integers(4)] = 'a'
-        rows += [{'prompt': f'{i}=', 'answer': '0', 'completion': ''.join(text), 'reward': reward}
+        rows += [{'prompt': f'{i}=', 'answer': '', 'completion': ''.join(text), 'reward': reward}
                  for text, reward in ((good, 1.0), (bad, 0.0))]
     (folder / '000000.jsonl').write_text('\n'.join(map(json.dumps, rows)), encoding='utf8')
     return {'folder': str(folder), 'least': 1.0}
