@@ -19,7 +19,9 @@ def get_config(preset='dr_grpo'):
     config.rollout.max_tokens = 48
     config.algorithm.fixed_length = 48
     config.reward.parts = (('numeric', 1.0), ('configs/labs/careless.py:equations', 1.0))
-    config.reward.options.overlong.margin = 24  # worked out once a sum takes some 20 tokens, twice 36
+    # of overlong: worked out once a sum takes some 20 tokens, twice 36, which must cost more than two equations pay
+    config.reward.options.overlong.margin = 24
+    config.reward.length_weight = 2.0
     config.supervised.steps = 250
     config.supervised.batch = 64
     config.evaluation.prompts = 64
