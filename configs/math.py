@@ -7,27 +7,20 @@ The data are read from GRPO_JAX_DATA. Sizes suit one TPU host of 8 chips with me
 """
 import os
 
-from configs import default
+from configs import default, gsm8k
 
 
 def get_config(preset='dr_grpo'):
     """256 completions a step of up to 1024 tokens."""
-    config = default.get_config(preset)
+    config = gsm8k.get_config(preset)
     config.steps = 300
-    config.model.path = 'Qwen/Qwen3-0.6B'
-    config.model.dtype = 'bfloat16'
     config.data.name = 'math'
     config.data.options = {'folder': os.path.join(default.DATA, 'math')}
-    config.data.prompts_per_step = 32
     config.data.max_prompt_tokens = 512
-    config.data.chat = True
     config.data.template = '{prompt}\nReason step by step, and put the final answer within \\boxed{}.'
-    config.rollout.group_size = 8
     config.rollout.max_tokens = 1024
     config.reward.parts = (('math', 1.0),)
     config.reward.verifier = 'math'
     config.algorithm.fixed_length = 1024
     config.learner.microbatches = 8
-    config.learner.remat = True
-    config.evaluation.every = 50
     return config

@@ -52,8 +52,7 @@ def make(ex, samples, split='test'):
         if value < 1:
             raise BadInput(name, value, 'must be at least 1')
     dataset = ex.load(split)
-    chosen = np.unique(np.linspace(0, len(dataset.examples) - 1, ex.config.evaluation.prompts).astype(int))
-    dataset = data.pick(dataset, chosen)
+    dataset = data.pick(dataset, data.spread(len(dataset.examples), ex.config.evaluation.prompts))
     return Evaluator(ex, split, dataset, ex.sampler(1, temperature=0.0), ex.sampler(samples), samples)
 
 

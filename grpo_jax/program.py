@@ -1,14 +1,12 @@
 """What the programs share: flags, loading a config, and exit status 2 for bad input."""
-import os
 import sys
 
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
+from grpo_jax import ROOT
 from grpo_jax.errors import BadInput
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def define_flags(workdir=True, required=True):

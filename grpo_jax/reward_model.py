@@ -139,7 +139,7 @@ def as_experience(ex, found, chosen, shapes):
 
 def score(ex, learner, state, found, shapes):
     """(scores f64[n], labels f64[n]) of each of up to evaluation.prompts examples, spread evenly over the split."""
-    examples = np.unique(np.linspace(0, len(found.marks) - 1, ex.config.evaluation.prompts).astype(int))
+    examples = data.spread(len(found.marks), ex.config.evaluation.prompts)
     said = []
     for start in range(0, len(examples), shapes.prompts):
         block = examples[start:start + shapes.prompts]

@@ -16,7 +16,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from grpo_jax import metrics, program, supervised, train
+from grpo_jax import ROOT, metrics, program, supervised, train
 from grpo_jax.errors import BadInput
 
 # columns of the table: name -> (heading, digits after the point)
@@ -64,7 +64,7 @@ def run(get_config, presets, seeds, workdir):
 
 def choose(names):
     """The presets that a comma-separated list names, or all; BadInput for an unknown one."""
-    folder = os.path.join(program.ROOT, 'configs', 'algorithms')
+    folder = os.path.join(ROOT, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
     chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
     for name in chosen:

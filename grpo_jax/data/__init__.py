@@ -16,7 +16,8 @@ from grpo_jax.data.rows import sound
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
 
-__all__ = ['Dataset', 'encode_prompt', 'examples', 'indices', 'load', 'pick', 'prompts', 'shard', 'walk']
+__all__ = ['Dataset', 'encode_prompt', 'examples', 'indices', 'load', 'pick', 'prompts', 'shard', 'spread',
+           'walk']
 
 
 class Dataset(NamedTuple):
@@ -94,6 +95,11 @@ def pick(dataset, chosen):
     parts = ((weight, np.flatnonzero(np.isin(chosen, where))) for weight, where in dataset.parts)
     return Dataset([dataset.examples[i] for i in chosen], [dataset.tokens[i] for i in chosen],
                    tuple(part for part in parts if len(part[1])))
+
+
+def spread(count, most):
+    """Indices i64[n] of n <= most of `count` examples, evenly over all of them."""
+    return np.unique(np.linspace(0, count - 1, most).astype(int))
 
 
 def encode_prompt(tokenizer, text, *, chat, system, template):

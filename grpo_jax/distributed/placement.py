@@ -60,7 +60,7 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
                        'of whole groups; choose divisors')
     _divides(mesh, 'data.prompts_per_step', shapes.prompts)
     _divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut)
-    rows, replicated = sharding.rows(mesh), sharding.replicated(mesh)
+    rows = sharding.rows(mesh)
     scored = algorithm.scored(learning['epochs'] * learning['minibatches'])
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     if 'group_ids' in algorithm.reads and shapes.prompts % cut:
@@ -96,14 +96,8 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
     params = abstract_params(c, mesh)
     shape = jax.eval_shape(initial, params)
     layout = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh)
-    state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, layout)
     learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
-    experience = abstract_experience(shapes, rows, columns, learned)
-    return Learner(
-        initial=jax.jit(initial, out_shardings=layout),
-        score=compile_(score, state, experience.rollout, out_shardings=rows),
-        update=compile_(update, state, experience, donate_argnums=0, out_shardings=(layout, replicated)),
-        state=state)
+    return _compiled(initial, score, update, shape, layout, abstract_experience(shapes, rows, columns, learned), mesh)
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
@@ -131,12 +125,17 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
     shape, of_params = jax.eval_shape(initial, abstract_params(c, mesh)), sharding.scalar_params(c, mesh)
     layout = jax.tree.map(lambda _: replicated, shape).replace(
         params=of_params, opt_state=sharding.moments(optimizer, shape.opt_state, of_params, mesh))
+    return _compiled(initial, score, update, shape, layout, abstract_experience(shapes, rows, 1, ('returns',)), mesh)
+
+
+def _compiled(initial, score, update, shape, layout, experience, mesh):
+    """Learner of functions; shape is the abstract TrainState that initial makes, layout its shardings."""
     state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, layout)
-    experience = abstract_experience(shapes, rows, 1, ('returns',))
     return Learner(
         initial=jax.jit(initial, out_shardings=layout),
-        score=compile_(score, state, experience.rollout, out_shardings=rows),
-        update=compile_(update, state, experience, donate_argnums=0, out_shardings=(layout, replicated)),
+        score=compile_(score, state, experience.rollout, out_shardings=sharding.rows(mesh)),
+        update=compile_(update, state, experience, donate_argnums=0,
+                        out_shardings=(layout, sharding.replicated(mesh))),
         state=state)
 
 

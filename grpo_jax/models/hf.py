@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 import transformers
 
+from grpo_jax import ROOT
 from grpo_jax.errors import BadInput
 from grpo_jax.models import heads, transformer
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FAMILIES = ('llama', 'qwen2', 'qwen3')
 ROPE_TYPES = ('default', 'linear', 'llama3', 'yarn')
 FILES = re.compile(r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'

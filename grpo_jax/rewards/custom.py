@@ -5,9 +5,8 @@ import inspect
 import os
 from types import SimpleNamespace
 
+from grpo_jax import ROOT
 from grpo_jax.errors import BadInput
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of the repository
 
 
 def name_of(path):

@@ -176,7 +176,7 @@ def test_data_sets_made_of_gsm8k_pass_its_malformed_rows_on(tmp_path, module, op
         assert sound and [re.search(r'(\w+)\.jsonl, line 2', str(error))[1] for error in bad] == [split]
 
 
-@pytest.mark.parametrize('changes', [{'completion': None}, {'reward': '1'}, {'prompt': ''}, {'answer': None}], ids=str)
+@pytest.mark.parametrize('changes', [{'completion': None}, {'reward': '1'}, {'prompt': ''}, {'answer': [7]}], ids=str)
 def test_malformed_row_of_a_runs_rollouts_is_reported(tmp_path, changes):
     row = {'prompt': 'p', 'answer': 'a', 'completion': '', 'reward': 1.0}
     (tmp_path / '000000.jsonl').write_text('\n'.join(map(json.dumps, [row, row | changes, row | {'reward': None}])))

@@ -1,0 +1,18 @@
+"""What the labs of exploits share: the demo with two digits, demonstrations with a habit, and every rollout kept."""
+from configs import arithmetic
+
+
+def get_config(preset, *, blurts, habit, share, max_tokens):
+    """The demo with the options of grpo_jax/data/habits.py, for completions of up to max_tokens."""
+    config = arithmetic.get_config(preset)
+    config.steps = 20
+    config.data.name = 'habits'
+    config.data.options = {'digits': 2, 'count': 6000, 'blurts': blurts, 'wrong': 0.8, 'habit': habit, 'share': share}
+    config.data.max_prompt_tokens = 6
+    config.rollout.max_tokens = max_tokens
+    config.algorithm.fixed_length = max_tokens
+    config.supervised.steps = 250
+    config.supervised.batch = 64
+    config.evaluation.prompts = 64
+    config.log.rollouts = 1
+    return config
