@@ -156,6 +156,9 @@ def get_config(preset='grpo'):
     config.learner.epochs = 1            # passes over a step's rollout
     config.learner.minibatches = 1       # optimizer updates a pass
     config.learner.microbatches = 1      # gradients that add up to one update
+    config.learner.pack_columns = 0      # tokens of a packed row: prompts once, their completions behind; 0: rows are
+                                         # padded, and `microbatches` cuts them
+    config.learner.pack_rows = 1         # packed rows of a microbatch on each device
     config.learner.chunk = 4096          # tokens whose logits exist at once
     config.learner.remat = False         # recompute layers in the backward pass
     config.learner.max_bad_steps = 10    # skipped non-finite updates that stop the run
@@ -182,7 +185,7 @@ def get_config(preset='grpo'):
     config.checkpoint.every = 50         # steps; the last step is always saved
     config.checkpoint.keep = 2
 
-    config.mesh = ConfigDict({'data': 1, 'fsdp': 1, 'tensor': 1})  # devices along each axis
+    config.mesh = ConfigDict({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})  # devices along each axis
 
     config.log = ConfigDict()
     config.log.rollouts = 10             # steps between dumps of completions; 0: never

@@ -78,7 +78,8 @@ class Experiment(NamedTuple):
         """The options of placement.make_learner, from config.learner."""
         learner = self.config.learner
         return dict(epochs=learner.epochs, minibatches=learner.minibatches, microbatches=learner.microbatches,
-                    chunk=learner.chunk, remat=learner.remat, temperature=self.config.rollout.temperature,
+                    pack_columns=learner.pack_columns, pack_rows=learner.pack_rows, chunk=learner.chunk,
+                    remat=learner.remat, temperature=self.config.rollout.temperature,
                     dtype=self.dtype) | changes
 
     def load(self, split):

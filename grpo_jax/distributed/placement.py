@@ -4,18 +4,24 @@ This package is the one place that applies jit and shardings. A program is compi
 before the first step; a compiled program refuses any other shape by name, so nothing recompiles silently.
 """
 from collections.abc import Callable
+import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
 
 from grpo_jax import algorithms, learner
-from grpo_jax.distributed import rollouts, sharding
-from grpo_jax.distributed.mesh import ROW_AXES
+from grpo_jax.distributed import partition, rollouts, sharding
+from grpo_jax.distributed.mesh import BATCH_AXES, ROW_AXES
 from grpo_jax.distributed.programs import Program, abstract, abstract_params, compile_
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import critic, scores
+from grpo_jax.learner import critic, packing, scores
 from grpo_jax.types import Experience, Rollout, TrainState
+
+BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
 
 
 class Shapes(NamedTuple):
@@ -46,12 +52,14 @@ def make_sampler(c, mesh, shapes, sampling, tables, **options):
     return rollouts.make_engine(c, mesh, shapes, sampling, tables, **options)
 
 
-def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, **learning):
+def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, pack_columns=0, pack_rows=1,
+                 **learning):
     """Learner of an algorithm; learning holds the other arguments of learner.update.
 
     collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what collect keeps between steps.
+    With pack_columns, microbatches are pack_rows packed rows of that length on each device.
 
-    BadInput when minibatches, microbatches and mesh do not divide the batch.
+    BadInput when minibatches, microbatches and mesh do not divide the batch, or packed rows are too short.
     """
     cut = learning['minibatches'] * learning['microbatches']
     if shapes.prompts % learning['minibatches'] or shapes.prompts * shapes.group_size % cut:
@@ -59,8 +67,10 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
                        f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
                        'of whole groups; choose divisors')
     _divides(mesh, 'data.prompts_per_step', shapes.prompts)
-    _divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut)
-    rows = sharding.rows(mesh)
+    _divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut, BATCH_AXES)
+    _divides_columns(mesh, shapes)
+    sizes = pack_columns and _packing(mesh, shapes, pack_columns, pack_rows, 'group_ids' in algorithm.reads)
+    rows, layout = sharding.rows(mesh), partition.layout(c, mesh)
     scored = algorithm.scored(learning['epochs'] * learning['minibatches'])
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     if 'group_ids' in algorithm.reads and shapes.prompts % cut:
@@ -73,31 +83,35 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
         aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collected or {})
         return TrainState(jnp.int32(0), params, optimizer.init(params), reference, aux)
 
-    def logprobs(params, rollout):
+    def logprobs(params, rollout, plan):
         compute = jax.tree.map(lambda p: p.astype(dtype), params)
-        return learner.completion_logprobs(compute, rollout, c, temperature=learning['temperature'],
-                                           chunk=learning['chunk'], remat=False)
+        head = dict(temperature=learning['temperature'], chunk=learning['chunk'], remat=False, layout=layout)
+        if plan is None:
+            return learner.completion_logprobs(compute, rollout, c, **head)
+        return packing.score(compute, rollout, plan, c, sizes, **head)
 
-    def score(state, rollout):
+    def score(state, rollout, plan=None):
         found = {}
         if {'old_logprobs', 'old_entropy'} & scored:
-            found['old_logprobs'], found['old_entropy'] = logprobs(state.params, rollout)
+            found['old_logprobs'], found['old_entropy'] = logprobs(state.params, rollout, plan)
         if 'ref_logprobs' in scored:
-            found['ref_logprobs'], _ = logprobs(state.ref_params, rollout)
+            found['ref_logprobs'], _ = logprobs(state.ref_params, rollout, plan)
         found = {name: found[name] for name in scored}
         if algorithm.needs_values:
-            found['values'] = learner.values(state.aux['critic']['params'], rollout, c, remat=False, dtype=dtype)
+            found['values'] = learner.values(state.aux['critic']['params'], rollout, c, remat=False, dtype=dtype,
+                                             layout=layout)
         return found
 
-    def update(state, experience):
-        return learner.update(state, experience, c, algorithm, optimizer, dtype=dtype,
-                              group_size=shapes.group_size, **learning)
+    def update(state, experience, plan=None):
+        return learner.update(state, experience, c, algorithm, optimizer, dtype=dtype, group_size=shapes.group_size,
+                              layout=layout, sizes=sizes, plan=plan, **learning)
 
-    params = abstract_params(c, mesh)
-    shape = jax.eval_shape(initial, params)
-    layout = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh)
+    shape = jax.eval_shape(initial, abstract_params(c, mesh))
+    lies = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh)
     learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
-    return _compiled(initial, score, update, shape, layout, abstract_experience(shapes, rows, columns, learned), mesh)
+    plan = sizes and functools.partial(_plan, sizes=sizes, mesh=mesh, minibatches=learning['minibatches'])
+    return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, columns, learned), mesh,
+                     plan)
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
@@ -109,34 +123,81 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
         raise BadInput('learner.microbatches', learning['microbatches'], f'does not cut {shapes.prompts} examples '
                        'into equal parts; choose a divisor')
     _divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning['microbatches'])
-    rows, replicated = sharding.rows(mesh), sharding.replicated(mesh)
+    _divides_columns(mesh, shapes)
+    rows, replicated, layout = sharding.rows(mesh), sharding.replicated(mesh), partition.layout(c, mesh)
 
     def initial(policy):
         params = critic.new(policy)
         return TrainState(jnp.int32(0), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
 
     def score(state, rollout):
-        return scores.of_completions(state.params, rollout, c, remat=False, dtype=dtype)
+        return scores.of_completions(state.params, rollout, c, remat=False, dtype=dtype, layout=layout)
 
     def update(state, experience):
         return scores.update(state, experience, c, optimizer, group_size=shapes.group_size, remat=remat, dtype=dtype,
-                             **learning)
+                             layout=layout, **learning)
 
     shape, of_params = jax.eval_shape(initial, abstract_params(c, mesh)), sharding.scalar_params(c, mesh)
-    layout = jax.tree.map(lambda _: replicated, shape).replace(
+    lies = jax.tree.map(lambda _: replicated, shape).replace(
         params=of_params, opt_state=sharding.moments(optimizer, shape.opt_state, of_params, mesh))
-    return _compiled(initial, score, update, shape, layout, abstract_experience(shapes, rows, 1, ('returns',)), mesh)
+    return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, 1, ('returns',)), mesh)
 
 
-def _compiled(initial, score, update, shape, layout, experience, mesh):
-    """Learner of functions; shape is the abstract TrainState that initial makes, layout its shardings."""
-    state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, layout)
-    return Learner(
-        initial=jax.jit(initial, out_shardings=layout),
-        score=compile_(score, state, experience.rollout, out_shardings=sharding.rows(mesh)),
-        update=compile_(update, state, experience, donate_argnums=0,
-                        out_shardings=(layout, sharding.replicated(mesh))),
-        state=state)
+class Planned:
+    """A Program whose last argument is a plan of its batch, made on the host when it is called."""
+
+    def __init__(self, program, plan):
+        self.hash = program.hash
+        self.plan = plan
+        self._program = program
+
+    def __call__(self, state, batch):
+        return self._program(state, batch, self.plan(getattr(batch, 'rollout', batch)))
+
+    @property
+    def memory(self):
+        """The Program's."""
+        return self._program.memory
+
+
+def _compiled(initial, score, update, shape, lies, experience, mesh, plan=None):
+    """Learner of functions; shape is the abstract TrainState that initial makes, lies its shardings.
+
+    plan(rollout) is the packing.Plan that score and update take too, if any.
+    """
+    state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, lies)
+    plans = [plan(experience.rollout)] if plan else []
+    score = compile_(score, state, experience.rollout, *plans, out_shardings=sharding.rows(mesh))
+    update = compile_(update, state, experience, *plans, donate_argnums=0,
+                      out_shardings=(lies, sharding.replicated(mesh)))
+    if plan:
+        score, update = Planned(score, plan), Planned(update, plan)
+    return Learner(initial=jax.jit(initial, out_shardings=lies), score=score, update=update, state=state)
+
+
+def _packing(mesh, shapes, columns, rows, whole_groups):
+    """packing.Packing of these sizes; BadInput where they cannot work."""
+    parts = mesh.shape['context']
+    block = math.gcd(columns // parts, BLOCK[mesh.devices.flat[0].platform])
+    found = packing.Packing(rows * _devices(mesh, BATCH_AXES), columns, block, shapes.group_size, shapes.queries,
+                            shapes.tokens, whole_groups)
+    packing.check(found)
+    if columns % (8 * parts):
+        raise BadInput('learner.pack_columns', columns, f'must be a multiple of 8 x mesh.context = {8 * parts}; the '
+                       f'next one is {columns + -columns % (8 * parts)}')
+    return found
+
+
+def _plan(rollout, *, sizes, mesh, minibatches):
+    """packing.Plan of a Rollout on the mesh; abstract of an abstract one."""
+    lies = packing.Plan(NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context')),
+                        sharding.replicated(mesh))
+    if isinstance(rollout.prompt_mask, jax.ShapeDtypeStruct):
+        most = sizes.microbatches(rollout.prompt_mask.shape[0] // sizes.group_size // minibatches)
+        return packing.Plan(abstract((minibatches, most, sizes.rows, sizes.columns), jnp.int32, lies.cells),
+                            abstract((minibatches,), jnp.int32, lies.count))
+    found = packing.plan(np.asarray(rollout.prompt_mask), np.asarray(rollout.completion_mask), sizes, minibatches)
+    return jax.device_put(found, lies)
 
 
 def put_rows(tree, mesh):
@@ -163,10 +224,19 @@ def abstract_experience(shapes, rows, columns, known):
         **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | dict.fromkeys(known, floats))
 
 
-def _divides(mesh, name, count):
-    devices = 1
-    for axis in ROW_AXES:
-        devices *= mesh.shape[axis]
+def _divides(mesh, name, count, axes=ROW_AXES):
+    devices = _devices(mesh, axes)
     if count % devices:
-        raise BadInput(name, count, f'must be a multiple of mesh.data x mesh.fsdp = {devices}; '
+        raise BadInput(name, count, f'must be a multiple of {" x ".join(f"mesh.{axis}" for axis in axes)} = {devices}; '
                        f'the next one is {count + -count % devices}')
+
+
+def _divides_columns(mesh, shapes):
+    columns, parts = shapes.queries + shapes.tokens, mesh.shape['context']
+    if columns % parts:
+        raise BadInput('data.max_prompt_tokens + rollout.max_tokens', columns, f'must be a multiple of mesh.context = '
+                       f'{parts}; the next one is {columns + -columns % parts}')
+
+
+def _devices(mesh, axes):
+    return math.prod(mesh.shape[axis] for axis in axes)

@@ -34,7 +34,7 @@ def sampler_params(c, mesh):
 
 
 def rows(mesh):
-    """Sharding of arrays whose first axis is rows (or prompts): split over data and fsdp."""
+    """Sharding of arrays whose first axis is rows (or prompts): split over data, fsdp and context."""
     return NamedSharding(mesh, PartitionSpec(ROW_AXES))
 
 

@@ -28,9 +28,9 @@ def mesh(name, section):
 
     BadInput when these do not multiply to the number of devices.
     """
-    found, shape = devices(name), tuple(section[axis] for axis in AXES)
+    found, shape = devices(name), tuple(section.get(axis, 1) for axis in AXES)
     if math.prod(shape) != len(found):
         raise BadInput('mesh', dict(section), f'has {math.prod(shape)} devices and {name} has {len(found)}; '
-                       'choose sizes of data, fsdp and tensor whose product is that')
+                       'choose sizes whose product is that')
     # Auto as in mesh.make
     return jax.make_mesh(shape, AXES, devices=found, axis_types=(AxisType.Auto,) * len(AXES))

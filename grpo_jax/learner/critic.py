@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from grpo_jax.algorithms import weights
 from grpo_jax.learner import descent
-from grpo_jax.models import heads
+from grpo_jax.models import heads, transformer
 
 
 def new(params):
@@ -13,14 +13,14 @@ def new(params):
     return jax.tree.map(jnp.copy, body) | {'value_head': jnp.zeros_like(params['final_norm'])}
 
 
-def values(critic, rollout, c, *, remat, dtype):
+def values(critic, rollout, c, *, remat, dtype, layout=transformer.ALONE):
     """f32[B, C]: what the critic expects of a completion before each of its tokens; not meaningful where masked."""
-    mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)[:, :-1]
-    found = heads.scores(critic, rollout.tokens[:, :-1], mask, c, remat=remat, dtype=dtype)
-    return found[:, rollout.prompt_mask.shape[1] - 1:]
+    mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
+    found = heads.scores(critic, rollout.tokens, mask, c, remat=remat, dtype=dtype, layout=layout)
+    return found[:, rollout.prompt_mask.shape[1] - 1:-1]
 
 
-def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, **cut):
+def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, layout, **cut):
     """({'params', 'opt_state'}, metrics) after a descent on half the squared error, clipped around the old values.
 
     max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, mean over tokens; value_clip 0: no clip.
@@ -28,11 +28,11 @@ def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat,
     """
     def loss_of(params, part):
         microbatch, token_weights = part
-        new_values = values(params, microbatch.rollout, c, remat=remat, dtype=dtype)
+        new_values = values(params, microbatch.rollout, c, remat=remat, dtype=dtype, layout=layout)
         error = value_loss(new_values, microbatch.values, microbatch.returns, value_clip)
         return jnp.sum(token_weights * jnp.where(microbatch.rollout.loss_mask, error, 0.0)), ()
 
-    def gradient(params, minibatch):
+    def gradient(params, minibatch, _):
         whole = minibatch, weights.token_mean(minibatch.rollout.loss_mask)
         loss, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=microbatches, together=1)
         return loss, grads, {}

@@ -4,18 +4,19 @@ import jax.numpy as jnp
 import optax
 
 
-def descend(params, opt_state, experience, gradient, optimizer, *, group_size, epochs, minibatches):
+def descend(params, opt_state, experience, gradient, optimizer, *, group_size, epochs, minibatches, plan=None):
     """(params, opt_state, skipped i32[], metrics f32[] by name) after epochs * minibatches optimizer updates.
 
-    A minibatch holds whole groups. gradient(params, minibatch) is (loss, gradient, metrics). An update whose
-    loss or gradient is not finite is skipped and counted. Metrics are means over the minibatches; those named
-    *_max are maxima.
+    A minibatch holds whole groups. gradient(params, minibatch, its part of the plan, a packing.Plan or None) is
+    (loss, gradient, metrics). An update whose loss or gradient is not finite is skipped and counted. Metrics are
+    means over the minibatches; those named *_max are maxima.
     """
-    parts = jax.tree.map(lambda x: interleave(x, minibatches, group_size), experience)
+    parts = jax.tree.map(lambda x: interleave(x, minibatches, group_size), experience), plan
 
-    def one_update(carry, minibatch):
+    def one_update(carry, part):
         params, opt_state, skipped = carry
-        loss, grads, found = gradient(params, minibatch)
+        minibatch, of_plan = part
+        loss, grads, found = gradient(params, minibatch, of_plan)
         norm = optax.global_norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # without tokens (all groups dropped) there is nothing to learn, and momentum must not act alone
@@ -48,7 +49,7 @@ def accumulate(loss_of, params, minibatch, *, microbatches, together):
 
     zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
     (loss, grads), seen = jax.lax.scan(add, (jnp.float32(0), zero), cut)
-    return loss, grads, jax.tree.map(lambda x: _deal_back(x, together), seen)
+    return loss, grads, jax.tree.map(lambda x: deal_back(x, together), seen)
 
 
 def interleave(x, parts, block):
@@ -60,7 +61,7 @@ def interleave(x, parts, block):
     return dealt.reshape(parts, x.shape[0] // parts, *x.shape[1:])
 
 
-def _deal_back(x, block):
+def deal_back(x, block):
     """The inverse of interleave."""
     parts, rows = x.shape[:2]
     return x.reshape(parts, rows // block, block, *x.shape[2:]).swapaxes(0, 1).reshape(parts * rows, *x.shape[2:])

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 
 from grpo_jax import algorithms
 from grpo_jax.learner import critic as critics
-from grpo_jax.learner import descent
+from grpo_jax.learner import descent, packing
 from grpo_jax.learner.logprobs import completion_logprobs
+from grpo_jax.models import transformer
 
 
 def new_aux(algorithm, params, critic_optimizer):
@@ -19,32 +20,46 @@ def new_aux(algorithm, params, critic_optimizer):
 
 
 def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, minibatches, microbatches,
-           temperature, chunk, remat, dtype, critic_optimizer=None, value_clip=0.0):
+           temperature, chunk, remat, dtype, critic_optimizer=None, value_clip=0.0, layout=transformer.ALONE,
+           sizes=None, plan=None):
     """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
 
-    A minibatch's weights are computed before it is cut into microbatches, so the cut changes nothing. Skipped
-    updates are counted in state.aux['bad_steps']; state.aux['coefficients'] adapt at the end, where the
-    algorithm says so. critic_optimizer and value_clip are for algorithms with a critic.
+    A minibatch's weights are computed before it is cut into microbatches, so the cut changes nothing; with sizes, a
+    packing.Packing, and a plan by it, microbatches are packed rows, and `microbatches` cuts the critic's alone. Skipped
+    updates are counted in state.aux['bad_steps']; state.aux['coefficients'] adapt at the end, where the algorithm
+    says so. critic_optimizer and value_clip are for algorithms with a critic.
     """
     coefficients, together = state.aux['coefficients'], group_size if 'group_ids' in algorithm.reads else 1
     cut = dict(group_size=group_size, epochs=epochs, minibatches=minibatches)
+    head = dict(temperature=temperature, chunk=chunk, remat=remat, layout=layout,
+                entropy_gradient=algorithm.needs_entropy_gradient)
 
     def loss_of(params, part):
         microbatch, prepared = part
         compute = jax.tree.map(lambda p: p.astype(dtype), params)
-        logprobs, entropy = completion_logprobs(
-            compute, microbatch.rollout, c, temperature=temperature, chunk=chunk, remat=remat,
-            entropy_gradient=algorithm.needs_entropy_gradient)
+        logprobs, entropy = completion_logprobs(compute, microbatch.rollout, c, **head)
         losses = algorithms.token_losses(algorithm, logprobs, entropy, microbatch, prepared, coefficients)
         return jnp.sum(prepared['weights'] * losses), (logprobs, entropy)
 
-    def gradient(params, minibatch):
-        whole = minibatch, algorithms.prepare(algorithm, minibatch)
-        loss, grads, seen = descent.accumulate(loss_of, params, whole, microbatches=microbatches, together=together)
+    def gradient(params, minibatch, of_plan):
+        prepared = algorithms.prepare(algorithm, minibatch)
+
+        def packed_loss_of(params, cells):
+            compute = jax.tree.map(lambda p: p.astype(dtype), params)
+            found = packing.completion_logprobs(compute, minibatch.rollout, cells, c, sizes, **head)
+            microbatch = packing.only(minibatch, found[2])
+            losses = algorithms.token_losses(algorithm, *found[:2], microbatch, prepared, coefficients)
+            return jnp.sum(jnp.where(found[2], prepared['weights'] * losses, 0.0)), found
+
+        if of_plan is None:
+            loss, grads, seen = descent.accumulate(loss_of, params, (minibatch, prepared), microbatches=microbatches,
+                                                   together=together)
+        else:
+            loss, grads, seen = packing.accumulate(packed_loss_of, params, minibatch, of_plan)
         return loss, grads, algorithms.metrics(algorithm, *seen, minibatch)
 
     params, opt_state, skipped, found = descent.descend(state.params, state.opt_state, experience, gradient, optimizer,
-                                                        **cut)
+                                                        plan=plan, **cut)
     initial = state.aux['initial_entropy']
     aux = state.aux | {
         'bad_steps': state.aux['bad_steps'] + skipped,
@@ -52,6 +67,7 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
         'initial_entropy': jnp.where(jnp.isnan(initial), found['entropy'], initial)}
     if algorithm.needs_values:
         aux['critic'], learned = critics.update(aux['critic'], experience, c, critic_optimizer, value_clip=value_clip,
-                                                microbatches=microbatches, remat=remat, dtype=dtype, **cut)
+                                                microbatches=microbatches, remat=remat, dtype=dtype,
+                                                layout=layout, **cut)
         found |= {f'critic/{name}': value for name, value in learned.items()}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), found

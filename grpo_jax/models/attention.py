@@ -1,6 +1,7 @@
 """Rotary positions and attention: the one place that multiplies queries with keys."""
 import math
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +9,35 @@ import numpy as np
 MASKED = -2e38  # finite, so that a row without any allowed key yields a mean and not NaN
 
 
-def attend(q, k, v, allowed):
+@struct.dataclass
+class Packed:
+    """What may attend to what in rows of groups one after another: a prompt, then completions that share it.
+
+    A completion sees its prompt and itself. Groups begin at multiples of `block`, so that a block's queries have
+    one prompt; a completion reaches `tokens` columns back at most, a prompt has `queries` at most.
+    """
+
+    part: jax.Array    # i32[B, T] 0: of a prompt, above: of the completion of that number, -1: of nothing
+    start: jax.Array   # i32[B, T / block] column where the prompt of the block's group begins
+    length: jax.Array  # i32[B, T / block] its tokens
+    block: int = struct.field(pytree_node=False)
+    queries: int = struct.field(pytree_node=False)
+    tokens: int = struct.field(pytree_node=False)
+
+
+def attend(q, k, v, visible, first=0):
     """Attention output [B, T, N, H] of queries [B, T, N, H] over keys and values [B, S, K, H].
 
-    allowed bool[B, 1, T, S]. Logits and softmax are float32.
+    visible is bool[B, S], the valid columns of causal attention, or Packed. The queries are those of columns
+    first .. first + T. Logits and softmax are float32.
     """
+    if isinstance(visible, Packed):
+        return _attend_packed(q, k, v, visible, first)
+    return _softmax_attention(q, k, v, causal(visible, first, q.shape[1]))
+
+
+def _softmax_attention(q, k, v, allowed):
+    """attend with allowed bool[B, 1, T, S]."""
     b, t, n, h = q.shape
     heads = k.shape[2]
     grouped = q.reshape(b, t, heads, n // heads, h)
@@ -22,10 +47,54 @@ def attend(q, k, v, allowed):
     return out.reshape(b, t, n, h).astype(q.dtype)
 
 
-def causal(mask):
-    """Allowed pairs bool[B, 1, T, T] of a left- or right-padded batch with mask bool[B, T]."""
-    t = mask.shape[1]
-    return (jnp.tril(jnp.ones((t, t), bool)) & mask[:, None, :])[:, None]
+def causal(mask, first=0, count=None):
+    """Allowed pairs bool[B, 1, T, S] of a left- or right-padded batch with mask bool[B, S].
+
+    The queries are those of columns first .. first + count; by default all.
+    """
+    columns = mask.shape[1]
+    rows = first + jnp.arange(columns if count is None else count)
+    return ((jnp.arange(columns) <= rows[:, None]) & mask[:, None, :])[:, None]
+
+
+def _attend_packed(q, k, v, packed, first):
+    """attend by blocks of queries, each over the columns that its completions may reach and over its prompt."""
+    rows, columns = packed.part.shape
+    block, whole = packed.block, columns // packed.block
+    blocks, first = q.shape[1] // block, first // block
+    back = min(-(-(packed.tokens - 1) // block), whole - 1)  # earlier blocks that a completion reaches into
+
+    def own(x):
+        return jax.lax.dynamic_slice_in_dim(x, first, blocks, 1)
+
+    def band(x, fill=0):
+        """[B, S, ...] -> [B, blocks, (back + 1) * block, ...]: a block and those before it."""
+        cut = jnp.pad(x, ((0, 0), (back * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill)
+        cut = cut.reshape(rows, whole + back, block, *x.shape[2:])
+        return jnp.concatenate([jax.lax.dynamic_slice_in_dim(cut, first + i, blocks, 1) for i in range(back + 1)], 2)
+
+    start, length = own(packed.start)[..., None], own(packed.length)[..., None]
+    of_prompt = jnp.arange(min(packed.queries, columns))
+    places = jnp.minimum(start + of_prompt, columns - 1).reshape(rows, -1)
+
+    def prompt(x):
+        """[B, S, ...] -> [B, blocks, queries, ...]: the prompt of a block's group."""
+        return jnp.take_along_axis(x, places[..., None, None], 1).reshape(rows, blocks, -1, *x.shape[2:])
+
+    mine = own(packed.part.reshape(rows, whole, block))[..., None]
+    within = jnp.arange(block)[:, None]
+    same = (mine > 0) & (mine == band(packed.part, -1)[:, :, None])
+    causal_ = jnp.arange((back + 1) * block) <= back * block + within
+    column = (first + jnp.arange(blocks)[:, None]) * block + within[:, 0]
+    seen = (of_prompt < length[..., None]) & (of_prompt <= (column - start)[..., None])
+    allowed = jnp.concatenate([same & causal_, seen], -1)
+
+    def flat(x):
+        return x.reshape(rows * blocks, *x.shape[2:])
+
+    out = _softmax_attention(q.reshape(rows * blocks, block, *q.shape[2:]),
+                             *(flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v)), flat(allowed)[:, None])
+    return out.reshape(q.shape)
 
 
 def rope_frequencies(head_dim, theta, scaling):

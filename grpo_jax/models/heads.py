@@ -11,11 +11,11 @@ def param_table(c):
     return table | {'value_head': transformer.Param((c.width,), (None,), 0.0)}
 
 
-def scores(params, tokens, mask, c, *, remat, dtype):
+def scores(params, tokens, mask, c, *, remat, dtype, layout=transformer.ALONE):
     """f32[B, T]: the head's score of the text up to and with each token; not meaningful where masked.
 
     tokens i32[B, T], mask bool[B, T]. Computes in dtype; remat recomputes each layer in the backward pass.
     """
     compute = jax.tree.map(lambda p: p.astype(dtype), params)
-    hidden = transformer.forward(compute, tokens, transformer.positions_of(mask), mask, c, remat=remat)
+    hidden = transformer.forward(compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, layout=layout)
     return jnp.einsum('btd,d->bt', hidden, compute['value_head'], preferred_element_type=jnp.float32)

@@ -5,6 +5,7 @@ shardings, Hugging Face names and counts are maps over it. Layers are stacked on
 run by `lax.scan`. `forward` (learner), `prefill` and `decode` (sampler) share one `block` and differ in
 what attends to what.
 """
+from collections.abc import Callable
 import dataclasses
 import math
 from typing import NamedTuple
@@ -46,6 +47,25 @@ class Param(NamedTuple):
     axes: tuple         # mesh axis, or None, of each dimension
     scale: float
     offset: float = 0.0
+
+
+def _same(x):
+    return x
+
+
+class Layout(NamedTuple):
+    """What a forward pass does where its values are cut over several devices; the default is for one."""
+
+    embed: Callable = rows               # (table, tokens, dtype) -> [B, T, D]
+    weights: Callable = _same            # a layer's weights -> the same, whole where they are multiplied
+    hidden: Callable = _same             # [B, T, D] -> the same, cut by rows and columns
+    attend: Callable = attention.attend
+    # (function, head's weights, arrays [B, T, ...]) -> function of each device's tokens and part of the vocabulary,
+    # the last argument naming the mesh axis that cuts the vocabulary, None: it is whole
+    head: Callable = lambda function, weights, *arrays: function(weights, *arrays, None)
+
+
+ALONE = Layout()
 
 
 def param_table(c):
@@ -106,34 +126,34 @@ def positions_of(mask):
     return jnp.maximum(jnp.cumsum(mask, -1) - 1, 0).astype(jnp.int32)
 
 
-def forward(params, tokens, positions, mask, c, *, remat=False):
+def forward(params, tokens, positions, visible, c, *, remat=False, layout=ALONE):
     """Hidden [B, T, D] after the last norm for tokens i32[B, T] at positions i32[B, T].
 
-    mask bool[B, T] marks valid tokens; attention is causal. Computes in the dtype of params; norms and
-    softmax are float32. remat recomputes each layer in the backward pass.
+    visible bool[B, T] marks valid tokens, of causal attention, or is an attention.Packed. Computes in the dtype of
+    params; norms and softmax are float32. remat recomputes each layer in the backward pass.
     """
     angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
-    allowed = attention.causal(mask)
 
     def layer_step(x, weights):
-        return block(weights, x, angles, c, lambda q, k, v: attention.attend(q, k, v, allowed)), None
+        x = block(layout.weights(weights), x, angles, c, lambda q, k, v: layout.attend(q, k, v, visible))
+        return layout.hidden(x), None
 
     step = jax.checkpoint(layer_step) if remat else layer_step
-    x, _ = jax.lax.scan(step, _embed(params, tokens), params['layers'])
+    x = layout.hidden(layout.embed(params['embed'], tokens, params['final_norm'].dtype))
+    x, _ = jax.lax.scan(step, x, params['layers'])
     return rms_norm(x, params['final_norm'], c.norm_eps)
 
 
 def prefill(params, tokens, positions, mask, c):
     """Keys and values, each [L, B, K, T, H], of tokens i32[B, T]; arguments as in forward."""
     angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
-    allowed = attention.causal(mask)
 
     def layer_step(x, weights):
         kept = []
 
         def attend(q, k, v):
             kept.extend((k.swapaxes(1, 2), v.swapaxes(1, 2)))
-            return attention.attend(q, k, v, allowed)
+            return attention.attend(q, k, v, mask)
 
         return block(weights, x, angles, c, attend), tuple(kept)
 
@@ -186,6 +206,12 @@ def block(w, x, angles, c, attend):
         gate, up = gate + w['b_gate'], up + w['b_up']
     out = product('btf,fd->btd', jax.nn.silu(gate) * up, w['w_down'])
     return x + (out + w['b_down'] if c.mlp_bias else out)
+
+
+def head_weights(params, c):
+    """The part of the parameters that unembed reads."""
+    name = 'embed' if c.tie_embeddings else 'lm_head'
+    return {name: params[name]}
 
 
 def unembed(params, hidden, c):

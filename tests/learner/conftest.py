@@ -15,8 +15,9 @@ def make_rollout(c, prompts, group_size, queries, length):
     lengths = 1 + np.arange(rows) * 5 % length
     prompt_mask = np.arange(queries) >= queries - prompt_lengths[:, None]
     completion_mask = np.arange(length) < lengths[:, None]
+    of_prompts = np.repeat(rng.integers(2, c.vocab_size, (prompts, queries)), group_size, 0)
     tokens = np.where(np.concatenate([prompt_mask, completion_mask], 1),
-                      rng.integers(2, c.vocab_size, (rows, queries + length)), 0)
+                      np.concatenate([of_prompts, rng.integers(2, c.vocab_size, (rows, length))], 1), 0)
     return Rollout(tokens=jnp.asarray(tokens, jnp.int32), prompt_mask=jnp.asarray(prompt_mask),
                    completion_mask=jnp.asarray(completion_mask),
                    logprobs=jnp.where(completion_mask, -rng.uniform(3, 5, (rows, length)), 0).astype(jnp.float32),
@@ -49,7 +50,7 @@ def experience(rollout):
 @pytest.fixture(scope='session')
 def wide_experience(tiny):
     """8 prompts, 2 completions each: rows for every mesh of 8 devices."""
-    return make_experience(make_rollout(tiny[0], 8, 2, 5, 6), 2)
+    return make_experience(make_rollout(tiny[0], 8, 2, 6, 10), 2)
 
 
 @pytest.fixture

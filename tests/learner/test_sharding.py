@@ -15,8 +15,10 @@ from grpo_jax.models import transformer
 from grpo_jax.sampler import Sampling
 from grpo_jax.types import Prompts, TrainState
 
-MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2)]
-SHAPES = placement.Shapes(prompts=8, group_size=2, queries=5, tokens=6)
+ALL = [(data, fsdp, context, 8 // (data * fsdp * context)) for data in (1, 2, 4, 8) for fsdp in (1, 2, 4, 8)
+       for context in (1, 2, 4, 8) if 8 % (data * fsdp * context) == 0]
+MESHES = [(2, 4, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
+SHAPES = placement.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
 
 
@@ -31,9 +33,9 @@ def make_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2):
                                   remat=False)
 
 
-def learn(tiny, experience, shape):
+def learn(model, experience, shape):
     """(state, metrics) after one update on a mesh of that shape."""
-    c, params = tiny
+    c, params = model
     mesh = make_mesh(shape)
     learner = make_learner(c, mesh)
     state = learner.initial(jax.device_put(params, sharding.params(c, mesh)))
@@ -41,13 +43,13 @@ def learn(tiny, experience, shape):
     return learner.update(state, placement.put_rows(on_policy, mesh))
 
 
-def sample(tiny, shape):
+def sample(model, shape):
     """A Rollout by a mesh of that shape."""
-    c, params = tiny
+    c, params = model
     mesh = make_mesh(shape)
     rng = np.random.default_rng(0)
-    mask = np.arange(5) >= 4 - np.arange(8)[:, None] % 5
-    tokens = np.where(mask, rng.integers(2, 64, (8, 5)), 0).astype(np.int32)
+    mask = np.arange(6) >= 5 - np.arange(8)[:, None] % 6
+    tokens = np.where(mask, rng.integers(2, 64, (8, 6)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
     sampling = Sampling(temperature=1.0, max_tokens=SHAPES.tokens, stop_tokens=(1, 2, 3, 4), pad_token=0)
     sampler = placement.make_sampler(c, mesh, SHAPES, sampling, {}, dtype='float32', cache_dtype='float32',
@@ -57,19 +59,36 @@ def sample(tiny, shape):
 
 
 @pytest.fixture(scope='module')
-def learned_alone(tiny, wide_experience):
-    return jax.device_get(learn(tiny, wide_experience, (1, 1, 1)))
-
-
-@pytest.fixture(scope='module', params=MESHES, ids=str)
-def learned(request, tiny, wide_experience):
-    """(mesh shape, state, metrics)."""
-    return request.param, *learn(tiny, wide_experience, request.param)
+def model():
+    """(ModelConfig, params) with heads for every size of the tensor axis."""
+    c = transformer.ModelConfig(
+        vocab_size=64, width=32, layers=2, heads=16, kv_heads=8, head_dim=8, mlp=48, norm_eps=1e-6, rope_theta=1e4,
+        rope_scaling=(), qk_norm=True, qkv_bias=True, out_bias=False, mlp_bias=False, tie_embeddings=False)
+    return c, jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c)
 
 
 @pytest.fixture(scope='module')
-def sampled_alone(tiny):
-    return jax.device_get(sample(tiny, (1, 1, 1)))
+def learned_alone(model, wide_experience):
+    return jax.device_get(learn(model, wide_experience, (1, 1, 1, 1)))
+
+
+@pytest.fixture(scope='module', params=ALL, ids=str)
+def shape(request):
+    """A mesh of 8 devices; a few of them without --long."""
+    if request.param not in MESHES and not request.config.getoption('--long'):
+        pytest.skip('needs --long')
+    return request.param
+
+
+@pytest.fixture(scope='module')
+def learned(shape, model, wide_experience):
+    """(mesh shape, state, metrics)."""
+    return shape, *learn(model, wide_experience, shape)
+
+
+@pytest.fixture(scope='module')
+def sampled_alone(model):
+    return jax.device_get(sample(model, (1, 1, 1, 1)))
 
 
 def test_loss_and_metrics_are_those_of_one_device(learned, learned_alone, assert_close):
@@ -82,7 +101,7 @@ def test_gradient_is_that_of_one_device(learned, learned_alone, assert_close):
     assert_close(gradient, alone, atol=1e-6)
 
 
-def test_parameters_and_moments_lie_in_shards(learned, tiny):
+def test_parameters_and_moments_lie_in_shards(learned, model):
     shape, state, _ = learned
     sizes = dict(zip(meshes.AXES, shape, strict=True))
 
@@ -92,14 +111,13 @@ def test_parameters_and_moments_lie_in_shards(learned, tiny):
             assert {shard.data.size for shard in array.addressable_shards} == {array.size // cut}
             assert len(array.addressable_shards) == 8
 
-    jax.tree.map(check, transformer.param_table(tiny[0]), state.params,
+    jax.tree.map(check, transformer.param_table(model[0]), state.params,
                  optax.tree_utils.tree_get(state.opt_state, 'trace'),
                  is_leaf=lambda node: isinstance(node, transformer.Param))
 
 
-@pytest.mark.parametrize('shape', MESHES, ids=str)
-def test_sampled_tokens_are_those_of_one_device(shape, tiny, sampled_alone):
-    rollout = sample(tiny, shape)
+def test_sampled_tokens_are_those_of_one_device(shape, model, sampled_alone):
+    rollout = sample(model, shape)
     assert len(rollout.tokens.sharding.device_set) == 8
     np.testing.assert_array_equal(rollout.tokens, sampled_alone.tokens)
     np.testing.assert_array_equal(rollout.completion_mask, sampled_alone.completion_mask)
@@ -111,9 +129,9 @@ def test_sampled_rows_end_at_different_places(sampled_alone):
     assert len(set(sampled_alone.completion_mask.sum(1).tolist())) > 2
 
 
-def test_adamw_moments_and_reference_lie_like_the_parameters(tiny):
-    c, params = tiny
-    mesh, optimizer = make_mesh((2, 2, 2)), optimizers.make(default.get_config().optimizer, 10)
+def test_adamw_moments_and_reference_lie_like_the_parameters(model):
+    c, params = model
+    mesh, optimizer = make_mesh((2, 2, 1, 2)), optimizers.make(default.get_config().optimizer, 10)
     abstract = jax.eval_shape(lambda p: TrainState(jnp.int32(0), p, optimizer.init(p), p, {'bad_steps': jnp.int32(0)}),
                               params)
     layout = sharding.state(abstract, optimizer, None, c, mesh)
@@ -126,36 +144,36 @@ def test_adamw_moments_and_reference_lie_like_the_parameters(tiny):
 
 def test_mesh_of_more_devices_than_there_are_is_refused():
     with pytest.raises(BadInput, match=r"^mesh = .*'data': 4.*: needs 16 devices and 8 are here; lower an axis"):
-        make_mesh((4, 2, 2))
+        make_mesh((4, 2, 1, 2))
 
 
 def test_mesh_axis_below_one_is_refused():
     with pytest.raises(BadInput, match='every axis must be at least 1'):
-        make_mesh((0, 1, 1))
+        make_mesh((0, 1, 1, 1))
 
 
-@pytest.mark.parametrize('shape, message', [
+@pytest.mark.parametrize('sizes, message', [
     # 2 key heads do not split over 4; width 32 does not split over 3
-    ((1, 1, 4), r'^mesh.tensor = 4: does not divide layers/wk, shape \(2, 32, 2, 8\); the nearest size that does is 2'),
-    ((1, 3, 1), r'^mesh.fsdp = 3: does not divide embed, shape \(64, 32\); the nearest size that does is 2'),
+    ((1, 1, 1, 4), r'^mesh.tensor = 4: does not divide layers/wk, shape \(2, 32, 2, 8\); the nearest .* is 2'),
+    ((1, 3, 1, 1), r'^mesh.fsdp = 3: does not divide embed, shape \(64, 32\); the nearest size that does is 2'),
 ])
-def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, shape, message):
+def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, sizes, message):
     with pytest.raises(BadInput, match=message):
-        sharding.params(tiny[0], make_mesh(shape))
+        sharding.params(tiny[0], make_mesh(sizes))
 
 
-def test_prompts_that_do_not_divide_over_the_mesh_are_refused(tiny):
+def test_prompts_that_do_not_divide_over_the_mesh_are_refused(model):
     with pytest.raises(BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; the next one is 8'):
-        placement.make_sampler(tiny[0], make_mesh((2, 2, 1)), SHAPES._replace(prompts=6), None, {})
+        placement.make_sampler(model[0], make_mesh((2, 2, 1, 1)), SHAPES._replace(prompts=6), None, {})
 
 
-def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(tiny):
+def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(model):
     with pytest.raises(BadInput, match=r'^rows of a microbatch = 4: must be a multiple of .* = 8; the next one is 8'):
-        make_learner(tiny[0], make_mesh((2, 4, 1)), microbatches=4)
+        make_learner(model[0], make_mesh((2, 4, 1, 1)), microbatches=4)
 
 
 @pytest.mark.parametrize('minibatches, microbatches', [(3, 1), (16, 1), (1, 3), (8, 4)])
-def test_cuts_that_do_not_divide_the_batch_are_refused(tiny, minibatches, microbatches):
+def test_cuts_that_do_not_divide_the_batch_are_refused(model, minibatches, microbatches):
     # 16 minibatches would halve groups
     with pytest.raises(BadInput, match=r'^learner.minibatches x microbatches = .* does not cut 8 prompts of 2'):
-        make_learner(tiny[0], make_mesh((1, 1, 1)), minibatches=minibatches, microbatches=microbatches)
+        make_learner(model[0], make_mesh((1, 1, 1, 1)), minibatches=minibatches, microbatches=microbatches)

@@ -1,0 +1,70 @@
+"""The learner's forward pass on a mesh: which collectives it makes is written down here, not left to the partitioner.
+
+Rows are cut over data and fsdp, columns over context, heads, mlp and vocabulary over tensor. Each layer's weights are
+gathered along fsdp when it comes to them, and their gradients scattered; keys and values are gathered along context.
+"""
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from grpo_jax.distributed import sharding
+from grpo_jax.distributed.mesh import AXES, BATCH_AXES
+from grpo_jax.models import attention, transformer
+
+TOKENS = PartitionSpec(BATCH_AXES, 'context')
+
+
+def layout(c, mesh):
+    """transformer.Layout of a model on the mesh."""
+    if mesh.size == 1:
+        return transformer.ALONE
+    whole = sharding.sampler_params(c, mesh)['layers']
+
+    def weights(of_layer):
+        return {name: jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*whole[name].spec[1:])))
+                if name in whole else w for name, w in of_layer.items()}
+
+    def hidden(x):
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, TOKENS))
+
+    def on_devices(function, in_specs, out_specs):
+        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(AXES),
+                             check_vma=False)
+
+    def attend(q, k, v, visible):
+        def own(q, k, v, visible):
+            return attention.attend(q, k, v, visible, jax.lax.axis_index('context') * q.shape[1])
+
+        queries, keys = PartitionSpec(BATCH_AXES, 'context', 'tensor'), PartitionSpec(BATCH_AXES, None, 'tensor')
+        return on_devices(own, (queries, keys, keys, PartitionSpec(BATCH_AXES)), queries)(q, k, v, visible)
+
+    def embed(table, tokens, dtype):
+        def look_up(table, tokens):
+            # the tokens travel, not the table: every device looks all of them up in its part of the width
+            everyone = jax.lax.all_gather(tokens, 'fsdp', axis=0, tiled=True)
+            places = everyone - jax.lax.axis_index('tensor') * table.shape[0]
+            inside = (places >= 0) & (places < table.shape[0])
+            rows = jnp.where(inside[..., None], table[jnp.where(inside, places, 0)], 0)
+            rows = jax.lax.psum(rows, 'tensor')
+            return jax.lax.all_to_all(rows, 'fsdp', split_axis=0, concat_axis=2, tiled=True).astype(dtype)
+
+        return on_devices(look_up, (_spec(c, 'embed'), TOKENS), TOKENS)(table, tokens)
+
+    def head(function, weights, *arrays):
+        def own(weights, *arrays):
+            gathered = {name: jax.lax.all_gather(w, 'fsdp', axis=_spec(c, name).index('fsdp'), tiled=True)
+                        for name, w in weights.items()}
+            return function(gathered, *arrays, 'tensor')
+
+        columns = arrays[0].shape[1]
+        padding = -columns % mesh.shape['context']
+        arrays = [jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2)) for x in arrays]
+        specs = {name: _spec(c, name) for name in weights}
+        found = on_devices(own, (specs, *(TOKENS for _ in arrays)), TOKENS)(weights, *arrays)
+        return jax.tree.map(lambda x: x[:, :columns], found)
+
+    return transformer.Layout(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
+
+
+def _spec(c, name):
+    return PartitionSpec(*transformer.param_table(c)[name].axes)

@@ -1,0 +1,214 @@
+"""Sequence packing: a group's prompt once, its completions behind it, and many groups in a row of fixed length.
+
+The host plans where each completion lies (`plan`); on the device the tokens are gathered into packed rows and their
+logprobs scattered back (`completion_logprobs`), so that losses and metrics never know. How many microbatches a
+step takes is a number and not a shape: the program is compiled once, and its time follows the tokens there are.
+"""
+from typing import NamedTuple
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.errors import BadInput
+from grpo_jax.learner import descent
+from grpo_jax.learner.logprobs import token_logprobs
+from grpo_jax.models import attention, transformer
+
+
+class Packing(NamedTuple):
+    """The sizes of packed rows."""
+
+    rows: int         # of a microbatch, on all devices
+    columns: int
+    block: int        # columns that have one prompt, see attention.Packed
+    group_size: int
+    queries: int
+    tokens: int
+    whole_groups: bool  # a group may not be cut
+
+    @property
+    def completions(self):
+        """How many completions of any length fit behind a prompt of any length."""
+        return (self.columns - self.queries) // self.tokens
+
+    def microbatches(self, groups):
+        """How many microbatches that many groups take at most."""
+        return -(-groups * -(-self.group_size // self.completions) // self.rows)
+
+
+@struct.dataclass
+class Plan:
+    """Where the tokens of a step lie, by minibatch and microbatch."""
+
+    cells: jax.Array  # i32[minibatches, M, rows, columns] b * T + t of the token in its minibatch, -1: none
+    count: jax.Array  # i32[minibatches] microbatches that hold any
+
+
+def check(packing):
+    """BadInput for sizes that cannot work."""
+    least = packing.queries + packing.tokens * (packing.group_size if packing.whole_groups else 1)
+    if packing.columns < least:
+        behind = 'its group' if packing.whole_groups else 'a completion'
+        raise BadInput('learner.pack_columns', packing.columns, f'holds no prompt of {packing.queries} tokens with '
+                       f'{behind}, {least} in all; choose at least that')
+    if packing.rows < 1:
+        raise BadInput('learner.pack_rows', packing.rows, 'must be at least 1')
+
+
+def plan(prompt_mask, completion_mask, packing, minibatches):
+    """Plan, as numpy arrays, of masks bool[B, Q] and bool[B, C]; completions without tokens are left out.
+
+    Groups are dealt to minibatches as descent.interleave does. Within one, a packed row may lie on any device.
+    """
+    group, width = packing.group_size, packing.queries + packing.tokens
+    prompts = prompt_mask[::group].sum(1).reshape(-1, minibatches)
+    lengths = completion_mask.sum(1).reshape(-1, minibatches, group)
+    most = packing.microbatches(len(prompts))
+    cells = np.full((minibatches, most * packing.rows, packing.columns), -1, np.int32)
+    count = np.zeros(minibatches, np.int32)
+    for part in range(minibatches):
+        rows = _packed_rows(prompts[:, part], lengths[:, part], packing)
+        for row, portions in enumerate(rows):
+            column = 0
+            for prompt, members in portions:
+                first = members[0][0] * width
+                text = [np.arange(first + packing.queries - prompt, first + packing.queries)]
+                text += [index * width + packing.queries + np.arange(length) for index, length in members]
+                text = np.concatenate(text)
+                cells[part, row, column:column + len(text)] = text
+                column += len(text) + -len(text) % packing.block
+        count[part] = -(-len(rows) // packing.rows)
+    return Plan(cells.reshape(minibatches, most, packing.rows, packing.columns), count)
+
+
+def _packed_rows(prompts, lengths, packing):
+    """Lists, one a packed row, of (prompt length, [(row, completion length)]).
+
+    The longest group first, into the fullest packed row that has room for it. Where none has, a part of it fills the
+    emptiest one, unless groups must be whole or the prompt, which is computed again, outweighs that part.
+    """
+    room, rows = np.zeros(0, int), []
+    groups = [[(int(length), i * packing.group_size + j) for j, length in enumerate(of_group) if length]
+              for i, of_group in enumerate(lengths)]
+    for i in sorted(range(len(groups)), key=lambda i: -lengths[i].sum()):
+        prompt, left = int(prompts[i]), sorted(groups[i], reverse=True)
+        while left:
+            size = prompt + sum(length for length, _ in left)
+            fits = np.flatnonzero(room >= size + -size % packing.block)
+            if len(fits):
+                row, taken = fits[np.argmin(room[fits])], left
+            else:
+                row = int(np.argmax(room)) if rows and not packing.whole_groups else -1
+                taken = _that_fit(left, room[row] - prompt) if row >= 0 else []
+                if sum(length for length, _ in taken) <= prompt:
+                    rows.append([])
+                    room = np.append(room, packing.columns)
+                    row, taken = len(rows) - 1, _that_fit(left, packing.columns - prompt)
+            size = prompt + sum(length for length, _ in taken)
+            rows[row].append((prompt, [(index, length) for length, index in taken]))
+            room[row] -= size + -size % packing.block
+            left = [completion for completion in left if completion not in taken]
+    return rows
+
+
+def _that_fit(completions, room):
+    """Those of the (length, row) completions, taken in order, that fit into that many columns."""
+    taken = []
+    for completion in completions:
+        if completion[0] <= room:
+            taken.append(completion)
+            room -= completion[0]
+    return taken
+
+
+def completion_logprobs(params, rollout, cells, c, packing, **options):
+    """(logprobs f32[B, C], entropy f32[B, C], present bool[B, C]) of a microbatch; 0 at tokens that are not in it.
+
+    cells i32[rows, columns] are a Plan's; options are those of logprobs.token_logprobs, with remat.
+    """
+    remat, layout = options.pop('remat'), options['layout']
+    queries, columns = rollout.prompt_mask.shape[1], rollout.completion_mask.shape[1]
+    text = _text(rollout, cells)
+    visible = attention.Packed(text.part, text.start[:, ::packing.block], text.length[:, ::packing.block],
+                               packing.block, packing.queries, packing.tokens)
+    hidden = transformer.forward(params, text.tokens, text.positions, visible, c, remat=remat, layout=layout)
+    before = layout.hidden(jnp.take_along_axis(hidden, text.source[..., None], 1))
+    found = token_logprobs(params, before, text.tokens, text.part > 0, c, **options)
+
+    row, column = jnp.divmod(cells, queries + columns)
+    nowhere = rollout.completion_mask.size
+    places = jnp.where(text.part > 0, row * columns + column - queries, nowhere)
+
+    def back(values):
+        return jnp.zeros(nowhere, values.dtype).at[places].set(values, mode='drop').reshape(-1, columns)
+
+    return (*map(back, found), back(jnp.ones(places.shape, bool)))
+
+
+def score(params, rollout, plan, c, packing, **options):
+    """(logprobs f32[B, C], entropy f32[B, C]) of all completions; arguments as in completion_logprobs."""
+    parts = jax.tree.map(lambda x: descent.interleave(x, len(plan.count), packing.group_size), rollout)
+
+    def of_minibatch(part):
+        rollout, plan = part
+
+        def add(index, seen):
+            *found, present = completion_logprobs(params, rollout, plan.cells[index], c, packing, **options)
+            return tuple(jnp.where(present, x, y) for x, y in zip(found, seen, strict=True))
+
+        empty = jnp.zeros(rollout.completion_mask.shape)
+        return jax.lax.fori_loop(0, plan.count, add, (empty, empty))
+
+    found = jax.lax.map(of_minibatch, (parts, plan))
+    return tuple(descent.deal_back(x, packing.group_size) for x in found)
+
+
+class Text(NamedTuple):
+    """Packed rows, each i32[rows, columns]."""
+
+    tokens: jax.Array
+    positions: jax.Array
+    part: jax.Array     # as in attention.Packed
+    start: jax.Array    # column where the prompt of the token's group begins
+    length: jax.Array   # of that prompt
+    source: jax.Array   # column whose hidden state predicts the token, for those of completions
+
+
+def _text(rollout, cells):
+    """Text of a rollout's tokens at cells i32[rows, columns]."""
+    queries = rollout.prompt_mask.shape[1]
+    row, column = jnp.divmod(cells, rollout.tokens.shape[1])
+    there, of_prompt = cells >= 0, (cells >= 0) & (column < queries)
+    mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
+    positions = jnp.where(there, transformer.positions_of(mask).reshape(-1)[cells], 0)
+    places = jnp.arange(cells.shape[1])
+    start = jax.lax.cummax(jnp.where(of_prompt & (positions == 0), places, 0), axis=1)
+    length = jnp.where(there, rollout.prompt_mask.sum(-1)[row], 0)
+    return Text(tokens=jnp.where(there, rollout.tokens.reshape(-1)[cells], 0), positions=positions,
+                part=jnp.where(there, jnp.where(of_prompt, 0, row + 1), -1), start=start, length=length,
+                source=jnp.where(column == queries, start + length - 1, jnp.maximum(places - 1, 0)))
+
+
+def only(experience, present):
+    """The Experience with those tokens alone in its completion mask."""
+    rollout = experience.rollout
+    return experience.replace(rollout=rollout.replace(completion_mask=rollout.completion_mask & present))
+
+
+def accumulate(loss_of, params, minibatch, plan):
+    """(loss, gradient, (logprobs, entropy)) of a minibatch, summed in float32 over its microbatches.
+
+    plan is the minibatch's part of a Plan; loss_of(params, cells of a microbatch) is (loss, (logprobs, entropy,
+    present)).
+    """
+    def add(index, carry):
+        loss, grads, seen = carry
+        (more, (*found, present)), new = jax.value_and_grad(loss_of, has_aux=True)(params, plan.cells[index])
+        seen = tuple(jnp.where(present, x, y) for x, y in zip(found, seen, strict=True))
+        return loss + more, jax.tree.map(jnp.add, grads, new), seen
+
+    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    empty = jnp.zeros(minibatch.rollout.completion_mask.shape)
+    return jax.lax.fori_loop(0, plan.count, add, (jnp.float32(0), zero, (empty, empty)))
