@@ -37,13 +37,14 @@ usable_python() {
   if ! "$python" -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null
   then
     PIP_BREAK_SYSTEM_PACKAGES=1 "$python" -m pip install --quiet --user uv >&2
-    "$HOME/.local/bin/uv" python install --quiet 3.12 >&2
+    "$HOME/.local/bin/uv" python install 3.12 >&2
     python=$("$HOME/.local/bin/uv" python find --managed-python 3.12)
   fi
   echo "$python"
 }
 
-# Prints the path of gs://BUCKET/PATH under a mount of the bucket; other values as they are.
+# Prints the path of gs://BUCKET/PATH under a mount of the bucket; other values as they are. Hosts write to one folder,
+# so nothing about files is cached; folders are renamed at once or not at all.
 mounted() {
   case $1 in
     gs://*)
@@ -51,14 +52,15 @@ mounted() {
       local folder=$HOME/gcs/${path%%/*}
       if ! mountpoint -q "$folder"; then
         mkdir -p "$folder"
-        gcsfuse --implicit-dirs "${path%%/*}" "$folder" >&2 || fail "cannot mount gs://${path%%/*}: $1"
+        gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 --rename-dir-limit=0 \
+          "${path%%/*}" "$folder" >&2 || fail "cannot mount gs://${path%%/*}: $1"
       fi
       echo "$HOME/gcs/$path" ;;
     *) echo "$1" ;;
   esac
 }
 
-# A checkpoint is finished by renaming its folder, which buckets without folders cannot do in one piece.
+# A checkpoint is finished by renaming its folder, which only a bucket with a hierarchical namespace does at once.
 check_renames() {
   local probe
   probe=$1/.rename.$(hostname)

@@ -89,7 +89,8 @@ def test_a_run_on_a_machine_from_setup_to_stop(cloud):
     assert training['environment'] == {
         'JAX_COMPILATION_CACHE_DIR': f'{gcs}/bucket/runs/compiled', 'LIBTPU_INIT_ARGS': '--xla_a=1 --xla_b',
         'GRPO_JAX_DATA': f'{gcs}/other/data', 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
-    assert ['--implicit-dirs', 'other', f'{gcs}/other'] in [call['arguments'] for call in cloud.calls('gcsfuse')]
+    assert ['other', f'{gcs}/other'] in [call['arguments'][-2:] for call in cloud.calls('gcsfuse')]
+    assert all('--rename-dir-limit=0' in call['arguments'] for call in cloud.calls('gcsfuse'))
 
     for refused in ('run', 'setup'):
         again = cloud.call(*([*RUN[:2], *WHERE, *RUN[2:]] if refused == 'run' else ['setup', *WHERE]), **machine)

@@ -38,7 +38,10 @@ def test_the_rendered_jobset_has_what_was_asked_for(cloud):
                                 {'name': 'LIBTPU_INIT_ARGS', 'value': '--a=1 --b'}]
     assert container['resources']['limits'] == {'google.com/tpu': 4}
     assert container['volumeMounts'][0]['mountPath'] == '/gcs/bucket'
-    assert pod['volumes'][0]['csi']['volumeAttributes']['bucketName'] == 'bucket'
+    volume = pod['volumes'][0]['csi']['volumeAttributes']
+    assert volume['bucketName'] == 'bucket'
+    assert volume['mountOptions'].split(',') == ['implicit-dirs', 'metadata-cache:ttl-secs:0',
+                                                 'metadata-cache:negative-ttl-secs:0', 'file-system:rename-dir-limit:0']
 
 
 @pytest.mark.parametrize('kind, topology, options, hosts, chips', [
