@@ -155,7 +155,7 @@ proceed() {
     { wait_active && install_everywhere; } || return
     todo=start
   fi
-  on_workers stop "$grace" || return
+  on_workers stop "$grace" || return  # some may still run
   start || { [ $? != 2 ] || fail 'the workers refused to start the training'; return 1; }
   todo=''
 }

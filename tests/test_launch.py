@@ -217,6 +217,12 @@ def test_what_is_not_restarted(cloud, last, status, message):
     assert 'start' not in cloud.verbs() and 'create' not in cloud.verbs()
 
 
+def test_a_start_that_is_refused_is_not_tried_again(cloud):
+    done = keep(cloud, **states('idle') | {'worker.sh start': [[2, '']]})
+    assert done.returncode == 2 and 'refused to start' in done.stderr
+    assert cloud.verbs() == ['state', 'stop', 'start']
+
+
 def test_a_worker_that_crashed_outweighs_those_that_run_or_ended(cloud):
     mixed = [[0, 'a: exited 0\nb: exited 1\nc: running'], [0, 'a: exited 0\nb: exited 0\nc: running']]
     done = keep(cloud, '--max-restarts=0', **{'worker.sh state': [mixed[1], mixed[1], mixed[0]]})
