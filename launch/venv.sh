@@ -1,4 +1,5 @@
-# Sourced by local.sh and test.sh: `install SPEC` makes .venv once and installs SPEC into it.
+# Sourced by local.sh, test.sh and worker.sh: `install SPEC` makes .venv once and installs SPEC into it.
+# shellcheck shell=bash
 # huge pages: the CPU backend frees and faults its temporaries at every step, 20 % of the time
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 

@@ -1,0 +1,323 @@
+"""launch/tpu_vm.sh against a fake gcloud, launch/worker.sh on TPU VMs that are folders."""
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.fake_cloud import ROOT, Cloud
+
+WHERE = ['--name=tpu', '--zone=us-east5-a', '--project=lab']
+IN = WHERE[1:]
+AWKWARD = ["--config.n=it's 5 > 4 & \"so\"", '--config.a=two  spaces', '--config.b=$HOME `date` *', '--config.c=']
+RUN = ['run', '--workdir=gs://bucket/runs/x', '--', '--config=configs/gsm8k.py:dapo']
+KEEP = ['run', '--keep', '--accelerator-type=v6e-8', *RUN[1:]]
+ACTIVE = {'queued-resources describe': [[0, 'ACTIVE']], 'tpu-vm describe': [[0, 'READY']]}
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    return Cloud(tmp_path)
+
+
+def command_of(call):
+    """The words that the remote shell reads in a recorded ssh."""
+    return shlex.split(next(w for w in call['arguments'] if w.startswith('--command=')).removeprefix('--command='))
+
+
+CREATED = {
+    '--accelerator-type=v5litepod-16': ['--runtime-version=v2-alpha-tpuv5-lite', '--node-id=tpu'],
+    '--accelerator-type=v5p-128 --spot': ['--runtime-version=v2-alpha-tpuv5', '--node-id=tpu', '--spot'],
+    '--accelerator-type=v6e-16 --slices 4':
+        ['--runtime-version=v2-alpha-tpuv6e', '--node-count=4', '--node-prefix=tpu'],
+    '--accelerator-type v4-32 --create-flag=--reserved --create-flag=--network=n':
+        ['--runtime-version=tpu-ubuntu2204-base', '--node-id=tpu', '--reserved', '--network=n'],
+    '--accelerator-type=v4-8 --runtime-version=new': ['--runtime-version=new', '--node-id=tpu'],
+}
+
+
+@pytest.mark.parametrize('options', CREATED)
+def test_create_asks_and_waits(cloud, options):
+    states = ['WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE']
+    cloud.script('script.json', {'describe': [[0, state] for state in states]})
+    done = cloud.call('create', *WHERE, *options.split())
+    assert done.returncode == 0, done.stderr
+    create, *describes = [call['arguments'] for call in cloud.calls()]
+    kind = options.replace('type ', 'type=').split()[0]
+    assert create == ['compute', 'tpus', 'queued-resources', 'create', 'tpu', *IN, kind, *CREATED[options]]
+    assert describes == [[*create[:3], 'describe', 'tpu', *IN, '--format=value(state.state)']] * 3
+    assert all(state in done.stderr for state in states)
+
+
+def test_create_from_the_environment_and_without_waiting(cloud):
+    done = cloud.call('create', '--no-wait', TPU_NAME='mine', TPU_ZONE='us-east1-d', TPU_ACCELERATOR_TYPE='v6e-4',
+                      TPU_SPOT='1')
+    assert done.returncode == 0, done.stderr
+    assert [call['arguments'] for call in cloud.calls()] == [
+        ['compute', 'tpus', 'queued-resources', 'create', 'mine', '--zone=us-east1-d', '--accelerator-type=v6e-4',
+         '--runtime-version=v2-alpha-tpuv6e', '--node-id=mine', '--spot']]
+
+
+def test_create_that_fails_says_so(cloud):
+    cloud.script('script.json', {'describe': [[0, 'PROVISIONING'], [0, 'FAILED']]})
+    done = cloud.call('create', *WHERE, '--accelerator-type=v6e-8')
+    assert done.returncode == 1 and 'error: the request failed' in done.stderr
+    assert cloud.verbs() == ['create']
+
+
+def test_a_run_on_a_machine_from_setup_to_stop(cloud):
+    machine = {'FAKE_VMS': '1'}
+    cloud.script('trainings.json', {'all': ['wait']})
+    stale = cloud.folder / 'tpu' / 'grpo_jax' / 'gone.py'
+    stale.parent.mkdir(parents=True)
+    stale.write_text('')
+    done = cloud.call('setup', *WHERE, **machine)
+    assert done.returncode == 0, done.stderr
+    assert (stale.parent / 'configs/default.py').exists() and not stale.exists()
+
+    options = ['--workdir=gs://bucket/runs/x', '--data=gs://other/data', '--libtpu-init-args=--xla_a=1 --xla_b']
+    train = ['--config=configs/gsm8k.py:dapo', *AWKWARD, '--config.model.path=gs://other/models/q']
+    assert cloud.call('run', *WHERE, *options, '--', *train, **machine).returncode == 0
+    wait_for(lambda: cloud.calls('training'))
+    [training] = cloud.calls('training')
+    gcs = f'{cloud.folder}/tpu/gcs'
+    assert training['arguments'] == [f'--workdir={gcs}/bucket/runs/x', *train[:-1],
+                                     f'--config.model.path={gcs}/other/models/q']
+    assert training['environment'] == {
+        'JAX_COMPILATION_CACHE_DIR': f'{gcs}/bucket/runs/compiled', 'LIBTPU_INIT_ARGS': '--xla_a=1 --xla_b',
+        'GRPO_JAX_DATA': f'{gcs}/other/data', 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
+    assert ['other', f'{gcs}/other'] in [call['arguments'][-2:] for call in cloud.calls('gcsfuse')]
+    assert all('--rename-dir-limit=0' in call['arguments'] for call in cloud.calls('gcsfuse'))
+
+    for refused in ('run', 'setup'):
+        again = cloud.call(*([*RUN[:2], *WHERE, *RUN[2:]] if refused == 'run' else ['setup', *WHERE]), **machine)
+        assert again.returncode == 2 and 'a training is running' in again.stderr
+    cloud.script('script.json', {'queued-resources describe': [[0, 'ACTIVE']], 'tpu-vm describe': [[0, 'tpu READY']]})
+    assert ': running' in cloud.call('status', *WHERE, **machine).stdout
+    assert ': stopped 42' in cloud.call('stop', *WHERE, **machine).stdout
+    assert 'ended with status 42' in (cloud.folder / 'tpu/grpo_jax_run/log').read_text()
+
+
+def wait_for(condition):
+    for _ in range(100):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError('waited 5 s')
+
+
+@pytest.fixture
+def worker(cloud):
+    """Runs worker.sh on a TPU VM that is prepared."""
+    shutil.copytree(os.path.join(ROOT, 'launch'), cloud.folder / 'grpo_jax' / 'launch')
+    environment = os.path.join(cloud.folder, 'grpo_jax', '.venv', 'bin')
+    os.makedirs(environment)
+    shutil.copy(cloud.folder / 'bin' / 'python3', os.path.join(environment, 'python'))
+
+    def call(*arguments):
+        return subprocess.run(['bash', 'launch/worker.sh', *arguments], cwd=cloud.folder / 'grpo_jax', text=True,
+                              capture_output=True, timeout=60, env=cloud.environment)
+    call.start = ('start', f'--workdir={cloud.folder}/run', f'--cache={cloud.folder}/cache', '--', '--config=c')
+    call.cloud = cloud
+    return call
+
+
+@pytest.mark.parametrize('then, state', [(0, 'exited 0'), (2, 'exited 2'), ('deaf', 'stopped 137')])
+def test_worker_tells_how_a_training_ended(worker, then, state):
+    assert worker('state').stdout.endswith(': idle\n')
+    worker.cloud.script('trainings.json', {'all': [then]})
+    assert worker(*worker.start).returncode == 0
+    wait_for(lambda: worker.cloud.calls('training'))
+    if then == 'deaf':
+        assert worker('stop', '1').stdout.endswith(f': {state}\n')
+    wait_for(lambda: worker('state').stdout.endswith(f': {state}\n'))
+    (worker.cloud.folder / 'grpo_jax_run' / 'status').unlink()
+    (worker.cloud.folder / 'grpo_jax_run' / 'pid').write_text('999999999')  # of before a restart of the machine
+    assert worker('state').stdout.endswith(': lost\n')
+
+
+def test_worker_refuses_a_bucket_whose_folders_cannot_be_renamed(worker):
+    broken = worker.cloud.folder / 'bin' / 'mv'
+    broken.write_text('#!/bin/sh\nexit 1\n')
+    broken.chmod(0o755)
+    done = worker(*worker.start)
+    assert done.returncode == 2 and '--enable-hierarchical-namespace' in done.stderr
+    assert not worker.cloud.calls('training')
+
+
+def test_every_worker_of_every_slice_gets_the_same_command(cloud):
+    done = cloud.call('run', *WHERE, '--slices=3', '--workdir=gs://bucket/runs/x', '--cache=gs://bucket/c', '--',
+                      '--config=a.py', *AWKWARD)
+    assert done.returncode == 0, done.stderr
+    calls = sorted(cloud.calls(), key=lambda call: call['arguments'])
+    assert [call['arguments'][:-1] for call in calls] == [
+        ['compute', 'tpus', 'tpu-vm', 'ssh', f'tpu-{i}', *IN, '--quiet', '--worker=all'] for i in range(3)]
+    assert [command_of(call) for call in calls] == [[
+        'bash', 'grpo_jax/launch/worker.sh', 'start', '--workdir=gs://bucket/runs/x', '--cache=gs://bucket/c', '--',
+        '--config=a.py', *AWKWARD]] * 3
+
+
+def test_a_slice_that_fails_fails_the_command(cloud):
+    cloud.script('script.json', {'ssh tpu-1': [[7, '']]})
+    assert cloud.call('stop', *WHERE, '--slices=2').returncode == 7
+
+
+def keep(cloud, *options, environment=(), **script):
+    cloud.sent()
+    first = {'worker.sh setup': [[0, '']]}  # its command asks for the state too
+    cloud.script('script.json', first | ACTIVE | script)
+    return cloud.call(*KEEP[:4], *WHERE, *options, *KEEP[4:], **dict(environment))
+
+
+def states(*words):
+    return {'worker.sh state': [[0, f'host-0: {word}\nhost-1: {word}'] for word in words]}
+
+
+def test_a_preempted_run_is_recreated_set_up_and_run_again(cloud):
+    script = states('idle', 'running', 'running', 'exited 0')
+    script['queued-resources describe'] = [[0, state] for state in (
+        'ACTIVE', 'ACTIVE', 'SUSPENDING', 'SUSPENDED', 'WAITING_FOR_RESOURCES', 'ACTIVE')]
+    done = keep(cloud, '--spot', **script)
+    assert done.returncode == 0, done.stderr
+    assert cloud.verbs() == ['state', 'stop', 'start', 'state', 'delete', 'create', 'scp', 'setup', 'stop', 'start',
+                             'state', 'state']
+    starts = [command_of(call) for call in cloud.calls() if 'worker.sh start' in call['arguments'][-1]]
+    assert starts[0] == starts[1] and starts[0][-1] == KEEP[-1]
+    created = next(call['arguments'] for call in cloud.calls() if 'create' in call['arguments'])
+    assert '--spot' in created and '--accelerator-type=v6e-8' in created
+    assert ['--force', '--quiet'] == next(c['arguments'] for c in cloud.calls() if 'delete' in c['arguments'])[-2:]
+
+
+def test_a_preempted_node_counts_too_and_failing_steps_are_taken_again(cloud):
+    script = states('running', 'exited 0')
+    script['tpu-vm describe'] = [[0, 'PREEMPTED'], [0, 'READY']]
+    script['queued-resources create'] = [[1, ''], [0, '']]
+    script['worker.sh setup'] = [[255, ''], [0, '']]
+    done = keep(cloud, **script)
+    assert done.returncode == 0, done.stderr
+    assert cloud.verbs() == ['state', 'delete', 'create', 'create', 'scp', 'setup', 'scp', 'setup', 'stop', 'start',
+                             'state']
+
+
+def test_crashes_are_restarted_a_bounded_number_of_times(cloud):
+    done = keep(cloud, '--max-restarts=2', **states('running', 'exited 139'))
+    assert done.returncode == 139 and 'restart 2 of 2' in done.stderr
+    assert cloud.verbs().count('start') == 2
+    assert cloud.verbs().count('delete') == cloud.verbs().count('create') == 0
+
+
+@pytest.mark.parametrize('last, status, message', [
+    ('exited 2', 2, 'refused its input'), ('stopped 42', 143, 'was stopped'), ('exited 0', 0, 'has ended')])
+def test_what_is_not_restarted(cloud, last, status, message):
+    done = keep(cloud, **states('running', 'running', last))
+    assert done.returncode == status and message in done.stderr
+    assert 'start' not in cloud.verbs() and 'create' not in cloud.verbs()
+
+
+def test_a_start_that_is_refused_is_not_tried_again(cloud):
+    done = keep(cloud, **states('idle') | {'worker.sh start': [[2, '']]})
+    assert done.returncode == 2 and 'refused to start' in done.stderr
+    assert cloud.verbs() == ['state', 'stop', 'start']
+
+
+def test_a_worker_that_crashed_outweighs_those_that_run_or_ended(cloud):
+    mixed = [[0, 'a: exited 0\nb: exited 1\nc: running'], [0, 'a: exited 0\nb: exited 0\nc: running']]
+    done = keep(cloud, '--max-restarts=0', **{'worker.sh state': [mixed[1], mixed[1], mixed[0]]})
+    assert done.returncode == 1 and 'failed with status 1' in done.stderr
+
+
+@pytest.mark.parametrize('script', [{'queued-resources describe': [[1, '']]}, {'worker.sh state': [[255, '']]}])
+def test_without_answers_it_gives_up(cloud, script):
+    done = keep(cloud, environment={'TPU_PATIENCE': '3'}, **script)
+    assert done.returncode == 1 and '3 of 3' in done.stderr and 'gave up' in done.stderr
+    assert 'delete' not in cloud.verbs()
+
+
+def test_keep_wants_what_setup_sent(cloud):
+    done = cloud.call(*KEEP[:4], *WHERE, *KEEP[4:])
+    assert done.returncode == 2 and 'run setup first' in done.stderr and not cloud.calls()
+
+
+def test_status_shows_the_request_the_nodes_and_the_workers(cloud):
+    cloud.script('script.json', ACTIVE | {'tpu-vm describe': [[0, 'tpu READY HEALTHY']]} | states('running'))
+    shown = cloud.call('status', *WHERE).stdout.splitlines()
+    assert shown == ['tpu ACTIVE', 'tpu READY HEALTHY', 'host-0: running', 'host-1: running']
+    cloud.script('script.json', {'describe': [[0, 'WAITING_FOR_RESOURCES']]})
+    assert cloud.call('status', *WHERE).stdout == 'tpu WAITING_FOR_RESOURCES\n'
+
+
+def test_logs_follow_one_worker(cloud):
+    cloud.call('logs', *WHERE, '--slices=2', '--slice=1', '--worker=3')
+    [call] = cloud.calls()
+    assert call['arguments'][3:] == ['ssh', 'tpu-1', *IN, '--quiet', '--worker=3',
+                                     '--command=tail -n 100 -F grpo_jax_run/log']
+
+
+def test_delete_asks_unless_told(cloud):
+    assert cloud.call('delete', *WHERE, stdin='n\n').returncode == 1
+    assert cloud.call('delete', *WHERE).returncode == 1
+    assert not cloud.calls()
+    for how in ({'stdin': 'y\n'}, {}):
+        assert cloud.call('delete', *WHERE, *([] if how else ['--yes']), **how).returncode == 0
+    assert [call['arguments'] for call in cloud.calls()] == [
+        ['compute', 'tpus', 'queued-resources', 'delete', 'tpu', *IN, '--force', '--quiet']] * 2
+
+
+COMMANDS = {'create': ['create', '--accelerator-type=v4-8'], 'setup': ['setup'], 'run': RUN, 'keep': KEEP,
+            'status': ['status'], 'logs': ['logs'], 'stop': ['stop'], 'delete': ['delete']}
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_dry_run_prints_what_would_be_called_and_calls_nothing(cloud, name):
+    command = COMMANDS[name]
+    real = cloud.call(command[0], *WHERE, '--slices=2', '--dry-run', *command[1:])
+    assert real.returncode == 0, real.stderr
+    assert not cloud.calls() and not (cloud.folder / 'cache').exists()
+    printed = real.stdout.replace('\ngcloud ', '\0gcloud ').split('\0')
+    assert all(shlex.split(line)[:3] == ['gcloud', 'compute', 'tpus'] for line in printed)
+    if name in ('run', 'create', 'stop', 'delete'):  # the others ask, and depend on the answers
+        script = ACTIVE if name == 'create' else {}
+        cloud.script('script.json', script)
+        cloud.call(command[0], *WHERE, '--slices=2', '--yes', *command[1:])
+        called = [['gcloud', *call['arguments']] for call in cloud.calls()]
+        assert sorted(map(shlex.split, printed)) == sorted(called)
+
+
+WRONG = {
+    'no command': [], 'unknown command': ['launch'], 'unknown option': ['stop', *WHERE, '--nodes=2'],
+    'stray word': ['run', *WHERE, 'python'], 'no value': ['stop', '--name=a', '--zone'],
+    'no name': ['stop', '--zone=us-east5-a'], 'bad name': ['stop', '--name=My_tpu', '--zone=us-east5-a'],
+    'no zone': ['stop', '--name=tpu'], 'a region': ['stop', '--name=tpu', '--zone=us-east5'],
+    'no type': ['create', *WHERE], 'bad type': ['create', *WHERE, '--accelerator-type=v6e'],
+    'gpu': ['create', *WHERE, '--accelerator-type=h100-8'], 'slices': ['stop', *WHERE, '--slices=0'],
+    'no slice': ['logs', *WHERE, '--slice=1'], 'worker': ['logs', *WHERE, '--worker=all'],
+    'grace': ['stop', *WHERE, '--grace=1m'], 'no workdir': ['run', *WHERE, '--', '--config=a'],
+    'workdir': ['run', *WHERE, '--workdir=runs/x', '--', '--config=a'],
+    'bucket alone': ['run', *WHERE, '--workdir=gs://bucket', '--', '--config=a'],
+    'cache': [*RUN[:2], *WHERE, '--cache=/tmp', *RUN[2:]], 'data': [*RUN[:2], *WHERE, '--data=/tmp', *RUN[2:]],
+    'cache in the workdir': [*RUN[:2], *WHERE, '--cache=gs://bucket/runs/x', *RUN[2:]],
+    'no config': [*RUN[:2], *WHERE], 'two workdirs': [*RUN[:2], *WHERE, *RUN[2:], '--workdir=gs://bucket/y'],
+    'keep without type': [*RUN[:2], '--keep', *WHERE, *RUN[2:]], 'keep elsewhere': ['stop', '--keep', *WHERE],
+    'restarts': [*KEEP[:4], *WHERE, '--max-restarts=-1', *KEEP[4:]], 'arguments elsewhere': ['stop', *WHERE, '--', 'x'],
+}
+
+
+@pytest.mark.parametrize('name', WRONG)
+def test_wrong_arguments_are_refused_before_anything_is_called(cloud, name):
+    done = cloud.call(*WRONG[name])
+    assert done.returncode == 2
+    assert done.stderr.startswith('usage: ') and '\nerror: ' in done.stderr
+    assert not cloud.calls()
+
+
+def test_shellcheck_finds_nothing():
+    scripts = ['local.sh', 'test.sh', 'tpu_vm.sh', 'worker.sh', 'gke/render.sh']  # -x: and what they source
+    beside = os.path.join(os.path.dirname(sys.executable), 'shellcheck')
+    shellcheck = beside if os.path.exists(beside) else shutil.which('shellcheck')
+    assert shellcheck, 'no shellcheck: install .[test]'
+    done = subprocess.run([shellcheck, '-x', *(f'launch/{name}' for name in scripts)], cwd=ROOT, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stdout
