@@ -56,6 +56,25 @@ def ours(case):
     return lambda: jax.block_until_ready(engine(params, batch, jax.random.key(7), 0, limit=lengths))
 
 
+class Words:
+    """Ids as words; no id ends a text."""
+
+    def encode(self, text, **_):
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids, **_):
+        return ' '.join(str(int(i)) for i in ids)
+
+    def bos_id(self):
+        return 0
+
+    def eos_id(self):
+        return 512
+
+    def pad_id(self):
+        return 513
+
+
 def tunix(case):
     """A callable that samples once with tunix.generate.sampler.Sampler."""
     import dataclasses
@@ -65,24 +84,6 @@ def tunix(case):
     import numpy as np
     from tunix.generate import sampler
     from tunix.models.qwen2 import model
-
-    class Words:
-        """Ids as words; no id ends a text."""
-
-        def encode(self, text, **_):
-            return [int(word) for word in text.split()]
-
-        def decode(self, ids, **_):
-            return ' '.join(str(int(i)) for i in ids)
-
-        def bos_id(self):
-            return 0
-
-        def eos_id(self):
-            return 512
-
-        def pad_id(self):
-            return 513
 
     names = {field.name for field in dataclasses.fields(model.ModelConfig)}
     tied = {name: False for name in ('use_tied_embedding', 'weight_tying') if name in names}
@@ -136,12 +137,12 @@ def work(name, case):
 
 
 class Worker:
-    """One of the three in a process of its own, pinned to one core."""
+    """One of the three in a process of its own, pinned to one core, that runs a benchmark's file as its worker."""
 
-    def __init__(self, python, name, case):
+    def __init__(self, python, name, case, file=__file__):
         environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'OMP_NUM_THREADS': '1'}
         self._process = subprocess.Popen(
-            [python, os.path.abspath(__file__), f'--worker={name}', f'--case={json.dumps(case)}'], env=environment,
+            [python, os.path.abspath(file), f'--worker={name}', f'--case={json.dumps(case)}'], env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self._answer('ready')
 

@@ -179,7 +179,7 @@ def metrics(algorithm, logprobs, entropy, experience):
         'logprob_change_better': mean(log_ratio, better),
         'logprob_change_worse': mean(log_ratio, worse),
         'sampler_gap_mean': mean(gap),
-        'sampler_gap_p99': jnp.nan_to_num(jnp.nanquantile(jnp.where(mask, gap, jnp.nan), 0.99)),
+        'sampler_gap_p99': rows.quantile(gap, mask, 0.99),
         'sampler_gap_max': jnp.max(gap),
         'sampler_ess': jnp.square(mean(rho)) / jnp.maximum(mean(jnp.square(rho)), 1e-30),
         'correction_mean': mean(pieces.call(algorithm.correction, data)),

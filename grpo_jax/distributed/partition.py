@@ -2,6 +2,7 @@
 
 Rows are cut over data and fsdp, columns over context, heads, mlp and vocabulary over tensor. Each layer's weights are
 gathered along fsdp when it comes to them, and their gradients scattered; keys and values are gathered along context.
+To the embedding and the head, which are larger than their tokens' vectors, it is the tokens that travel along fsdp.
 """
 import jax
 import jax.numpy as jnp
@@ -50,11 +51,11 @@ def layout(c, mesh):
 
         return on_devices(look_up, (_spec(c, 'embed'), TOKENS), TOKENS)(table, tokens)
 
+    parts = _parts(c, mesh)
+
     def head(function, weights, *arrays):
         def own(weights, *arrays):
-            gathered = {name: jax.lax.all_gather(w, 'fsdp', axis=_spec(c, name).index('fsdp'), tiled=True)
-                        for name, w in weights.items()}
-            return function(gathered, *arrays, 'tensor')
+            return function({name: _by_vocabulary(w, _spec(c, name)) for name, w in weights.items()}, *arrays, parts)
 
         columns = arrays[0].shape[1]
         padding = -columns % mesh.shape['context']
@@ -64,6 +65,34 @@ def layout(c, mesh):
         return jax.tree.map(lambda x: x[:, :columns], found)
 
     return transformer.Layout(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
+
+
+def _by_vocabulary(w, spec):
+    """A device's part of a matrix cut over tensor and fsdp, with its vocabulary cut over both, and its width whole."""
+    vocabulary, width = spec.index('tensor'), spec.index('fsdp')
+    parts = jax.lax.axis_size('fsdp')
+    padding = [(0, 0), (0, 0)]
+    padding[vocabulary] = (0, -w.shape[vocabulary] % parts)
+    return jax.lax.all_to_all(jnp.pad(w, padding), 'fsdp', split_axis=vocabulary, concat_axis=width, tiled=True)
+
+
+def _parts(c, mesh):
+    """transformer.Parts of heads whose vocabulary is cut over tensor and fsdp; tokens are gathered along fsdp."""
+    axes = 'tensor', 'fsdp'
+    of_tensor = c.vocab_size // mesh.shape['tensor']
+
+    def own(x):
+        size = x.shape[0] // mesh.shape['fsdp']
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index('fsdp') * size, size)
+
+    def span(size):
+        start = jax.lax.axis_index('fsdp') * size  # the last part may be shorter
+        return jax.lax.axis_index('tensor') * of_tensor + start, jnp.clip(of_tensor - start, 0, size)
+
+    return transformer.Parts(
+        everyone=lambda x: jax.lax.all_gather(x, 'fsdp', tiled=True), own=own,
+        total=lambda x: jax.lax.psum(x, axes), highest=lambda x: jax.lax.pmax(x, axes),
+        most=lambda x: jax.lax.pmax(x, 'fsdp'), span=span)
 
 
 def _spec(c, name):

@@ -27,47 +27,46 @@ def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, en
 
     temperature 0 means greedy sampling, whose logprobs are those at temperature 1.
     """
-    def of_tokens(weights, hidden, targets, wanted, vocabulary):
+    def of_tokens(weights, hidden, targets, wanted, parts):
         shape, count = targets.shape, targets.size
         size = min(chunk, count)
         # the tokens that are wanted first, so that whole chunks of padding are skipped
         asked = wanted.reshape(-1)
         rank = jnp.where(asked, jnp.cumsum(asked) - 1, jnp.sum(asked) + jnp.cumsum(~asked) - 1)
         order = jnp.full(count + -count % size, count).at[rank].set(jnp.arange(count)).reshape(-1, size)
+        chunks = -(-parts.most(jnp.sum(asked)) // size)
 
         @jax.checkpoint
-        def head(places):
+        def head(chunk):
+            index, places = chunk
             taken = [x.reshape(count, *x.shape[2:]).at[places].get(mode='fill', fill_value=0)
                      for x in (hidden, targets, wanted)]
-            found = jax.lax.cond(jnp.any(taken[2]), of_chunk, lambda *_: (jnp.zeros(size), jnp.zeros(size)), *taken[:2])
+            found = jax.lax.cond(index < chunks, of_chunk, lambda *_: (jnp.zeros(size), jnp.zeros(size)), *taken[:2])
             return [jnp.where(taken[2], x, 0.0) for x in found]
 
         def of_chunk(hidden, targets):
-            logits = transformer.unembed(weights, hidden, c) / (temperature or 1.0)
-            return _picked_and_entropy(logits, targets, vocabulary, entropy_gradient)
+            logits = transformer.unembed(weights, parts.everyone(hidden), c) / (temperature or 1.0)
+            found = _picked_and_entropy(logits, parts.everyone(targets), parts, entropy_gradient)
+            return tuple(map(parts.own, found))
 
-        return tuple(x.reshape(-1)[rank].reshape(shape) for x in jax.lax.map(head, order))
+        found = jax.lax.map(head, (jnp.arange(len(order)), order))
+        return tuple(x.reshape(-1)[rank].reshape(shape) for x in found)
 
     return layout.head(of_tokens, transformer.head_weights(params, c), hidden, targets, wanted)
 
 
-def _picked_and_entropy(logits, targets, vocabulary, entropy_gradient):
+def _picked_and_entropy(logits, targets, parts, entropy_gradient):
     """(logprob of each target, entropy), each f32[n], of logits f32[n, V], or of this device's part of V."""
-    if vocabulary is None:
-        def over_parts(x):
-            return x
-        highest, first = jnp.max(logits, -1), 0
-    else:
-        def over_parts(x):
-            return jax.lax.psum(x, vocabulary)
-        highest = jax.lax.pmax(jax.lax.stop_gradient(jnp.max(logits, -1)), vocabulary)
-        first = jax.lax.axis_index(vocabulary) * logits.shape[-1]
-    highest = jax.lax.stop_gradient(highest)
-    total = highest + jnp.log(over_parts(jnp.sum(jnp.exp(logits - highest[:, None]), -1)))
-    logprobs = logits - total[:, None]
+    first, count = parts.span(logits.shape[-1])
+    inside = True if isinstance(count, int) else jnp.arange(logits.shape[-1]) < count
+    highest = jax.lax.stop_gradient(parts.highest(jax.lax.stop_gradient(
+        jnp.max(logits, -1, where=inside, initial=-jnp.inf))))
+    exponents = jnp.where(inside, logits - highest[:, None], 0.0)
+    total = highest + jnp.log(parts.total(jnp.sum(jnp.where(inside, jnp.exp(exponents), 0.0), -1)))
+    logprobs = jnp.where(inside, logits - total[:, None], 0.0)
     places = (targets - first)[:, None]
-    inside = (places >= 0) & (places < logits.shape[-1])
-    picked = jnp.take_along_axis(logprobs, jnp.where(inside, places, 0), -1)
+    here = (places >= 0) & (places < count)
+    picked = jnp.take_along_axis(logprobs, jnp.where(here, places, 0), -1)
     visible = logprobs if entropy_gradient else jax.lax.stop_gradient(logprobs)
-    return (over_parts(jnp.sum(jnp.where(inside, picked, 0.0), -1)),
-            -over_parts(jnp.sum(jnp.exp(visible) * visible, -1)))
+    surprise = jnp.where(inside, jnp.exp(visible) * visible, 0.0)
+    return parts.total(jnp.sum(jnp.where(here, picked, 0.0), -1)), -parts.total(jnp.sum(surprise, -1))

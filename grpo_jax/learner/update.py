@@ -34,28 +34,28 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
     head = dict(temperature=temperature, chunk=chunk, remat=remat, layout=layout,
                 entropy_gradient=algorithm.needs_entropy_gradient)
 
-    def loss_of(params, part):
+    def loss_of(compute, part):
         microbatch, prepared = part
-        compute = jax.tree.map(lambda p: p.astype(dtype), params)
         logprobs, entropy = completion_logprobs(compute, microbatch.rollout, c, **head)
         losses = algorithms.token_losses(algorithm, logprobs, entropy, microbatch, prepared, coefficients)
         return jnp.sum(prepared['weights'] * losses), (logprobs, entropy)
 
     def gradient(params, minibatch, of_plan):
+        # cast once, not in each microbatch; the gradients of a cast are casts, so these sum to the parameters' own
+        compute = jax.tree.map(lambda p: p.astype(dtype), params)
         prepared = algorithms.prepare(algorithm, minibatch)
 
-        def packed_loss_of(params, cells):
-            compute = jax.tree.map(lambda p: p.astype(dtype), params)
+        def packed_loss_of(compute, cells):
             found = packing.completion_logprobs(compute, minibatch.rollout, cells, c, sizes, **head)
             microbatch = packing.only(minibatch, found[2])
             losses = algorithms.token_losses(algorithm, *found[:2], microbatch, prepared, coefficients)
             return jnp.sum(jnp.where(found[2], prepared['weights'] * losses, 0.0)), found
 
         if of_plan is None:
-            loss, grads, seen = descent.accumulate(loss_of, params, (minibatch, prepared), microbatches=microbatches,
+            loss, grads, seen = descent.accumulate(loss_of, compute, (minibatch, prepared), microbatches=microbatches,
                                                    together=together)
         else:
-            loss, grads, seen = packing.accumulate(packed_loss_of, params, minibatch, of_plan)
+            loss, grads, seen = packing.accumulate(packed_loss_of, compute, minibatch, of_plan)
         return loss, grads, algorithms.metrics(algorithm, *seen, minibatch)
 
     params, opt_state, skipped, found = descent.descend(state.params, state.opt_state, experience, gradient, optimizer,

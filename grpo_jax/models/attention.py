@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+AT_ONCE = 512    # queries whose weights exist at once, recomputed in the backward pass, where there are more
 MASKED = -2e38  # finite, so that a row without any allowed key yields a mean and not NaN
 
 
@@ -33,7 +34,17 @@ def attend(q, k, v, visible, first=0):
     """
     if isinstance(visible, Packed):
         return _attend_packed(q, k, v, visible, first)
-    return _softmax_attention(q, k, v, causal(visible, first, q.shape[1]))
+    if q.shape[1] <= AT_ONCE or q.shape[1] % AT_ONCE:
+        return _softmax_attention(q, k, v, causal(visible, first, q.shape[1]))
+
+    @jax.checkpoint
+    def of_some(some):
+        start, queries = some
+        return _softmax_attention(queries, k, v, causal(visible, first + start, AT_ONCE))
+
+    starts = jnp.arange(0, q.shape[1], AT_ONCE)
+    found = jax.lax.map(of_some, (starts, q.reshape(len(q), -1, AT_ONCE, *q.shape[2:]).swapaxes(0, 1)))
+    return found.swapaxes(0, 1).reshape(q.shape)
 
 
 def _softmax_attention(q, k, v, allowed):
@@ -92,9 +103,12 @@ def _attend_packed(q, k, v, packed, first):
     def flat(x):
         return x.reshape(rows * blocks, *x.shape[2:])
 
-    out = _softmax_attention(q.reshape(rows * blocks, block, *q.shape[2:]),
-                             *(flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v)), flat(allowed)[:, None])
-    return out.reshape(q.shape)
+    inputs = (q.reshape(rows * blocks, block, *q.shape[2:]),
+              *(flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v)), flat(allowed)[:, None])
+    if q.shape[1] <= AT_ONCE:
+        return _softmax_attention(*inputs).reshape(q.shape)
+    one = jax.checkpoint(lambda inputs: _softmax_attention(*(x[None] for x in inputs))[0])
+    return jax.lax.map(one, inputs, batch_size=max(1, AT_ONCE // block)).reshape(q.shape)
 
 
 def rope_frequencies(head_dim, theta, scaling):

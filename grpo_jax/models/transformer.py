@@ -53,6 +53,17 @@ def _same(x):
     return x
 
 
+class Parts(NamedTuple):
+    """How devices share the head's work: each has some tokens and a part of the vocabulary; alone, all of both."""
+
+    everyone: Callable = _same   # arrays of a device's tokens -> those of all devices that share the vocabulary
+    own: Callable = _same        # the inverse
+    total: Callable = _same      # the sum over the parts of the vocabulary
+    highest: Callable = _same    # the maximum over them
+    most: Callable = _same       # the maximum over the devices that share the vocabulary
+    span: Callable = lambda size: (0, size)  # (first id, number of ids) of a part that has room for `size`
+
+
 class Layout(NamedTuple):
     """What a forward pass does where its values are cut over several devices; the default is for one."""
 
@@ -60,9 +71,8 @@ class Layout(NamedTuple):
     weights: Callable = _same            # a layer's weights -> the same, whole where they are multiplied
     hidden: Callable = _same             # [B, T, D] -> the same, cut by rows and columns
     attend: Callable = attention.attend
-    # (function, head's weights, arrays [B, T, ...]) -> function of each device's tokens and part of the vocabulary,
-    # the last argument naming the mesh axis that cuts the vocabulary, None: it is whole
-    head: Callable = lambda function, weights, *arrays: function(weights, *arrays, None)
+    # (function, head's weights, arrays [B, T, ...]) -> function(weights, *arrays, Parts) on each device
+    head: Callable = lambda function, weights, *arrays: function(weights, *arrays, Parts())
 
 
 ALONE = Layout()

@@ -1,0 +1,205 @@
+"""CPU-seconds of a whole GRPO iteration beside Tunix's and TRL's trainers: rollout, rewards, update.
+
+python -m benchmarks.iteration --tunix=PYTHON --trl=PYTHON [--repeats=3] [--only=equal]
+
+As benchmarks.peers: the same model shape, float32, one pinned thread, interleaved iterations, and no completion that
+ends early at a peer, since theirs end when the longest does. No reference policy, AdamW, one update of all rows, a
+reward in Python. The time of an iteration is that between two calls of the reward.
+"""
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+CASES = {
+    'equal': dict(prompts=8, group=8, queries=64, mean=128, most=128),
+    'long-tailed': dict(prompts=8, group=8, queries=64, mean=100, most=512),
+}
+
+
+class Gate:
+    """A reward that reports the CPU-seconds since its last call, and waits for a line before it returns."""
+
+    WARM = 3  # iterations that compile
+
+    def __init__(self):
+        self._calls, self._begun = 0, 0.0
+
+    def __call__(self, completions):
+        spent = time.process_time() - self._begun
+        self._calls += 1
+        if self._calls >= self.WARM:
+            print('ready' if self._calls == self.WARM else f'seconds {spent}', file=sys.__stdout__, flush=True)
+            if not sys.stdin.readline():
+                os._exit(0)  # the trainers have no other way to end in the middle
+        self._begun = time.process_time()
+        return [sum(token % 2 for token in tokens) / len(tokens) for tokens in completions]
+
+
+def ours(case):
+    """Iterates for ever."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from benchmarks.rollout import MODEL
+    from configs import default
+    from grpo_jax import algorithms, sampler
+    from grpo_jax.distributed import mesh, placement
+    from grpo_jax.learner.experience import make_experience
+    from grpo_jax.models import transformer
+    from grpo_jax.types import Prompts
+    prompts, group, queries, most = case['prompts'], case['group'], case['queries'], case['most']
+    shapes, one = placement.Shapes(prompts, group, queries, most), mesh.make({})
+    method = algorithms.make(default.get_config('dr_grpo').algorithm)
+    engine = placement.make_sampler(
+        MODEL, one, shapes, sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0), {},
+        dtype='float32', cache_dtype='float32', weights_dtype='float32', budget=0, ahead=False)
+    learner = placement.make_learner(
+        MODEL, method, optax.adamw(1e-5), one, shapes, dtype=jnp.float32, epochs=1, minibatches=1, microbatches=1,
+        chunk=1024, remat=False, temperature=1.0, pack_columns=case['columns'], pack_rows=case['rows'])
+    state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL))
+    rng, lengths, reward = np.random.default_rng(1), np.asarray(case['lengths'], np.int32), Gate()
+    while True:
+        tokens = jnp.asarray(rng.integers(3, MODEL.vocab_size, (prompts, queries)), jnp.int32)
+        batch = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(prompts, dtype=jnp.int32))
+        rollout = engine(state.params, batch, jax.random.key(7), int(state.step), limit=lengths)
+        found = np.asarray(rollout.tokens[:, queries:])
+        rewards = np.array(reward([row[:n].tolist() for row, n in zip(found, lengths, strict=True)]))
+        rewards = rewards.reshape(prompts, group)
+        experience, _ = make_experience(method, state.aux, rollout, rewards, learner.score(state, rollout),
+                                        jnp.asarray, dead=algorithms.dead_groups(rewards))
+        state, _ = jax.block_until_ready(learner.update(state, experience))
+
+
+def tunix(case):
+    """Trains for ever with tunix.rl.grpo.grpo_learner.GRPOLearner."""
+    import dataclasses
+
+    from flax import nnx
+    import jax
+    import numpy as np
+    import optax
+    from tunix.models.qwen2 import model
+    from tunix.rl import rl_cluster
+    from tunix.rl.grpo import grpo_learner
+    from tunix.rl.rollout import base_rollout
+
+    from benchmarks.peers import Words
+    names = {field.name for field in dataclasses.fields(model.ModelConfig)}
+    tied = {name: False for name in ('use_tied_embedding', 'weight_tying') if name in names}
+    config = model.ModelConfig(num_layers=4, vocab_size=512, embed_dim=256, hidden_dim=1024, num_heads=4, head_dim=64,
+                               num_kv_heads=2, rope_theta=10_000, norm_eps=1e-6, **tied)
+    one = jax.make_mesh((1, 1), ('fsdp', 'tp'), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    roles, iterations = rl_cluster.Role, 10 ** 6
+    cluster = rl_cluster.RLCluster(
+        actor=model.Qwen2(config, rngs=nnx.Rngs(0)), reference=model.Qwen2(config, rngs=nnx.Rngs(0)),
+        tokenizer=Words(),
+        cluster_config=rl_cluster.ClusterConfig(
+            role_to_mesh=dict.fromkeys((roles.ACTOR, roles.REFERENCE, roles.ROLLOUT), one), rollout_engine='vanilla',
+            offload_to_cpu=False,
+            training_config=rl_cluster.RLTrainingConfig(actor_optimizer=optax.adamw(1e-5), max_steps=iterations,
+                                                        eval_every_n_steps=10 ** 9),
+            rollout_config=base_rollout.RolloutConfig(
+                max_tokens_to_generate=case['most'], max_prompt_length=case['queries'],
+                kv_cache_size=case['queries'] + case['most'], temperature=1.0, top_p=1.0, top_k=None)))
+    gate = Gate()
+
+    def reward(prompts, completions, **_):
+        return gate([[int(word) for word in text.split()] for text in completions])
+
+    learner = grpo_learner.GRPOLearner(cluster, reward_fns=reward, algo_config=grpo_learner.GRPOConfig(
+        num_generations=case['group'], num_iterations=1, beta=0.0, epsilon=0.2))
+    rng = np.random.default_rng(1)
+
+    def batches():
+        while True:
+            ids = rng.integers(1, 512, (case['prompts'], case['queries']))
+            yield {'prompts': np.array([' '.join(map(str, row)) for row in ids])}
+
+    with one:
+        learner.train(batches())
+
+
+def trl(case):
+    """Trains for ever with trl.GRPOTrainer."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows = case['prompts'] * case['group']
+    words = ['<pad>', '<s>', '</s>', '<unk>', *(f'w{i}' for i in range(508))]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unk>'))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token='<pad>', bos_token='<s>', eos_token='</s>',
+                                        unk_token='<unk>', padding_side='left')
+    texts = [' '.join(f'w{int(i)}' for i in torch.randint(0, 508, (case['queries'],))) for _ in range(64)]
+    config = Qwen2Config(vocab_size=512, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
+                         tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    gate = Gate()
+
+    def reward(completion_ids, **_):
+        return gate(completion_ids)
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = GRPOConfig(
+            output_dir=folder, per_device_train_batch_size=rows, num_generations=case['group'],
+            max_completion_length=case['most'], gradient_accumulation_steps=1, max_steps=10 ** 6, learning_rate=1e-5,
+            use_cpu=True, bf16=False, gradient_checkpointing=False, report_to='none', save_strategy='no', beta=0.0,
+            temperature=1.0, generation_kwargs={'suppress_tokens': [2]}, disable_tqdm=True)
+        GRPOTrainer(model=Qwen2ForCausalLM(config).float(), reward_funcs=reward, args=arguments,
+                    train_dataset=Dataset.from_dict({'prompt': texts}), processing_class=tokenizer).train()
+
+
+def main():
+    """The command, and the worker that it starts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--tunix')
+    parser.add_argument('--trl')
+    parser.add_argument('--repeats', type=int, default=3)
+    parser.add_argument('--only', default='')
+    parser.add_argument('--worker')
+    parser.add_argument('--case', type=json.loads)
+    arguments = parser.parse_args()
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if arguments.worker:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        sys.stdout = sys.stderr  # what the trainers print is not an answer
+        {'ours': ours, 'tunix': tunix, 'trl': trl}[arguments.worker](arguments.case)
+        return
+    from benchmarks import environment, peers
+
+    print(environment.describe())
+    for name, case in CASES.items():
+        if arguments.only not in name:
+            continue
+        case = case | {'lengths': peers.lengths_of(case).tolist()}
+        # equal: a group is a packed row; long-tailed: rows of four prompts with their completions
+        full = case['queries'] + case['group'] * case['most']
+        case |= dict(columns=full, rows=8) if name == 'equal' else dict(columns=1024, rows=1)
+        pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
+        workers = {peer: peers.Worker(python, peer, case, __file__) for peer, python in pythons.items() if python}
+        seconds = {peer: [] for peer in workers}
+        for _ in range(arguments.repeats):
+            for peer, worker in workers.items():
+                seconds[peer].append(worker.run())
+        for worker in workers.values():
+            worker.close()
+        found = {peer: statistics.median(values) for peer, values in seconds.items()}
+        print(f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
+              f'{sum(case["lengths"]) / len(case["lengths"]):.0f} max {case["most"]}: '
+              + ', '.join(f'{peer} {value:.2f}' for peer, value in found.items()) + ' CPU-s an iteration; '
+              + ', '.join(f'{value / found["ours"]:.2f} x {peer}' for peer, value in found.items() if peer != 'ours'),
+              flush=True)
+
+
+if __name__ == '__main__':
+    main()
