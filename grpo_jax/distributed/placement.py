@@ -46,10 +46,11 @@ def make_sampler(c, mesh, shapes, sampling, tables, **options):
     return rollouts.make_engine(c, mesh, shapes, sampling, tables, **options)
 
 
-def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, **learning):
+def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, ahead=True, **learning):
     """Learner of an algorithm; learning holds the other arguments of learner.update.
 
     collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what collect keeps between steps.
+    ahead=False compiles programs when they are first called.
 
     BadInput when minibatches, microbatches and mesh do not divide the batch.
     """
@@ -97,7 +98,8 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
     shape = jax.eval_shape(initial, params)
     layout = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh)
     learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
-    return _compiled(initial, score, update, shape, layout, abstract_experience(shapes, rows, columns, learned), mesh)
+    return _compiled(initial, score, update, shape, layout, abstract_experience(shapes, rows, columns, learned), mesh,
+                     ahead)
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
@@ -128,13 +130,13 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
     return _compiled(initial, score, update, shape, layout, abstract_experience(shapes, rows, 1, ('returns',)), mesh)
 
 
-def _compiled(initial, score, update, shape, layout, experience, mesh):
+def _compiled(initial, score, update, shape, layout, experience, mesh, ahead=True):
     """Learner of functions; shape is the abstract TrainState that initial makes, layout its shardings."""
     state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, layout)
     return Learner(
         initial=jax.jit(initial, out_shardings=layout),
-        score=compile_(score, state, experience.rollout, out_shardings=sharding.rows(mesh)),
-        update=compile_(update, state, experience, donate_argnums=0,
+        score=compile_(score, state, experience.rollout, ahead=ahead, out_shardings=sharding.rows(mesh)),
+        update=compile_(update, state, experience, ahead=ahead, donate_argnums=0,
                         out_shardings=(layout, sharding.replicated(mesh))),
         state=state)
 
