@@ -304,13 +304,19 @@ def replica_groups(attributes, devices):
     if iota:
         shape, dims, order = ([int(n) for n in part.split(',')] if part else None for part in iota.groups())
         return np.arange(devices).reshape(dims).transpose(order).reshape(shape).tolist()
-    # mesh['a'=1,'b'=4] {'b'}: devices in order of a grid, groups along the named axes
-    grid = re.search(r"replica_groups=mesh\[([\w'=,]+)\] \{([\w',]+)\}", attributes)
+    # mesh['a'=1,'b'=4] {'b'}: devices in order of a grid, groups along the named axes; with device_ids=([2,8]T(1,0)),
+    # in the order of those
+    grid = re.search(r"replica_groups=mesh\[([\w'=,]+)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? "
+                     r"\{([\w',]+)\}", attributes)
     if grid:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", grid[1]))
-        axes = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", grid[2])]
+        axes = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", grid[4])]
         others = [i for i in range(len(sizes)) if i not in axes]
-        places = np.arange(devices).reshape([int(n) for n in sizes.values()]).transpose(others + axes)
+        order = np.arange(devices)
+        if grid[2]:
+            order = order.reshape([int(n) for n in grid[2].split(',')])
+            order = order.transpose([int(n) for n in grid[3].split(',')]) if grid[3] else order
+        places = order.reshape([int(n) for n in sizes.values()]).transpose(others + axes)
         return places.reshape(-1, math.prod(places.shape[len(others):])).tolist()
     if 'replica_groups={}' in attributes:
         return [list(range(devices))]

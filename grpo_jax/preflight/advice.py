@@ -1,4 +1,5 @@
 """What to change in a config that does not fit: candidates by arithmetic, the first that fits by compiling it."""
+import logging
 import math
 from typing import NamedTuple
 
@@ -37,7 +38,9 @@ def advise(verdict, *, cache, progress, told):
     """
     base, tries = verdict, 0
     for candidate in candidates(verdict.plan):
+        logging.disable(logging.WARNING)  # what the config made it warn of has been said
         found = sized(verdict.plan, candidate, base)
+        logging.disable(logging.NOTSET)
         if found is None:
             continue
         candidate, plan = found

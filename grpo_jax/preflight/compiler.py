@@ -1,8 +1,8 @@
 """Compiles programs for absent devices, on all cores, and keeps what was read off them in a cache folder."""
 import concurrent.futures
+import gzip
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import os
 import re
@@ -14,7 +14,6 @@ import jax
 import rich.console
 import rich.progress
 
-from grpo_jax import checkpoint
 from grpo_jax.distributed import flops, hlo
 
 FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment that changes what the compiler does
@@ -23,7 +22,7 @@ FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment that changes what the c
 class Measured(NamedTuple):
     """What is known of a compiled program; bytes and operations are those of one device in one run of it."""
 
-    seconds: float        # of compiling
+    seconds: float        # of compiling, beside others
     cached: bool
     arguments: int
     outputs: int          # that do not take an argument's place
@@ -53,63 +52,72 @@ def measure(jobs, mesh, *, topology, slices, cache, progress):
             traced = job.trace()
             operations, unknown = flops.count(traced.jaxpr, job.turns)
             lowered = traced.lower()
-            key = key_of(lowered.as_text(), topology, slices, job.text_turns)
+            key = key_of(lowered.as_text(), topology, slices)
             if key not in compiled:
-                compiled[key] = pool.submit(read_or_compile, key, lowered, mesh.size, slices, job.text_turns, cache)
+                compiled[key] = pool.submit(read_or_compile, key, lowered, cache)
             results.append((job, compiled[key], operations / mesh.size, unknown))
         for future in concurrent.futures.as_completed(compiled.values()):
             done += 1
             job = next(job for job, other, *_ in results if other is future)
-            progress(job.name, future.result(), done, len(compiled))
-    return [_measured(future.result(), operations, unknown) for _, future, operations, unknown in results]
+            progress(job.name, future.result()[0], done, len(compiled))
+    found = []
+    for job, future, operations, unknown in results:
+        fields, text = future.result()
+        moved = movement(text, mesh.size, slices, job.text_turns)
+        found.append(Measured(**fields | moved | {'flops': operations, 'unknown': unknown + moved['unknown']}))
+    return found
 
 
-def _measured(found, operations, unknown):
-    return Measured(**found | {'flops': operations, 'unknown': unknown + found['unknown']})
-
-
-def key_of(text, topology, slices, turns):
-    """The name under which results lie in the cache: everything that they depend on, hashed."""
+def key_of(text, topology, slices):
+    """The name under which a program lies in the cache: everything that it depends on, hashed."""
     versions = [importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'libtpu')]
-    flags = [os.environ.get(name, '') for name in FLAGS]
-    parts = [text, topology, slices, turns, versions, flags, inspect.getsource(hlo), inspect.getsource(compile_)]
+    parts = [text, topology, slices, versions, [os.environ.get(name, '') for name in FLAGS]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def read_or_compile(key, lowered, devices, slices, turns, cache):
-    """Fields of Measured from the cache, or from compiling, into it."""
-    path = os.path.join(cache, f'{key}.json')
+def read_or_compile(key, lowered, cache):
+    """(bytes and seconds, fields of Measured; compiled text) from the cache, or from compiling, into it."""
+    path = os.path.join(cache, f'{key}.json.gz')
     if os.path.exists(path):
-        with open(path, encoding='utf8') as file:
-            return json.load(file) | {'cached': True}
-    found = compile_(lowered, devices, slices, turns)
+        with gzip.open(path, 'rt', encoding='utf8') as file:
+            found, text = json.load(file)
+        return found | {'cached': True}, text
+    found, text = compile_(lowered)
     os.makedirs(cache, exist_ok=True)
-    checkpoint.write_json(path, found)
-    return found | {'cached': False}
+    with gzip.open(f'{path}.writing', 'wt', encoding='utf8') as file:
+        json.dump((found, text), file)
+    os.replace(f'{path}.writing', path)
+    return found | {'cached': False}, text
 
 
-def compile_(lowered, devices, slices, turns):
-    """Fields of Measured but `cached` and `flops`."""
+def compile_(lowered):
+    """What read_or_compile finds; the text is '' of a program that the compiler refuses."""
     begun = time.monotonic()
-    empty = dict(arguments=0, outputs=0, temporaries=0, peak=0, traffic=0.0, within={}, across={}, unknown=0, refused=0)
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error) or 'hbm' not in str(error).lower():
             raise
-        return empty | {'seconds': time.monotonic() - begun, 'refused': needed(str(error))}
-    seconds, memory, text = time.monotonic() - begun, compiled.memory_analysis(), compiled.as_text()
+        return {'seconds': time.monotonic() - begun, 'refused': needed(str(error)), 'arguments': 0, 'outputs': 0,
+                'temporaries': 0, 'peak': 0}, ''
+    memory = compiled.memory_analysis()
+    return {'seconds': time.monotonic() - begun, 'refused': 0, 'arguments': memory.argument_size_in_bytes,
+            'outputs': memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            'temporaries': memory.temp_size_in_bytes, 'peak': getattr(memory, 'peak_memory_in_bytes', 0),
+            }, compiled.as_text()
+
+
+def movement(text, devices, slices, turns):
+    """Fields of Measured that are read off the compiled text."""
+    if not text:
+        return {'traffic': 0.0, 'within': {}, 'across': {}, 'unknown': 0}
     traffic, within, across = hlo.Traffic(text), {}, {}
     moved = traffic.of_program(turns)
     for found in hlo.collectives(text, devices, turns):
         per = devices // slices  # data, the first axis of the mesh, goes over the slices
         kind = across if any(len({place // per for place in group}) > 1 for group in found.groups) else within
         kind[found.op] = kind.get(found.op, 0.0) + found.bytes
-    return empty | dict(
-        seconds=seconds, arguments=memory.argument_size_in_bytes, temporaries=memory.temp_size_in_bytes,
-        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        peak=getattr(memory, 'peak_memory_in_bytes', 0), traffic=moved, within=within, across=across,
-        unknown=traffic.unknown)
+    return {'traffic': moved, 'within': within, 'across': across, 'unknown': traffic.unknown}
 
 
 def needed(message):

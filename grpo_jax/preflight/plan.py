@@ -195,8 +195,8 @@ def jobs_of(plan):
 def sampler_jobs(engine, phase, state, params):
     """([Job], {'weights', 'book', 'cache'} in bytes) of an engine's programs that need most memory.
 
-    All sizes of a wave but the largest need less; of an evaluation's only the largest prefill and decode programs
-    count, as the others are like those of the rollout. state and params are bytes of one device.
+    All sizes of a wave but the largest need less. Of an evaluation's, only the largest decode program counts: the
+    others differ from those of the rollout by the number of rows. state and params are bytes of one device.
     """
     wanted, (weights, book, waves) = engine.programs.traced(engine.visit_largest)
     plan = engine.plan
@@ -218,7 +218,7 @@ def sampler_jobs(engine, phase, state, params):
             turns = (plan.segment, *(chunk.k.shape[1] for chunk in (wave.cache.prompt, *wave.cache.chunks)))
         elif kind != 'reopen':  # what these read is among what is alive
             alive, arguments = state + sum(held.values()), False
-        if phase == 'rollout' or kind == 'open' or (kind == 'decode' and runs):
+        if phase == 'rollout' or (kind == 'decode' and runs):
             jobs.append(Job(f'{phase}: {name}', phase, lambda traced=traced: traced, alive, arguments,
                             runs * (phase == 'rollout'), turns, turns[:1] + turns[2:]))
     return jobs, held

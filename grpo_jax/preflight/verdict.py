@@ -4,6 +4,8 @@ from typing import NamedTuple
 from grpo_jax.preflight import compiler
 from grpo_jax.preflight import plan as plans
 
+PHASES = ('start', 'cold start', 'rollout', 'score', 'update', 'evaluation')
+
 
 class Verdict(NamedTuple):
     """A plan and what its compiled programs need."""
@@ -21,10 +23,9 @@ class Verdict(NamedTuple):
     @property
     def phases(self):
         """{phase: (bytes in use at most, name of the program that runs then)}."""
-        found = {}
-        for job, size in zip(self.jobs, self.totals, strict=True):
-            found[job.phase] = max(found.get(job.phase, (0, '')), (size, job.name))
-        return found
+        runs = list(zip(self.jobs, self.totals, strict=True))
+        return {phase: max((size, job.name) for job, size in runs if job.phase == phase)
+                for phase in PHASES if any(job.phase == phase for job, _ in runs)}
 
     @property
     def peak(self):
