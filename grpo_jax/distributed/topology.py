@@ -15,6 +15,7 @@ import jax
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType
 
+from grpo_jax.distributed import mesh as meshes
 from grpo_jax.distributed.mesh import AXES
 from grpo_jax.errors import BadInput
 
@@ -44,12 +45,11 @@ def mesh(name, section, slices=1):
     if math.prod(shape) != len(found):
         raise BadInput('mesh', dict(section), f'has {math.prod(shape)} devices and {name} has {len(found)}; '
                        f'choose sizes of {", ".join(AXES)} whose product is that')
-    auto = (AxisType.Auto,) * len(AXES)  # as in mesh.make
     if slices == 1:
-        return jax.make_mesh(shape, AXES, devices=found, axis_types=auto)
+        return meshes.over(found, shape)
     if shape[0] % slices:
         raise BadInput('mesh.data', shape[0], f'must be a multiple of the {slices} slices, so that only data crosses '
                        f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}')
     over_slices = (slices,) + (1,) * (len(AXES) - 1)
     placed = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), over_slices, devices=found)
-    return jax.sharding.Mesh(placed, AXES, axis_types=auto)
+    return jax.sharding.Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))

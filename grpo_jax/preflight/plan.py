@@ -45,6 +45,7 @@ class Job(NamedTuple):
     trace: Callable                   # () -> jax.stages.Traced
     alive: int                        # bytes on a device beside the program's results and temporaries
     arguments: bool = True            # whether its arguments come on top of these
+    holds: tuple[str, ...] = ('state',)  # what is among all of it, of state and the names in jobs_of's sizes
     runs: float = 0                   # a step; 0: a variant of another one, or not in every step
     turns: tuple[int, ...] = ()       # of loops whose text does not tell, the most: over steps, blocks of the prompt,
                                       # blocks of each chunk
@@ -182,18 +183,19 @@ def jobs_of(plan):
                            runs=1))
     if ex.config.supervised.steps:
         _, cold = supervised.make_learner(ex)
-        jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0))
+        jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
     reads = algorithm.source in collect.READ_FROM_DATA
     found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout', state, of_params)
     jobs += found
     for engine in evaluate.samplers(ex, ex.config.evaluation.samples):
         if engine is not plan.engine:
-            jobs += sampler_jobs(engine, 'evaluation', state, of_params)[0]
+            jobs += [job._replace(holds=('state', 'weights'))  # its cache is another one
+                     for job in sampler_jobs(engine, 'evaluation', state, of_params)[0]]
     return jobs, held
 
 
 def sampler_jobs(engine, phase, state, params):
-    """([Job], {'weights', 'book', 'cache'} in bytes) of an engine's programs that need most memory.
+    """([Job], bytes of weights, book and cache by name) of an engine's programs that need most memory.
 
     All sizes of a wave but the largest need less. Of an evaluation's, only the largest decode program counts: the
     others differ from those of the rollout by the number of rows. state and params are bytes of one device.
@@ -207,9 +209,9 @@ def sampler_jobs(engine, phase, state, params):
     decoding, jobs = iter(zip(waves, sizes, strict=True)), []
     for name, traced in wanted.items():
         kind, runs, turns = name.split()[0], 0, ()
-        alive, arguments = state, True
+        alive, arguments, holds = state, True, ('state', *held)
         if kind == 'weights':
-            alive, runs = state - params, 1
+            alive, runs, holds = state - params, 1, ('state', 'weights')
         elif kind == 'open':
             runs = times
         elif kind == 'decode':
@@ -219,6 +221,6 @@ def sampler_jobs(engine, phase, state, params):
         elif kind != 'reopen':  # what these read is among what is alive
             alive, arguments = state + sum(held.values()), False
         if phase == 'rollout' or (kind == 'decode' and runs):
-            jobs.append(Job(f'{phase}: {name}', phase, lambda traced=traced: traced, alive, arguments,
+            jobs.append(Job(f'{phase}: {name}', phase, lambda traced=traced: traced, alive, arguments, holds,
                             runs * (phase == 'rollout'), turns, turns[:1] + turns[2:]))
     return jobs, held

@@ -85,14 +85,13 @@ def _collectives(found):
 def phases_table(verdict):
     """Table of what lives at the same time."""
     table = _table('In use at the same time, GiB of one chip', [
-        'phase', 'state', 'sampler\'s weights', 'cache and book', 'the rest', 'sum', 'free', 'most during'])
-    state, memory = verdict.plan.state_bytes()[0], verdict.plan.chip.memory
+        'phase', 'state', 'sampler\'s weights', 'book', 'cache', 'the rest', 'sum', 'free', 'most during'])
+    sizes = {'state': verdict.plan.state_bytes()[0]} | verdict.held
     for phase, (size, name) in verdict.phases.items():
-        samples = phase in ('rollout', 'evaluation')
-        weights = verdict.held['weights'] * samples
-        cache = (verdict.held['cache'] + verdict.held['book']) * (phase == 'rollout')
-        table.add_row(phase, *(f'{n / GIB:.2f}' for n in (state, weights, cache, size - state - weights - cache, size)),
-                      f'{1 - size / memory:.0%}', name)
+        job = next(job for job in verdict.jobs if job.name == name)
+        parts = [sizes[part] * (part in job.holds) for part in sizes]
+        table.add_row(phase, *(f'{n / GIB:.2f}' for n in (*parts, size - sum(parts), size)),
+                      f'{1 - size / verdict.plan.chip.memory:.0%}', name)
     return table
 
 
