@@ -76,7 +76,7 @@ def compare(name, case, repeats):
     seconds, results = environment.interleaved(runs, repeats)
     gap = max(jax.tree.leaves(jax.tree.map(lambda x, y: float(jnp.max(jnp.abs(x - y))), *results.values())))
     assert gap < 1e-5, gap
-    plan = learners['packed'].update.plan(experience.rollout)
+    plan = learners['packed'].update.extra(None, experience)
     text = int(np.sum(plan.cells >= 0))
     computed = int(np.max(plan.count)) * case['rows'] * case['columns']
     counted = 0

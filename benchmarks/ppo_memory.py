@@ -14,11 +14,12 @@ os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JA
 import jax
 import jax.numpy as jnp
 
-from benchmarks.tpu_decode import MODELS
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.distributed import placement, topology
+from grpo_jax.distributed import placement, programs, topology
 from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.models import hf
+from grpo_jax.preflight import plan as plans
 
 SHAPES = placement.Shapes(prompts=32, group_size=8, queries=256, tokens=1024)
 
@@ -33,15 +34,16 @@ def main():
     mesh = topology.mesh(arguments.topology, {'data': 1, 'fsdp': devices, 'tensor': 1})
     config = default.get_config()
     optimizer = optimizers.make(config.optimizer, 100)
+    c = hf.load_config(os.path.join(plans.MODELS, 'Qwen2.5-0.5B'))
     print(f'jax {jax.__version__}, {arguments.topology}, MiB of one device; state: weights, moments, reference, critic')
     for preset in arguments.presets.split(','):
         began = time.monotonic()
         method = algorithms.make(default.get_config(preset).algorithm)
         learner = placement.make_learner(
-            MODELS['0.5b'][0], method, optimizer, mesh, SHAPES, dtype=jnp.bfloat16, epochs=1, minibatches=1,
+            c, method, optimizer, mesh, SHAPES, dtype=jnp.bfloat16, epochs=1, minibatches=1,
             microbatches=8, chunk=1024, remat=True, temperature=1.0, critic_optimizer=optimizer, value_clip=0.2)
         memory = learner.update.memory
-        state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(learner.state)) / devices
+        state = programs.device_bytes(learner.state)
         print(f'{preset:8} state {state / 2**20:7.0f}  arguments {memory.argument_size_in_bytes / 2**20:7.0f}  '
               f'temporaries {memory.temp_size_in_bytes / 2**20:7.0f}  '
               f'compiled in {time.monotonic() - began:.0f} s', flush=True)

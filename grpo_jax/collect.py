@@ -52,7 +52,7 @@ class Collector:
     def __init__(self, ex, section, shapes):
         self._ex, self._section, self._shapes = ex, section, shapes
         self._again = section['dead_groups'] in ('resample', 'replay')
-        self._keeps = self._again and section['max_staleness'] > 0
+        self._keeps = _keeps(section)
         _check(section, ex.scorer)
         fields = READ_FROM_DATA.get(section['source'])
         self._imitates = fields is not None
@@ -72,15 +72,7 @@ class Collector:
 
     def aux(self):
         """ShapeDtypeStructs of what lies in TrainState.aux, zeros at the start."""
-        prompts, count = self._shapes.prompts, len(self._dataset.examples)
-        found = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
-        if self._section['retire_above']:
-            found |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
-        if self._keeps:
-            numbers = jax.ShapeDtypeStruct((prompts,), jnp.int32)
-            found['kept'] = {'rollout': placement.abstract_rollout(self._shapes, None), 'index': numbers,
-                             'since': numbers, 'filled': numbers}
-        return found
+        return aux_of(self._section, self._shapes, len(self._dataset.examples))
 
     def __call__(self, state, progress):
         """(Draw, TrainState) of a step; progress is called as the sampler says."""
@@ -180,6 +172,23 @@ class Collector:
             jax.tree.map(lambda full, x, rows=rows: full.__setitem__(rows, x), zeros['rollout'], group.rollout)
             zeros['index'][slot], zeros['since'][slot], zeros['filled'][slot] = places[group.example.id], group.since, 1
         return jax.tree.map(jnp.asarray, zeros)
+
+
+def aux_of(section, shapes, count):
+    """ShapeDtypeStructs of what a Collector of `count` examples has in TrainState.aux."""
+    found = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
+    if section['retire_above']:
+        found |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
+    if _keeps(section):
+        numbers = jax.ShapeDtypeStruct((shapes.prompts,), jnp.int32)
+        found['kept'] = {'rollout': placement.abstract_rollout(shapes, None), 'index': numbers, 'since': numbers,
+                         'filled': numbers}
+    return found
+
+
+def _keeps(section):
+    """Whether groups are kept from step to step."""
+    return section['dead_groups'] in ('resample', 'replay') and section['max_staleness'] > 0
 
 
 def _check(section, scorer):

@@ -53,7 +53,12 @@ def make(ex, samples, split='test'):
             raise BadInput(name, value, 'must be at least 1')
     dataset = ex.load(split)
     dataset = data.pick(dataset, data.spread(len(dataset.examples), ex.config.evaluation.prompts))
-    return Evaluator(ex, split, dataset, ex.sampler(1, temperature=0.0), ex.sampler(samples), samples)
+    return Evaluator(ex, split, dataset, *samplers(ex, samples), samples)
+
+
+def samplers(ex, samples):
+    """(greedy sampler of one completion a prompt, sampler of `samples` of them) of an experiment."""
+    return ex.sampler(1, temperature=0.0), ex.sampler(samples)
 
 
 def evaluate(evaluator, params):

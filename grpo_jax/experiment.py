@@ -11,6 +11,7 @@ from grpo_jax import checkpoint, data, reference, rewards, sampler
 from grpo_jax.distributed import mesh as meshes
 from grpo_jax.distributed import placement, sharding
 from grpo_jax.errors import BadInput
+from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.models import hf, transformer
 from grpo_jax.sampler import stops
 
@@ -32,6 +33,7 @@ class Experiment(NamedTuple):
     scorer: rewards.Scorer
     samplers: dict            # built so far, by what sets them apart
 
+    ahead = True              # programs are compiled when they are made
     @property
     def dtype(self):
         """The dtype of computation."""
@@ -62,25 +64,39 @@ class Experiment(NamedTuple):
             rollout = self.config.rollout
             shapes = self.shapes(self.config.data.prompts_per_step, group_size)
             self.samplers[which] = placement.make_sampler(
-                self.c, self.mesh, shapes, self.sampling(**changes), self._automata(), dtype=self.dtype,
+                self.c, self.mesh, shapes, self.sampling(**changes), self.automata(), dtype=self.dtype,
                 cache_dtype=rollout.cache_dtype or self.dtype, weights_dtype=rollout.weights_dtype or self.dtype,
-                budget=int(rollout.cache_gib * 2 ** 30))
+                budget=int(rollout.cache_gib * 2 ** 30), ahead=self.ahead)
         return self.samplers[which]
 
-    def _automata(self):
+    def learner(self, algorithm, shapes, collected):
+        """The placement.Learner of the run; collected is what collect keeps in the state."""
+        config = self.config
+        updates = config.steps * config.learner.epochs * config.learner.minibatches
+        return placement.make_learner(
+            self.c, algorithm, optimizers.make(config.optimizer, updates), self.mesh, shapes, collected=collected,
+            critic_optimizer=optimizers.make(config.critic, updates), value_clip=config.algorithm.value_clip,
+            **self.learning())
+
+    def automata(self):
         """Tables of sampler.stops for the strings that end a completion or its thinking."""
+        strings = self.end_strings()
+        texts = stops.bytes_of_tokens(self.tokenizer, self.c.vocab_size) if strings else ()
+        return {name: stops.table(wanted, texts) for name, wanted in strings.items()}
+
+    def end_strings(self):
+        """Strings that end a completion ('stop') and its thinking, where there are any."""
         rollout = self.config.rollout
         strings = {'stop': rollout.stop_strings, 'thinking': (rollout.thinking_end,) * (rollout.thinking_tokens > 0)}
-        texts = stops.bytes_of_tokens(self.tokenizer, self.c.vocab_size) if any(strings.values()) else ()
-        return {name: stops.table(wanted, texts) for name, wanted in strings.items() if wanted}
+        return {name: wanted for name, wanted in strings.items() if wanted}
 
     def learning(self, **changes):
         """The options of placement.make_learner, from config.learner."""
         learner = self.config.learner
         return dict(epochs=learner.epochs, minibatches=learner.minibatches, microbatches=learner.microbatches,
                     pack_columns=learner.pack_columns, pack_rows=learner.pack_rows, chunk=learner.chunk,
-                    remat=learner.remat, temperature=self.config.rollout.temperature,
-                    dtype=self.dtype) | changes
+                    remat=learner.remat, temperature=self.config.rollout.temperature, dtype=self.dtype,
+                    ahead=self.ahead) | changes
 
     def load(self, split):
         """The Dataset of a split."""
@@ -102,10 +118,7 @@ def enter(config, workdir, folder=None, functions=None):
     check(config)
     folder = folder or hf.find(config.model.path)
     c, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
-    columns = config.data.max_prompt_tokens + config.rollout.max_tokens
-    if columns > hf.context_length(folder):
-        raise BadInput('data.max_prompt_tokens + rollout.max_tokens', columns, 'is beyond the model\'s context of '
-                       f'{hf.context_length(folder)} positions; lower one')
+    check_context(config, folder)
     if len(tokenizer) > c.vocab_size:
         raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {c.vocab_size}')
     mesh = meshes.make(config.mesh)
@@ -115,6 +128,14 @@ def enter(config, workdir, folder=None, functions=None):
     scorer = rewards.make(config.reward, config.rollout.max_tokens, functions)
     _fits_workdir(config, workdir)
     return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, scorer, {})
+
+
+def check_context(config, folder):
+    """BadInput when prompts and completions are longer than the model in the folder can read."""
+    columns, most = config.data.max_prompt_tokens + config.rollout.max_tokens, hf.context_length(folder)
+    if columns > most:
+        raise BadInput('data.max_prompt_tokens + rollout.max_tokens', columns,
+                       f'is beyond the model\'s context of {most} positions; lower one')
 
 
 def check(config):

@@ -9,9 +9,7 @@ import numpy as np
 import rich.progress
 from tensorboardX import SummaryWriter
 
-# bytes a second of a device's main memory, by what its kind's name holds; makers' figures
-BANDWIDTH = {'v5 lite': 819e9, 'v5e': 819e9, 'v5p': 2765e9, 'v5': 2765e9, 'v6': 1640e9, 'H200': 4800e9, 'H100': 3350e9,
-             'A100': 2039e9}
+from grpo_jax.distributed import chips
 
 
 class Writer:
@@ -107,9 +105,9 @@ def speed_of_sampler(engine):
         return {}
     stats = engine.stats
     found = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
-    bandwidth = next((rate for name, rate in BANDWIDTH.items() if name in engine.device_kind), None)
-    if bandwidth:
-        found['sampler/roofline'] = stats.bytes_read / bandwidth / stats.seconds
+    chip = chips.of(engine.device_kind)
+    if chip:
+        found['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
     return found
 
 

@@ -34,10 +34,7 @@ def run(config, workdir):
     if not config.supervised.steps:
         raise BadInput('supervised.steps', 0, 'nothing to do; set the number of updates')
     ex = experiment.enter(config, workdir)
-    shapes = ex.shapes(config.supervised.batch, 1)
-    optimizer = optimizers.make(config.supervised.optimizer, config.supervised.steps)
-    learning = ex.learning(epochs=1, minibatches=1, microbatches=1, temperature=1.0)
-    learner = placement.make_learner(ex.c, SFT, optimizer, ex.mesh, shapes, **learning)
+    shapes, learner = make_learner(ex)
     dataset, completions = demonstrations(ex)
 
     def experience(step):
@@ -47,6 +44,14 @@ def run(config, workdir):
         return Experience(rollout, ones, ones[:, 0], None, None, np.arange(shapes.prompts, dtype=np.int32))
 
     return loop(ex, learner, experience, 'cold start')
+
+
+def make_learner(ex):
+    """(placement.Shapes of an update, placement.Learner) of an experiment's supervised training."""
+    shapes = ex.shapes(ex.config.supervised.batch, 1)
+    optimizer = optimizers.make(ex.config.supervised.optimizer, ex.config.supervised.steps)
+    learning = ex.learning(epochs=1, minibatches=1, microbatches=1, temperature=1.0)
+    return shapes, placement.make_learner(ex.c, SFT, optimizer, ex.mesh, shapes, **learning)
 
 
 def loop(ex, learner, experience, title):

@@ -21,7 +21,6 @@ from grpo_jax import (
 )
 from grpo_jax.distributed import placement, programs
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
 
@@ -34,15 +33,11 @@ def run(config, workdir, algorithm=None, functions=None):
     """
     ex = experiment.enter(config, workdir, functions=functions)
     algorithm = algorithm or algorithms.make(config.algorithm)
-    shapes = _shapes(ex, algorithm)
-    updates = config.steps * config.learner.epochs * config.learner.minibatches
+    shapes = shapes_of(ex, algorithm)
     put = functools.partial(placement.put_rows, mesh=ex.mesh)
 
     collector = collect.Collector(ex, config.algorithm, shapes)
-    learner = placement.make_learner(
-        ex.c, algorithm, optimizers.make(config.optimizer, updates), ex.mesh, shapes, collected=collector.aux(),
-        critic_optimizer=optimizers.make(config.critic, updates), value_clip=config.algorithm.value_clip,
-        **ex.learning())
+    learner = ex.learner(algorithm, shapes, collector.aux())
     evaluator = evaluate.make(ex, config.evaluation.samples)
 
     checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
@@ -92,7 +87,7 @@ def run(config, workdir, algorithm=None, functions=None):
     return state
 
 
-def _shapes(ex, algorithm):
+def shapes_of(ex, algorithm):
     """Sizes of a step; BadInput, or a warning, for what the algorithm cannot do with them."""
     config, prompts, group = ex.config, ex.config.data.prompts_per_step, ex.config.rollout.group_size
     if algorithm.source in collect.READ_FROM_DATA:  # as many rows, of more prompts

@@ -1,5 +1,5 @@
 """8 fake CPU devices, set before jax is imported; where the real inputs are; Qwen's tokenizer; a tiny model."""
-import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -26,6 +26,9 @@ def pytest_terminal_summary(terminalreporter):
     if not os.path.isdir(DATA):
         terminalreporter.write_line(f'NO REAL INPUTS: GRPO_JAX_DATA={DATA} is not a folder; tests on real data were '
                                     'skipped', red=True, bold=True)
+    if importlib.util.find_spec('libtpu') is None:
+        terminalreporter.write_line('NO TPU COMPILER: libtpu is not installed; nothing was compiled for TPUs', red=True,
+                                    bold=True)
 
 
 @pytest.fixture(scope='session')

@@ -36,7 +36,8 @@ def count(jaxpr, turns=()):
         if name == 'scan':
             return params['length'] * sum(map(of, inner))
         if name == 'shard_map':
-            return math.prod(params['mesh'].shape[axis] for axis in params['manual_axes']) * sum(map(of, inner))
+            axes = params.get('newly_manual_axes', params.get('manual_axes'))  # by the version of jax
+            return math.prod(params['mesh'].shape[axis] for axis in axes) * sum(map(of, inner))
         if name == 'pallas_call':
             return math.prod(params['grid_mapping'].grid) * sum(map(of, inner))
         return sum(map(of, inner))

@@ -1,5 +1,6 @@
 """The device mesh: axes data, fsdp, context, tensor."""
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 import numpy as np
 
@@ -19,5 +20,15 @@ def make(section):
     if wanted > len(devices):
         raise BadInput('mesh', dict(section), f'needs {wanted} devices and {len(devices)} are here; '
                        'lower an axis so that the product fits')
+    return over(devices[:wanted], shape)
+
+
+def over(devices, shape):
+    """jax Mesh of that shape over devices, which lie in it as they lie in the torus of a TPU slice."""
     # Auto: make_mesh's newer default, Explicit, refuses embedding look-ups with sharded tokens
-    return jax.make_mesh(shape, AXES, devices=devices[:wanted], axis_types=(AxisType.Auto,) * len(AXES))
+    auto = (AxisType.Auto,) * len(AXES)
+    try:
+        return jax.make_mesh(shape, AXES, devices=devices, axis_types=auto)
+    except NotImplementedError:  # an axis is not the product of sides of the torus, like 2 in 4x4x4
+        placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return jax.sharding.Mesh(placed, AXES, axis_types=auto)

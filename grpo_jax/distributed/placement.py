@@ -53,11 +53,13 @@ def make_sampler(c, mesh, shapes, sampling, tables, **options):
 
 
 def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, pack_columns=0, pack_rows=1,
-                 **learning):
+                 ahead=True, **learning):
     """Learner of an algorithm; learning holds the other arguments of learner.update.
 
     collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what collect keeps between steps.
-    With pack_columns, microbatches are pack_rows packed rows of that length on each device.
+    With pack_columns, microbatches are pack_rows packed rows of that length on each device. ahead=False compiles
+    programs when they are first called.
+
 
     BadInput when minibatches, microbatches and mesh do not divide the batch, or packed rows are too short.
     """
@@ -111,7 +113,7 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
     learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
     plan = sizes and functools.partial(_plan, sizes=sizes, mesh=mesh, minibatches=learning['minibatches'])
     return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, columns, learned), mesh,
-                     plan)
+                     ahead, plan)
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
@@ -143,36 +145,19 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
     return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, 1, ('returns',)), mesh)
 
 
-class Planned:
-    """A Program whose last argument is a plan of its batch, made on the host when it is called."""
-
-    def __init__(self, program, plan):
-        self.hash = program.hash
-        self.plan = plan
-        self._program = program
-
-    def __call__(self, state, batch):
-        return self._program(state, batch, self.plan(getattr(batch, 'rollout', batch)))
-
-    @property
-    def memory(self):
-        """The Program's."""
-        return self._program.memory
-
-
-def _compiled(initial, score, update, shape, lies, experience, mesh, plan=None):
+def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True, plan=None):
     """Learner of functions; shape is the abstract TrainState that initial makes, lies its shardings.
 
-    plan(rollout) is the packing.Plan that score and update take too, if any.
+    plan(state, batch) is the packing.Plan that score and update take too, if any.
     """
     state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, lies)
-    plans = [plan(experience.rollout)] if plan else []
-    score = compile_(score, state, experience.rollout, *plans, out_shardings=sharding.rows(mesh))
-    update = compile_(update, state, experience, *plans, donate_argnums=0,
-                      out_shardings=(lies, sharding.replicated(mesh)))
-    if plan:
-        score, update = Planned(score, plan), Planned(update, plan)
-    return Learner(initial=jax.jit(initial, out_shardings=lies), score=score, update=update, state=state)
+    options = dict(ahead=ahead, extra=plan or None)
+    return Learner(
+        initial=jax.jit(initial, out_shardings=lies),
+        score=compile_(score, state, experience.rollout, out_shardings=sharding.rows(mesh), **options),
+        update=compile_(update, state, experience, donate_argnums=0,
+                        out_shardings=(lies, sharding.replicated(mesh)), **options),
+        state=state)
 
 
 def _packing(mesh, shapes, columns, rows, whole_groups):
@@ -188,8 +173,9 @@ def _packing(mesh, shapes, columns, rows, whole_groups):
     return found
 
 
-def _plan(rollout, *, sizes, mesh, minibatches):
-    """packing.Plan of a Rollout on the mesh; abstract of an abstract one."""
+def _plan(_, batch, *, sizes, mesh, minibatches):
+    """packing.Plan on the mesh of a Rollout or an Experience; abstract of an abstract one."""
+    rollout = getattr(batch, 'rollout', batch)
     lies = packing.Plan(NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context')),
                         sharding.replicated(mesh))
     if isinstance(rollout.prompt_mask, jax.ShapeDtypeStruct):

@@ -1,5 +1,7 @@
 """Compiled programs: each is compiled once, for fixed shapes, and refuses others by name."""
+import functools
 import hashlib
+import math
 import os
 
 import jax
@@ -11,14 +13,28 @@ from grpo_jax.models import transformer
 
 
 class Program:
-    """A compiled function to call, and the hash of its lowered text, which tells two runs' programs apart."""
+    """A function for fixed shapes, traced when that is asked for, compiled by `compile` or when it is first called."""
 
-    def __init__(self, function, digest):
-        self.hash = digest
-        self._function = function
+    def __init__(self, trace, function=None, extra=None):
+        self.extra = extra  # (*arguments) -> a last argument, made on the host at every call
+        self.hash = ''  # of the lowered text, which tells two runs' programs apart
+        self._trace, self._function = trace, function
 
     def __call__(self, *arguments):
-        return self._function(*arguments)
+        if self.extra:
+            arguments = *arguments, self.extra(*arguments)
+        return (self._function or self.compile()._function)(*arguments)
+
+    @functools.cached_property
+    def traced(self):
+        """The jax.stages.Traced."""
+        return self._trace()
+
+    def compile(self):
+        """Itself, compiled."""
+        lowered = self.traced.lower()
+        self.hash, self._function = hashed(lowered.as_text()), lowered.compile()
+        return self
 
     @property
     def memory(self):
@@ -26,20 +42,27 @@ class Program:
         return self._function.memory_analysis()
 
 
-def compile_(function, *arguments, **options):
+def compile_(function, *arguments, ahead=True, extra=None, **options):
     """Program of function for arguments like these (arrays or ShapeDtypeStructs); options are jit's.
 
-    Under `jax.disable_jit()` the function is returned as it is, to be stepped through.
+    ahead=False leaves compiling for later; extra(*arguments) makes a last argument on the host, or its shape. Under
+    `jax.disable_jit()` the function is called as it is, to be stepped through.
     """
     if jax.config.jax_disable_jit:
-        return Program(function, '')
-    return compile_traced(jax.jit(function, **options).trace(*arguments))
+        return Program(None, function, extra)
+    shapes = (*arguments, extra(*arguments)) if extra else arguments
+    program = Program(lambda: jax.jit(function, **options).trace(*shapes), extra=extra)
+    return program.compile() if ahead else program
 
 
 def compile_traced(traced):
     """Program of a traced function."""
-    lowered = traced.lower()
-    return Program(lowered.compile(), hashed(lowered.as_text()))
+    return Program(lambda: traced).compile()
+
+
+def device_bytes(tree):
+    """Bytes on one device of arrays, or abstract ones, with shardings."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def hashed(text):

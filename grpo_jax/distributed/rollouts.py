@@ -38,7 +38,7 @@ def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weight
                 segment=None, ahead=True):
     """sampler.engine.Engine for `shapes` on the mesh, with every program that a rollout can reach compiled.
 
-    sampling is a sampler.Sampling; tables are its automata (sampler.stops), {} without any. dtype is that of
+    sampling is a sampler.Sampling; tables are its automata (sampler.stops), perhaps abstract. dtype is that of
     computation, cache_dtype and weights_dtype may be int8 instead; budget is bytes of cache a device, 0: unlimited.
     block and segment replace the platform's. ahead=False compiles programs when they are first needed.
     """
@@ -62,7 +62,10 @@ class Programs:
     def __init__(self, c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, block):
         self.shards = int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
         self._c, self._mesh, self._shapes, self._sampling = c, mesh, shapes, sampling
-        self._tables = jax.device_put(tables, sharding.replicated(mesh))
+        everywhere = sharding.replicated(mesh)
+        self._tables = {name: programs.abstract(table.shape, table.dtype, everywhere)
+                        if isinstance(table, jax.ShapeDtypeStruct) else jax.device_put(table, everywhere)
+                        for name, table in tables.items()}
         self._dtype, self._weights_dtype = dtype, weights_dtype
         self._cache = dict(block=block, dtype=cache_dtype)
         self._cut_heads = c.kv_heads % mesh.shape['tensor'] == 0
@@ -230,13 +233,18 @@ class Programs:
         count, limit, done = (np.concatenate(parts) for parts, _ in rest)
         return rows, np.concatenate(tokens), count, done | (count >= limit), ~done
 
+    def traced(self, visit):
+        """({name: jax.stages.Traced} of what `visit()` calls, its result); nothing is compiled."""
+        self._wanted = {}
+        result = visit()
+        wanted, self._wanted = self._wanted, None
+        return wanted, result
+
     def compile_all(self, visit):
         """Compiles what `visit()` calls, on all cores, and prints the list."""
-        self._wanted = {}
-        visit()
-        wanted, self._wanted = self._wanted, None
+        wanted, _ = self.traced(visit)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            self._compiled = dict(zip(wanted, pool.map(lambda job: job(), wanted.values()), strict=True))
+            self._compiled = dict(zip(wanted, pool.map(programs.compile_traced, wanted.values()), strict=True))
         print(f'sampler: {len(wanted)} programs: {"; ".join(wanted)}', file=sys.stderr)
 
     def _per_shard(self, function, in_specs, out_specs):
@@ -246,7 +254,7 @@ class Programs:
                              axis_names=set(ROW_AXES), check_vma=False)
 
     def _call(self, name, function, *arguments, donate=(), layout=None):
-        """The program's result; while compile_all visits, only the result's shapes."""
+        """The program's result; while `traced` visits, only the result's shapes."""
         if jax.config.jax_disable_jit:
             return function(*arguments)
         if self._wanted is None and name in self._compiled:
@@ -259,7 +267,7 @@ class Programs:
         if self._wanted is None:
             self._compiled[name] = programs.compile_traced(traced)
             return self._compiled[name](*arguments)
-        self._wanted[name] = functools.partial(programs.compile_traced, traced)
+        self._wanted[name] = traced
         return jax.tree.map(lambda x, s: programs.abstract(x.shape, x.dtype, s), traced.out_info,
                             layout or jax.tree.map(self._sharding, traced.out_info))
 

@@ -8,29 +8,48 @@ Needs libtpu, and in the environment before jax is imported:
 and on a machine without accelerators JAX_PLATFORMS=cpu. What is compiled for such devices cannot be run;
 its memory_analysis() and as_text() are those of the real device.
 """
+import importlib.util
 import math
 
 import jax
-from jax.experimental import topologies
+from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType
 
+from grpo_jax.distributed import mesh as meshes
 from grpo_jax.distributed.mesh import AXES
 from grpo_jax.errors import BadInput
 
-
-def devices(name):
-    """The devices of a topology, in its order. Count them: some kinds have two a chip."""
-    return topologies.get_topology_desc(platform='tpu', topology_name=name).devices
+# a chip of v4 has two cores; as one device, which is what meshes take, they are a megacore
+OPTIONS = {'v4': {'chip_config_name': 'megacore'}}
 
 
-def mesh(name, section):
+def devices(name, slices=1):
+    """The devices of `slices` slices of a topology, in its order. Count them: some kinds have two a chip."""
+    if importlib.util.find_spec('libtpu') is None:
+        raise BadInput('--topology', name, 'needs the TPU compiler, libtpu; install the extra [tpu]')
+    options = OPTIONS.get(name.partition(':')[0], {}) | ({'num_slices': slices} if slices > 1 else {})
+    try:
+        return topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise BadInput('--topology', name, f'is no slice that libtpu knows ({str(error).splitlines()[0]}); '
+                       'for example v5e:4x4, v5p:4x4x4, v6e:8x8') from None
+
+
+def mesh(name, section, slices=1):
     """jax Mesh over all devices of a topology; section has the sizes of the axes.
 
-    BadInput when these do not multiply to the number of devices.
+    Axis data goes over the slices first. BadInput when the sizes do not multiply to the number of devices, or the
+    slices do not divide data.
     """
-    found, shape = devices(name), tuple(section.get(axis, 1) for axis in AXES)
+    found, shape = devices(name, slices), tuple(section.get(axis, 1) for axis in AXES)
     if math.prod(shape) != len(found):
         raise BadInput('mesh', dict(section), f'has {math.prod(shape)} devices and {name} has {len(found)}; '
-                       'choose sizes whose product is that')
-    # Auto as in mesh.make
-    return jax.make_mesh(shape, AXES, devices=found, axis_types=(AxisType.Auto,) * len(AXES))
+                       f'choose sizes of {", ".join(AXES)} whose product is that')
+    if slices == 1:
+        return meshes.over(found, shape)
+    if shape[0] % slices:
+        raise BadInput('mesh.data', shape[0], f'must be a multiple of the {slices} slices, so that only data crosses '
+                       f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}')
+    over_slices = (slices,) + (1,) * (len(AXES) - 1)
+    placed = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), over_slices, devices=found)
+    return jax.sharding.Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -187,6 +187,40 @@ class Engine:
                         visit(programs.reopen(weights, book, 0, rows, chunks), rows, rows, chunks)
         programs.finish(book)
 
+    def visit_largest(self):
+        """Calls the programs that need most memory: (weights, Book, [Wave that each decode program works on]).
+
+        They decode a fresh wave in all columns that it may reach, the same with as many rows as each further chunk
+        allows, or once halved, and, where rows can be parked, the largest wave of those in all columns.
+        """
+        plan_, programs, waves = self.plan, self.programs, []
+
+        def decode(wave):
+            waves.append(wave)
+            programs.segment(weights, wave, book, 0)
+
+        params, prompts, key = programs.inputs()
+        weights, book = programs.weights(params), programs.new_book(prompts, key, 0, None, None)
+        banks, chunks = plan_.wave_prompts(), 1
+        rows = banks * plan_.group
+        wave = programs.open_groups(weights, book, 0, banks)
+        while chunks < len(plan_.chunks):
+            if not plan_.fits(banks, rows, chunks + 1):
+                decode(wave)
+                banks = rows = plan_.room(rows, chunks + 1)
+                wave = programs.shrink(wave, rows)
+            wave, chunks = programs.grow(wave, chunks), chunks + 1
+        decode(wave)
+        size = next((n for n in plan_.rows if n < rows and plan_.fits(n, n, chunks)), None)
+        if size:
+            decode(programs.shrink(wave, size))
+        every = plan_.prompts * plan_.group
+        if not plan_.fits(plan_.prompts, every, chunks):
+            most = next(n for n in (every, *plan_.rows) if plan_.fits(n, n, chunks))
+            decode(programs.reopen(weights, book, 0, most, chunks))
+        programs.finish(book)
+        return weights, book, waves
+
     def _run(self, weights, book, step, opened, finished, progress):
         plan_, programs, began = self.plan, self.programs, time.monotonic()
         handed = False

@@ -13,8 +13,7 @@ def table(strings, token_bytes):
 
     strings are non-empty; token_bytes has one bytes object a token (see bytes_of_tokens).
     """
-    needles = [string.encode() for string in strings]
-    prefixes = sorted({needle[:n] for needle in needles for n in range(len(needle))}, key=lambda p: (len(p), p))
+    needles, prefixes = [string.encode() for string in strings], _prefixes(strings)
     number = {prefix: i for i, prefix in enumerate(prefixes)}
     found = len(prefixes)
     of_byte = np.full((found + 1, 256), found, np.int32)
@@ -29,6 +28,17 @@ def table(strings, token_bytes):
         tokens = np.flatnonzero(lengths > position)
         result[:, tokens] = of_byte[result[:, tokens], np.array([token_bytes[t][position] for t in tokens])]
     return result
+
+
+def states(strings):
+    """The number of states of the table for these strings."""
+    return len(_prefixes(strings)) + 1
+
+
+def _prefixes(strings):
+    """What may stand before a stop string's last byte, the shortest first."""
+    found = {needle[:n] for needle in (string.encode() for string in strings) for n in range(len(needle))}
+    return sorted(found, key=lambda prefix: (len(prefix), prefix))
 
 
 def bytes_of_tokens(tokenizer, vocab_size):

@@ -1,0 +1,80 @@
+"""Whether a run fits TPUs that are not here, and what it would cost them. Needs the extra [tpu], and no TPU.
+
+    python -m grpo_jax.preflight --config=configs/gsm8k.py --topology=v5e:4x4 [--slices=2] [--json[=FILE]]
+
+Exit status 0: it fits; 1: it does not, and what is printed names settings that do; 2: bad input.
+"""
+import os
+import sys
+
+# before jax is imported; see grpo_jax.distributed.topology
+os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
+
+import json
+
+from absl import flags
+
+from grpo_jax import checkpoint, program
+from grpo_jax.errors import BadInput
+from grpo_jax.preflight import advice, compiler, plan, report, scale, verdict
+
+
+def run(config, topology, *, slices, cache, output, sizes):
+    """The exit status.
+
+    output is '', a file for JSON, or '-' for JSON instead of tables; sizes are numbers of chips to predict for.
+    """
+    shown = output != '-'
+    made = plan.make(config, topology, slices)
+    progress = compiler.Progress()
+    compiling = dict(cache=os.path.expanduser(cache), progress=progress)
+    try:
+        found = verdict.of(made, **compiling)
+        if shown:
+            progress.close()
+            report.show(found)
+        remedy, better = (None, None) if found.fits else advice.advise(found, told=_told, **compiling)
+    finally:
+        progress.close()
+    named = remedy and advice.settings(made, remedy)
+    content = report.as_json(found, remedy and (named, better))
+    if sizes:
+        content['scale'] = scale.predict(found, sizes)
+        if shown:
+            scale.show(content['scale'])
+    if shown and remedy:
+        print(f'\nWith {named} it fits (compiled):')
+        report.show(better)
+    elif shown and not found.fits:
+        print('\nNo setting was found that fits; take a larger topology or chip, or a smaller model')
+    if output == '-':
+        print(json.dumps(content, indent=1))
+    elif output:
+        checkpoint.write_json(output, content)
+    return 0 if found.fits else 1
+
+
+def _told(text):
+    print(f'preflight: {text}', file=sys.stderr, flush=True)
+
+
+def main():
+    """The command."""
+    values = flags.FLAGS
+    try:
+        sizes = [int(n) for n in values.scale.split(',') if n]
+    except ValueError:
+        raise BadInput('--scale', values.scale, 'must be numbers of chips, like 8,16,64') from None
+    sys.exit(run(values.config, values.topology, slices=values.slices, cache=values.cache, output=values.json,
+                 sizes=sizes))
+
+
+if __name__ == '__main__':
+    program.define_flags(workdir=False)
+    flags.DEFINE_string('topology', None, 'Slice to compile for, like v5e:4x4.', required=True)
+    flags.DEFINE_integer('slices', 1, 'Slices of that topology.', lower_bound=1)
+    flags.DEFINE_string('json', '', 'File for the figures; without one they are printed instead of the tables.')
+    flags.DEFINE_string('cache', '~/.cache/grpo_jax/preflight', 'Folder of what was compiled before.')
+    flags.DEFINE_string('scale', '', 'Numbers of chips to predict the step for, like 8,16,64,256,1024.')
+    sys.argv = ['--json=-' if argument == '--json' else argument for argument in sys.argv]
+    program.run(main)

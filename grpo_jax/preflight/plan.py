@@ -1,0 +1,226 @@
+"""The programs of a run on a topology, abstract: what grpo_jax.train would compile there, from the config alone."""
+from collections.abc import Callable
+import json
+import math
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import ROOT, algorithms, collect, evaluate, experiment, rewards, supervised, train
+from grpo_jax.distributed import chips, placement, programs, sharding, topology
+from grpo_jax.distributed.mesh import AXES, ROW_AXES
+from grpo_jax.errors import BadInput
+from grpo_jax.models import hf
+from grpo_jax.sampler import stops
+
+MODELS = os.path.join(ROOT, 'configs', 'models')
+
+
+class Planned(experiment.Experiment):
+    """An Experiment on devices that are not here, perhaps of a model whose weights and tokenizer are not either."""
+
+    ahead = False
+
+    def automata(self):
+        """Abstract tables: their shapes do not depend on the tokenizer."""
+        return {name: jax.ShapeDtypeStruct((stops.states(strings), self.c.vocab_size), jnp.int32)
+                for name, strings in self.end_strings().items()}
+
+
+class Bytes:
+    """Stands in for a tokenizer: the ids are constants of the programs, whose sizes do not depend on them."""
+
+    def encode(self, text, **_):
+        """One id a byte."""
+        return list(text.encode())
+
+
+class Job(NamedTuple):
+    """A program to compile."""
+
+    name: str
+    phase: str                        # of a run: start, cold start, rollout, score, update, evaluation
+    trace: Callable                   # () -> jax.stages.Traced
+    alive: int                        # bytes on a device beside the program's results and temporaries
+    arguments: bool = True            # whether its arguments come on top of these
+    holds: tuple[str, ...] = ('state',)  # what is among all of it, of state and the names in jobs_of's sizes
+    runs: float = 0                   # a step; 0: a variant of another one, or not in every step
+    turns: tuple[int, ...] = ()       # of loops whose text does not tell, the most: over steps, blocks of the prompt,
+                                      # blocks of each chunk
+    text_turns: tuple[int, ...] = ()  # the same without those that the compiled text tells
+
+
+class Plan(NamedTuple):
+    """A run on a topology."""
+
+    config: Any
+    topology: str
+    slices: int
+    ex: Planned
+    chip: chips.Chip
+    algorithm: Any
+    shapes: placement.Shapes
+    learner: placement.Learner
+
+    @property
+    def mesh(self):
+        """Its jax Mesh."""
+        return self.ex.mesh
+
+    @property
+    def engine(self):
+        """The sampler of training, or of evaluation where training reads its completions from the data."""
+        reads = self.algorithm.source in collect.READ_FROM_DATA
+        return self.ex.sampler(self.config.evaluation.samples if reads else self.shapes.group_size)
+
+    def state_bytes(self):
+        """Bytes of the TrainState on a device, and of the parameters among it."""
+        return programs.device_bytes(self.learner.state), programs.device_bytes(self.learner.state.params)
+
+    def row_shards(self):
+        """Devices that the rows of a batch are split over."""
+        return math.prod(self.mesh.shape[axis] for axis in ROW_AXES)
+
+    def microbatch_rows(self):
+        """Rows of a microbatch on a device."""
+        cut = self.config.learner.minibatches * self.config.learner.microbatches
+        return self.shapes.prompts * self.shapes.group_size // cut // self.row_shards()
+
+
+def find_model(path):
+    """The folder of a model, or that of a published model's shape in configs/models."""
+    for folder in (path, os.path.join(ROOT, path)):
+        if path and os.path.isdir(folder):
+            return folder
+    published = os.path.join(MODELS, os.path.basename(path).removesuffix('-Instruct'))
+    return published if path and os.path.isdir(published) else hf.find(path)
+
+
+def make(config, name, slices=1):
+    """Plan of a config on `slices` slices of a topology; BadInput for what cannot work there.
+
+    Where every axis of config.mesh is 1, a mesh over all devices is chosen, and stands in the Plan's config.
+    """
+    experiment.check(config)
+    folder = find_model(config.model.path)
+    c = hf.load_config(folder)
+    experiment.check_context(config, folder)
+    config = with_mesh(config, c, name, len(topology.devices(name, slices)), slices)
+    mesh = topology.mesh(name, config.mesh, slices)
+    chip = chips.of(mesh.devices.flat[0].device_kind)
+    if chip is None:
+        raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
+    sharding.params(c, mesh)  # raises where an axis does not divide
+    with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
+        ends = json.load(file).get('eos_token_id') or 0
+    ends = tuple(ends) if isinstance(ends, list) else (ends,)
+    scorer = rewards.make(config.reward, config.rollout.max_tokens)
+    ex = Planned(config, '', folder, c, Bytes(), ends, ends[0], mesh, scorer, {})
+    algorithm = algorithms.make(config.algorithm)
+    shapes = train.shapes_of(ex, algorithm)
+    learner = ex.learner(algorithm, shapes, collect.aux_of(config.algorithm, shapes, 1))
+    return Plan(config, name, slices, ex, chip, algorithm, shapes, learner)
+
+
+def with_mesh(config, c, name, count, slices):
+    """The config with a mesh of `count` devices: its own, or one along fsdp where all axes are 1."""
+    section = config.mesh
+    wanted = math.prod(section[axis] for axis in AXES)
+    if wanted == count:
+        return config
+    chosen = choose_mesh(config, c, count, slices)
+    if wanted > 1:
+        rest = wanted // section.fsdp  # the nearest: other axes as they are
+        near = dict(section) | {'fsdp': count // rest} if count % rest == 0 else chosen
+        raise BadInput('mesh', dict(section), f'has {wanted} devices and {name} has {count}; the nearest that fits is '
+                       + ' '.join(f'{axis}={near[axis]}' for axis in AXES))
+    return changed(config, {f'mesh.{axis}': size for axis, size in chosen.items()})
+
+
+def choose_mesh(config, c, count, slices):
+    """{axis: size}: data over slices and fsdp within; tensor, and then data, take what rows or width do not divide."""
+    rows = config.data.prompts_per_step
+    batch = rows * config.rollout.group_size // (config.learner.minibatches * config.learner.microbatches)
+    found = meshes(c, count, slices)
+    return next((sizes for sizes in found if not rows % (count // sizes['tensor'])
+                 and not batch % (count // sizes['tensor'])), found[0])
+
+
+def meshes(c, count, slices):
+    """[{axis: size}] of meshes that divide the model, by tensor, which must divide the heads of keys and values."""
+    within, found = count // slices, []
+    for tensor in (n for n in range(1, within + 1) if within % n == 0 and c.kv_heads % n == 0):
+        cut = within // tensor
+        fsdp = max(n for n in range(1, cut + 1) if cut % n == 0 and c.width % n == 0)
+        found.append(dict.fromkeys(AXES, 1) | {'data': count // tensor // fsdp, 'fsdp': fsdp, 'tensor': tensor})
+    return found
+
+
+def changed(config, overrides):
+    """A copy of the config with other values, by dotted key."""
+    config = config.copy_and_resolve_references()
+    for key, value in overrides.items():
+        *path, last = key.split('.')
+        section = config
+        for part in path:
+            section = section[part]
+        section[last] = value
+    return config
+
+
+def jobs_of(plan):
+    """([Job], the slowest to compile first; bytes on a device of the sampler's weights, book and cache, by name)."""
+    ex, algorithm, shapes, learner = plan.ex, plan.algorithm, plan.shapes, plan.learner
+    params = programs.abstract_params(ex.c, ex.mesh)
+    state, of_params = plan.state_bytes()
+    rollout = programs.device_bytes(placement.abstract_rollout(shapes, sharding.rows(ex.mesh)))
+    jobs = [Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
+            Job('learner.initial', 'start', lambda: learner.initial.trace(params), 0)]
+    if algorithm.scored(ex.config.learner.epochs * ex.config.learner.minibatches) or algorithm.needs_values:
+        jobs.insert(1, Job('learner.score', 'score', lambda: learner.score.traced, state + rollout, arguments=False,
+                           runs=1))
+    if ex.config.supervised.steps:
+        _, cold = supervised.make_learner(ex)
+        jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
+    reads = algorithm.source in collect.READ_FROM_DATA
+    found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout', state, of_params)
+    jobs += found
+    for engine in evaluate.samplers(ex, ex.config.evaluation.samples):
+        if engine is not plan.engine:
+            jobs += [job._replace(holds=('state', 'weights'))  # its cache is another one
+                     for job in sampler_jobs(engine, 'evaluation', state, of_params)[0]]
+    return jobs, held
+
+
+def sampler_jobs(engine, phase, state, params):
+    """([Job], bytes of weights, book and cache by name) of an engine's programs that need most memory.
+
+    All sizes of a wave but the largest need less. Of an evaluation's, only the largest decode program counts: the
+    others differ from those of the rollout by the number of rows. state and params are bytes of one device.
+    """
+    wanted, (weights, book, waves) = engine.programs.traced(engine.visit_largest)
+    plan = engine.plan
+    held = {'weights': programs.device_bytes(weights), 'book': programs.device_bytes(book)}
+    sizes = [programs.device_bytes((wave.cache.prompt, wave.cache.chunks)) for wave in waves]
+    held['cache'] = max(sizes)
+    times = plan.prompts // plan.wave_prompts()
+    decoding, jobs = iter(zip(waves, sizes, strict=True)), []
+    for name, traced in wanted.items():
+        kind, runs, turns = name.split()[0], 0, ()
+        alive, arguments, holds = state, True, ('state', *held)
+        if kind == 'weights':
+            alive, runs, holds = state - params, 1, ('state', 'weights')
+        elif kind == 'open':
+            runs = times
+        elif kind == 'decode':
+            wave, size = next(decoding)
+            runs = times * math.ceil(sum(plan.chunks) / plan.segment) if size == max(sizes) else 0
+            turns = (plan.segment, *(chunk.k.shape[1] for chunk in (wave.cache.prompt, *wave.cache.chunks)))
+        elif kind != 'reopen':  # what these read is among what is alive
+            alive, arguments = state + sum(held.values()), False
+        if phase == 'rollout' or (kind == 'decode' and runs):
+            jobs.append(Job(f'{phase}: {name}', phase, lambda traced=traced: traced, alive, arguments, holds,
+                            runs * (phase == 'rollout'), turns, turns[:1] + turns[2:]))
+    return jobs, held

@@ -1,0 +1,65 @@
+"""A prediction for other numbers of chips, from the counts of one compiled plan. Arithmetic only."""
+import math
+
+import rich.box
+import rich.console
+import rich.table
+
+from grpo_jax.preflight import verdict as verdicts
+
+LARGEST = {'v5e': 256, 'v6e': 256, 'v4': 4096, 'v5p': 8960}  # chips of a slice
+
+
+def predict(verdict, sizes):
+    """One dict for each number of chips, with as much of the batch on each chip as in the verdict's plan.
+
+    Products and traffic of a chip then stay what they are. What a ring over n chips sends grows as (n - 1) / n. Over
+    s slices, each microbatch's gradient crosses the network, 2 (s - 1) / s times in float32. A program takes as long as
+    its slowest resource, all others hidden behind it.
+    """
+    plan, chip = verdict.plan, verdict.plan.chip
+    shapes, learner = plan.shapes, plan.config.learner
+    tensor, before = plan.mesh.shape['tensor'], plan.row_shards()
+    whole = plan.state_bytes()[1] * plan.mesh.shape['fsdp']  # float32 parameters that a tensor shard has
+    found = []
+    for count in sizes:
+        slices = math.ceil(count / LARGEST[plan.topology.partition(':')[0]])
+        shards = count // tensor
+        fsdp = max(n for n in range(1, shards // slices + 1)
+                   if shards // slices % n == 0 and plan.ex.c.width % n == 0)
+        factor = _ring(shards) / _ring(before) if before > 1 else 1.0
+        seconds = talking = working = 0.0
+        for job, measured in zip(verdict.jobs, verdict.measured, strict=True):
+            bounds = verdicts.bounds(measured, chip)
+            network = 0.0
+            if job.name == 'learner.update':
+                gradients = learner.epochs * learner.minibatches * learner.microbatches
+                network = gradients * 2 * _ring(slices) * whole / fsdp / chip.network
+            links = bounds['links'] * factor
+            seconds += job.runs * max(bounds['products'], bounds['memory'], links, network)
+            talking += job.runs * max(links, network)
+            working += job.runs * bounds['products']
+        tokens = shapes.prompts * shapes.group_size * shapes.tokens / plan.mesh.size
+        found.append({'chips': count, 'slices': slices, 'data': shards // fsdp, 'fsdp': fsdp, 'tensor': tensor,
+                      'prompts_per_step': shapes.prompts * shards / before, 'seconds': seconds,
+                      'tokens_a_second_and_chip': tokens / seconds, 'share_of_peak': working / seconds,
+                      'communication': talking / seconds})
+    return found
+
+
+def _ring(n):
+    return (n - 1) / n
+
+
+def show(rows):
+    """Prints the predictions."""
+    title = 'PREDICTION for other numbers of chips, by arithmetic from the plan above: not compiled, not measured'
+    table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify='left', pad_edge=False)
+    for name in ('chips', 'slices', 'mesh\ndata x fsdp x tensor', 'prompts\na step', 'step at least\ns',
+                 'tokens / s / chip\nat most', 'products / peak\nat most', 'communication\n/ step'):
+        table.add_column(name, justify='right')
+    for row in rows:
+        table.add_row(str(row['chips']), str(row['slices']), f'{row["data"]} x {row["fsdp"]} x {row["tensor"]}',
+                      f'{row["prompts_per_step"]:g}', f'{row["seconds"]:.2f}', f'{row["tokens_a_second_and_chip"]:.0f}',
+                      f'{row["share_of_peak"]:.0%}', f'{row["communication"]:.0%}')
+    rich.console.Console(width=150).print(table)

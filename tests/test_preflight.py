@@ -1,0 +1,337 @@
+"""Counts of operations and traffic, the plan of a run, verdict and advice; the whole command where libtpu is."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+import pytest
+
+from configs import gsm8k
+from grpo_jax import algorithms, experiment, train
+from grpo_jax.collect import aux_of
+from grpo_jax.distributed import chips, flops, hlo, topology
+from grpo_jax.errors import BadInput
+from grpo_jax.models import hf, transformer
+from grpo_jax.preflight import advice, compiler, plan, scale, verdict
+from tests import tiny_run
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+GIB = 2 ** 30
+PUBLISHED = {  # billions of parameters, from the models' cards and safetensors indices
+    'Qwen2.5-0.5B': 0.494, 'Qwen2.5-1.5B': 1.544, 'Qwen2.5-3B': 3.086, 'Qwen2.5-7B': 7.616, 'Qwen2.5-14B': 14.770,
+    'Qwen2.5-32B': 32.764, 'Qwen3-0.6B': 0.596, 'Qwen3-1.7B': 1.721, 'Qwen3-4B': 4.022, 'Qwen3-8B': 8.191,
+    'Llama-3.2-1B': 1.236, 'Llama-3.2-3B': 3.213, 'Llama-3.1-8B': 8.030}
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_shapes_of_published_models_have_their_parameters(name):
+    c = hf.load_config(os.path.join(plan.MODELS, name))
+    shapes = jax.eval_shape(lambda key: transformer.init(key, c), jax.random.key(0))
+    assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e9, 3) == PUBLISHED[name]
+
+
+def test_hub_names_of_published_models_need_no_hub(monkeypatch):
+    monkeypatch.setattr(hf, 'find', lambda path: pytest.fail(f'asked the hub for {path}'))
+    assert plan.find_model('Qwen/Qwen2.5-7B') == plan.find_model('Qwen/Qwen2.5-7B-Instruct')
+    assert plan.find_model('configs/models/characters').endswith('characters')
+
+
+# ---- operations
+
+def counted(function, *arguments, turns=()):
+    return flops.count(jax.jit(function).trace(*arguments).jaxpr, turns)
+
+
+W, X = jnp.zeros((8, 8)), jnp.zeros((4, 8))
+PRODUCT = 2 * 4 * 8 * 8
+
+
+def test_operations_of_loops_count_as_often_as_they_run():
+    def scanned(x):
+        return jax.lax.scan(lambda x, _: (x @ W, None), x, length=5)[0]
+
+    def looped(x, n):
+        return jax.lax.fori_loop(0, n, lambda _, x: jax.lax.fori_loop(n, 2 * n, lambda _, y: y @ W, x) @ W, x)
+
+    assert counted(scanned, X) == (5 * PRODUCT, 0)
+    assert counted(looped, X, 3, turns=(7, 2)) == (7 * (1 + 2) * PRODUCT, 0)
+    assert counted(looped, X, 3) == (2 * PRODUCT, 2)  # nothing tells, and it says so
+
+
+def test_what_is_recomputed_counts_again():
+    def loss(x, step):
+        return jnp.sum(jnp.sin(step(x)))
+
+    def step(x):
+        return jnp.sin(x @ W) @ W
+
+    kept, _ = counted(jax.grad(lambda x: loss(x, step)), X)
+    again, _ = counted(jax.grad(lambda x: loss(x, jax.checkpoint(step))), X)
+    assert kept == 4 * PRODUCT     # two products, and of each the one that leads back to x
+    assert again == 5 * PRODUCT    # the input of the sine once more
+
+
+def test_operations_in_shard_map_are_those_of_all_shards():
+    mesh = jax.make_mesh((2, 4), ('a', 'b'), axis_types=(AxisType.Auto,) * 2)
+
+    def shards(*axes):
+        return jax.shard_map(lambda x: x @ W, mesh=mesh, in_specs=PartitionSpec('a'), out_specs=PartitionSpec('a'),
+                             axis_names=set(axes), check_vma=False)
+
+    assert counted(shards('a'), X) == (PRODUCT, 0)
+    assert counted(shards('a', 'b'), X) == (4 * PRODUCT, 0)  # what b repeats is run four times
+
+
+# ---- the compiled text
+
+TEXT = '''HloModule test
+%body (p: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %p = (s32[], f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[8,128]{1,0:T(8,128)} get-tuple-element(%p), index=1
+  %y = f32[8,128]{1,0:T(8,128)} all-reduce(%x), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %t = (s32[], f32[8,128]{1,0:T(8,128)}) tuple(%i, %y)
+}
+%condition (p: (s32[], f32[8,128])) -> pred[] {
+  %p.1 = (s32[], f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%p.1), index=0
+  %n = s32[] constant(3)
+  ROOT %less = pred[] compare(%i.1, %n), direction=LT
+}
+%all-reduce-scatter.1 (q: f32[8,128]) -> f32[2,128] {
+  %q = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %r = f32[8,128]{1,0:T(8,128)} all-reduce(%q), channel_id=2, replica_groups=[1,4]<=[4], to_apply=%add
+  ROOT %s = f32[2,128]{1,0:T(8,128)} slice(%r), slice={[0:2], [0:128]}
+}
+%started (q: f32[2,128]) -> f32[8,128] {
+  %q.1 = f32[2,128]{1,0:T(8,128)} parameter(0)
+  ROOT %g = f32[8,128]{1,0:T(8,128)} all-gather(%q.1), channel_id=3, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+ENTRY %main (a: (s32[], f32[8,128])) -> f32[8,128] {
+  %a = (s32[], f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %loop = (s32[], f32[8,128]{1,0:T(8,128)}) while(%a), condition=%condition, body=%body
+  %z = f32[8,128]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+  %k = f32[2,128]{1,0:T(8,128)} fusion(%z), kind=kCustom, calls=%all-reduce-scatter.1
+  %f = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%started
+  %h = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%started
+  ROOT %copied = f32[8,128]{1,0:T(8,128)} copy(%f)
+}
+'''
+ARRAY = 8 * 128 * 4
+
+
+def test_collectives_of_a_compiled_text():
+    found = {x.op: x for x in hlo.collectives(TEXT, 4)}
+    assert found.keys() == {'all-reduce', 'reduce-scatter', 'all-gather'}
+    assert found['all-reduce'][1:] == ([[0, 1], [2, 3]], 3, 3 * ARRAY)  # 2 (n - 1) / n, in a loop of 3 turns
+    assert found['reduce-scatter'][1:] == ([[0, 1, 2, 3]], 1, 0.75 * ARRAY)
+    assert found['all-gather'][1:] == ([[0, 1, 2, 3]], 1, 0.75 * ARRAY)  # once, though two fusions share it
+
+
+@pytest.mark.parametrize('text, groups', [
+    ('{{0,1},{2,3}}', [[0, 1], [2, 3]]), ('[2,2]<=[4]', [[0, 1], [2, 3]]), ('[2,2]<=[2,2]T(1,0)', [[0, 2], [1, 3]]),
+    ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]), ("mesh['a'=2,'b'=2] {'a','b'}", [[0, 1, 2, 3]]),
+    ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]), ('{}', [[0, 1, 2, 3]])])
+def test_groups_of_devices_that_talk(text, groups):
+    assert hlo.replica_groups(f', channel_id=1, replica_groups={text}, to_apply=%add', 4) == groups
+
+
+def test_traffic_of_a_compiled_text():
+    # copy: read and written; the loop's reductions likewise, three times
+    traffic = hlo.Traffic(TEXT)
+    assert traffic.of_program(()) >= (3 * 2 + 2) * ARRAY and traffic.unknown == 0
+    unknown = hlo.Traffic(TEXT.replace('s32[] constant(3)', 's32[] add(%i.1, %i.1)'))
+    assert unknown.of_program((10,)) - traffic.of_program(()) >= 7 * 2 * ARRAY and unknown.unknown == 0
+    assert unknown.of_program(()) < traffic.of_program(()) and unknown.unknown == 1
+
+
+@pytest.mark.parametrize('message, size', [
+    ('Ran out of memory on HBM, the total memory required for HLO temporaries (17.00G) exceeds available', 17 * GIB),
+    ('Ran out of memory in memory space hbm. Used 512.5M of 15.75G hbm.', 512.5 * 2 ** 20),
+    ('no figure', float('inf'))])
+def test_what_the_compiler_says_is_needed(message, size):
+    assert compiler.needed(message) == size
+
+
+# ---- plan, verdict, advice: on the fake CPU devices, which stand in for a slice of four chips
+
+@pytest.fixture
+def slices(monkeypatch):
+    """Topologies v5e:2x2, 2x4 of CPU devices, with chips of one GiB."""
+    def devices(name, slices=1):
+        return jax.devices()[:{'2x2': 4, '2x4': 8}[name.partition(':')[2]] * slices]
+
+    monkeypatch.setattr(topology, 'devices', devices)
+    monkeypatch.setattr(advice, 'SLICES', {'v5e': ('2x2', '2x4')})
+    monkeypatch.setattr(chips, 'of', lambda kind: chips.TPUS['v5e']._replace(memory=GIB))
+
+
+class Lazy(experiment.Experiment):
+    ahead = False
+
+
+def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
+    config = tiny_run.config(mesh__fsdp=4)
+    made = plan.make(config, 'v5e:2x2')
+    jobs, held = plan.jobs_of(made)
+    ex = Lazy(*experiment.enter(config, str(tmp_path / 'run')))
+    algorithm = algorithms.make(config.algorithm)
+    shapes = train.shapes_of(ex, algorithm)
+    learner = ex.learner(algorithm, shapes, aux_of(config.algorithm, shapes, 40))
+    planned = next(job for job in jobs if job.name == 'learner.update')
+    assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
+    # and of the sampler's programs, those planned are among those that training compiles
+    engine = ex.sampler(shapes.group_size)
+    compiled = {f'rollout: {name}' for name in engine.programs.traced(engine.visit_all)[0]}
+    planned = {job.name for job in jobs if job.phase == 'rollout'}
+    assert len(planned) >= 5 and planned <= compiled
+    assert held['weights'] and held['cache'] and made.state_bytes()[0] > 3 * made.state_bytes()[1]
+
+
+def test_stop_strings_and_thinking_need_no_tokenizer(slices):
+    config = tiny_run.config(rollout__stop_strings=('ab', 'b'), rollout__thinking_tokens=4, rollout__thinking_end='#')
+    assert {name: x.shape for name, x in plan.make(config, 'v5e:2x2').ex.automata().items()} == {
+        'stop': (3, 99), 'thinking': (2, 99)}
+
+
+def test_a_mesh_is_chosen_where_the_config_has_none(slices):
+    config = gsm8k.get_config()
+    c = hf.load_config(os.path.join(plan.MODELS, 'Qwen2.5-0.5B'))
+
+    def chosen(prompts, chips_, slices_=1):
+        config.data.prompts_per_step = prompts
+        sizes = plan.choose_mesh(config, c, chips_, slices_)
+        return sizes['data'], sizes['fsdp'], sizes['tensor']
+
+    assert chosen(32, 16) == (1, 16, 1)
+    assert chosen(32, 32, 2) == (2, 16, 1)
+    assert chosen(256, 256) == (2, 128, 1)  # 256 does not divide a width of 896
+    assert chosen(32, 64) == (1, 32, 2)     # 64 does not divide 32 prompts
+    with pytest.raises(BadInput, match='the nearest that fits is data=2 fsdp=2 tensor=1'):
+        plan.make(tiny_run.config(mesh__data=2, mesh__fsdp=4), 'v5e:2x2')
+    with pytest.raises(BadInput, match=r'mesh\.data = 1: must be a multiple of the 2 slices'):
+        plan.make(tiny_run.config(mesh__fsdp=8, data__prompts_per_step=8), 'v5e:2x2', slices=2)
+
+
+def measured(**changes):
+    fields = dict.fromkeys(compiler.Measured._fields, 0) | {'within': {}, 'across': {}}
+    return compiler.Measured(**fields | changes)
+
+
+def test_what_is_in_use_while_a_program_runs():
+    job = plan.Job('a', 'rollout', None, alive=100)
+    found = measured(arguments=10, outputs=2, temporaries=5, peak=14)
+    assert verdict.total(job, found) == 117
+    assert verdict.total(job._replace(arguments=False), found) == 107
+    assert verdict.total(job, measured(refused=17.0)) == 117
+    chip = chips.Chip(flops=10.0, bandwidth=5.0, links=2.0, network=1.0)
+    times = verdict.bounds(measured(flops=10, traffic=10, within={'all-gather': 6.0}, across={'all-reduce': 4.0}), chip)
+    assert times == {'products': 1.0, 'memory': 2.0, 'links': 3.0, 'network': 4.0}
+
+
+def pretend(monkeypatch, needs):
+    """Programs compile to needs(plan, job) bytes of temporaries; returns the plans that were compiled."""
+    tried = []
+
+    def of(made, **_):
+        tried.append(made)
+        jobs, held = plan.jobs_of(made)
+        return verdict.Verdict(made, jobs, [measured(temporaries=needs(made, job), flops=1e9) for job in jobs], held)
+
+    monkeypatch.setattr(verdict, 'of', of)
+    return tried
+
+
+@pytest.mark.parametrize('rows, settings', [
+    (GIB // 3, '--config.learner.microbatches=2'), (GIB * 0.7, '--config.learner.microbatches=4'),
+    (1.5 * GIB, '--config.mesh.fsdp=2 --config.mesh.tensor=2 --config.learner.microbatches=8')])
+def test_advice_is_the_least_change_that_fits(slices, monkeypatch, tmp_path, rows, settings):
+    with open(os.path.join(plan.MODELS, 'characters', 'config.json'), encoding='utf8') as file:
+        model = json.load(file) | {'vocab_size': 100}  # which tensor = 2 divides
+    (tmp_path / 'config.json').write_text(json.dumps(model))
+    config = tiny_run.config(learner__remat=True, mesh__fsdp=4, model__path=str(tmp_path))
+
+    def needs(made, job):
+        return made.microbatch_rows() * rows / made.mesh.shape['tensor'] if job.name == 'learner.update' else 0
+
+    tried = pretend(monkeypatch, needs)
+    base = verdict.of(plan.make(config, 'v5e:2x2'))
+    assert not base.fits
+    found, better = advice.advise(base, cache='', progress=None, told=lambda text: None)
+    assert advice.settings(base.plan, found) == settings
+    assert better.fits and better.plan is tried[-1] and len(tried) <= 1 + advice.TRIES
+    prompts, _ = verdict.largest_batch(better)
+    assert prompts > 4  # next to nothing of a GiB is in use then
+
+
+def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):
+    pretend(monkeypatch, lambda *_: 0)
+    base = verdict.of(plan.make(tiny_run.config(mesh__fsdp=4), 'v5e:2x2'))
+    rows = scale.predict(base, [4, 8, 512])
+    assert rows[0]['seconds'] == pytest.approx(base.seconds) and rows[0]['prompts_per_step'] == 4
+    assert (rows[1]['fsdp'], rows[1]['prompts_per_step'], rows[1]['slices']) == (8, 8, 1)
+    assert rows[2]['slices'] == 2 and rows[2]['communication'] > rows[1]['communication'] == 0
+
+
+# ---- the command
+
+def command(*arguments, topology='v5e:2x2'):
+    return subprocess.run(
+        [sys.executable, '-m', 'grpo_jax.preflight', '--config=configs/arithmetic.py', f'--topology={topology}',
+         '--config.supervised.steps=0', '--config.evaluation.samples=8', *arguments], cwd=ROOT, capture_output=True,
+        text=True, timeout=550, env=os.environ | {'XLA_FLAGS': ''})
+
+
+@pytest.fixture
+def libtpu():
+    """Skips where the TPU compiler is not installed; conftest says so at the end."""
+    if importlib.util.find_spec('libtpu') is None:
+        pytest.skip('no libtpu')
+
+
+def test_without_the_compiler_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(BadInput, match=r'install the extra \[tpu\]'):
+        plan.make(tiny_run.config(), 'v5e:2x2')
+
+
+def test_a_budget_of_cache_is_planned_with_parked_rows(slices):
+    made = plan.make(tiny_run.config(rollout__cache_gib=0.0008, rollout__max_tokens=200, mesh__fsdp=4,
+                                     algorithm__fixed_length=200), 'v5e:2x2')
+    jobs, held = plan.jobs_of(made)
+    kinds = [job.name.split()[1] for job in jobs if job.phase == 'rollout']
+    assert {'weights', 'open', 'decode', 'add', 'choose', 'take', 'reopen'} <= set(kinds)
+    assert 0 < held['cache'] <= 0.0008 * GIB
+    whole = plan.make(tiny_run.config(rollout__max_tokens=200, mesh__fsdp=4), 'v5e:2x2')
+    assert plan.jobs_of(whole)[1]['cache'] > held['cache']
+
+
+def test_every_program_compiles_for_v5e_and_the_second_time_is_read(libtpu, tmp_path):
+    out, cache = tmp_path / 'out.json', f'--cache={tmp_path / "cache"}'
+    done = command(f'--json={out}', cache)
+    assert done.returncode == 0 and 'FITS' in done.stdout and 'mesh data 1 x fsdp 4 x' in done.stdout, done.stderr
+    found = json.loads(out.read_text())
+    names = [x['name'] for x in found['programs']]
+    assert 'learner.update' in names and sum(name.startswith('rollout: decode') for name in names) >= 1
+    assert all(x['arguments'] + x['outputs'] > 0 and x['traffic'] > 0 for x in found['programs'])
+    assert found['fits'] and 0 < found['peak'] < found['memory'] and found['step_seconds'] > 0
+    again = command('--json', cache)
+    assert again.returncode == 0 and ' from the cache' in again.stderr
+    assert all(x['cached'] for x in json.loads(again.stdout)['programs'])
+    assert json.loads(again.stdout)['peak'] == found['peak']
+
+
+@pytest.mark.parametrize('topology', ['v5p:2x2x1', 'v6e:2x2', 'v4:2x2x1'])
+def test_every_program_compiles_for_other_chips(libtpu, long, tmp_path, topology):
+    done = command(f'--cache={tmp_path}', topology=topology)
+    assert done.returncode == 0 and 'FITS' in done.stdout, done.stderr
+
+
+def test_bad_topologies_and_meshes_end_with_status_2(libtpu):
+    for arguments, word in [(['--topology=v5e:3x2'], '--topology'), (['--config.mesh.fsdp=3'], 'nearest that fits')]:
+        done = command(*arguments)
+        assert done.returncode == 2 and word in done.stderr and 'Traceback' not in done.stderr, done.stderr
