@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput
 
 
@@ -59,7 +60,9 @@ def _name(path):
 
 
 def write_json(path, value):
-    """Writes value to path as JSON, whole or not at all."""
+    """Writes value to path as JSON, whole or not at all; the first process does."""
+    if not multihost.is_first():
+        return
     temporary = f'{path}.writing'
     with open(temporary, 'w', encoding='utf8') as file:
         json.dump(value, file, indent=2, sort_keys=True, default=_plain)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import algorithms, learner
-from grpo_jax.distributed import rollouts, sharding
+from grpo_jax.distributed import multihost, rollouts, sharding
 from grpo_jax.distributed.mesh import ROW_AXES
 from grpo_jax.distributed.programs import Program, abstract, abstract_params, compile_
 from grpo_jax.errors import BadInput
@@ -140,8 +140,8 @@ def _compiled(initial, score, update, shape, layout, experience, mesh):
 
 
 def put_rows(tree, mesh):
-    """Host arrays with a leading row axis, laid out on the mesh."""
-    return jax.device_put(tree, sharding.rows(mesh))
+    """Host arrays with a leading row axis, laid out on the mesh; every process has all rows."""
+    return multihost.put(tree, sharding.rows(mesh))
 
 
 def abstract_rollout(shapes, rows):

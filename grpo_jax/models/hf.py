@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 import transformers
 
 from grpo_jax import ROOT
+from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput
 from grpo_jax.models import heads, transformer
 
@@ -146,7 +147,7 @@ def load_params(folder, c, shardings):
         arrays = [_to_ours(path, _read(files[name], name), shape, name) for name in names[path]]
         return np.stack(arrays) if path.startswith('layers/') else arrays[0]
 
-    return jax.tree.map(jax.device_put, transformer.map_table(leaf, table), shardings)
+    return jax.tree.map(multihost.put, transformer.map_table(leaf, table), shardings)
 
 
 def save(folder, source, params, c, dtype, **settings):
