@@ -11,7 +11,11 @@ from grpo_jax.errors import BadInput
 
 
 def manager(workdir, *, keep):
-    """CheckpointManager over workdir/checkpoints, keeping the newest `keep` steps; close() waits for writes."""
+    """CheckpointManager over workdir/checkpoints, keeping the newest `keep` steps; close() waits for writes.
+
+    All processes open it together, and its other methods too.
+    """
+    multihost.exchange(f'the checkpoints of {workdir}', '')  # what comes first in there waits no longer than 30 s
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True,
                                            cleanup_tmp_directories=True)
     return ocp.CheckpointManager(os.path.abspath(os.path.join(workdir, 'checkpoints')), options=options,
