@@ -100,15 +100,14 @@ def test_two_processes_through_preemption_and_kill_equal_one(alone, tmp_path):
     assert_equal(tmp_path, alone)
 
 
-def test_four_processes_equal_one(alone, tmp_path):
-    run = Run(tmp_path, 4)
-    run.succeeds()
+def test_four_processes_equal_one(long, alone, tmp_path):
+    Run(tmp_path, 4).succeeds()
     assert_equal(tmp_path, alone)
 
 
 def test_what_differs_is_named_with_the_process_that_is_alone():
     said = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
-    message = 'at the start, the processes differ in config.seed: process 1 of 3 on host1 has \'1\'; the others have \'0\''
+    message = 'the processes differ in config.seed: process 1 of 3 on host1 has \'1\'; the others have \'0\''
     with pytest.raises(RuntimeError, match=re.escape(message)):
         multihost._compare('the start', said)
     multihost._compare('the start', said[::2])

@@ -94,13 +94,31 @@ def is_first():
 
 
 def put(tree, sharding):
-    """Host arrays that every process has, laid out by a sharding (or on a device): each puts what its devices hold."""
+    """Host arrays that every process has, laid out by a sharding; each puts what its own devices hold."""
     def one(array):
         array = np.asarray(array)
-        if isinstance(sharding, jax.Device):
-            return jax.device_put(array, sharding)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     return jax.tree.map(one, tree)
+
+
+def held(sharding, shape):
+    """Slices of the part of an array that this process's devices hold; sharding may be a device."""
+    indices = list(_sharding(sharding).addressable_devices_indices_map(shape).values())
+    ends = [[index[axis].indices(size) for index in indices] for axis, size in enumerate(shape)]
+    return tuple(slice(min(start for start, _, _ in found), max(stop for _, stop, _ in found)) for found in ends)
+
+
+def put_held(part, slices, sharding, shape):
+    """The array of a shape whose part at those slices this process has, laid out."""
+    def local(index):
+        ends = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
+        return part[tuple(slice(start - whole.start, stop - whole.start)
+                          for (start, stop), whole in zip(ends, slices, strict=True))]
+    return jax.make_array_from_callback(shape, _sharding(sharding), local)
+
+
+def _sharding(place):
+    return jax.sharding.SingleDeviceSharding(place) if isinstance(place, jax.Device) else place
 
 
 def fetch(tree):
