@@ -27,7 +27,7 @@ from grpo_jax.types import Experience, Rollout
 
 CASES = {
     'equal': dict(prompts=2, group=8, queries=128, most=128, mean=128, columns=1152, rows=2),
-    'long-tailed': dict(prompts=4, group=8, queries=64, most=256, mean=64, columns=768, rows=1),
+    'long-tailed': dict(prompts=8, group=8, queries=64, most=256, mean=64, columns=768, rows=1),
 }
 
 
@@ -77,16 +77,29 @@ def compare(name, case, repeats):
     gap = max(jax.tree.leaves(jax.tree.map(lambda x, y: float(jnp.max(jnp.abs(x - y))), *results.values())))
     assert gap < 1e-5, gap
     plan = learners['packed'].update.extra(None, experience)
-    text = int(np.sum(plan.cells >= 0))
-    computed = int(np.max(plan.count)) * case['rows'] * case['columns']
-    counted = 0
-    turns = int(np.max(plan.count)), plan.cells.shape[2]
+    rollout = experience.rollout
+    tokens = int(rollout.completion_mask.sum() + rollout.prompt_mask.sum())
+    computed = int(plan.count[0]) * case['rows'] * case['columns']
+    operations = {way: flops.count(learner.update.traced.jaxpr, turns=(int(plan.count[0]),))[0]
+                  for way, learner in learners.items()}
     print(f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, completions mean '
-          f'{float(experience.rollout.completion_mask.sum(1).mean()):.0f} max {case["most"]}\n'
-          f'  padded {seconds["padded"]:.3f} CPU-s, packed {seconds["packed"]:.3f}: '
+          f'{float(rollout.completion_mask.sum(1).mean()):.0f} max {case["most"]}\n'
+          f'  update: padded {seconds["padded"]:.3f} CPU-s, packed {seconds["packed"]:.3f}, '
           f'{1 - seconds["packed"] / seconds["padded"]:.0%} less; largest difference of a parameter {gap:.1e}\n'
-          f'  padding {1 - int(experience.rollout.completion_mask.sum() + experience.rollout.prompt_mask.sum()) / experience.rollout.tokens.size:.1%} of padded rows, {1 - text / computed:.1%} of packed ones; '
-          f'microbatches {turns}; {counted}')
+          f'  operations: {operations["padded"] / 1e9:.1f} and {operations["packed"] / 1e9:.1f} GFLOP, '
+          f'{1 - operations["packed"] / operations["padded"]:.0%} less\n'
+          f'  padding: {1 - tokens / rollout.tokens.size:.1%} of padded rows, '
+          f'{1 - int(jnp.sum(plan.cells >= 0)) / computed:.1%} of packed ones', flush=True)
+
+
+def memory():
+    """Prints the compiled memory of an update at a large vocabulary, with the head in chunks and whole."""
+    c = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
+    case = dict(prompts=16, group=8, queries=16, most=128)
+    found = {chunk: make_learner(c, case, chunk=chunk).update.memory.temp_size_in_bytes for chunk in (512, 16384)}
+    print(f'vocabulary {c.vocab_size}, B*C = 16384: temporaries of the update '
+          + ', '.join(f'{size / 2 ** 30:.2f} GiB with chunks of {chunk}' for chunk, size in found.items())
+          + f': {found[16384] / found[512]:.1f} x', flush=True)
 
 
 def main():
@@ -99,6 +112,8 @@ def main():
     for name, case in CASES.items():
         if arguments.only in name:
             compare(name, case, arguments.repeats)
+    if arguments.only in 'memory':
+        memory()
 
 
 if __name__ == '__main__':

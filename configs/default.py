@@ -189,6 +189,7 @@ def get_config(preset='grpo'):
 
     config.log = ConfigDict()
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
+    config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any
 
     _apply(config.algorithm, preset)
     return config.lock()  # a misspelt key in an experiment is an error

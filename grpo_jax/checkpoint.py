@@ -6,11 +6,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput
 
 
 def manager(workdir, *, keep):
-    """CheckpointManager over workdir/checkpoints, keeping the newest `keep` steps; close() waits for writes."""
+    """CheckpointManager over workdir/checkpoints, keeping the newest `keep` steps; close() waits for writes.
+
+    All processes open it together, and its other methods too.
+    """
+    multihost.exchange(f'the checkpoints of {workdir}', '')  # what comes first in there waits no longer than 30 s
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True,
                                            cleanup_tmp_directories=True)
     return ocp.CheckpointManager(os.path.abspath(os.path.join(workdir, 'checkpoints')), options=options,
@@ -59,7 +64,9 @@ def _name(path):
 
 
 def write_json(path, value):
-    """Writes value to path as JSON, whole or not at all."""
+    """Writes value to path as JSON, whole or not at all; the first process does."""
+    if not multihost.is_first():
+        return
     temporary = f'{path}.writing'
     with open(temporary, 'w', encoding='utf8') as file:
         json.dump(value, file, indent=2, sort_keys=True, default=_plain)

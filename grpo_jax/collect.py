@@ -5,6 +5,7 @@ draws the same: position, how many prompts were visited; tries and hits of each 
 kept, groups of earlier steps, left over by resample or for replay.
 """
 from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import algorithms, data, metrics, rewards, supervised
-from grpo_jax.distributed import placement
+from grpo_jax.distributed import multihost, placement
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Rollout
 
@@ -123,7 +124,8 @@ class Collector:
             key = jax.random.fold_in(ex.key, index) if index else ex.key
             rollout = self.sample(params, placement.put_rows(prompts, ex.mesh), key, int(state.step),
                                   finished=scoring.add, progress=progress)
-            draw = Draw(examples, rollout, scoring.results, {})
+            results = functools.cache(lambda: multihost.gather_rows(scoring.rows, scoring.results()))
+            draw = Draw(examples, rollout, results, {})
         if self._section['retire_above']:
             correct = draw.results().parts[ex.scorer.verifier].reshape(shapes.prompts, -1) >= 1
             aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])
@@ -140,7 +142,8 @@ class Collector:
 
     def _score(self, examples, rollout):
         texts, truncated, lengths = metrics.completions_of(self._ex.tokenizer, rollout)
-        scored = rewards.score_rows(self._ex.scorer, examples, texts, truncated, lengths)
+        score = functools.partial(rewards.score_rows, self._ex.scorer)
+        scored = multihost.by_group(score, examples, texts, truncated, lengths)
         if self._section['source'] == 'pairs':
             scored = scored._replace(rewards=np.tile([1.0, 0.0], len(examples)))  # the data says which is better
         return scored
@@ -209,7 +212,7 @@ def _check(section, scorer):
 
 def _groups(draw, step):
     """The draw's Groups."""
-    whole = jax.device_get(draw.rollout), draw.results()
+    whole = multihost.fetch(draw.rollout), draw.results()
     size = len(whole[1].rewards) // len(draw.examples)
     found = []
     for i, example in enumerate(draw.examples):

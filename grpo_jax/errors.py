@@ -1,4 +1,4 @@
-"""Bad input: one message that names the thing, its value and the remedy."""
+"""How a program ends early: bad input (what it is, its value and the remedy), or because it was asked to."""
 
 
 class BadInput(Exception):
@@ -6,3 +6,10 @@ class BadInput(Exception):
 
     def __init__(self, thing, value, remedy):
         super().__init__(f'{thing} = {value!r}: {remedy}')
+
+
+class Stopped(Exception):
+    """A run that was asked to stop before its end, and has saved a checkpoint; the programs exit with status 42."""
+
+    def __init__(self, workdir, step):
+        super().__init__(f'stopped after step {step} of {workdir}, which is saved; the same command goes on')

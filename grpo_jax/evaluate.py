@@ -4,6 +4,7 @@
     --config=configs/gsm8k.py --config.model.path=FOLDER --out=DIR          any Hugging Face folder
 """
 from collections.abc import Callable
+import functools
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ import rich.console
 import rich.table
 
 from grpo_jax import checkpoint, data, experiment, metrics, program, rewards, statistics
-from grpo_jax.distributed import placement, programs
+from grpo_jax.distributed import multihost, placement, programs
 from grpo_jax.errors import BadInput
 
 NOISE = 0x5EED     # folded into the run's key: evaluation must not reuse training's noise
@@ -86,7 +87,7 @@ def completed(evaluator, params):
 
 def judge(scorer, examples, texts, truncated, lengths):
     """Verdicts of N * n completions; what the verifier cannot score, or fails at, counts as wrong."""
-    scored = rewards.score_rows(scorer, examples, texts, truncated, lengths)
+    scored = _scored(scorer, examples, texts, truncated, lengths)
     shape, correct = (len(examples), -1), {}
     answers = np.full(len(texts), None)
     if scorer.verifier:
@@ -94,9 +95,13 @@ def judge(scorer, examples, texts, truncated, lengths):
         correct[''] = scored.parts[scorer.verifier].reshape(shape) >= 1
     if scorer.strict:
         alone = scorer._replace(parts={'strict': rewards.Part(scorer.strict, 1.0)}, verifier='strict')
-        strict = rewards.score_rows(alone, examples, texts, truncated, lengths)
+        strict = _scored(alone, examples, texts, truncated, lengths)
         correct['strict/'] = strict.parts['strict'].reshape(shape) >= 1
     return Verdicts(scored, answers.reshape(shape), correct)
+
+
+def _scored(scorer, *columns):
+    return multihost.by_group(functools.partial(rewards.score_rows, scorer), *columns)
 
 
 def figures(greedy, sampled):
@@ -217,7 +222,9 @@ def _cells(found, name, digits=3):
 
 
 def table(path):
-    """Prints the first and the last row of an evaluations.jsonl side by side."""
+    """Prints the first and the last row of an evaluations.jsonl side by side; the first process does."""
+    if not multihost.is_first():
+        return
     rows = metrics.read(path)
     first, last = rows[0], rows[-1]
     shown = _table('held-out prompts', '', f'step {first["step"]}', f'step {last["step"]}', 'change')
@@ -274,6 +281,8 @@ def run(config, workdir, out, samples, split):
     if out and os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
     content, rows = of_folder(config, out, samples, split) if workdir is None else of_run(workdir, samples, split)
+    if not multihost.is_first():
+        return
     folder = out or workdir
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, 'completions.jsonl'), 'w', encoding='utf8') as file:

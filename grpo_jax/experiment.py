@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from grpo_jax import checkpoint, data, reference, rewards, sampler
 from grpo_jax.distributed import mesh as meshes
-from grpo_jax.distributed import placement, sharding
+from grpo_jax.distributed import multihost, placement, programs, sharding
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.models import hf, transformer
@@ -188,8 +188,28 @@ def claim(ex):
     Called when everything else has been checked, so that a refused config leaves no trace.
     """
     os.makedirs(ex.workdir, exist_ok=True)
-    hf.copy_files(ex.folder, os.path.join(ex.workdir, 'model'))
+    if multihost.is_first():
+        hf.copy_files(ex.folder, os.path.join(ex.workdir, 'model'))
     checkpoint.write_json(os.path.join(ex.workdir, 'config.json'), ex.config.to_dict())
+
+
+def agree(ex, step, built, examples):
+    """Waits until every process is ready for the first step; RuntimeError when they are not about to do the same.
+
+    step: of the newest checkpoint, or None; built: the programs by name; examples: those that it learns from.
+    """
+    values = {'step': step, 'data': programs.hashed(repr([(e.id, e.prompt, e.answer) for e in examples]))}
+    values |= {f'program {name}': program.hash for name, program in built.items()}
+    multihost.agree('the start', values | dict(_flat(ex.config.to_dict(), 'config.')))
+
+
+def _flat(tree, prefix):
+    """(dotted name, value) of the leaves of nested dicts."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f'{prefix}{name}.')
+        else:
+            yield prefix + name, value
 
 
 def _fits_workdir(config, workdir):

@@ -2,11 +2,11 @@
 import os
 
 from absl import flags
-import jax
 import ml_dtypes
 import numpy as np
 
 from grpo_jax import evaluate, program
+from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 
@@ -18,7 +18,9 @@ def export(workdir, out, dtype):
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
     ex = evaluate.reopen(workdir)
-    params = jax.device_get(evaluate.load_policy(ex))
+    params = multihost.fetch(evaluate.load_policy(ex))
+    if not multihost.is_first():
+        return
     # a folder appears under its name only when it is whole
     temporary = f'{os.path.normpath(out)}.writing'
     hf.save(temporary, os.path.join(workdir, 'model'), params, ex.c, DTYPES[dtype])

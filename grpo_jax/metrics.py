@@ -4,12 +4,23 @@ import os
 import sys
 import time
 
-import jax
 import numpy as np
 import rich.progress
 from tensorboardX import SummaryWriter
 
-from grpo_jax.distributed import chips
+from grpo_jax.distributed import chips, multihost
+
+
+def writer(*arguments, **options):
+    """Writer of the first process; what the others call in its place writes nothing."""
+    return Writer(*arguments, **options) if multihost.is_first() else Silence()
+
+
+class Silence:
+    """A Writer that writes nothing."""
+
+    def __getattr__(self, name):
+        return lambda *_: None
 
 
 class Writer:
@@ -74,7 +85,7 @@ class Writer:
 
 def completions_of(tokenizer, rollout):
     """(texts, truncated bool[B], lengths i64[B]) of a rollout, on the host; special tokens are not shown."""
-    tokens, mask, truncated = jax.device_get((rollout.tokens, rollout.completion_mask, rollout.truncated))
+    tokens, mask, truncated = multihost.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1]:]
     texts = tokenizer.batch_decode([row[kept] for row, kept in zip(tokens, mask, strict=True)],
                                    skip_special_tokens=True)
@@ -114,7 +125,7 @@ def speed_of_sampler(engine):
 def rollout_rows(examples, scored, experience):
     """One dict a completion, with its prompt, gold answer, rewards by part and advantage, for a dump."""
     group = len(scored.texts) // len(examples)
-    advantages = np.asarray(experience.advantages)
+    advantages = multihost.fetch(experience.advantages)
     owners = [examples[i // group] for i in range(len(scored.texts))]
     return [{'id': owners[i].id, 'prompt': owners[i].prompt, 'answer': owners[i].answer,
              'completion': text, 'reward': round_trip(scored.rewards[i]),

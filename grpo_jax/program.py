@@ -1,4 +1,5 @@
 """What the programs share: flags, loading a config, and exit status 2 for bad input."""
+import os
 import sys
 
 from absl import app, flags
@@ -6,7 +7,10 @@ from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from grpo_jax import ROOT
-from grpo_jax.errors import BadInput
+from grpo_jax.distributed import multihost
+from grpo_jax.errors import BadInput, Stopped
+
+STOPPED = 42  # exit status of a run that SIGTERM ended, with a checkpoint
 
 
 def define_flags(workdir=True, required=True):
@@ -20,18 +24,35 @@ def define_flags(workdir=True, required=True):
 
 
 def run(main):
-    """Runs main() after absl has read the command line; BadInput ends with its message and status 2."""
+    """Runs main() after absl has read the command line, in as many processes as that says.
+
+    BadInput ends with its message and status 2, Stopped with status 42.
+    """
     absl_logging.set_verbosity(absl_logging.WARNING)
     sys.path.insert(0, ROOT)  # config files import each other as configs.<name>
+    _define_processes()
 
     def guarded(_):
         try:
-            main()
+            with multihost.session(*(flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process'))):
+                main()
         except BadInput as error:
             print(f'error: {error}', file=sys.stderr)
             sys.exit(2)
+        except Stopped as stop:
+            print(stop, file=sys.stderr)
+            sys.exit(STOPPED)
 
     app.run(guarded, flags_parser=_parse)
+
+
+def _define_processes():
+    """Defines the flags of several processes by hand; a TPU pod needs none."""
+    flags.DEFINE_string('coordinator', os.environ.get('JAX_COORDINATOR_ADDRESS'), 'HOST:PORT of process 0, which '
+                        'listens there; or JAX_COORDINATOR_ADDRESS. Not needed on TPU pods.')
+    for name, variable, text in [('processes', 'JAX_NUM_PROCESSES', 'How many processes train as one'),
+                                 ('process', 'JAX_PROCESS_ID', 'Which of them this is, counted from 0')]:
+        flags.DEFINE_integer(name, os.environ.get(variable), f'{text}; or {variable}.')
 
 
 def _parse(argv):

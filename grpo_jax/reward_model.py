@@ -7,13 +7,12 @@ import os
 from typing import NamedTuple
 
 from absl import flags
-import jax
 import numpy as np
 import rich.console
 import rich.table
 
 from grpo_jax import checkpoint, data, experiment, program, supervised
-from grpo_jax.distributed import placement
+from grpo_jax.distributed import multihost, placement
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner import scores
@@ -65,11 +64,13 @@ def run(config, workdir):
         chosen = data.indices(config.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)
         return as_experience(ex, train, chosen, shapes)
 
-    state = supervised.loop(ex, learner, experience, 'reward model')
+    state = supervised.loop(ex, learner, experience, 'reward model', train.dataset.examples)
     results = judge(*(score(ex, learner, state, found, shapes) for found in (train, test)), section.objective)
     checkpoint.write_json(os.path.join(workdir, 'evaluation.json'), results)
-    table(results)
-    save(ex, jax.device_get(state.params))
+    params = multihost.fetch(state.params)
+    if multihost.is_first():
+        table(results)
+        save(ex, params)
     return state
 
 
@@ -145,7 +146,7 @@ def score(ex, learner, state, found, shapes):
         block = examples[start:start + shapes.prompts]
         padded = np.pad(block, (0, shapes.prompts - len(block)), mode='edge')
         rollout = supervised.as_rollout(ex, found.dataset, found.completions, padded, shapes)
-        rows = np.asarray(learner.score(state, placement.put_rows(rollout, ex.mesh)), np.float64)
+        rows = multihost.fetch(learner.score(state, placement.put_rows(rollout, ex.mesh))).astype(np.float64)
         for index, block_rows in zip(block, rows.reshape(shapes.prompts, shapes.group_size, -1), strict=False):
             values = [(row[place], label) for row, marks in zip(block_rows, found.marks[index], strict=True)
                       for place, label in marks]

@@ -6,10 +6,10 @@ from absl import flags
 import jax
 import numpy as np
 
-from grpo_jax import checkpoint, data, experiment, metrics, program
+from grpo_jax import checkpoint, data, experiment, metrics, program, watch
 from grpo_jax.algorithms import Algorithm, advantages, ratios, surrogates, weights
-from grpo_jax.distributed import placement
-from grpo_jax.errors import BadInput
+from grpo_jax.distributed import multihost, placement
+from grpo_jax.errors import BadInput, Stopped
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.types import Experience, Rollout
 
@@ -43,7 +43,7 @@ def run(config, workdir):
         ones = np.ones((shapes.prompts, 1), np.float32)
         return Experience(rollout, ones, ones[:, 0], None, None, np.arange(shapes.prompts, dtype=np.int32))
 
-    return loop(ex, learner, experience, 'cold start')
+    return loop(ex, learner, experience, 'cold start', dataset.examples)
 
 
 def make_learner(ex):
@@ -54,24 +54,35 @@ def make_learner(ex):
     return shapes, placement.make_learner(ex.c, SFT, optimizer, ex.mesh, shapes, **learning)
 
 
-def loop(ex, learner, experience, title):
-    """The final TrainState of supervised.steps updates on experience(step), host arrays; goes on where it stopped."""
+def loop(ex, learner, experience, title, examples):
+    """The final TrainState of supervised.steps updates on experience(step), host arrays; goes on where it stopped.
+
+    examples: those that it learns from. Stopped when a SIGTERM came: the step at hand was finished and saved.
+    """
     config, steps = ex.config, ex.config.supervised.steps
-    experiment.claim(ex)
     checkpoints = checkpoint.manager(ex.workdir, keep=1)
+    experiment.agree(ex, checkpoints.latest_step(), {'update': learner.update}, examples)
+    experiment.claim(ex)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
         state = learner.initial(ex.params())
-    writer = metrics.Writer(ex.workdir, int(state.step), steps, title, shown=('loss',))
-    for step in range(int(state.step), steps):
-        clock = metrics.Stopwatch()
-        state, learned = learner.update(state, placement.put_rows(experience(step), ex.mesh))
-        found = jax.device_get(learned)
-        clock.lap('update')
-        row = {name: found[name] for name in ('loss', 'grad_norm', 'entropy', 'finite') if name in found}
-        writer.step(step, row, clock.seconds)
-        if (step + 1) % config.checkpoint.every == 0 or step + 1 == steps:
-            checkpoint.save(checkpoints, state)
+    writer = metrics.writer(ex.workdir, int(state.step), steps, title, shown=('loss',))
+    with watch.Watch(config.log.hang_after) as watched:
+        for step in range(int(state.step), steps):
+            watched.step(f'{title}, step {step}')
+            clock = metrics.Stopwatch()
+            state, learned = learner.update(state, placement.put_rows(experience(step), ex.mesh))
+            found = jax.device_get(learned)
+            clock.lap('update')
+            row = {name: found[name] for name in ('loss', 'grad_norm', 'entropy', 'finite') if name in found}
+            writer.step(step, row, clock.seconds)
+            stop = multihost.agree(f'the end of step {step} of the {title}', row, watched.stopping)
+            if (step + 1) % config.checkpoint.every == 0 or step + 1 == steps or stop:
+                checkpoint.save(checkpoints, state)
+            if stop:
+                writer.close()
+                checkpoints.close()
+                raise Stopped(ex.workdir, step)
     writer.close()
     checkpoints.close()
     return state

@@ -8,6 +8,7 @@ import shutil
 import sys
 
 from absl import flags
+import jax
 from matplotlib.figure import Figure
 from ml_collections import config_flags
 from ml_collections.config_flags import config_path
@@ -37,6 +38,8 @@ def run(get_config, presets, seeds, workdir):
     get_config is that of an experiment's file. The run of a preset and a seed is in workdir/<preset>/<seed>;
     one that BadInput or FloatingPointError ends is recorded as failed, and the sweep goes on.
     """
+    if jax.process_count() > 1:
+        raise BadInput('--processes', jax.process_count(), 'a sweep is for one process; start its runs one by one')
     # everything is read before anything is written
     configs = {(preset, seed): _seeded(get_config(preset), seed) for seed in range(seeds) for preset in presets}
     cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir))

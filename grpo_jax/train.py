@@ -18,15 +18,18 @@ from grpo_jax import (
     reference,
     rewards,
     supervised,
+    watch,
 )
-from grpo_jax.distributed import placement, programs
-from grpo_jax.errors import BadInput
+from grpo_jax.distributed import multihost, placement, programs
+from grpo_jax.errors import BadInput, Stopped
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
 
 
 def run(config, workdir, algorithm=None, functions=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
+
+    Stopped when a SIGTERM came: the step at hand was finished and saved.
 
     algorithm replaces the one that config.algorithm describes, for a variant written in a notebook; functions are
     rewards by name, which config.reward.parts may list.
@@ -41,44 +44,53 @@ def run(config, workdir, algorithm=None, functions=None):
     evaluator = evaluate.make(ex, config.evaluation.samples)
 
     checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
+    built = collector.programs | {'score': learner.score, 'update': learner.update}
+    experiment.agree(ex, checkpoints.latest_step(), built, collector.examples)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
         gold.check(ex.scorer, collector.examples, config.reward.self_test)
         state = learner.initial(supervised.cold_start(ex))
     experiment.claim(ex)
-    programs.write_hashes(workdir, **collector.programs, score=learner.score, update=learner.update)
-    writer = metrics.Writer(workdir, int(state.step), config.steps, 'train')
+    programs.write_hashes(workdir, **built)
+    writer = metrics.writer(workdir, int(state.step), config.steps, 'train')
 
-    for step in range(int(state.step), config.steps):
-        clock = metrics.Stopwatch()
-        if _due(step, config.evaluation.every) or step == 0:
-            writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
-            clock.lap('evaluate')
+    with watch.Watch(config.log.hang_after) as watched:
+        for step in range(int(state.step), config.steps):
+            watched.step(f'step {step}')
+            clock = metrics.Stopwatch()
+            if _due(step, config.evaluation.every) or step == 0:
+                writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
+                clock.lap('evaluate')
 
-        state, renewed = reference.refresh(config.algorithm, checkpoints, state, learner.state)
-        draw, state = collector(state, writer.sampling)  # its rewards are still being computed on the host
-        clock.lap('sample')
+            state, renewed = reference.refresh(config.algorithm, checkpoints, state, learner.state)
+            draw, state = collector(state, writer.sampling)  # its rewards are still being computed on the host
+            clock.lap('sample')
 
-        scores = learner.score(state, draw.rollout)
-        scored = draw.results()
-        clock.lap('reward')
+            scores = learner.score(state, draw.rollout)
+            scored = draw.results()
+            clock.lap('reward')
 
-        experience, row = make_experience(
-            algorithm, state.aux, draw.rollout, rewards.shaped(ex.scorer, scored, shapes.group_size), scores, put,
-            dead=algorithms.dead_groups(scored.rewards.reshape(shapes.prompts, -1)),
-            **rewards.known(ex.scorer, draw.examples, scored, draw.rollout, ex.tokenizer))
-        state, learned = learner.update(state, experience)
-        row |= jax.device_get(learned) | metrics.of_completions(scored)
-        row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
-        clock.lap('update')
+            experience, row = make_experience(
+                algorithm, state.aux, draw.rollout, rewards.shaped(ex.scorer, scored, shapes.group_size), scores, put,
+                dead=algorithms.dead_groups(scored.rewards.reshape(shapes.prompts, -1)),
+                **rewards.known(ex.scorer, draw.examples, scored, draw.rollout, ex.tokenizer))
+            state, learned = learner.update(state, experience)
+            row |= jax.device_get(learned) | metrics.of_completions(scored)
+            row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
+            clock.lap('update')
 
-        if _due(step, config.log.rollouts):
-            writer.rollouts(step, metrics.rollout_rows(draw.examples, scored, experience))
-        writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
-        if row['finite'] < 1:
-            _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
-        if _due(step + 1, config.checkpoint.every) or step + 1 == config.steps:
-            checkpoint.save(checkpoints, state)
+            if _due(step, config.log.rollouts):
+                writer.rollouts(step, metrics.rollout_rows(draw.examples, scored, experience))
+            writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
+            if row['finite'] < 1:
+                _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
+            stop = multihost.agree(f'the end of step {step}', row, watched.stopping)
+            if _due(step + 1, config.checkpoint.every) or step + 1 == config.steps or stop:
+                checkpoint.save(checkpoints, state)
+            if stop:
+                writer.close()
+                checkpoints.close()
+                raise Stopped(workdir, step)
 
     writer.evaluation(config.steps, evaluate.evaluate(evaluator, state.params))
     writer.close()
@@ -109,9 +121,10 @@ def _due(step, every):
 def _keep_bad_batch(workdir, step, experience, count, most):
     """Writes the batch of a skipped update to bad/<step>.npz; stops the run when there were too many."""
     path = os.path.join(workdir, 'bad', f'{step:06d}.npz')
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    leaves = jax.tree_util.tree_leaves_with_path(experience)
-    np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): np.asarray(x) for name, x in leaves})
+    leaves = jax.tree_util.tree_leaves_with_path(multihost.fetch(experience))
+    if multihost.is_first():
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
     if count > most:
         raise FloatingPointError(f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
                                  f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate')

@@ -17,6 +17,9 @@ def make(section):
     if min(shape) < 1:
         raise BadInput('mesh', dict(section), 'every axis must be at least 1')
     wanted, devices = int(np.prod(shape)), jax.devices()
+    if jax.process_count() > 1 and wanted < len(devices):
+        raise BadInput('mesh', dict(section), f'has {wanted} devices; {jax.process_count()} processes must use all '
+                       f'{len(devices)} of theirs')
     if wanted > len(devices):
         raise BadInput('mesh', dict(section), f'needs {wanted} devices and {len(devices)} are here; '
                        'lower an axis so that the product fits')

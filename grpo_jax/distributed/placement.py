@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-import numpy as np
 
 from grpo_jax import algorithms, learner
-from grpo_jax.distributed import partition, rollouts, sharding
+from grpo_jax.distributed import multihost, partition, rollouts, sharding
 from grpo_jax.distributed.mesh import BATCH_AXES, ROW_AXES
 from grpo_jax.distributed.programs import Program, abstract, abstract_params, compile_
 from grpo_jax.errors import BadInput
@@ -182,13 +181,13 @@ def _plan(_, batch, *, sizes, mesh, minibatches):
         most = sizes.microbatches(rollout.prompt_mask.shape[0] // sizes.group_size // minibatches)
         return packing.Plan(abstract((minibatches, most, sizes.rows, sizes.columns), jnp.int32, lies.cells),
                             abstract((minibatches,), jnp.int32, lies.count))
-    found = packing.plan(np.asarray(rollout.prompt_mask), np.asarray(rollout.completion_mask), sizes, minibatches)
-    return jax.device_put(found, lies)
+    found = packing.plan(*multihost.fetch((rollout.prompt_mask, rollout.completion_mask)), sizes, minibatches)
+    return jax.tree.map(multihost.put, found, lies)
 
 
 def put_rows(tree, mesh):
-    """Host arrays with a leading row axis, laid out on the mesh."""
-    return jax.device_put(tree, sharding.rows(mesh))
+    """Host arrays with a leading row axis, laid out on the mesh; every process has all rows."""
+    return multihost.put(tree, sharding.rows(mesh))
 
 
 def abstract_rollout(shapes, rows):

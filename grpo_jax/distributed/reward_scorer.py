@@ -8,8 +8,8 @@ from grpo_jax.models import heads
 
 
 def device(index):
-    """The device of an index; BadInput when there are fewer."""
-    there = jax.devices()
+    """The device of this process that has an index; BadInput when there are fewer."""
+    there = jax.local_devices()
     if not 0 <= index < len(there):
         raise BadInput('device of a reward model', index, f'{len(there)} devices are here, counted from 0')
     return there[index]

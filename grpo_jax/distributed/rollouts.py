@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from grpo_jax import sampler
-from grpo_jax.distributed import programs, sharding
+from grpo_jax.distributed import multihost, programs, sharding
 from grpo_jax.distributed.mesh import ROW_AXES
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models import quantize, transformer
@@ -64,7 +64,7 @@ class Programs:
         self._c, self._mesh, self._shapes, self._sampling = c, mesh, shapes, sampling
         everywhere = sharding.replicated(mesh)
         self._tables = {name: programs.abstract(table.shape, table.dtype, everywhere)
-                        if isinstance(table, jax.ShapeDtypeStruct) else jax.device_put(table, everywhere)
+                        if isinstance(table, jax.ShapeDtypeStruct) else multihost.put(table, everywhere)
                         for name, table in tables.items()}
         self._dtype, self._weights_dtype = dtype, weights_dtype
         self._cache = dict(block=block, dtype=cache_dtype)
@@ -224,11 +224,14 @@ class Programs:
         return self._call('rollout', functools.partial(waves.finish, pad_token=self._sampling.pad_token), book)
 
     def ended_rows(self, book):
-        """(row numbers, tokens, count, ended, truncated) of this process's rows, on the host."""
+        """(row numbers, tokens, count, ended, truncated) of this process's rows, on the host; each has one owner."""
         def local(array):
-            pieces = {s.index[0].start or 0: np.asarray(s.data) for s in array.addressable_shards}
+            # rows may lie on several devices, and processes, along the tensor axis
+            pieces = {s.index[0].start or 0: np.asarray(s.data) for s in array.addressable_shards if not s.replica_id}
             return [pieces[start] for start in sorted(pieces)], sorted(pieces)
         (tokens, starts), *rest = (local(x) for x in (book.tokens, book.count, book.limit, book.done))
+        if not starts:
+            return (np.zeros(0, int),) * 5
         rows = np.concatenate([start + np.arange(len(part)) for start, part in zip(starts, tokens, strict=True)])
         count, limit, done = (np.concatenate(parts) for parts, _ in rest)
         return rows, np.concatenate(tokens), count, done | (count >= limit), ~done

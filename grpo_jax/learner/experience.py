@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import algorithms
+from grpo_jax.distributed import multihost
 from grpo_jax.types import Experience
 
 
@@ -18,7 +19,7 @@ def make_experience(algorithm, aux, rollout, rewards, scores, put, *, dead, **kn
     kl_coef = float(aux['coefficients']['kl_coef'])
 
     def by_row(array):
-        return lambda: np.asarray(array).reshape(prompts, group, -1)
+        return lambda: multihost.fetch(array).reshape(prompts, group, -1)
 
     def kl():
         difference = scores['old_logprobs'] - scores['ref_logprobs']
@@ -26,7 +27,10 @@ def make_experience(algorithm, aux, rollout, rewards, scores, put, *, dead, **kn
 
     def initial_entropy():
         first = float(aux['initial_entropy'])
-        return np.mean(np.asarray(scores['old_entropy'])[np.asarray(rollout.loss_mask)]) if np.isnan(first) else first
+        if not np.isnan(first):
+            return first
+        entropy, mask = multihost.fetch((scores['old_entropy'], rollout.loss_mask))
+        return np.mean(entropy[mask])
 
     data = {name: by_row(array) for name, array in scores.items()}
     data |= dict(mask=by_row(rollout.loss_mask), tokens=by_row(rollout.tokens[:, rollout.prompt_mask.shape[1]:]), kl=kl,

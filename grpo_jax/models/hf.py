@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 import transformers
 
 from grpo_jax import ROOT
+from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput
 from grpo_jax.models import heads, transformer
 
@@ -125,7 +126,9 @@ def stop_tokens(folder, tokenizer):
 
 
 def load_params(folder, c, shardings):
-    """Float32 parameters read from the folder's safetensors, each leaf placed by its sharding as it is read.
+    """Float32 parameters of the folder's safetensors, each leaf placed by its sharding (or device) as it is read.
+
+    A process keeps what its own devices hold, and of the rest no more than a tensor at a time.
 
     With a value_head among the shardings, those of a sequence classification with one label. BadInput when a tensor
     is missing, left over, or of the wrong shape.
@@ -141,12 +144,18 @@ def load_params(folder, c, shardings):
                        f'left over {extra[:3]}')
     names = _tensor_names(table, c)
 
-    def leaf(path, param):
-        shape = param.shape[1:] if path.startswith('layers/') else param.shape
-        arrays = [_to_ours(path, _read(files[name], name), shape, name) for name in names[path]]
-        return np.stack(arrays) if path.startswith('layers/') else arrays[0]
+    def leaf(key, param, sharding):
+        path = '/'.join(k.key for k in key)
+        layered = path.startswith('layers/')
+        shape = param.shape[1:] if layered else param.shape
+        held = multihost.held(sharding, param.shape)
+        of_layer = held[1:] if layered else held
+        arrays = [_to_ours(path, _read(files[name], name), shape, name)[of_layer]
+                  for name in (names[path][held[0]] if layered else names[path])]
+        return multihost.put_held(np.stack(arrays) if layered else arrays[0], held, sharding, param.shape)
 
-    return jax.tree.map(jax.device_put, transformer.map_table(leaf, table), shardings)
+    return jax.tree_util.tree_map_with_path(leaf, table, shardings,
+                                            is_leaf=lambda node: isinstance(node, transformer.Param))
 
 
 def save(folder, source, params, c, dtype, **settings):

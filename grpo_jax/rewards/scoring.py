@@ -36,12 +36,17 @@ class Scoring:
         """Takes the completion of a row: its token ids, and whether its budget ended before a stop came."""
         self._rows[row] = self._threads.submit(self._begin, self._examples[row // self._group_size], tokens), truncated
 
+    @property
+    def rows(self):
+        """The numbers of the rows handed over, rising; with several processes they are this one's."""
+        return sorted(self._rows)
+
     def results(self):
-        """The Scored of all rows."""
-        order = sorted(self._rows)
+        """The Scored of the rows handed over."""
+        order = self.rows
         begun = [self._rows[row][0].result() for row in order]
         self._threads.shutdown()
-        texts, lengths, values = zip(*begun, strict=True)
+        texts, lengths, values = zip(*begun, strict=True) if begun else ((), (), ())
         owners = [self._examples[row // self._group_size] for row in order]
         return _add_up(self._scorer, owners, texts, [self._rows[row][1] for row in order], lengths, values)
 
@@ -89,7 +94,8 @@ def _add_up(scorer, owners, texts, truncated, lengths, begun):
     """The Scored of rows whose single parts have begun."""
     parts, failures = {}, {name: np.zeros(len(texts), bool) for name in FAILURES.values()}
     for name, part in scorer.parts.items():
-        said = part.function(list(texts), owners) if part.batched else [_settled(row[name]) for row in begun]
+        batched = part.batched and begun  # a process may have no row of a step
+        said = part.function(list(texts), owners) if batched else [_settled(row[name]) for row in begun]
         for row, value in enumerate(said):
             if isinstance(value, Exception):
                 failures[_kind(value)][row] = True
@@ -144,7 +150,8 @@ def known(scorer, examples, scored, rollout, tokenizer):
 
 def step_rewards(steps_of, examples, scored, rollout, tokenizer):
     """f64[P, G, C]: the reward of each step at its last token, the completion's own at its end, NaN elsewhere."""
-    tokens, mask = (np.asarray(x) for x in (rollout.tokens, rollout.completion_mask))
+    from grpo_jax.distributed import multihost  # not above: worker processes import this file, and need no JAX
+    tokens, mask = multihost.fetch((rollout.tokens, rollout.completion_mask))
     tokens, group = tokens[:, -mask.shape[1]:], len(mask) // len(examples)
     found = np.full(mask.shape, np.nan)
     owners = [examples[row // group] for row in range(len(mask))]

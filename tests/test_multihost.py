@@ -1,0 +1,163 @@
+"""Real processes on loopback train as one: bit for bit, through preemption and kill -9."""
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax import evaluate, watch
+from grpo_jax.distributed import multihost
+from grpo_jax.errors import BadInput, Stopped
+from tests import tiny_run
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+DEVICES, STEPS = 4, 5
+# data and fsdp both cut, so that a process holds some of each
+SMALL = ['--config.data.options.digits=1', '--config.data.options.count=40', '--config.data.prompts_per_step=4',
+         '--config.data.max_prompt_tokens=6', '--config.rollout.group_size=4', '--config.rollout.max_tokens=8',
+         '--config.supervised.steps=1', '--config.supervised.batch=8', '--config.evaluation.prompts=6',
+         '--config.evaluation.samples=4', '--config.checkpoint.every=2', '--config.log.rollouts=1',
+         '--config.mesh.data=2', '--config.mesh.fsdp=2', f'--config.steps={STEPS}']
+
+
+class Run:
+    """The same command in as many processes, all devices together DEVICES."""
+
+    def __init__(self, workdir, count):
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            port = free.getsockname()[1]
+        # a CPU cuts up its sums by its number of threads, which is at least that of its devices: NPROC sets it
+        environment = os.environ | {'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': str(DEVICES // count),
+                                    'NPROC': str(DEVICES)}
+        command = [sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:grpo',
+                   f'--workdir={workdir}', *SMALL, f'--coordinator=127.0.0.1:{port}', f'--processes={count}']
+        self.workdir = workdir
+        self.processes = [subprocess.Popen([*command, f'--process={i}'], cwd=ROOT, env=environment, text=True,
+                                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for i in range(count)]
+
+    def send(self, process, what, rows):
+        """Sends a signal to a process when metrics.jsonl has that many rows."""
+        path = os.path.join(self.workdir, 'metrics.jsonl')
+        while not os.path.exists(path) or open(path, encoding='utf8').read().count('\n') < rows:
+            assert self.processes[0].poll() is None, self.processes[0].stderr.read()
+            time.sleep(0.01)
+        self.processes[process].send_signal(what)
+
+    def ends(self, timeout=400):
+        """(exit status, stderr) of each process."""
+        try:
+            errors = [process.communicate(timeout=timeout)[1] for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+        return [(process.returncode, text) for process, text in zip(self.processes, errors, strict=True)]
+
+    def succeeds(self):
+        for status, errors in self.ends():
+            assert status == 0, errors
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory):
+    """The workdir of one process; it has a coordinator, so that its sums go through the same library."""
+    run = Run(tmp_path_factory.mktemp('alone'), 1)
+    run.succeeds()
+    return run.workdir
+
+
+def assert_equal(workdir, expected):
+    names = ['metrics.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl', 'programs.json',
+             *(f'rollouts/{step:06d}.jsonl' for step in range(STEPS))]
+    for name in names:
+        assert (workdir / name).read_bytes() == (expected / name).read_bytes(), name
+    policies = [jax.device_get(evaluate.load_policy(evaluate.reopen(str(folder)))) for folder in (workdir, expected)]
+    jax.tree.map(np.testing.assert_array_equal, *policies)
+
+
+def test_two_processes_through_preemption_and_kill_equal_one(alone, tmp_path):
+    run = Run(tmp_path, 2)
+    run.send(1, signal.SIGTERM, rows=1)
+    for status, errors in run.ends():
+        assert status == 42 and 'the same command goes on' in errors, errors
+    done = len(tiny_run.rows(tmp_path))
+    assert 0 < done < STEPS
+
+    run = Run(tmp_path, 2)
+    run.send(1, signal.SIGKILL, rows=done + 1)
+    began = time.monotonic()
+    (status, errors), _ = run.ends(timeout=90)
+    assert status not in (0, 42) and time.monotonic() - began < 60, (status, errors)
+    assert 'error: process 0 of 2' in errors or 'another task died' in errors, errors
+
+    Run(tmp_path, 2).succeeds()
+    assert_equal(tmp_path, alone)
+
+
+def test_four_processes_equal_one(long, alone, tmp_path):
+    Run(tmp_path, 4).succeeds()
+    assert_equal(tmp_path, alone)
+
+
+def test_what_differs_is_named_with_the_process_that_is_alone():
+    said = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
+    message = 'the processes differ in config.seed: process 1 of 3 on host1 has \'1\'; the others have \'0\''
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        multihost._compare('the start', said)
+    multihost._compare('the start', said[::2])
+
+
+@pytest.mark.parametrize('given, message', [
+    ((None, 2, 0), '--coordinator = None'), (('here:1', 2, None), '--processes, --process'),
+    (('here:1', 2, 2), 'counted from 0'), (('here', 2, 0), 'is not HOST:PORT'),
+])
+def test_flags_that_do_not_fit_together_are_refused(given, message):
+    with pytest.raises(BadInput, match=message), multihost.session(*given):
+        pass
+
+
+def test_hosts_of_a_tpu_pod_find_each_other_without_flags(monkeypatch):
+    calls = []
+    monkeypatch.setattr(multihost, '_on_tpu', lambda: True)
+    monkeypatch.setattr(jax.distributed, 'initialize', lambda *arguments, **_: calls.append(arguments))
+    monkeypatch.setattr(jax.distributed, 'shutdown', lambda: calls.append('shutdown'))
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(Stopped), multihost.session(None, None, None):
+            raise Stopped('here', 3)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert calls == [(), 'shutdown']
+
+
+def test_shares_of_groups_are_together_all(monkeypatch):
+    gathered = []
+    monkeypatch.setattr(jax, 'process_count', lambda: 3)
+    monkeypatch.setattr(multihost, 'gather_rows', lambda rows, tree: gathered.append((list(rows), tree)))
+    for process in range(3):
+        monkeypatch.setattr(jax, 'process_index', lambda process=process: process)
+        multihost.by_group(lambda groups, column: (groups, column), list('abcde'), list(range(10)))
+    assert [row for rows, _ in gathered for row in rows] == list(range(10))
+    assert [groups for _, (groups, _) in gathered] == [['a'], ['b', 'c'], ['d', 'e']]
+    assert [column for _, (_, column) in gathered] == [rows for rows, _ in gathered]
+
+
+HANG = 'import time; from grpo_jax import watch\nwith watch.Watch(0.2) as w:\n    w.step("step 7")\n    time.sleep(60)'
+
+
+def test_a_step_that_hangs_ends_the_process_with_all_stacks():
+    done = subprocess.run([sys.executable, '-c', HANG], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == watch.HUNG
+    assert 'error: step 7 has taken more than log.hang_after = 0.2 s' in done.stderr
+    assert 'File "<string>", line 4' in done.stderr
+
+
+def test_a_step_in_time_ends_nothing():
+    done = subprocess.run([sys.executable, '-c', HANG.replace('60', '0') + '\ntime.sleep(0.5)'], cwd=ROOT, timeout=60)
+    assert done.returncode == 0
