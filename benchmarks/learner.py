@@ -7,6 +7,7 @@ operations of matrix products counted in the program; the share of tokens that a
 update, which is checked. Then the memory of the update at a vocabulary of 151,936, with the head in chunks and whole.
 """
 import argparse
+import dataclasses
 import os
 
 os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_cpu_multi_thread_eigen=false'
@@ -21,7 +22,7 @@ from benchmarks import environment
 from benchmarks.rollout import MODEL, long_tailed
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.distributed import mesh, placement
+from grpo_jax.distributed import flops, mesh, placement
 from grpo_jax.models import transformer
 from grpo_jax.types import Experience, Rollout
 
