@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from grpo_jax import evaluate, watch
 from grpo_jax.distributed import multihost
@@ -26,18 +27,21 @@ SMALL = ['--config.data.options.digits=1', '--config.data.options.count=40', '--
          '--config.mesh.data=2', '--config.mesh.fsdp=2', f'--config.steps={STEPS}']
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
+
+
 class Run:
     """The same command in as many processes, all devices together DEVICES."""
 
     def __init__(self, workdir, count):
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            port = free.getsockname()[1]
         # a CPU cuts up its sums by its number of threads, which is at least that of its devices: NPROC sets it
         environment = os.environ | {'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': str(DEVICES // count),
                                     'NPROC': str(DEVICES)}
         command = [sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:grpo',
-                   f'--workdir={workdir}', *SMALL, f'--coordinator=127.0.0.1:{port}', f'--processes={count}']
+                   f'--workdir={workdir}', *SMALL, f'--coordinator=127.0.0.1:{free_port()}', f'--processes={count}']
         self.workdir = workdir
         self.processes = [subprocess.Popen([*command, f'--process={i}'], cwd=ROOT, env=environment, text=True,
                                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for i in range(count)]
@@ -103,6 +107,43 @@ def test_two_processes_through_preemption_and_kill_equal_one(alone, tmp_path):
 def test_four_processes_equal_one(long, alone, tmp_path):
     Run(tmp_path, 4).succeeds()
     assert_equal(tmp_path, alone)
+
+
+PROCESS = """
+import sys
+import jax
+import numpy as np
+from grpo_jax.distributed import mesh, multihost, sharding
+from grpo_jax.models import hf, transformer
+
+address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+with multihost.session(address, 2, process):
+    c = hf.load_config(folder)
+    here = transformer.map_table(lambda *_: jax.local_devices()[0], transformer.param_table(c))
+    whole = jax.device_get(hf.load_params(folder, c, here))
+    for shape in [(1, 4, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]:
+        devices = mesh.make(dict(zip(mesh.AXES, shape)))
+        params = hf.load_params(folder, c, sharding.params(c, devices))
+        jax.tree.map(np.testing.assert_array_equal, multihost.fetch(params), whole)
+    third = np.float64(1) / 3  # not a float32
+    assert multihost.gather((third, process)) == [(third, 0), (third, 1)]
+    assert multihost.agree('a step', {'reward': 0.5}, stop=process == 1)
+    multihost.agree('the next step', {'reward': 0.5 + process})
+"""
+
+
+def test_weights_are_those_of_the_folder_and_what_differs_ends_all(long, tmp_path):
+    stored = np.load(os.path.join(ROOT, 'tests/golden/llama.npz'))
+    (tmp_path / 'config.json').write_text(str(stored['config']), encoding='utf8')
+    save_file({name.removeprefix('weights/'): stored[name] for name in stored if name.startswith('weights/')},
+              tmp_path / 'model.safetensors')
+    address, environment = f'127.0.0.1:{free_port()}', os.environ | {'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': '2'}
+    running = [subprocess.Popen([sys.executable, '-c', PROCESS, address, str(process), str(tmp_path)], cwd=ROOT,
+                                env=environment, stderr=subprocess.PIPE, text=True) for process in range(2)]
+    for process in running:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 1, errors
+        assert "at the next step, the processes differ in reward: process 1 of 2 on" in errors, errors
 
 
 def test_what_differs_is_named_with_the_process_that_is_alone():
