@@ -211,7 +211,7 @@ def test_a_mesh_is_chosen_where_the_config_has_none(slices):
     assert chosen(32, 32, 2) == (2, 16, 1)
     assert chosen(256, 256) == (2, 128, 1)  # 256 does not divide a width of 896
     assert chosen(32, 64) == (1, 32, 2)     # 64 does not divide 32 prompts
-    with pytest.raises(BadInput, match='the nearest that fits is data=2 fsdp=2 tensor=1'):
+    with pytest.raises(BadInput, match='the nearest that fits is data=2 fsdp=2 context=1 tensor=1'):
         plan.make(tiny_run.config(mesh__data=2, mesh__fsdp=4), 'v5e:2x2')
     with pytest.raises(BadInput, match=r'mesh\.data = 1: must be a multiple of the 2 slices'):
         plan.make(tiny_run.config(mesh__fsdp=8, data__prompts_per_step=8), 'v5e:2x2', slices=2)
