@@ -23,7 +23,7 @@ def layout(c, mesh):
 
     def weights(of_layer):
         return {name: jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*whole[name].spec[1:])))
-                if name in whole else w for name, w in of_layer.items()}
+                for name, w in of_layer.items()}
 
     def hidden(x):
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, TOKENS))

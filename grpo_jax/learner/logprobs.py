@@ -59,8 +59,7 @@ def _picked_and_entropy(logits, targets, parts, entropy_gradient):
     """(logprob of each target, entropy), each f32[n], of logits f32[n, V], or of this device's part of V."""
     first, count = parts.span(logits.shape[-1])
     inside = True if isinstance(count, int) else jnp.arange(logits.shape[-1]) < count
-    highest = jax.lax.stop_gradient(parts.highest(jax.lax.stop_gradient(
-        jnp.max(logits, -1, where=inside, initial=-jnp.inf))))
+    highest = parts.highest(jax.lax.stop_gradient(jnp.max(logits, -1, where=inside, initial=-jnp.inf)))
     exponents = jnp.where(inside, logits - highest[:, None], 0.0)
     total = highest + jnp.log(parts.total(jnp.sum(jnp.where(inside, jnp.exp(exponents), 0.0), -1)))
     logprobs = jnp.where(inside, logits - total[:, None], 0.0)

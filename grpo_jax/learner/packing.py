@@ -33,6 +33,10 @@ class Packing(NamedTuple):
         """How many completions of any length fit behind a prompt of any length."""
         return (self.columns - self.queries) // self.tokens
 
+    def room(self, size):
+        """Columns that `size` tokens of a group take: whole blocks."""
+        return size + -size % self.block
+
     def microbatches(self, groups):
         """How many microbatches that many groups take at most."""
         return -(-groups * -(-self.group_size // self.completions) // self.rows)
@@ -78,7 +82,7 @@ def plan(prompt_mask, completion_mask, packing, minibatches):
                 text += [index * width + packing.queries + np.arange(length) for index, length in members]
                 text = np.concatenate(text)
                 cells[part, row, column:column + len(text)] = text
-                column += len(text) + -len(text) % packing.block
+                column += packing.room(len(text))
         count[part] = -(-len(rows) // packing.rows)
     return Plan(cells.reshape(minibatches, most, packing.rows, packing.columns), count)
 
@@ -95,22 +99,24 @@ def _packed_rows(prompts, lengths, packing):
     for i in sorted(range(len(groups)), key=lambda i: -lengths[i].sum()):
         prompt, left = int(prompts[i]), sorted(groups[i], reverse=True)
         while left:
-            size = prompt + sum(length for length, _ in left)
-            fits = np.flatnonzero(room >= size + -size % packing.block)
+            fits = np.flatnonzero(room >= packing.room(prompt + _tokens(left)))
             if len(fits):
                 row, taken = fits[np.argmin(room[fits])], left
             else:
                 row = int(np.argmax(room)) if rows and not packing.whole_groups else -1
                 taken = _that_fit(left, room[row] - prompt) if row >= 0 else []
-                if sum(length for length, _ in taken) <= prompt:
+                if _tokens(taken) <= prompt:
                     rows.append([])
                     room = np.append(room, packing.columns)
                     row, taken = len(rows) - 1, _that_fit(left, packing.columns - prompt)
-            size = prompt + sum(length for length, _ in taken)
             rows[row].append((prompt, [(index, length) for length, index in taken]))
-            room[row] -= size + -size % packing.block
+            room[row] -= packing.room(prompt + _tokens(taken))
             left = [completion for completion in left if completion not in taken]
     return rows
+
+
+def _tokens(completions):
+    return sum(length for length, _ in completions)
 
 
 def _that_fit(completions, room):

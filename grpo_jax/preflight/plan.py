@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from grpo_jax import ROOT, algorithms, collect, evaluate, experiment, rewards, supervised, train
 from grpo_jax.distributed import chips, placement, programs, sharding, topology
-from grpo_jax.distributed.mesh import AXES, ROW_AXES
+from grpo_jax.distributed.mesh import AXES, BATCH_AXES, ROW_AXES
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.sampler import stops
@@ -86,7 +86,8 @@ class Plan(NamedTuple):
     def microbatch_rows(self):
         """Rows of a microbatch on a device."""
         cut = self.config.learner.minibatches * self.config.learner.microbatches
-        return self.shapes.prompts * self.shapes.group_size // cut // self.row_shards()
+        shards = math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
+        return self.shapes.prompts * self.shapes.group_size // cut // shards
 
 
 def find_model(path):
