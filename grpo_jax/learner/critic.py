@@ -20,7 +20,8 @@ def values(critic, rollout, c, *, remat, dtype, layout=transformer.ALONE):
     return found[:, rollout.prompt_mask.shape[1] - 1:-1]
 
 
-def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, layout, **cut):
+def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, layout=transformer.ALONE,
+           **cut):
     """({'params', 'opt_state'}, metrics) after a descent on half the squared error, clipped around the old values.
 
     max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, mean over tokens; value_clip 0: no clip.

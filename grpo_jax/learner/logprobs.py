@@ -31,7 +31,7 @@ def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, en
         shape, count = targets.shape, targets.size
         size = min(chunk, count)
         # the tokens that are wanted first, so that whole chunks of padding are skipped
-        asked = wanted.reshape(-1)
+        asked = jnp.reshape(wanted, -1)
         rank = jnp.where(asked, jnp.cumsum(asked) - 1, jnp.sum(asked) + jnp.cumsum(~asked) - 1)
         order = jnp.full(count + -count % size, count).at[rank].set(jnp.arange(count)).reshape(-1, size)
         chunks = -(-parts.most(jnp.sum(asked)) // size)
@@ -39,7 +39,7 @@ def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, en
         @jax.checkpoint
         def head(chunk):
             index, places = chunk
-            taken = [x.reshape(count, *x.shape[2:]).at[places].get(mode='fill', fill_value=0)
+            taken = [jnp.take(x.reshape(count, *x.shape[2:]), places, 0, mode='fill', fill_value=0)
                      for x in (hidden, targets, wanted)]
             found = jax.lax.cond(index < chunks, of_chunk, lambda *_: (jnp.zeros(size), jnp.zeros(size)), *taken[:2])
             return [jnp.where(taken[2], x, 0.0) for x in found]

@@ -175,11 +175,11 @@ def test_the_scan_over_layers_equals_a_loop_over_blocks(tiny):
     tokens, mask, _ = prompts_and_completions()
     positions = transformer.positions_of(mask)
     scanned, (keys, values) = forward(params, tokens, positions, mask, c), prefill(params, tokens, positions, mask, c)
-    allowed, kept = attention.causal(mask), []
+    kept = []
 
     def attend(q, k, v):
         kept.append((k, v))
-        return attention.attend(q, k, v, allowed)
+        return attention.attend(q, k, v, mask)
 
     x = params['embed'][tokens]
     angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)

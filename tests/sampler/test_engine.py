@@ -43,8 +43,9 @@ ENGINES = dict(
 def build(c, sampling, mesh, segment, budget, tables=None, prompts=P, **options):
     options = dict(dtype='float32', cache_dtype='float32', weights_dtype='float32', block=4, ahead=False) | options
     shapes = placement.Shapes(prompts, G, Q, C)
-    return placement.make_sampler(c, meshes.make(dict(zip(meshes.AXES, mesh, strict=True))), shapes, sampling,
-                                  tables or {}, budget=budget * COLUMN, segment=segment, **options)
+    axes = dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))
+    return placement.make_sampler(c, meshes.make(axes), shapes, sampling, tables or {}, budget=budget * COLUMN,
+                                  segment=segment, **options)
 
 
 @functools.cache
