@@ -9,7 +9,6 @@ reward in Python. The time of an iteration is that between two calls of the rewa
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -185,15 +184,7 @@ def main():
         # equal: a group is a packed row; long-tailed: rows of four prompts with their completions
         full = case['queries'] + case['group'] * case['most']
         case |= dict(columns=full, rows=8) if name == 'equal' else dict(columns=1024, rows=1)
-        pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
-        workers = {peer: peers.Worker(python, peer, case, __file__) for peer, python in pythons.items() if python}
-        seconds = {peer: [] for peer in workers}
-        for _ in range(arguments.repeats):
-            for peer, worker in workers.items():
-                seconds[peer].append(worker.run())
-        for worker in workers.values():
-            worker.close()
-        found = {peer: statistics.median(values) for peer, values in seconds.items()}
+        found = peers.medians(case, arguments, __file__)
         print(f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
               f'{sum(case["lengths"]) / len(case["lengths"]):.0f} max {case["most"]}: '
               + ', '.join(f'{peer} {value:.2f}' for peer, value in found.items()) + ' CPU-s an iteration; '

@@ -164,6 +164,19 @@ class Worker:
         raise RuntimeError(f'the worker ended with status {self._process.wait()}; run its command by hand to see why')
 
 
+def medians(case, arguments, file=__file__):
+    """{'ours', 'tunix', 'trl': median CPU-seconds} of arguments.repeats runs of a file's workers, in turn."""
+    pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
+    workers = {peer: Worker(python, peer, case, file) for peer, python in pythons.items() if python}
+    seconds = {peer: [] for peer in workers}
+    for _ in range(arguments.repeats):
+        for peer, worker in workers.items():
+            seconds[peer].append(worker.run())
+    for worker in workers.values():
+        worker.close()
+    return {peer: statistics.median(values) for peer, values in seconds.items()}
+
+
 def main():
     """The command, and the worker that it starts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -186,16 +199,9 @@ def main():
         if arguments.only not in name:
             continue
         case = case | {'lengths': lengths_of(case).tolist()}
-        pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
-        workers = {peer: Worker(python, peer, case) for peer, python in pythons.items() if python}
-        seconds = {peer: [] for peer in workers}
-        for _ in range(arguments.repeats):
-            for peer, worker in workers.items():
-                seconds[peer].append(worker.run())
-        for worker in workers.values():
-            worker.close()
+        seconds = medians(case, arguments)
         tokens = sum(case['lengths'])
-        speeds = {peer: tokens / statistics.median(values) for peer, values in seconds.items()}
+        speeds = {peer: tokens / value for peer, value in seconds.items()}
         # products with the weights alone, of the completion's tokens
         flops = 2 * (4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024) + 256 * 512)
         best = max((speed for peer, speed in speeds.items() if peer != 'ours'), default=float('nan'))

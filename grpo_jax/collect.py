@@ -204,8 +204,7 @@ def _check(section, scorer):
     if section['dead_groups'] == 'replay' and section['max_staleness'] < 1:
         raise BadInput('algorithm.max_staleness', section['max_staleness'], 'must be at least 1 for replay: groups of '
                        'the same step are none')
-    stale = section['dead_groups'] in ('resample', 'replay') and section['max_staleness']
-    if stale and section['ratio_base'] == 'old' and section['correction'] == 'none':
+    if _keeps(section) and section['ratio_base'] == 'old' and section['correction'] == 'none':
         raise BadInput('algorithm.max_staleness', section['max_staleness'], 'lets in completions of older policies, '
                        'and nothing accounts for them; set a correction, like truncated, or ratio_base=\'sampler\'')
 

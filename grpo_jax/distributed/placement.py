@@ -110,9 +110,9 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
     shape = jax.eval_shape(initial, abstract_params(c, mesh))
     lies = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh)
     learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
-    plan = sizes and functools.partial(_plan, sizes=sizes, mesh=mesh, minibatches=learning['minibatches'])
+    plan = functools.partial(_plan, sizes=sizes, mesh=mesh, minibatches=learning['minibatches']) if sizes else None
     return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, columns, learned), mesh,
-                     ahead, plan)
+                     ahead, score_plan=plan if scored else None, update_plan=plan)
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
@@ -144,18 +144,18 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
     return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, 1, ('returns',)), mesh)
 
 
-def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True, plan=None):
+def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True, score_plan=None, update_plan=None):
     """Learner of functions; shape is the abstract TrainState that initial makes, lies its shardings.
 
-    plan(state, batch) is the packing.Plan that score and update take too, if any.
+    A plan(state, batch) makes the packing.Plan that the program takes too.
     """
     state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, lies)
-    options = dict(ahead=ahead, extra=plan or None)
     return Learner(
         initial=jax.jit(initial, out_shardings=lies),
-        score=compile_(score, state, experience.rollout, out_shardings=sharding.rows(mesh), **options),
-        update=compile_(update, state, experience, donate_argnums=0,
-                        out_shardings=(lies, sharding.replicated(mesh)), **options),
+        score=compile_(score, state, experience.rollout, ahead=ahead, extra=score_plan,
+                       out_shardings=sharding.rows(mesh)),
+        update=compile_(update, state, experience, ahead=ahead, extra=update_plan, donate_argnums=0,
+                        out_shardings=(lies, sharding.replicated(mesh))),
         state=state)
 
 

@@ -1,4 +1,6 @@
 """The same numbers on every mesh of 8 fake devices, with weights and moments really cut up."""
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,11 +61,9 @@ def sample(model, shape):
 
 
 @pytest.fixture(scope='module')
-def model():
+def model(tiny):
     """(ModelConfig, params) with heads for every size of the tensor axis."""
-    c = transformer.ModelConfig(
-        vocab_size=64, width=32, layers=2, heads=16, kv_heads=8, head_dim=8, mlp=48, norm_eps=1e-6, rope_theta=1e4,
-        rope_scaling=(), qk_norm=True, qkv_bias=True, out_bias=False, mlp_bias=False, tie_embeddings=False)
+    c = dataclasses.replace(tiny[0], heads=16, kv_heads=8, qkv_bias=True, tie_embeddings=False)
     return c, jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c)
 
 
