@@ -75,13 +75,12 @@ def ours(case):
         state, _ = jax.block_until_ready(learner.update(state, experience))
 
 
-def tunix(case):
-    """Trains for ever with tunix.rl.grpo.grpo_learner.GRPOLearner."""
+def tunix_learner(case, reward, *, beta=0.0, tied=False):
+    """(cluster, learner, mesh) of Tunix with a model of the benchmarks' shape."""
     import dataclasses
 
     from flax import nnx
     import jax
-    import numpy as np
     import optax
     from tunix.models.qwen2 import model
     from tunix.rl import rl_cluster
@@ -90,29 +89,37 @@ def tunix(case):
 
     from benchmarks.peers import Words
     names = {field.name for field in dataclasses.fields(model.ModelConfig)}
-    tied = {name: False for name in ('use_tied_embedding', 'weight_tying') if name in names}
-    config = model.ModelConfig(num_layers=4, vocab_size=512, embed_dim=256, hidden_dim=1024, num_heads=4, head_dim=64,
-                               num_kv_heads=2, rope_theta=10_000, norm_eps=1e-6, **tied)
+    tying = {name: tied for name in ('use_tied_embedding', 'weight_tying') if name in names}
+    config = model.ModelConfig(
+        num_layers=4, vocab_size=case.get('vocabulary', 512), embed_dim=256, hidden_dim=1024, num_heads=4, head_dim=64,
+        num_kv_heads=2, rope_theta=10_000, norm_eps=1e-6, **tying)
     one = jax.make_mesh((1, 1), ('fsdp', 'tp'), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    roles, iterations = rl_cluster.Role, 10 ** 6
+    roles = rl_cluster.Role
     cluster = rl_cluster.RLCluster(
         actor=model.Qwen2(config, rngs=nnx.Rngs(0)), reference=model.Qwen2(config, rngs=nnx.Rngs(0)),
         tokenizer=Words(),
         cluster_config=rl_cluster.ClusterConfig(
             role_to_mesh=dict.fromkeys((roles.ACTOR, roles.REFERENCE, roles.ROLLOUT), one), rollout_engine='vanilla',
             offload_to_cpu=False,
-            training_config=rl_cluster.RLTrainingConfig(actor_optimizer=optax.adamw(1e-5), max_steps=iterations,
+            training_config=rl_cluster.RLTrainingConfig(actor_optimizer=optax.adamw(1e-5), max_steps=10 ** 6,
                                                         eval_every_n_steps=10 ** 9),
             rollout_config=base_rollout.RolloutConfig(
                 max_tokens_to_generate=case['most'], max_prompt_length=case['queries'],
                 kv_cache_size=case['queries'] + case['most'], temperature=1.0, top_p=1.0, top_k=None)))
+    learner = grpo_learner.GRPOLearner(cluster, reward_fns=reward, algo_config=grpo_learner.GRPOConfig(
+        num_generations=case['group'], num_iterations=1, beta=beta, epsilon=0.2))
+    return cluster, learner, one
+
+
+def tunix(case):
+    """Trains for ever with tunix.rl.grpo.grpo_learner.GRPOLearner."""
+    import numpy as np
     gate = Gate()
 
     def reward(prompts, completions, **_):
         return gate([[int(word) for word in text.split()] for text in completions])
 
-    learner = grpo_learner.GRPOLearner(cluster, reward_fns=reward, algo_config=grpo_learner.GRPOConfig(
-        num_generations=case['group'], num_iterations=1, beta=0.0, epsilon=0.2))
+    _, learner, one = tunix_learner(case, reward)
     rng = np.random.default_rng(1)
 
     def batches():
@@ -183,8 +190,10 @@ def main():
         case = case | {'lengths': peers.lengths_of(case).tolist()}
         # equal: a group is a packed row; long-tailed: rows of four prompts with their completions
         full = case['queries'] + case['group'] * case['most']
-        case |= dict(columns=full, rows=8) if name == 'equal' else dict(columns=1024, rows=1)
-        found = peers.medians(case, arguments, __file__)
+        case |= dict(columns=full, rows=1) if name == 'equal' else dict(columns=1024, rows=1)
+        pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
+        timed = peers.medians(case, pythons, arguments.repeats, __file__)
+        found = {peer: seconds for peer, (seconds, _) in timed.items()}
         print(f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
               f'{sum(case["lengths"]) / len(case["lengths"]):.0f} max {case["most"]}: '
               + ', '.join(f'{peer} {value:.2f}' for peer, value in found.items()) + ' CPU-s an iteration; '

@@ -124,11 +124,12 @@ def trl(case):
     return run
 
 
-def work(name, case):
-    """Warms up, then runs once for each line on standard input, and answers with the CPU-seconds."""
+def work(make, case):
+    """Warms make(case) up, then runs it once for each line on standard input, and answers with the CPU-seconds."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    run = {'ours': ours, 'tunix': tunix, 'trl': trl}[name](case)
-    run()
+    run = make(case)
+    for _ in range(2):  # some compile twice
+        run()
     print('ready', flush=True)
     for _ in sys.stdin:
         begun = time.process_time()
@@ -153,9 +154,11 @@ class Worker:
         return float(self._answer('seconds').split()[1])
 
     def close(self):
-        """Ends the process."""
+        """Ends the process; the GiB of memory that it held at most."""
         self._process.stdin.close()
-        self._process.wait()
+        _, status, usage = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        return usage.ru_maxrss / 2 ** 20
 
     def _answer(self, word):
         for line in self._process.stdout:
@@ -164,17 +167,17 @@ class Worker:
         raise RuntimeError(f'the worker ended with status {self._process.wait()}; run its command by hand to see why')
 
 
-def medians(case, arguments, file=__file__):
-    """{'ours', 'tunix', 'trl': median CPU-seconds} of arguments.repeats runs of a file's workers, in turn."""
-    pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
+def medians(case, pythons, repeats, file=__file__):
+    """{worker: (median CPU-seconds, GiB at most)} of a file's workers, which run `repeats` times in turn.
+
+    pythons says by which program each is run; one of None is left out.
+    """
     workers = {peer: Worker(python, peer, case, file) for peer, python in pythons.items() if python}
     seconds = {peer: [] for peer in workers}
-    for _ in range(arguments.repeats):
+    for _ in range(repeats):
         for peer, worker in workers.items():
             seconds[peer].append(worker.run())
-    for worker in workers.values():
-        worker.close()
-    return {peer: statistics.median(values) for peer, values in seconds.items()}
+    return {peer: (statistics.median(seconds[peer]), worker.close()) for peer, worker in workers.items()}
 
 
 def main():
@@ -189,7 +192,7 @@ def main():
     arguments = parser.parse_args()
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if arguments.worker:
-        work(arguments.worker, arguments.case)
+        work({'ours': ours, 'tunix': tunix, 'trl': trl}[arguments.worker], arguments.case)
         return
     from benchmarks import environment
 
@@ -199,9 +202,10 @@ def main():
         if arguments.only not in name:
             continue
         case = case | {'lengths': lengths_of(case).tolist()}
-        seconds = medians(case, arguments)
+        pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
+        seconds = medians(case, pythons, arguments.repeats)
         tokens = sum(case['lengths'])
-        speeds = {peer: tokens / value for peer, value in seconds.items()}
+        speeds = {peer: tokens / value for peer, (value, _) in seconds.items()}
         # products with the weights alone, of the completion's tokens
         flops = 2 * (4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024) + 256 * 512)
         best = max((speed for peer, speed in speeds.items() if peer != 'ours'), default=float('nan'))

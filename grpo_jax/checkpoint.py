@@ -74,5 +74,11 @@ def write_json(path, value):
     os.replace(temporary, path)
 
 
+def read_json(path):
+    """What write_json wrote."""
+    with open(path, encoding='utf8') as file:
+        return json.load(file)
+
+
 def _plain(value):
     return value.item() if isinstance(value, np.generic) else list(value)

@@ -12,7 +12,7 @@ import rich.console
 import rich.table
 
 from grpo_jax import checkpoint, data, experiment, program, supervised
-from grpo_jax.distributed import multihost, placement
+from grpo_jax.distributed import multihost, placement, sharding
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner import scores
@@ -64,7 +64,7 @@ def run(config, workdir):
         chosen = data.indices(config.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)
         return as_experience(ex, train, chosen, shapes)
 
-    state = supervised.loop(ex, learner, experience, 'reward model', train.dataset.examples)
+    state = supervised.loop(ex, learner, experience, 'reward model', train.dataset.examples, beginning)
     results = judge(*(score(ex, learner, state, found, shapes) for found in (train, test)), section.objective)
     checkpoint.write_json(os.path.join(workdir, 'evaluation.json'), results)
     params = multihost.fetch(state.params)
@@ -72,6 +72,13 @@ def run(config, workdir):
         table(results)
         save(ex, params)
     return state
+
+
+def beginning(ex):
+    """Parameters to start from: a policy's, or a reward model's, which has a head already."""
+    if ex.config.model.random_init or not hf.has_head(ex.folder):
+        return ex.params()
+    return hf.load_params(ex.folder, ex.c, sharding.scalar_params(ex.c, ex.mesh))
 
 
 def read(ex, objective, split):

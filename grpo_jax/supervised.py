@@ -54,10 +54,11 @@ def make_learner(ex):
     return shapes, placement.make_learner(ex.c, SFT, optimizer, ex.mesh, shapes, **learning)
 
 
-def loop(ex, learner, experience, title, examples):
+def loop(ex, learner, experience, title, examples, beginning=experiment.Experiment.params):
     """The final TrainState of supervised.steps updates on experience(step), host arrays; goes on where it stopped.
 
-    examples: those that it learns from. Stopped when a SIGTERM came: the step at hand was finished and saved.
+    examples: those that it learns from; beginning(ex): parameters of the first state. Stopped when a SIGTERM came: the
+    step at hand was finished and saved.
     """
     config, steps = ex.config, ex.config.supervised.steps
     checkpoints = checkpoint.manager(ex.workdir, keep=1)
@@ -65,7 +66,7 @@ def loop(ex, learner, experience, title, examples):
     experiment.claim(ex)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
-        state = learner.initial(ex.params())
+        state = learner.initial(beginning(ex))
     writer = metrics.writer(ex.workdir, int(state.step), steps, title, shown=('loss',))
     with watch.Watch(config.log.hang_after) as watched:
         for step in range(int(state.step), steps):

@@ -1,7 +1,6 @@
 """Every preset with every seed on one experiment, then a table and curves. `python -m grpo_jax.sweep`."""
 import csv
 import functools
-import json
 import math
 import os
 import shutil
@@ -50,7 +49,7 @@ def run(get_config, presets, seeds, workdir):
         folder = _folder(workdir, preset, seed)
         outcomes[preset, seed] = None
         try:
-            if not finished(config, folder):
+            if not train.finished(config, folder):
                 print(f'{number} of {len(configs)}: {preset}, seed {seed}', file=sys.stderr, flush=True)
                 beginning = os.path.join(folder, 'cold_start')
                 if config.supervised.steps and not os.path.exists(beginning):
@@ -75,19 +74,6 @@ def choose(names):
             raise BadInput('--presets', name, 'no such file in configs/algorithms; choose all, or of '
                            + ', '.join(choices))
     return chosen
-
-
-def finished(config, folder):
-    """Whether folder holds a whole run of this very config; BadInput when it went beyond config.steps."""
-    paths = [os.path.join(folder, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
-    if not all(os.path.isfile(path) for path in paths):
-        return False
-    with open(paths[0], encoding='utf8') as file:
-        same = json.load(file) == json.loads(json.dumps(config.to_dict()))
-    steps, evaluations = len(metrics.read(paths[1])), metrics.read(paths[2])
-    if steps > config.steps:
-        raise BadInput('steps', config.steps, f'{folder} has {steps} steps already; use another --workdir')
-    return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
 
 
 def summarize(outcomes, seeds, elsewhere, workdir):

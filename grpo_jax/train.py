@@ -1,5 +1,6 @@
 """START HERE: run(config, workdir) builds everything, then loops over the steps of GRPO."""
 import functools
+import json
 import logging
 import os
 
@@ -97,6 +98,19 @@ def run(config, workdir, algorithm=None, functions=None):
     checkpoints.close()
     evaluate.table(os.path.join(workdir, 'evaluations.jsonl'))
     return state
+
+
+def finished(config, workdir):
+    """Whether workdir holds a whole run of this very config; BadInput when it went beyond config.steps."""
+    paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
+    if not all(os.path.isfile(path) for path in paths):
+        return False
+    with open(paths[0], encoding='utf8') as file:
+        same = json.load(file) == json.loads(json.dumps(config.to_dict()))
+    steps, evaluations = len(metrics.read(paths[1])), metrics.read(paths[2])
+    if steps > config.steps:
+        raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
+    return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
 
 
 def shapes_of(ex, algorithm):

@@ -1,4 +1,5 @@
 """Completions that a run wrote down, as demonstrations and pairs for another policy: distillation in two commands."""
+import functools
 import glob
 import os
 
@@ -8,18 +9,19 @@ from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 
-def examples(split, *, folder, least):
+def examples(split, *, folder, least, by=''):
     """One Example for each distinct completion of at least `least` reward in folder/*.jsonl (a run's rollouts/).
 
-    meta['demonstration'] is the completion; meta['rejected'], a completion of the same prompt with a smaller
-    reward, the smallest there is. With pairs as source, prompts without one are left out. The test split
-    is a tenth of the prompts. BadInput without any.
+    by names the part of the reward that counts, like the verifier; '' for the whole reward. meta['demonstration'] is
+    the completion; meta['rejected'], a completion of the same prompt with a smaller reward, the smallest there is.
+    With pairs as source, prompts without one are left out. The test split is a tenth of the prompts. BadInput without
+    any.
     """
     paths = sorted(glob.glob(os.path.join(folder, '*.jsonl')))
     if not paths:
         raise BadInput('data.options.folder', folder, 'holds no *.jsonl; name a run\'s rollouts folder, and let the '
                        'run write every step (log.rollouts=1)')
-    rows, bad = parted([row for path in paths for row in checked(_row, jsonl.read(path))])
+    rows, bad = parted([row for path in paths for row in checked(functools.partial(_row, by=by), jsonl.read(path))])
     by_prompt = {}
     for prompt, answer, completion, reward in rows:
         if reward is not None:
@@ -34,13 +36,15 @@ def examples(split, *, folder, least):
                 meta = {'demonstration': completion} | ({'rejected': worst} if rewards[worst] < reward else {})
                 found.append(Example(prompt, answer, len(found), meta))
     if not found:
-        raise BadInput('data.options.least', least, f'is above every reward in {folder}')
+        raise bad[0] if bad else BadInput('data.options.least', least, f'is above every reward in {folder}')
     return found + bad
 
 
-def _row(row, _, where):
+def _row(row, _, where, by):
     """(prompt, answer, completion, reward); the reward of a completion that no part could score is None."""
-    completion, reward = row.get('completion'), row.get('reward', '')
+    if by and by not in row.get('parts', ()):
+        raise BadInput(where, by, f'is none of its parts {sorted(row.get("parts", ()))}; choose one in data.options.by')
+    completion, reward = row.get('completion'), row['parts'][by] if by else row.get('reward', '')
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
         raise BadInput(where, short((completion, reward)), 'must be a completion and its reward; remove the row')
     answer = text_field(row, 'answer', where) if row.get('answer') else ''  # a reward may need none

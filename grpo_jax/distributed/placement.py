@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from grpo_jax import algorithms, learner
 from grpo_jax.distributed import multihost, partition, rollouts, sharding
 from grpo_jax.distributed.mesh import BATCH_AXES, ROW_AXES
-from grpo_jax.distributed.programs import Program, abstract, abstract_params, compile_
+from grpo_jax.distributed.programs import Program, abstract, abstract_params, compile_, options_on
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic, packing, scores
 from grpo_jax.types import Experience, Rollout, TrainState
@@ -116,7 +116,9 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
-    """Learner of a reward model, whose initial takes a policy; learning holds the other arguments of scores.update.
+    """Learner of a reward model, whose initial takes a policy, or a reward model that is to learn on.
+
+    learning holds the other arguments of scores.update.
 
     BadInput when microbatches and mesh do not divide the batch.
     """
@@ -127,8 +129,8 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
     _divides_columns(mesh, shapes)
     rows, replicated, layout = sharding.rows(mesh), sharding.replicated(mesh), partition.layout(c, mesh)
 
-    def initial(policy):
-        params = critic.new(policy)
+    def initial(params):
+        params = params if 'value_head' in params else critic.new(params)
         return TrainState(jnp.int32(0), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
 
     def score(state, rollout):
@@ -150,12 +152,13 @@ def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True,
     A plan(state, batch) makes the packing.Plan that the program takes too.
     """
     state = jax.tree.map(lambda x, s: abstract(x.shape, x.dtype, s), shape, lies)
+    options = dict(ahead=ahead, compiler_options=options_on(mesh))
     return Learner(
         initial=jax.jit(initial, out_shardings=lies),
-        score=compile_(score, state, experience.rollout, ahead=ahead, extra=score_plan,
-                       out_shardings=sharding.rows(mesh)),
-        update=compile_(update, state, experience, ahead=ahead, extra=update_plan, donate_argnums=0,
-                        out_shardings=(lies, sharding.replicated(mesh))),
+        score=compile_(score, state, experience.rollout, extra=score_plan, out_shardings=sharding.rows(mesh),
+                       **options),
+        update=compile_(update, state, experience, extra=update_plan, donate_argnums=0,
+                        out_shardings=(lies, sharding.replicated(mesh)), **options),
         state=state)
 
 

@@ -10,8 +10,8 @@ def completion_logprobs(params, rollout, c, *, temperature, chunk, remat, entrop
     """(logprobs f32[B, C], entropy f32[B, C]) under softmax(logits / temperature), untruncated; 0 where masked.
 
     One forward pass over prompt and completion; the head runs over `chunk` tokens at a time, at tokens of completions
-    only, and is recomputed in the backward pass. remat does the same for layers. The entropy is differentiable if
-    entropy_gradient.
+    only, and is recomputed in the backward pass where these are not all. remat does the same for layers. The entropy is
+    differentiable if entropy_gradient.
     """
     queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
@@ -36,7 +36,6 @@ def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, en
         order = jnp.full(count + -count % size, count).at[rank].set(jnp.arange(count)).reshape(-1, size)
         chunks = -(-parts.most(jnp.sum(asked)) // size)
 
-        @jax.checkpoint
         def head(chunk):
             index, places = chunk
             taken = [jnp.take(x.reshape(count, *x.shape[2:]), places, 0, mode='fill', fill_value=0)
@@ -49,7 +48,7 @@ def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, en
             found = _picked_and_entropy(logits, parts.everyone(targets), parts, entropy_gradient)
             return tuple(map(parts.own, found))
 
-        found = jax.lax.map(head, (jnp.arange(len(order)), order))
+        found = jax.lax.map(jax.checkpoint(head) if len(order) > 1 else head, (jnp.arange(len(order)), order))
         return tuple(x.reshape(-1)[rank].reshape(shape) for x in found)
 
     return layout.head(of_tokens, transformer.head_weights(params, c), hidden, targets, wanted)
@@ -60,12 +59,13 @@ def _picked_and_entropy(logits, targets, parts, entropy_gradient):
     first, count = parts.span(logits.shape[-1])
     inside = True if isinstance(count, int) else jnp.arange(logits.shape[-1]) < count
     highest = parts.highest(jax.lax.stop_gradient(jnp.max(logits, -1, where=inside, initial=-jnp.inf)))
-    exponents = jnp.where(inside, logits - highest[:, None], 0.0)
-    total = highest + jnp.log(parts.total(jnp.sum(jnp.where(inside, jnp.exp(exponents), 0.0), -1)))
-    logprobs = jnp.where(inside, logits - total[:, None], 0.0)
+    below = jnp.where(inside, logits - highest[:, None], 0.0)
+    weights = jnp.where(inside, jnp.exp(below), 0.0)
+    total = parts.total(jnp.sum(weights, -1))
     places = (targets - first)[:, None]
     here = (places >= 0) & (places < count)
-    picked = jnp.take_along_axis(logprobs, jnp.where(here, places, 0), -1)
-    visible = logprobs if entropy_gradient else jax.lax.stop_gradient(logprobs)
-    surprise = jnp.where(inside, jnp.exp(visible) * visible, 0.0)
-    return parts.total(jnp.sum(jnp.where(here, picked, 0.0), -1)), -parts.total(jnp.sum(surprise, -1))
+    picked = jnp.take_along_axis(below, jnp.where(here, places, 0), -1)
+    logprobs = parts.total(jnp.sum(jnp.where(here, picked, 0.0), -1)) - jnp.log(total)
+    if not entropy_gradient:
+        weights, below, total = jax.lax.stop_gradient((weights, below, total))
+    return logprobs, jnp.log(total) - parts.total(jnp.sum(weights * below, -1)) / total

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-AT_ONCE = 512    # queries whose weights exist at once, recomputed in the backward pass, where there are more
+AT_ONCE = 512   # queries whose weights exist at once, recomputed in the backward pass, of a row with
+MANY = 2 ** 19  # more pairs of a query and a key than that
 MASKED = -2e38  # finite, so that a row without any allowed key yields a mean and not NaN
 
 
@@ -34,7 +35,7 @@ def attend(q, k, v, visible, first=0):
     """
     if isinstance(visible, Packed):
         return _attend_packed(q, k, v, visible, first)
-    if q.shape[1] <= AT_ONCE or q.shape[1] % AT_ONCE:
+    if q.shape[1] * k.shape[1] <= MANY or q.shape[1] % AT_ONCE:
         return _softmax_attention(q, k, v, causal(visible, first, q.shape[1]))
 
     @jax.checkpoint
@@ -105,7 +106,7 @@ def _attend_packed(q, k, v, packed, first):
 
     inputs = (q.reshape(rows * blocks, block, *q.shape[2:]),
               *(flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v)), flat(allowed)[:, None])
-    if q.shape[1] <= AT_ONCE:
+    if q.shape[1] * inputs[1].shape[1] <= MANY:
         return _softmax_attention(*inputs).reshape(q.shape)
     one = jax.checkpoint(lambda inputs: _softmax_attention(*(x[None] for x in inputs))[0])
     return jax.lax.map(one, inputs, batch_size=max(1, AT_ONCE // block)).reshape(q.shape)

@@ -158,6 +158,11 @@ def load_params(folder, c, shardings):
                                             is_leaf=lambda node: isinstance(node, transformer.Param))
 
 
+def has_head(folder):
+    """Whether the folder's weights are those of a sequence classification."""
+    return NAMES['value_head'] in _tensor_files(folder)
+
+
 def save(folder, source, params, c, dtype, **settings):
     """Writes a folder that transformers loads: weights as `dtype`, and the config and tokenizer files of `source`.
 

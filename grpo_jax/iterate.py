@@ -1,0 +1,122 @@
+"""Iterative GRPO: the reward model learns on with the policy. `python -m grpo_jax.iterate --config=... --workdir=...`.
+
+DeepSeekMath (arXiv 2402.03300), algorithm 1: an iteration trains the reward model on newest completions and a share of
+older ones, then the policy against it, from where both were, with that policy as the reference.
+"""
+import copy
+import os
+
+from absl import flags
+import rich.console
+import rich.table
+
+from grpo_jax import checkpoint, export, metrics, program, reward_model, train
+from grpo_jax.distributed import multihost
+from grpo_jax.errors import BadInput
+from grpo_jax.rewards import model
+
+
+def run(config, workdir, iterations, labelled):
+    """One dict an iteration: evaluation.json of its reward model, and the policy's last evaluation in 'policy'.
+
+    labelled is a folder of rollouts (jsonl) that reward.verifier scored, for the first reward model, which begins as
+    the policy in model.path. Iteration i is in workdir/<i>/reward_model and workdir/<i>/policy, a train.run each.
+    """
+    check(config, iterations)
+    rollouts, judge, policy, found = [labelled], config.model.path, config.model.path, []
+    for i in range(iterations):
+        folders = {name: os.path.join(workdir, str(i), name) for name in ('reward_model', 'policy', 'exported')}
+        judge = _train_judge(of_judge(config, i, judge, rollouts), folders['reward_model'])
+        learning = of_policy(config, i, policy, judge)
+        if not train.finished(learning, folders['policy']):
+            train.run(learning, folders['policy'])
+            model.load.cache_clear()  # the next iteration has another
+        policy = folders['exported']
+        if not os.path.exists(policy):
+            export.export(folders['policy'], policy, 'float32')
+        multihost.agree(f'the policy of iteration {i}', {})
+        rollouts.append(os.path.join(folders['policy'], 'rollouts'))
+        found.append(checkpoint.read_json(os.path.join(folders['reward_model'], 'evaluation.json'))
+                     | {'policy': metrics.read(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]})
+    return found
+
+
+def check(config, iterations):
+    """BadInput for what cannot be iterated."""
+    if iterations < 1:
+        raise BadInput('--iterations', iterations, 'must be at least 1')
+    parts = [name for name, _ in config.reward.parts]
+    if 'model' not in parts or not config.reward.verifier:
+        raise BadInput('reward.parts, verifier', (parts, config.reward.verifier), 'must have the part model, and a '
+                       'verifier that labels completions for it; give that one weight 0 to learn from the model alone')
+    if config.reward_model.objective != 'pairwise':
+        raise BadInput('reward_model.objective', config.reward_model.objective, 'a verifier\'s labels make pairs; '
+                       'choose pairwise')
+    if not 0 <= config.reward_model.replay < 1:
+        raise BadInput('reward_model.replay', config.reward_model.replay, 'must be in [0, 1)')
+    if config.model.random_init:
+        raise BadInput('model.random_init', True, 'an iteration goes on from weights; export a policy first')
+
+
+def of_judge(config, i, folder, rollouts):
+    """The config of iteration i's reward model, which begins as the model in `folder`; rollouts: folders, newest last.
+
+    reward_model.replay is the share of its examples that are of older rollouts.
+    """
+    changed = _changed(config, i, folder)
+    parts = [{'name': 'rollouts', 'source': str(age), 'weight': 1.0 if not age else share, 'options': {
+        'folder': path, 'least': 1.0, 'by': config.reward.verifier}}
+        for share in [config.reward_model.replay / (1 - config.reward_model.replay) / max(len(rollouts) - 1, 1)]
+        for age, path in enumerate(reversed(rollouts)) if not age or share]
+    changed.data.name, changed.data.options = 'mixture', {'parts': parts}
+    return changed
+
+
+def of_policy(config, i, folder, judge):
+    """The config of iteration i's policy, which begins as the one in `folder` and learns from the reward model."""
+    changed = _changed(config, i, folder)
+    changed.supervised.steps = 0  # those are of the reward model
+    changed.reward.options.model.folder = judge
+    changed.log.rollouts = 1
+    return changed
+
+
+def _changed(config, i, folder):
+    changed = copy.deepcopy(config)
+    changed.seed, changed.model.path = config.seed + i, folder
+    return changed
+
+
+def _train_judge(config, workdir):
+    """The folder of a trained reward model."""
+    folder = os.path.join(workdir, 'reward_model')
+    if not os.path.isdir(folder):
+        reward_model.run(config, workdir)
+        multihost.agree(f'the reward model in {workdir}', {})
+    return folder
+
+
+def table(found):
+    """Prints an iteration a row."""
+    shown = rich.table.Table(title='held-out figures by iteration')
+    for heading in ('iteration', 'reward model: pairs right', 'area under curve', 'policy: reward', 'greedy', 'pass@1'):
+        shown.add_column(heading, justify='right')
+    for i, row in enumerate(found):
+        numbers = [row['accuracy'], row['auc'], *(row['policy'].get(name) for name in ('reward', 'greedy', 'pass@1'))]
+        shown.add_row(str(i), *('' if number is None else f'{number:.3f}' for number in numbers))
+    rich.console.Console().print(shown)
+
+
+def main():
+    """The command."""
+    found = run(flags.FLAGS.config, flags.FLAGS.workdir, flags.FLAGS.iterations, flags.FLAGS.labelled)
+    if multihost.is_first():
+        table(found)
+
+
+if __name__ == '__main__':
+    program.define_flags()
+    flags.DEFINE_integer('iterations', 3, 'How often the reward model and the policy are trained.')
+    flags.DEFINE_string('labelled', None, 'Folder of rollouts, scored by reward.verifier, for the first reward model.',
+                        required=True)
+    program.run(main)
