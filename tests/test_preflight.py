@@ -16,6 +16,7 @@ from grpo_jax.collect import aux_of
 from grpo_jax.distributed import chips, flops, hlo, topology
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, transformer
+from grpo_jax.preflight import __main__ as preflight
 from grpo_jax.preflight import advice, compiler, plan, scale, verdict
 from tests import tiny_run
 
@@ -329,6 +330,16 @@ def test_every_program_compiles_for_v5e_and_the_second_time_is_read(libtpu, tmp_
 def test_every_program_compiles_for_other_chips(libtpu, long, tmp_path, topology):
     done = command(f'--cache={tmp_path}', topology=topology)
     assert done.returncode == 0 and 'FITS' in done.stdout, done.stderr
+
+
+def test_a_compiler_that_dies_is_tried_again_with_one_program_at_a_time(monkeypatch, capsys):
+    ends, calls = [-11, 1], []
+    monkeypatch.setattr(subprocess, 'call', lambda words: calls.append(words) or ends[len(calls) - 1])
+    assert preflight._in_child() == 1
+    assert [words[-1] for words in calls] == [f'--at_once={os.cpu_count()}', '--at_once=1']
+    assert 'died of signal 11' in capsys.readouterr().err
+    ends[:], calls[:] = [-11, -9], []
+    assert preflight._in_child() == 137
 
 
 def test_bad_topologies_and_meshes_end_with_status_2(libtpu):

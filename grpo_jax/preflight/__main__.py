@@ -11,6 +11,7 @@ import sys
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
 
 import json
+import subprocess
 
 from absl import flags
 
@@ -19,15 +20,16 @@ from grpo_jax.errors import BadInput
 from grpo_jax.preflight import advice, compiler, plan, report, scale, verdict
 
 
-def run(config, topology, *, slices, cache, output, sizes):
+def run(config, topology, *, slices, cache, output, sizes, at_once):
     """The exit status.
 
-    output is '', a file for JSON, or '-' for JSON instead of tables; sizes are numbers of chips to predict for.
+    at_once: how many programs are compiled at a time. output is '', a file for JSON, or '-' for JSON instead of tables;
+    sizes are numbers of chips to predict for.
     """
     shown = output != '-'
     made = plan.make(config, topology, slices)
     progress = compiler.Progress()
-    compiling = dict(cache=os.path.expanduser(cache), progress=progress)
+    compiling = dict(cache=os.path.expanduser(cache), progress=progress, at_once=at_once)
     try:
         found = verdict.of(made, **compiling)
         if shown:
@@ -58,15 +60,30 @@ def _told(text):
     print(f'preflight: {text}', file=sys.stderr, flush=True)
 
 
+def _in_child():
+    """The exit status of the same command in a process of its own, and in another when the compiler takes that down.
+
+    libtpu 0.0.42 now and then dies when it compiles two programs at once; what was done by then is in the cache.
+    """
+    for at_once in (os.cpu_count(), 1):
+        status = subprocess.call([sys.executable, '-m', 'grpo_jax.preflight', *sys.argv[1:], f'--at_once={at_once}'])
+        if status >= 0:
+            return status
+        _told(f'the compiler died of signal {-status} with {at_once} programs at once')
+    return 128 - status
+
+
 def main():
     """The command."""
     values = flags.FLAGS
+    if not values.at_once:
+        sys.exit(_in_child())
     try:
         sizes = [int(n) for n in values.scale.split(',') if n]
     except ValueError:
         raise BadInput('--scale', values.scale, 'must be numbers of chips, like 8,16,64') from None
     sys.exit(run(values.config, values.topology, slices=values.slices, cache=values.cache, output=values.json,
-                 sizes=sizes))
+                 sizes=sizes, at_once=values.at_once))
 
 
 if __name__ == '__main__':
@@ -76,5 +93,6 @@ if __name__ == '__main__':
     flags.DEFINE_string('json', '', 'File for the figures; without one they are printed instead of the tables.')
     flags.DEFINE_string('cache', '~/.cache/grpo_jax/preflight', 'Folder of what was compiled before.')
     flags.DEFINE_string('scale', '', 'Numbers of chips to predict the step for, like 8,16,64,256,1024.')
+    flags.DEFINE_integer('at_once', 0, 'Programs to compile at a time; 0: one a core, and one by one when that fails.')
     sys.argv = ['--json=-' if argument == '--json' else argument for argument in sys.argv]
     program.run(main)

@@ -31,10 +31,10 @@ class Candidate(NamedTuple):
     smaller_cache: bool  # also rollout.cache_gib, by what is left for it
 
 
-def advise(verdict, *, cache, progress, told):
+def advise(verdict, *, told, **compiling):
     """(Candidate, Verdict) of the least change found that fits, compiled; (None, None) when there is none.
 
-    told(text) is called before a candidate is compiled.
+    told(text) is called before a candidate is compiled; compiling is for compiler.measure.
     """
     base, tries = verdict, 0
     for candidate in candidates(verdict.plan):
@@ -45,7 +45,7 @@ def advise(verdict, *, cache, progress, told):
             continue
         candidate, plan = found
         told(f'trying {settings(verdict.plan, candidate)}')
-        tried = verdicts.of(plan, cache=cache, progress=progress)
+        tried = verdicts.of(plan, **compiling)
         if tried.fits:
             return candidate, tried
         base, tries = tried, tries + 1  # the next estimates start from what is known now

@@ -41,13 +41,13 @@ class Measured(NamedTuple):
         return sum(self.within.values()), sum(self.across.values())
 
 
-def measure(jobs, mesh, *, topology, slices, cache, progress):
-    """[Measured] of plan.Jobs; progress(name, seconds, done, all) is called as they come.
+def measure(jobs, mesh, *, topology, slices, cache, progress, at_once):
+    """[Measured] of plan.Jobs, at_once compiled at a time; progress(name, seconds, done, all) is called as they come.
 
     Programs are traced one after another, and each is compiled as soon as it is; equal ones once.
     """
     compiled, done, results = {}, 0, []
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         for job in jobs:
             traced = job.trace()
             operations, unknown = flops.count(traced.jaxpr, job.turns)

@@ -49,11 +49,10 @@ class Verdict(NamedTuple):
                    for job, found in zip(self.jobs, self.measured, strict=True))
 
 
-def of(plan, *, cache, progress):
-    """Verdict of a plan, whose programs it compiles."""
+def of(plan, **compiling):
+    """Verdict of a plan, whose programs it compiles; compiling is for compiler.measure."""
     jobs, held = plans.jobs_of(plan)
-    measured = compiler.measure(jobs, plan.mesh, topology=plan.topology, slices=plan.slices, cache=cache,
-                                progress=progress)
+    measured = compiler.measure(jobs, plan.mesh, topology=plan.topology, slices=plan.slices, **compiling)
     return Verdict(plan, jobs, measured, held)
 
 
