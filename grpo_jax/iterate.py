@@ -23,11 +23,12 @@ def run(config, workdir, iterations, labelled):
     the policy in model.path. Iteration i is in workdir/<i>/reward_model and workdir/<i>/policy, a train.run each.
     """
     check(config, iterations)
-    rollouts, judge, policy, found = [labelled], config.model.path, config.model.path, []
+    rollouts, reward_folder, policy, found = [labelled], config.model.path, config.model.path, []
     for i in range(iterations):
         folders = {name: os.path.join(workdir, str(i), name) for name in ('reward_model', 'policy', 'exported')}
-        judge = _train_judge(of_judge(config, i, judge, rollouts), folders['reward_model'])
-        learning = of_policy(config, i, policy, judge)
+        learning = of_reward_model(config, i, reward_folder, rollouts)
+        reward_folder = _train_reward_model(learning, folders['reward_model'])
+        learning = of_policy(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
             train.run(learning, folders['policy'])
             model.load.cache_clear()  # the next iteration has another
@@ -58,25 +59,25 @@ def check(config, iterations):
         raise BadInput('model.random_init', True, 'an iteration goes on from weights; export a policy first')
 
 
-def of_judge(config, i, folder, rollouts):
-    """The config of iteration i's reward model, which begins as the model in `folder`; rollouts: folders, newest last.
+def of_reward_model(config, i, folder, rollouts):
+    """The config of iteration i's reward model, which begins as the model in `folder`.
 
-    reward_model.replay is the share of its examples that are of older rollouts.
+    It learns from the last of the folders `rollouts`, and as a share of reward_model.replay from those before.
     """
-    changed = _changed(config, i, folder)
-    parts = [{'name': 'rollouts', 'source': str(age), 'weight': 1.0 if not age else share, 'options': {
-        'folder': path, 'least': 1.0, 'by': config.reward.verifier}}
-        for share in [config.reward_model.replay / (1 - config.reward_model.replay) / max(len(rollouts) - 1, 1)]
-        for age, path in enumerate(reversed(rollouts)) if not age or share]
+    changed, replay, older = _changed(config, i, folder), config.reward_model.replay, len(rollouts) - 1
+    weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
+    parts = [{'name': 'rollouts', 'source': str(k), 'weight': weight,
+              'options': {'folder': path, 'least': 1.0, 'by': config.reward.verifier}}
+             for k, (weight, path) in enumerate(zip(weights, rollouts, strict=True)) if weight]
     changed.data.name, changed.data.options = 'mixture', {'parts': parts}
     return changed
 
 
-def of_policy(config, i, folder, judge):
+def of_policy(config, i, folder, reward_folder):
     """The config of iteration i's policy, which begins as the one in `folder` and learns from the reward model."""
     changed = _changed(config, i, folder)
     changed.supervised.steps = 0  # those are of the reward model
-    changed.reward.options.model.folder = judge
+    changed.reward.options.model.folder = reward_folder
     changed.log.rollouts = 1
     return changed
 
@@ -87,7 +88,7 @@ def _changed(config, i, folder):
     return changed
 
 
-def _train_judge(config, workdir):
+def _train_reward_model(config, workdir):
     """The folder of a trained reward model."""
     folder = os.path.join(workdir, 'reward_model')
     if not os.path.isdir(folder):

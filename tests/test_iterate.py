@@ -62,16 +62,15 @@ def test_a_tenth_of_what_a_reward_model_learns_from_is_older(iterated):
     rollouts = [labelled, *(os.path.join(workdir, str(i), 'policy', 'rollouts') for i in range(2))]
     for i, judge in enumerate(configs(workdir, 'reward_model')):
         parts = judge['data']['options']['parts']
-        assert [part['options']['folder'] for part in parts] == rollouts[i::-1]
-        shares = np.array([part['weight'] for part in parts]) / sum(part['weight'] for part in parts)
-        np.testing.assert_allclose(shares, [1.0] if i == 0 else [0.9, *[0.1 / i] * i])
+        assert [part['options']['folder'] for part in parts] == rollouts[:i + 1]
+        np.testing.assert_allclose([part['weight'] for part in parts], [0.1 / i] * i + [0.9] if i else [1.0])
     assert made.reward_model.replay == 0.1
 
 
 def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
     made, workdir, _, _ = iterated
     folder = os.path.join(workdir, '0', 'reward_model', 'reward_model')
-    changed = iterate.of_judge(made, 1, folder, [iterated[2]])
+    changed = iterate.of_reward_model(made, 1, folder, [iterated[2]])
     begun = reward_model.beginning(experiment.enter(changed, str(tmp_path)))
     assert np.any(np.asarray(begun['value_head']))
     changed.supervised.steps, changed.supervised.optimizer.learning_rate = 1, 0.0
