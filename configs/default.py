@@ -104,6 +104,7 @@ def get_config(preset='grpo'):
     config.algorithm.discount = 1.0         # gamma by token
     config.algorithm.gae_lambda = 0.95
     config.algorithm.critic_lambda = 0.95   # of the returns that the critic learns
+    config.algorithm.critic_warmup = 0      # steps at the start in which the critic learns alone
     config.algorithm.value_clip = 0.2       # how far a value may move in a step without more loss; 0: any
     config.algorithm.length_alpha = 0.05    # of advantage gae_by_length
     config.algorithm.pass_k = 4             # k of advantage pkpo

@@ -76,6 +76,7 @@ class Experiment(NamedTuple):
         return placement.make_learner(
             self.c, algorithm, optimizers.make(config.optimizer, updates), self.mesh, shapes, collected=collected,
             critic_optimizer=optimizers.make(config.critic, updates), value_clip=config.algorithm.value_clip,
+            critic_warmup=config.algorithm.critic_warmup,
             **self.learning())
 
     def automata(self):

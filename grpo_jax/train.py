@@ -122,6 +122,9 @@ def shapes_of(ex, algorithm):
     if 'step_rewards' in algorithm.advantage_reads and not ex.scorer.steps:
         raise BadInput('reward.steps', '', f'advantage {config.algorithm.advantage} needs rewards of steps; name '
                        'a reward that has steps, like calculator')
+    if config.algorithm.critic_warmup and not algorithm.needs_values:
+        raise BadInput('algorithm.critic_warmup', config.algorithm.critic_warmup, f'advantage '
+                       f'{config.algorithm.advantage} has no critic; use 0')
     for warning in algorithms.check_run(algorithm, group_size=group, prompts=prompts,
                                         updates=config.learner.epochs * config.learner.minibatches):
         logging.warning(warning)

@@ -1,6 +1,6 @@
 """VAPO (arXiv 2504.05118): PPO with lambda by length, clip-higher, and NLL on correct completions; no reference.
 
-The paper also: the critic trained alone at first, 512 prompts x 16.
+The paper also: the critic trained alone at first (critic_warmup), 512 prompts x 16.
 """
 
 

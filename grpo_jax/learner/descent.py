@@ -4,12 +4,13 @@ import jax.numpy as jnp
 import optax
 
 
-def descend(params, opt_state, experience, gradient, optimizer, *, group_size, epochs, minibatches, plan=None):
+def descend(params, opt_state, experience, gradient, optimizer, *, group_size, epochs, minibatches, plan=None,
+            learns=True):
     """(params, opt_state, skipped i32[], metrics f32[] by name) after epochs * minibatches optimizer updates.
 
     A minibatch holds whole groups. gradient(params, minibatch, its part of the plan, a packing.Plan or None) is
-    (loss, gradient, metrics). An update whose loss or gradient is not finite is skipped and counted. Metrics are
-    means over the minibatches; those named *_max are maxima.
+    (loss, gradient, metrics). Without learns, a bool[], nothing but the metrics comes of it. An update whose loss or
+    gradient is not finite is skipped and counted. Metrics are means over the minibatches; those named *_max are maxima.
     """
     parts = jax.tree.map(lambda x: interleave(x, minibatches, group_size), experience), plan
 
@@ -20,7 +21,7 @@ def descend(params, opt_state, experience, gradient, optimizer, *, group_size, e
         norm = optax.global_norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # without tokens (all groups dropped) there is nothing to learn, and momentum must not act alone
-        apply = finite & jnp.any(minibatch.rollout.loss_mask)
+        apply = learns & finite & jnp.any(minibatch.rollout.loss_mask)
         changes, new_opt_state = optimizer.update(grads, opt_state, params)
         new_params = optax.apply_updates(params, changes)
         params, opt_state = jax.tree.map(lambda new, old: jnp.where(apply, new, old),

@@ -189,6 +189,23 @@ def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, 
     assert ('critic/explained_variance' in metrics) == (preset in ('ppo', 'vapo'))
 
 
+def test_the_critic_learns_alone_at_first(tiny, experience):
+    c, params = tiny
+    method, optimizer = algorithms.make(default.get_config('ppo').algorithm), optax.sgd(0.1)
+    rng = np.random.default_rng(0)
+    values, returns, advantages = (jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32)
+                                   for _ in range(3))
+    known = experience.replace(values=values, returns=returns, advantages=advantages)
+    state = TrainState(jnp.int32(0), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
+    once = jax.jit(lambda state: learner.update(
+        state, known, c, method, optimizer, critic_optimizer=optimizer, value_clip=0.2, critic_warmup=1, group_size=2,
+        epochs=1, minibatches=1, microbatches=1, temperature=1.0, chunk=16, remat=False, dtype=jnp.float32)[0])
+    first = once(state)
+    assert unchanged(state.params, first.params) and int(first.aux['bad_steps']) == 0
+    assert not unchanged(state.aux['critic']['params'], first.aux['critic']['params'])
+    assert not unchanged(first.params, once(first).params)
+
+
 def test_batch_without_tokens_changes_nothing(run, experience):
     empty = experience.rollout.replace(completion_mask=jnp.zeros_like(experience.rollout.completion_mask))
     before, after, metrics = run(experience.replace(rollout=empty))
