@@ -76,8 +76,7 @@ class Experiment(NamedTuple):
         return placement.make_learner(
             self.c, algorithm, optimizers.make(config.optimizer, updates), self.mesh, shapes, collected=collected,
             critic_optimizer=optimizers.make(config.critic, updates), value_clip=config.algorithm.value_clip,
-            critic_warmup=config.algorithm.critic_warmup,
-            **self.learning())
+            critic_warmup=config.algorithm.critic_warmup, **self.learning())
 
     def automata(self):
         """Tables of sampler.stops for the strings that end a completion or its thinking."""

@@ -42,9 +42,10 @@ def examples(split, *, folder, least, by=''):
 
 def _row(row, _, where, by):
     """(prompt, answer, completion, reward); the reward of a completion that no part could score is None."""
-    if by and by not in row.get('parts', ()):
-        raise BadInput(where, by, f'is none of its parts {sorted(row.get("parts", ()))}; choose one in data.options.by')
-    completion, reward = row.get('completion'), row['parts'][by] if by else row.get('reward', '')
+    parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
+    if by and by not in parts:
+        raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')
+    completion, reward = row.get('completion'), parts[by] if by else row.get('reward', '')
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
         raise BadInput(where, short((completion, reward)), 'must be a completion and its reward; remove the row')
     answer = text_field(row, 'answer', where) if row.get('answer') else ''  # a reward may need none

@@ -118,9 +118,7 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
     """Learner of a reward model, whose initial takes a policy, or a reward model that is to learn on.
 
-    learning holds the other arguments of scores.update.
-
-    BadInput when microbatches and mesh do not divide the batch.
+    learning holds the other arguments of scores.update. BadInput when microbatches and mesh do not divide the batch.
     """
     if shapes.prompts % learning['microbatches']:
         raise BadInput('learner.microbatches', learning['microbatches'], f'does not cut {shapes.prompts} examples '
