@@ -6,8 +6,6 @@ As benchmarks.peers: the same model shape, float32, one pinned thread, interleav
 ends early at a peer, since theirs end when the longest does. No reference policy, AdamW, one update of all rows, a
 reward in Python. The time of an iteration is that between two calls of the reward.
 """
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -167,21 +165,15 @@ def trl(case):
 
 def main():
     """The command, and the worker that it starts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--tunix')
-    parser.add_argument('--trl')
-    parser.add_argument('--repeats', type=int, default=3)
-    parser.add_argument('--only', default='')
-    parser.add_argument('--worker')
-    parser.add_argument('--case', type=json.loads)
-    arguments = parser.parse_args()
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from benchmarks import peers
+    arguments = peers.parse(__doc__, 'tunix', 'trl')
     if arguments.worker:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         sys.stdout = sys.stderr  # what the trainers print is not an answer
         {'ours': ours, 'tunix': tunix, 'trl': trl}[arguments.worker](arguments.case)
         return
-    from benchmarks import environment, peers
+    from benchmarks import environment
 
     print(environment.describe())
     for name, case in CASES.items():
@@ -191,8 +183,7 @@ def main():
         # equal: a group is a packed row; long-tailed: rows of four prompts with their completions
         full = case['queries'] + case['group'] * case['most']
         case |= dict(columns=full, rows=1) if name == 'equal' else dict(columns=1024, rows=1)
-        pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
-        timed = peers.medians(case, pythons, arguments.repeats, __file__)
+        timed = peers.medians(case, arguments, __file__)
         found = {peer: seconds for peer, (seconds, _) in timed.items()}
         print(f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
               f'{sum(case["lengths"]) / len(case["lengths"]):.0f} max {case["most"]}: '

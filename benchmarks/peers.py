@@ -167,14 +167,28 @@ class Worker:
         raise RuntimeError(f'the worker ended with status {self._process.wait()}; run its command by hand to see why')
 
 
-def medians(case, pythons, repeats, file=__file__):
-    """{worker: (median CPU-seconds, GiB at most)} of a file's workers, which run `repeats` times in turn.
+def parse(description, *peers):
+    """The arguments of a command that is its own worker; --PEER=PYTHON says by which program a peer is run."""
+    parser = argparse.ArgumentParser(description=description)
+    for peer in peers:
+        parser.add_argument(f'--{peer}')
+    parser.add_argument('--repeats', type=int, default=3)
+    parser.add_argument('--only', default='')
+    parser.add_argument('--worker')
+    parser.add_argument('--case', type=json.loads)
+    arguments = parser.parse_args()
+    arguments.pythons = {'ours': sys.executable} | {peer: getattr(arguments, peer) for peer in peers}
+    return arguments
 
-    pythons says by which program each is run; one of None is left out.
+
+def medians(case, arguments, file=__file__):
+    """{worker: (median CPU-seconds, GiB at most)} of a file's workers, which run arguments.repeats times in turn.
+
+    Those of arguments.pythons run; one without a program is left out.
     """
-    workers = {peer: Worker(python, peer, case, file) for peer, python in pythons.items() if python}
+    workers = {peer: Worker(python, peer, case, file) for peer, python in arguments.pythons.items() if python}
     seconds = {peer: [] for peer in workers}
-    for _ in range(repeats):
+    for _ in range(arguments.repeats):
         for peer, worker in workers.items():
             seconds[peer].append(worker.run())
     return {peer: (statistics.median(seconds[peer]), worker.close()) for peer, worker in workers.items()}
@@ -182,14 +196,7 @@ def medians(case, pythons, repeats, file=__file__):
 
 def main():
     """The command, and the worker that it starts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--tunix')
-    parser.add_argument('--trl')
-    parser.add_argument('--repeats', type=int, default=3)
-    parser.add_argument('--only', default='')
-    parser.add_argument('--worker')
-    parser.add_argument('--case', type=json.loads)
-    arguments = parser.parse_args()
+    arguments = parse(__doc__, 'tunix', 'trl')
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if arguments.worker:
         work({'ours': ours, 'tunix': tunix, 'trl': trl}[arguments.worker], arguments.case)
@@ -202,8 +209,7 @@ def main():
         if arguments.only not in name:
             continue
         case = case | {'lengths': lengths_of(case).tolist()}
-        pythons = {'ours': sys.executable, 'tunix': arguments.tunix, 'trl': arguments.trl}
-        seconds = medians(case, pythons, arguments.repeats)
+        seconds = medians(case, arguments)
         tokens = sum(case['lengths'])
         speeds = {peer: tokens / value for peer, (value, _) in seconds.items()}
         # products with the weights alone, of the completion's tokens

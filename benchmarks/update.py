@@ -5,8 +5,6 @@ python -m benchmarks.update --tunix=PYTHON [--repeats=3] [--only=32768]
 4 layers of width 256, tied embeddings, float32, AdamW, a KL to given reference logprobs; every process pinned to one
 core. The peak is that of the whole process, compiling included.
 """
-import argparse
-import json
 import os
 import sys
 
@@ -94,13 +92,7 @@ def main():
     """The command, and the worker that it starts."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from benchmarks import peers
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--tunix')
-    parser.add_argument('--repeats', type=int, default=3)
-    parser.add_argument('--only', default='')
-    parser.add_argument('--worker')
-    parser.add_argument('--case', type=json.loads)
-    arguments = parser.parse_args()
+    arguments = peers.parse(__doc__, 'tunix')
     if arguments.worker:
         peers.work({'ours': ours, 'tunix': tunix}[arguments.worker], arguments.case)
         return
@@ -109,7 +101,7 @@ def main():
     print(environment.describe())
     for name, case in CASES.items():
         if arguments.only in name:
-            found = peers.medians(case, {'ours': sys.executable, 'tunix': arguments.tunix}, arguments.repeats, __file__)
+            found = peers.medians(case, arguments, __file__)
             print(f'vocabulary {name}: ' + ', '.join(f'{peer} {seconds:.2f} CPU-s, {peak:.2f} GiB at most'
                                                      for peer, (seconds, peak) in found.items()), flush=True)
 

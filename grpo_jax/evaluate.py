@@ -238,8 +238,7 @@ def reopen(workdir):
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
-    with open(path, encoding='utf8') as file:
-        config = ConfigDict(json.load(file))
+    config = ConfigDict(checkpoint.read_json(path))
     return experiment.enter(config, workdir, folder=os.path.join(workdir, 'model'))
 
 

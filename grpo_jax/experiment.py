@@ -218,13 +218,15 @@ def _fits_workdir(config, workdir):
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
     if os.path.exists(path):
-        with open(path, encoding='utf8') as file:
-            there = json.load(file)
-        here = json.loads(json.dumps(config.to_dict()))
-        for name, (old, new) in _differences(there, here).items():
+        for name, (old, new) in _differences(checkpoint.read_json(path), recorded(config)).items():
             if name.split('.')[0] not in FREE:
                 raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
             logging.warning('%s: was %r, now %r', name, old, new)
+
+
+def recorded(config):
+    """The config as config.json gives it back: lists for tuples."""
+    return json.loads(json.dumps(config.to_dict()))
 
 
 def _differences(old, new, prefix=''):

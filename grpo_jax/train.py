@@ -1,6 +1,5 @@
 """START HERE: run(config, workdir) builds everything, then loops over the steps of GRPO."""
 import functools
-import json
 import logging
 import os
 
@@ -105,8 +104,7 @@ def finished(config, workdir):
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False
-    with open(paths[0], encoding='utf8') as file:
-        same = json.load(file) == json.loads(json.dumps(config.to_dict()))
+    same = checkpoint.read_json(paths[0]) == experiment.recorded(config)
     steps, evaluations = len(metrics.read(paths[1])), metrics.read(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')

@@ -59,10 +59,10 @@ def test_an_iteration_begins_with_what_the_last_one_made(iterated):
 
 def test_a_tenth_of_what_a_reward_model_learns_from_is_older(iterated):
     made, workdir, labelled, _ = iterated
-    rollouts = [labelled, *(os.path.join(workdir, str(i), 'policy', 'rollouts') for i in range(2))]
+    folders = [labelled, *(os.path.join(workdir, str(i), 'policy', 'rollouts') for i in range(2))]
     for i, judge in enumerate(configs(workdir, 'reward_model')):
         parts = judge['data']['options']['parts']
-        assert [part['options']['folder'] for part in parts] == rollouts[:i + 1]
+        assert [part['options']['folder'] for part in parts] == folders[:i + 1]
         np.testing.assert_allclose([part['weight'] for part in parts], [0.1 / i] * i + [0.9] if i else [1.0])
     assert made.reward_model.replay == 0.1
 

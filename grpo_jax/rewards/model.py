@@ -7,7 +7,6 @@ completion and the stop token, read at the last.
 import collections
 from collections.abc import Callable
 import functools
-import json
 import math
 import os
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax import data
+from grpo_jax import checkpoint, data
 from grpo_jax.distributed import reward_scorer
 from grpo_jax.errors import BadInput
 from grpo_jax.models import heads, hf, transformer
@@ -71,8 +70,7 @@ def load(folder, dtype, device, park):
     texts = {'chat': bool(tokenizer.chat_template), 'system': '', 'template': '{prompt}', 'separator': '\n'}
     path = os.path.join(folder, FILE)
     if os.path.isfile(path):
-        with open(path, encoding='utf8') as file:
-            texts = json.load(file)
+        texts = checkpoint.read_json(path)
     return RewardModel(tokenizer, texts, jax.device_get(params) if park else params,
                        reward_scorer.make_scorer(c, dtype), place, hf.context_length(folder))
 
