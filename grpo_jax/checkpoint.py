@@ -1,9 +1,7 @@
 """Orbax checkpoints: atomic, asynchronous, with a keep policy; they hold all that a run needs to go on."""
-import json
 import os
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from grpo_jax.distributed import multihost
@@ -61,24 +59,3 @@ def _shapes(tree):
 
 def _name(path):
     return '/'.join(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in path)
-
-
-def write_json(path, value):
-    """Writes value to path as JSON, whole or not at all; the first process does."""
-    if not multihost.is_first():
-        return
-    temporary = f'{path}.writing'
-    with open(temporary, 'w', encoding='utf8') as file:
-        json.dump(value, file, indent=2, sort_keys=True, default=_plain)
-        file.write('\n')
-    os.replace(temporary, path)
-
-
-def read_json(path):
-    """What write_json wrote."""
-    with open(path, encoding='utf8') as file:
-        return json.load(file)
-
-
-def _plain(value):
-    return value.item() if isinstance(value, np.generic) else list(value)

@@ -17,7 +17,7 @@ import numpy as np
 import rich.console
 import rich.table
 
-from grpo_jax import checkpoint, data, experiment, metrics, program, rewards, statistics
+from grpo_jax import checkpoint, data, experiment, json_file, metrics, program, rewards, statistics
 from grpo_jax.distributed import multihost, placement, programs
 from grpo_jax.errors import BadInput
 
@@ -238,7 +238,7 @@ def reopen(workdir):
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
-    config = ConfigDict(checkpoint.read_json(path))
+    config = ConfigDict(json_file.read(path))
     return experiment.enter(config, workdir, folder=os.path.join(workdir, 'model'))
 
 
@@ -286,7 +286,7 @@ def run(config, workdir, out, samples, split):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, 'completions.jsonl'), 'w', encoding='utf8') as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    checkpoint.write_json(os.path.join(folder, 'evaluation.json'), content)
+    json_file.write(os.path.join(folder, 'evaluation.json'), content)
     show(content)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import checkpoint, data, reference, rewards, sampler
+from grpo_jax import data, json_file, reference, rewards, sampler
 from grpo_jax.distributed import mesh as meshes
 from grpo_jax.distributed import multihost, placement, programs, sharding
 from grpo_jax.errors import BadInput
@@ -190,7 +190,7 @@ def claim(ex):
     os.makedirs(ex.workdir, exist_ok=True)
     if multihost.is_first():
         hf.copy_files(ex.folder, os.path.join(ex.workdir, 'model'))
-    checkpoint.write_json(os.path.join(ex.workdir, 'config.json'), ex.config.to_dict())
+    json_file.write(os.path.join(ex.workdir, 'config.json'), ex.config.to_dict())
 
 
 def agree(ex, step, built, examples):
@@ -218,7 +218,7 @@ def _fits_workdir(config, workdir):
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
     if os.path.exists(path):
-        for name, (old, new) in _differences(checkpoint.read_json(path), recorded(config)).items():
+        for name, (old, new) in _differences(json_file.read(path), recorded(config)).items():
             if name.split('.')[0] not in FREE:
                 raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
             logging.warning('%s: was %r, now %r', name, old, new)

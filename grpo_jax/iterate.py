@@ -10,7 +10,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from grpo_jax import checkpoint, export, metrics, program, reward_model, train
+from grpo_jax import export, json_file, metrics, program, reward_model, train
 from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import model
@@ -37,7 +37,7 @@ def run(config, workdir, iterations, labelled):
             export.export(folders['policy'], policy, 'float32')
         multihost.agree(f'the policy of iteration {i}', {})
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
-        found.append(checkpoint.read_json(os.path.join(folders['reward_model'], 'evaluation.json'))
+        found.append(json_file.read(os.path.join(folders['reward_model'], 'evaluation.json'))
                      | {'policy': metrics.read(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]})
     return found
 

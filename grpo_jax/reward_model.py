@@ -11,7 +11,7 @@ import numpy as np
 import rich.console
 import rich.table
 
-from grpo_jax import checkpoint, data, experiment, program, supervised
+from grpo_jax import data, experiment, json_file, program, supervised
 from grpo_jax.distributed import multihost, placement, sharding
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
@@ -66,7 +66,7 @@ def run(config, workdir):
 
     state = supervised.loop(ex, learner, experience, 'reward model', train.dataset.examples, beginning)
     results = judge(*(score(ex, learner, state, found, shapes) for found in (train, test)), section.objective)
-    checkpoint.write_json(os.path.join(workdir, 'evaluation.json'), results)
+    json_file.write(os.path.join(workdir, 'evaluation.json'), results)
     params = multihost.fetch(state.params)
     if multihost.is_first():
         table(results)
@@ -245,7 +245,7 @@ def save(ex, params):
     temporary = f'{folder}.writing'
     hf.save(temporary, ex.folder, params, ex.c, np.float32, pad_token_id=ex.pad_token)
     section = ex.config.data
-    checkpoint.write_json(os.path.join(temporary, models.FILE), {
+    json_file.write(os.path.join(temporary, models.FILE), {
         'chat': section.chat, 'system': section.system, 'template': section.template,
         'separator': ex.config.reward_model.separator})
     os.replace(temporary, folder)

@@ -13,6 +13,7 @@ from grpo_jax import (
     collect,
     evaluate,
     experiment,
+    json_file,
     metrics,
     program,
     reference,
@@ -104,7 +105,7 @@ def finished(config, workdir):
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False
-    same = checkpoint.read_json(paths[0]) == experiment.recorded(config)
+    same = json_file.read(paths[0]) == experiment.recorded(config)
     steps, evaluations = len(metrics.read(paths[1])), metrics.read(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')

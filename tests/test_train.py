@@ -191,8 +191,8 @@ def _section(config, name):
 
 
 def test_imports_go_one_way():
-    levels = [('types', 'example', 'errors', 'algorithms', 'distributed.mesh', 'distributed.sharding', 'metrics',
-               'statistics'),
+    levels = [('types', 'example', 'errors', 'json_file', 'algorithms', 'distributed.mesh', 'distributed.sharding',
+               'metrics', 'statistics'),
               ('models', 'data', 'rewards', 'distributed.reward_scorer'),
               ('sampler', 'learner', 'checkpoint', 'reference'),
               ('distributed.programs', 'distributed.rollouts', 'distributed.placement', 'distributed.topology',

@@ -7,7 +7,7 @@ import os
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import checkpoint
+from grpo_jax import json_file
 from grpo_jax.distributed import sharding
 from grpo_jax.models import transformer
 
@@ -93,7 +93,7 @@ def hashed(text):
 
 def write_hashes(workdir, **programs):
     """Writes the programs' hashes to programs.json: what two runs computed differently shows there."""
-    checkpoint.write_json(os.path.join(workdir, 'programs.json'), {n: p.hash for n, p in programs.items()})
+    json_file.write(os.path.join(workdir, 'programs.json'), {n: p.hash for n, p in programs.items()})
 
 
 def abstract(shape, dtype, sharding_):

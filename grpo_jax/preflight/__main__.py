@@ -15,7 +15,7 @@ import subprocess
 
 from absl import flags
 
-from grpo_jax import checkpoint, program
+from grpo_jax import json_file, program
 from grpo_jax.errors import BadInput
 from grpo_jax.preflight import advice, compiler, plan, report, scale, verdict
 
@@ -52,7 +52,7 @@ def run(config, topology, *, slices, cache, output, sizes, at_once):
     if output == '-':
         print(json.dumps(content, indent=1))
     elif output:
-        checkpoint.write_json(output, content)
+        json_file.write(output, content)
     return 0 if found.fits else 1
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax import checkpoint, data
+from grpo_jax import data, json_file
 from grpo_jax.distributed import reward_scorer
 from grpo_jax.errors import BadInput
 from grpo_jax.models import heads, hf, transformer
@@ -70,7 +70,7 @@ def load(folder, dtype, device, park):
     texts = {'chat': bool(tokenizer.chat_template), 'system': '', 'template': '{prompt}', 'separator': '\n'}
     path = os.path.join(folder, FILE)
     if os.path.isfile(path):
-        texts = checkpoint.read_json(path)
+        texts = json_file.read(path)
     return RewardModel(tokenizer, texts, jax.device_get(params) if park else params,
                        reward_scorer.make_scorer(c, dtype), place, hf.context_length(folder))
 
