@@ -44,7 +44,7 @@ def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, en
             return [jnp.where(taken[2], x, 0.0) for x in found]
 
         def of_chunk(hidden, targets):
-            logits = transformer.unembed(weights, parts.everyone(hidden), c) / (temperature or 1.0)
+            logits = transformer.unembed_transposed(weights, parts.everyone(hidden), c) / (temperature or 1.0)
             found = _picked_and_entropy(logits, parts.everyone(targets), parts, entropy_gradient)
             return tuple(map(parts.own, found))
 
@@ -55,17 +55,17 @@ def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, en
 
 
 def _picked_and_entropy(logits, targets, parts, entropy_gradient):
-    """(logprob of each target, entropy), each f32[n], of logits f32[n, V], or of this device's part of V."""
-    first, count = parts.span(logits.shape[-1])
-    inside = True if isinstance(count, int) else jnp.arange(logits.shape[-1]) < count
-    highest = parts.highest(jax.lax.stop_gradient(jnp.max(logits, -1, where=inside, initial=-jnp.inf)))
-    below = jnp.where(inside, logits - highest[:, None], 0.0)
+    """(logprob of each target, entropy), each f32[n], of logits f32[V, n], or of this device's part of V."""
+    first, count = parts.span(len(logits))
+    inside = True if isinstance(count, int) else (jnp.arange(len(logits)) < count)[:, None]
+    highest = parts.highest(jax.lax.stop_gradient(jnp.max(logits, 0, where=inside, initial=-jnp.inf)))
+    below = jnp.where(inside, logits - highest, 0.0)
     weights = jnp.where(inside, jnp.exp(below), 0.0)
-    total = parts.total(jnp.sum(weights, -1))
-    places = (targets - first)[:, None]
+    total = parts.total(jnp.sum(weights, 0))
+    places = targets - first
     here = (places >= 0) & (places < count)
-    picked = jnp.take_along_axis(below, jnp.where(here, places, 0), -1)
-    logprobs = parts.total(jnp.sum(jnp.where(here, picked, 0.0), -1)) - jnp.log(total)
+    picked = jnp.take_along_axis(below, jnp.where(here, places, 0)[None], 0)[0]
+    logprobs = parts.total(jnp.where(here, picked, 0.0)) - jnp.log(total)
     if not entropy_gradient:
         weights, below, total = jax.lax.stop_gradient((weights, below, total))
-    return logprobs, jnp.log(total) - parts.total(jnp.sum(weights * below, -1)) / total
+    return logprobs, jnp.log(total) - parts.total(jnp.sum(weights * below, 0)) / total

@@ -231,6 +231,12 @@ def unembed(params, hidden, c):
     return product('...d,dv->...v', hidden, params['lm_head'], preferred_element_type=jnp.float32)
 
 
+def unembed_transposed(params, hidden, c):
+    """Float32 logits [V, N] of hidden [N, D]; XLA on CPUs multiplies up to twice as fast by this order."""
+    spec, (weights,) = 'vd,nd->vn' if c.tie_embeddings else 'dv,nd->vn', head_weights(params, c).values()
+    return jnp.einsum(spec, weights, hidden, preferred_element_type=jnp.float32)
+
+
 def _embed(params, tokens):
     return rows(params['embed'], tokens, params['final_norm'].dtype)
 

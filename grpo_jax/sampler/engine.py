@@ -193,10 +193,10 @@ class Engine:
         They decode a fresh wave in all columns that it may reach, the same with as many rows as each further chunk
         allows, or once halved, and, where rows can be parked, the largest wave of those in all columns.
         """
-        plan_, programs, waves = self.plan, self.programs, []
+        plan_, programs, waves = self.plan, self.programs, {}
 
         def decode(wave):
-            waves.append(wave)
+            waves[str(jax.tree.map(jnp.shape, wave))] = wave  # two ways may lead to the same
             programs.segment(weights, wave, book, 0)
 
         params, prompts, key = programs.inputs()
@@ -219,7 +219,7 @@ class Engine:
             most = next(n for n in (every, *plan_.rows) if plan_.fits(n, n, chunks))
             decode(programs.reopen(weights, book, 0, most, chunks))
         programs.finish(book)
-        return weights, book, waves
+        return weights, book, list(waves.values())
 
     def _run(self, weights, book, step, opened, finished, progress):
         plan_, programs, began = self.plan, self.programs, time.monotonic()
