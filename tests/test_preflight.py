@@ -284,7 +284,7 @@ def command(*arguments, topology='v5e:2x2'):
     return subprocess.run(
         [sys.executable, '-m', 'grpo_jax.preflight', '--config=configs/arithmetic.py', f'--topology={topology}',
          '--config.supervised.steps=0', '--config.evaluation.samples=8', *arguments], cwd=ROOT, capture_output=True,
-        text=True, timeout=550, env=os.environ | {'XLA_FLAGS': ''})
+        text=True, timeout=550, env=os.environ | {'XLA_FLAGS': '', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'})
 
 
 @pytest.fixture

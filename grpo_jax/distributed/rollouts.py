@@ -112,10 +112,18 @@ class Programs:
         """The policy as the sampler reads it: cast, or quantized, and not cut along fsdp."""
         layout = sharding.sampler_params(self._c, self._mesh)
 
+        def whole(part, layout):
+            part = jax.tree.map(lambda p: p.astype(self._dtype), part)
+            part = jax.lax.with_sharding_constraint(part, layout)
+            return quantize.matrices(part) if self._weights_dtype == jnp.int8 else part
+
         def weights(params):
-            params = jax.tree.map(lambda p: p.astype(self._dtype), params)
-            params = jax.lax.with_sharding_constraint(params, layout)
-            return quantize.matrices(params) if self._weights_dtype == jnp.int8 else params
+            # a layer at a time, or what is gathered lies in memory twice
+            layers = jax.tree.map(lambda p: p[:, None], params['layers'])
+            layers = jax.lax.map(lambda layer: whole(layer, layout['layers']), layers)
+            rest = {name: p for name, p in params.items() if name != 'layers'}
+            return whole(rest, {name: layout[name] for name in rest}) | {
+                'layers': jax.tree.map(lambda p: p[:, 0], layers)}
 
         result = layout
         if self._weights_dtype == jnp.int8:

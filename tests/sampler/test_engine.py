@@ -1,4 +1,5 @@
 """The engine against a sampler without cache, waves or mesh: schedules must not change a rollout."""
+import dataclasses
 import functools
 import logging
 
@@ -394,3 +395,12 @@ def test_int8_gives_logprobs_close_to_float_ones(tiny, sample, cache_dtype, weig
     np.testing.assert_array_equal(again.tokens, rollout.tokens)
     error = np.abs(again.logprobs - rollout.logprobs)
     assert 1e-4 < error.max() < 0.1 and rollout.logprobs.std() > 0.5
+
+
+@pytest.mark.parametrize('weights_dtype', ['bfloat16', 'int8'])
+def test_weights_are_gathered_without_a_second_copy_of_them(tiny, weights_dtype):
+    deep = dataclasses.replace(tiny[0], layers=16)
+    programs = build(deep, SAMPLINGS['plain'], (1, 4, 1), 8, 0, dtype='bfloat16', weights_dtype=weights_dtype).programs
+    wanted, _ = programs.traced(lambda: programs.weights(programs.inputs()[0]))
+    memory = wanted['weights'].lower().compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.5 * memory.output_size_in_bytes  # 1.8 and 5 times, of all layers at once
