@@ -40,7 +40,7 @@ class Job(NamedTuple):
     name: str
     traced: jax.stages.Traced
     weights: dict
-    wave: object      # sampler.wave.Wave
+    wave: object      # sampler.wave.Wave, in as many columns as it may reach
 
 
 def make_engine(c, mesh, budget):
@@ -57,9 +57,8 @@ def jobs_of(engine):
     wanted, (weights, _, waves) = engine.programs.traced(engine.visit_largest)
     decoding = {name: traced for name, traced in wanted.items() if name.startswith('decode')}
     jobs = [Job(name, traced, weights, wave) for (name, traced), wave in zip(decoding.items(), waves, strict=True)]
-    name, cache = next(name for name in wanted if name.startswith('open')), waves[0].cache
-    opened = waves[0].replace(cache=cache.replace(chunks=cache.chunks[:1]))
-    return [Job(name, wanted[name], weights, opened)] + jobs
+    name = next(name for name in wanted if name.startswith('open'))
+    return [Job(name, wanted[name], weights, waves[0])] + jobs
 
 
 def measure(job, c, mesh):
@@ -79,7 +78,7 @@ def assess(job, c, mesh, text, temp):
     if job.name.startswith('decode'):
         # the last step reads all blocks of all chunks; a head of its own leaves but a few rows of the embedding to read
         read = {name: w for name, w in job.weights.items() if name != 'embed' or c.tie_embeddings}
-        blocks = [chunk.k.shape[1] for chunk in cache.chunks]
+        blocks = [] if cache.prompt.flat else [chunk.k.shape[1] for chunk in cache.chunks]
         traffic = hlo.Traffic(text)
         step, needed = traffic.of_step(blocks), programs.device_bytes(read) + held
         result |= dict(step=step, needed=needed, ratio=step / needed, ratio_reread=(step + traffic.reread) / needed,

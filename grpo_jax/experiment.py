@@ -66,7 +66,7 @@ class Experiment(NamedTuple):
             self.samplers[which] = placement.make_sampler(
                 self.c, self.mesh, shapes, self.sampling(**changes), self.automata(), dtype=self.dtype,
                 cache_dtype=rollout.cache_dtype or self.dtype, weights_dtype=rollout.weights_dtype or self.dtype,
-                budget=int(rollout.cache_gib * 2 ** 30), ahead=self.ahead)
+                budget=int(rollout.cache_gib * 2 ** 30), kernels=rollout.kernels, ahead=self.ahead)
         return self.samplers[which]
 
     def learner(self, algorithm, shapes, collected):
@@ -152,6 +152,8 @@ def check(config):
     for name in ('cache_dtype', 'weights_dtype'):
         if rollout[name] not in ('', 'int8'):
             raise BadInput(f'rollout.{name}', rollout[name], 'choose int8, or \'\' for model.dtype')
+    if rollout.kernels not in ('auto', 'on', 'off'):
+        raise BadInput('rollout.kernels', rollout.kernels, 'choose auto, on or off')
     if '' in rollout.stop_strings or (rollout.thinking_tokens and not rollout.thinking_end):
         raise BadInput('rollout.stop_strings, thinking_end', (rollout.stop_strings, rollout.thinking_end),
                        'an empty string is everywhere; leave it out')

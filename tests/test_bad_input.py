@@ -65,6 +65,7 @@ CONFIGS = {
     'unknown cache dtype': ({'rollout__cache_dtype': 'int4', 'rollout__accept_bias': True}, ['int4', 'int8']),
     'cache too small for a group': ({'rollout__cache_gib': 1e-6}, ['rollout.cache_gib', 'at least']),
     'negative cache': ({'rollout__cache_gib': -1.0}, ['rollout.cache_gib = -1.0']),
+    'unknown kernels': ({'rollout__kernels': 'fast'}, ['fast', 'auto, on or off']),
     'empty stop string': ({'rollout__stop_strings': ('',)}, ['stop_strings', 'everywhere']),
     'thinking longer than the completion': ({'rollout__thinking_tokens': 12}, ['thinking_tokens', '12']),
     'demonstrations that do not fit': ({'rollout__max_tokens': 1}, ['rollout.max_tokens = 1']),

@@ -150,6 +150,14 @@ def test_traffic_of_a_compiled_text():
     assert unknown.of_program(()) < traffic.of_program(()) and unknown.unknown == 1
 
 
+def test_traffic_of_a_kernel_is_what_it_tells():
+    kernel = '%copied = f32[8,128]{1,0:T(8,128)} custom-call(%f), custom_call_target="tpu_custom_call", backend_config='
+    told = '{"custom_call_config":{"cost_estimate":{"flops":"5","bytes_accessed":"1000"}}}'
+    plain = TEXT.replace('ROOT %copied = f32[8,128]{1,0:T(8,128)} copy(%f)', 'ROOT ' + kernel)
+    of_plain, of_told = (hlo.Traffic(text).of_program(()) for text in (plain, plain.replace(kernel, kernel + told)))
+    assert of_plain - of_told == 2 * ARRAY - 1000
+
+
 @pytest.mark.parametrize('message, size', [
     ('Ran out of memory on HBM, the total memory required for HLO temporaries (17.00G) exceeds available', 17 * GIB),
     ('Ran out of memory in memory space hbm. Used 512.5M of 15.75G hbm.', 512.5 * 2 ** 20),

@@ -10,13 +10,14 @@ class Chip(NamedTuple):
     memory: float = 0.0       # bytes that a program may use, as libtpu 0.0.42 says when they do not suffice
     links: float = 0.0        # bytes a second that a chip sends to its neighbours, over all its links together
     network: float = 0.0      # bytes a second that its share of the host's network cards sends to other slices
+    cores: int = 1            # that share a program
 
 
 GIB = 2 ** 30
 TPUS = {
-    'v4': Chip(flops=275e12, bandwidth=1228e9, memory=30.75 * GIB, links=300e9, network=6.25e9),
+    'v4': Chip(flops=275e12, bandwidth=1228e9, memory=30.75 * GIB, links=300e9, network=6.25e9, cores=2),
     'v5e': Chip(flops=197e12, bandwidth=819e9, memory=15.75 * GIB, links=200e9, network=3.125e9),
-    'v5p': Chip(flops=459e12, bandwidth=2765e9, memory=95.74 * GIB, links=600e9, network=6.25e9),
+    'v5p': Chip(flops=459e12, bandwidth=2765e9, memory=95.74 * GIB, links=600e9, network=6.25e9, cores=2),
     'v6e': Chip(flops=918e12, bandwidth=1640e9, memory=31.25 * GIB, links=400e9, network=12.5e9),
 }
 # by what the name of a device's kind holds, the first that it does

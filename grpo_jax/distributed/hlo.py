@@ -135,6 +135,9 @@ class Traffic:
         return moved
 
     def _moved(self, i, scope):
+        told = re.search(r'"bytes_accessed":"(\d+)"', i.attributes) if i.op == 'custom-call' else None
+        if told:  # a kernel reads what its blocks are, of the operands, and says how much that is
+            return int(told[1])
         if i.op == 'copy-start':  # its result is (copy, original, token)
             return sum(array.bytes() for array in i.arrays[:2] if array.hbm)
         if i.op in ('slice-start', 'dynamic-slice-start'):  # (whole, slice, token); of the whole, the slice is read

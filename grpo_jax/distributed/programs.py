@@ -12,9 +12,9 @@ from grpo_jax.distributed import sharding
 from grpo_jax.models import transformer
 
 # of a learner's programs on CPUs, jaxlib 0.10.2: YNN's sums over a row took a quarter of an update, and oneDNN's
-# products of a thousand tokens are up to 1.4 x as fast as Eigen's
-ON_CPU = {'xla_cpu_experimental_ynn_fusion_type': '', 'xla_cpu_use_onednn': True,
-          'xla_cpu_experimental_onednn_fusion_type': 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
+# products of a thousand tokens are up to 1.4 x as fast as Eigen's; but a compilation cache cannot hold oneDNN's
+ON_CPU = {'xla_cpu_experimental_ynn_fusion_type': ''}
+UNCACHED = {'xla_cpu_use_onednn': True, 'xla_cpu_experimental_onednn_fusion_type': 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
 
 
 class Program:
@@ -61,13 +61,16 @@ def compile_(function, *arguments, ahead=True, extra=None, **options):
 
 
 def options_on(mesh):
-    """Compiler options of a learner's programs on a mesh: those of ON_CPU that XLA knows, on CPUs."""
-    return _known() if mesh.devices.flat[0].platform == 'cpu' else {}
+    """Compiler options of a learner's programs on a mesh: on CPUs, those above that XLA knows."""
+    if mesh.devices.flat[0].platform != 'cpu':
+        return {}
+    known = _known()
+    return {name: known[name] for name in known if name in ON_CPU or not jax.config.jax_compilation_cache_dir}
 
 
 @functools.cache
 def _known():
-    """The options of ON_CPU that this jaxlib takes; it refuses others."""
+    """The options that this jaxlib takes; it refuses others."""
     def takes(**option):
         try:
             jax.jit(lambda x: x @ x, compiler_options=option).lower(jnp.ones((2, 2))).compile()
@@ -75,7 +78,7 @@ def _known():
             return False
         return True
 
-    return {name: value for name, value in ON_CPU.items() if takes(**{name: value})}
+    return {name: value for name, value in (ON_CPU | UNCACHED).items() if takes(**{name: value})}
 
 
 def compile_traced(traced):

@@ -15,10 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from grpo_jax import sampler
-from grpo_jax.distributed import multihost, programs, sharding
+from grpo_jax.distributed import chips, multihost, programs, sharding
 from grpo_jax.distributed.mesh import ROW_AXES
+from grpo_jax.errors import BadInput
 from grpo_jax.models import cache as kv_cache
-from grpo_jax.models import quantize, transformer
+from grpo_jax.models import decode_kernel, quantize, transformer
 from grpo_jax.sampler import engine
 from grpo_jax.sampler import wave as waves
 from grpo_jax.types import Prompts
@@ -34,19 +35,20 @@ BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 128}
 HALVINGS = {'cpu': 10, 'gpu': 3, 'tpu': 3}
 
 
-def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, budget, block=None,
-                segment=None, ahead=True):
+def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, budget, kernels='auto',
+                block=None, segment=None, ahead=True):
     """sampler.engine.Engine for `shapes` on the mesh, with every program that a rollout can reach compiled.
 
     sampling is a sampler.Sampling; tables are its automata (sampler.stops), perhaps abstract. dtype is that of
     computation, cache_dtype and weights_dtype may be int8 instead; budget is bytes of cache a device, 0: unlimited.
-    block and segment replace the platform's. ahead=False compiles programs when they are first needed.
+    kernels is rollout.kernels; block and segment replace the platform's. ahead=False compiles programs when they are
+    first needed.
     """
     platform = mesh.devices.flat[0].platform
     blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
     block = min(block or BLOCK[platform], -(-shapes.tokens // (8 * blocks)) * 8)
     built = Programs(c, mesh, shapes, sampling, tables, block=block, dtype=jnp.dtype(dtype),
-                     cache_dtype=jnp.dtype(cache_dtype), weights_dtype=jnp.dtype(weights_dtype))
+                     cache_dtype=jnp.dtype(cache_dtype), weights_dtype=jnp.dtype(weights_dtype), kernels=kernels)
     plan = engine.plan(prompts=shapes.prompts // built.shards, group=shapes.group_size, max_tokens=shapes.tokens,
                        block=block, segment=segment or SEGMENT[platform], halvings=HALVINGS[platform], budget=budget,
                        bank_columns=waves.bank_columns(shapes.queries, block), column_bytes=built.column_bytes())
@@ -59,7 +61,8 @@ def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weight
 class Programs:
     """The compiled pieces that an Engine calls, one for each size of wave; `compile_all` builds them beforehand."""
 
-    def __init__(self, c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, block):
+    def __init__(self, c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, block,
+                 kernels):
         self.shards = int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
         self._c, self._mesh, self._shapes, self._sampling = c, mesh, shapes, sampling
         everywhere = sharding.replicated(mesh)
@@ -67,9 +70,25 @@ class Programs:
                         if isinstance(table, jax.ShapeDtypeStruct) else multihost.put(table, everywhere)
                         for name, table in tables.items()}
         self._dtype, self._weights_dtype = dtype, weights_dtype
-        self._cache = dict(block=block, dtype=cache_dtype)
         self._cut_heads = c.kv_heads % mesh.shape['tensor'] == 0
+        self._cache = dict(block=block, dtype=cache_dtype, flat=self._in_kernels(kernels, block, cache_dtype))
         self._compiled, self._wanted = {}, None
+
+    def _in_kernels(self, wanted, block, cache_dtype):
+        """Whether Pallas kernels decode: by rollout.kernels, and by default where the chip has two cores."""
+        device, parts = self._mesh.devices.flat[0], self._mesh.shape['tensor']
+        hindered = {
+            'a device that is neither a TPU nor a CPU': device.platform not in ('tpu', 'cpu'),
+            'an int8 cache': cache_dtype == jnp.int8,
+            f'{self._c.kv_heads} heads of keys on mesh.tensor = {parts}': not self._cut_heads,
+            f'blocks of {block} columns, which 16 does not divide': block % decode_kernel.LINES,
+            'heads of keys on a device that do not fill 128 lanes':
+                device.platform == 'tpu' and self._c.kv_heads // parts * self._c.head_dim % decode_kernel.LANES}
+        reasons = [reason for reason, found in hindered.items() if found]
+        if wanted == 'on' and reasons:
+            raise BadInput('rollout.kernels', wanted, f'cannot work with {reasons[0]}; choose auto')
+        chip = chips.of(device.device_kind)
+        return not reasons and (wanted == 'on' or (wanted == 'auto' and chip is not None and chip.cores > 1))
 
     @property
     def hash(self):
@@ -221,7 +240,7 @@ class Programs:
         taken = []
         for chunk, fold in [(cache.prompt, rows // banks), *((chunk, 1) for chunk in cache.chunks)]:
             take = self._per_shard(functools.partial(waves.take, fold=fold), (CHUNKS, ROWS), CHUNKS)
-            name = f'take {size} of {chunk.k.shape[2] // self.shards} x {chunk.k.shape[1]}x{chunk.k.shape[5]} by {fold}'
+            name = f'take {size} of {chunk.k.shape[2] // self.shards} x {chunk.k.shape[1]}x{chunk.block} by {fold}'
             taken.append(self._call(name, take, chunk, order))
             if self._wanted is None:
                 jax.tree.map(lambda x: x.delete(), chunk)  # never two whole caches at once
@@ -285,7 +304,9 @@ class Programs:
     def _sharding(self, array):
         """Chunks are cut by rows and, where it divides them, by heads; all else by rows, and scalars not at all."""
         if len(array.shape) >= 5:
-            return NamedSharding(self._mesh, PartitionSpec(None, None, ROW_AXES, 'tensor' if self._cut_heads else None))
+            heads = 4 if self._cache['flat'] else 3
+            cut = (None, None, ROW_AXES, None, None)[:heads] + (('tensor',) if self._cut_heads else ())
+            return NamedSharding(self._mesh, PartitionSpec(*cut))
         return NamedSharding(self._mesh, ROWS if array.shape else SAME)
 
 

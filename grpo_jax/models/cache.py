@@ -4,7 +4,7 @@ Columns lie in blocks: keys [L, J, R, K, H, S] and values [L, J, R, K, S, H] hol
 for R rows, so that a block of a layer is one contiguous piece, and a dynamic number of blocks is read.
 The cache is [prompts, stored once per group | own chunks]; a chunk that is full is never written or
 copied again. All rows write the same column, since XLA turns writes at a column per row into copies
-of the cache; a row's first valid column (`start`) makes up for it.
+of the cache; a row's first valid column (`start`) makes up for it. Flat chunks are for models.decode_kernel.
 """
 import math
 
@@ -12,6 +12,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models.attention import MASKED
 
 
@@ -19,15 +20,25 @@ from grpo_jax.models.attention import MASKED
 class Chunk:
     """J blocks of S columns of R rows, in the dtype of computation or in int8 with a scale a column."""
 
-    k: jax.Array                        # [L, J, R, K, H, S]
-    v: jax.Array                        # [L, J, R, K, S, H]
+    k: jax.Array                        # [L, J, R, K, H, S]; flat: [L, J, R, S, K * H]
+    v: jax.Array                        # [L, J, R, K, S, H]; flat: as k
     k_scale: jax.Array | None = None    # f32[L, J, R, K, S], only with int8
     v_scale: jax.Array | None = None    # f32[L, J, R, K, S]
 
     @property
     def columns(self):
         """J * S."""
-        return self.k.shape[1] * self.k.shape[5]
+        return self.k.shape[1] * self.block
+
+    @property
+    def block(self):
+        """S."""
+        return self.k.shape[3 if self.flat else 5]
+
+    @property
+    def flat(self):
+        """Whether it is laid out for the kernel."""
+        return self.k.ndim == 5
 
 
 @struct.dataclass
@@ -41,9 +52,12 @@ class KVCache:
     length: jax.Array          # i32[] own columns written
 
 
-def empty(c, rows, columns, *, block, dtype):
-    """An empty Chunk of at least that many columns, in blocks of `block`; dtype may be int8."""
+def empty(c, rows, columns, *, block, dtype, flat=False):
+    """An empty Chunk of at least that many columns, in blocks of `block`; dtype may be int8, if it is not flat."""
     blocks = -(-columns // block)
+    if flat:
+        shape = (c.layers, blocks, rows, block, c.kv_heads * c.head_dim)
+        return Chunk(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
     shape = (c.layers, blocks, rows, c.kv_heads)
     k, v = jnp.zeros((*shape, c.head_dim, block), dtype), jnp.zeros((*shape, block, c.head_dim), dtype)
     if dtype != jnp.int8:
@@ -54,9 +68,11 @@ def empty(c, rows, columns, *, block, dtype):
 def of_prefill(k, v, like):
     """Chunk holding k, v [L, R, K, T, H] in its last T columns, with the columns, block and dtype of `like`."""
     layers, rows, heads, t, h = k.shape
-    block = like.k.shape[5]
     pad = ((0, 0), (0, 0), (0, 0), (like.columns - t, 0), (0, 0))
-    k, v = (jnp.pad(x, pad).reshape(layers, rows, heads, -1, block, h) for x in (k, v))
+    k, v = (jnp.pad(x, pad).reshape(layers, rows, heads, -1, like.block, h) for x in (k, v))
+    if like.flat:
+        shape = (layers, -1, rows, like.block, heads * h)
+        return Chunk(*(x.transpose(0, 3, 1, 4, 2, 5).reshape(shape).astype(like.k.dtype) for x in (k, v)))
     if like.k_scale is None:
         k, v = k.transpose(0, 3, 1, 2, 5, 4), v.transpose(0, 3, 1, 2, 4, 5)
         return Chunk(k.astype(like.k.dtype), v.astype(like.v.dtype))
@@ -72,11 +88,25 @@ def quantize(x):
     return jnp.round(x / jnp.maximum(scale, 1e-30)[..., None]).astype(jnp.int8), scale
 
 
+def extend(q, k, v, angles, cache, layer):
+    """(attention output [B, 1, N, H], the last Chunk) of the newest token's q [B, 1, N, H], k and v [B, 1, K, H].
+
+    q and k are not yet turned by the angles, which are those of attention.rope_angles, or decode_kernel.turns of them
+    for flat chunks.
+    """
+    if cache.prompt.flat:
+        out, chunk = decode_kernel.attend(q[:, 0], k[:, 0], v[:, 0], angles, cache, layer)
+        return out[:, None], chunk
+    q, k = attention.rotate(q, angles), attention.rotate(k, angles)
+    cache = write(cache, layer, k[:, 0], v[:, 0])
+    return attend(q[:, 0], cache, layer)[:, None], cache.chunks[-1]
+
+
 def write(cache, layer, k, v):
     """The cache with k, v [B, K, H] in the next column of a layer."""
     chunk = cache.chunks[-1]
     column = cache.length - sum(full.columns for full in cache.chunks[:-1])
-    block, column = jnp.divmod(column, chunk.k.shape[5])
+    block, column = jnp.divmod(column, chunk.block)
 
     def put(array, new, axis):
         at = [0] * array.ndim
@@ -103,7 +133,7 @@ def attend(q, cache, layer):
     heads = cache.chunks[-1].k.shape[3]
     q = q.reshape(b, heads, n // heads, h)
     running = (jnp.full(q.shape[:3], MASKED), jnp.zeros(q.shape[:3]), jnp.zeros(q.shape, jnp.float32))
-    first = jnp.min(cache.prompt_start) // cache.prompt.k.shape[5]
+    first = jnp.min(cache.prompt_start) // cache.prompt.block
     running = _absorb(running, q, cache.prompt, layer, 0, cache.prompt_start, cache.prompt.columns - 1, first)
     written = 0
     for chunk in cache.chunks:
@@ -115,7 +145,7 @@ def attend(q, cache, layer):
 
 def _absorb(running, q, chunk, layer, offset, start, last, first=0):
     """running (maximum, sum, output) over columns start..last of a chunk whose first column is `offset`."""
-    rows, block = chunk.k.shape[2], chunk.k.shape[5]
+    rows, block = chunk.k.shape[2], chunk.block
     b, heads, group, h = q.shape
     fold = b // rows
     scale = 1.0 / math.sqrt(h)

@@ -14,7 +14,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.models import attention
+from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models.quantize import product, rows
 
@@ -177,19 +177,21 @@ def decode(params, tokens, positions, cache, c):
     inputs and outputs XLA would copy the whole cache.
     """
     angles = attention.rope_angles(positions[:, None], c.head_dim, c.rope_theta, c.rope_scaling)
+    if cache.prompt.flat:
+        angles = decode_kernel.turns(angles, c.kv_heads)
 
     def layer_step(carry, inputs):
         x, last_chunk = carry
         weights, layer = inputs
-        updated = cache.replace(chunks=cache.chunks[:-1] + (last_chunk,))
+        seen = cache.replace(chunks=cache.chunks[:-1] + (last_chunk,))
 
         def attend(q, k, v):
-            nonlocal updated
-            updated = kv_cache.write(updated, layer, k[:, 0], v[:, 0])
-            return kv_cache.attend(q[:, 0], updated, layer)[:, None]
+            nonlocal last_chunk
+            out, last_chunk = kv_cache.extend(q, k, v, angles, seen, layer)
+            return out
 
-        x = block(weights, x, angles, c, attend)
-        return (x, updated.chunks[-1]), None
+        x = block(weights, x, None, c, attend)
+        return (x, last_chunk), None
 
     carry = (_embed(params, tokens)[:, None], cache.chunks[-1])
     (x, last_chunk), _ = jax.lax.scan(layer_step, carry, (params['layers'], jnp.arange(c.layers)))
@@ -198,7 +200,10 @@ def decode(params, tokens, positions, cache, c):
 
 
 def block(w, x, angles, c, attend):
-    """One layer of x [B, T, D]; attend maps q [B, T, N, H] and k, v [B, T, K, H] to [B, T, N, H]."""
+    """One layer of x [B, T, D]; attend maps q [B, T, N, H] and k, v [B, T, K, H] to [B, T, N, H].
+
+    angles turn q and k; with None, attend has to.
+    """
     y = rms_norm(x, w['attn_norm'], c.norm_eps)
     q = product('btd,dnh->btnh', y, w['wq'])
     k = product('btd,dkh->btkh', y, w['wk'])
@@ -207,7 +212,8 @@ def block(w, x, angles, c, attend):
         q, k, v = q + w['bq'], k + w['bk'], v + w['bv']
     if c.qk_norm:
         q, k = rms_norm(q, w['q_norm'], c.norm_eps), rms_norm(k, w['k_norm'], c.norm_eps)
-    q, k = attention.rotate(q, angles), attention.rotate(k, angles)
+    if angles is not None:
+        q, k = attention.rotate(q, angles), attention.rotate(k, angles)
     out = product('btnh,nhd->btd', attend(q, k, v), w['wo'])
     x = x + (out + w['bo'] if c.out_bias else out)
     y = rms_norm(x, w['mlp_norm'], c.norm_eps)

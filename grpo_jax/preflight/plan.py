@@ -218,7 +218,9 @@ def sampler_jobs(engine, phase, state, params):
         elif kind == 'decode':
             wave, size = next(decoding)
             runs = times * math.ceil(sum(plan.chunks) / plan.segment) if size == max(sizes) else 0
-            turns = (plan.segment, *(chunk.k.shape[1] for chunk in (wave.cache.prompt, *wave.cache.chunks)))
+            turns = (plan.segment,)
+            if not wave.cache.prompt.flat:
+                turns += tuple(chunk.k.shape[1] for chunk in (wave.cache.prompt, *wave.cache.chunks))
         elif kind != 'reopen':  # what these read is among what is alive
             alive, arguments = state + sum(held.values()), False
         if phase == 'rollout' or (kind == 'decode' and runs):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models import transformer
+from grpo_jax.sampler import draw_kernel
 from grpo_jax.sampler import sampling as distribution
 from grpo_jax.types import Prompts, Rollout
 
@@ -100,22 +101,22 @@ def book_of(rollout, prompts, keys, limit, tables, sampling):
     return book.replace(states=states, thinking=thinking)
 
 
-def open_groups(params, book, index, c, sampling, *, prompts, columns, block, dtype):
+def open_groups(params, book, index, c, sampling, *, prompts, columns, block, dtype, flat):
     """Wave of the `index`-th `prompts` prompts with all rows of their groups, none of which has begun."""
     def part(x):
         return jax.lax.dynamic_slice_in_dim(x, index * prompts, prompts)
 
     tokens, mask = part(book.prompts.tokens), part(book.prompts.mask)
     rows = (index * prompts * book.group + jnp.arange(prompts * book.group)).astype(jnp.int32)
-    bank = _empty_bank(c, prompts, tokens.shape[1], block, dtype)
+    bank = _empty_bank(c, prompts, tokens.shape[1], block, dtype, flat)
     (bank,) = _prefill(params, tokens[:, :-1], mask[:, :-1], c, (bank,), (tokens.shape[1] - 1,))
-    own = kv_cache.empty(c, rows.shape[0], columns, block=block, dtype=dtype)
+    own = kv_cache.empty(c, rows.shape[0], columns, block=block, dtype=dtype, flat=flat)
     cache = kv_cache.KVCache(prompt=bank, prompt_start=bank.columns - jnp.sum(mask[:, :-1], -1, dtype=jnp.int32),
                              chunks=(own,), start=jnp.zeros_like(rows), length=jnp.int32(0))
     return _wave(cache, book, rows, jnp.ones_like(rows, bool), c, sampling)
 
 
-def reopen(params, book, length, c, sampling, *, rows, columns, block, dtype):
+def reopen(params, book, length, c, sampling, *, rows, columns, block, dtype, flat):
     """Wave of the `rows` longest unfinished rows, each with a copy of its prompt.
 
     Their tokens are prefilled right-aligned before own column `length`, which no row may exceed;
@@ -134,8 +135,8 @@ def reopen(params, book, length, c, sampling, *, rows, columns, block, dtype):
     own_mask = (place >= 0) & (jnp.arange(total) < length)
     tokens, mask = jnp.concatenate([prompts[:, :-1], own], 1), jnp.concatenate([mask[:, :-1], own_mask], 1)
 
-    empty = [_empty_bank(c, rows, prompts.shape[1], block, dtype)]
-    empty += [kv_cache.empty(c, rows, size, block=block, dtype=dtype) for size in columns]
+    empty = [_empty_bank(c, rows, prompts.shape[1], block, dtype, flat)]
+    empty += [kv_cache.empty(c, rows, size, block=block, dtype=dtype, flat=flat) for size in columns]
     widths = (prompts.shape[1] - 1, *(chunk.columns for chunk in empty[1:]))
     bank, *chunks = _prefill(params, tokens, mask, c, tuple(empty), widths)
     prompt_start = bank.columns - jnp.sum(mask[:, :prompts.shape[1] - 1], -1, dtype=jnp.int32)
@@ -155,9 +156,8 @@ def segment(params, wave, book, tables, version, c, sampling, *, steps):
         wave, records, done, i = carry
         n = wave.cache.length - wave.cache.start
         hidden, cache = transformer.decode(params, wave.last, queries - 1 + n, wave.cache, c)
-        logits = transformer.unembed(params, hidden, c)
-        token, forced = _choose(logits, wave, n, keys, given, sampling)
-        record = (token, distribution.logprob(logits, token, sampling.temperature), forced, wave.live)
+        token, logprob, forced = _choose(params, hidden, wave, n, keys, given, c, sampling)
+        record = (token, logprob, forced, wave.live)
         records = jax.tree.map(lambda all_, new: jax.lax.dynamic_update_index_in_dim(all_, new, i, 0), records, record)
         wave, stopped = _after(wave.replace(cache=cache), token, n, tables, sampling)
         live = wave.live & ~stopped & (n + 1 < limit)
@@ -224,8 +224,9 @@ def _bank_block(queries, block):
     return min(4 * block, max(-(-(queries - 1) // 8), 1) * 8)
 
 
-def _empty_bank(c, rows, queries, block, dtype):
-    return kv_cache.empty(c, rows, bank_columns(queries, block), block=_bank_block(queries, block), dtype=dtype)
+def _empty_bank(c, rows, queries, block, dtype, flat):
+    return kv_cache.empty(c, rows, bank_columns(queries, block), block=_bank_block(queries, block), dtype=dtype,
+                          flat=flat)
 
 
 def _unfinished(book):
@@ -269,23 +270,34 @@ def _prefill(params, tokens, mask, c, chunks, widths):
     return jax.lax.fori_loop(0, rows // at_once, fill, chunks)
 
 
-def _choose(logits, wave, n, keys, given, sampling):
-    """(token i32[B], forced bool[B]) of each slot at completion position n i32[B]."""
+def _choose(params, hidden, wave, n, keys, given, c, sampling):
+    """(token i32[B], logprob f32[B], forced bool[B]) of each slot at completion position n i32[B]."""
+    told, forced = _told(wave, n, given, sampling)
+    keys = jax.vmap(jax.random.fold_in)(keys, n)
+    if wave.cache.prompt.flat and draw_kernel.fits(params, sampling, keys):
+        return *draw_kernel.draw(hidden, params, keys, told, sampling.temperature), forced
+    logits = transformer.unembed(params, hidden, c)
     proposal = logits
     if wave.seen is not None:
         proposal = distribution.penalize(proposal, wave.seen, sampling.repetition_penalty)
     if sampling.min_tokens and sampling.stop_tokens:
         stops = jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(sampling.stop_tokens))
         proposal = jnp.where(stops & (n + 1 < sampling.min_tokens)[:, None], distribution.NEVER, proposal)
-    token = distribution.draw(proposal, jax.vmap(jax.random.fold_in)(keys, n), temperature=sampling.temperature,
+    token = distribution.draw(proposal, keys, temperature=sampling.temperature,
                               top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
-    forced = jnp.zeros_like(wave.live)
-    if sampling.thinking_tokens:
-        place = n - sampling.thinking_tokens
-        forced = wave.thinking & (place >= 0) & (place < len(sampling.thinking_end))
-        token = jnp.where(forced, jnp.asarray(sampling.thinking_end)[jnp.maximum(place, 0)], token)
+    token = jnp.where(told >= 0, told, token)
+    return token, distribution.logprob(logits, token, sampling.temperature), forced
+
+
+def _told(wave, n, given, sampling):
+    """(tokens i32[B] that are given or forced at completion position n i32[B], or -1, which of them are forced)."""
     told = jnp.take_along_axis(given, n[:, None], 1, mode='clip')[:, 0]
-    return jnp.where(told >= 0, told, token), forced
+    if not sampling.thinking_tokens:
+        return told, jnp.zeros_like(wave.live)
+    place = n - sampling.thinking_tokens
+    forced = wave.thinking & (place >= 0) & (place < len(sampling.thinking_end))
+    ending = jnp.where(forced, jnp.asarray(sampling.thinking_end)[jnp.maximum(place, 0)], -1)
+    return jnp.where(told >= 0, told, ending), forced
 
 
 def _after(wave, token, n, tables, sampling):

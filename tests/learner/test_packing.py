@@ -8,7 +8,7 @@ import pytest
 from benchmarks.rollout import long_tailed
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.distributed import flops, placement, sharding
+from grpo_jax.distributed import flops, placement, programs, sharding
 from grpo_jax.distributed import mesh as meshes
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import packing
@@ -57,6 +57,20 @@ def masks_of(prompts, lengths, queries, most):
     """(prompt_mask, completion_mask) of prompt lengths [P] and completion lengths [B]."""
     group = len(lengths) // len(prompts)
     return (np.arange(queries) >= queries - np.repeat(prompts, group)[:, None], np.arange(most) < lengths[:, None])
+
+
+def test_options_that_a_compilation_cache_forbids_change_no_result(tiny, wide_experience, assert_close):
+    """Tests run with such a cache, so this is where oneDNN's products are tested."""
+    mesh, cache = meshes.make({}), jax.config.jax_compilation_cache_dir
+    assert cache and not programs.UNCACHED.items() & programs.options_on(mesh).items()
+    expected = learn(tiny, wide_experience, 'grpo', {}, pack_columns=64)
+    try:
+        jax.config.update('jax_compilation_cache_dir', None)
+        if not programs.UNCACHED.items() <= programs.options_on(mesh).items():
+            pytest.skip('this jaxlib has no oneDNN')
+        assert_close(learn(tiny, wide_experience, 'grpo', {}, pack_columns=64), expected, atol=1e-5)
+    finally:
+        jax.config.update('jax_compilation_cache_dir', cache)
 
 
 @pytest.mark.parametrize('seed', range(20))

@@ -397,6 +397,27 @@ def test_int8_gives_logprobs_close_to_float_ones(tiny, sample, cache_dtype, weig
     assert 1e-4 < error.max() < 0.1 and rollout.logprobs.std() > 0.5
 
 
+@pytest.mark.parametrize(('sampling', 'mesh', 'budget'), [
+    ('plain', (1, 1, 1), 0), ('endless', (2, 1, 2), 0), ('plain', (1, 1, 1), 500), ('penalized', (1, 2, 2), 0)])
+def test_kernels_sample_the_same(tiny, sample, sampling, mesh, budget):
+    made = build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, kernels='on', block=16)
+    expected = sample(build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, kernels='off', block=16), seed=8)
+    rollout = sample(made, seed=8)
+    assert completions(rollout) == completions(expected)
+    np.testing.assert_allclose(rollout.logprobs, expected.logprobs, atol=2e-5)
+    assert made.stats.parked or not budget
+    again = sample(made, method='replay', rollout=rollout, seed=8)
+    np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
+
+
+@pytest.mark.parametrize(('options', 'reason'), [
+    ({'cache_dtype': 'int8'}, 'int8 cache'), ({'block': 8}, 'blocks of 8 columns'), ({'mesh': (1, 1, 4)}, '2 heads')])
+def test_kernels_say_what_they_cannot(tiny, options, reason):
+    options = {'mesh': (1, 1, 1), 'block': 16} | options
+    with pytest.raises(errors.BadInput, match=rf'rollout\.kernels.*{reason}'):
+        build(tiny[0], SAMPLINGS['plain'], options.pop('mesh'), 3, 0, kernels='on', **options)
+
+
 @pytest.mark.parametrize('weights_dtype', ['bfloat16', 'int8'])
 def test_weights_are_gathered_without_a_second_copy_of_them(tiny, weights_dtype):
     deep = dataclasses.replace(tiny[0], layers=16)

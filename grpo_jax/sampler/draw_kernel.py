@@ -1,0 +1,142 @@
+"""A token drawn from the model's last hidden values in one Pallas kernel for TPUs, without logits in main memory.
+
+XLA's form of it (transformer.unembed, sampling.draw and sampling.logprob) is as good where logits stay on the chip. On
+chips of two cores they are written to main memory, copied and read again. Here a grid step has a tile of the
+vocabulary's vectors on the chip and carries on what is known: the best noisy logit, and the sum over all. The noise is
+that of `jax.random.gumbel` with the row's key, bit for bit up to its logarithms.
+"""
+import functools
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+import numpy as np
+
+CORES = 2              # that share the vocabulary
+TILE = 1024            # ids at once, at most, and no more than
+TILE_BYTES = 2 ** 21   # bytes of their vectors and
+TILE_LOGITS = 2 ** 16  # logits
+LEAST = -3e38          # below any logit
+
+
+def fits(params, sampling, keys):
+    """Whether the kernel can draw these: from the whole distribution, with the vectors and keys that it reads."""
+    weights = params.get('lm_head', params['embed'])
+    return (not sampling.truncates and sampling.temperature > 0 and isinstance(weights, jax.Array)
+            and str(jax.random.key_impl(keys)) == 'threefry2x32' and jax.config.jax_threefry_partitionable
+            and max(weights.shape) % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0)
+
+
+def draw(hidden, params, keys, told, temperature):
+    """(tokens i32[B], logprobs f32[B]) of softmax(logits / temperature), hidden [B, D], one key a row.
+
+    told i32[B] are tokens to take instead of drawn ones; -1: draw.
+    """
+    mesh, transposed = jax.sharding.get_abstract_mesh(), 'lm_head' in params
+    weights, keys = params['lm_head' if transposed else 'embed'], jax.random.key_data(keys)
+    draw_of = functools.partial(_draw, transposed=transposed, temperature=temperature)
+    if mesh.axis_names:  # the partitioner cannot cut a kernel
+        cut, same = PartitionSpec(*[None] * transposed, 'tensor'), PartitionSpec()
+        found = jax.shard_map(lambda *inputs: draw_of(*inputs, jax.lax.axis_index('tensor')),
+                              in_specs=(same, cut, same, same), out_specs=PartitionSpec('tensor'),
+                              axis_names=set(mesh.axis_names) - set(mesh.manual_axes), check_vma=False)(
+            hidden, weights, keys, told)
+    else:
+        found = draw_of(hidden, weights, keys, told, 0)
+    best, token, logit, highest, total, logit_told = found
+    core = jnp.argmax(best, 0)[None]
+    top = jnp.max(highest, 0)
+    total = jnp.log(jnp.sum(total * jnp.exp(highest - top), 0)) + top
+    drawn, logit = (jnp.take_along_axis(x, core, 0)[0] for x in (token, logit))
+    return jnp.where(told >= 0, told, drawn), jnp.where(told >= 0, jnp.sum(logit_told, 0), logit) - total
+
+
+def _draw(hidden, weights, keys, told, part, *, transposed, temperature):
+    """Of each core, f32[CORES, B] (i32 the second): best noisy logit, its token and logit, maximum, sum, told's logit.
+
+    weights are the part-th equal part of the vocabulary's.
+    """
+    (b, d), vocabulary = hidden.shape, weights.shape[transposed]
+    tile = min(TILE, TILE_BYTES // (d * weights.dtype.itemsize), TILE_LOGITS // b) // 128 * 128 or 128
+    tiles = -(-vocabulary // tile)
+    steps = -(-tiles // CORES)
+
+    def at(core, step, _):
+        place = jnp.minimum(core * steps + step, tiles - 1)
+        return (0, place) if transposed else (place, 0)
+
+    whole, column = pl.BlockSpec((b, d), lambda *_: (0, 0)), pl.BlockSpec((b, 1), lambda *_: (0, 0))
+    kinds = [jnp.float32, jnp.int32, *[jnp.float32] * 4]
+    call = functools.partial(
+        pl.pallas_call, functools.partial(_kernel, vocabulary=vocabulary, tile=tile, steps=steps,
+                                          transposed=transposed, temperature=temperature),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(CORES, steps),
+            in_specs=[whole, pl.BlockSpec((d, tile) if transposed else (tile, d), at), column, column, column],
+            out_specs=[pl.BlockSpec((1, b, 1), lambda core, *_: (core, 0, 0))] * len(kinds)),
+        out_shape=[jax.ShapeDtypeStruct((CORES, b, 1), kind) for kind in kinds],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * b * d * vocabulary, transcendentals=3 * b * vocabulary,
+            bytes_accessed=weights.size * weights.dtype.itemsize + hidden.size * hidden.dtype.itemsize),
+        name='draw')
+    found = jax.lax.platform_dependent(
+        jnp.asarray(part * vocabulary, jnp.int32)[None], hidden, weights, keys[:, :1], keys[:, 1:], told[:, None],
+        tpu=call(), default=call(interpret=True))
+    return [x[..., 0] for x in found]
+
+
+def _kernel(first_id, hidden, weights, key_0, key_1, told, best, token, logit, highest, total, logit_told, *, vocabulary, tile,
+            steps, transposed, temperature):
+    """A grid step: a tile of the vocabulary joins what a core has found."""
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        for ref, value in ((best, LEAST), (token, 0), (logit, 0), (highest, LEAST), (total, 0), (logit_told, 0)):
+            ref[...] = jnp.full(ref.shape, value, ref.dtype)
+
+    contracted = (((1,), (0 if transposed else 1,)), ((), ()))
+    scaled = jax.lax.dot_general(hidden[...], weights[...], contracted, preferred_element_type=jnp.float32)
+    places = (pl.program_id(0) * steps + pl.program_id(1)) * tile + jax.lax.broadcasted_iota(jnp.int32, scaled.shape, 1)
+    ids, real = first_id[0] + places, places < vocabulary
+    scaled = jnp.where(real, scaled / temperature, LEAST)
+    noisy = jnp.where(real, scaled + _gumbel(key_0[...], key_1[...], ids), LEAST)
+
+    most = jnp.max(noisy, -1, keepdims=True)
+    first = jnp.min(jnp.where(noisy == most, ids, np.iinfo(np.int32).max), -1, keepdims=True)
+    better = most > best[0]
+    token[0] = jnp.where(better, first, token[0])
+    logit[0] = jnp.where(better, _at(scaled, ids, first), logit[0])
+    best[0] = jnp.maximum(most, best[0])
+    logit_told[0] += _at(jnp.where(real, scaled, 0.0), ids, told[...])
+    top = jnp.maximum(highest[0], jnp.max(scaled, -1, keepdims=True))
+    total[0] = total[0] * jnp.exp(highest[0] - top) + jnp.sum(
+        jnp.where(real, jnp.exp(scaled - top), 0.0), -1, keepdims=True)
+    highest[0] = top
+
+
+def _at(scaled, ids, wanted):
+    """f32[B, 1]: what a row has at the wanted id; 0 where the tile has no such id."""
+    return jnp.sum(jnp.where(ids == wanted, scaled, 0.0), -1, keepdims=True)
+
+
+def _gumbel(key_0, key_1, ids):
+    """jax.random.gumbel at places ids i32[B, T] of a vector, with key data u32[B, 1] each."""
+    high, low = _threefry(key_0, key_1, ids.astype(jnp.uint32))
+    bits = ((high ^ low) >> 9) | jnp.uint32(0x3F800000)
+    tiny = np.finfo(np.float32).tiny
+    uniform = jnp.maximum((jax.lax.bitcast_convert_type(bits, jnp.float32) - 1.0) * (1 - tiny) + tiny, tiny)
+    return -jnp.log(-jnp.log(uniform))
+
+
+def _threefry(key_0, key_1, low):
+    """Threefry-2x32 (Salmon et al. 2011) with 20 rounds of the counters (0, low), u32."""
+    keys = key_0, key_1, key_0 ^ key_1 ^ jnp.uint32(0x1BD11BDA)
+    x, y = jnp.broadcast_to(keys[0], low.shape), low + keys[1]
+    for group in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            x = x + y
+            y = x ^ ((y << turn) | (y >> (32 - turn)))
+        x, y = x + keys[(group + 1) % 3], y + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return x, y
