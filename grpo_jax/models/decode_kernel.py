@@ -48,71 +48,64 @@ def attend(q, k, v, turns_, cache, layer):
 
 
 def _attend(q, k, v, turns_, cache, layer):
-    (b, n, h), heads = q.shape, k.shape[1]
-    chunks = (cache.prompt, *cache.chunks)
-    dtype, last = cache.chunks[-1].k.dtype, len(chunks) - 1
-    fold, width, lines = b // cache.prompt_start.shape[0], heads * h, -(-n // heads // 8) * 8
+    (b, n, h), heads, fold = q.shape, k.shape[1], q.shape[0] // cache.prompt_start.shape[0]
+    chunks, width, lines = (cache.prompt, *cache.chunks), heads * h, -(-n // heads // 8) * 8
     blocks = [chunk.k.shape[1] for chunk in chunks]
-    rows = _rows_at_once(b, fold, sum(2 * 2 * chunk.k[0, 0, 0].size * dtype.itemsize for chunk in chunks))
-    first = [sum(blocks[:i]) for i in range(last + 1)]           # grid step in which a chunk's blocks begin
-    column = [sum(chunk.columns for chunk in chunks[1:i]) for i in range(last + 1)]  # own column in which it begins
-    size = chunks[-1].k.shape[3]
+    first = [sum(blocks[:i]) for i in range(len(chunks))]  # grid step in which a chunk's blocks begin
+    begun = [sum(chunk.columns for chunk in chunks[1:i]) for i in range(len(chunks))]  # own column where it begins
+    rows = _rows_at_once(b, fold, chunks)
+    prompts, tiles = max(rows // fold, 1), max(fold // rows, 1)  # of a tile of rows, that share a prompt
 
     def place(sizes):
         """(block, line) of the new column in the last chunk."""
-        return (sizes[1] - column[last]) // size, (sizes[1] - column[last]) % size
+        return jnp.divmod(sizes[1] - begun[-1], chunks[-1].block)
 
-    def block_of(i):
-        def index(tile, step, sizes, *_):
-            if i == 0:
-                return sizes[0], jnp.clip(step, sizes[2], blocks[0] - 1), tile * rows // fold // (-(-rows // fold)), 0, 0
-            most = place(sizes)[0] if i == last else blocks[i] - 1
-            return sizes[0], jnp.clip(step - first[i], 0, most), tile, 0, 0
-        return index
+    def of_prompts(tile, step, sizes, *_):
+        return sizes[0], jnp.clip(step, sizes[2], blocks[0] - 1), tile // tiles, 0, 0
+
+    def of_own(i, tile, step, sizes, *_):  # a block that stays where it is is not read again
+        most = place(sizes)[0] if i == len(chunks) - 1 else blocks[i] - 1
+        return sizes[0], jnp.clip(step - first[i], 0, most), tile, 0, 0
 
     def written(tile, step, sizes, *_):
         block, line = place(sizes)
         return sizes[0], block, tile, line // LINES, 0
 
-    by_row = pl.BlockSpec((rows, width), lambda tile, *_: (tile, 0))
     by_query = pl.BlockSpec((rows, n // heads, width), lambda tile, *_: (tile, 0, 0))
-
-    def of_chunk(i):
-        items = rows if i else -(-rows // fold)
-        return pl.BlockSpec((1, 1, items, *chunks[i].k.shape[3:]), block_of(i))
-
+    by_row = pl.BlockSpec((rows, width), lambda tile, *_: (tile, 0))
+    by_chunk = [pl.BlockSpec((1, 1, prompts if i == 0 else rows, *chunk.k.shape[3:]),
+                             of_prompts if i == 0 else functools.partial(of_own, i)) for i, chunk in enumerate(chunks)]
     new_lines = pl.BlockSpec((1, 1, rows, LINES, width), written)
-    held = [array for chunk in chunks for array in (chunk.k, chunk.v)]
-    sizes = jnp.stack([layer, cache.length, jnp.min(cache.prompt_start) // cache.prompt.k.shape[3]]).astype(jnp.int32)
-    new = [*(x.astype(dtype).reshape(b, width) for x in (k, v)), *turns_]
-    body = functools.partial(_kernel, scale=1 / math.sqrt(h), rows=rows, fold=fold, lines=lines, heads=heads,
-                             first=first, column=column)
+    scalars = (jnp.stack([layer, cache.length, jnp.min(cache.prompt_start) // cache.prompt.block]).astype(jnp.int32),
+               cache.start, cache.prompt_start)
+    inputs = (_swapped(q, heads), *(x.reshape(b, width) for x in (k, v)), *turns_,
+              *(array for chunk in chunks for array in (chunk.k, chunk.v)))
+    last = len(scalars) + len(inputs)
     call = functools.partial(
-        pl.pallas_call, body,
+        pl.pallas_call,
+        functools.partial(_kernel, scale=1 / math.sqrt(h), rows=rows, fold=fold, lines=lines, heads=heads, first=first,
+                          begun=begun),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3, grid=(b // rows, sum(blocks)),
-            in_specs=[by_query, *[by_row] * 4, *(of_chunk(i // 2) for i in range(2 * len(chunks)))],
+            num_scalar_prefetch=len(scalars), grid=(b // rows, sum(blocks)),
+            in_specs=[by_query, *[by_row] * 4, *(spec for spec in by_chunk for _ in 'kv')],
             out_specs=[by_query, new_lines, new_lines],
             scratch_shapes=[pltpu.VMEM((rows * size, columns), jnp.float32) for size, columns in (
                 (1, width), (1, width), (heads * lines, width), (heads * lines, LANES), (heads * lines, LANES),
                 (heads * lines, width))]),
-        out_shape=[jax.ShapeDtypeStruct((b, n // heads, width), q.dtype), *(
-            jax.ShapeDtypeStruct(x.shape, x.dtype) for x in held[-2:])],
-        input_output_aliases={3 + 5 + len(held) - 2: 1, 3 + 5 + len(held) - 1: 2},
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (inputs[0], *inputs[-2:])],
+        input_output_aliases={last - 2: 1, last - 1: 2},
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
-        cost_estimate=_cost(b, rows, fold, lines, heads, width, chunks, q.dtype),
+        cost_estimate=_cost(inputs[0], heads * lines, tiles, chunks),
         name='decode_attention')
-    out, k, v = jax.lax.platform_dependent(
-        sizes, cache.start, cache.prompt_start, _swapped(q, heads), *new, *held,
-        tpu=call(), default=call(interpret=True))
-    out = out.reshape(b, n // heads, heads, h).swapaxes(1, 2).reshape(q.shape)
-    return out, cache.chunks[-1].replace(k=k, v=v)
+    out, k, v = jax.lax.platform_dependent(*scalars, *inputs, tpu=call(), default=call(interpret=True))
+    return out.reshape(b, n // heads, heads, h).swapaxes(1, 2).reshape(q.shape), cache.chunks[-1].replace(k=k, v=v)
 
 
-def _rows_at_once(b, fold, row_bytes):
+def _rows_at_once(b, fold, chunks):
     """Rows of a grid step: the most that fit, of whole groups or of parts of one, with work for two cores."""
-    fitting = [n for n in range(1, b + 1) if b % n == 0 and (n % fold == 0 or fold % n == 0)
-               and n * row_bytes <= MEMORY and (n < b or b == 1)]
+    prompt, *own = (2 * 2 * math.prod(chunk.k.shape[3:]) * chunk.k.dtype.itemsize for chunk in chunks)
+    fitting = [n for n in range(1, max(b // 2, 1) + 1) if b % n == 0 and (n % fold == 0 or fold % n == 0)
+               and -(-n // fold) * prompt + n * sum(own) <= MEMORY]
     return max(fitting, default=1)
 
 
@@ -122,18 +115,18 @@ def _swapped(q, heads):
     return q.reshape(b, heads, n // heads, h).swapaxes(1, 2).reshape(b, n // heads, heads * h)
 
 
-def _cost(b, rows, fold, lines, heads, width, chunks, dtype):
-    """What a full cache costs: each block is read once for a tile of rows, all else once."""
-    reads = max(fold // rows, 1)  # tiles that share a prompt
-    cache_bytes = [math.prod(array.shape[1:]) * array.dtype.itemsize for chunk in chunks for array in (chunk.k, chunk.v)]
-    queries = 2 * b * lines * width * dtype.itemsize
-    new = 2 * b * width * (2 * 4 + LINES * chunks[-1].k.dtype.itemsize)
-    columns = chunks[0].columns + sum(chunk.columns for chunk in chunks[1:])
-    return pl.CostEstimate(flops=4 * b * heads * lines * width * columns, transcendentals=b * heads * lines * columns,
-                           bytes_accessed=sum(cache_bytes[:2]) * reads + sum(cache_bytes[2:]) + queries + new)
+def _cost(q, lines, tiles, chunks):
+    """What a full cache costs: a prompt is read for each of the tiles of rows that share it, all else once."""
+    (b, _, width), columns = q.shape, sum(chunk.columns for chunk in chunks)
+    item = chunks[0].k.dtype.itemsize
+    prompt, *own = (2 * math.prod(chunk.k.shape[1:]) * item for chunk in chunks)
+    padded = 2 * b * -(-q.shape[1] // 8) * 8 * width * q.dtype.itemsize  # q and output, in whole tiles
+    new = 2 * b * width * ((1 + LINES) * item + 4)
+    return pl.CostEstimate(flops=4 * b * lines * width * columns, transcendentals=b * lines * columns,
+                           bytes_accessed=tiles * prompt + sum(own) + padded + new)
 
 
-def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, fold, lines, heads, first, column):
+def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, fold, lines, heads, first, begun):
     """A grid step: the blocks of some rows that are on the chip are absorbed into running maximum, sum and output."""
     *held, out, out_k, out_v, new_k, new_v, queries, highest, total, mixed = refs
     tile, step = pl.program_id(0), pl.program_id(1)
@@ -189,29 +182,28 @@ def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, f
         mixed[mine] = mixed[mine] * decay[:, :1] + _product(weights.astype(q.dtype), values[0, 0, i], 0)
 
     for number, (keys, values) in enumerate(chunks):
-        items, columns = keys.shape[2], keys.shape[3]
-        block = step - first[number]
-        begun = column[number] + block * columns
-        wanted = (block >= 0) & (begun < length) if number else step >= sizes[2]
+        items, block = keys.shape[2], step - first[number]
+        left = begun[number] + block * keys.shape[3]  # column
+        wanted = (block >= 0) & (left < length) if number else step >= sizes[2]
         if number + 1 < len(chunks):
             wanted &= step < first[number + 1]
 
         @pl.when(wanted)
-        def _(number=number, keys=keys, values=values, items=items, begun=begun):
+        def _(number=number, keys=keys, values=values, items=items, left=left):
             def of_prompt(i, _):
                 low = prompt_start[tile * rows // fold + i]
-                absorb(i, rows // items, keys, values, lambda at: begun + at >= low)
+                absorb(i, rows // items, keys, values, lambda at: left + at >= low)
 
             def own(i, _):
                 low = start[tile * rows + i]
-                absorb(i, 1, keys, values, lambda at: (begun + at >= low) & (begun + at < length))
+                absorb(i, 1, keys, values, lambda at: (left + at >= low) & (left + at < length))
 
             jax.lax.fori_loop(0, items, own if number else of_prompt, None)
 
     @pl.when(step == pl.num_programs(1) - 1)
     def _():
         keys, values = chunks[-1]
-        line = (length - column[-1]) % keys.shape[3]
+        line = (length - begun[-1]) % keys.shape[3]
         around = pl.ds(pl.multiple_of(line // LINES * LINES, LINES), LINES)
         here = jax.lax.broadcasted_iota(jnp.int32, out_k.shape[3:], 0) == line % LINES
 

@@ -59,6 +59,7 @@ def masks_of(prompts, lengths, queries, most):
     return (np.arange(queries) >= queries - np.repeat(prompts, group)[:, None], np.arange(most) < lengths[:, None])
 
 
+@pytest.mark.filterwarnings('ignore:Error writing persistent compilation cache')
 def test_options_that_a_compilation_cache_forbids_change_no_result(tiny, wide_experience, assert_close):
     """Tests run with such a cache, so this is where oneDNN's products are tested."""
     mesh, cache = meshes.make({}), jax.config.jax_compilation_cache_dir
