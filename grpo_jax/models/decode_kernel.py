@@ -4,8 +4,8 @@ XLA's form of it (models.cache.attend) is as good where scores and running sums 
 its fusions are split over both, and what one passes to the next goes through main memory: more bytes than keys and
 values of few heads have. Here a grid step has a block of columns of some rows on the chip, and only that is read.
 
-Chunks are flat, [L, J, R, S, K * H]: a column of a row is one line of a tile, and writing it rewrites LINES lines. Queries
-have zeros where other heads' keys lie, so that one product serves all heads.
+Chunks are flat, [L, J, R, S, K * H]: a column of a row is one line of a tile, and writing it rewrites LINES lines.
+Queries have zeros where other heads' keys lie, so that one product serves all heads.
 """
 import functools
 import math
@@ -24,7 +24,7 @@ MEMORY = 8 * 2 ** 20  # bytes of blocks on the chip, with those that are on thei
 
 
 def turns(angles, heads):
-    """What turns flat keys: f32[B, heads * H] factors of a lane, and of the one it is paired with (attention.rotate)."""
+    """What turns flat keys: f32[B, heads * H] factors of a lane, and of the one it pairs with (attention.rotate)."""
     cos, sin = (angle[:, 0, 0] for angle in angles)
     factors = [jnp.tile(jnp.concatenate(halves, -1), heads) for halves in ((cos, cos), (-sin, sin))]
     return jax.lax.optimization_barrier(factors)  # or XLA repeats them in every layer

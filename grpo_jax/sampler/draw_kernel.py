@@ -88,8 +88,8 @@ def _draw(hidden, weights, keys, told, part, *, transposed, temperature):
     return [x[..., 0] for x in found]
 
 
-def _kernel(first_id, hidden, weights, key_0, key_1, told, best, token, logit, highest, total, logit_told, *, vocabulary, tile,
-            steps, transposed, temperature):
+def _kernel(first_id, hidden, weights, key_0, key_1, told, best, token, logit, highest, total, logit_told, *,
+            vocabulary, tile, steps, transposed, temperature):
     """A grid step: a tile of the vocabulary joins what a core has found."""
     @pl.when(pl.program_id(1) == 0)
     def _():

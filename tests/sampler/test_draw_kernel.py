@@ -46,7 +46,8 @@ def test_noise_is_jaxs():
     np.testing.assert_array_equal(draw_kernel._gumbel(data[:, :1], data[:, 1:], ids), noise)
 
 
-@pytest.mark.parametrize('changes', [{'top_k': 3}, {'repetition_penalty': 1.1}, {'min_tokens': 2}, {'temperature': 0.0}])
+@pytest.mark.parametrize('changes', [
+    {'top_k': 3}, {'repetition_penalty': 1.1}, {'min_tokens': 2}, {'temperature': 0.0}])
 def test_other_distributions_are_drawn_from_logits(changes):
     params, keys = {'embed': jnp.zeros((8, 4))}, jax.random.split(jax.random.key(0), 2)
     assert draw_kernel.fits(params, PLAIN, keys)
