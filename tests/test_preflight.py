@@ -340,6 +340,18 @@ def test_every_program_compiles_for_other_chips(libtpu, long, tmp_path, topology
     assert done.returncode == 0 and 'FITS' in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize('topology', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
+def test_kernels_compile(libtpu, topology, request):
+    """Those of decoding, where they are wanted, whatever the chip."""
+    if topology != 'v5p:2x2x1':
+        request.getfixturevalue('long')
+    done = subprocess.run([sys.executable, os.path.join(ROOT, 'tests', 'compile_kernels.py'), topology], text=True,
+                          capture_output=True, timeout=550, env=os.environ | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'})
+    programs = done.stdout.splitlines()
+    assert done.returncode == 0 and len(programs) == 4, done.stderr
+    assert all(line.endswith("['decode_attention', 'draw']") for line in programs)
+
+
 def test_a_compiler_that_dies_is_tried_again_with_one_program_at_a_time(monkeypatch, capsys):
     ends, calls = [-11, 1], []
     monkeypatch.setattr(subprocess, 'call', lambda words: calls.append(words) or ends[len(calls) - 1])

@@ -71,14 +71,13 @@ def _attend(q, k, v, turns_, cache, layer):
         block, line = place(sizes)
         return sizes[0], block, tile, line // LINES, 0
 
-    by_query = pl.BlockSpec((rows, n // heads, width), lambda tile, *_: (tile, 0, 0))
-    by_row = pl.BlockSpec((rows, width), lambda tile, *_: (tile, 0))
+    by_query, by_row = (pl.BlockSpec((rows, count, width), lambda tile, *_: (tile, 0, 0)) for count in (n // heads, 1))
     by_chunk = [pl.BlockSpec((1, 1, prompts if i == 0 else rows, *chunk.k.shape[3:]),
                              of_prompts if i == 0 else functools.partial(of_own, i)) for i, chunk in enumerate(chunks)]
     new_lines = pl.BlockSpec((1, 1, rows, LINES, width), written)
     scalars = (jnp.stack([layer, cache.length, jnp.min(cache.prompt_start) // cache.prompt.block]).astype(jnp.int32),
                cache.start, cache.prompt_start)
-    inputs = (_swapped(q, heads), *(x.reshape(b, width) for x in (k, v)), *turns_,
+    inputs = (_swapped(q, heads), *(x.reshape(b, 1, width) for x in (k, v, *turns_)),
               *(array for chunk in chunks for array in (chunk.k, chunk.v)))
     last = len(scalars) + len(inputs)
     call = functools.partial(
@@ -155,12 +154,12 @@ def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, f
 
     @pl.when(step == 0)
     def _():  # the new column itself
-        new_k[...] = turned(k[...].astype(jnp.float32), cos[...], sin[...], out_k.dtype)
-        new_v[...] = v[...].astype(jnp.float32)
         queries[...] = jnp.zeros_like(queries)
 
         def begin(i, _):
-            x = turned(q[i].astype(jnp.float32), cos[pl.ds(i, 1)], sin[pl.ds(i, 1)], q.dtype)
+            new_k[pl.ds(i, 1)] = turned(k[i].astype(jnp.float32), cos[i], sin[i], out_k.dtype)
+            new_v[pl.ds(i, 1)] = v[i].astype(jnp.float32)
+            x = turned(q[i].astype(jnp.float32), cos[i], sin[i], q.dtype)
             for head in range(heads):
                 queries[pl.ds(of_query(i, head), each)] = jnp.where(of_head(head), x, 0.0)
             mine = some(i)

@@ -26,7 +26,7 @@ def fits(params, sampling, keys):
     weights = params.get('lm_head', params['embed'])
     return (not sampling.truncates and sampling.temperature > 0 and isinstance(weights, jax.Array)
             and str(jax.random.key_impl(keys)) == 'threefry2x32' and jax.config.jax_threefry_partitionable
-            and max(weights.shape) % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0)
+            and weights.shape['lm_head' in params] % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0)
 
 
 def draw(hidden, params, keys, told, temperature):
