@@ -12,7 +12,8 @@ from grpo_jax.models import hf
 from grpo_jax.preflight import plan
 
 # on a device: 2 heads of 64, 16 rows of 4 groups; 2 heads of 128, 3 rows
-for name, axes, prompts, group in (('Qwen2.5-0.5B', {'data': 4}, 16, 4), ('Qwen2.5-7B', {'data': 2, 'tensor': 2}, 6, 1)):
+CASES = ('Qwen2.5-0.5B', {'data': 4}, 16, 4), ('Qwen2.5-7B', {'data': 2, 'tensor': 2}, 6, 1)
+for name, axes, prompts, group in CASES:
     published = hf.load_config(os.path.join(plan.MODELS, name))
     c = dataclasses.replace(published, layers=2, mlp=512, vocab_size=4096 + 64)
     mesh = topology.mesh(sys.argv[1], axes)

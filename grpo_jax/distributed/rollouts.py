@@ -61,8 +61,7 @@ def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weight
 class Programs:
     """The compiled pieces that an Engine calls, one for each size of wave; `compile_all` builds them beforehand."""
 
-    def __init__(self, c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, block,
-                 kernels):
+    def __init__(self, c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, block, kernels):
         self.shards = int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
         self._c, self._mesh, self._shapes, self._sampling = c, mesh, shapes, sampling
         everywhere = sharding.replicated(mesh)
@@ -75,7 +74,7 @@ class Programs:
         self._compiled, self._wanted = {}, None
 
     def _in_kernels(self, wanted, block, cache_dtype):
-        """Whether Pallas kernels decode: by rollout.kernels, and by default where the chip has two cores."""
+        """Whether Pallas kernels decode: as rollout.kernels wants, which is auto, on or off."""
         device, parts = self._mesh.devices.flat[0], self._mesh.shape['tensor']
         hindered = {
             'a device that is neither a TPU nor a CPU': device.platform not in ('tpu', 'cpu'),
