@@ -55,7 +55,8 @@ def test_bfloat16_is_as_near_to_float32_as_before():
     def out(flat, dtype):
         turns = decode_kernel.turns(angles, HEADS) if flat else angles
         inputs = [x.astype(dtype) for x in (q, k, v)]
-        return kv_cache.extend(*inputs, turns, cache_of(flat, 40, (64,), 2, dtype), 0)[0].astype(jnp.float32)
+        cache = cache_of(flat, 40, (64,), 2, dtype)
+        return jax.jit(kv_cache.extend)(*inputs, turns, cache, 0)[0].astype(jnp.float32)
 
     exact = out(False, jnp.float32)
     before, now = (np.abs(out(flat, jnp.bfloat16) - exact).max() for flat in (False, True))
