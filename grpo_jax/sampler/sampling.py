@@ -41,7 +41,14 @@ def draw(logits, keys, *, temperature, top_p, top_k, min_p):
     if top_p < 1 or top_k or min_p:
         scaled = truncate(jax.nn.log_softmax(scaled, -1), top_p=top_p, top_k=top_k, min_p=min_p)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:]))(keys)
-    return jnp.argmax(scaled + noise, -1).astype(jnp.int32)
+    best = jax.lax.platform_dependent(scaled + noise, cpu=_argmax_on_cpu, default=lambda x: jnp.argmax(x, -1))
+    return best.astype(jnp.int32)
+
+
+def _argmax_on_cpu(x):
+    """argmax over the last axis; argmax's own reduction, and the noise that is fused with it, XLA does one by one."""
+    best = jnp.max(x, -1, keepdims=True)
+    return jnp.min(jnp.where(x == best, jnp.arange(x.shape[-1]), x.shape[-1] - 1), -1)
 
 
 def logprob(logits, tokens, temperature):

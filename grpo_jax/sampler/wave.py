@@ -101,7 +101,7 @@ def book_of(rollout, prompts, keys, limit, tables, sampling):
     return book.replace(states=states, thinking=thinking)
 
 
-def open_groups(params, book, index, c, sampling, *, prompts, columns, block, dtype, flat):
+def open_groups(params, book, index, c, sampling, *, prompts, columns, block, dtype, flat=False):
     """Wave of the `index`-th `prompts` prompts with all rows of their groups, none of which has begun."""
     def part(x):
         return jax.lax.dynamic_slice_in_dim(x, index * prompts, prompts)
@@ -116,7 +116,7 @@ def open_groups(params, book, index, c, sampling, *, prompts, columns, block, dt
     return _wave(cache, book, rows, jnp.ones_like(rows, bool), c, sampling)
 
 
-def reopen(params, book, length, c, sampling, *, rows, columns, block, dtype, flat):
+def reopen(params, book, length, c, sampling, *, rows, columns, block, dtype, flat=False):
     """Wave of the `rows` longest unfinished rows, each with a copy of its prompt.
 
     Their tokens are prefilled right-aligned before own column `length`, which no row may exceed;
