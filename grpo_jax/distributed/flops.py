@@ -38,10 +38,9 @@ def count(jaxpr, turns=()):
         if name == 'shard_map':
             axes = params.get('newly_manual_axes', params.get('manual_axes'))  # by the version of jax
             return math.prod(params['mesh'].shape[axis] for axis in axes) * sum(map(of, inner))
-        if name == 'pallas_call' and params['cost_estimate']:
-            return params['cost_estimate'].flops
         if name == 'pallas_call':
-            return math.prod(params['grid_mapping'].grid) * sum(map(of, inner))
+            told = params['cost_estimate']
+            return told.flops if told else math.prod(params['grid_mapping'].grid) * sum(map(of, inner))
         return sum(map(of, inner))
 
     return of(jaxpr), unknown

@@ -9,6 +9,7 @@ Queries have zeros where other heads' keys lie, so that one product serves all h
 """
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 from jax.experimental import pallas as pl
@@ -16,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from grpo_jax.models import pallas
 from grpo_jax.models.attention import MASKED
 
 LANES = 128          # of a vector register
@@ -30,21 +32,28 @@ def turns(angles, heads):
     return jax.lax.optimization_barrier(factors)  # or XLA repeats them in every layer
 
 
+class _Scratch(NamedTuple):
+    """What stays on the chip from one grid step to the next: the new column, and what each line of queries found."""
+
+    k: jax.Array        # f32[rows, K * H], turned
+    v: jax.Array        # f32[rows, K * H]
+    queries: jax.Array  # f32[rows * lines, K * H], turned; this and the others by row, head and query
+    highest: jax.Array  # f32[rows * lines, LANES], score
+    total: jax.Array    # f32[rows * lines, LANES], of the scores' exponentials
+    mixed: jax.Array    # f32[rows * lines, K * H], values times those
+
+
 def attend(q, k, v, turns_, cache, layer):
     """(attention output [B, N, H], the last Chunk) of the newest token's q [B, N, H], k and v [B, K, H].
 
     As attention.rotate, cache.write and cache.attend together, of flat chunks. Heads may be cut over axes of the mesh
     that `shard_map` has left to the partitioner, which cannot cut a kernel.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    free = set(mesh.axis_names) - set(mesh.manual_axes)
-    if not free:
-        return _attend(q, k, v, turns_, cache, layer)
     heads, columns = PartitionSpec(None, 'tensor'), PartitionSpec(None, None, None, None, 'tensor')
     rest = PartitionSpec()
     specs = cache.replace(prompt=columns, prompt_start=rest, chunks=columns, start=rest, length=rest)
-    return jax.shard_map(_attend, in_specs=(heads, heads, heads, heads, specs, rest), out_specs=(heads, columns),
-                         axis_names=free, check_vma=False)(q, k, v, turns_, cache, layer)
+    return pallas.on_devices(_attend, (heads, heads, heads, heads, specs, rest), (heads, columns))(
+        q, k, v, turns_, cache, layer)
 
 
 def _attend(q, k, v, turns_, cache, layer):
@@ -80,23 +89,21 @@ def _attend(q, k, v, turns_, cache, layer):
     inputs = (_swapped(q, heads), *(x.reshape(b, 1, width) for x in (k, v, *turns_)),
               *(array for chunk in chunks for array in (chunk.k, chunk.v)))
     last = len(scalars) + len(inputs)
-    call = functools.partial(
-        pl.pallas_call,
+    out, k, v = pallas.call(
         functools.partial(_kernel, scale=1 / math.sqrt(h), rows=rows, fold=fold, lines=lines, heads=heads, first=first,
                           begun=begun),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars), grid=(b // rows, sum(blocks)),
             in_specs=[by_query, *[by_row] * 4, *(spec for spec in by_chunk for _ in 'kv')],
             out_specs=[by_query, new_lines, new_lines],
-            scratch_shapes=[pltpu.VMEM((rows * size, columns), jnp.float32) for size, columns in (
-                (1, width), (1, width), (heads * lines, width), (heads * lines, LANES), (heads * lines, LANES),
-                (heads * lines, width))]),
+            scratch_shapes=_Scratch(
+                *[pltpu.VMEM((rows, width), jnp.float32)] * 2,
+                *[pltpu.VMEM((rows * heads * lines, size), jnp.float32) for size in (width, LANES, LANES, width)])),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (inputs[0], *inputs[-2:])],
         input_output_aliases={last - 2: 1, last - 1: 2},
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
         cost_estimate=_cost(inputs[0], heads * lines, tiles, chunks),
-        name='decode_attention')
-    out, k, v = jax.lax.platform_dependent(*scalars, *inputs, tpu=call(), default=call(interpret=True))
+        name='decode_attention')(*scalars, *inputs)
     return out.reshape(b, n // heads, heads, h).swapaxes(1, 2).reshape(q.shape), cache.chunks[-1].replace(k=k, v=v)
 
 
@@ -127,58 +134,32 @@ def _cost(q, lines, tiles, chunks):
 
 def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, fold, lines, heads, first, begun):
     """A grid step: the blocks of some rows that are on the chip are absorbed into running maximum, sum and output."""
-    *held, out, out_k, out_v, new_k, new_v, queries, highest, total, mixed = refs
+    *held, out, out_k, out_v = refs[:-len(_Scratch._fields)]
+    scratch = _Scratch(*refs[-len(_Scratch._fields):])
     tile, step = pl.program_id(0), pl.program_id(1)
     chunks = list(zip(held[::2], held[1::2], strict=True))
-    length, (_, each, width), size = sizes[1], q.shape, heads * lines
-
-    def of_head(i):
-        """Whether a lane is one of head i, bool[N / K, K * H]."""
-        lane = jax.lax.broadcasted_iota(jnp.int32, (each, width), 1)
-        return (lane >= i * (width // heads)) & (lane < (i + 1) * (width // heads))
+    length, size = sizes[1], heads * lines
 
     def some(i, count=1):
         """The lines of queries of item i, of `count` rows."""
         return pl.ds(pl.multiple_of(i * count * size, 8), count * size)
 
-    def of_query(i, head):
-        """Where the lines of a row's queries of a head begin."""
-        return pl.multiple_of(i * size + head * lines, 8)
-
-    def turned(x, cos, sin, dtype):
-        """x [M, K * H] turned by its angles, as rounded to dtype."""
-        half = width // heads // 2
-        lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-        other = jnp.where(lane % (2 * half) < half, pltpu.roll(x, width - half, 1), pltpu.roll(x, half, 1))
-        return (x * cos + other * sin).astype(dtype).astype(jnp.float32)
+    def of_head(i, head):
+        """The lines of row i's queries of a head."""
+        return pl.ds(pl.multiple_of(i * size + head * lines, 8), q.shape[1])
 
     @pl.when(step == 0)
-    def _():  # the new column itself
-        queries[...] = jnp.zeros_like(queries)
+    def _():
+        scratch.queries[...] = jnp.zeros_like(scratch.queries)
 
         def begin(i, _):
-            new_k[pl.ds(i, 1)] = turned(k[i].astype(jnp.float32), cos[i], sin[i], out_k.dtype)
-            new_v[pl.ds(i, 1)] = v[i].astype(jnp.float32)
-            x = turned(q[i].astype(jnp.float32), cos[i], sin[i], q.dtype)
+            scratch.k[pl.ds(i, 1)] = _turned(k[i], cos[i], sin[i], heads, out_k.dtype)
+            scratch.v[pl.ds(i, 1)] = v[i].astype(jnp.float32)
+            x = _turned(q[i], cos[i], sin[i], heads, q.dtype)
             for head in range(heads):
-                queries[pl.ds(of_query(i, head), each)] = jnp.where(of_head(head), x, 0.0)
-            mine = some(i)
-            score = jnp.sum(queries[mine] * new_k[pl.ds(i, 1)], -1, keepdims=True) * scale
-            highest[mine] = jnp.broadcast_to(score, (size, LANES))
-            total[mine] = jnp.ones((size, LANES), jnp.float32)
-            mixed[mine] = jnp.broadcast_to(new_v[pl.ds(i, 1)], (size, width))
+                scratch.queries[of_head(i, head)] = jnp.where(_lanes(head, heads, x.shape), x, 0.0)
+            _open(some(i), pl.ds(i, 1), scratch, scale)
         jax.lax.fori_loop(0, rows, begin, None)
-
-    def absorb(i, count, keys, values, seen):
-        """Item i of a block, which `count` rows read; seen(columns of the block) are valid."""
-        mine = some(i, count)
-        scores = _product(queries[mine].astype(q.dtype), keys[0, 0, i], 1) * scale
-        scores = jnp.where(seen(jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)), scores, MASKED)
-        most = jnp.maximum(highest[mine], jnp.max(scores, -1, keepdims=True))
-        weights, decay = jnp.exp(scores - most[:, :1]), jnp.exp(highest[mine] - most)
-        highest[mine] = most
-        total[mine] = total[mine] * decay + jnp.sum(weights, -1, keepdims=True)
-        mixed[mine] = mixed[mine] * decay[:, :1] + _product(weights.astype(q.dtype), values[0, 0, i], 0)
 
     for number, (keys, values) in enumerate(chunks):
         items, block = keys.shape[2], step - first[number]
@@ -189,13 +170,16 @@ def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, f
 
         @pl.when(wanted)
         def _(number=number, keys=keys, values=values, items=items, left=left):
+            absorb = functools.partial(_absorb, scratch=scratch, scale=scale, dtype=q.dtype)
+
             def of_prompt(i, _):
                 low = prompt_start[tile * rows // fold + i]
-                absorb(i, rows // items, keys, values, lambda at: left + at >= low)
+                absorb(some(i, rows // items), keys[0, 0, i], values[0, 0, i], lambda at: left + at >= low)
 
             def own(i, _):
                 low = start[tile * rows + i]
-                absorb(i, 1, keys, values, lambda at: (left + at >= low) & (left + at < length))
+                absorb(some(i), keys[0, 0, i], values[0, 0, i],
+                       lambda at: (left + at >= low) & (left + at < length))
 
             jax.lax.fori_loop(0, items, own if number else of_prompt, None)
 
@@ -207,14 +191,46 @@ def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, f
         here = jax.lax.broadcasted_iota(jnp.int32, out_k.shape[3:], 0) == line % LINES
 
         def end(i, _):
-            found = 0.0
-            for head in range(heads):
-                mine = pl.ds(of_query(i, head), each)
-                found += jnp.where(of_head(head), mixed[mine] / total[mine][:, :1], 0.0)
-            out[i] = found.astype(out.dtype)
-            for source, new, target in ((keys, new_k, out_k), (values, new_v, out_v)):
+            found = [jnp.where(_lanes(head, heads, q.shape[1:]), scratch.mixed[mine] / scratch.total[mine][:, :1], 0.0)
+                     for head in range(heads) for mine in [of_head(i, head)]]
+            out[i] = sum(found).astype(out.dtype)
+            for source, new, target in ((keys, scratch.k, out_k), (values, scratch.v, out_v)):
                 target[0, 0, i] = jnp.where(here, new[pl.ds(i, 1)].astype(target.dtype), source[0, 0, i, around])
         jax.lax.fori_loop(0, rows, end, None)
+
+
+def _open(mine, row, scratch, scale):
+    """Attention of some lines of queries begins with the new column of their row."""
+    score = jnp.sum(scratch.queries[mine] * scratch.k[row], -1, keepdims=True) * scale
+    scratch.highest[mine] = jnp.broadcast_to(score, scratch.highest[mine].shape)
+    scratch.total[mine] = jnp.ones_like(scratch.total[mine])
+    scratch.mixed[mine] = jnp.broadcast_to(scratch.v[row], scratch.mixed[mine].shape)
+
+
+def _absorb(mine, keys, values, seen, scratch, scale, dtype):
+    """A block of keys and values, [S, K * H], joins what some lines have found; seen(columns) are valid."""
+    scores = _product(scratch.queries[mine].astype(dtype), keys, 1) * scale
+    scores = jnp.where(seen(jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)), scores, MASKED)
+    highest = scratch.highest[mine]
+    most = jnp.maximum(highest, jnp.max(scores, -1, keepdims=True))
+    weights, decay = jnp.exp(scores - most[:, :1]), jnp.exp(highest - most)
+    scratch.highest[mine] = most
+    scratch.total[mine] = scratch.total[mine] * decay + jnp.sum(weights, -1, keepdims=True)
+    scratch.mixed[mine] = scratch.mixed[mine] * decay[:, :1] + _product(weights.astype(dtype), values, 0)
+
+
+def _lanes(head, heads, shape):
+    """Whether a lane is one of the head's, bool of the shape [..., K * H]."""
+    lane, width = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1), shape[-1] // heads
+    return (lane >= head * width) & (lane < (head + 1) * width)
+
+
+def _turned(x, cos, sin, heads, dtype):
+    """f32: x [M, K * H] turned by its angles, as rounded to dtype."""
+    width, half = x.shape[-1], x.shape[-1] // heads // 2
+    x, lane = x.astype(jnp.float32), jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    other = jnp.where(lane % (2 * half) < half, pltpu.roll(x, width - half, 1), pltpu.roll(x, half, 1))
+    return (x * cos + other * sin).astype(dtype).astype(jnp.float32)
 
 
 def _product(a, b, axis):

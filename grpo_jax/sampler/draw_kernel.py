@@ -14,37 +14,37 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 import numpy as np
 
+from grpo_jax.models import pallas
+from grpo_jax.models.attention import MASKED
+
 CORES = 2              # that share the vocabulary
 TILE = 1024            # ids at once, at most, and no more than
 TILE_BYTES = 2 ** 21   # bytes of their vectors and
 TILE_LOGITS = 2 ** 16  # logits
-LEAST = -3e38          # below any logit
 
 
-def fits(params, sampling, keys):
+def fits(head, sampling, keys):
     """Whether the kernel can draw these: from the whole distribution, with the vectors and keys that it reads."""
-    weights = params.get('lm_head', params['embed'])
+    (name, weights), = head.items()
     return (not sampling.truncates and sampling.temperature > 0 and isinstance(weights, jax.Array)
             and str(jax.random.key_impl(keys)) == 'threefry2x32' and jax.config.jax_threefry_partitionable
-            and weights.shape['lm_head' in params] % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0)
+            and weights.shape[name == 'lm_head'] % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0)
 
 
-def draw(hidden, params, keys, told, temperature):
+def draw(hidden, head, keys, told, temperature):
     """(tokens i32[B], logprobs f32[B]) of softmax(logits / temperature), hidden [B, D], one key a row.
 
-    told i32[B] are tokens to take instead of drawn ones; -1: draw.
+    head is transformer.head_weights; told i32[B] are tokens to take instead of drawn ones; -1: draw.
     """
-    mesh, transposed = jax.sharding.get_abstract_mesh(), 'lm_head' in params
-    weights, keys = params['lm_head' if transposed else 'embed'], jax.random.key_data(keys)
-    draw_of = functools.partial(_draw, transposed=transposed, temperature=temperature)
-    if mesh.axis_names:  # the partitioner cannot cut a kernel
-        cut, same = PartitionSpec(*[None] * transposed, 'tensor'), PartitionSpec()
-        found = jax.shard_map(lambda *inputs: draw_of(*inputs, jax.lax.axis_index('tensor')),
-                              in_specs=(same, cut, same, same), out_specs=PartitionSpec('tensor'),
-                              axis_names=set(mesh.axis_names) - set(mesh.manual_axes), check_vma=False)(
-            hidden, weights, keys, told)
-    else:
-        found = draw_of(hidden, weights, keys, told, 0)
+    (name, weights), = head.items()
+    transposed, keys = name == 'lm_head', jax.random.key_data(keys)
+    parts = jax.sharding.get_abstract_mesh().shape.get('tensor')
+
+    def own(*inputs):
+        return _draw(*inputs, jax.lax.axis_index('tensor') if parts else 0, transposed, temperature)
+
+    cut, same = PartitionSpec(*[None] * transposed, 'tensor'), PartitionSpec()
+    found = pallas.on_devices(own, (same, cut, same, same), PartitionSpec('tensor'))(hidden, weights, keys, told)
     best, token, logit, highest, total, logit_told = found
     core = jnp.argmax(best, 0)[None]
     top = jnp.max(highest, 0)
@@ -53,7 +53,7 @@ def draw(hidden, params, keys, told, temperature):
     return jnp.where(told >= 0, told, drawn), jnp.where(told >= 0, jnp.sum(logit_told, 0), logit) - total
 
 
-def _draw(hidden, weights, keys, told, part, *, transposed, temperature):
+def _draw(hidden, weights, keys, told, part, transposed, temperature):
     """Of each core, f32[CORES, B] (i32 the second): best noisy logit, its token and logit, maximum, sum, told's logit.
 
     weights are the part-th equal part of the vocabulary's.
@@ -69,9 +69,9 @@ def _draw(hidden, weights, keys, told, part, *, transposed, temperature):
 
     whole, column = pl.BlockSpec((b, d), lambda *_: (0, 0)), pl.BlockSpec((b, 1), lambda *_: (0, 0))
     kinds = [jnp.float32, jnp.int32, *[jnp.float32] * 4]
-    call = functools.partial(
-        pl.pallas_call, functools.partial(_kernel, vocabulary=vocabulary, tile=tile, steps=steps,
-                                          transposed=transposed, temperature=temperature),
+    found = pallas.call(
+        functools.partial(_kernel, vocabulary=vocabulary, tile=tile, steps=steps, transposed=transposed,
+                          temperature=temperature),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1, grid=(CORES, steps),
             in_specs=[whole, pl.BlockSpec((d, tile) if transposed else (tile, d), at), column, column, column],
@@ -81,10 +81,8 @@ def _draw(hidden, weights, keys, told, part, *, transposed, temperature):
         cost_estimate=pl.CostEstimate(
             flops=2 * b * d * vocabulary, transcendentals=3 * b * vocabulary,
             bytes_accessed=weights.size * weights.dtype.itemsize + hidden.size * hidden.dtype.itemsize),
-        name='draw')
-    found = jax.lax.platform_dependent(
-        jnp.asarray(part * vocabulary, jnp.int32)[None], hidden, weights, keys[:, :1], keys[:, 1:], told[:, None],
-        tpu=call(), default=call(interpret=True))
+        name='draw')(
+            jnp.asarray(part * vocabulary, jnp.int32)[None], hidden, weights, keys[:, :1], keys[:, 1:], told[:, None])
     return [x[..., 0] for x in found]
 
 
@@ -93,15 +91,15 @@ def _kernel(first_id, hidden, weights, key_0, key_1, told, best, token, logit, h
     """A grid step: a tile of the vocabulary joins what a core has found."""
     @pl.when(pl.program_id(1) == 0)
     def _():
-        for ref, value in ((best, LEAST), (token, 0), (logit, 0), (highest, LEAST), (total, 0), (logit_told, 0)):
+        for ref, value in ((best, MASKED), (token, 0), (logit, 0), (highest, MASKED), (total, 0), (logit_told, 0)):
             ref[...] = jnp.full(ref.shape, value, ref.dtype)
 
     contracted = (((1,), (0 if transposed else 1,)), ((), ()))
     scaled = jax.lax.dot_general(hidden[...], weights[...], contracted, preferred_element_type=jnp.float32)
     places = (pl.program_id(0) * steps + pl.program_id(1)) * tile + jax.lax.broadcasted_iota(jnp.int32, scaled.shape, 1)
     ids, real = first_id[0] + places, places < vocabulary
-    scaled = jnp.where(real, scaled / temperature, LEAST)
-    noisy = jnp.where(real, scaled + _gumbel(key_0[...], key_1[...], ids), LEAST)
+    scaled = jnp.where(real, scaled / temperature, MASKED)
+    noisy = jnp.where(real, scaled + _gumbel(key_0[...], key_1[...], ids), MASKED)
 
     most = jnp.max(noisy, -1, keepdims=True)
     first = jnp.min(jnp.where(noisy == most, ids, np.iinfo(np.int32).max), -1, keepdims=True)

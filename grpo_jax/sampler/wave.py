@@ -274,8 +274,9 @@ def _choose(params, hidden, wave, n, keys, given, c, sampling):
     """(token i32[B], logprob f32[B], forced bool[B]) of each slot at completion position n i32[B]."""
     told, forced = _told(wave, n, given, sampling)
     keys = jax.vmap(jax.random.fold_in)(keys, n)
-    if wave.cache.prompt.flat and draw_kernel.fits(params, sampling, keys):
-        return *draw_kernel.draw(hidden, params, keys, told, sampling.temperature), forced
+    head = transformer.head_weights(params, c)
+    if wave.cache.prompt.flat and draw_kernel.fits(head, sampling, keys):
+        return *draw_kernel.draw(hidden, head, keys, told, sampling.temperature), forced
     logits = transformer.unembed(params, hidden, c)
     proposal = logits
     if wave.seen is not None:

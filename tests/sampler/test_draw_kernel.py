@@ -19,19 +19,19 @@ def test_same_tokens_and_logprobs(vocabulary, tied, temperature, tensor):
     rng, rows = np.random.default_rng(vocabulary), 12
     hidden = jnp.asarray(rng.normal(size=(rows, 32)), jnp.float32)
     vectors = jnp.asarray(rng.normal(size=(vocabulary, 32)), jnp.float32)
-    params = {'embed': vectors} if tied else {'embed': vectors, 'lm_head': vectors.T}
+    head = {'embed': vectors} if tied else {'lm_head': vectors.T}
     keys = jax.random.split(jax.random.key(3), rows)
     told = jnp.asarray([-1] * (rows - 2) + [0, vocabulary - 1], jnp.int32)
 
-    def draw(hidden, params, keys, told):
-        assert draw_kernel.fits(params, PLAIN, keys)
-        return draw_kernel.draw(hidden, params, keys, told, temperature)
+    def draw(hidden, head, keys, told):
+        assert draw_kernel.fits(head, PLAIN, keys)
+        return draw_kernel.draw(hidden, head, keys, told, temperature)
 
     if tensor > 1:
         same = jax.sharding.PartitionSpec()
         draw = jax.shard_map(draw, mesh=meshes.make({'tensor': tensor}), in_specs=(same,) * 4, out_specs=same,
                              axis_names={'data', 'fsdp'}, check_vma=False)
-    tokens, logprobs = jax.jit(draw)(hidden, params, keys, told)
+    tokens, logprobs = jax.jit(draw)(hidden, head, keys, told)
     logits = hidden @ vectors.T
     expected = distribution.draw(logits, keys, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
     expected = np.where(told >= 0, told, expected)
@@ -49,7 +49,7 @@ def test_noise_is_jaxs():
 @pytest.mark.parametrize('changes', [
     {'top_k': 3}, {'repetition_penalty': 1.1}, {'min_tokens': 2}, {'temperature': 0.0}])
 def test_other_distributions_are_drawn_from_logits(changes):
-    params, keys = {'embed': jnp.zeros((8, 4))}, jax.random.split(jax.random.key(0), 2)
-    assert draw_kernel.fits(params, PLAIN, keys)
-    assert not draw_kernel.fits(params, PLAIN._replace(**changes), keys)
-    assert not draw_kernel.fits(params, PLAIN, jax.random.split(jax.random.key(0, impl='rbg'), 2))
+    head, keys = {'embed': jnp.zeros((8, 4))}, jax.random.split(jax.random.key(0), 2)
+    assert draw_kernel.fits(head, PLAIN, keys)
+    assert not draw_kernel.fits(head, PLAIN._replace(**changes), keys)
+    assert not draw_kernel.fits(head, PLAIN, jax.random.split(jax.random.key(0, impl='rbg'), 2))

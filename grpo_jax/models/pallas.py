@@ -1,0 +1,23 @@
+"""How Pallas kernels for TPUs are called: on every device of a mesh, and interpreted on other platforms."""
+import functools
+
+import jax
+from jax.experimental import pallas as pl
+
+
+def call(kernel, **options):
+    """As pl.pallas_call, a function of the kernel's inputs; off TPUs it interprets the kernel."""
+    compiled, interpreted = (pl.pallas_call(kernel, **options, interpret=i) for i in (False, True))
+    return functools.partial(jax.lax.platform_dependent, tpu=compiled, default=interpreted)
+
+
+def on_devices(function, in_specs, out_specs):
+    """The function as each device runs it on its part of the inputs; the function itself without a mesh.
+
+    The partitioner cannot cut a kernel. Specs are of the axes of the mesh that `shard_map` has left to it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    free = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not free:
+        return function
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=free, check_vma=False)
