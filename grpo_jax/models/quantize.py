@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from grpo_jax.models import linear
+
 # the axes that a product with the matrix sums over; every other element has its own scale
 SUMMED = {'wq': (1,), 'wk': (1,), 'wv': (1,), 'wo': (1, 2), 'w_gate': (1,), 'w_up': (1,), 'w_down': (1,),
           'lm_head': (0,), 'embed': (1,)}
@@ -44,7 +46,7 @@ def layout(shardings, table):
 def product(spec, x, w, **options):
     """einsum(spec, x, w) where w may be an Int8; XLA fuses the conversion into the read of the int8 values."""
     if not isinstance(w, Int8):
-        return jnp.einsum(spec, x, w, **options)
+        return jnp.einsum(spec, x, w, **options) if options else linear.einsum(spec, x, w)
     inputs, output = spec.replace('...', '').split('->')
     summed, matrix = set(inputs) - set(output), inputs.split(',')[1]
     scale = w.scale.reshape([n for n, axis in zip(w.scale.shape, matrix, strict=True) if axis not in summed])

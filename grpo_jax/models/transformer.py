@@ -7,6 +7,7 @@ what attends to what.
 """
 from collections.abc import Callable
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 import zlib
@@ -220,8 +221,13 @@ def block(w, x, angles, c, attend):
     gate, up = product('btd,df->btf', y, w['w_gate']), product('btd,df->btf', y, w['w_up'])
     if c.mlp_bias:
         gate, up = gate + w['b_gate'], up + w['b_up']
-    out = product('btf,fd->btd', jax.nn.silu(gate) * up, w['w_down'])
+    out = _gated(gate, up, w['w_down'])
     return x + (out + w['b_down'] if c.mlp_bias else out)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)  # cheaper computed twice than kept for the backward pass
+def _gated(gate, up, w_down):
+    return product('btf,fd->btd', jax.nn.silu(gate) * up, w_down)
 
 
 def head_weights(params, c):
