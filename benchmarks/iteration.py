@@ -58,7 +58,7 @@ def ours(case):
         dtype='float32', cache_dtype='float32', weights_dtype='float32', budget=0, ahead=False)
     learner = placement.make_learner(
         MODEL, method, optax.adamw(1e-5), one, shapes, dtype=jnp.float32, epochs=1, minibatches=1, microbatches=1,
-        chunk=2048, remat=False, temperature=1.0, pack_columns=case['columns'], pack_rows=case['rows'])
+        chunk=2048, remat='none', temperature=1.0, pack_columns=case['columns'], pack_rows=case['rows'])
     state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL))
     rng, lengths, reward = np.random.default_rng(1), np.asarray(case['lengths'], np.int32), Gate()
     while True:

@@ -53,7 +53,7 @@ def experience_of(case):
 def make_learner(c, case, **options):
     """placement.Learner of dr_grpo by gradient descent; its new parameters show the gradient."""
     shapes = placement.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
-    options = dict(minibatches=1, microbatches=1, chunk=1024, remat=False, dtype=jnp.float32) | options
+    options = dict(minibatches=1, microbatches=1, chunk=1024, remat='none', dtype=jnp.float32) | options
     return placement.make_learner(c, algorithms.make(default.get_config('dr_grpo').algorithm), optax.sgd(1.0),
                                   mesh.make({}), shapes, epochs=1, temperature=1.0, **options)
 

@@ -32,8 +32,6 @@ MOST_TEMP, MOST_TRAFFIC = 0.05, 1.1
 AXES = {'0.5B': {'data': 4, 'fsdp': 1, 'tensor': 1}, '7B': {'data': 1, 'fsdp': 1, 'tensor': 4}}
 
 
-# ---- the engine's programs
-
 class Job(NamedTuple):
     """A program to compile, and what it works on, abstract."""
 
@@ -93,8 +91,6 @@ def over_rows(groups, mesh):
     places = [np.stack(np.unravel_index(group, mesh.devices.shape))[axes] for group in groups]
     return any((place != place[:, :1]).any() for place in places)
 
-
-# ---- the table
 
 def holds(row):
     """Whether a program keeps the bounds."""

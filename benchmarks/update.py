@@ -41,7 +41,7 @@ def ours(case):
     learner = placement.make_learner(
         c, algorithms.make(default.get_config('grpo').algorithm), optax.adamw(1e-5), mesh.make({}),
         placement.Shapes(case['prompts'], case['group'], case['queries'], most), dtype=jnp.float32, epochs=1,
-        minibatches=1, microbatches=1, chunk=2048, remat=False, temperature=1.0,
+        minibatches=1, microbatches=1, chunk=2048, remat='none', temperature=1.0,
         pack_columns=case['queries'] + case['group'] // 2 * most, pack_rows=1)
     zeros = jnp.zeros((rows, most))
     rollout = Rollout(tokens=jnp.concatenate([prompts, completions], 1), prompt_mask=jnp.ones(prompts.shape, bool),

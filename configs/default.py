@@ -162,7 +162,9 @@ def get_config(preset='grpo'):
                                          # padded, and `microbatches` cuts them
     config.learner.pack_rows = 1         # packed rows of a microbatch on each device
     config.learner.chunk = 4096          # tokens whose logits exist at once
-    config.learner.remat = False         # recompute layers in the backward pass
+    config.learner.remat = 'none'        # computed again in the backward pass: none; dots (all of a layer but products
+                                         # with weights), full (whole layers)
+    config.learner.offload = ()          # waits in the hosts' memory until it is used: optimizer, reference
     config.learner.max_bad_steps = 10    # skipped non-finite updates that stop the run
 
     config.optimizer = _optimizer(learning_rate=1e-6)

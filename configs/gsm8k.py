@@ -26,6 +26,6 @@ def get_config(preset='dr_grpo'):
     config.rollout.max_tokens = 512
     config.algorithm.fixed_length = 512
     config.learner.microbatches = 4
-    config.learner.remat = True
+    config.learner.remat = 'full'
     config.evaluation.every = 50
     return config

@@ -95,8 +95,8 @@ class Experiment(NamedTuple):
         learner = self.config.learner
         return dict(epochs=learner.epochs, minibatches=learner.minibatches, microbatches=learner.microbatches,
                     pack_columns=learner.pack_columns, pack_rows=learner.pack_rows, chunk=learner.chunk,
-                    remat=learner.remat, temperature=self.config.rollout.temperature, dtype=self.dtype,
-                    ahead=self.ahead) | changes
+                    remat=learner.remat, offload=tuple(learner.offload), dtype=self.dtype, ahead=self.ahead,
+                    temperature=self.config.rollout.temperature) | changes
 
     def load(self, split):
         """The Dataset of a split."""
@@ -170,6 +170,10 @@ def check(config):
         raise BadInput('rollout.top_p', rollout.top_p, 'must be in (0, 1]')
     if config.model.dtype not in ('float32', 'bfloat16'):
         raise BadInput('model.dtype', config.model.dtype, 'choose float32 or bfloat16')
+    if config.learner.remat not in transformer.REMAT:
+        raise BadInput('learner.remat', config.learner.remat, 'choose ' + ', '.join(transformer.REMAT))
+    if set(config.learner.offload) - {'optimizer', 'reference'}:
+        raise BadInput('learner.offload', config.learner.offload, 'choose from optimizer and reference')
     reference.check(config.algorithm)
     for name, value, least in [('steps', config.steps, 1), ('rollout.group_size', rollout.group_size, 1),
                                ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),

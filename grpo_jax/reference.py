@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import checkpoint
+from grpo_jax.distributed import sharding
 from grpo_jax.errors import BadInput
 
 SCHEDULES = ('frozen', 'hard', 'polyak')
@@ -33,9 +34,11 @@ def refresh(section, checkpoints, state, abstract):
     if checkpoints.latest_step() != step:
         checkpoint.save(checkpoints, state)
     checkpoints.wait_until_finished()
-    policy = checkpoint.restore_params(checkpoints, abstract.params)
     if section['reference'] == 'hard':
+        policy = checkpoint.restore_params(checkpoints, abstract.ref_params)
         coefficients = state.aux['coefficients'] | {'kl_coef': jnp.float32(section['kl_coef'])}
         return state.replace(ref_params=policy, aux=state.aux | {'coefficients': coefficients}), True
-    share = section['reference_mix']
-    return state.replace(ref_params=jax.tree.map(lambda r, p: r + share * (p - r), state.ref_params, policy)), True
+    share, policy = section['reference_mix'], checkpoint.restore_params(checkpoints, abstract.params)
+    old = sharding.lay_out(state.ref_params, abstract.params)
+    mixed = jax.tree.map(lambda r, p: r + share * (p - r), old, policy)
+    return state.replace(ref_params=sharding.lay_out(mixed, abstract.ref_params)), True

@@ -41,8 +41,6 @@ def test_hub_names_of_published_models_need_no_hub(monkeypatch):
     assert plan.find_model('configs/models/characters').endswith('characters')
 
 
-# ---- operations
-
 def counted(function, *arguments, turns=()):
     return flops.count(jax.jit(function).trace(*arguments).jaxpr, turns)
 
@@ -86,8 +84,6 @@ def test_operations_in_shard_map_are_those_of_all_shards():
     assert counted(shards('a'), X) == (PRODUCT, 0)
     assert counted(shards('a', 'b'), X) == (4 * PRODUCT, 0)  # what b repeats is run four times
 
-
-# ---- the compiled text
 
 TEXT = '''HloModule test
 %body (p: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
@@ -165,8 +161,6 @@ def test_traffic_of_a_kernel_is_what_it_tells():
 def test_what_the_compiler_says_is_needed(message, size):
     assert compiler.needed(message) == size
 
-
-# ---- plan, verdict, advice: on the fake CPU devices, which stand in for a slice of four chips
 
 @pytest.fixture
 def slices(monkeypatch):
@@ -262,7 +256,7 @@ def test_advice_is_the_least_change_that_fits(slices, monkeypatch, tmp_path, row
     with open(os.path.join(plan.MODELS, 'characters', 'config.json'), encoding='utf8') as file:
         model = json.load(file) | {'vocab_size': 100}  # which tensor = 2 divides
     (tmp_path / 'config.json').write_text(json.dumps(model))
-    config = tiny_run.config(learner__remat=True, mesh__fsdp=4, model__path=str(tmp_path))
+    config = tiny_run.config(learner__remat='full', mesh__fsdp=4, model__path=str(tmp_path))
 
     def needs(made, job):
         return made.microbatch_rows() * rows / made.mesh.shape['tensor'] if job.name == 'learner.update' else 0
@@ -277,6 +271,16 @@ def test_advice_is_the_least_change_that_fits(slices, monkeypatch, tmp_path, row
     assert prompts > 4  # next to nothing of a GiB is in use then
 
 
+def test_advice_knows_what_offloading_leaves(slices):
+    made = plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4), 'v5e:2x2')
+    base = verdict.Verdict(made, [], [], dict.fromkeys(('weights', 'book', 'cache'), 0))
+    candidate = next(x for x in advice.candidates(made) if 'learner.offload' in x.overrides)
+    assert advice.settings(made, candidate) == '--config.learner.offload="(\'optimizer\', \'reference\')"'
+    _, smaller = advice.sized(made, candidate, base)
+    (state, of_params), (left, _) = made.state_bytes(), smaller.state_bytes()
+    assert state - left == pytest.approx(3 * of_params, rel=1e-2)  # two moments and the reference
+
+
 def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):
     pretend(monkeypatch, lambda *_: 0)
     base = verdict.of(plan.make(tiny_run.config(mesh__fsdp=4), 'v5e:2x2'))
@@ -285,8 +289,6 @@ def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):
     assert (rows[1]['fsdp'], rows[1]['prompts_per_step'], rows[1]['slices']) == (8, 8, 1)
     assert rows[2]['slices'] == 2 and rows[2]['communication'] > rows[1]['communication'] == 0
 
-
-# ---- the command
 
 def command(*arguments, topology='v5e:2x2'):
     return subprocess.run(

@@ -52,13 +52,12 @@ def make_sampler(c, mesh, shapes, sampling, tables, **options):
 
 
 def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, pack_columns=0, pack_rows=1,
-                 ahead=True, **learning):
+                 offload=(), ahead=True, **learning):
     """Learner of an algorithm; learning holds the other arguments of learner.update.
 
     collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what collect keeps between steps.
     With pack_columns, microbatches are pack_rows packed rows of that length on each device. ahead=False compiles
-    programs when they are first called.
-
+    programs when they are first called. offload names what waits in the hosts' memory: optimizer, reference.
 
     BadInput when minibatches, microbatches and mesh do not divide the batch, or packed rows are too short.
     """
@@ -86,7 +85,7 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
 
     def logprobs(params, rollout, plan):
         compute = jax.tree.map(lambda p: p.astype(dtype), params)
-        head = dict(temperature=learning['temperature'], chunk=learning['chunk'], remat=False, layout=layout)
+        head = dict(temperature=learning['temperature'], chunk=learning['chunk'], remat='none', layout=layout)
         if plan is None:
             return learner.completion_logprobs(compute, rollout, c, **head)
         return packing.score(compute, rollout, plan, c, sizes, **head)
@@ -96,19 +95,22 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
         if {'old_logprobs', 'old_entropy'} & scored:
             found['old_logprobs'], found['old_entropy'] = logprobs(state.params, rollout, plan)
         if 'ref_logprobs' in scored:
-            found['ref_logprobs'], _ = logprobs(state.ref_params, rollout, plan)
+            reference = state.ref_params
+            if 'reference' in offload:
+                reference = jax.device_put(reference, jax.memory.Space.Device)
+            found['ref_logprobs'], _ = logprobs(reference, rollout, plan)
         found = {name: found[name] for name in scored}
         if algorithm.needs_values:
-            found['values'] = learner.values(state.aux['critic']['params'], rollout, c, remat=False, dtype=dtype,
+            found['values'] = learner.values(state.aux['critic']['params'], rollout, c, remat='none', dtype=dtype,
                                              layout=layout)
         return found
 
     def update(state, experience, plan=None):
         return learner.update(state, experience, c, algorithm, optimizer, dtype=dtype, group_size=shapes.group_size,
-                              layout=layout, sizes=sizes, plan=plan, **learning)
+                              layout=layout, sizes=sizes, plan=plan, offload='optimizer' in offload, **learning)
 
     shape = jax.eval_shape(initial, abstract_params(c, mesh))
-    lies = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh)
+    lies = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh, offload)
     learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
     plan = functools.partial(_plan, sizes=sizes, mesh=mesh, minibatches=learning['minibatches']) if sizes else None
     return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, columns, learned), mesh,
@@ -132,7 +134,7 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
         return TrainState(jnp.int32(0), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
 
     def score(state, rollout):
-        return scores.of_completions(state.params, rollout, c, remat=False, dtype=dtype, layout=layout)
+        return scores.of_completions(state.params, rollout, c, remat='none', dtype=dtype, layout=layout)
 
     def update(state, experience):
         return scores.update(state, experience, c, optimizer, group_size=shapes.group_size, remat=remat, dtype=dtype,

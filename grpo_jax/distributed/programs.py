@@ -87,8 +87,17 @@ def compile_traced(traced):
 
 
 def device_bytes(tree):
-    """Bytes on one device of arrays, or abstract ones, with shardings."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    """Bytes in the memory of one device of arrays, or abstract ones, with shardings."""
+    return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != sharding.HOST)
+
+
+def waiting_bytes(tree):
+    """Bytes of one device that lie in its host's memory."""
+    return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind == sharding.HOST)
+
+
+def _bytes(arrays):
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 
 def hashed(text):

@@ -17,4 +17,4 @@ def device(index):
 
 def make_scorer(c, dtype):
     """(params, tokens i32[B, T], mask bool[B, T]) -> f32[B, T] on the arguments' device; compiled once a shape."""
-    return jax.jit(functools.partial(heads.scores, c=c, remat=False, dtype=dtype))
+    return jax.jit(functools.partial(heads.scores, c=c, remat='none', dtype=dtype))

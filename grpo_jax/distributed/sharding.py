@@ -7,6 +7,8 @@ from grpo_jax.distributed.mesh import ROW_AXES
 from grpo_jax.errors import BadInput
 from grpo_jax.models import heads, transformer
 
+HOST = 'pinned_host'  # a memory kind: the part of a host's memory that its devices read by themselves
+
 
 def params(c, mesh):
     """NamedSharding of each parameter for training; BadInput when an axis does not divide a dimension."""
@@ -43,20 +45,35 @@ def replicated(mesh):
     return NamedSharding(mesh, PartitionSpec())
 
 
-def state(abstract, optimizer, critic_optimizer, c, mesh):
-    """Shardings of an abstract TrainState: moments, reference and critic lie like the parameters."""
+def state(abstract, optimizer, critic_optimizer, c, mesh, offload=()):
+    """Shardings of an abstract TrainState: moments, reference and critic lie like the parameters.
+
+    What offload names, of 'optimizer' (and the critic's) and 'reference', lies in the hosts' memory.
+    """
+    def waiting(name, shardings):
+        return jax.tree.map(lambda s: s.with_memory_kind(HOST), shardings) if name in offload else shardings
+
     of_params, everywhere = params(c, mesh), replicated(mesh)
     aux = jax.tree.map(lambda _: everywhere, abstract.aux)
     if 'critic' in aux:
         of_critic = scalar_params(c, mesh)
-        aux['critic'] = {'params': of_critic,
-                         'opt_state': moments(critic_optimizer, abstract.aux['critic']['opt_state'], of_critic, mesh)}
+        aux['critic'] = {'params': of_critic, 'opt_state': waiting('optimizer', moments(
+            critic_optimizer, abstract.aux['critic']['opt_state'], of_critic, mesh))}
     return abstract.replace(
-        step=everywhere, params=of_params, opt_state=moments(optimizer, abstract.opt_state, of_params, mesh),
-        ref_params=None if abstract.ref_params is None else of_params, aux=aux)
+        step=everywhere, params=of_params, aux=aux,
+        opt_state=waiting('optimizer', moments(optimizer, abstract.opt_state, of_params, mesh)),
+        ref_params=None if abstract.ref_params is None else waiting('reference', of_params))
 
 
 def moments(optimizer, opt_state, of_params, mesh):
     """Shardings of an optimizer's abstract state: what it keeps of each parameter lies like the parameter."""
     return optax.tree_utils.tree_map_params(optimizer, lambda _, sharding: sharding, opt_state, of_params,
                                             transform_non_params=lambda _: replicated(mesh))
+
+
+def lay_out(tree, like):
+    """The arrays of a tree where those of another one lie, of hosts' and devices' memories."""
+    wanted = jax.tree.map(lambda x: x.sharding, like)
+    if jax.tree.all(jax.tree.map(lambda x, lies: x.sharding == lies, tree, wanted)):
+        return tree
+    return jax.jit(lambda tree: tree, out_shardings=wanted)(tree)

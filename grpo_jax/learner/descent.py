@@ -5,12 +5,13 @@ import optax
 
 
 def descend(params, opt_state, experience, gradient, optimizer, *, group_size, epochs, minibatches, plan=None,
-            learns=True):
+            learns=True, offload=False):
     """(params, opt_state, skipped i32[], metrics f32[] by name) after epochs * minibatches optimizer updates.
 
     A minibatch holds whole groups. gradient(params, minibatch, its part of the plan, a packing.Plan or None) is
     (loss, gradient, metrics). Without learns, a bool[], nothing but the metrics comes of it. An update whose loss or
     gradient is not finite is skipped and counted. Metrics are means over the minibatches; those named *_max are maxima.
+    With offload, opt_state lies in the host's memory between updates.
     """
     parts = jax.tree.map(lambda x: interleave(x, minibatches, group_size), experience), plan
 
@@ -22,10 +23,20 @@ def descend(params, opt_state, experience, gradient, optimizer, *, group_size, e
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # without tokens (all groups dropped) there is nothing to learn, and momentum must not act alone
         apply = learns & finite & jnp.any(minibatch.rollout.loss_mask)
-        changes, new_opt_state = optimizer.update(grads, opt_state, params)
-        new_params = optax.apply_updates(params, changes)
-        params, opt_state = jax.tree.map(lambda new, old: jnp.where(apply, new, old),
-                                         (new_params, new_opt_state), (params, opt_state))
+
+        def step(params, opt_state):
+            changes, opt_state = optimizer.update(grads, opt_state, params)
+            return optax.apply_updates(params, changes), opt_state
+
+        def step_from_host(params, opt_state):
+            params, opt_state = step(params, jax.device_put(opt_state, jax.memory.Space.Device))
+            return params, jax.device_put(opt_state, jax.memory.Space.Host)
+
+        if offload:  # a branch, since XLA would bring opt_state before the gradient, to lie beside the activations
+            params, opt_state = jax.lax.cond(apply, step_from_host, lambda *old: old, params, opt_state)
+        else:
+            params, opt_state = jax.tree.map(lambda new, old: jnp.where(apply, new, old), step(params, opt_state),
+                                             (params, opt_state))
         found |= {'loss': loss, 'grad_norm': norm, 'finite': finite.astype(jnp.float32)}
         return (params, opt_state, skipped + ~finite), found
 

@@ -10,8 +10,8 @@ def completion_logprobs(params, rollout, c, *, temperature, chunk, remat, entrop
     """(logprobs f32[B, C], entropy f32[B, C]) under softmax(logits / temperature), untruncated; 0 where masked.
 
     One forward pass over prompt and completion; the head runs over `chunk` tokens at a time, at tokens of completions
-    only, and is recomputed in the backward pass where these are not all. remat does the same for layers. The entropy is
-    differentiable if entropy_gradient.
+    only, and is recomputed in the backward pass where these are not all. remat is that of transformer.forward. The
+    entropy is differentiable if entropy_gradient.
     """
     queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)

@@ -21,17 +21,17 @@ def new_aux(algorithm, params, critic_optimizer):
 
 def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, minibatches, microbatches,
            temperature, chunk, remat, dtype, critic_optimizer=None, value_clip=0.0, critic_warmup=0,
-           layout=transformer.ALONE, sizes=None, plan=None):
+           layout=transformer.ALONE, sizes=None, plan=None, offload=False):
     """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
 
     A minibatch's weights are computed before it is cut into microbatches, so the cut changes nothing; with sizes, a
     packing.Packing, and a plan by it, microbatches are packed rows, and `microbatches` cuts the critic's alone. Skipped
     updates are counted in state.aux['bad_steps']; state.aux['coefficients'] adapt at the end, where the algorithm
     says so. For algorithms with a critic are critic_optimizer, value_clip, and critic_warmup, the steps at the start in
-    which it learns alone.
+    which it learns alone. offload is that of descent.descend, of both optimizers.
     """
     coefficients, together = state.aux['coefficients'], group_size if 'group_ids' in algorithm.reads else 1
-    cut = dict(group_size=group_size, epochs=epochs, minibatches=minibatches)
+    cut = dict(group_size=group_size, epochs=epochs, minibatches=minibatches, offload=offload)
     head = dict(temperature=temperature, chunk=chunk, remat=remat, layout=layout,
                 entropy_gradient=algorithm.needs_entropy_gradient)
 

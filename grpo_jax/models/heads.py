@@ -14,7 +14,7 @@ def param_table(c):
 def scores(params, tokens, mask, c, *, remat, dtype, layout=transformer.ALONE):
     """f32[B, T]: the head's score of the text up to and with each token; not meaningful where masked.
 
-    tokens i32[B, T], mask bool[B, T]. Computes in dtype; remat recomputes each layer in the backward pass.
+    tokens i32[B, T], mask bool[B, T]. Computes in dtype; remat is that of transformer.forward.
     """
     compute = jax.tree.map(lambda p: p.astype(dtype), params)
     hidden = transformer.forward(compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, layout=layout)

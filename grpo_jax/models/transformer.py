@@ -78,6 +78,14 @@ class Layout(NamedTuple):
 
 ALONE = Layout()
 
+# what the backward pass computes again of a layer: nothing; all but its products with weights, so attention and what
+# goes element by element; all of it
+REMAT = {
+    'none': _same,
+    'dots': functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+    'full': jax.checkpoint,
+}
+
 
 def param_table(c):
     """Nested dict of Param for every weight of the model."""
@@ -137,11 +145,11 @@ def positions_of(mask):
     return jnp.maximum(jnp.cumsum(mask, -1) - 1, 0).astype(jnp.int32)
 
 
-def forward(params, tokens, positions, visible, c, *, remat=False, layout=ALONE):
+def forward(params, tokens, positions, visible, c, *, remat='none', layout=ALONE):
     """Hidden [B, T, D] after the last norm for tokens i32[B, T] at positions i32[B, T].
 
     visible bool[B, T] marks valid tokens, of causal attention, or is an attention.Packed. Computes in the dtype of
-    params; norms and softmax are float32. remat recomputes each layer in the backward pass.
+    params; norms and softmax are float32. remat names what of REMAT the backward pass recomputes.
     """
     angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
 
@@ -149,9 +157,8 @@ def forward(params, tokens, positions, visible, c, *, remat=False, layout=ALONE)
         x = block(layout.weights(weights), x, angles, c, lambda q, k, v: layout.attend(q, k, v, visible))
         return layout.hidden(x), None
 
-    step = jax.checkpoint(layer_step) if remat else layer_step
     x = layout.hidden(layout.embed(params['embed'], tokens, params['final_norm'].dtype))
-    x, _ = jax.lax.scan(step, x, params['layers'])
+    x, _ = jax.lax.scan(REMAT[remat](layer_step), x, params['layers'])
     return rms_norm(x, params['final_norm'], c.norm_eps)
 
 

@@ -17,7 +17,7 @@ SQUARES = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')
 SLICES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}
 TRIES = 4         # candidates that are compiled
-RECOMPUTED = 0.3  # activations taken to be left when layers are recomputed; an estimate, to sort candidates out
+KEPT = {'none': 1.0, 'dots': 0.6, 'full': 0.3}  # activations by learner.remat; an estimate, to sort candidates out
 ROOM = 0.95       # of the memory that a candidate may need by estimate
 GIB = 2 ** 30
 
@@ -56,7 +56,8 @@ def advise(verdict, *, told, **compiling):
 
 def settings(plan, candidate):
     """The flags that make a candidate of the plan."""
-    flags = [f'--config.{key}={value}' for key, value in candidate.overrides.items()]
+    flags = [f'--config.{key}=' + (f'"{value}"' if isinstance(value, tuple) else f'{value}')
+             for key, value in candidate.overrides.items()]
     return ' '.join(([f'--topology={candidate.topology}'] if candidate.topology != plan.topology else []) + flags)
 
 
@@ -82,8 +83,13 @@ def candidates(plan):
                     if micro != config.learner.microbatches:
                         changes, cost = changes | {'learner.microbatches': micro}, cost + 1 + micro / 1000
                     found.append(Candidate(cost, f'{kind}:{name}', changes, False))
-    if not config.learner.remat:
-        found += [x._replace(cost=x.cost + 0.5, overrides=x.overrides | {'learner.remat': True}) for x in found]
+    less = [remat for remat in KEPT if KEPT[remat] < KEPT[config.learner.remat]]
+    found += [x._replace(cost=x.cost + 0.5 - 0.2 * KEPT[remat], overrides=x.overrides | {'learner.remat': remat})
+              for remat in less for x in found]
+    if not config.learner.offload:
+        names = ('optimizer', 'reference') if plan.algorithm.keeps_reference else ('optimizer',)
+        found += [x._replace(cost=x.cost + 1.6, overrides=x.overrides | {'learner.offload': names})
+                  for x in found if x.cost < 2]  # on this mesh
     found += [x._replace(cost=x.cost + 1.5, smaller_cache=True) for x in found]
     return sorted((x for x in found if x.overrides or x.smaller_cache or x.topology != plan.topology),
                   key=lambda candidate: candidate.cost)
@@ -131,14 +137,14 @@ def estimate(plan, base):
     def batch(which):
         return which.shapes.prompts * which.shapes.group_size / which.row_shards()
 
-    recomputed = RECOMPUTED if plan.config.learner.remat > before.config.learner.remat else 1
+    kept = KEPT[plan.config.learner.remat] / KEPT[before.config.learner.remat]
     rows = plan.microbatch_rows() / max(before.microbatch_rows(), 1)
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.held.values()), 0) * cut
     engines = {id(engine.plan): engine.plan
                for engine in (plan.engine, *evaluate.samplers(plan.ex, plan.config.evaluation.samples))}
     whole = max(p.bytes(p.prompts, p.prompts * p.group, len(p.chunks)) for p in engines.values())
-    return {'update': scaled('update', 2 * of_params, rows * recomputed),
+    return {'update': scaled('update', 2 * of_params, rows * kept),
             'score': scaled('score', 0, batch(plan) / batch(before)),
             'rollout': state + weight_bytes(plan) + base.held['book'] + extra}, whole
 

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax.learner import critic as critics
 
-OPTIONS = dict(value_clip=0.2, group_size=2, epochs=1, minibatches=1, microbatches=1, remat=False, dtype=jnp.float32)
+OPTIONS = dict(value_clip=0.2, group_size=2, epochs=1, minibatches=1, microbatches=1, remat='none', dtype=jnp.float32)
 
 
 def test_clipped_value_loss_by_hand():
@@ -32,7 +32,7 @@ def test_explained_variance():
 def test_a_value_sees_only_what_came_before_its_token(tiny, rollout):
     c, params = tiny
     critic = critics.new(params) | {'value_head': jax.random.normal(jax.random.key(0), params['final_norm'].shape)}
-    values = jax.jit(functools.partial(critics.values, c=c, remat=False, dtype=jnp.float32))
+    values = jax.jit(functools.partial(critics.values, c=c, remat='none', dtype=jnp.float32))
     before = values(critic, rollout)
     queries = rollout.prompt_mask.shape[1]
     after = values(critic, rollout.replace(tokens=rollout.tokens.at[:, queries + 2].set(9)))
@@ -45,7 +45,7 @@ def test_a_new_critic_expects_nothing_and_shares_no_array_with_the_policy(tiny, 
     c, params = tiny
     critic = critics.new(params)
     assert 'lm_head' not in critic
-    assert np.all(np.asarray(critics.values(critic, rollout, c, remat=False, dtype=jnp.float32)) == 0)
+    assert np.all(np.asarray(critics.values(critic, rollout, c, remat='none', dtype=jnp.float32)) == 0)
     assert critic['embed'] is not params['embed']
 
 
@@ -61,7 +61,7 @@ def test_the_critic_learns_a_return_that_the_tokens_foretell(tiny, experience):
 
     @jax.jit
     def learn(critic):
-        values = critics.values(critic['params'], experience.rollout, c, remat=False, dtype=jnp.float32)
+        values = critics.values(critic['params'], experience.rollout, c, remat='none', dtype=jnp.float32)
         return critics.update(critic, experience.replace(values=values, returns=returns), c, optimizer, **OPTIONS)
 
     found = []

@@ -20,7 +20,7 @@ def naive(params, rollout, c, temperature=1.0):
     return picked, -jnp.sum(jnp.exp(all_logprobs) * all_logprobs, -1)
 
 
-def chunked(params, rollout, c, *, temperature=1.0, chunk=7, remat=False, **options):
+def chunked(params, rollout, c, *, temperature=1.0, chunk=7, remat='none', **options):
     return learner.completion_logprobs(params, rollout, c, temperature=temperature, chunk=chunk, remat=remat, **options)
 
 
@@ -45,7 +45,7 @@ def test_any_chunk_gives_the_naive_logprobs_and_entropy(tiny, rollout, chunk):
         np.testing.assert_allclose(valid(actual, rollout), valid(expected, rollout), atol=1e-5)
 
 
-@pytest.mark.parametrize('chunk, remat', [(7, False), (1000, True)])
+@pytest.mark.parametrize('chunk, remat', [(7, 'none'), (1000, 'full')])
 def test_gradient_is_the_naive_one(tiny, rollout, assert_close, chunk, remat):
     c, params = tiny
     assert_close(pulled(lambda p: chunked(p, rollout, c, chunk=chunk, remat=remat)[:1], rollout)(params),

@@ -19,7 +19,7 @@ SHAPES = placement.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 
 
 def make_learner(c, preset, mesh, *, shapes=SHAPES, **options):
-    options = dict(minibatches=1, microbatches=1, epochs=1, chunk=16, remat=False, dtype=jnp.float32) | options
+    options = dict(minibatches=1, microbatches=1, epochs=1, chunk=16, remat='none', dtype=jnp.float32) | options
     method = algorithms.make(default.get_config(preset).algorithm)
     return placement.make_learner(c, method, MOMENTUM, meshes.make(mesh), shapes, temperature=1.0, **options)
 

@@ -32,7 +32,7 @@ def make_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2):
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
     return placement.make_learner(c, method, MOMENTUM, mesh, shapes, dtype=jnp.float32, epochs=1,
                                   minibatches=minibatches, microbatches=microbatches, temperature=1.0, chunk=16,
-                                  remat=False)
+                                  remat='none')
 
 
 def learn(model, experience, shape):

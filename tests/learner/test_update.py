@@ -32,7 +32,7 @@ def run(tiny):
     def program(method, optimizer, epochs, minibatches, microbatches):
         return jax.jit(lambda state, experience: learner.update(
             state, experience, tiny[0], method, optimizer, group_size=2, epochs=epochs, minibatches=minibatches,
-            microbatches=microbatches, temperature=1.0, chunk=16, remat=False, dtype=jnp.float32))
+            microbatches=microbatches, temperature=1.0, chunk=16, remat='none', dtype=jnp.float32))
 
     def call(experience, *, method=METHOD, optimizer=SGD, epochs=1, minibatches=1, microbatches=1, state=None):
         state = start(tiny, optimizer) if state is None else state
@@ -67,7 +67,7 @@ def test_update_descends_the_gradient_of_policy_loss(tiny, run, experience, asse
 
     def loss(params):
         logprobs, entropy = learner.completion_logprobs(params, experience.rollout, c, temperature=1.0, chunk=64,
-                                                        remat=False)
+                                                        remat='none')
         return algorithms.policy_loss(METHOD, logprobs, experience, jax.lax.stop_gradient(entropy))
 
     (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -183,7 +183,7 @@ def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, 
     state = TrainState(jnp.int32(3), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
     after, metrics = jax.eval_shape(lambda state, experience: learner.update(
         state, experience, c, method, optimizer, critic_optimizer=optimizer, value_clip=0.2, group_size=2, epochs=2,
-        minibatches=2, microbatches=2, temperature=1.0, chunk=16, remat=True, dtype=jnp.bfloat16), state, known)
+        minibatches=2, microbatches=2, temperature=1.0, chunk=16, remat='full', dtype=jnp.bfloat16), state, known)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
     assert all(x.shape == () for x in metrics.values())
     assert ('critic/explained_variance' in metrics) == (preset in ('ppo', 'vapo'))
@@ -199,7 +199,7 @@ def test_the_critic_learns_alone_at_first(tiny, experience):
     state = TrainState(jnp.int32(0), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
     once = jax.jit(lambda state: learner.update(
         state, known, c, method, optimizer, critic_optimizer=optimizer, value_clip=0.2, critic_warmup=1, group_size=2,
-        epochs=1, minibatches=1, microbatches=1, temperature=1.0, chunk=16, remat=False, dtype=jnp.float32)[0])
+        epochs=1, minibatches=1, microbatches=1, temperature=1.0, chunk=16, remat='none', dtype=jnp.float32)[0])
     first = once(state)
     assert unchanged(state.params, first.params) and int(first.aux['bad_steps']) == 0
     assert not unchanged(state.aux['critic']['params'], first.aux['critic']['params'])

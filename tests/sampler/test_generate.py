@@ -54,7 +54,7 @@ def completions(rollout):
 def test_logprobs_agree_with_the_learners(tiny, generate, temperature, options):
     c, params = tiny
     rollout = generate(temperature=temperature, **options)
-    logprobs, _ = learner.completion_logprobs(params, rollout, c, temperature=temperature, chunk=16, remat=False)
+    logprobs, _ = learner.completion_logprobs(params, rollout, c, temperature=temperature, chunk=16, remat='none')
     np.testing.assert_allclose(rollout.logprobs[rollout.completion_mask],
                                np.asarray(logprobs)[rollout.completion_mask], atol=1e-4)
 
