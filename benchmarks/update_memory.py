@@ -39,7 +39,7 @@ def main():
     c = hf.load_config(os.path.join(plans.MODELS, 'Qwen2.5-0.5B'))
     print(f'jax {jax.__version__}, {arguments.topology}, MiB of one device; state: weights, moments, reference, critic')
     for preset, remat, offload in CASES:
-        if arguments.only not in preset:
+        if arguments.only not in ('', preset):
             continue
         began = time.monotonic()
         learner = placement.make_learner(

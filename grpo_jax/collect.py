@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import algorithms, data, metrics, rewards, supervised
-from grpo_jax.distributed import multihost, placement, sharding
+from grpo_jax.distributed import multihost, placement
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Rollout
 
@@ -121,7 +121,7 @@ class Collector:
             scoring = rewards.Scoring(ex.scorer, examples, shapes.group_size, ex.tokenizer)
             params = state.params
             if self._section['source'] == 'reference':  # which may wait in the hosts' memory
-                params = sharding.lay_out(state.ref_params, params)
+                params = jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, params))
             # a prompt may come twice in a step; its noise must not
             key = jax.random.fold_in(ex.key, index) if index else ex.key
             rollout = self.sample(params, placement.put_rows(prompts, ex.mesh), key, int(state.step),

@@ -3,7 +3,6 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import checkpoint
-from grpo_jax.distributed import sharding
 from grpo_jax.errors import BadInput
 
 SCHEDULES = ('frozen', 'hard', 'polyak')
@@ -39,6 +38,9 @@ def refresh(section, checkpoints, state, abstract):
         coefficients = state.aux['coefficients'] | {'kl_coef': jnp.float32(section['kl_coef'])}
         return state.replace(ref_params=policy, aux=state.aux | {'coefficients': coefficients}), True
     share, policy = section['reference_mix'], checkpoint.restore_params(checkpoints, abstract.params)
-    old = sharding.lay_out(state.ref_params, abstract.params)
-    mixed = jax.tree.map(lambda r, p: r + share * (p - r), old, policy)
-    return state.replace(ref_params=sharding.lay_out(mixed, abstract.ref_params)), True
+
+    def mixed(old, new, like):
+        old = jax.device_put(old, new.sharding)  # it may wait in the hosts' memory
+        return jax.device_put(old + share * (new - old), like.sharding)
+
+    return state.replace(ref_params=jax.tree.map(mixed, state.ref_params, policy, abstract.ref_params)), True

@@ -58,7 +58,8 @@ def run(config, workdir):
     shapes = ex.shapes(config.supervised.batch, objective.completions)
     learner = placement.make_reward_learner(
         ex.c, optimizers.make(config.supervised.optimizer, config.supervised.steps), ex.mesh, shapes,
-        loss=objective.loss, microbatches=config.learner.microbatches, remat=config.learner.remat, dtype=ex.dtype)
+        loss=objective.loss, microbatches=config.learner.microbatches, remat=config.learner.remat,
+        offload=tuple(config.learner.offload), dtype=ex.dtype)
 
     def experience(step):
         chosen = data.indices(config.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)

@@ -127,6 +127,8 @@ def shapes_of(ex, algorithm):
     for warning in algorithms.check_run(algorithm, group_size=group, prompts=prompts,
                                         updates=config.learner.epochs * config.learner.minibatches):
         logging.warning(warning)
+    if 'reference' in config.learner.offload and not algorithm.keeps_reference:
+        logging.warning('learner.offload names the reference, and this algorithm keeps none')
     return ex.shapes(prompts, group)
 
 

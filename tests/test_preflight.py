@@ -279,6 +279,9 @@ def test_advice_knows_what_offloading_leaves(slices):
     _, smaller = advice.sized(made, candidate, base)
     (state, of_params), (left, _) = made.state_bytes(), smaller.state_bytes()
     assert state - left == pytest.approx(3 * of_params, rel=1e-2)  # two moments and the reference
+    lends = plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4, algorithm__source='reference',
+                                      learner__offload=('reference',)), 'v5e:2x2')
+    assert (made.lent_bytes(), lends.lent_bytes()) == (0, of_params)
 
 
 def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):

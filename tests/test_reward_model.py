@@ -67,10 +67,10 @@ def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
     found, shapes = reward_model.read(ex, objective, 'train'), ex.shapes(8, objective.completions)
     experience = placement.put_rows(reward_model.as_experience(ex, found, np.arange(8), shapes), ex.mesh)
     updated = []
-    for microbatches in (1, 4):
+    for microbatches, remat, offload in ((1, 'none', ()), (4, 'dots', ('optimizer',))):
         learner = placement.make_reward_learner(
             ex.c, optimizers.make(made.supervised.optimizer, 1), ex.mesh, shapes, loss=objective.loss,
-            microbatches=microbatches, remat='dots' if microbatches > 1 else 'none', dtype=ex.dtype)
+            microbatches=microbatches, remat=remat, offload=offload, dtype=ex.dtype)
         state = learner.initial(ex.params())
         # a head of zeros sends no gradient to the decoder
         state = state.replace(params=state.params | {'value_head': jnp.linspace(-0.1, 0.1, ex.c.width)})

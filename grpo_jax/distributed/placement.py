@@ -117,10 +117,11 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
                      ahead, score_plan=plan if scored else None, update_plan=plan)
 
 
-def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning):
+def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(), **learning):
     """Learner of a reward model, whose initial takes a policy, or a reward model that is to learn on.
 
-    learning holds the other arguments of scores.update. BadInput when microbatches and mesh do not divide the batch.
+    learning holds the other arguments of scores.update; offload is that of make_learner. BadInput when microbatches and
+    mesh do not divide the batch.
     """
     if shapes.prompts % learning['microbatches']:
         raise BadInput('learner.microbatches', learning['microbatches'], f'does not cut {shapes.prompts} examples '
@@ -128,6 +129,7 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
     _divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning['microbatches'])
     _divides_columns(mesh, shapes)
     rows, replicated, layout = sharding.rows(mesh), sharding.replicated(mesh), partition.layout(c, mesh)
+    waits = 'optimizer' in offload
 
     def initial(params):
         params = params if 'value_head' in params else critic.new(params)
@@ -138,11 +140,11 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, **learning)
 
     def update(state, experience):
         return scores.update(state, experience, c, optimizer, group_size=shapes.group_size, remat=remat, dtype=dtype,
-                             layout=layout, **learning)
+                             layout=layout, offload=waits, **learning)
 
     shape, of_params = jax.eval_shape(initial, abstract_params(c, mesh)), sharding.scalar_params(c, mesh)
     lies = jax.tree.map(lambda _: replicated, shape).replace(
-        params=of_params, opt_state=sharding.moments(optimizer, shape.opt_state, of_params, mesh))
+        params=of_params, opt_state=sharding.moments(optimizer, shape.opt_state, of_params, mesh, waits))
     return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, 1, ('returns',)), mesh)
 
 

@@ -50,30 +50,28 @@ def state(abstract, optimizer, critic_optimizer, c, mesh, offload=()):
 
     What offload names, of 'optimizer' (and the critic's) and 'reference', lies in the hosts' memory.
     """
-    def waiting(name, shardings):
-        return jax.tree.map(lambda s: s.with_memory_kind(HOST), shardings) if name in offload else shardings
-
-    of_params, everywhere = params(c, mesh), replicated(mesh)
+    of_params, everywhere, waits = params(c, mesh), replicated(mesh), 'optimizer' in offload
     aux = jax.tree.map(lambda _: everywhere, abstract.aux)
     if 'critic' in aux:
-        of_critic = scalar_params(c, mesh)
-        aux['critic'] = {'params': of_critic, 'opt_state': waiting('optimizer', moments(
-            critic_optimizer, abstract.aux['critic']['opt_state'], of_critic, mesh))}
+        of_critic, of_moments = scalar_params(c, mesh), abstract.aux['critic']['opt_state']
+        aux['critic'] = {'params': of_critic,
+                         'opt_state': moments(critic_optimizer, of_moments, of_critic, mesh, waits)}
+    reference = in_host(of_params) if 'reference' in offload else of_params
     return abstract.replace(
-        step=everywhere, params=of_params, aux=aux,
-        opt_state=waiting('optimizer', moments(optimizer, abstract.opt_state, of_params, mesh)),
-        ref_params=None if abstract.ref_params is None else waiting('reference', of_params))
+        step=everywhere, params=of_params, aux=aux, ref_params=None if abstract.ref_params is None else reference,
+        opt_state=moments(optimizer, abstract.opt_state, of_params, mesh, waits))
 
 
-def moments(optimizer, opt_state, of_params, mesh):
-    """Shardings of an optimizer's abstract state: what it keeps of each parameter lies like the parameter."""
-    return optax.tree_utils.tree_map_params(optimizer, lambda _, sharding: sharding, opt_state, of_params,
-                                            transform_non_params=lambda _: replicated(mesh))
+def moments(optimizer, opt_state, of_params, mesh, waits=False):
+    """Shardings of an optimizer's abstract state: what it keeps of each parameter lies like the parameter.
+
+    If it waits, all of it does so in the hosts' memory.
+    """
+    found = optax.tree_utils.tree_map_params(optimizer, lambda _, sharding: sharding, opt_state, of_params,
+                                             transform_non_params=lambda _: replicated(mesh))
+    return in_host(found) if waits else found
 
 
-def lay_out(tree, like):
-    """The arrays of a tree where those of another one lie, of hosts' and devices' memories."""
-    wanted = jax.tree.map(lambda x: x.sharding, like)
-    if jax.tree.all(jax.tree.map(lambda x, lies: x.sharding == lies, tree, wanted)):
-        return tree
-    return jax.jit(lambda tree: tree, out_shardings=wanted)(tree)
+def in_host(shardings):
+    """The same shardings in the hosts' memory."""
+    return jax.tree.map(lambda one: one.with_memory_kind(HOST), shardings)

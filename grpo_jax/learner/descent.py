@@ -11,7 +11,7 @@ def descend(params, opt_state, experience, gradient, optimizer, *, group_size, e
     A minibatch holds whole groups. gradient(params, minibatch, its part of the plan, a packing.Plan or None) is
     (loss, gradient, metrics). Without learns, a bool[], nothing but the metrics comes of it. An update whose loss or
     gradient is not finite is skipped and counted. Metrics are means over the minibatches; those named *_max are maxima.
-    With offload, opt_state lies in the host's memory between updates.
+    With offload, opt_state lies in the host's memory between updates, and must be given there.
     """
     parts = jax.tree.map(lambda x: interleave(x, minibatches, group_size), experience), plan
 

@@ -16,11 +16,12 @@ def of_completions(params, rollout, c, *, remat, dtype, layout=transformer.ALONE
 
 
 def update(state, experience, c, optimizer, *, loss, group_size, microbatches, remat, dtype,
-           layout=transformer.ALONE):
+           layout=transformer.ALONE, offload=False):
     """(TrainState, metrics f32[] by name) after one update on the mean of loss(scores, labels, mask) over tokens.
 
     loss is a function of this module; experience.returns holds the labels, and rollout.loss_mask marks the tokens
     that have one. An update that is not finite is skipped and counted in state.aux['bad_steps'].
+    offload is that of descent.descend.
     """
     def loss_of(params, part):
         microbatch, token_weights = part
@@ -34,7 +35,8 @@ def update(state, experience, c, optimizer, *, loss, group_size, microbatches, r
         return total, grads, {}
 
     params, opt_state, skipped, found = descent.descend(
-        state.params, state.opt_state, experience, gradient, optimizer, group_size=group_size, epochs=1, minibatches=1)
+        state.params, state.opt_state, experience, gradient, optimizer, group_size=group_size, epochs=1, minibatches=1,
+        offload=offload)
     aux = {'bad_steps': state.aux['bad_steps'] + skipped}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), found
 

@@ -17,7 +17,7 @@ SQUARES = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')
 SLICES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}
 TRIES = 4         # candidates that are compiled
-KEPT = {'none': 1.0, 'dots': 0.6, 'full': 0.3}  # activations by learner.remat; an estimate, to sort candidates out
+KEPT = {'none': 1.0, 'dots': 0.4, 'full': 0.2}  # of activations by learner.remat; estimates, to sort candidates out
 ROOM = 0.95       # of the memory that a candidate may need by estimate
 GIB = 2 ** 30
 
@@ -84,12 +84,13 @@ def candidates(plan):
                         changes, cost = changes | {'learner.microbatches': micro}, cost + 1 + micro / 1000
                     found.append(Candidate(cost, f'{kind}:{name}', changes, False))
     less = [remat for remat in KEPT if KEPT[remat] < KEPT[config.learner.remat]]
-    found += [x._replace(cost=x.cost + 0.5 - 0.2 * KEPT[remat], overrides=x.overrides | {'learner.remat': remat})
+    found += [x._replace(cost=x.cost + 0.5 - 0.2 * KEPT[remat],  # what recomputes less comes first
+                         overrides=x.overrides | {'learner.remat': remat})
               for remat in less for x in found]
-    if not config.learner.offload:
-        names = ('optimizer', 'reference') if plan.algorithm.keeps_reference else ('optimizer',)
-        found += [x._replace(cost=x.cost + 1.6, overrides=x.overrides | {'learner.offload': names})
-                  for x in found if x.cost < 2]  # on this mesh
+    names = ('optimizer', 'reference') if plan.algorithm.keeps_reference else ('optimizer',)
+    if set(names) - set(config.learner.offload):
+        found += [x._replace(cost=x.cost + 1.6, overrides=x.overrides | {'learner.offload': names}) for x in found
+                  if x.topology == plan.topology and not any(key.startswith(('mesh', 'data')) for key in x.overrides)]
     found += [x._replace(cost=x.cost + 1.5, smaller_cache=True) for x in found]
     return sorted((x for x in found if x.overrides or x.smaller_cache or x.topology != plan.topology),
                   key=lambda candidate: candidate.cost)
@@ -138,6 +139,7 @@ def estimate(plan, base):
         return which.shapes.prompts * which.shapes.group_size / which.row_shards()
 
     kept = KEPT[plan.config.learner.remat] / KEPT[before.config.learner.remat]
+    returns = 'reference' in set(plan.config.learner.offload) - set(before.config.learner.offload)
     rows = plan.microbatch_rows() / max(before.microbatch_rows(), 1)
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.held.values()), 0) * cut
@@ -145,8 +147,8 @@ def estimate(plan, base):
                for engine in (plan.engine, *evaluate.samplers(plan.ex, plan.config.evaluation.samples))}
     whole = max(p.bytes(p.prompts, p.prompts * p.group, len(p.chunks)) for p in engines.values())
     return {'update': scaled('update', 2 * of_params, rows * kept),
-            'score': scaled('score', 0, batch(plan) / batch(before)),
-            'rollout': state + weight_bytes(plan) + base.held['book'] + extra}, whole
+            'score': scaled('score', 0, batch(plan) / batch(before)) + returns * of_params,
+            'rollout': state + plan.lent_bytes() + weight_bytes(plan) + base.held['book'] + extra}, whole
 
 
 def weight_bytes(plan):

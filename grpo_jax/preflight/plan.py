@@ -79,6 +79,11 @@ class Plan(NamedTuple):
         """Bytes of the TrainState on a device, and of the parameters among it."""
         return programs.device_bytes(self.learner.state), programs.device_bytes(self.learner.state.params)
 
+    def lent_bytes(self):
+        """Bytes on a device of a reference that waits in the hosts' memory and is sampled from."""
+        lent = self.algorithm.source == 'reference' and 'reference' in self.config.learner.offload
+        return lent * self.state_bytes()[1]
+
     def row_shards(self):
         """Devices that the rows of a batch are split over."""
         return math.prod(self.mesh.shape[axis] for axis in ROW_AXES)
@@ -186,7 +191,8 @@ def jobs_of(plan):
         _, cold = supervised.make_learner(ex)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
     reads = algorithm.source in collect.READ_FROM_DATA
-    found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout', state, of_params)
+    found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout',
+                               state + plan.lent_bytes(), of_params)
     jobs += found
     for engine in evaluate.samplers(ex, ex.config.evaluation.samples):
         if engine is not plan.engine:
