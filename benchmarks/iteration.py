@@ -46,17 +46,18 @@ def ours(case):
     from benchmarks.rollout import MODEL
     from configs import default
     from grpo_jax import algorithms, sampler
-    from grpo_jax.distributed import mesh, placement
+    from grpo_jax.learner import programs
     from grpo_jax.learner.experience import make_experience
     from grpo_jax.models import transformer
+    from grpo_jax.sharding import mesh
     from grpo_jax.types import Prompts
     prompts, group, queries, most = case['prompts'], case['group'], case['queries'], case['most']
-    shapes, one = placement.Shapes(prompts, group, queries, most), mesh.make({})
+    shapes, one = programs.Shapes(prompts, group, queries, most), mesh.make({})
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
-    engine = placement.make_sampler(
+    engine = programs.make_sampler(
         MODEL, one, shapes, sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0), {},
         dtype='float32', cache_dtype='float32', weights_dtype='float32', budget=0, ahead=False)
-    learner = placement.make_learner(
+    learner = programs.make_learner(
         MODEL, method, optax.adamw(1e-5), one, shapes, dtype=jnp.float32, epochs=1, minibatches=1, microbatches=1,
         chunk=2048, remat='none', temperature=1.0, pack_columns=case['columns'], pack_rows=case['rows'])
     state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL))

@@ -22,8 +22,10 @@ from benchmarks import environment
 from benchmarks.rollout import MODEL, long_tailed
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.distributed import flops, mesh, placement
+from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
+from grpo_jax.preflight import flops
+from grpo_jax.sharding import batches, mesh
 from grpo_jax.types import Experience, Rollout
 
 CASES = {
@@ -50,11 +52,11 @@ def experience_of(case):
                       group_ids=jnp.arange(rows, dtype=jnp.int32) // case['group'])
 
 
-def make_learner(c, case, **options):
-    """placement.Learner of dr_grpo by gradient descent; its new parameters show the gradient."""
-    shapes = placement.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
+def build_learner(c, case, **options):
+    """Learner of dr_grpo by gradient descent; its new parameters show the gradient."""
+    shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
     options = dict(minibatches=1, microbatches=1, chunk=1024, remat='none', dtype=jnp.float32) | options
-    return placement.make_learner(c, algorithms.make(default.get_config('dr_grpo').algorithm), optax.sgd(1.0),
+    return make_learner(c, algorithms.make(default.get_config('dr_grpo').algorithm), optax.sgd(1.0),
                                   mesh.make({}), shapes, epochs=1, temperature=1.0, **options)
 
 
@@ -62,8 +64,8 @@ def compare(name, case, repeats):
     """Prints how the two ways compare."""
     experience = experience_of(case)
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL)
-    learners = {'padded': make_learner(MODEL, case),
-                'packed': make_learner(MODEL, case, pack_columns=case['columns'], pack_rows=case['rows'])}
+    learners = {'padded': build_learner(MODEL, case),
+                'packed': build_learner(MODEL, case, pack_columns=case['columns'], pack_rows=case['rows'])}
 
     def run(learner):
         def once():
@@ -97,7 +99,7 @@ def memory():
     """Prints the compiled memory of an update at a large vocabulary, with the head in chunks and whole."""
     c = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
     case = dict(prompts=16, group=8, queries=16, most=128)
-    found = {chunk: make_learner(c, case, chunk=chunk).update.memory.temp_size_in_bytes for chunk in (512, 16384)}
+    found = {chunk: build_learner(c, case, chunk=chunk).update.memory.temp_size_in_bytes for chunk in (512, 16384)}
     print(f'vocabulary {c.vocab_size}, B*C = 16384: temporaries of the update '
           + ', '.join(f'{size / 2 ** 30:.2f} GiB with chunks of {chunk}' for chunk, size in found.items())
           + f': {found[16384] / found[512]:.1f} x', flush=True)

@@ -41,15 +41,16 @@ def ours(case):
 
     from benchmarks.rollout import MODEL
     from grpo_jax import sampler
-    from grpo_jax.distributed import mesh, placement
+    from grpo_jax.learner import programs
     from grpo_jax.models import transformer
+    from grpo_jax.sharding import mesh
     from grpo_jax.types import Prompts
     prompts, queries, most = case['prompts'], case['queries'], case['most']
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL)
     tokens = jnp.asarray(np.random.default_rng(1).integers(3, MODEL.vocab_size, (prompts, queries)), jnp.int32)
     batch = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(prompts, dtype=jnp.int32))
-    engine = placement.make_sampler(
-        MODEL, mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}), placement.Shapes(prompts, case['group'], queries, most),
+    engine = programs.make_sampler(
+        MODEL, mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}), programs.Shapes(prompts, case['group'], queries, most),
         sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0), {}, dtype='float32',
         cache_dtype='float32', weights_dtype='float32', budget=0, ahead=False)
     lengths = np.asarray(case['lengths'], np.int32)

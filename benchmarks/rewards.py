@@ -18,11 +18,12 @@ import numpy as np
 
 from benchmarks import environment
 from configs import arithmetic, default
-from grpo_jax import algorithms, collect, experiment, rewards
+from grpo_jax import algorithms, rewards
 from grpo_jax.data import gsm8k, math
-from grpo_jax.distributed import placement
 from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner.programs import make_learner
 from grpo_jax.rewards import gold
+from grpo_jax.run import collect, experiment
 
 REPEATS = 3
 
@@ -84,7 +85,7 @@ def overlap():
         ex = ex._replace(scorer=ex.scorer._replace(parts={'math': part._replace(function=timed)}))
         shapes = ex.shapes(config.data.prompts_per_step, config.rollout.group_size)
         collector = collect.Collector(ex, config.algorithm, shapes)
-        learner = placement.make_learner(
+        learner = make_learner(
             ex.c, algorithms.make(config.algorithm), optimizers.make(config.optimizer, 1), ex.mesh, shapes,
             collected=collector.aux(), **ex.learning())
         state = learner.initial(ex.params())

@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks import environment, static_sampler
 from grpo_jax import sampler
-from grpo_jax.distributed import mesh, placement
 from grpo_jax.models import transformer
+from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sharding import batches, mesh
 from grpo_jax.types import Prompts
 
 # 4 layers of width 256, as in the peers' drivers
@@ -43,8 +44,8 @@ def compare(name, *, prompts, group, queries, lengths, repeats, full_rows=None, 
     budget = 0
     if full_rows:
         budget = 2 * 4 * c.layers * c.kv_heads * c.head_dim * full_rows * (queries + most)
-    engine = placement.make_sampler(
-        c, mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}), placement.Shapes(prompts, group, queries, most),
+    engine = make_sampler(
+        c, mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}), batches.Shapes(prompts, group, queries, most),
         sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0), {}, dtype='float32',
         cache_dtype='float32', weights_dtype='float32', budget=budget, ahead=False)
 

@@ -21,8 +21,9 @@ from benchmarks import environment
 from benchmarks.rollout import MODEL
 from grpo_jax import sampler
 from grpo_jax.data import gsm8k
-from grpo_jax.distributed import mesh, placement, sharding
 from grpo_jax.models import hf, transformer
+from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sharding import batches, mesh, specs
 from grpo_jax.types import Prompts
 
 DATA = os.environ.get('GRPO_JAX_DATA', '../shared/data')
@@ -41,11 +42,11 @@ def stories():
     queries = max(map(len, prompts))
     tokens = np.array([[0] * (queries - len(ids)) + ids for ids in prompts], np.int32)
     mask = np.array([[False] * (queries - len(ids)) + [True] * len(ids) for ids in prompts])
-    engine = placement.make_sampler(
-        c, one, placement.Shapes(len(prompts), GROUP, queries, TOKENS),
+    engine = make_sampler(
+        c, one, batches.Shapes(len(prompts), GROUP, queries, TOKENS),
         sampler.Sampling(temperature=1.0, max_tokens=TOKENS, stop_tokens=(1, 2), pad_token=0), {}, dtype='float32',
         cache_dtype='float32', weights_dtype='float32', budget=0, ahead=False)
-    params = hf.load_params(folder, c, sharding.params(c, one))
+    params = hf.load_params(folder, c, specs.params(transformer.param_table(c), one))
     batch = Prompts(jnp.asarray(tokens), jnp.asarray(mask), jnp.arange(len(prompts), dtype=jnp.int32))
     rollout = jax.device_get(engine(params, batch, jax.random.key(0), 0))
     found = [row[queries:][valid].tolist() for row, valid in zip(rollout.tokens, rollout.completion_mask, strict=True)]

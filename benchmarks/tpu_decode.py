@@ -2,7 +2,7 @@
 
 python -m benchmarks.tpu_decode [--topology=v5e:2x2] [--model=0.5B] [--json=FILE]
 
-Needs libtpu (see grpo_jax.distributed.topology). Prefill, decoding of a fresh wave (8 rows share a prompt) and of a
+Needs libtpu (see grpo_jax.preflight.topology). Prefill, decoding of a fresh wave (8 rows share a prompt) and of a
 shrunken one (each row has its own) are compiled, once with all columns in one chunk and once growing. Bounds: temporary
 memory of 5 % of the cache, so nowhere a copy of it; bytes of a decode step of 1.1 x (weights + live cache); within the
 loop no collective over the axes of rows. Exit status 1 when one does not hold.
@@ -21,10 +21,12 @@ import jax
 import numpy as np
 
 from grpo_jax import sampler
-from grpo_jax.distributed import hlo, placement, programs, rollouts, topology
-from grpo_jax.distributed.mesh import ROW_AXES
 from grpo_jax.models import hf
+from grpo_jax.preflight import hlo, topology
 from grpo_jax.preflight import plan as plans
+from grpo_jax.sampler.programs import make_engine
+from grpo_jax.sharding import batches, compiled
+from grpo_jax.sharding.mesh import ROW_AXES
 
 PROMPTS, GROUP, QUERIES, TOKENS = 8, 8, 256, 1024  # of a data shard
 MOST_TEMP, MOST_TRAFFIC = 0.05, 1.1
@@ -41,12 +43,12 @@ class Job(NamedTuple):
     wave: object      # sampler.wave.Wave, in as many columns as it may reach
 
 
-def make_engine(c, mesh, budget):
+def build_engine(c, mesh, budget):
     """The engine as it is made for training, with the platform's block and segment."""
     shards = math.prod(mesh.shape[axis] for axis in ROW_AXES)
     sampling = sampler.Sampling(temperature=1.0, max_tokens=TOKENS, stop_tokens=(151645,), pad_token=151643)
-    return rollouts.make_engine(
-        c, mesh, placement.Shapes(PROMPTS * shards, GROUP, QUERIES, TOKENS), sampling, {}, dtype='bfloat16',
+    return make_engine(
+        c, mesh, batches.Shapes(PROMPTS * shards, GROUP, QUERIES, TOKENS), sampling, {}, dtype='bfloat16',
         cache_dtype='bfloat16', weights_dtype='bfloat16', budget=budget, ahead=False)
 
 
@@ -71,14 +73,14 @@ def measure(job, c, mesh):
 def assess(job, c, mesh, text, temp):
     """Dict of temporaries against the cache and, of a decode program, of one step."""
     cache = job.wave.cache
-    held = programs.device_bytes((cache.prompt, cache.chunks))
+    held = compiled.device_bytes((cache.prompt, cache.chunks))
     result = dict(cache=held, temp_share=temp / held)
     if job.name.startswith('decode'):
         # the last step reads all blocks of all chunks; a head of its own leaves but a few rows of the embedding to read
         read = {name: w for name, w in job.weights.items() if name != 'embed' or c.tie_embeddings}
         blocks = [] if cache.prompt.flat else [chunk.k.shape[1] for chunk in cache.chunks]
         traffic = hlo.Traffic(text)
-        step, needed = traffic.of_step(blocks), programs.device_bytes(read) + held
+        step, needed = traffic.of_step(blocks), compiled.device_bytes(read) + held
         result |= dict(step=step, needed=needed, ratio=step / needed, ratio_reread=(step + traffic.reread) / needed,
                        collectives=[(found.op, found.groups, found.times, over_rows(found.groups, mesh))
                                     for found in hlo.collectives(text, mesh.size, decoding=True)])
@@ -126,8 +128,8 @@ def main():
     mesh, rows = topology.mesh(arguments.topology, section), []
     print(f'Qwen2.5-{arguments.model} in bfloat16 on {arguments.topology}, data {section["data"]} x '
           f'tensor {section["tensor"]}; all figures are of one device\n{HEAD}', flush=True)
-    whole = make_engine(c, mesh, 0)
-    for engine in (whole, make_engine(c, mesh, whole.plan.bytes(PROMPTS, PROMPTS * GROUP, 1) - 1)):
+    whole = build_engine(c, mesh, 0)
+    for engine in (whole, build_engine(c, mesh, whole.plan.bytes(PROMPTS, PROMPTS * GROUP, 1) - 1)):
         for job in jobs_of(engine):
             rows.append(dict(topology=arguments.topology, model=arguments.model, chunks=engine.plan.chunks,
                              **measure(job, c, mesh)))

@@ -32,15 +32,16 @@ def ours(case):
     from benchmarks.rollout import MODEL
     from configs import default
     from grpo_jax import algorithms
-    from grpo_jax.distributed import mesh, placement
+    from grpo_jax.learner import programs
     from grpo_jax.models import transformer
+    from grpo_jax.sharding import mesh
     from grpo_jax.types import Experience, Rollout
     c = dataclasses.replace(MODEL, vocab_size=case['vocabulary'], tie_embeddings=True)
     prompts, completions = tokens_of(case)
     rows, most = completions.shape
-    learner = placement.make_learner(
+    learner = programs.make_learner(
         c, algorithms.make(default.get_config('grpo').algorithm), optax.adamw(1e-5), mesh.make({}),
-        placement.Shapes(case['prompts'], case['group'], case['queries'], most), dtype=jnp.float32, epochs=1,
+        programs.Shapes(case['prompts'], case['group'], case['queries'], most), dtype=jnp.float32, epochs=1,
         minibatches=1, microbatches=1, chunk=2048, remat='none', temperature=1.0,
         pack_columns=case['queries'] + case['group'] // 2 * most, pack_rows=1)
     zeros = jnp.zeros((rows, most))

@@ -2,7 +2,7 @@
 
 python -m benchmarks.update_memory [--topology=v5e:2x2] [--only=ppo]
 
-Needs libtpu (see grpo_jax.distributed.topology); nothing runs. Qwen2.5-0.5B, float32 master weights and moments cut
+Needs libtpu (see grpo_jax.preflight.topology); nothing runs. Qwen2.5-0.5B, float32 master weights and moments cut
 over fsdp, bfloat16 computation, 32 prompts x 8 completions of 256 + 1024 tokens in 16 microbatches.
 """
 import argparse
@@ -16,13 +16,14 @@ import jax.numpy as jnp
 
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.distributed import placement, programs, topology
 from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import hf
-from grpo_jax.preflight import compiler
+from grpo_jax.preflight import compiler, topology
 from grpo_jax.preflight import plan as plans
+from grpo_jax.sharding import batches, compiled
 
-SHAPES = placement.Shapes(prompts=32, group_size=8, queries=256, tokens=1024)
+SHAPES = batches.Shapes(prompts=32, group_size=8, queries=256, tokens=1024)
 CASES = (('dr_grpo', 'full', ()), ('grpo', 'full', ()), ('ppo', 'full', ()), ('grpo', 'none', ()), ('grpo', 'dots', ()),
          ('grpo', 'full', ('optimizer',)), ('grpo', 'full', ('optimizer', 'reference')))
 
@@ -42,12 +43,12 @@ def main():
         if arguments.only not in ('', preset):
             continue
         began = time.monotonic()
-        learner = placement.make_learner(
+        learner = make_learner(
             c, algorithms.make(default.get_config(preset).algorithm), optimizer, mesh, SHAPES, dtype=jnp.bfloat16,
             epochs=1, minibatches=1, microbatches=16, chunk=1024, remat=remat, offload=offload, temperature=1.0,
             critic_optimizer=optimizer, value_clip=0.2, ahead=False)
         print(f'{preset:8} remat {remat:5} offload {"+".join(offload) or "-":20} '
-              f'state {programs.device_bytes(learner.state) / 2**20:7.0f}  {needs(learner.update)}  '
+              f'state {compiled.device_bytes(learner.state) / 2**20:7.0f}  {needs(learner.update)}  '
               f'compiled in {time.monotonic() - began:.0f} s', flush=True)
 
 

@@ -17,9 +17,12 @@ import numpy as np
 import rich.console
 import rich.table
 
-from grpo_jax import checkpoint, data, experiment, json_file, metrics, program, rewards, statistics
-from grpo_jax.distributed import multihost, placement, programs
+from grpo_jax import data, rewards, statistics
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file, processes
+from grpo_jax.models import transformer
+from grpo_jax.run import checkpoint, cli, experiment, metrics
+from grpo_jax.sharding import batches, compiled
 
 NOISE = 0x5EED     # folded into the run's key: evaluation must not reuse training's noise
 LEVEL = 0.95       # of intervals
@@ -77,7 +80,7 @@ def completed(evaluator, params):
         real = min(size, len(dataset.examples) - start)
         chosen = [start + i if i < real else start for i in range(size)]
         _, prompts = data.prompts(dataset, chosen, ex.config.data.max_prompt_tokens, ex.pad_token)
-        prompts = placement.put_rows(prompts, ex.mesh)
+        prompts = batches.put_rows(prompts, ex.mesh)
         for sample, count, columns in both:
             completions = metrics.completions_of(ex.tokenizer, sample(params, prompts, key, 0))
             for column, values in zip(columns, completions, strict=True):
@@ -101,7 +104,7 @@ def judge(scorer, examples, texts, truncated, lengths):
 
 
 def _scored(scorer, *columns):
-    return multihost.by_group(functools.partial(rewards.score_rows, scorer), *columns)
+    return processes.by_group(functools.partial(rewards.score_rows, scorer), *columns)
 
 
 def figures(greedy, sampled):
@@ -223,7 +226,7 @@ def _cells(found, name, digits=3):
 
 def table(path):
     """Prints the first and the last row of an evaluations.jsonl side by side; the first process does."""
-    if not multihost.is_first():
+    if not processes.is_first():
         return
     rows = metrics.read(path)
     first, last = rows[0], rows[-1]
@@ -244,7 +247,7 @@ def reopen(workdir):
 
 def load_policy(ex):
     """The policy's parameters in the workdir's newest checkpoint, on the mesh."""
-    params = programs.abstract_params(ex.c, ex.mesh)
+    params = compiled.abstract_params(transformer.param_table(ex.c), ex.mesh)
     with checkpoint.manager(ex.workdir, keep=None) as checkpoints:
         return checkpoint.restore_params(checkpoints, params)
 
@@ -280,7 +283,7 @@ def run(config, workdir, out, samples, split):
     if out and os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
     content, rows = of_folder(config, out, samples, split) if workdir is None else of_run(workdir, samples, split)
-    if not multihost.is_first():
+    if not processes.is_first():
         return
     folder = out or workdir
     os.makedirs(folder, exist_ok=True)
@@ -296,8 +299,8 @@ def main():
 
 
 if __name__ == '__main__':
-    program.define_flags(required=False)
+    cli.define_flags(required=False)
     flags.DEFINE_string('out', None, 'New folder for the results; a run\'s own folder without it.')
     flags.DEFINE_integer('samples', 0, 'Completions a prompt; 0: evaluation.samples of the config.', lower_bound=0)
     flags.DEFINE_enum('split', 'test', ['test', 'train'], 'Of the data.')
-    program.run(main)
+    cli.run(main)

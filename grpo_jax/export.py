@@ -5,10 +5,11 @@ from absl import flags
 import ml_dtypes
 import numpy as np
 
-from grpo_jax import evaluate, program
-from grpo_jax.distributed import multihost
+from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import processes
 from grpo_jax.models import hf
+from grpo_jax.run import cli
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
@@ -18,8 +19,8 @@ def export(workdir, out, dtype):
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
     ex = evaluate.reopen(workdir)
-    params = multihost.fetch(evaluate.load_policy(ex))
-    if not multihost.is_first():
+    params = processes.fetch(evaluate.load_policy(ex))
+    if not processes.is_first():
         return
     # a folder appears under its name only when it is whole
     temporary = f'{os.path.normpath(out)}.writing'
@@ -37,4 +38,4 @@ if __name__ == '__main__':
     flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
     flags.DEFINE_string('out', None, 'Folder to write; must not exist.', required=True)
     flags.DEFINE_enum('dtype', 'float32', sorted(DTYPES), 'Of the written weights.')
-    program.run(main)
+    cli.run(main)

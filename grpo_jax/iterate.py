@@ -10,10 +10,11 @@ from absl import flags
 import rich.console
 import rich.table
 
-from grpo_jax import export, json_file, metrics, program, reward_model, train
-from grpo_jax.distributed import multihost
+from grpo_jax import export, reward_model, train
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file, processes
 from grpo_jax.rewards import model
+from grpo_jax.run import cli, metrics
 
 
 def run(config, workdir, iterations, labelled):
@@ -35,7 +36,7 @@ def run(config, workdir, iterations, labelled):
         policy = folders['exported']
         if not os.path.exists(policy):
             export.export(folders['policy'], policy, 'float32')
-        multihost.agree(f'the policy of iteration {i}', {})
+        processes.agree(f'the policy of iteration {i}', {})
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
         found.append(json_file.read(os.path.join(folders['reward_model'], 'evaluation.json'))
                      | {'policy': metrics.read(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]})
@@ -93,7 +94,7 @@ def _train_reward_model(config, workdir):
     folder = os.path.join(workdir, 'reward_model')
     if not os.path.isdir(folder):
         reward_model.run(config, workdir)
-        multihost.agree(f'the reward model in {workdir}', {})
+        processes.agree(f'the reward model in {workdir}', {})
     return folder
 
 
@@ -111,13 +112,13 @@ def table(found):
 def main():
     """The command."""
     found = run(flags.FLAGS.config, flags.FLAGS.workdir, flags.FLAGS.iterations, flags.FLAGS.labelled)
-    if multihost.is_first():
+    if processes.is_first():
         table(found)
 
 
 if __name__ == '__main__':
-    program.define_flags()
+    cli.define_flags()
     flags.DEFINE_integer('iterations', 3, 'How often the reward model and the policy are trained.')
     flags.DEFINE_string('labelled', None, 'Folder of rollouts, scored by reward.verifier, for the first reward model.',
                         required=True)
-    program.run(main)
+    cli.run(main)

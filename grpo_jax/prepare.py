@@ -11,10 +11,10 @@ import tempfile
 from absl import flags
 import tensorflow_datasets as tfds
 
-from grpo_jax import program
 from grpo_jax.data import files
-from grpo_jax.data.rows import checked, lookup, sound, text_field
+from grpo_jax.data.records import checked, lookup, sound, text_field
 from grpo_jax.errors import BadInput
+from grpo_jax.run import cli
 
 # fields, and those that a row may lack, which are then ''
 FIELDS = {'gsm8k': (('question', 'answer'), ()), 'math': (('problem', 'answer'), ('subject', 'level'))}
@@ -76,4 +76,4 @@ if __name__ == '__main__':
     flags.DEFINE_enum('name', None, sorted(FIELDS), 'Data set.', required=True)
     flags.DEFINE_string('folder', None, 'Of the files, as data.options.folder.', required=True)
     flags.DEFINE_string('out', None, 'Folder of prepared data sets.', required=True)
-    program.run(main)
+    cli.run(main)

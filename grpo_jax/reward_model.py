@@ -11,14 +11,17 @@ import numpy as np
 import rich.console
 import rich.table
 
-from grpo_jax import data, experiment, json_file, program, supervised
-from grpo_jax.distributed import multihost, placement, sharding
+from grpo_jax import data, supervised
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner import optimizer as optimizers
-from grpo_jax.learner import scores
-from grpo_jax.models import hf
+from grpo_jax.learner import reward_model
+from grpo_jax.learner.programs import make_reward_learner
+from grpo_jax.models import heads, hf
 from grpo_jax.rewards import model as models
 from grpo_jax.rewards import process
+from grpo_jax.run import cli, demonstrations, experiment
+from grpo_jax.sharding import batches, specs
 from grpo_jax.types import Experience
 
 DRAWS = 2000  # of the bootstrap
@@ -56,7 +59,7 @@ def run(config, workdir):
     ex, objective = experiment.enter(config, workdir), OBJECTIVES[section.objective]
     train, test = read(ex, objective, 'train'), read(ex, objective, 'test')
     shapes = ex.shapes(config.supervised.batch, objective.completions)
-    learner = placement.make_reward_learner(
+    learner = make_reward_learner(
         ex.c, optimizers.make(config.supervised.optimizer, config.supervised.steps), ex.mesh, shapes,
         loss=objective.loss, microbatches=config.learner.microbatches, remat=config.learner.remat,
         offload=tuple(config.learner.offload), dtype=ex.dtype)
@@ -68,8 +71,8 @@ def run(config, workdir):
     state = supervised.loop(ex, learner, experience, 'reward model', train.dataset.examples, beginning)
     results = judge(*(score(ex, learner, state, found, shapes) for found in (train, test)), section.objective)
     json_file.write(os.path.join(workdir, 'evaluation.json'), results)
-    params = multihost.fetch(state.params)
-    if multihost.is_first():
+    params = processes.fetch(state.params)
+    if processes.is_first():
         table(results)
         save(ex, params)
     return state
@@ -79,7 +82,7 @@ def beginning(ex):
     """Parameters to start from: a policy's, or a reward model's, which has a head already."""
     if ex.config.model.random_init or not hf.has_head(ex.folder):
         return ex.params()
-    return hf.load_params(ex.folder, ex.c, sharding.scalar_params(ex.c, ex.mesh))
+    return hf.load_params(ex.folder, ex.c, specs.params(heads.param_table(ex.c), ex.mesh))
 
 
 def read(ex, objective, split):
@@ -90,7 +93,7 @@ def read(ex, objective, split):
         completions, marks[example.id] = objective.encode(example, ex.tokenizer, ex.config.reward_model)
         return completions
 
-    dataset, completions = supervised.read(ex, split, objective.fields, encode)
+    dataset, completions = demonstrations.read(ex, split, objective.fields, encode)
     return Labelled(dataset, completions, [marks[example.id] for example in dataset.examples])
 
 
@@ -126,15 +129,15 @@ def _in_unit(label, example):
 
 
 OBJECTIVES = {
-    'pairwise': Objective(('demonstration', 'rejected'), 2, scores.pairwise, _pair),
-    'pointwise': Objective(('demonstration', 'label'), 1, scores.labelled, _point),
-    'steps': Objective(('steps', 'labels'), 1, scores.labelled, _steps),
+    'pairwise': Objective(('demonstration', 'rejected'), 2, reward_model.pairwise, _pair),
+    'pointwise': Objective(('demonstration', 'label'), 1, reward_model.labelled, _point),
+    'steps': Objective(('steps', 'labels'), 1, reward_model.labelled, _steps),
 }
 
 
 def as_experience(ex, found, chosen, shapes):
     """The chosen examples as the learner eats them: their labels in returns, loss_mask where there is one."""
-    rollout = supervised.as_rollout(ex, found.dataset, found.completions, chosen, shapes)
+    rollout = demonstrations.as_rollout(ex, found.dataset, found.completions, chosen, shapes)
     labels = np.zeros(rollout.completion_mask.shape, np.float32)
     known = np.zeros(labels.shape, bool)
     for row, marks in enumerate(marks for index in chosen for marks in found.marks[index]):
@@ -153,8 +156,8 @@ def score(ex, learner, state, found, shapes):
     for start in range(0, len(examples), shapes.prompts):
         block = examples[start:start + shapes.prompts]
         padded = np.pad(block, (0, shapes.prompts - len(block)), mode='edge')
-        rollout = supervised.as_rollout(ex, found.dataset, found.completions, padded, shapes)
-        rows = multihost.fetch(learner.score(state, placement.put_rows(rollout, ex.mesh))).astype(np.float64)
+        rollout = demonstrations.as_rollout(ex, found.dataset, found.completions, padded, shapes)
+        rows = processes.fetch(learner.score(state, batches.put_rows(rollout, ex.mesh))).astype(np.float64)
         for index, block_rows in zip(block, rows.reshape(shapes.prompts, shapes.group_size, -1), strict=False):
             values = [(row[place], label) for row, marks in zip(block_rows, found.marks[index], strict=True)
                       for place, label in marks]
@@ -258,5 +261,5 @@ def main():
 
 
 if __name__ == '__main__':
-    program.define_flags()
-    program.run(main)
+    cli.define_flags()
+    cli.run(main)

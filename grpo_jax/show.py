@@ -1,8 +1,9 @@
 """The exact text and token ids that the model will see. `python -m grpo_jax.show --config=... [--prompts=4]`."""
 from absl import flags
 
-from grpo_jax import data, program
+from grpo_jax import data
 from grpo_jax.models import hf
+from grpo_jax.run import cli
 
 
 def lines(config, count):
@@ -29,5 +30,5 @@ def main():
 
 if __name__ == '__main__':
     flags.DEFINE_integer('prompts', 4, 'How many prompts to show.', lower_bound=1)
-    program.define_flags(workdir=False)
-    program.run(main)
+    cli.define_flags(workdir=False)
+    cli.run(main)

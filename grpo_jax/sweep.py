@@ -16,8 +16,9 @@ import rich.box
 import rich.console
 import rich.table
 
-from grpo_jax import ROOT, metrics, program, supervised, train
+from grpo_jax import ROOT, supervised, train
 from grpo_jax.errors import BadInput
+from grpo_jax.run import cli, metrics
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {
@@ -283,7 +284,7 @@ def main():
 
 
 if __name__ == '__main__':
-    program.define_flags()
+    cli.define_flags()
     flags.DEFINE_string('presets', 'all', 'Names of files in configs/algorithms, separated by commas, or all.')
     flags.DEFINE_integer('seeds', 3, 'Runs of each preset, with seeds from 0.')
-    program.run(main)
+    cli.run(main)

@@ -7,24 +7,13 @@ from absl import flags
 import jax
 import numpy as np
 
-from grpo_jax import (
-    algorithms,
-    checkpoint,
-    collect,
-    evaluate,
-    experiment,
-    json_file,
-    metrics,
-    program,
-    reference,
-    rewards,
-    supervised,
-    watch,
-)
-from grpo_jax.distributed import multihost, placement, programs
+from grpo_jax import algorithms, evaluate, rewards, supervised
 from grpo_jax.errors import BadInput, Stopped
+from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
+from grpo_jax.run import checkpoint, cli, collect, experiment, metrics, reference, watch
+from grpo_jax.sharding import batches, compiled
 
 
 def run(config, workdir, algorithm=None, functions=None):
@@ -38,7 +27,7 @@ def run(config, workdir, algorithm=None, functions=None):
     ex = experiment.enter(config, workdir, functions=functions)
     algorithm = algorithm or algorithms.make(config.algorithm)
     shapes = shapes_of(ex, algorithm)
-    put = functools.partial(placement.put_rows, mesh=ex.mesh)
+    put = functools.partial(batches.put_rows, mesh=ex.mesh)
 
     collector = collect.Collector(ex, config.algorithm, shapes)
     learner = ex.learner(algorithm, shapes, collector.aux())
@@ -52,7 +41,7 @@ def run(config, workdir, algorithm=None, functions=None):
         gold.check(ex.scorer, collector.examples, config.reward.self_test)
         state = learner.initial(supervised.cold_start(ex))
     experiment.claim(ex)
-    programs.write_hashes(workdir, **built)
+    compiled.write_hashes(workdir, **built)
     writer = metrics.writer(workdir, int(state.step), config.steps, 'train')
 
     with watch.Watch(config.log.hang_after) as watched:
@@ -85,7 +74,7 @@ def run(config, workdir, algorithm=None, functions=None):
             writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
             if row['finite'] < 1:
                 _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
-            stop = multihost.agree(f'the end of step {step}', row, watched.stopping)
+            stop = processes.agree(f'the end of step {step}', row, watched.stopping)
             if _due(step + 1, config.checkpoint.every) or step + 1 == config.steps or stop:
                 checkpoint.save(checkpoints, state)
             if stop:
@@ -139,8 +128,8 @@ def _due(step, every):
 def _keep_bad_batch(workdir, step, experience, count, most):
     """Writes the batch of a skipped update to bad/<step>.npz; stops the run when there were too many."""
     path = os.path.join(workdir, 'bad', f'{step:06d}.npz')
-    leaves = jax.tree_util.tree_leaves_with_path(multihost.fetch(experience))
-    if multihost.is_first():
+    leaves = jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
+    if processes.is_first():
         os.makedirs(os.path.dirname(path), exist_ok=True)
         np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
     if count > most:
@@ -154,5 +143,5 @@ def main():
 
 
 if __name__ == '__main__':
-    program.define_flags()
-    program.run(main)
+    cli.define_flags()
+    cli.run(main)

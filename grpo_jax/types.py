@@ -4,7 +4,7 @@ Axis letters (used in every shape comment of this package): P prompts, G group, 
 Q prompt length (left-padded), C completion length, T = Q + C, S cache columns, V vocabulary,
 L layers, D width, F mlp, N query heads, K kv heads, H head dim.
 """
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import struct
 import jax
@@ -63,3 +63,19 @@ class TrainState:
     opt_state: Any
     ref_params: Any        # same tree as params, or None
     aux: dict[str, Any]    # bad_steps i32[]: updates skipped because loss or gradient was not finite
+
+
+class Param(NamedTuple):
+    """One row of the table: value at init is offset + scale * normal."""
+
+    shape: tuple
+    axes: tuple         # mesh axis, or None, of each dimension
+    scale: float
+    offset: float = 0.0
+
+
+def map_table(function, table):
+    """The table's tree with function(path, param) at each leaf; path is like 'layers/wq'."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, param: function('/'.join(key.key for key in path), param), table,
+        is_leaf=lambda node: isinstance(node, Param))

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from grpo_jax import algorithms, evaluate, experiment, export, train
+from grpo_jax import algorithms, evaluate, export, train
 from grpo_jax.errors import BadInput
+from grpo_jax.run import experiment
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

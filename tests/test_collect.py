@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from configs import distill
-from grpo_jax import collect, train
+from grpo_jax import train
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import Scored
+from grpo_jax.run import collect
 from tests import tiny_run
 
 SHORT = dict(steps=3, evaluation__prompts=2, evaluation__samples=1, optimizer__learning_rate=1e-3)

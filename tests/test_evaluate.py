@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from configs import tinystories
-from grpo_jax import evaluate, experiment, train
+from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import numeric, pool
+from grpo_jax.rewards import numeric
+from grpo_jax.run import experiment
 from grpo_jax.types import Example
+from grpo_jax.workers import pool
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

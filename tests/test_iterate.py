@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import experiment, export, iterate, reward_model, supervised, train
+from grpo_jax import export, iterate, reward_model, supervised, train
 from grpo_jax.data import rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import numeric
+from grpo_jax.run import experiment
 from tests import small_model, tiny_run
 
 SETTINGS = dict(steps=3, data__prompts_per_step=10, reward__parts=(('model', 1.0), ('numeric', 0.0)),

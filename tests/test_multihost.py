@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from grpo_jax import evaluate, watch
-from grpo_jax.distributed import multihost
+from grpo_jax import evaluate
 from grpo_jax.errors import BadInput, Stopped
+from grpo_jax.hosts import processes
+from grpo_jax.run import watch
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -117,18 +118,18 @@ from grpo_jax.distributed import mesh, multihost, sharding
 from grpo_jax.models import hf, transformer
 
 address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-with multihost.session(address, 2, process):
+with processes.session(address, 2, process):
     c = hf.load_config(folder)
     here = transformer.map_table(lambda *_: jax.local_devices()[0], transformer.param_table(c))
     whole = jax.device_get(hf.load_params(folder, c, here))
     for shape in [(1, 4, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]:
         devices = mesh.make(dict(zip(mesh.AXES, shape)))
         params = hf.load_params(folder, c, sharding.params(c, devices))
-        jax.tree.map(np.testing.assert_array_equal, multihost.fetch(params), whole)
+        jax.tree.map(np.testing.assert_array_equal, processes.fetch(params), whole)
     third = np.float64(1) / 3  # not a float32
-    assert multihost.gather((third, process)) == [(third, 0), (third, 1)]
-    assert multihost.agree('a step', {'reward': 0.5}, stop=process == 1)
-    multihost.agree('the next step', {'reward': 0.5 + process})
+    assert processes.gather((third, process)) == [(third, 0), (third, 1)]
+    assert processes.agree('a step', {'reward': 0.5}, stop=process == 1)
+    processes.agree('the next step', {'reward': 0.5 + process})
 """
 
 
@@ -150,8 +151,8 @@ def test_what_differs_is_named_with_the_process_that_is_alone():
     said = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
     message = 'the processes differ in config.seed: process 1 of 3 on host1 has \'1\'; the others have \'0\''
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        multihost._compare('the start', said)
-    multihost._compare('the start', said[::2])
+        processes._compare('the start', said)
+    processes._compare('the start', said[::2])
 
 
 @pytest.mark.parametrize('given, message', [
@@ -159,18 +160,18 @@ def test_what_differs_is_named_with_the_process_that_is_alone():
     (('here:1', 2, 2), 'counted from 0'), (('here', 2, 0), 'is not HOST:PORT'),
 ])
 def test_flags_that_do_not_fit_together_are_refused(given, message):
-    with pytest.raises(BadInput, match=message), multihost.session(*given):
+    with pytest.raises(BadInput, match=message), processes.session(*given):
         pass
 
 
 def test_hosts_of_a_tpu_pod_find_each_other_without_flags(monkeypatch):
     calls = []
-    monkeypatch.setattr(multihost, '_on_tpu', lambda: True)
+    monkeypatch.setattr(processes, '_on_tpu', lambda: True)
     monkeypatch.setattr(jax.distributed, 'initialize', lambda *arguments, **_: calls.append(arguments))
     monkeypatch.setattr(jax.distributed, 'shutdown', lambda: calls.append('shutdown'))
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(Stopped), multihost.session(None, None, None):
+        with pytest.raises(Stopped), processes.session(None, None, None):
             raise Stopped('here', 3)
     finally:
         signal.signal(signal.SIGTERM, handler)
@@ -180,10 +181,10 @@ def test_hosts_of_a_tpu_pod_find_each_other_without_flags(monkeypatch):
 def test_shares_of_groups_are_together_all(monkeypatch):
     gathered = []
     monkeypatch.setattr(jax, 'process_count', lambda: 3)
-    monkeypatch.setattr(multihost, 'gather_rows', lambda rows, tree: gathered.append((list(rows), tree)))
+    monkeypatch.setattr(processes, 'gather_rows', lambda rows, tree: gathered.append((list(rows), tree)))
     for process in range(3):
         monkeypatch.setattr(jax, 'process_index', lambda process=process: process)
-        multihost.by_group(lambda groups, column: (groups, column), list('abcde'), list(range(10)))
+        processes.by_group(lambda groups, column: (groups, column), list('abcde'), list(range(10)))
     assert [row for rows, _ in gathered for row in rows] == list(range(10))
     assert [groups for _, (groups, _) in gathered] == [['a'], ['b', 'c'], ['d', 'e']]
     assert [column for _, (_, column) in gathered] == [rows for rows, _ in gathered]

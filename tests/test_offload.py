@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from grpo_jax import train
-from grpo_jax.distributed import programs
 from grpo_jax.errors import BadInput
+from grpo_jax.sharding import compiled
 from tests import tiny_run
 
 CHANGES = dict(preset='ppo', algorithm__kl_coef=0.1, supervised__steps=0, mesh__fsdp=2,
@@ -26,7 +26,7 @@ def test_a_run_that_offloads_and_is_resumed_equals_one_that_does_not(tmp_path, s
     waits = state.opt_state, state.ref_params, state.aux['critic']['opt_state']
     assert {x.sharding.memory_kind for x in jax.tree.leaves(waits)} == {'pinned_host'}
     assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {'device'}
-    assert programs.device_bytes(state) < 0.3 * programs.device_bytes(plain)  # 2 copies of the weights of 7
+    assert compiled.device_bytes(state) < 0.3 * compiled.device_bytes(plain)  # 2 copies of the weights of 7
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), jax.device_get(state),
                  jax.device_get(plain))
     rows, expected = (tiny_run.rows(tmp_path / name) for name in ('parts', 'plain'))

@@ -11,13 +11,14 @@ from jax.sharding import AxisType, PartitionSpec
 import pytest
 
 from configs import gsm8k
-from grpo_jax import algorithms, experiment, train
-from grpo_jax.collect import aux_of
-from grpo_jax.distributed import chips, flops, hlo, topology
+from grpo_jax import algorithms, train
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, transformer
 from grpo_jax.preflight import __main__ as preflight
-from grpo_jax.preflight import advice, compiler, plan, scale, verdict
+from grpo_jax.preflight import advice, compiler, flops, hlo, plan, scale, topology, verdict
+from grpo_jax.run import experiment
+from grpo_jax.run.collect import aux_of
+from grpo_jax.sharding import chips
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import checkpoint, reference, train
+from grpo_jax import train
 from grpo_jax.errors import BadInput
+from grpo_jax.run import checkpoint, reference
 from grpo_jax.types import TrainState
 from tests import tiny_run
 

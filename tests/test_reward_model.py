@@ -8,14 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import experiment, reward_model
-from grpo_jax.distributed import placement
+from grpo_jax import reward_model
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
-from grpo_jax.learner import scores
+from grpo_jax.learner.programs import make_reward_learner
+from grpo_jax.learner.reward_model import labelled, pairwise
 from grpo_jax.models import hf
 from grpo_jax.rewards import model as models
 from grpo_jax.rewards import process
+from grpo_jax.run import experiment
+from grpo_jax.sharding import batches
 from grpo_jax.types import Example
 from tests import small_model, tiny_run
 
@@ -53,9 +55,9 @@ def letters(folder, count=96):
 
 def test_losses_by_hand():
     mask = jnp.array([[True, False], [False, True]])
-    pair = scores.pairwise(jnp.array([[1.0, 9.0], [9.0, 0.5]]), None, mask)
+    pair = pairwise(jnp.array([[1.0, 9.0], [9.0, 0.5]]), None, mask)
     np.testing.assert_allclose(pair, [[0.474077], [0.474077]], rtol=1e-5)  # -log sigmoid(0.5)
-    found = scores.labelled(jnp.array([[0.0, 2.0, -1.0]]), jnp.array([[1.0, 0.0, 0.25]]), None)
+    found = labelled(jnp.array([[0.0, 2.0, -1.0]]), jnp.array([[1.0, 0.0, 0.25]]), None)
     # ln 2; log(1 + e^2); -(0.25 log sigmoid(-1) + 0.75 log sigmoid(1))
     np.testing.assert_allclose(found, [[0.693147, 2.126928, 0.563262]], rtol=1e-5)
 
@@ -65,10 +67,10 @@ def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
     made.data.options = letters(tmp_path)
     ex, objective = experiment.enter(made, str(tmp_path / 'run')), reward_model.OBJECTIVES['pairwise']
     found, shapes = reward_model.read(ex, objective, 'train'), ex.shapes(8, objective.completions)
-    experience = placement.put_rows(reward_model.as_experience(ex, found, np.arange(8), shapes), ex.mesh)
+    experience = batches.put_rows(reward_model.as_experience(ex, found, np.arange(8), shapes), ex.mesh)
     updated = []
     for microbatches, remat, offload in ((1, 'none', ()), (4, 'dots', ('optimizer',))):
-        learner = placement.make_reward_learner(
+        learner = make_reward_learner(
             ex.c, optimizers.make(made.supervised.optimizer, 1), ex.mesh, shapes, loss=objective.loss,
             microbatches=microbatches, remat=remat, offload=offload, dtype=ex.dtype)
         state = learner.initial(ex.params())

@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.algorithms import covariance, groups, kl, pieces, ratios, rows, validation
+from grpo_jax.algorithms import covariance, groups, kl, pieces, ratios, reductions, validation
 
 FILL = {'step_rewards': np.nan}  # what stands for a completion that is not there, where 0 would be a value
 
@@ -164,7 +164,7 @@ def metrics(algorithm, logprobs, entropy, experience):
 
     ratio, log_ratio, log_rho = data['ratio'](), data['log_ratio'], data['log_rho']
     by_mean = 'geometric' in pieces.name_of(algorithm.ratio)
-    most = 0.9999 * np.exp(ratios.MAX_MEAN_LOG_RATIO if by_mean else rows.MAX_LOG_RATIO)
+    most = 0.9999 * np.exp(ratios.MAX_MEAN_LOG_RATIO if by_mean else reductions.MAX_LOG_RATIO)
     gap, rho = jnp.abs(log_rho), ratios.token(log_rho)
     better, worse = mask & (experience.advantages > 0), mask & (experience.advantages < 0)
     clipped = _clipped(algorithm, logprobs, entropy, experience)
@@ -179,7 +179,7 @@ def metrics(algorithm, logprobs, entropy, experience):
         'logprob_change_better': mean(log_ratio, better),
         'logprob_change_worse': mean(log_ratio, worse),
         'sampler_gap_mean': mean(gap),
-        'sampler_gap_p99': rows.quantile(gap, mask, 0.99),
+        'sampler_gap_p99': reductions.quantile(gap, mask, 0.99),
         'sampler_gap_max': jnp.max(gap),
         'sampler_ess': jnp.square(mean(rho)) / jnp.maximum(mean(jnp.square(rho)), 1e-30),
         'correction_mean': mean(pieces.call(algorithm.correction, data)),

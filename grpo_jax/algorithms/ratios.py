@@ -6,14 +6,14 @@ element has no gradient. A ratio may also read mask bool[B, C] and advantages f3
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.algorithms import rows
+from grpo_jax.algorithms import reductions
 
 MAX_MEAN_LOG_RATIO = 10.0
 
 
 def token(log_ratio):
     """exp(log ratio) of each token: PPO, GRPO."""
-    return rows.exp(log_ratio)
+    return reductions.exp(log_ratio)
 
 
 def sequence_product(log_ratio, mask):
@@ -21,22 +21,22 @@ def sequence_product(log_ratio, mask):
 
     With sequence_mean weights the row counts once, however long it is.
     """
-    return jnp.broadcast_to(rows.exp(jnp.sum(log_ratio, -1, keepdims=True)), mask.shape)
+    return jnp.broadcast_to(reductions.exp(jnp.sum(log_ratio, -1, keepdims=True)), mask.shape)
 
 
 def sequence_geometric(log_ratio, mask):
     """exp of the row's mean log ratio, on each of its tokens: GSPO (arXiv 2507.18071, eq. 7)."""
-    return jnp.broadcast_to(rows.exp(rows.mean(log_ratio, mask), MAX_MEAN_LOG_RATIO), mask.shape)
+    return jnp.broadcast_to(reductions.exp(reductions.mean(log_ratio, mask), MAX_MEAN_LOG_RATIO), mask.shape)
 
 
 def sequence_geometric_token(log_ratio, mask):
     """The value of sequence_geometric, the gradient of each token's logprob: GSPO-token (arXiv 2507.18071, eq. 14)."""
-    mean = jax.lax.stop_gradient(rows.mean(log_ratio, mask))
+    mean = jax.lax.stop_gradient(reductions.mean(log_ratio, mask))
     own = jnp.where(jnp.abs(mean) < MAX_MEAN_LOG_RATIO, log_ratio - jax.lax.stop_gradient(log_ratio), 0.0)
-    return rows.exp(own + mean, MAX_MEAN_LOG_RATIO)
+    return reductions.exp(own + mean, MAX_MEAN_LOG_RATIO)
 
 
 def clipped_geometric(log_ratio, mask, advantages, *, log_clip):
     """exp of the row's mean of log ratios clipped on the side that the advantage pushes to: GMPO (arXiv 2507.20673)."""
     clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, log_clip), jnp.maximum(log_ratio, -log_clip))
-    return jnp.broadcast_to(rows.exp(rows.mean(clipped, mask), MAX_MEAN_LOG_RATIO), mask.shape)
+    return jnp.broadcast_to(reductions.exp(reductions.mean(clipped, mask), MAX_MEAN_LOG_RATIO), mask.shape)

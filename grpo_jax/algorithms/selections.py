@@ -6,7 +6,7 @@ f32[B, C], all of the policy at the start of the step.
 import jax.numpy as jnp
 
 from grpo_jax.algorithms import covariance as covariances
-from grpo_jax.algorithms import rows
+from grpo_jax.algorithms import reductions
 
 
 def all_tokens(mask):
@@ -19,7 +19,7 @@ def high_entropy(old_entropy, mask, *, entropy_share):
 
     The loss is still divided by all tokens, as in TRL, unless denominator is 'selected'.
     """
-    threshold = rows.quantile(old_entropy, mask, 1 - entropy_share)
+    threshold = reductions.quantile(old_entropy, mask, 1 - entropy_share)
     return ((old_entropy >= threshold) & mask).astype(jnp.float32)
 
 

@@ -6,7 +6,7 @@ f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B].
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.algorithms import rows
+from grpo_jax.algorithms import reductions
 
 
 def clip(ratio, advantages, *, clip_low, clip_high):
@@ -73,7 +73,7 @@ def vespo(log_ratio, advantages, logprobs, mask, *, vespo_powers, vespo_rates):
     vespo_powers and vespo_rates are k and lambda for positive and for negative advantages.
     """
     power, rate = (jnp.where(advantages > 0, *pair) for pair in (vespo_powers, vespo_rates))
-    total = jnp.clip(rows.total(log_ratio, mask), -rows.MAX_LOG_RATIO, rows.MAX_LOG_RATIO)
+    total = jnp.clip(reductions.total(log_ratio, mask), -reductions.MAX_LOG_RATIO, reductions.MAX_LOG_RATIO)
     weight = jnp.exp(power * total + rate * (1 - jnp.exp(total)))
     return -jax.lax.stop_gradient(weight) * advantages * logprobs
 

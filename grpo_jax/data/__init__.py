@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax.data.order import indices, shard, walk
-from grpo_jax.data.rows import sound
+from grpo_jax.data.records import sound
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
 

@@ -6,7 +6,7 @@ fail; 'setup', the source that they need; and 'names', the tests' names for obje
 import ast
 
 from grpo_jax.data import files
-from grpo_jax.data.rows import checked, short, text_field
+from grpo_jax.data.records import checked, short, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 

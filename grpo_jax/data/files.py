@@ -5,7 +5,7 @@ import os
 import re
 
 from grpo_jax.data import jsonl, tables
-from grpo_jax.data.rows import checked, prompt_text, text_field
+from grpo_jax.data.records import checked, prompt_text, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 

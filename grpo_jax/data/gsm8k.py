@@ -2,7 +2,7 @@
 import re
 
 from grpo_jax.data import files
-from grpo_jax.data.rows import checked, short, text_field
+from grpo_jax.data.records import checked, short, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 

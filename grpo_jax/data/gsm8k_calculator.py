@@ -4,7 +4,7 @@ import re
 import numpy as np
 
 from grpo_jax.data import gsm8k
-from grpo_jax.data.rows import parted
+from grpo_jax.data.records import parted
 from grpo_jax.types import Example
 
 ANNOTATION = re.compile(r'<<([^<>=]*[-+*/][^<>=]*)=([-+.\d]+)>>')

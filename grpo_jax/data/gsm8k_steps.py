@@ -2,7 +2,7 @@
 import numpy as np
 
 from grpo_jax.data import gsm8k, gsm8k_calculator
-from grpo_jax.data.rows import parted
+from grpo_jax.data.records import parted
 from grpo_jax.types import Example
 
 

@@ -4,7 +4,7 @@ import glob
 import os
 
 from grpo_jax.data import jsonl
-from grpo_jax.data.rows import checked, parted, short, text_field
+from grpo_jax.data.records import checked, parted, short, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 
 from grpo_jax.data import jsonl
-from grpo_jax.data.rows import checked, short, text_field
+from grpo_jax.data.records import checked, short, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 

@@ -1,7 +1,7 @@
 """Rows of Parquet and Arrow files, and of tensorflow-datasets folders, which are read without tensorflow."""
 import numpy as np
 
-from grpo_jax.data.rows import short
+from grpo_jax.data.records import short
 from grpo_jax.errors import BadInput
 
 

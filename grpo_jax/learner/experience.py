@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import algorithms
-from grpo_jax.distributed import multihost
+from grpo_jax.hosts import processes
 from grpo_jax.types import Experience
 
 
@@ -19,7 +19,7 @@ def make_experience(algorithm, aux, rollout, rewards, scores, put, *, dead, **kn
     kl_coef = float(aux['coefficients']['kl_coef'])
 
     def by_row(array):
-        return lambda: multihost.fetch(array).reshape(prompts, group, -1)
+        return lambda: processes.fetch(array).reshape(prompts, group, -1)
 
     def kl():
         difference = scores['old_logprobs'] - scores['ref_logprobs']
@@ -29,7 +29,7 @@ def make_experience(algorithm, aux, rollout, rewards, scores, put, *, dead, **kn
         first = float(aux['initial_entropy'])
         if not np.isnan(first):
             return first
-        entropy, mask = multihost.fetch((scores['old_entropy'], rollout.loss_mask))
+        entropy, mask = processes.fetch((scores['old_entropy'], rollout.loss_mask))
         return np.mean(entropy[mask])
 
     data = {name: by_row(array) for name, array in scores.items()}

@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 import transformers
 
 from grpo_jax import ROOT
-from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import processes
 from grpo_jax.models import heads, transformer
 
 FAMILIES = ('llama', 'qwen2', 'qwen3')
@@ -148,11 +148,11 @@ def load_params(folder, c, shardings):
         path = '/'.join(k.key for k in key)
         layered = path.startswith('layers/')
         shape = param.shape[1:] if layered else param.shape
-        held = multihost.held(sharding, param.shape)
+        held = processes.held(sharding, param.shape)
         of_layer = held[1:] if layered else held
         arrays = [_to_ours(path, _read(files[name], name), shape, name)[of_layer]
                   for name in (names[path][held[0]] if layered else names[path])]
-        return multihost.put_held(np.stack(arrays) if layered else arrays[0], held, sharding, param.shape)
+        return processes.put_held(np.stack(arrays) if layered else arrays[0], held, sharding, param.shape)
 
     return jax.tree_util.tree_map_with_path(leaf, table, shardings,
                                             is_leaf=lambda node: isinstance(node, transformer.Param))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models.quantize import product, rows
+from grpo_jax.types import Param, map_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +40,6 @@ class ModelConfig:
     out_bias: bool
     mlp_bias: bool
     tie_embeddings: bool
-
-
-class Param(NamedTuple):
-    """One row of the table: value at init is offset + scale * normal."""
-
-    shape: tuple
-    axes: tuple         # mesh axis, or None, of each dimension
-    scale: float
-    offset: float = 0.0
 
 
 def _same(x):
@@ -123,13 +115,6 @@ def param_table(c):
     if not c.tie_embeddings:
         table['lm_head'] = Param((d, c.vocab_size), ('fsdp', 'tensor'), fan_in)
     return table
-
-
-def map_table(function, table):
-    """The table's tree with function(path, param) at each leaf; path is like 'layers/wq'."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, param: function('/'.join(key.key for key in path), param), table,
-        is_leaf=lambda node: isinstance(node, Param))
 
 
 def init(key, c):

@@ -7,7 +7,7 @@ Exit status 0: it fits; 1: it does not, and what is printed names settings that 
 import os
 import sys
 
-# before jax is imported; see grpo_jax.distributed.topology
+# before jax is imported; see grpo_jax.preflight.topology
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
 
 import json
@@ -15,9 +15,10 @@ import subprocess
 
 from absl import flags
 
-from grpo_jax import json_file, program
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
 from grpo_jax.preflight import advice, compiler, plan, report, scale, verdict
+from grpo_jax.run import cli
 
 
 def run(config, topology, *, slices, cache, output, sizes, at_once):
@@ -87,7 +88,7 @@ def main():
 
 
 if __name__ == '__main__':
-    program.define_flags(workdir=False)
+    cli.define_flags(workdir=False)
     flags.DEFINE_string('topology', None, 'Slice to compile for, like v5e:4x4.', required=True)
     flags.DEFINE_integer('slices', 1, 'Slices of that topology.', lower_bound=1)
     flags.DEFINE_string('json', '', 'File for the figures; without one they are printed instead of the tables.')
@@ -95,4 +96,4 @@ if __name__ == '__main__':
     flags.DEFINE_string('scale', '', 'Numbers of chips to predict the step for, like 8,16,64,256,1024.')
     flags.DEFINE_integer('at_once', 0, 'Programs to compile at a time; 0: one a core, and one by one when that fails.')
     sys.argv = ['--json=-' if argument == '--json' else argument for argument in sys.argv]
-    program.run(main)
+    cli.run(main)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import evaluate
-from grpo_jax.distributed import topology as topologies
-from grpo_jax.distributed.mesh import AXES
 from grpo_jax.errors import BadInput
 from grpo_jax.preflight import plan as plans
+from grpo_jax.preflight import topology as topologies
 from grpo_jax.preflight import verdict as verdicts
+from grpo_jax.sharding.mesh import AXES
 
 SQUARES = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')

@@ -14,7 +14,7 @@ import jax
 import rich.console
 import rich.progress
 
-from grpo_jax.distributed import flops, hlo
+from grpo_jax.preflight import flops, hlo
 
 FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment that changes what the compiler does
 

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import ROOT, algorithms, collect, evaluate, experiment, rewards, supervised, train
-from grpo_jax.distributed import chips, placement, programs, sharding, topology
-from grpo_jax.distributed.mesh import AXES, BATCH_AXES, ROW_AXES
+from grpo_jax import ROOT, algorithms, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
-from grpo_jax.models import hf
+from grpo_jax.learner.programs import Learner
+from grpo_jax.models import hf, transformer
+from grpo_jax.preflight import topology
+from grpo_jax.run import collect, experiment
 from grpo_jax.sampler import stops
+from grpo_jax.sharding import batches, chips, compiled, specs
+from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES
 
 MODELS = os.path.join(ROOT, 'configs', 'models')
 
@@ -61,8 +64,8 @@ class Plan(NamedTuple):
     ex: Planned
     chip: chips.Chip
     algorithm: Any
-    shapes: placement.Shapes
-    learner: placement.Learner
+    shapes: batches.Shapes
+    learner: Learner
 
     @property
     def mesh(self):
@@ -77,7 +80,7 @@ class Plan(NamedTuple):
 
     def state_bytes(self):
         """Bytes of the TrainState on a device, and of the parameters among it."""
-        return programs.device_bytes(self.learner.state), programs.device_bytes(self.learner.state.params)
+        return compiled.device_bytes(self.learner.state), compiled.device_bytes(self.learner.state.params)
 
     def lent_bytes(self):
         """Bytes on a device of a reference that waits in the hosts' memory and is sampled from."""
@@ -118,7 +121,7 @@ def make(config, name, slices=1):
     chip = chips.of(mesh.devices.flat[0].device_kind)
     if chip is None:
         raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
-    sharding.params(c, mesh)  # raises where an axis does not divide
+    specs.params(transformer.param_table(c), mesh)  # raises where an axis does not divide
     with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
         ends = json.load(file).get('eos_token_id') or 0
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
@@ -179,16 +182,16 @@ def changed(config, overrides):
 def jobs_of(plan):
     """([Job], the slowest to compile first; bytes on a device of the sampler's weights, book and cache, by name)."""
     ex, algorithm, shapes, learner = plan.ex, plan.algorithm, plan.shapes, plan.learner
-    params = programs.abstract_params(ex.c, ex.mesh)
+    params = compiled.abstract_params(transformer.param_table(ex.c), ex.mesh)
     state, of_params = plan.state_bytes()
-    rollout = programs.device_bytes(placement.abstract_rollout(shapes, sharding.rows(ex.mesh)))
+    rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.rows(ex.mesh)))
     jobs = [Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
             Job('learner.initial', 'start', lambda: learner.initial.trace(params), 0)]
     if algorithm.scored(ex.config.learner.epochs * ex.config.learner.minibatches) or algorithm.needs_values:
         jobs.insert(1, Job('learner.score', 'score', lambda: learner.score.traced, state + rollout, arguments=False,
                            runs=1))
     if ex.config.supervised.steps:
-        _, cold = supervised.make_learner(ex)
+        _, cold = supervised.build_learner(ex)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
     reads = algorithm.source in collect.READ_FROM_DATA
     found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout',
@@ -209,8 +212,8 @@ def sampler_jobs(engine, phase, state, params):
     """
     wanted, (weights, book, waves) = engine.programs.traced(engine.visit_largest)
     plan = engine.plan
-    held = {'weights': programs.device_bytes(weights), 'book': programs.device_bytes(book)}
-    sizes = [programs.device_bytes((wave.cache.prompt, wave.cache.chunks)) for wave in waves]
+    held = {'weights': compiled.device_bytes(weights), 'book': compiled.device_bytes(book)}
+    sizes = [compiled.device_bytes((wave.cache.prompt, wave.cache.chunks)) for wave in waves]
     held['cache'] = max(sizes)
     times = plan.prompts // plan.wave_prompts()
     decoding, jobs = iter(zip(waves, sizes, strict=True)), []

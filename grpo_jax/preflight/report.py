@@ -3,9 +3,9 @@ import rich.box
 import rich.console
 import rich.table
 
-from grpo_jax.distributed import programs
-from grpo_jax.distributed.mesh import AXES
 from grpo_jax.preflight import verdict as verdicts
+from grpo_jax.sharding import compiled
+from grpo_jax.sharding.mesh import AXES
 
 GIB = 2 ** 30
 
@@ -17,7 +17,7 @@ def as_json(verdict, advice=None):
     found = {
         'topology': plan.topology, 'slices': plan.slices, 'chips': plan.mesh.size, 'mesh': mesh_of(plan),
         'memory': plan.chip.memory, 'fits': verdict.fits, 'peak': verdict.peak, 'free': verdict.free,
-        'state': plan.state_bytes()[0], 'waiting': programs.waiting_bytes(plan.learner.state), **verdict.held,
+        'state': plan.state_bytes()[0], 'waiting': compiled.waiting_bytes(plan.learner.state), **verdict.held,
         'step_seconds': verdict.seconds,
         'largest_prompts_per_step': prompts, 'largest_microbatch_rows_of_a_chip': rows,
         'phases': {phase: {'bytes': size, 'program': name} for phase, (size, name) in verdict.phases.items()},
@@ -107,7 +107,7 @@ def summary(verdict):
         first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB wanted, {memory:.2f} there'
     lines = [first, f'largest batch, by arithmetic and not compiled: data.prompts_per_step={prompts} with microbatches '
                     f'as large as now; {rows} rows of a microbatch a chip (now {plan.microbatch_rows()})']
-    waiting = programs.waiting_bytes(plan.learner.state)
+    waiting = compiled.waiting_bytes(plan.learner.state)
     if waiting:
         lines.append(f'{waiting / GIB:.2f} GiB of a chip\'s state wait in the hosts\' memory; the time to move them is '
                      'not counted')

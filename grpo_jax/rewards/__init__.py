@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import custom, gold, length
-from grpo_jax.rewards import pool as pools
 from grpo_jax.rewards.scoring import Scored, Scoring, known, score, score_rows, shaped
+from grpo_jax.workers import pool as pools
 
 __all__ = ['Part', 'Scored', 'Scorer', 'Scoring', 'known', 'make', 'score', 'score_rows', 'shaped']
 

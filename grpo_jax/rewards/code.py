@@ -1,5 +1,5 @@
 """Programs that pass tests: the share of an example's tests that the completion's program passes, in a sandbox."""
-from grpo_jax.rewards import sandbox
+from grpo_jax.workers import sandbox
 
 FENCES = ('```python', '```py', '```python3', '```Python')
 

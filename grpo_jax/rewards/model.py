@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax import data, json_file
-from grpo_jax.distributed import reward_scorer
+from grpo_jax import data
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
 from grpo_jax.models import heads, hf, transformer
 
 FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
@@ -64,7 +64,7 @@ def load(folder, dtype, device, park):
     park: the weights lie in the host's memory and are on the device while it scores.
     """
     folder = hf.find(folder)
-    c, tokenizer, place = hf.load_config(folder), hf.load_tokenizer(folder), reward_scorer.device(device)
+    c, tokenizer, place = hf.load_config(folder), hf.load_tokenizer(folder), device_at(device)
     params = hf.load_params(folder, c, transformer.map_table(lambda *_: place, heads.param_table(c)))
     params = jax.tree.map(lambda x: x.astype(dtype), params)
     texts = {'chat': bool(tokenizer.chat_template), 'system': '', 'template': '{prompt}', 'separator': '\n'}
@@ -72,7 +72,20 @@ def load(folder, dtype, device, park):
     if os.path.isfile(path):
         texts = json_file.read(path)
     return RewardModel(tokenizer, texts, jax.device_get(params) if park else params,
-                       reward_scorer.make_scorer(c, dtype), place, hf.context_length(folder))
+                       make_scorer(c, dtype), place, hf.context_length(folder))
+
+
+def device_at(index):
+    """The device of this process that has an index; BadInput when there are fewer."""
+    devices = jax.local_devices()
+    if not 0 <= index < len(devices):
+        raise BadInput('device of a reward model', index, f'{len(devices)} devices are here, counted from 0')
+    return devices[index]
+
+
+def make_scorer(c, dtype):
+    """(params, tokens i32[B, T], mask bool[B, T]) -> f32[B, T] on the arguments' device; compiled once a shape."""
+    return jax.jit(functools.partial(heads.scores, c=c, remat='none', dtype=dtype))
 
 
 def encode_prompts(model, examples):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax.rewards import pool
+from grpo_jax.workers import pool
 
 # what ends a part without a reward, and what it is counted as; anything else that a reward raises stops the run
 FAILURES = {pool.Expired: 'expired', TimeoutError: 'expired', pool.Died: 'died', RecursionError: 'died'}
@@ -150,8 +150,8 @@ def known(scorer, examples, scored, rollout, tokenizer):
 
 def step_rewards(steps_of, examples, scored, rollout, tokenizer):
     """f64[P, G, C]: the reward of each step at its last token, the completion's own at its end, NaN elsewhere."""
-    from grpo_jax.distributed import multihost  # not above: worker processes import this file, and need no JAX
-    tokens, mask = multihost.fetch((rollout.tokens, rollout.completion_mask))
+    from grpo_jax.hosts import processes
+    tokens, mask = processes.fetch((rollout.tokens, rollout.completion_mask))
     tokens, group = tokens[:, -mask.shape[1]:], len(mask) // len(examples)
     found = np.full(mask.shape, np.nan)
     owners = [examples[row // group] for row in range(len(mask))]

@@ -7,8 +7,8 @@ import pytest
 
 from grpo_jax import algorithms
 from grpo_jax.algorithms import pieces
-from grpo_jax.distributed import mesh as meshes
-from grpo_jax.distributed import sharding
+from grpo_jax.sharding import mesh as meshes
+from grpo_jax.sharding import specs
 
 POLICY_GRADIENT = dict(surrogate='policy_gradient', weights='token_mean')
 PROMPT_MEAN = dict(weights='prompt_mean', advantage='group_mean')
@@ -258,7 +258,7 @@ def test_rows_on_eight_devices_give_the_same(preset):
     method = fixture.algorithm(preset)
     mesh = meshes.make({'data': 4, 'fsdp': 2, 'tensor': 1})
     experience = fixture.worked(method)
-    cut = jax.device_put((experience, jnp.asarray(fixture.LOGPROBS, jnp.float32)), sharding.rows(mesh))
+    cut = jax.device_put((experience, jnp.asarray(fixture.LOGPROBS, jnp.float32)), specs.rows(mesh))
     alone, spread = fixture.loss_and_gradient(method, experience), fixture.loss_and_gradient(method, *cut)
     assert alone[0] == pytest.approx(spread[0], abs=1e-6)
     np.testing.assert_allclose(alone[1], spread[1], atol=1e-7)

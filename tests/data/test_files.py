@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from grpo_jax import prepare
-from grpo_jax.data import files, gsm8k, jsonl, rows
+from grpo_jax.data import files, gsm8k, jsonl, records
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -112,12 +112,12 @@ def test_field_of_a_field_and_the_users_last_words():
     row = {'a': {'b': {'c': 1.5}}, 'a.b': 'flat', 'chat': [
         {'role': 'user', 'content': 'first'}, {'role': 'assistant', 'content': 'no'}, {'role': 'user', 'content': 'x'},
         {'role': 'assistant', 'content': '<think>'}]}
-    assert rows.text_field(row, 'a.b.c', '') == '1.5'
-    assert rows.text_field(row, 'a.b', '') == 'flat'  # the field of that very name first
-    assert rows.prompt_text(row, 'chat', '') == 'x'
+    assert records.text_field(row, 'a.b.c', '') == '1.5'
+    assert records.text_field(row, 'a.b', '') == 'flat'  # the field of that very name first
+    assert records.prompt_text(row, 'chat', '') == 'x'
     for field in ('a.c', 'a.b.c.d', 'chat.role', 'chat'):
         with pytest.raises(BadInput, match=f'line 1 .*field {field!r} must be text'):
-            rows.text_field(row, field, 'line 1')
+            records.text_field(row, field, 'line 1')
 
 
 def test_malformed_rows_of_a_table_are_reported_by_their_number(tmp_path):
@@ -186,8 +186,8 @@ def prepared(tmp_path_factory):
 def test_gsm8k_from_tensorflow_datasets_is_that_from_the_file_and_needs_no_tensorflow(prepared):
     source = os.path.dirname(os.path.dirname(os.path.dirname(prepared[0])))
     for split in ('train', 'test'):
-        found, bad = rows.parted(gsm8k.examples(split, folder=prepared[0]))
-        assert found == rows.parted(gsm8k.examples(split, folder=source))[0]
+        found, bad = records.parted(gsm8k.examples(split, folder=prepared[0]))
+        assert found == records.parted(gsm8k.examples(split, folder=source))[0]
         assert [(e.id, e.answer) for e in found] == [(0, '2'), (2, '1234'), (3, '-3')]
         assert [str(error).split(' = ')[0] for error in bad] == [f'{prepared[0]}, {split} row 1']
     assert 'tensorflow' not in sys.modules
@@ -228,6 +228,6 @@ def test_real_data_sets_are_the_same_prepared(real, tmp_path, long):
         source = os.path.join(real, 'math', f'{name}_{{split}}.jsonl')
         folder = prepare.prepare(name, source, str(tmp_path))
         for split in ('train', 'test'):
-            both = [[(e.prompt, e.answer, e.id) for e in rows.parted(files.examples(
+            both = [[(e.prompt, e.answer, e.id) for e in records.parted(files.examples(
                 split, folder=place, prompt_field=fields[0], answer_field=fields[1]))[0]] for place in (source, folder)]
             assert both[0] == both[1] and len(both[0]) > 1000

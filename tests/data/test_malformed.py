@@ -14,7 +14,7 @@ import pytest
 
 from configs import arithmetic as demo
 from grpo_jax import data, train
-from grpo_jax.data import files, gsm8k, gsm8k_calculator, gsm8k_steps, jsonl, rollouts, rows
+from grpo_jax.data import files, gsm8k, gsm8k_calculator, gsm8k_steps, jsonl, records, rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from tests import tiny_run
@@ -132,7 +132,7 @@ def test_line_is_reported_with_file_and_line_and_reason_and_the_others_keep_thei
 @pytest.mark.parametrize('name', FILES)
 def test_file(name, tmp_path):
     content, lines, good = FILES[name]
-    sound, bad = rows.parted(found(tmp_path, content))
+    sound, bad = records.parted(found(tmp_path, content))
     assert len(sound) == good
     assert [int(re.search(r'train\.jsonl, line (\d+) = ', str(error))[1]) for error in bad] == lines
 
@@ -172,7 +172,7 @@ def test_data_sets_made_of_gsm8k_pass_its_malformed_rows_on(tmp_path, module, op
     (tmp_path / 'train.jsonl').write_text('\n'.join(lines))
     (tmp_path / 'test.jsonl').write_text('\n'.join(lines).replace('1+2', '2+1'))
     for split in ('train', 'test'):
-        sound, bad = rows.parted(module.examples(split, folder=str(tmp_path), **options))
+        sound, bad = records.parted(module.examples(split, folder=str(tmp_path), **options))
         assert sound and [re.search(r'(\w+)\.jsonl, line 2', str(error))[1] for error in bad] == [split]
 
 

@@ -13,10 +13,10 @@ import pytest
 from configs import arithmetic as demo
 from grpo_jax import data
 from grpo_jax.data import mixture
-from grpo_jax.distributed import mesh as meshes
-from grpo_jax.distributed import placement
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
+from grpo_jax.sharding import batches
+from grpo_jax.sharding import mesh as meshes
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(demo.__file__)))
 SEED, STEPS, PROMPTS = 3, 20, 8
@@ -127,7 +127,7 @@ def test_rows_lie_on_any_number_of_devices_in_the_same_order(dataset, devices):
     mesh = meshes.make({'data': devices, 'fsdp': 1, 'tensor': 1})
     for chosen in steps(dataset):
         examples, prompts = data.prompts(dataset, chosen, 16, 0)
-        placed = placement.put_rows(prompts, mesh)
+        placed = batches.put_rows(prompts, mesh)
         shards = sorted(placed.ids.addressable_shards, key=lambda shard: shard.index[0].start or 0)
         assert len(shards) == devices
         ids = np.concatenate([jax.device_get(shard.data) for shard in shards]).tolist()

@@ -8,28 +8,30 @@ import pytest
 from benchmarks.rollout import long_tailed
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.distributed import flops, placement, programs, sharding
-from grpo_jax.distributed import mesh as meshes
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import packing
+from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
+from grpo_jax.preflight import flops
+from grpo_jax.sharding import batches, compiled, specs
+from grpo_jax.sharding import mesh as meshes
 
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
-SHAPES = placement.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
+SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 
 
-def make_learner(c, preset, mesh, *, shapes=SHAPES, **options):
+def small_learner(c, preset, mesh, *, shapes=SHAPES, **options):
     options = dict(minibatches=1, microbatches=1, epochs=1, chunk=16, remat='none', dtype=jnp.float32) | options
     method = algorithms.make(default.get_config(preset).algorithm)
-    return placement.make_learner(c, method, MOMENTUM, meshes.make(mesh), shapes, temperature=1.0, **options)
+    return make_learner(c, method, MOMENTUM, meshes.make(mesh), shapes, temperature=1.0, **options)
 
 
 def learn(tiny, experience, preset, mesh, **options):
     """(parameters, gradient, metrics, scores) of an update."""
     c, params = tiny
-    learner, mesh = make_learner(c, preset, mesh, **options), meshes.make(mesh)
-    state = learner.initial(jax.device_put(params, sharding.params(c, mesh)))
-    experience = placement.put_rows(experience.replace(old_logprobs=None, ref_logprobs=None), mesh)
+    learner, mesh = small_learner(c, preset, mesh, **options), meshes.make(mesh)
+    state = learner.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
+    experience = batches.put_rows(experience.replace(old_logprobs=None, ref_logprobs=None), mesh)
     scores = learner.score(state, experience.rollout)
     state, metrics = learner.update(state, experience.replace(**scores))
     return jax.device_get((state.params, optax.tree_utils.tree_get(state.opt_state, 'trace'), metrics, scores))
@@ -63,11 +65,11 @@ def masks_of(prompts, lengths, queries, most):
 def test_options_that_a_compilation_cache_forbids_change_no_result(tiny, wide_experience, assert_close):
     """Tests run with such a cache, so this is where oneDNN's products are tested."""
     mesh, cache = meshes.make({}), jax.config.jax_compilation_cache_dir
-    assert cache and not programs.UNCACHED.items() & programs.options_on(mesh).items()
+    assert cache and not compiled.UNCACHED.items() & compiled.options_on(mesh).items()
     expected = learn(tiny, wide_experience, 'grpo', {}, pack_columns=64)
     try:
         jax.config.update('jax_compilation_cache_dir', None)
-        if not programs.UNCACHED.items() <= programs.options_on(mesh).items():
+        if not compiled.UNCACHED.items() <= compiled.options_on(mesh).items():
             pytest.skip('this jaxlib has no oneDNN')
         assert_close(learn(tiny, wide_experience, 'grpo', {}, pack_columns=64), expected, atol=1e-5)
     finally:
@@ -130,8 +132,8 @@ def test_shared_prompts_save_a_third_of_the_operations():
         vocab_size=512, width=256, layers=4, heads=4, kv_heads=4, head_dim=64, mlp=1024, norm_eps=1e-6,
         rope_theta=1e4, rope_scaling=(), qk_norm=True, qkv_bias=False, out_bias=False, mlp_bias=False,
         tie_embeddings=True)
-    shapes = placement.Shapes(prompts=2, group_size=8, queries=128, tokens=128)
-    padded, packed = (flops.count(make_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, ahead=False, **options)
+    shapes = batches.Shapes(prompts=2, group_size=8, queries=128, tokens=128)
+    padded, packed = (flops.count(small_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, ahead=False, **options)
                                   .update.traced.jaxpr, turns=(1,))
                       for options in ({}, dict(pack_columns=9 * 128, pack_rows=2)))
     assert not padded[1] and not packed[1]
@@ -146,4 +148,4 @@ def test_shared_prompts_save_a_third_of_the_operations():
 ])
 def test_sizes_that_cannot_work_are_refused(tiny, preset, options, message):
     with pytest.raises(BadInput, match=message):
-        make_learner(tiny[0], preset, {}, **options)
+        small_learner(tiny[0], preset, {}, **options)

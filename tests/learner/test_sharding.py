@@ -9,18 +9,20 @@ import pytest
 
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.distributed import mesh as meshes
-from grpo_jax.distributed import placement, sharding
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
 from grpo_jax.sampler import Sampling
+from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sharding import batches, specs
+from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import Prompts, TrainState
 
 ALL = [(data, fsdp, context, 8 // (data * fsdp * context)) for data in (1, 2, 4, 8) for fsdp in (1, 2, 4, 8)
        for context in (1, 2, 4, 8) if 8 % (data * fsdp * context) == 0]
 MESHES = [(2, 4, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
-SHAPES = placement.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
+SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
 
 
@@ -28,9 +30,9 @@ def make_mesh(shape):
     return meshes.make(dict(zip(meshes.AXES, shape, strict=True)))
 
 
-def make_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2):
+def small_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2):
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
-    return placement.make_learner(c, method, MOMENTUM, mesh, shapes, dtype=jnp.float32, epochs=1,
+    return make_learner(c, method, MOMENTUM, mesh, shapes, dtype=jnp.float32, epochs=1,
                                   minibatches=minibatches, microbatches=microbatches, temperature=1.0, chunk=16,
                                   remat='none')
 
@@ -39,10 +41,10 @@ def learn(model, experience, shape):
     """(state, metrics) after one update on a mesh of that shape."""
     c, params = model
     mesh = make_mesh(shape)
-    learner = make_learner(c, mesh)
-    state = learner.initial(jax.device_put(params, sharding.params(c, mesh)))
+    learner = small_learner(c, mesh)
+    state = learner.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
     on_policy = experience.replace(old_logprobs=None, ref_logprobs=None)
-    return learner.update(state, placement.put_rows(on_policy, mesh))
+    return learner.update(state, batches.put_rows(on_policy, mesh))
 
 
 def sample(model, shape):
@@ -54,10 +56,10 @@ def sample(model, shape):
     tokens = np.where(mask, rng.integers(2, 64, (8, 6)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
     sampling = Sampling(temperature=1.0, max_tokens=SHAPES.tokens, stop_tokens=(1, 2, 3, 4), pad_token=0)
-    sampler = placement.make_sampler(c, mesh, SHAPES, sampling, {}, dtype='float32', cache_dtype='float32',
+    sampler = make_sampler(c, mesh, SHAPES, sampling, {}, dtype='float32', cache_dtype='float32',
                                      weights_dtype='float32', budget=0)
-    params = jax.device_put(params, sharding.params(c, mesh))
-    return sampler(params, placement.put_rows(prompts, mesh), jax.random.key(0), 0)
+    params = jax.device_put(params, specs.params(transformer.param_table(c), mesh))
+    return sampler(params, batches.put_rows(prompts, mesh), jax.random.key(0), 0)
 
 
 @pytest.fixture(scope='module')
@@ -134,12 +136,12 @@ def test_adamw_moments_and_reference_lie_like_the_parameters(model):
     mesh, optimizer = make_mesh((2, 2, 1, 2)), optimizers.make(default.get_config().optimizer, 10)
     abstract = jax.eval_shape(lambda p: TrainState(jnp.int32(0), p, optimizer.init(p), p, {'bad_steps': jnp.int32(0)}),
                               params)
-    layout = sharding.state(abstract, optimizer, None, c, mesh)
-    expected = sharding.params(c, mesh)
+    layout = specs.state(abstract, optimizer, None, c, mesh)
+    expected = specs.params(transformer.param_table(c), mesh)
     for name in ('mu', 'nu'):
         assert optax.tree_utils.tree_get(layout.opt_state, name) == expected
     assert layout.params == expected and layout.ref_params == expected
-    assert layout.step == layout.aux['bad_steps'] == sharding.replicated(mesh)
+    assert layout.step == layout.aux['bad_steps'] == specs.replicated(mesh)
 
 
 def test_mesh_of_more_devices_than_there_are_is_refused():
@@ -159,21 +161,21 @@ def test_mesh_axis_below_one_is_refused():
 ])
 def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, sizes, message):
     with pytest.raises(BadInput, match=message):
-        sharding.params(tiny[0], make_mesh(sizes))
+        specs.params(tiny[0], make_mesh(sizes))
 
 
 def test_prompts_that_do_not_divide_over_the_mesh_are_refused(model):
     with pytest.raises(BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; the next one is 8'):
-        placement.make_sampler(model[0], make_mesh((2, 2, 1, 1)), SHAPES._replace(prompts=6), None, {})
+        make_sampler(model[0], make_mesh((2, 2, 1, 1)), SHAPES._replace(prompts=6), None, {})
 
 
 def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(model):
     with pytest.raises(BadInput, match=r'^rows of a microbatch = 4: must be a multiple of .* = 8; the next one is 8'):
-        make_learner(model[0], make_mesh((2, 4, 1, 1)), microbatches=4)
+        small_learner(model[0], make_mesh((2, 4, 1, 1)), microbatches=4)
 
 
 @pytest.mark.parametrize('minibatches, microbatches', [(3, 1), (16, 1), (1, 3), (8, 4)])
 def test_cuts_that_do_not_divide_the_batch_are_refused(model, minibatches, microbatches):
     # 16 minibatches would halve groups
     with pytest.raises(BadInput, match=r'^learner.minibatches x microbatches = .* does not cut 8 prompts of 2'):
-        make_learner(model[0], make_mesh((1, 1, 1, 1)), minibatches=minibatches, microbatches=microbatches)
+        small_learner(model[0], make_mesh((1, 1, 1, 1)), minibatches=minibatches, microbatches=microbatches)

@@ -8,8 +8,8 @@ import pytest
 from grpo_jax.data import code as problems
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import code
-from grpo_jax.rewards.pool import Expired
 from grpo_jax.types import Example
+from grpo_jax.workers.pool import Expired
 
 META = {'before': '', 'setup': '', 'names': {'f': 'f'},
         'tests': ['assert f(1) == 1', 'assert f(2) == 4', 'assert f(3) == 9', 'assert f(4) == 16']}

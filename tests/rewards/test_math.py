@@ -13,11 +13,11 @@ import pytest
 
 from grpo_jax.data import gsm8k
 from grpo_jax.data import math as problems
-from grpo_jax.data.rows import parted
+from grpo_jax.data.records import parted
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import math, math_text
-from grpo_jax.rewards import pool as pools
 from grpo_jax.types import Example
+from grpo_jax.workers import pool as pools
 
 
 def example(gold):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import pool as pools
+from grpo_jax.workers import pool as pools
 
 
 def spin(forever):

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import sandbox
-from grpo_jax.rewards.pool import Died, Expired
+from grpo_jax.workers import sandbox
+from grpo_jax.workers.pool import Died, Expired
 from tests.rewards.hostile import ATTACKS, CHEATS, ENDED, READS_JUDGE, STOPPED
 
 TESTS = ('assert f(2) == 4', 'assert f(3) == 9')

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from grpo_jax import sampler
-from grpo_jax.distributed import mesh as meshes
 from grpo_jax.sampler import draw_kernel
 from grpo_jax.sampler import sampling as distribution
+from grpo_jax.sharding import mesh as meshes
 
 PLAIN = sampler.Sampling(1.0, 8, (1,), 0)
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from grpo_jax import errors, sampler
-from grpo_jax.distributed import mesh as meshes
-from grpo_jax.distributed import placement, sharding
 from grpo_jax.models import transformer
 from grpo_jax.sampler import sampling as distribution
 from grpo_jax.sampler import stops
 from grpo_jax.sampler import wave as waves
+from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sharding import batches, specs
+from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import Prompts
 
 P, G, Q, C = 4, 4, 5, 24
@@ -43,9 +44,9 @@ ENGINES = dict(
 
 def build(c, sampling, mesh, segment, budget, tables=None, prompts=P, **options):
     options = dict(dtype='float32', cache_dtype='float32', weights_dtype='float32', block=4, ahead=False) | options
-    shapes = placement.Shapes(prompts, G, Q, C)
+    shapes = batches.Shapes(prompts, G, Q, C)
     axes = dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))
-    return placement.make_sampler(c, meshes.make(axes), shapes, sampling, tables or {}, budget=budget * COLUMN,
+    return make_sampler(c, meshes.make(axes), shapes, sampling, tables or {}, budget=budget * COLUMN,
                                   segment=segment, **options)
 
 
@@ -62,12 +63,12 @@ def sample(tiny):
 
     @functools.cache
     def on(mesh):
-        return jax.device_put(params, sharding.params(c, mesh))
+        return jax.device_put(params, specs.params(transformer.param_table(c), mesh))
 
     def call(made, prompts=None, *, method='__call__', seed=0, step=0, rollout=None, **options):
         made = engine(c, made) if isinstance(made, str) else made
         mesh = made.programs._mesh
-        rows = sharding.rows(mesh)
+        rows = specs.rows(mesh)
         prompts = jax.device_put(make_prompts() if prompts is None else prompts, rows)
         before = () if rollout is None else (jax.device_put(rollout, rows),)
         steps = () if method == 'replay' else (step,)

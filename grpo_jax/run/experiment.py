@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import data, json_file, reference, rewards, sampler
-from grpo_jax.distributed import mesh as meshes
-from grpo_jax.distributed import multihost, placement, programs, sharding
+from grpo_jax import data, rewards, sampler
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import hf, transformer
+from grpo_jax.run import reference
 from grpo_jax.sampler import stops
+from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sharding import batches, compiled, specs
+from grpo_jax.sharding import mesh as meshes
 
 # settings that may change between a run and its continuation
 FREE = ('steps', 'evaluation', 'checkpoint', 'log')
@@ -45,8 +49,8 @@ class Experiment(NamedTuple):
         return jax.random.key(self.config.seed)
 
     def shapes(self, prompts, group_size):
-        """The placement.Shapes of that many prompts and completions of each."""
-        return placement.Shapes(prompts, group_size, self.config.data.max_prompt_tokens, self.config.rollout.max_tokens)
+        """The batches.Shapes of that many prompts and completions of each."""
+        return batches.Shapes(prompts, group_size, self.config.data.max_prompt_tokens, self.config.rollout.max_tokens)
 
     def sampling(self, **changes):
         """The sampler.Sampling of config.rollout."""
@@ -63,17 +67,17 @@ class Experiment(NamedTuple):
         if which not in self.samplers:
             rollout = self.config.rollout
             shapes = self.shapes(self.config.data.prompts_per_step, group_size)
-            self.samplers[which] = placement.make_sampler(
+            self.samplers[which] = make_sampler(
                 self.c, self.mesh, shapes, self.sampling(**changes), self.automata(), dtype=self.dtype,
                 cache_dtype=rollout.cache_dtype or self.dtype, weights_dtype=rollout.weights_dtype or self.dtype,
                 budget=int(rollout.cache_gib * 2 ** 30), kernels=rollout.kernels, ahead=self.ahead)
         return self.samplers[which]
 
     def learner(self, algorithm, shapes, collected):
-        """The placement.Learner of the run; collected is what collect keeps in the state."""
+        """The Learner of the run; collected is what collect keeps in the state."""
         config = self.config
         updates = config.steps * config.learner.epochs * config.learner.minibatches
-        return placement.make_learner(
+        return make_learner(
             self.c, algorithm, optimizers.make(config.optimizer, updates), self.mesh, shapes, collected=collected,
             critic_optimizer=optimizers.make(config.critic, updates), value_clip=config.algorithm.value_clip,
             critic_warmup=config.algorithm.critic_warmup, **self.learning())
@@ -91,7 +95,7 @@ class Experiment(NamedTuple):
         return {name: wanted for name, wanted in strings.items() if wanted}
 
     def learning(self, **changes):
-        """The options of placement.make_learner, from config.learner."""
+        """The options of make_learner, from config.learner."""
         learner = self.config.learner
         return dict(epochs=learner.epochs, minibatches=learner.minibatches, microbatches=learner.microbatches,
                     pack_columns=learner.pack_columns, pack_rows=learner.pack_rows, chunk=learner.chunk,
@@ -104,7 +108,7 @@ class Experiment(NamedTuple):
 
     def params(self):
         """Float32 parameters on the mesh: drawn, or read from the model's folder."""
-        shardings = sharding.params(self.c, self.mesh)
+        shardings = specs.params(transformer.param_table(self.c), self.mesh)
         if self.config.model.random_init:
             return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.c)
         return hf.load_params(self.folder, self.c, shardings)
@@ -122,7 +126,7 @@ def enter(config, workdir, folder=None, functions=None):
     if len(tokenizer) > c.vocab_size:
         raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {c.vocab_size}')
     mesh = meshes.make(config.mesh)
-    sharding.params(c, mesh)  # raises where an axis does not divide
+    specs.params(transformer.param_table(c), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     scorer = rewards.make(config.reward, config.rollout.max_tokens, functions)
@@ -194,7 +198,7 @@ def claim(ex):
     Called when everything else has been checked, so that a refused config leaves no trace.
     """
     os.makedirs(ex.workdir, exist_ok=True)
-    if multihost.is_first():
+    if processes.is_first():
         hf.copy_files(ex.folder, os.path.join(ex.workdir, 'model'))
     json_file.write(os.path.join(ex.workdir, 'config.json'), ex.config.to_dict())
 
@@ -204,9 +208,9 @@ def agree(ex, step, built, examples):
 
     step: of the newest checkpoint, or None; built: the programs by name; examples: those that it learns from.
     """
-    values = {'step': step, 'data': programs.hashed(repr([(e.id, e.prompt, e.answer) for e in examples]))}
+    values = {'step': step, 'data': compiled.hashed(repr([(e.id, e.prompt, e.answer) for e in examples]))}
     values |= {f'program {name}': program.hash for name, program in built.items()}
-    multihost.agree('the start', values | dict(_flat(ex.config.to_dict(), 'config.')))
+    processes.agree('the start', values | dict(_flat(ex.config.to_dict(), 'config.')))
 
 
 def _flat(tree, prefix):

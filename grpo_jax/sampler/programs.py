@@ -14,14 +14,15 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from grpo_jax import sampler
-from grpo_jax.distributed import chips, multihost, programs, sharding
-from grpo_jax.distributed.mesh import ROW_AXES
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import processes
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models import decode_kernel, quantize, transformer
 from grpo_jax.sampler import engine
 from grpo_jax.sampler import wave as waves
+from grpo_jax.sampler.generate import row_keys
+from grpo_jax.sharding import batches, chips, compiled, specs
+from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import Prompts
 
 ROWS, CHUNKS, SAME = PartitionSpec(ROW_AXES), PartitionSpec(None, None, ROW_AXES), PartitionSpec()
@@ -33,6 +34,15 @@ WAVE = waves.Wave(
 SEGMENT = {'cpu': 32, 'gpu': 64, 'tpu': 64}
 BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 128}
 HALVINGS = {'cpu': 10, 'gpu': 3, 'tpu': 3}
+
+
+def make_sampler(c, mesh, shapes, sampling, tables, **options):
+    """sampler.engine.Engine, (params, Prompts, key, step) -> Rollout; options are those of make_engine.
+
+    BadInput when the mesh does not divide the prompts, or the cache's budget holds not even one group.
+    """
+    batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
+    return make_engine(c, mesh, shapes, sampling, tables, **options)
 
 
 def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, budget, kernels='auto',
@@ -64,9 +74,9 @@ class Programs:
     def __init__(self, c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, block, kernels):
         self.shards = int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
         self._c, self._mesh, self._shapes, self._sampling = c, mesh, shapes, sampling
-        everywhere = sharding.replicated(mesh)
-        self._tables = {name: programs.abstract(table.shape, table.dtype, everywhere)
-                        if isinstance(table, jax.ShapeDtypeStruct) else multihost.put(table, everywhere)
+        everywhere = specs.replicated(mesh)
+        self._tables = {name: compiled.abstract(table.shape, table.dtype, everywhere)
+                        if isinstance(table, jax.ShapeDtypeStruct) else processes.put(table, everywhere)
                         for name, table in tables.items()}
         self._dtype, self._weights_dtype = dtype, weights_dtype
         self._cut_heads = c.kv_heads % mesh.shape['tensor'] == 0
@@ -92,7 +102,7 @@ class Programs:
     @property
     def hash(self):
         """One hash of all programs."""
-        return programs.hashed(' '.join(f'{name} {p.hash}' for name, p in sorted(self._compiled.items())))
+        return compiled.hashed(' '.join(f'{name} {p.hash}' for name, p in sorted(self._compiled.items())))
 
     @property
     def names(self):
@@ -119,16 +129,16 @@ class Programs:
 
     def inputs(self):
         """Abstract (params, prompts, key) of a call."""
-        rows = sharding.rows(self._mesh)
+        rows = specs.rows(self._mesh)
         p, q = self._shapes.prompts, self._shapes.queries
-        prompts = Prompts(*(programs.abstract(shape, kind, rows)
+        prompts = Prompts(*(compiled.abstract(shape, kind, rows)
                             for shape, kind in (((p, q), jnp.int32), ((p, q), bool), ((p,), jnp.int32))))
-        key = programs.abstract((), jax.random.key(0).dtype, sharding.replicated(self._mesh))
-        return programs.abstract_params(self._c, self._mesh), prompts, key
+        key = compiled.abstract((), jax.random.key(0).dtype, specs.replicated(self._mesh))
+        return compiled.abstract_params(transformer.param_table(self._c), self._mesh), prompts, key
 
     def weights(self, params):
         """The policy as the sampler reads it: cast, or quantized, and not cut along fsdp."""
-        layout = sharding.sampler_params(self._c, self._mesh)
+        layout = specs.sampler_params(transformer.param_table(self._c), self._mesh)
 
         def whole(part, layout):
             part = jax.tree.map(lambda p: p.astype(self._dtype), part)
@@ -153,7 +163,7 @@ class Programs:
         size = (self._shapes.prompts * self._shapes.group_size, self._shapes.tokens)
 
         def new_book(prompts, key, step, limit, given=None):
-            keys = sampler.row_keys(key, step, prompts.ids, self._shapes.group_size)
+            keys = row_keys(key, step, prompts.ids, self._shapes.group_size)
             given = jnp.full(size, -1, jnp.int32) if given is None else given
             return waves.new_book(prompts, keys, given, limit, tuple(self._tables))
 
@@ -164,7 +174,7 @@ class Programs:
     def book_of(self, rollout, prompts, key, limit):
         """waves.book_of, with keys of ids and of the step in which each row began."""
         def book_of(rollout, prompts, key, limit, tables):
-            keys = sampler.row_keys(key, rollout.version[:, 0], prompts.ids, self._shapes.group_size)
+            keys = row_keys(key, rollout.version[:, 0], prompts.ids, self._shapes.group_size)
             return waves.book_of(rollout, prompts, keys, limit, tables, self._sampling)
         return self._call('book of a rollout', book_of, rollout, prompts, key, self._limit(limit), self._tables)
 
@@ -273,7 +283,7 @@ class Programs:
         """Compiles what `visit()` calls, on all cores, and prints the list."""
         wanted, _ = self.traced(visit)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            self._compiled = dict(zip(wanted, pool.map(programs.compile_traced, wanted.values()), strict=True))
+            self._compiled = dict(zip(wanted, pool.map(compiled.compile_traced, wanted.values()), strict=True))
         print(f'sampler: {len(wanted)} programs: {"; ".join(wanted)}', file=sys.stderr)
 
     def _per_shard(self, function, in_specs, out_specs):
@@ -294,10 +304,10 @@ class Programs:
 
         traced = jax.jit(laid_out, donate_argnums=donate).trace(*arguments)
         if self._wanted is None:
-            self._compiled[name] = programs.compile_traced(traced)
+            self._compiled[name] = compiled.compile_traced(traced)
             return self._compiled[name](*arguments)
         self._wanted[name] = traced
-        return jax.tree.map(lambda x, s: programs.abstract(x.shape, x.dtype, s), traced.out_info,
+        return jax.tree.map(lambda x, s: compiled.abstract(x.shape, x.dtype, s), traced.out_info,
                             layout or jax.tree.map(self._sharding, traced.out_info))
 
     def _sharding(self, array):

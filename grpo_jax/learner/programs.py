@@ -11,25 +11,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+import optax
 
 from grpo_jax import algorithms, learner
-from grpo_jax.distributed import multihost, partition, rollouts, sharding
-from grpo_jax.distributed.mesh import BATCH_AXES, ROW_AXES
-from grpo_jax.distributed.programs import Program, abstract, abstract_params, compile_, options_on
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import critic, packing, scores
-from grpo_jax.types import Experience, Rollout, TrainState
+from grpo_jax.hosts import processes
+from grpo_jax.learner import critic, packing, partition, reward_model
+from grpo_jax.models import heads, transformer
+from grpo_jax.sharding import batches, specs
+from grpo_jax.sharding.compiled import Program, abstract, abstract_params, compile_, options_on
+from grpo_jax.sharding.mesh import BATCH_AXES
+from grpo_jax.types import TrainState
 
 BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
-
-
-class Shapes(NamedTuple):
-    """The sizes that programs are compiled for."""
-
-    prompts: int      # P
-    group_size: int   # G
-    queries: int      # Q
-    tokens: int       # C
 
 
 class Learner(NamedTuple):
@@ -40,15 +34,6 @@ class Learner(NamedTuple):
                                  # of a reward model, f32[B, C] scores
     update: Program              # (TrainState, Experience) -> (TrainState, metrics); the old state is donated
     state: Any                   # abstract TrainState with shardings, to restore onto
-
-
-def make_sampler(c, mesh, shapes, sampling, tables, **options):
-    """sampler.engine.Engine, (params, Prompts, key, step) -> Rollout; options are those of rollouts.make_engine.
-
-    BadInput when the mesh does not divide the prompts, or the cache's budget holds not even one group.
-    """
-    _divides(mesh, 'data.prompts_per_step', shapes.prompts)
-    return rollouts.make_engine(c, mesh, shapes, sampling, tables, **options)
 
 
 def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, pack_columns=0, pack_rows=1,
@@ -66,11 +51,11 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
         raise BadInput('learner.minibatches x microbatches', (learning['minibatches'], learning['microbatches']),
                        f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
                        'of whole groups; choose divisors')
-    _divides(mesh, 'data.prompts_per_step', shapes.prompts)
-    _divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut, BATCH_AXES)
-    _divides_columns(mesh, shapes)
+    batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
+    batches.check_divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut, BATCH_AXES)
+    batches.check_columns(mesh, shapes)
     sizes = pack_columns and _packing(mesh, shapes, pack_columns, pack_rows, 'group_ids' in algorithm.reads)
-    rows, layout = sharding.rows(mesh), partition.layout(c, mesh)
+    rows, layout = specs.rows(mesh), partition.layout(c, mesh)
     scored = algorithm.scored(learning['epochs'] * learning['minibatches'])
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     if 'group_ids' in algorithm.reads and shapes.prompts % cut:
@@ -109,26 +94,26 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
         return learner.update(state, experience, c, algorithm, optimizer, dtype=dtype, group_size=shapes.group_size,
                               layout=layout, sizes=sizes, plan=plan, offload='optimizer' in offload, **learning)
 
-    shape = jax.eval_shape(initial, abstract_params(c, mesh))
-    lies = sharding.state(shape, optimizer, learning.get('critic_optimizer'), c, mesh, offload)
+    shape = jax.eval_shape(initial, abstract_params(transformer.param_table(c), mesh))
+    lies = state_shardings(shape, optimizer, learning.get('critic_optimizer'), c, mesh, offload)
     learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
     plan = functools.partial(_plan, sizes=sizes, mesh=mesh, minibatches=learning['minibatches']) if sizes else None
-    return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, columns, learned), mesh,
+    return _compiled(initial, score, update, shape, lies, batches.abstract_experience(shapes, rows, columns, learned), mesh,
                      ahead, score_plan=plan if scored else None, update_plan=plan)
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(), **learning):
     """Learner of a reward model, whose initial takes a policy, or a reward model that is to learn on.
 
-    learning holds the other arguments of scores.update; offload is that of make_learner. BadInput when microbatches and
+    learning holds the other arguments of reward_model.update; offload is that of make_learner. BadInput when microbatches and
     mesh do not divide the batch.
     """
     if shapes.prompts % learning['microbatches']:
         raise BadInput('learner.microbatches', learning['microbatches'], f'does not cut {shapes.prompts} examples '
                        'into equal parts; choose a divisor')
-    _divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning['microbatches'])
-    _divides_columns(mesh, shapes)
-    rows, replicated, layout = sharding.rows(mesh), sharding.replicated(mesh), partition.layout(c, mesh)
+    batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning['microbatches'])
+    batches.check_columns(mesh, shapes)
+    rows, replicated, layout = specs.rows(mesh), specs.replicated(mesh), partition.layout(c, mesh)
     waits = 'optimizer' in offload
 
     def initial(params):
@@ -136,16 +121,43 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(),
         return TrainState(jnp.int32(0), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
 
     def score(state, rollout):
-        return scores.of_completions(state.params, rollout, c, remat='none', dtype=dtype, layout=layout)
+        return reward_model.of_completions(state.params, rollout, c, remat='none', dtype=dtype, layout=layout)
 
     def update(state, experience):
-        return scores.update(state, experience, c, optimizer, group_size=shapes.group_size, remat=remat, dtype=dtype,
+        return reward_model.update(state, experience, c, optimizer, group_size=shapes.group_size, remat=remat, dtype=dtype,
                              layout=layout, offload=waits, **learning)
 
-    shape, of_params = jax.eval_shape(initial, abstract_params(c, mesh)), sharding.scalar_params(c, mesh)
+    shape, of_params = jax.eval_shape(initial, abstract_params(transformer.param_table(c), mesh)), specs.params(heads.param_table(c), mesh)
     lies = jax.tree.map(lambda _: replicated, shape).replace(
-        params=of_params, opt_state=sharding.moments(optimizer, shape.opt_state, of_params, mesh, waits))
-    return _compiled(initial, score, update, shape, lies, abstract_experience(shapes, rows, 1, ('returns',)), mesh)
+        params=of_params, opt_state=moments(optimizer, shape.opt_state, of_params, mesh, waits))
+    return _compiled(initial, score, update, shape, lies, batches.abstract_experience(shapes, rows, 1, ('returns',)), mesh)
+
+
+def state_shardings(abstract, optimizer, critic_optimizer, c, mesh, offload=()):
+    """Shardings of an abstract TrainState: moments, reference and critic lie like the parameters.
+
+    What offload names, of 'optimizer' (and the critic's) and 'reference', lies in the hosts' memory.
+    """
+    of_params, everywhere, waits = specs.params(transformer.param_table(c), mesh), specs.replicated(mesh), 'optimizer' in offload
+    aux = jax.tree.map(lambda _: everywhere, abstract.aux)
+    if 'critic' in aux:
+        of_critic, of_moments = specs.params(heads.param_table(c), mesh), abstract.aux['critic']['opt_state']
+        aux['critic'] = {'params': of_critic,
+                         'opt_state': moments(critic_optimizer, of_moments, of_critic, mesh, waits)}
+    reference = specs.in_host(of_params) if 'reference' in offload else of_params
+    return abstract.replace(
+        step=everywhere, params=of_params, aux=aux, ref_params=None if abstract.ref_params is None else reference,
+        opt_state=moments(optimizer, abstract.opt_state, of_params, mesh, waits))
+
+
+def moments(optimizer, opt_state, of_params, mesh, waits=False):
+    """Shardings of an optimizer's abstract state: what it keeps of each parameter lies like the parameter.
+
+    If it waits, all of it does so in the hosts' memory.
+    """
+    found = optax.tree_utils.tree_map_params(optimizer, lambda _, sharding: sharding, opt_state, of_params,
+                                             transform_non_params=lambda _: specs.replicated(mesh))
+    return specs.in_host(found) if waits else found
 
 
 def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True, score_plan=None, update_plan=None):
@@ -157,10 +169,10 @@ def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True,
     options = dict(ahead=ahead, compiler_options=options_on(mesh))
     return Learner(
         initial=jax.jit(initial, out_shardings=lies),
-        score=compile_(score, state, experience.rollout, extra=score_plan, out_shardings=sharding.rows(mesh),
+        score=compile_(score, state, experience.rollout, extra=score_plan, out_shardings=specs.rows(mesh),
                        **options),
         update=compile_(update, state, experience, extra=update_plan, donate_argnums=0,
-                        out_shardings=(lies, sharding.replicated(mesh)), **options),
+                        out_shardings=(lies, specs.replicated(mesh)), **options),
         state=state)
 
 
@@ -168,7 +180,7 @@ def _packing(mesh, shapes, columns, rows, whole_groups):
     """packing.Packing of these sizes; BadInput where they cannot work."""
     parts = mesh.shape['context']
     block = math.gcd(columns // parts, BLOCK[mesh.devices.flat[0].platform])
-    found = packing.Packing(rows * _devices(mesh, BATCH_AXES), columns, block, shapes.group_size, shapes.queries,
+    found = packing.Packing(rows * batches.devices_along(mesh, BATCH_AXES), columns, block, shapes.group_size, shapes.queries,
                             shapes.tokens, whole_groups)
     packing.check(found)
     if columns % (8 * parts):
@@ -181,52 +193,10 @@ def _plan(_, batch, *, sizes, mesh, minibatches):
     """packing.Plan on the mesh of a Rollout or an Experience; abstract of an abstract one."""
     rollout = getattr(batch, 'rollout', batch)
     lies = packing.Plan(NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context')),
-                        sharding.replicated(mesh))
+                        specs.replicated(mesh))
     if isinstance(rollout.prompt_mask, jax.ShapeDtypeStruct):
         most = sizes.microbatches(rollout.prompt_mask.shape[0] // sizes.group_size // minibatches)
         return packing.Plan(abstract((minibatches, most, sizes.rows, sizes.columns), jnp.int32, lies.cells),
                             abstract((minibatches,), jnp.int32, lies.count))
-    found = packing.plan(*multihost.fetch((rollout.prompt_mask, rollout.completion_mask)), sizes, minibatches)
-    return jax.tree.map(multihost.put, found, lies)
-
-
-def put_rows(tree, mesh):
-    """Host arrays with a leading row axis, laid out on the mesh; every process has all rows."""
-    return multihost.put(tree, sharding.rows(mesh))
-
-
-def abstract_rollout(shapes, rows):
-    """ShapeDtypeStructs of a Rollout of these shapes."""
-    b, q, c = shapes.prompts * shapes.group_size, shapes.queries, shapes.tokens
-    return Rollout(tokens=abstract((b, q + c), jnp.int32, rows), prompt_mask=abstract((b, q), bool, rows),
-                   completion_mask=abstract((b, c), bool, rows), logprobs=abstract((b, c), jnp.float32, rows),
-                   truncated=abstract((b,), bool, rows), version=abstract((b, c), jnp.int32, rows),
-                   forced=abstract((b, c), bool, rows))
-
-
-def abstract_experience(shapes, rows, columns, known):
-    """ShapeDtypeStructs of an Experience with `columns` columns of advantages and the optional fields known."""
-    rollout = abstract_rollout(shapes, rows)
-    floats = rollout.logprobs
-    return Experience(
-        rollout=rollout, advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
-        rewards=abstract(floats.shape[:1], jnp.float32, rows), group_ids=abstract(floats.shape[:1], jnp.int32, rows),
-        **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | dict.fromkeys(known, floats))
-
-
-def _divides(mesh, name, count, axes=ROW_AXES):
-    devices = _devices(mesh, axes)
-    if count % devices:
-        raise BadInput(name, count, f'must be a multiple of {" x ".join(f"mesh.{axis}" for axis in axes)} = {devices}; '
-                       f'the next one is {count + -count % devices}')
-
-
-def _divides_columns(mesh, shapes):
-    columns, parts = shapes.queries + shapes.tokens, mesh.shape['context']
-    if columns % parts:
-        raise BadInput('data.max_prompt_tokens + rollout.max_tokens', columns, f'must be a multiple of mesh.context = '
-                       f'{parts}; the next one is {columns + -columns % parts}')
-
-
-def _devices(mesh, axes):
-    return math.prod(mesh.shape[axis] for axis in axes)
+    found = packing.plan(*processes.fetch((rollout.prompt_mask, rollout.completion_mask)), sizes, minibatches)
+    return jax.tree.map(processes.put, found, lies)

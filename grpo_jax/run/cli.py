@@ -7,8 +7,8 @@ from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from grpo_jax import ROOT
-from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput, Stopped
+from grpo_jax.hosts import processes
 
 STOPPED = 42  # exit status of a run that SIGTERM ended, with a checkpoint
 
@@ -34,7 +34,7 @@ def run(main):
 
     def guarded(_):
         try:
-            with multihost.session(*(flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process'))):
+            with processes.session(*(flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process'))):
                 main()
         except BadInput as error:
             print(f'error: {error}', file=sys.stderr)

@@ -2,8 +2,8 @@
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import checkpoint
 from grpo_jax.errors import BadInput
+from grpo_jax.run import checkpoint
 
 SCHEDULES = ('frozen', 'hard', 'polyak')
 

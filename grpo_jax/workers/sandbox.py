@@ -17,7 +17,7 @@ import tempfile
 from typing import NamedTuple
 
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards.pool import STARTING, Died, Expired
+from grpo_jax.workers.pool import STARTING, Died, Expired
 
 GRACE = 10.0  # seconds after its deadline in which a job must have ended itself
 SCRIPT = os.path.join(os.path.dirname(__file__), 'jail.py')

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from grpo_jax.distributed import sharding
-from grpo_jax.distributed.mesh import AXES, BATCH_AXES
 from grpo_jax.models import attention, transformer
+from grpo_jax.sharding import specs
+from grpo_jax.sharding.mesh import AXES, BATCH_AXES
 
 TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
@@ -19,7 +19,7 @@ def layout(c, mesh):
     """transformer.Layout of a model on the mesh."""
     if mesh.size == 1:
         return transformer.ALONE
-    whole = sharding.sampler_params(c, mesh)['layers']
+    whole = specs.sampler_params(transformer.param_table(c), mesh)['layers']
 
     def weights(of_layer):
         return {name: jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*whole[name].spec[1:])))

@@ -4,12 +4,12 @@ import os
 
 import numpy as np
 
-from grpo_jax.distributed import multihost
+from grpo_jax.hosts import processes
 
 
 def write(path, value):
     """Writes value to path, whole or not at all; the first process does."""
-    if not multihost.is_first():
+    if not processes.is_first():
         return
     temporary = f'{path}.writing'
     with open(temporary, 'w', encoding='utf8') as file:

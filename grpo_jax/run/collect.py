@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import algorithms, data, metrics, rewards, supervised
-from grpo_jax.distributed import multihost, placement
+from grpo_jax import algorithms, data, rewards
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import processes
+from grpo_jax.run import demonstrations, metrics
+from grpo_jax.sharding import batches
 from grpo_jax.types import Example, Rollout
 
 # sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
@@ -57,7 +59,7 @@ class Collector:
         _check(section, ex.scorer)
         fields = READ_FROM_DATA.get(section['source'])
         self._imitates = fields is not None
-        self._dataset, self._completions = (supervised.demonstrations(ex, fields) if fields
+        self._dataset, self._completions = (demonstrations.find(ex, fields) if fields
                                             else (ex.load('train'), None))
         self.sample = None if self._imitates else ex.sampler(shapes.group_size)
 
@@ -104,7 +106,7 @@ class Collector:
                   'wasted_tokens': tokens - useful}
         rollout, scored = jax.tree.map(lambda *rows: np.concatenate(rows),
                                        *((group.rollout, group.scored) for group in batch))
-        return Draw([group.example for group in batch], placement.put_rows(rollout, self._ex.mesh), lambda: scored,
+        return Draw([group.example for group in batch], batches.put_rows(rollout, self._ex.mesh), lambda: scored,
                     counts), state.replace(aux=aux)
 
     def _draw(self, state, aux, index, progress):
@@ -115,8 +117,8 @@ class Collector:
         aux['position'] = jnp.int32(position)
         examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, ex.pad_token)
         if self._imitates:
-            rollout = supervised.as_rollout(ex, self._dataset, self._completions, chosen, shapes)
-            draw = Draw(examples, placement.put_rows(rollout, ex.mesh), lambda: self._score(examples, rollout), {})
+            rollout = demonstrations.as_rollout(ex, self._dataset, self._completions, chosen, shapes)
+            draw = Draw(examples, batches.put_rows(rollout, ex.mesh), lambda: self._score(examples, rollout), {})
         else:
             scoring = rewards.Scoring(ex.scorer, examples, shapes.group_size, ex.tokenizer)
             params = state.params
@@ -124,9 +126,9 @@ class Collector:
                 params = jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, params))
             # a prompt may come twice in a step; its noise must not
             key = jax.random.fold_in(ex.key, index) if index else ex.key
-            rollout = self.sample(params, placement.put_rows(prompts, ex.mesh), key, int(state.step),
+            rollout = self.sample(params, batches.put_rows(prompts, ex.mesh), key, int(state.step),
                                   finished=scoring.add, progress=progress)
-            results = functools.cache(lambda: multihost.gather_rows(scoring.rows, scoring.results()))
+            results = functools.cache(lambda: processes.gather_rows(scoring.rows, scoring.results()))
             draw = Draw(examples, rollout, results, {})
         if self._section['retire_above']:
             correct = draw.results().parts[ex.scorer.verifier].reshape(shapes.prompts, -1) >= 1
@@ -145,7 +147,7 @@ class Collector:
     def _score(self, examples, rollout):
         texts, truncated, lengths = metrics.completions_of(self._ex.tokenizer, rollout)
         score = functools.partial(rewards.score_rows, self._ex.scorer)
-        scored = multihost.by_group(score, examples, texts, truncated, lengths)
+        scored = processes.by_group(score, examples, texts, truncated, lengths)
         if self._section['source'] == 'pairs':
             scored = scored._replace(rewards=np.tile([1.0, 0.0], len(examples)))  # the data says which is better
         return scored
@@ -186,7 +188,7 @@ def aux_of(section, shapes, count):
         found |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
     if _keeps(section):
         numbers = jax.ShapeDtypeStruct((shapes.prompts,), jnp.int32)
-        found['kept'] = {'rollout': placement.abstract_rollout(shapes, None), 'index': numbers, 'since': numbers,
+        found['kept'] = {'rollout': batches.abstract_rollout(shapes, None), 'index': numbers, 'since': numbers,
                          'filled': numbers}
     return found
 
@@ -213,7 +215,7 @@ def _check(section, scorer):
 
 def _groups(draw, step):
     """The draw's Groups."""
-    whole = multihost.fetch(draw.rollout), draw.results()
+    whole = processes.fetch(draw.rollout), draw.results()
     size = len(whole[1].rewards) // len(draw.examples)
     found = []
     for i, example in enumerate(draw.examples):

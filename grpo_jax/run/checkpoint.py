@@ -4,8 +4,8 @@ import os
 import jax
 import orbax.checkpoint as ocp
 
-from grpo_jax.distributed import multihost
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import processes
 
 
 def manager(workdir, *, keep):
@@ -13,7 +13,7 @@ def manager(workdir, *, keep):
 
     All processes open it together, and its other methods too.
     """
-    multihost.exchange(f'the checkpoints of {workdir}', '')  # what comes first in there waits no longer than 30 s
+    processes.exchange(f'the checkpoints of {workdir}', '')  # what comes first in there waits no longer than 30 s
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True,
                                            cleanup_tmp_directories=True)
     return ocp.CheckpointManager(os.path.abspath(os.path.join(workdir, 'checkpoints')), options=options,

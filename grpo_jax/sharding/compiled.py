@@ -7,9 +7,9 @@ import os
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import json_file
-from grpo_jax.distributed import sharding
-from grpo_jax.models import transformer
+from grpo_jax.hosts import json_file
+from grpo_jax.sharding import specs
+from grpo_jax.types import Param
 
 # of a learner's programs on CPUs, jaxlib 0.10.2: YNN's sums over a row took a quarter of an update, and oneDNN's
 # products of a thousand tokens are up to 1.4 x as fast as Eigen's; but a compilation cache cannot hold oneDNN's
@@ -88,12 +88,12 @@ def compile_traced(traced):
 
 def device_bytes(tree):
     """Bytes in the memory of one device of arrays, or abstract ones, with shardings."""
-    return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != sharding.HOST)
+    return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != specs.HOST)
 
 
 def waiting_bytes(tree):
     """Bytes of one device that lie in its host's memory."""
-    return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind == sharding.HOST)
+    return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind == specs.HOST)
 
 
 def _bytes(arrays):
@@ -115,8 +115,7 @@ def abstract(shape, dtype, sharding_):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_)
 
 
-def abstract_params(c, mesh):
-    """ShapeDtypeStruct of each parameter with its training sharding."""
+def abstract_params(table, mesh):
+    """ShapeDtypeStruct of each parameter of a table with its training sharding."""
     return jax.tree.map(lambda param, s: abstract(param.shape, jnp.float32, s),
-                        transformer.param_table(c), sharding.params(c, mesh),
-                        is_leaf=lambda node: isinstance(node, transformer.Param))
+                        table, specs.params(table, mesh), is_leaf=lambda node: isinstance(node, Param))

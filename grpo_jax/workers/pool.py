@@ -89,7 +89,7 @@ class _Worker:
     def __init__(self, deadline, memory):
         self._pipe, theirs = connection.Pipe()
         environment = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path), 'OPENBLAS_NUM_THREADS': '1'}
-        command = 'import sys; from grpo_jax.rewards import pool; pool.serve(*map(float, sys.argv[1:]))'
+        command = 'import sys; from grpo_jax.workers import pool; pool.serve(*map(float, sys.argv[1:]))'
         self._process = subprocess.Popen(
             [sys.executable, '-c', command, str(theirs.fileno()), str(deadline), str(memory)],
             env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)

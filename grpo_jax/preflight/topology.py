@@ -15,9 +15,9 @@ import jax
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType
 
-from grpo_jax.distributed import mesh as meshes
-from grpo_jax.distributed.mesh import AXES
 from grpo_jax.errors import BadInput
+from grpo_jax.sharding import mesh as meshes
+from grpo_jax.sharding.mesh import AXES
 
 # a chip of v4 has two cores; as one device, which is what meshes take, they are a megacore
 OPTIONS = {'v4': {'chip_config_name': 'megacore'}}

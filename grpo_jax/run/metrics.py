@@ -8,12 +8,13 @@ import numpy as np
 import rich.progress
 from tensorboardX import SummaryWriter
 
-from grpo_jax.distributed import chips, multihost
+from grpo_jax.hosts import processes
+from grpo_jax.sharding import chips
 
 
 def writer(*arguments, **options):
     """Writer of the first process; what the others call in its place writes nothing."""
-    return Writer(*arguments, **options) if multihost.is_first() else Silence()
+    return Writer(*arguments, **options) if processes.is_first() else Silence()
 
 
 class Silence:
@@ -85,7 +86,7 @@ class Writer:
 
 def completions_of(tokenizer, rollout):
     """(texts, truncated bool[B], lengths i64[B]) of a rollout, on the host; special tokens are not shown."""
-    tokens, mask, truncated = multihost.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
+    tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1]:]
     texts = tokenizer.batch_decode([row[kept] for row, kept in zip(tokens, mask, strict=True)],
                                    skip_special_tokens=True)
@@ -125,7 +126,7 @@ def speed_of_sampler(engine):
 def rollout_rows(examples, scored, experience):
     """One dict a completion, with its prompt, gold answer, rewards by part and advantage, for a dump."""
     group = len(scored.texts) // len(examples)
-    advantages = multihost.fetch(experience.advantages)
+    advantages = processes.fetch(experience.advantages)
     owners = [examples[i // group] for i in range(len(scored.texts))]
     return [{'id': owners[i].id, 'prompt': owners[i].prompt, 'answer': owners[i].answer,
              'completion': text, 'reward': round_trip(scored.rewards[i]),

@@ -1,1 +1,0 @@
-"""Meshes, shardings and the placement of the loop's programs on devices."""

@@ -1,0 +1,1 @@
+"""What touches a shared disk or another process."""

@@ -1,0 +1,1 @@
+"""What the loop of a run stands on."""

@@ -1,0 +1,57 @@
+"""Demonstrations: completions that come with the data, in the form of a rollout."""
+import logging
+
+import numpy as np
+
+from grpo_jax import data
+from grpo_jax.errors import BadInput
+from grpo_jax.types import Rollout
+
+
+def find(ex, fields=('demonstration',)):
+    """(Dataset, completions) of the examples whose meta has all fields and whose completions fit.
+
+    completions[i] has for each field the token ids with the stop token.
+    """
+    stop = ex.tokenizer.eos_token_id
+
+    def encode(example):
+        return [ex.tokenizer.encode(example.meta[field], add_special_tokens=False) + [stop] for field in fields]
+
+    return read(ex, 'train', fields, encode)
+
+
+def read(ex, split, fields, encode):
+    """(Dataset, encode(example) of each) of the split's examples whose meta has all fields and whose completions fit.
+
+    encode(example) lists an example's completions, each a list of tokens that must not pass rollout.max_tokens.
+    """
+    dataset, most = ex.load(split), ex.config.rollout.max_tokens
+    have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
+    if not have:
+        raise BadInput('data.name', ex.config.data.name, f'has no example with {" and ".join(fields)}; use another, '
+                       'or supervised.steps=0 and algorithm.source=\'policy\'')
+    completions = {i: encode(dataset.examples[i]) for i in have}
+    kept = [i for i in have if max(map(len, completions[i])) <= most]
+    if not kept:
+        raise BadInput('rollout.max_tokens', most, 'is shorter than every demonstration')
+    for count, reason in [(len(dataset.examples) - len(have), f'lack {" or ".join(fields)}'),
+                          (len(have) - len(kept), f'are longer than rollout.max_tokens={most}')]:
+        if count:
+            logging.warning('%d of %d examples %s and are left out', count, len(dataset.examples), reason)
+    return data.pick(dataset, kept), [completions[i] for i in kept]
+
+
+def as_rollout(ex, dataset, completions, chosen, shapes):
+    """The chosen examples' completions in the form that the learner eats, group_size of each."""
+    _, prompts = data.prompts(dataset, chosen, shapes.queries, ex.pad_token)
+    ids = [row for index in chosen for row in completions[index]]
+    tokens = np.full((len(ids), shapes.tokens), ex.pad_token, np.int32)
+    mask = np.zeros(tokens.shape, bool)
+    for row, kept in enumerate(ids):
+        tokens[row, :len(kept)] = kept
+        mask[row, :len(kept)] = True
+    before, prompt_mask = (np.repeat(x, shapes.group_size, 0) for x in (prompts.tokens, prompts.mask))
+    return Rollout(tokens=np.concatenate([before, tokens], 1), prompt_mask=prompt_mask, completion_mask=mask,
+                   logprobs=np.zeros(tokens.shape, np.float32), truncated=np.zeros(len(tokens), bool),
+                   version=np.zeros(tokens.shape, np.int32), forced=np.zeros(tokens.shape, bool))

@@ -1,0 +1,1 @@
+"""The mesh, how values lie on it, and compiled programs."""

@@ -1,0 +1,1 @@
+"""Killable processes, which know nothing of rewards."""
