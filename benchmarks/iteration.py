@@ -69,7 +69,7 @@ def ours(case):
         found = np.asarray(rollout.tokens[:, queries:])
         rewards = np.array(reward([row[:n].tolist() for row, n in zip(found, lengths, strict=True)]))
         rewards = rewards.reshape(prompts, group)
-        experience, _ = make_experience(method, state.aux, rollout, rewards, learner.score(state, rollout),
+        experience, _ = make_experience(method, state.aux, rollout, rewards, learner.logprobs(state, rollout),
                                         jnp.asarray, dead=algorithms.dead_groups(rewards))
         state, _ = jax.block_until_ready(learner.update(state, experience))
 

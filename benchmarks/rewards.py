@@ -23,7 +23,8 @@ from grpo_jax.data import gsm8k, math
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.rewards import gold
-from grpo_jax.run import collect, experiment
+from grpo_jax.run import collect
+from grpo_jax.run.experiment import open_experiment
 
 REPEATS = 3
 
@@ -53,9 +54,9 @@ def throughput():
         texts.append(f'So the answer is \\boxed{{{wrong if row % 2 else right}}}.')
     seconds = []
     for _ in range(REPEATS):
-        scorer = rewards.make(section, 64)
+        reward_functions = rewards.make(section, 64)
         began = time.monotonic()
-        found = rewards.score_rows(scorer, examples, texts, [False] * len(texts), [0] * len(texts))
+        found = rewards.compute_rewards(reward_functions, examples, texts, [False] * len(texts), [0] * len(texts))
         seconds.append(time.monotonic() - began)
     expected = np.arange(len(texts)) % 2 == 0
     print(f'1,000 completions by math, {section.workers} workers: {statistics.median(seconds):.1f} s, median of '
@@ -73,8 +74,8 @@ def overlap():
                       'ts': (start - began) * 1e6, 'dur': (time.monotonic() - start) * 1e6})
 
     with tempfile.TemporaryDirectory() as folder:
-        ex = experiment.enter(config, folder)
-        part = ex.scorer.parts['math']
+        experiment = open_experiment(config, folder)
+        part = experiment.reward_functions.parts['math']
 
         def timed(text, example):
             start = time.monotonic()
@@ -82,13 +83,13 @@ def overlap():
             span('reward', start)
             return value
 
-        ex = ex._replace(scorer=ex.scorer._replace(parts={'math': part._replace(function=timed)}))
-        shapes = ex.shapes(config.data.prompts_per_step, config.rollout.group_size)
-        collector = collect.Collector(ex, config.algorithm, shapes)
+        experiment = experiment._replace(reward_functions=experiment.reward_functions._replace(parts={'math': part._replace(function=timed)}))
+        shapes = experiment.shapes(config.data.prompts_per_step, config.rollout.group_size)
+        collector = collect.Collector(experiment, config.algorithm, shapes)
         learner = make_learner(
-            ex.c, algorithms.make(config.algorithm), optimizers.make(config.optimizer, 1), ex.mesh, shapes,
-            collected=collector.aux(), **ex.learning())
-        state = learner.initial(ex.params())
+            experiment.model_config, algorithms.make(config.algorithm), optimizers.make(config.optimizer, 1), experiment.mesh, shapes,
+            collected=collector.aux(), **experiment.learning())
+        state = learner.initial(experiment.params())
         collector(state, lambda *_: None)[0].results()  # compiles
         spans.clear()
         start = time.monotonic()
@@ -101,7 +102,7 @@ def overlap():
     judged = [event for event in spans if event['name'] == 'reward']
     within = sum(event['ts'] + event['dur'] <= sampled['ts'] + sampled['dur'] for event in judged)
     print(f'a rollout of {len(judged)} completions: {within} judged while others decoded; '
-          f'{sum(event["dur"] for event in judged) / 1e6:.2f} s of rewards on {ex.scorer.threads} threads, of which '
+          f'{sum(event["dur"] for event in judged) / 1e6:.2f} s of rewards on {experiment.reward_functions.threads} threads, of which '
           f'the step waited for {waited:.2f} s after {sampled["dur"] / 1e6:.2f} s of sampling')
     return spans
 

@@ -21,7 +21,8 @@ from grpo_jax import data, rewards, statistics
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.models import transformer
-from grpo_jax.run import checkpoint, cli, experiment, metrics
+from grpo_jax.run import checkpoint, cli, metrics
+from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.sharding import batches, compiled
 
 NOISE = 0x5EED     # folded into the run's key: evaluation must not reuse training's noise
@@ -34,7 +35,7 @@ TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a
 class Evaluator(NamedTuple):
     """The compiled programs and the prompts of an evaluation."""
 
-    ex: experiment.Experiment
+    experiment: Experiment
     split: str
     dataset: data.Dataset
     greedy: Callable    # (params, Prompts, key, step) -> Rollout, one completion a prompt
@@ -45,24 +46,24 @@ class Evaluator(NamedTuple):
 class Verdicts(NamedTuple):
     """What came of n completions of each of N prompts."""
 
-    scored: rewards.Scored           # of N * n rows
+    rewarded: rewards.Rewards           # of N * n rows
     answers: np.ndarray              # str or None [N, n]: what the verifier read
     correct: dict[str, np.ndarray]   # bool[N, n] by the prefix of its figures: '' and, where there is one, 'strict/'
 
 
-def make(ex, samples, split='test'):
+def make(experiment, samples, split='test'):
     """Evaluator of an experiment over evaluation.prompts of a split, spread evenly."""
-    for name, value in [('evaluation.samples', samples), ('evaluation.prompts', ex.config.evaluation.prompts)]:
+    for name, value in [('evaluation.samples', samples), ('evaluation.prompts', experiment.config.evaluation.prompts)]:
         if value < 1:
             raise BadInput(name, value, 'must be at least 1')
-    dataset = ex.load(split)
-    dataset = data.pick(dataset, data.spread(len(dataset.examples), ex.config.evaluation.prompts))
-    return Evaluator(ex, split, dataset, *samplers(ex, samples), samples)
+    dataset = experiment.load(split)
+    dataset = data.pick(dataset, data.spread(len(dataset.examples), experiment.config.evaluation.prompts))
+    return Evaluator(experiment, split, dataset, *samplers(experiment, samples), samples)
 
 
-def samplers(ex, samples):
+def samplers(experiment, samples):
     """(greedy sampler of one completion a prompt, sampler of `samples` of them) of an experiment."""
-    return ex.sampler(1, temperature=0.0), ex.sampler(samples)
+    return experiment.sampler(1, temperature=0.0), experiment.sampler(samples)
 
 
 def evaluate(evaluator, params):
@@ -73,38 +74,38 @@ def evaluate(evaluator, params):
 
 def completed(evaluator, params):
     """The Verdicts of the greedy completions, one a prompt, and of the sampled ones."""
-    ex, dataset = evaluator.ex, evaluator.dataset
-    size, key = ex.config.data.prompts_per_step, jax.random.fold_in(ex.key, NOISE)
+    experiment, dataset = evaluator.experiment, evaluator.dataset
+    size, key = experiment.config.data.prompts_per_step, jax.random.fold_in(experiment.key, NOISE)
     both = [(evaluator.greedy, 1, ([], [], [])), (evaluator.sampled, evaluator.samples, ([], [], []))]
     for start in range(0, len(dataset.examples), size):
         real = min(size, len(dataset.examples) - start)
         chosen = [start + i if i < real else start for i in range(size)]
-        _, prompts = data.prompts(dataset, chosen, ex.config.data.max_prompt_tokens, ex.pad_token)
-        prompts = batches.put_rows(prompts, ex.mesh)
+        _, prompts = data.prompts(dataset, chosen, experiment.config.data.max_prompt_tokens, experiment.pad_token)
+        prompts = batches.put_rows(prompts, experiment.mesh)
         for sample, count, columns in both:
-            completions = metrics.completions_of(ex.tokenizer, sample(params, prompts, key, 0))
+            completions = metrics.completions_of(experiment.tokenizer, sample(params, prompts, key, 0))
             for column, values in zip(columns, completions, strict=True):
                 column += list(values[:real * count])
-    return tuple(judge(ex.scorer, dataset.examples, *columns) for _, _, columns in both)
+    return tuple(judge(experiment.reward_functions, dataset.examples, *columns) for _, _, columns in both)
 
 
-def judge(scorer, examples, texts, truncated, lengths):
+def judge(reward_functions, examples, texts, truncated, lengths):
     """Verdicts of N * n completions; what the verifier cannot score, or fails at, counts as wrong."""
-    scored = _scored(scorer, examples, texts, truncated, lengths)
+    rewarded = _scored(reward_functions, examples, texts, truncated, lengths)
     shape, correct = (len(examples), -1), {}
     answers = np.full(len(texts), None)
-    if scorer.verifier:
-        answers[:] = [scorer.extract(text) for text in texts]
-        correct[''] = scored.parts[scorer.verifier].reshape(shape) >= 1
-    if scorer.strict:
-        alone = scorer._replace(parts={'strict': rewards.Part(scorer.strict, 1.0)}, verifier='strict')
+    if reward_functions.verifier:
+        answers[:] = [reward_functions.extract(text) for text in texts]
+        correct[''] = rewarded.parts[reward_functions.verifier].reshape(shape) >= 1
+    if reward_functions.strict:
+        alone = reward_functions._replace(parts={'strict': rewards.Part(reward_functions.strict, 1.0)}, verifier='strict')
         strict = _scored(alone, examples, texts, truncated, lengths)
         correct['strict/'] = strict.parts['strict'].reshape(shape) >= 1
-    return Verdicts(scored, answers.reshape(shape), correct)
+    return Verdicts(rewarded, answers.reshape(shape), correct)
 
 
-def _scored(scorer, *columns):
-    return processes.by_group(functools.partial(rewards.score_rows, scorer), *columns)
+def _scored(reward_functions, *columns):
+    return processes.by_group(functools.partial(rewards.compute_rewards, reward_functions), *columns)
 
 
 def figures(greedy, sampled):
@@ -122,9 +123,9 @@ def figures(greedy, sampled):
         for k in sorted({2 ** i for i in range(n.bit_length())} | {n}):
             found[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
         found[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers, correct)
-    for prefix, (scored, answers, correct) in [('', sampled), ('greedy/', greedy)]:
-        rows = {'reward': scored.rewards, 'length': scored.lengths, 'truncated': scored.truncated,
-                'failed': np.any(list(scored.failures.values()), 0)}
+    for prefix, (rewarded, answers, correct) in [('', sampled), ('greedy/', greedy)]:
+        rows = {'reward': rewarded.rewards, 'length': rewarded.lengths, 'truncated': rewarded.truncated,
+                'failed': np.any(list(rewarded.failures.values()), 0)}
         if correct:
             rows['unparsed'] = np.equal(answers, None)
         found |= {prefix + name: statistics.average(np.reshape(values, answers.shape)) for name, values in rows.items()}
@@ -155,33 +156,33 @@ def by_subject(found, examples, seed):
 
 def report(evaluator, params, model):
     """(the content of evaluation.json, the rows of completions.jsonl) of the policy; model says which one it is."""
-    ex, dataset, config = evaluator.ex, evaluator.dataset, evaluator.ex.config
+    experiment, dataset, config = evaluator.experiment, evaluator.dataset, evaluator.experiment.config
     greedy, sampled = completed(evaluator, params)
     found = figures(greedy, sampled)
     content = {
         'model': model, 'data': config.data.to_dict(), 'split': evaluator.split, 'prompts': len(dataset.examples),
-        'first_prompt': ex.tokenizer.decode(dataset.tokens[0]), 'seed': config.seed, 'samples': evaluator.samples,
-        'sampling': ex.sampling()._asdict() | {name: config.rollout[name] for name in (
+        'first_prompt': experiment.tokenizer.decode(dataset.tokens[0]), 'seed': config.seed, 'samples': evaluator.samples,
+        'sampling': experiment.sampling()._asdict() | {name: config.rollout[name] for name in (
             'stop_strings', 'cache_dtype', 'weights_dtype')} | {'dtype': config.model.dtype},
-        'reward': config.reward.to_dict(), 'verifier': ex.scorer.verifier, 'ties': TIES,
+        'reward': config.reward.to_dict(), 'verifier': experiment.reward_functions.verifier, 'ties': TIES,
         'intervals': {'level': LEVEL, 'resamples': RESAMPLES, 'over': 'prompts'},
         'figures': summary(found, config.seed), 'tables': by_subject(found, dataset.examples, config.seed),
     }
-    return content, _rows(ex.tokenizer, dataset, {'greedy': greedy, 'sampled': sampled})
+    return content, _rows(experiment.tokenizer, dataset, {'greedy': greedy, 'sampled': sampled})
 
 
 def _rows(tokenizer, dataset, verdicts):
     """One dict a completion, with its prompt as the model saw it and what was made of it."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
         prompt = tokenizer.decode(tokens)
-        for decoding, (scored, answers, correct) in verdicts.items():
+        for decoding, (rewarded, answers, correct) in verdicts.items():
             for sample, answer in enumerate(answers[index]):
                 row = index * answers.shape[1] + sample
                 yield {'id': example.id, 'prompt': prompt, 'answer': example.answer, 'decoding': decoding,
-                       'sample': sample, 'completion': scored.texts[row], 'length': int(scored.lengths[row]),
-                       'truncated': bool(scored.truncated[row]), 'reward': metrics.round_trip(scored.rewards[row]),
-                       'parts': {name: metrics.round_trip(x[row]) for name, x in scored.parts.items()},
-                       'failed': [name for name, failed in scored.failures.items() if failed[row]], 'extracted': answer,
+                       'sample': sample, 'completion': rewarded.texts[row], 'length': int(rewarded.lengths[row]),
+                       'truncated': bool(rewarded.truncated[row]), 'reward': metrics.round_trip(rewarded.rewards[row]),
+                       'parts': {name: metrics.round_trip(x[row]) for name, x in rewarded.parts.items()},
+                       'failed': [name for name, failed in rewarded.failures.items() if failed[row]], 'extracted': answer,
                        **{f'{prefix}correct': bool(hits[index, sample]) for prefix, hits in correct.items()}}
 
 
@@ -242,21 +243,21 @@ def reopen(workdir):
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
     config = ConfigDict(json_file.read(path))
-    return experiment.enter(config, workdir, folder=os.path.join(workdir, 'model'))
+    return open_experiment(config, workdir, folder=os.path.join(workdir, 'model'))
 
 
-def load_policy(ex):
+def load_policy(experiment):
     """The policy's parameters in the workdir's newest checkpoint, on the mesh."""
-    params = compiled.abstract_params(transformer.param_table(ex.c), ex.mesh)
-    with checkpoint.manager(ex.workdir, keep=None) as checkpoints:
+    params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
+    with checkpoint.manager(experiment.workdir, keep=None) as checkpoints:
         return checkpoint.restore_params(checkpoints, params)
 
 
 def of_run(workdir, samples, split):
     """report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
-    ex = reopen(workdir)
-    evaluator = make(ex, samples or ex.config.evaluation.samples, split)
-    params = load_policy(ex)
+    experiment = reopen(workdir)
+    evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
+    params = load_policy(experiment)
     with checkpoint.manager(workdir, keep=None) as checkpoints:
         return report(evaluator, params, {'workdir': workdir, 'step': checkpoints.latest_step()})
 
@@ -265,9 +266,9 @@ def of_folder(config, out, samples, split):
     """report of the weights in config.model.path as they are, judged as in training by this config; see of_run."""
     if config.model.random_init:
         raise BadInput('model.random_init', True, 'would evaluate random weights; set it to False')
-    ex = experiment.enter(config, out)
-    evaluator = make(ex, samples or config.evaluation.samples, split)
-    return report(evaluator, ex.params(), {'path': config.model.path})
+    experiment = open_experiment(config, out)
+    evaluator = make(experiment, samples or config.evaluation.samples, split)
+    return report(evaluator, experiment.params(), {'path': config.model.path})
 
 
 def run(config, workdir, out, samples, split):

@@ -18,13 +18,13 @@ def export(workdir, out, dtype):
     """Writes the newest checkpoint's policy to the new folder `out`, in dtype 'float32' or 'bfloat16'."""
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
-    ex = evaluate.reopen(workdir)
-    params = processes.fetch(evaluate.load_policy(ex))
+    experiment = evaluate.reopen(workdir)
+    params = processes.fetch(evaluate.load_policy(experiment))
     if not processes.is_first():
         return
     # a folder appears under its name only when it is whole
     temporary = f'{os.path.normpath(out)}.writing'
-    hf.save(temporary, os.path.join(workdir, 'model'), params, ex.c, DTYPES[dtype])
+    hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
     os.replace(temporary, out)
 
 

@@ -20,7 +20,8 @@ from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.models import heads, hf
 from grpo_jax.rewards import model as models
 from grpo_jax.rewards import process
-from grpo_jax.run import cli, demonstrations, experiment
+from grpo_jax.run import cli, demonstrations
+from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sharding import batches, specs
 from grpo_jax.types import Experience
 
@@ -56,44 +57,44 @@ def run(config, workdir):
         raise BadInput('reward_model.after_error', section.after_error, 'choose masked or wrong')
     if not config.supervised.steps:
         raise BadInput('supervised.steps', 0, 'nothing to do; set the number of updates')
-    ex, objective = experiment.enter(config, workdir), OBJECTIVES[section.objective]
-    train, test = read(ex, objective, 'train'), read(ex, objective, 'test')
-    shapes = ex.shapes(config.supervised.batch, objective.completions)
+    experiment, objective = open_experiment(config, workdir), OBJECTIVES[section.objective]
+    train, test = read(experiment, objective, 'train'), read(experiment, objective, 'test')
+    shapes = experiment.shapes(config.supervised.batch, objective.completions)
     learner = make_reward_learner(
-        ex.c, optimizers.make(config.supervised.optimizer, config.supervised.steps), ex.mesh, shapes,
+        experiment.model_config, optimizers.make(config.supervised.optimizer, config.supervised.steps), experiment.mesh, shapes,
         loss=objective.loss, microbatches=config.learner.microbatches, remat=config.learner.remat,
-        offload=tuple(config.learner.offload), dtype=ex.dtype)
+        offload=tuple(config.learner.offload), dtype=experiment.dtype)
 
     def experience(step):
         chosen = data.indices(config.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)
-        return as_experience(ex, train, chosen, shapes)
+        return as_experience(experiment, train, chosen, shapes)
 
-    state = supervised.loop(ex, learner, experience, 'reward model', train.dataset.examples, beginning)
-    results = judge(*(score(ex, learner, state, found, shapes) for found in (train, test)), section.objective)
+    state = supervised.loop(experiment, learner, experience, 'reward model', train.dataset.examples, beginning)
+    results = judge(*(score(experiment, learner, state, found, shapes) for found in (train, test)), section.objective)
     json_file.write(os.path.join(workdir, 'evaluation.json'), results)
     params = processes.fetch(state.params)
     if processes.is_first():
         table(results)
-        save(ex, params)
+        save(experiment, params)
     return state
 
 
-def beginning(ex):
+def beginning(experiment):
     """Parameters to start from: a policy's, or a reward model's, which has a head already."""
-    if ex.config.model.random_init or not hf.has_head(ex.folder):
-        return ex.params()
-    return hf.load_params(ex.folder, ex.c, specs.params(heads.param_table(ex.c), ex.mesh))
+    if experiment.config.model.random_init or not hf.has_head(experiment.folder):
+        return experiment.params()
+    return hf.load_params(experiment.folder, experiment.model_config, specs.params(heads.param_table(experiment.model_config), experiment.mesh))
 
 
-def read(ex, objective, split):
+def read(experiment, objective, split):
     """Labelled examples of a split."""
     marks = {}
 
     def encode(example):
-        completions, marks[example.id] = objective.encode(example, ex.tokenizer, ex.config.reward_model)
+        completions, marks[example.id] = objective.encode(example, experiment.tokenizer, experiment.config.reward_model)
         return completions
 
-    dataset, completions = demonstrations.read(ex, split, objective.fields, encode)
+    dataset, completions = demonstrations.read(experiment, split, objective.fields, encode)
     return Labelled(dataset, completions, [marks[example.id] for example in dataset.examples])
 
 
@@ -135,9 +136,9 @@ OBJECTIVES = {
 }
 
 
-def as_experience(ex, found, chosen, shapes):
+def as_experience(experiment, found, chosen, shapes):
     """The chosen examples as the learner eats them: their labels in returns, loss_mask where there is one."""
-    rollout = demonstrations.as_rollout(ex, found.dataset, found.completions, chosen, shapes)
+    rollout = demonstrations.as_rollout(experiment, found.dataset, found.completions, chosen, shapes)
     labels = np.zeros(rollout.completion_mask.shape, np.float32)
     known = np.zeros(labels.shape, bool)
     for row, marks in enumerate(marks for index in chosen for marks in found.marks[index]):
@@ -149,15 +150,15 @@ def as_experience(ex, found, chosen, shapes):
     return Experience(rollout, zeros, zeros[:, 0], None, None, groups, returns=labels)
 
 
-def score(ex, learner, state, found, shapes):
+def score(experiment, learner, state, found, shapes):
     """(scores f64[n], labels f64[n]) of each of up to evaluation.prompts examples, spread evenly over the split."""
-    examples = data.spread(len(found.marks), ex.config.evaluation.prompts)
+    examples = data.spread(len(found.marks), experiment.config.evaluation.prompts)
     said = []
     for start in range(0, len(examples), shapes.prompts):
         block = examples[start:start + shapes.prompts]
         padded = np.pad(block, (0, shapes.prompts - len(block)), mode='edge')
-        rollout = demonstrations.as_rollout(ex, found.dataset, found.completions, padded, shapes)
-        rows = processes.fetch(learner.score(state, batches.put_rows(rollout, ex.mesh))).astype(np.float64)
+        rollout = demonstrations.as_rollout(experiment, found.dataset, found.completions, padded, shapes)
+        rows = processes.fetch(learner.logprobs(state, batches.put_rows(rollout, experiment.mesh))).astype(np.float64)
         for index, block_rows in zip(block, rows.reshape(shapes.prompts, shapes.group_size, -1), strict=False):
             values = [(row[place], label) for row, marks in zip(block_rows, found.marks[index], strict=True)
                       for place, label in marks]
@@ -241,17 +242,17 @@ def table(results):
     rich.console.Console().print(shown)
 
 
-def save(ex, params):
+def save(experiment, params):
     """Writes workdir/reward_model: a sequence classification, and how its texts are written."""
-    folder = os.path.join(ex.workdir, 'reward_model')
+    folder = os.path.join(experiment.workdir, 'reward_model')
     if os.path.exists(folder):  # of this very run, which had come to its end
         return
     temporary = f'{folder}.writing'
-    hf.save(temporary, ex.folder, params, ex.c, np.float32, pad_token_id=ex.pad_token)
-    section = ex.config.data
+    hf.save(temporary, experiment.folder, params, experiment.model_config, np.float32, pad_token_id=experiment.pad_token)
+    section = experiment.config.data
     json_file.write(os.path.join(temporary, models.FILE), {
         'chat': section.chat, 'system': section.system, 'template': section.template,
-        'separator': ex.config.reward_model.separator})
+        'separator': experiment.config.reward_model.separator})
     os.replace(temporary, folder)
 
 

@@ -11,7 +11,8 @@ from grpo_jax.errors import BadInput, Stopped
 from grpo_jax.hosts import processes
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.programs import make_learner
-from grpo_jax.run import checkpoint, cli, demonstrations, experiment, metrics, watch
+from grpo_jax.run import checkpoint, cli, demonstrations, metrics, watch
+from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment
 from grpo_jax.sharding import batches
 from grpo_jax.types import Experience
 
@@ -20,11 +21,11 @@ SFT = Algorithm(advantage=advantages.group_mean, ratio=ratios.token, surrogate=s
                 weights=weights.token_mean)
 
 
-def cold_start(ex):
+def cold_start(experiment):
     """The initial policy of an experiment: its model's weights, or those that supervised.steps lead to."""
-    if not ex.config.supervised.steps:
-        return ex.params()
-    return run(ex.config, os.path.join(ex.workdir, 'cold_start')).params
+    if not experiment.config.supervised.steps:
+        return experiment.params()
+    return run(experiment.config, os.path.join(experiment.workdir, 'cold_start')).params
 
 
 def run(config, workdir):
@@ -35,46 +36,46 @@ def run(config, workdir):
     """
     if not config.supervised.steps:
         raise BadInput('supervised.steps', 0, 'nothing to do; set the number of updates')
-    ex = experiment.enter(config, workdir)
-    shapes, learner = build_learner(ex)
-    dataset, completions = demonstrations.find(ex)
+    experiment = open_experiment(config, workdir)
+    shapes, learner = build_learner(experiment)
+    dataset, completions = demonstrations.find(experiment)
 
     def experience(step):
         chosen = data.indices(config.seed, step, shapes.prompts, len(completions), dataset.parts)
-        rollout = demonstrations.as_rollout(ex, dataset, completions, chosen, shapes)
+        rollout = demonstrations.as_rollout(experiment, dataset, completions, chosen, shapes)
         ones = np.ones((shapes.prompts, 1), np.float32)
         return Experience(rollout, ones, ones[:, 0], None, None, np.arange(shapes.prompts, dtype=np.int32))
 
-    return loop(ex, learner, experience, 'cold start', dataset.examples)
+    return loop(experiment, learner, experience, 'cold start', dataset.examples)
 
 
-def build_learner(ex):
+def build_learner(experiment):
     """(batches.Shapes of an update, Learner) of an experiment's supervised training."""
-    shapes = ex.shapes(ex.config.supervised.batch, 1)
-    optimizer = optimizers.make(ex.config.supervised.optimizer, ex.config.supervised.steps)
-    learning = ex.learning(epochs=1, minibatches=1, microbatches=1, temperature=1.0)
-    return shapes, make_learner(ex.c, SFT, optimizer, ex.mesh, shapes, **learning)
+    shapes = experiment.shapes(experiment.config.supervised.batch, 1)
+    optimizer = optimizers.make(experiment.config.supervised.optimizer, experiment.config.supervised.steps)
+    learning = experiment.learning(epochs=1, minibatches=1, microbatches=1, temperature=1.0)
+    return shapes, make_learner(experiment.model_config, SFT, optimizer, experiment.mesh, shapes, **learning)
 
 
-def loop(ex, learner, experience, title, examples, beginning=experiment.Experiment.params):
+def loop(experiment, learner, experience, title, examples, beginning=Experiment.params):
     """The final TrainState of supervised.steps updates on experience(step), host arrays; goes on where it stopped.
 
     examples: those that it learns from; beginning(ex): parameters of the first state. Stopped when a SIGTERM came: the
     step at hand was finished and saved.
     """
-    config, steps = ex.config, ex.config.supervised.steps
-    checkpoints = checkpoint.manager(ex.workdir, keep=1)
-    experiment.agree(ex, checkpoints.latest_step(), {'update': learner.update}, examples)
-    experiment.claim(ex)
+    config, steps = experiment.config, experiment.config.supervised.steps
+    checkpoints = checkpoint.manager(experiment.workdir, keep=1)
+    agree(experiment, checkpoints.latest_step(), {'update': learner.update}, examples)
+    claim(experiment)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
-        state = learner.initial(beginning(ex))
-    writer = metrics.writer(ex.workdir, int(state.step), steps, title, shown=('loss',))
+        state = learner.initial(beginning(experiment))
+    writer = metrics.writer(experiment.workdir, int(state.step), steps, title, shown=('loss',))
     with watch.Watch(config.log.hang_after) as watched:
         for step in range(int(state.step), steps):
             watched.step(f'{title}, step {step}')
             clock = metrics.Stopwatch()
-            state, learned = learner.update(state, batches.put_rows(experience(step), ex.mesh))
+            state, learned = learner.update(state, batches.put_rows(experience(step), experiment.mesh))
             found = jax.device_get(learned)
             clock.lap('update')
             row = {name: found[name] for name in ('loss', 'grad_norm', 'entropy', 'finite') if name in found}
@@ -85,7 +86,7 @@ def loop(ex, learner, experience, title, examples, beginning=experiment.Experime
             if stop:
                 writer.close()
                 checkpoints.close()
-                raise Stopped(ex.workdir, step)
+                raise Stopped(experiment.workdir, step)
     writer.close()
     checkpoints.close()
     return state

@@ -12,7 +12,8 @@ from grpo_jax.errors import BadInput, Stopped
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
-from grpo_jax.run import checkpoint, cli, collect, experiment, metrics, reference, watch
+from grpo_jax.run import checkpoint, cli, collect, metrics, reference, watch
+from grpo_jax.run.experiment import agree, claim, open_experiment, recorded_config
 from grpo_jax.sharding import batches, compiled
 
 
@@ -24,23 +25,23 @@ def run(config, workdir, algorithm=None, functions=None):
     algorithm replaces the one that config.algorithm describes, for a variant written in a notebook; functions are
     rewards by name, which config.reward.parts may list.
     """
-    ex = experiment.enter(config, workdir, functions=functions)
+    experiment = open_experiment(config, workdir, functions=functions)
     algorithm = algorithm or algorithms.make(config.algorithm)
-    shapes = shapes_of(ex, algorithm)
-    put = functools.partial(batches.put_rows, mesh=ex.mesh)
+    shapes = shapes_of(experiment, algorithm)
+    put = functools.partial(batches.put_rows, mesh=experiment.mesh)
 
-    collector = collect.Collector(ex, config.algorithm, shapes)
-    learner = ex.learner(algorithm, shapes, collector.aux())
-    evaluator = evaluate.make(ex, config.evaluation.samples)
+    collector = collect.Collector(experiment, config.algorithm, shapes)
+    learner = experiment.learner(algorithm, shapes, collector.aux())
+    evaluator = evaluate.make(experiment, config.evaluation.samples)
 
     checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
-    built = collector.programs | {'score': learner.score, 'update': learner.update}
-    experiment.agree(ex, checkpoints.latest_step(), built, collector.examples)
+    built = collector.programs | {'logprobs': learner.logprobs, 'update': learner.update}
+    agree(experiment, checkpoints.latest_step(), built, collector.examples)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
-        gold.check(ex.scorer, collector.examples, config.reward.self_test)
-        state = learner.initial(supervised.cold_start(ex))
-    experiment.claim(ex)
+        gold.check(experiment.reward_functions, collector.examples, config.reward.self_test)
+        state = learner.initial(supervised.cold_start(experiment))
+    claim(experiment)
     compiled.write_hashes(workdir, **built)
     writer = metrics.writer(workdir, int(state.step), config.steps, 'train')
 
@@ -56,21 +57,21 @@ def run(config, workdir, algorithm=None, functions=None):
             draw, state = collector(state, writer.sampling)  # its rewards are still being computed on the host
             clock.lap('sample')
 
-            scores = learner.score(state, draw.rollout)
-            scored = draw.results()
+            logprobs = learner.logprobs(state, draw.rollout)
+            rewarded = draw.results()
             clock.lap('reward')
 
             experience, row = make_experience(
-                algorithm, state.aux, draw.rollout, rewards.shaped(ex.scorer, scored, shapes.group_size), scores, put,
-                dead=algorithms.dead_groups(scored.rewards.reshape(shapes.prompts, -1)),
-                **rewards.known(ex.scorer, draw.examples, scored, draw.rollout, ex.tokenizer))
+                algorithm, state.aux, draw.rollout, rewards.shaped(experiment.reward_functions, rewarded, shapes.group_size), logprobs, put,
+                dead=algorithms.dead_groups(rewarded.rewards.reshape(shapes.prompts, -1)),
+                **rewards.known(experiment.reward_functions, draw.examples, rewarded, draw.rollout, experiment.tokenizer))
             state, learned = learner.update(state, experience)
-            row |= jax.device_get(learned) | metrics.of_completions(scored)
+            row |= jax.device_get(learned) | metrics.of_completions(rewarded)
             row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
             clock.lap('update')
 
             if _due(step, config.log.rollouts):
-                writer.rollouts(step, metrics.rollout_rows(draw.examples, scored, experience))
+                writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
             writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
             if row['finite'] < 1:
                 _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
@@ -94,20 +95,20 @@ def finished(config, workdir):
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False
-    same = json_file.read(paths[0]) == experiment.recorded(config)
+    same = json_file.read(paths[0]) == recorded_config(config)
     steps, evaluations = len(metrics.read(paths[1])), metrics.read(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
 
 
-def shapes_of(ex, algorithm):
+def shapes_of(experiment, algorithm):
     """Sizes of a step; BadInput, or a warning, for what the algorithm cannot do with them."""
-    config, prompts, group = ex.config, ex.config.data.prompts_per_step, ex.config.rollout.group_size
+    config, prompts, group = experiment.config, experiment.config.data.prompts_per_step, experiment.config.rollout.group_size
     if algorithm.source in collect.READ_FROM_DATA:  # as many rows, of more prompts
         size = len(collect.READ_FROM_DATA[algorithm.source])
         prompts, group = prompts * group // size, size
-    if 'step_rewards' in algorithm.advantage_reads and not ex.scorer.steps:
+    if 'step_rewards' in algorithm.advantage_reads and not experiment.reward_functions.steps:
         raise BadInput('reward.steps', '', f'advantage {config.algorithm.advantage} needs rewards of steps; name '
                        'a reward that has steps, like calculator')
     if config.algorithm.critic_warmup and not algorithm.needs_values:
@@ -118,7 +119,7 @@ def shapes_of(ex, algorithm):
         logging.warning(warning)
     if 'reference' in config.learner.offload and not algorithm.keeps_reference:
         logging.warning('learner.offload names the reference, and this algorithm keeps none')
-    return ex.shapes(prompts, group)
+    return experiment.shapes(prompts, group)
 
 
 def _due(step, every):

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax import algorithms, evaluate, export, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run import experiment
+from grpo_jax.run.experiment import check, claim, open_experiment
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -84,9 +84,9 @@ def test_config(name, tmp_path):
 
 @pytest.mark.parametrize('changes', [{'algorithm__correction': 'truncated'}, {'algorithm__ratio_base': 'sampler'}])
 def test_quantized_sampling_is_no_bias_where_a_correction_knows_of_it(changes):
-    experiment.check(tiny_run.config(rollout__weights_dtype='int8', rollout__cache_dtype='int8', **changes))
+    check(tiny_run.config(rollout__weights_dtype='int8', rollout__cache_dtype='int8', **changes))
     with pytest.raises(BadInput, match='accept_bias'):
-        experiment.check(tiny_run.config(rollout__top_p=0.9, **changes))
+        check(tiny_run.config(rollout__top_p=0.9, **changes))
 
 
 def test_folder_without_weights(tmp_path):
@@ -100,21 +100,21 @@ def test_tokenizer_larger_than_the_model(tmp_path):
     path = tmp_path / 'model' / 'config.json'
     path.write_text(json.dumps(json.loads(path.read_text()) | {'vocab_size': 50}))
     with pytest.raises(BadInput, match='99 tokens and the model 50'):
-        experiment.enter(tiny_run.config(model__path=str(tmp_path / 'model')), str(tmp_path / 'run'))
+        open_experiment(tiny_run.config(model__path=str(tmp_path / 'model')), str(tmp_path / 'run'))
 
 
 def test_workdir_of_another_config_is_refused_and_left_alone(tmp_path):
-    experiment.claim(experiment.enter(tiny_run.config(), str(tmp_path / "run")))
+    claim(open_experiment(tiny_run.config(), str(tmp_path / "run")))
     before = (tmp_path / 'run' / 'config.json').read_bytes()
     with pytest.raises(BadInput, match=r'rollout.group_size = 8.*was 4'):
-        experiment.enter(tiny_run.config(rollout__group_size=8), str(tmp_path / 'run'))
+        open_experiment(tiny_run.config(rollout__group_size=8), str(tmp_path / 'run'))
     assert (tmp_path / 'run' / 'config.json').read_bytes() == before
 
 
 def test_workdir_that_is_a_file(tmp_path):
     (tmp_path / 'run').write_text('mine')
     with pytest.raises(BadInput, match='is a file'):
-        experiment.claim(experiment.enter(tiny_run.config(), str(tmp_path / "run")))
+        claim(open_experiment(tiny_run.config(), str(tmp_path / "run")))
     assert (tmp_path / 'run').read_text() == 'mine'
 
 

@@ -8,7 +8,7 @@ import pytest
 from configs import distill
 from grpo_jax import train
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import Scored
+from grpo_jax.rewards import Rewards
 from grpo_jax.run import collect
 from tests import tiny_run
 
@@ -83,10 +83,10 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes,
 
 def test_a_replayed_group_is_scored_by_its_spread():
     def group(rewards):
-        return collect.Group(None, None, 0, Scored([], [], [], np.array(rewards), {}, {}))
+        return collect.Group(None, None, 0, Rewards([], [], [], np.array(rewards), {}, {}))
 
-    assert group([1., 1, 1]).score == group([np.nan, 1, np.nan]).score == 0
-    assert group([0., 1]).score == pytest.approx(0.5) and group([0., 2]).score == pytest.approx(2.0)
+    assert group([1., 1, 1]).priority == group([np.nan, 1, np.nan]).priority == 0
+    assert group([0., 1]).priority == pytest.approx(0.5) and group([0., 2]).priority == pytest.approx(2.0)
 
 
 def test_sft_takes_as_many_rows_and_its_loss_falls(tmp_path):

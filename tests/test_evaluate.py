@@ -11,7 +11,7 @@ from configs import tinystories
 from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import numeric
-from grpo_jax.run import experiment
+from grpo_jax.run.experiment import open_experiment
 from grpo_jax.types import Example
 from grpo_jax.workers import pool
 from tests import tiny_run
@@ -29,16 +29,16 @@ def hashed(completion, example):
 
 
 @pytest.fixture(scope='module')
-def scorer(tmp_path_factory):
+def reward_functions(tmp_path_factory):
     config = tiny_run.config(reward__truncated=-1.0)
-    return experiment.enter(config, str(tmp_path_factory.mktemp('none'))).scorer
+    return open_experiment(config, str(tmp_path_factory.mktemp('none'))).reward_functions
 
 
-def figures(scorer, examples=EXAMPLES, samples=SAMPLES):
+def figures(reward_functions, examples=EXAMPLES, samples=SAMPLES):
     """The figures of those completions; every fifth sample is truncated, and all greedy ones."""
     truncated = [i % 5 == 4 for i in range(len(samples))]
-    sampled = evaluate.judge(scorer, examples, samples, truncated, list(range(1, len(samples) + 1)))
-    greedy = evaluate.judge(scorer, examples, GREEDY[:len(examples)], [True] * len(examples), [2] * len(examples))
+    sampled = evaluate.judge(reward_functions, examples, samples, truncated, list(range(1, len(samples) + 1)))
+    greedy = evaluate.judge(reward_functions, examples, GREEDY[:len(examples)], [True] * len(examples), [2] * len(examples))
     return evaluate.figures(greedy, sampled)
 
 
@@ -46,40 +46,40 @@ def means(found):
     return {name: np.mean(values) for name, values in found.items()}
 
 
-def test_figures_by_hand(scorer):
+def test_figures_by_hand(reward_functions):
     # correct: 2 of 4, 2 of 4 (and a tie with 8), 0 of 4; truncated rows 4 and 9
     expected = {
         'greedy': 1 / 3, 'pass@1': (1 / 2 + 1 / 2 + 0) / 3, 'pass@2': (5 / 6 + 5 / 6 + 0) / 3, 'pass@4': 2 / 3,
         'maj@4': (1 + 1 / 2 + 0) / 3, 'reward': (4 - 2) / 12, 'length': 6.5, 'truncated': 2 / 12, 'failed': 0,
         'unparsed': 5 / 12, 'greedy/reward': (1 - 3) / 3, 'greedy/length': 2, 'greedy/truncated': 1, 'greedy/failed': 0,
         'greedy/unparsed': 0}
-    assert means(figures(scorer)) == pytest.approx(expected)
+    assert means(figures(reward_functions)) == pytest.approx(expected)
 
 
-def test_strict_figures_stand_beside_lenient_ones(scorer):
-    found = means(figures(scorer._replace(strict=hashed)))
-    lenient = means(figures(scorer))
+def test_strict_figures_stand_beside_lenient_ones(reward_functions):
+    found = means(figures(reward_functions._replace(strict=hashed)))
+    lenient = means(figures(reward_functions))
     assert {name: found[name] for name in lenient} == lenient
     assert {name: value for name, value in found.items() if name not in lenient} == pytest.approx({
         'strict/greedy': 1 / 3, 'strict/pass@1': 1 / 12, 'strict/pass@2': (3 / 6) / 3, 'strict/pass@4': 1 / 3,
         'strict/maj@4': (1 / 2) / 3})
 
 
-def test_samples_that_are_no_power_of_two(scorer):
-    names = figures(scorer, EXAMPLES[:2], SAMPLES[:6] + SAMPLES[4:8]).keys()
+def test_samples_that_are_no_power_of_two(reward_functions):
+    names = figures(reward_functions, EXAMPLES[:2], SAMPLES[:6] + SAMPLES[4:8]).keys()
     assert [name for name in names if '@' in name] == ['pass@1', 'pass@2', 'pass@4', 'pass@5', 'maj@5']
-    assert [name for name in figures(scorer, samples=['4', '7', '9']) if '@' in name] == ['pass@1', 'maj@1']
+    assert [name for name in figures(reward_functions, samples=['4', '7', '9']) if '@' in name] == ['pass@1', 'maj@1']
 
 
-def test_without_a_verifier_there_are_no_answers(scorer):
-    found = figures(scorer._replace(verifier='', extract=None))
+def test_without_a_verifier_there_are_no_answers(reward_functions):
+    found = figures(reward_functions._replace(verifier='', extract=None))
     assert list(found) == [prefix + name for prefix in ('', 'greedy/')
                            for name in ('reward', 'length', 'truncated', 'failed')]
 
 
-def test_what_cannot_be_scored_is_wrong_and_has_no_reward(scorer):
+def test_what_cannot_be_scored_is_wrong_and_has_no_reward(reward_functions):
     unscorable = [EXAMPLES[0], EXAMPLES[1]._replace(answer='many')]
-    found = figures(scorer, unscorable, SAMPLES[:8])
+    found = figures(reward_functions, unscorable, SAMPLES[:8])
     np.testing.assert_array_equal(found['pass@1'], [0.5, 0])
     np.testing.assert_array_equal(found['reward'], [0.5, np.nan])
     only = evaluate.summary(found, 0, [1])
@@ -87,20 +87,20 @@ def test_what_cannot_be_scored_is_wrong_and_has_no_reward(scorer):
     assert evaluate.summary(found, 0)['reward']['mean'] == 0.5
 
 
-def test_a_verifier_that_fails_is_counted(scorer):
+def test_a_verifier_that_fails_is_counted(reward_functions):
     def slow(completion, example):
         if completion == '5':
             raise pool.Expired('too slow')
         return numeric.reward(completion, example)
 
-    part = scorer.parts['numeric']._replace(function=slow)
-    found = figures(scorer._replace(parts={'numeric': part}, strict=slow))
+    part = reward_functions.parts['numeric']._replace(function=slow)
+    found = figures(reward_functions._replace(parts={'numeric': part}, strict=slow))
     np.testing.assert_array_equal(found['failed'], [1 / 4, 0, 0])
     np.testing.assert_array_equal(found['pass@1'], found['strict/pass@1'])
 
 
-def test_tables_by_subject(scorer):
-    found = evaluate.by_subject(figures(scorer), EXAMPLES, 0)
+def test_tables_by_subject(reward_functions):
+    found = evaluate.by_subject(figures(reward_functions), EXAMPLES, 0)
     assert list(found) == ['subject'] and list(found['subject']) == ['products', 'sums']
     products, sums = found['subject'].values()
     assert (products['prompts'], sums['prompts']) == (1, 2)
@@ -121,8 +121,8 @@ def test_only_fields_that_divide_the_prompts_have_a_table():
     assert of(10, 2, 10) == {'source': {'10': 1, '2': 1}}
 
 
-def test_what_is_printed(scorer, capsys):
-    found = figures(scorer._replace(strict=hashed))
+def test_what_is_printed(reward_functions, capsys):
+    found = figures(reward_functions._replace(strict=hashed))
     content = {'prompts': 3, 'split': 'test', 'samples': 4, 'sampling': {'temperature': 0.7}, 'verifier': 'numeric',
                'figures': evaluate.summary(found, 0), 'tables': evaluate.by_subject(found, EXAMPLES, 0)}
     evaluate.show(content)
@@ -229,5 +229,5 @@ def test_input_that_cannot_be_evaluated(workdir, tmp_path):
             evaluate.run(*given, 0, 'test')
     config = tiny_run.config(evaluation__prompts=0)
     with pytest.raises(BadInput, match=r'evaluation.prompts = 0'):
-        evaluate.make(experiment.enter(config, out), 1)
+        evaluate.make(open_experiment(config, out), 1)
     assert not os.listdir(tmp_path)

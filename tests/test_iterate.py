@@ -10,7 +10,7 @@ from grpo_jax import export, iterate, reward_model, supervised, train
 from grpo_jax.data import rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import numeric
-from grpo_jax.run import experiment
+from grpo_jax.run.experiment import open_experiment
 from tests import small_model, tiny_run
 
 SETTINGS = dict(steps=3, data__prompts_per_step=10, reward__parts=(('model', 1.0), ('numeric', 0.0)),
@@ -72,7 +72,7 @@ def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
     made, workdir, _, _ = iterated
     folder = os.path.join(workdir, '0', 'reward_model', 'reward_model')
     changed = iterate.of_reward_model(made, 1, folder, [iterated[2]])
-    begun = reward_model.beginning(experiment.enter(changed, str(tmp_path)))
+    begun = reward_model.beginning(open_experiment(changed, str(tmp_path)))
     assert np.any(np.asarray(begun['value_head']))
     changed.supervised.steps, changed.supervised.optimizer.learning_rate = 1, 0.0
     ended = reward_model.run(changed, str(tmp_path / 'run')).params

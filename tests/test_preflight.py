@@ -16,8 +16,8 @@ from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, transformer
 from grpo_jax.preflight import __main__ as preflight
 from grpo_jax.preflight import advice, compiler, flops, hlo, plan, scale, topology, verdict
-from grpo_jax.run import experiment
 from grpo_jax.run.collect import aux_of
+from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.sharding import chips
 from tests import tiny_run
 
@@ -174,7 +174,7 @@ def slices(monkeypatch):
     monkeypatch.setattr(chips, 'of', lambda kind: chips.TPUS['v5e']._replace(memory=GIB))
 
 
-class Lazy(experiment.Experiment):
+class Lazy(Experiment):
     ahead = False
 
 
@@ -182,14 +182,14 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     config = tiny_run.config(mesh__fsdp=4)
     made = plan.make(config, 'v5e:2x2')
     jobs, held = plan.jobs_of(made)
-    ex = Lazy(*experiment.enter(config, str(tmp_path / 'run')))
+    experiment = Lazy(*open_experiment(config, str(tmp_path / 'run')))
     algorithm = algorithms.make(config.algorithm)
-    shapes = train.shapes_of(ex, algorithm)
-    learner = ex.learner(algorithm, shapes, aux_of(config.algorithm, shapes, 40))
+    shapes = train.shapes_of(experiment, algorithm)
+    learner = experiment.learner(algorithm, shapes, aux_of(config.algorithm, shapes, 40))
     planned = next(job for job in jobs if job.name == 'learner.update')
     assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
     # and of the sampler's programs, those planned are among those that training compiles
-    engine = ex.sampler(shapes.group_size)
+    engine = experiment.sampler(shapes.group_size)
     compiled = {f'rollout: {name}' for name in engine.programs.traced(engine.visit_all)[0]}
     planned = {job.name for job in jobs if job.phase == 'rollout'}
     assert len(planned) >= 5 and planned <= compiled
@@ -198,7 +198,7 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
 
 def test_stop_strings_and_thinking_need_no_tokenizer(slices):
     config = tiny_run.config(rollout__stop_strings=('ab', 'b'), rollout__thinking_tokens=4, rollout__thinking_end='#')
-    assert {name: x.shape for name, x in plan.make(config, 'v5e:2x2').ex.automata().items()} == {
+    assert {name: x.shape for name, x in plan.make(config, 'v5e:2x2').experiment.automata().items()} == {
         'stop': (3, 99), 'thinking': (2, 99)}
 
 

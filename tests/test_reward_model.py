@@ -16,7 +16,7 @@ from grpo_jax.learner.reward_model import labelled, pairwise
 from grpo_jax.models import hf
 from grpo_jax.rewards import model as models
 from grpo_jax.rewards import process
-from grpo_jax.run import experiment
+from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sharding import batches
 from grpo_jax.types import Example
 from tests import small_model, tiny_run
@@ -65,17 +65,17 @@ def test_losses_by_hand():
 def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
     made = config(reward_model__objective='pairwise', data__name='rollouts')
     made.data.options = letters(tmp_path)
-    ex, objective = experiment.enter(made, str(tmp_path / 'run')), reward_model.OBJECTIVES['pairwise']
-    found, shapes = reward_model.read(ex, objective, 'train'), ex.shapes(8, objective.completions)
-    experience = batches.put_rows(reward_model.as_experience(ex, found, np.arange(8), shapes), ex.mesh)
+    experiment, objective = open_experiment(made, str(tmp_path / 'run')), reward_model.OBJECTIVES['pairwise']
+    found, shapes = reward_model.read(experiment, objective, 'train'), experiment.shapes(8, objective.completions)
+    experience = batches.put_rows(reward_model.as_experience(experiment, found, np.arange(8), shapes), experiment.mesh)
     updated = []
     for microbatches, remat, offload in ((1, 'none', ()), (4, 'dots', ('optimizer',))):
         learner = make_reward_learner(
-            ex.c, optimizers.make(made.supervised.optimizer, 1), ex.mesh, shapes, loss=objective.loss,
-            microbatches=microbatches, remat=remat, offload=offload, dtype=ex.dtype)
-        state = learner.initial(ex.params())
+            experiment.model_config, optimizers.make(made.supervised.optimizer, 1), experiment.mesh, shapes, loss=objective.loss,
+            microbatches=microbatches, remat=remat, offload=offload, dtype=experiment.dtype)
+        state = learner.initial(experiment.params())
         # a head of zeros sends no gradient to the decoder
-        state = state.replace(params=state.params | {'value_head': jnp.linspace(-0.1, 0.1, ex.c.width)})
+        state = state.replace(params=state.params | {'value_head': jnp.linspace(-0.1, 0.1, experiment.model_config.width)})
         updated.append(jax.device_get(learner.update(state, experience)[1]))
     metrics, again = updated
     assert metrics['loss'] == pytest.approx(again['loss'], abs=1e-6)
@@ -214,9 +214,9 @@ def test_a_stopped_run_goes_on_exactly_and_its_folder_scores_as_it_did(tmp_path,
 
 
 def test_a_completion_is_read_as_it_was_in_training(tmp_path):
-    ex = experiment.enter(config(), str(tmp_path))
-    found = reward_model.read(ex, reward_model.OBJECTIVES['steps'], 'test')
+    experiment = open_experiment(config(), str(tmp_path))
+    found = reward_model.read(experiment, reward_model.OBJECTIVES['steps'], 'test')
     for example, (row,), (marks,) in zip(*found.dataset[:1], found.completions, found.marks, strict=True):
         text = ' '.join(example.meta['steps'])
-        ids, last = process.tokenize(ex.tokenizer, [step for step, _ in process.split(text, ' ')], ' ')
+        ids, last = process.tokenize(experiment.tokenizer, [step for step, _ in process.split(text, ' ')], ' ')
         assert row == ids and [place for place, _ in marks] == last[:len(marks)]

@@ -234,7 +234,7 @@ def test_no_file_or_function_outgrows_the_house():
 
 def test_a_reward_that_cannot_score_leaves_the_statistics():
     part = rewards.Part(lambda text, example: None if text == '?' else 1.0, 2.0)
-    scorer = rewards.Scorer({'numeric': part}, -0.5, '', None)
-    total, parts = rewards.score(scorer, [Example('', '', 0, {})], ['a', '?', 'b'], [False, False, True])
+    reward_functions = rewards.RewardFunctions({'numeric': part}, -0.5, '', None)
+    total, parts = rewards.score(reward_functions, [Example('', '', 0, {})], ['a', '?', 'b'], [False, False, True])
     np.testing.assert_array_equal(total, [2.0, np.nan, 1.5])
     assert np.isnan(parts['numeric'][1])

@@ -81,7 +81,7 @@ class Algorithm(NamedTuple):
         """Whether the state holds a reference policy."""
         return self.needs_reference or self.source == 'reference'
 
-    def scored(self, updates):
+    def needed_logprobs(self, updates):
         """Names of Experience's fields that scoring passes must fill, with so many updates on one rollout.
 
         Updated once, the old policy is the one that learns, and the update knows its logprobs.

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 
 from grpo_jax.algorithms import weights
 from grpo_jax.learner import descent
-from grpo_jax.models import heads, transformer
+from grpo_jax.models import heads
+from grpo_jax.models.collectives import ALONE
 
 
 def new(params):
@@ -13,14 +14,14 @@ def new(params):
     return jax.tree.map(jnp.copy, body) | {'value_head': jnp.zeros_like(params['final_norm'])}
 
 
-def values(critic, rollout, c, *, remat, dtype, layout=transformer.ALONE):
+def values(critic, rollout, c, *, remat, dtype, collectives=ALONE):
     """f32[B, C]: what the critic expects of a completion before each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    found = heads.scores(critic, rollout.tokens, mask, c, remat=remat, dtype=dtype, layout=layout)
+    found = heads.values(critic, rollout.tokens, mask, c, remat=remat, dtype=dtype, collectives=collectives)
     return found[:, rollout.prompt_mask.shape[1] - 1:-1]
 
 
-def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, layout=transformer.ALONE,
+def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, collectives=ALONE,
            **cut):
     """({'params', 'opt_state'}, metrics) after a descent on half the squared error, clipped around the old values.
 
@@ -29,7 +30,7 @@ def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat,
     """
     def loss_of(params, part):
         microbatch, token_weights = part
-        new_values = values(params, microbatch.rollout, c, remat=remat, dtype=dtype, layout=layout)
+        new_values = values(params, microbatch.rollout, c, remat=remat, dtype=dtype, collectives=collectives)
         error = value_loss(new_values, microbatch.values, microbatch.returns, value_clip)
         return jnp.sum(token_weights * jnp.where(microbatch.rollout.loss_mask, error, 0.0)), ()
 

@@ -134,13 +134,13 @@ def completion_logprobs(params, rollout, cells, c, packing, **options):
 
     cells i32[rows, columns] are a Plan's; options are those of logprobs.token_logprobs, with remat.
     """
-    remat, layout = options.pop('remat'), options['layout']
+    remat, collectives = options.pop('remat'), options['collectives']
     queries, columns = rollout.prompt_mask.shape[1], rollout.completion_mask.shape[1]
     text = _text(rollout, cells)
     visible = attention.Packed(text.part, text.start[:, ::packing.block], text.length[:, ::packing.block],
                                packing.block, packing.queries, packing.tokens)
-    hidden = transformer.forward(params, text.tokens, text.positions, visible, c, remat=remat, layout=layout)
-    before = layout.hidden(jnp.take_along_axis(hidden, text.source[..., None], 1))
+    hidden = transformer.forward(params, text.tokens, text.positions, visible, c, remat=remat, collectives=collectives)
+    before = collectives.hidden(jnp.take_along_axis(hidden, text.source[..., None], 1))
     found = token_logprobs(params, before, text.tokens, text.part > 0, c, **options)
 
     row, column = jnp.divmod(cells, queries + columns)
@@ -153,7 +153,7 @@ def completion_logprobs(params, rollout, cells, c, packing, **options):
     return (*map(back, found), back(jnp.ones(places.shape, bool)))
 
 
-def score(params, rollout, plan, c, packing, **options):
+def rollout_logprobs(params, rollout, plan, c, packing, **options):
     """(logprobs f32[B, C], entropy f32[B, C]) of all completions; arguments as in completion_logprobs."""
     parts = jax.tree.map(lambda x: descent.interleave(x, len(plan.count), packing.group_size), rollout)
 

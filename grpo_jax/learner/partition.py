@@ -9,16 +9,17 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_jax.models import attention, transformer
+from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
 from grpo_jax.sharding import specs
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES
 
 TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
-def layout(c, mesh):
-    """transformer.Layout of a model on the mesh."""
+def make_collectives(c, mesh):
+    """Collectives of a model on the mesh."""
     if mesh.size == 1:
-        return transformer.ALONE
+        return ALONE
     whole = specs.sampler_params(transformer.param_table(c), mesh)['layers']
 
     def weights(of_layer):
@@ -51,11 +52,11 @@ def layout(c, mesh):
 
         return on_devices(look_up, (_spec(c, 'embed'), TOKENS), TOKENS)(table, tokens)
 
-    parts = _parts(c, mesh)
+    shards = _vocab_shards(c, mesh)
 
     def head(function, weights, *arrays):
         def own(weights, *arrays):
-            return function({name: _by_vocabulary(w, _spec(c, name)) for name, w in weights.items()}, *arrays, parts)
+            return function({name: _by_vocabulary(w, _spec(c, name)) for name, w in weights.items()}, *arrays, shards)
 
         columns = arrays[0].shape[1]
         padding = -columns % mesh.shape['context']
@@ -64,7 +65,7 @@ def layout(c, mesh):
         found = on_devices(own, (specs, *(TOKENS for _ in arrays)), TOKENS)(weights, *arrays)
         return jax.tree.map(lambda x: x[:, :columns], found)
 
-    return transformer.Layout(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
+    return Collectives(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
 
 
 def _by_vocabulary(w, spec):
@@ -76,8 +77,8 @@ def _by_vocabulary(w, spec):
     return jax.lax.all_to_all(jnp.pad(w, padding), 'fsdp', split_axis=vocabulary, concat_axis=width, tiled=True)
 
 
-def _parts(c, mesh):
-    """transformer.Parts of heads whose vocabulary is cut over tensor and fsdp; tokens are gathered along fsdp."""
+def _vocab_shards(c, mesh):
+    """VocabShards of heads whose vocabulary is cut over tensor and fsdp; tokens are gathered along fsdp."""
     axes = 'tensor', 'fsdp'
     of_tensor = c.vocab_size // mesh.shape['tensor']
 
@@ -89,10 +90,10 @@ def _parts(c, mesh):
         start = jax.lax.axis_index('fsdp') * size  # the last part may be shorter
         return jax.lax.axis_index('tensor') * of_tensor + start, jnp.clip(of_tensor - start, 0, size)
 
-    return transformer.Parts(
-        everyone=lambda x: jax.lax.all_gather(x, 'fsdp', tiled=True), own=own,
-        total=lambda x: jax.lax.psum(x, axes), highest=lambda x: jax.lax.pmax(x, axes),
-        most=lambda x: jax.lax.pmax(x, 'fsdp'), span=span)
+    return VocabShards(
+        gather_tokens=lambda x: jax.lax.all_gather(x, 'fsdp', tiled=True), own_tokens=own,
+        sum_vocab=lambda x: jax.lax.psum(x, axes), max_vocab=lambda x: jax.lax.pmax(x, axes),
+        max_tokens=lambda x: jax.lax.pmax(x, 'fsdp'), vocab_range=span)
 
 
 def _spec(c, name):

@@ -19,7 +19,7 @@ from grpo_jax.hosts import processes
 from grpo_jax.learner import critic, packing, partition, reward_model
 from grpo_jax.models import heads, transformer
 from grpo_jax.sharding import batches, specs
-from grpo_jax.sharding.compiled import Program, abstract, abstract_params, compile_, options_on
+from grpo_jax.sharding.compiled import Executable, abstract, abstract_params, make_executable, options_on
 from grpo_jax.sharding.mesh import BATCH_AXES
 from grpo_jax.types import TrainState
 
@@ -30,9 +30,9 @@ class Learner(NamedTuple):
     """The learner's programs."""
 
     initial: Callable            # (params) -> TrainState on the mesh
-    score: Program               # (TrainState, Rollout) -> dict of the fields of Experience that must be known first;
+    score: Executable               # (TrainState, Rollout) -> dict of the fields of Experience that must be known first;
                                  # of a reward model, f32[B, C] scores
-    update: Program              # (TrainState, Experience) -> (TrainState, metrics); the old state is donated
+    update: Executable              # (TrainState, Experience) -> (TrainState, metrics); the old state is donated
     state: Any                   # abstract TrainState with shardings, to restore onto
 
 
@@ -55,8 +55,8 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
     batches.check_divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut, BATCH_AXES)
     batches.check_columns(mesh, shapes)
     sizes = pack_columns and _packing(mesh, shapes, pack_columns, pack_rows, 'group_ids' in algorithm.reads)
-    rows, layout = specs.rows(mesh), partition.layout(c, mesh)
-    scored = algorithm.scored(learning['epochs'] * learning['minibatches'])
+    rows, collectives = specs.rows(mesh), partition.make_collectives(c, mesh)
+    needed = algorithm.needed_logprobs(learning['epochs'] * learning['minibatches'])
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     if 'group_ids' in algorithm.reads and shapes.prompts % cut:
         raise BadInput('learner.microbatches', learning['microbatches'], f'cuts groups of {shapes.group_size} apart, '
@@ -70,36 +70,36 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
 
     def logprobs(params, rollout, plan):
         compute = jax.tree.map(lambda p: p.astype(dtype), params)
-        head = dict(temperature=learning['temperature'], chunk=learning['chunk'], remat='none', layout=layout)
+        head = dict(temperature=learning['temperature'], chunk=learning['chunk'], remat='none', collectives=collectives)
         if plan is None:
             return learner.completion_logprobs(compute, rollout, c, **head)
-        return packing.score(compute, rollout, plan, c, sizes, **head)
+        return packing.rollout_logprobs(compute, rollout, plan, c, sizes, **head)
 
     def score(state, rollout, plan=None):
         found = {}
-        if {'old_logprobs', 'old_entropy'} & scored:
+        if {'old_logprobs', 'old_entropy'} & needed:
             found['old_logprobs'], found['old_entropy'] = logprobs(state.params, rollout, plan)
-        if 'ref_logprobs' in scored:
+        if 'ref_logprobs' in needed:
             reference = state.ref_params
             if 'reference' in offload:
                 reference = jax.device_put(reference, jax.memory.Space.Device)
             found['ref_logprobs'], _ = logprobs(reference, rollout, plan)
-        found = {name: found[name] for name in scored}
+        found = {name: found[name] for name in needed}
         if algorithm.needs_values:
             found['values'] = learner.values(state.aux['critic']['params'], rollout, c, remat='none', dtype=dtype,
-                                             layout=layout)
+                                             collectives=collectives)
         return found
 
     def update(state, experience, plan=None):
         return learner.update(state, experience, c, algorithm, optimizer, dtype=dtype, group_size=shapes.group_size,
-                              layout=layout, sizes=sizes, plan=plan, offload='optimizer' in offload, **learning)
+                              collectives=collectives, sizes=sizes, plan=plan, offload='optimizer' in offload, **learning)
 
     shape = jax.eval_shape(initial, abstract_params(transformer.param_table(c), mesh))
     lies = state_shardings(shape, optimizer, learning.get('critic_optimizer'), c, mesh, offload)
-    learned = [*scored, *(('values', 'returns') if algorithm.needs_values else ())]
+    learned = [*needed, *(('values', 'returns') if algorithm.needs_values else ())]
     plan = functools.partial(_plan, sizes=sizes, mesh=mesh, minibatches=learning['minibatches']) if sizes else None
     return _compiled(initial, score, update, shape, lies, batches.abstract_experience(shapes, rows, columns, learned), mesh,
-                     ahead, score_plan=plan if scored else None, update_plan=plan)
+                     ahead, score_plan=plan if needed else None, update_plan=plan)
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(), **learning):
@@ -113,7 +113,7 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(),
                        'into equal parts; choose a divisor')
     batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning['microbatches'])
     batches.check_columns(mesh, shapes)
-    rows, replicated, layout = specs.rows(mesh), specs.replicated(mesh), partition.layout(c, mesh)
+    rows, replicated, collectives = specs.rows(mesh), specs.replicated(mesh), partition.make_collectives(c, mesh)
     waits = 'optimizer' in offload
 
     def initial(params):
@@ -121,11 +121,11 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(),
         return TrainState(jnp.int32(0), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
 
     def score(state, rollout):
-        return reward_model.of_completions(state.params, rollout, c, remat='none', dtype=dtype, layout=layout)
+        return reward_model.of_completions(state.params, rollout, c, remat='none', dtype=dtype, collectives=collectives)
 
     def update(state, experience):
         return reward_model.update(state, experience, c, optimizer, group_size=shapes.group_size, remat=remat, dtype=dtype,
-                             layout=layout, offload=waits, **learning)
+                             collectives=collectives, offload=waits, **learning)
 
     shape, of_params = jax.eval_shape(initial, abstract_params(transformer.param_table(c), mesh)), specs.params(heads.param_table(c), mesh)
     lies = jax.tree.map(lambda _: replicated, shape).replace(
@@ -169,9 +169,9 @@ def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True,
     options = dict(ahead=ahead, compiler_options=options_on(mesh))
     return Learner(
         initial=jax.jit(initial, out_shardings=lies),
-        score=compile_(score, state, experience.rollout, extra=score_plan, out_shardings=specs.rows(mesh),
+        score=make_executable(score, state, experience.rollout, extra=score_plan, out_shardings=specs.rows(mesh),
                        **options),
-        update=compile_(update, state, experience, extra=update_plan, donate_argnums=0,
+        update=make_executable(update, state, experience, extra=update_plan, donate_argnums=0,
                         out_shardings=(lies, specs.replicated(mesh)), **options),
         state=state)
 

@@ -5,18 +5,19 @@ import optax
 
 from grpo_jax.algorithms import weights
 from grpo_jax.learner import descent
-from grpo_jax.models import heads, transformer
+from grpo_jax.models import heads
+from grpo_jax.models.collectives import ALONE
 
 
-def of_completions(params, rollout, c, *, remat, dtype, layout=transformer.ALONE):
+def of_completions(params, rollout, c, *, remat, dtype, collectives=ALONE):
     """f32[B, C]: the score of a completion up to and with each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    found = heads.scores(params, rollout.tokens, mask, c, remat=remat, dtype=dtype, layout=layout)
+    found = heads.values(params, rollout.tokens, mask, c, remat=remat, dtype=dtype, collectives=collectives)
     return found[:, rollout.prompt_mask.shape[1]:]
 
 
 def update(state, experience, c, optimizer, *, loss, group_size, microbatches, remat, dtype,
-           layout=transformer.ALONE, offload=False):
+           collectives=ALONE, offload=False):
     """(TrainState, metrics f32[] by name) after one update on the mean of loss(scores, labels, mask) over tokens.
 
     loss is a function of this module; experience.returns holds the labels, and rollout.loss_mask marks the tokens
@@ -25,7 +26,7 @@ def update(state, experience, c, optimizer, *, loss, group_size, microbatches, r
     """
     def loss_of(params, part):
         microbatch, token_weights = part
-        found = of_completions(params, microbatch.rollout, c, remat=remat, dtype=dtype, layout=layout)
+        found = of_completions(params, microbatch.rollout, c, remat=remat, dtype=dtype, collectives=collectives)
         mask = microbatch.rollout.loss_mask
         return jnp.sum(token_weights * jnp.where(mask, loss(found, microbatch.returns, mask), 0.0)), ()
 

@@ -6,7 +6,7 @@ from grpo_jax import algorithms
 from grpo_jax.learner import critic as critics
 from grpo_jax.learner import descent, packing
 from grpo_jax.learner.logprobs import completion_logprobs
-from grpo_jax.models import transformer
+from grpo_jax.models.collectives import ALONE
 
 
 def new_aux(algorithm, params, critic_optimizer):
@@ -21,7 +21,7 @@ def new_aux(algorithm, params, critic_optimizer):
 
 def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, minibatches, microbatches,
            temperature, chunk, remat, dtype, critic_optimizer=None, value_clip=0.0, critic_warmup=0,
-           layout=transformer.ALONE, sizes=None, plan=None, offload=False):
+           collectives=ALONE, sizes=None, plan=None, offload=False):
     """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
 
     A minibatch's weights are computed before it is cut into microbatches, so the cut changes nothing; with sizes, a
@@ -32,7 +32,7 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
     """
     coefficients, together = state.aux['coefficients'], group_size if 'group_ids' in algorithm.reads else 1
     cut = dict(group_size=group_size, epochs=epochs, minibatches=minibatches, offload=offload)
-    head = dict(temperature=temperature, chunk=chunk, remat=remat, layout=layout,
+    head = dict(temperature=temperature, chunk=chunk, remat=remat, collectives=collectives,
                 entropy_gradient=algorithm.needs_entropy_gradient)
 
     def loss_of(compute, part):
@@ -69,6 +69,6 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
     if algorithm.needs_values:
         aux['critic'], learned = critics.update(aux['critic'], experience, c, critic_optimizer, value_clip=value_clip,
                                                 microbatches=microbatches, remat=remat, dtype=dtype,
-                                                layout=layout, **cut)
+                                                collectives=collectives, **cut)
         found |= {f'critic/{name}': value for name, value in learned.items()}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), found

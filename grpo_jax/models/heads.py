@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.models import transformer
+from grpo_jax.models.collectives import ALONE
 
 
 def param_table(c):
@@ -11,11 +12,11 @@ def param_table(c):
     return table | {'value_head': transformer.Param((c.width,), (None,), 0.0)}
 
 
-def scores(params, tokens, mask, c, *, remat, dtype, layout=transformer.ALONE):
+def values(params, tokens, mask, c, *, remat, dtype, collectives=ALONE):
     """f32[B, T]: the head's score of the text up to and with each token; not meaningful where masked.
 
     tokens i32[B, T], mask bool[B, T]. Computes in dtype; remat is that of transformer.forward.
     """
     compute = jax.tree.map(lambda p: p.astype(dtype), params)
-    hidden = transformer.forward(compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, layout=layout)
+    hidden = transformer.forward(compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, collectives=collectives)
     return jnp.einsum('btd,d->bt', hidden, compute['value_head'], preferred_element_type=jnp.float32)

@@ -5,11 +5,9 @@ shardings, Hugging Face names and counts are maps over it. Layers are stacked on
 run by `lax.scan`. `forward` (learner), `prefill` and `decode` (sampler) share one `block` and differ in
 what attends to what.
 """
-from collections.abc import Callable
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
 import zlib
 
 import jax
@@ -17,6 +15,7 @@ import jax.numpy as jnp
 
 from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models import cache as kv_cache
+from grpo_jax.models.collectives import ALONE
 from grpo_jax.models.quantize import product, rows
 from grpo_jax.types import Param, map_table
 
@@ -42,38 +41,10 @@ class ModelConfig:
     tie_embeddings: bool
 
 
-def _same(x):
-    return x
-
-
-class Parts(NamedTuple):
-    """How devices share the head's work: each has some tokens and a part of the vocabulary; alone, all of both."""
-
-    everyone: Callable = _same   # arrays of a device's tokens -> those of all devices that share the vocabulary
-    own: Callable = _same        # the inverse
-    total: Callable = _same      # the sum over the parts of the vocabulary
-    highest: Callable = _same    # the maximum over them
-    most: Callable = _same       # the maximum over the devices that share the vocabulary
-    span: Callable = lambda size: (0, size)  # (first id, number of ids) of a part that has room for `size`
-
-
-class Layout(NamedTuple):
-    """What a forward pass does where its values are cut over several devices; the default is for one."""
-
-    embed: Callable = rows               # (table, tokens, dtype) -> [B, T, D]
-    weights: Callable = _same            # a layer's weights -> the same, whole where they are multiplied
-    hidden: Callable = _same             # [B, T, D] -> the same, cut by rows and columns
-    attend: Callable = attention.attend
-    # (function, head's weights, arrays [B, T, ...]) -> function(weights, *arrays, Parts) on each device
-    head: Callable = lambda function, weights, *arrays: function(weights, *arrays, Parts())
-
-
-ALONE = Layout()
-
 # what the backward pass computes again of a layer: nothing; all but its products with weights, so attention and what
 # goes element by element; all of it
 REMAT = {
-    'none': _same,
+    'none': lambda step: step,
     'dots': functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
     'full': jax.checkpoint,
 }
@@ -130,7 +101,7 @@ def positions_of(mask):
     return jnp.maximum(jnp.cumsum(mask, -1) - 1, 0).astype(jnp.int32)
 
 
-def forward(params, tokens, positions, visible, c, *, remat='none', layout=ALONE):
+def forward(params, tokens, positions, visible, c, *, remat='none', collectives=ALONE):
     """Hidden [B, T, D] after the last norm for tokens i32[B, T] at positions i32[B, T].
 
     visible bool[B, T] marks valid tokens, of causal attention, or is an attention.Packed. Computes in the dtype of
@@ -139,10 +110,10 @@ def forward(params, tokens, positions, visible, c, *, remat='none', layout=ALONE
     angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
 
     def layer_step(x, weights):
-        x = block(layout.weights(weights), x, angles, c, lambda q, k, v: layout.attend(q, k, v, visible))
-        return layout.hidden(x), None
+        x = block(collectives.weights(weights), x, angles, c, lambda q, k, v: collectives.attend(q, k, v, visible))
+        return collectives.hidden(x), None
 
-    x = layout.hidden(layout.embed(params['embed'], tokens, params['final_norm'].dtype))
+    x = collectives.hidden(collectives.embed(params['embed'], tokens, params['final_norm'].dtype))
     x, _ = jax.lax.scan(REMAT[remat](layer_step), x, params['layers'])
     return rms_norm(x, params['final_norm'], c.norm_eps)
 

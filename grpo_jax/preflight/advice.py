@@ -63,7 +63,7 @@ def settings(plan, candidate):
 
 def candidates(plan):
     """[Candidate] from the least change on: what computes the same comes first, then fewer prompts, then more chips."""
-    config, c, found = plan.config, plan.ex.c, []
+    config, c, found = plan.config, plan.experiment.model_config, []
     kind, _, size = plan.topology.partition(':')
     sizes = SLICES[kind]
     larger = sizes[sizes.index(size):] if size in sizes else (size,)
@@ -144,7 +144,7 @@ def estimate(plan, base):
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.held.values()), 0) * cut
     engines = {id(engine.plan): engine.plan
-               for engine in (plan.engine, *evaluate.samplers(plan.ex, plan.config.evaluation.samples))}
+               for engine in (plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples))}
     whole = max(p.bytes(p.prompts, p.prompts * p.group, len(p.chunks)) for p in engines.values())
     return {'update': scaled('update', 2 * of_params, rows * kept),
             'score': scaled('score', 0, batch(plan) / batch(before)) + returns * of_params,
@@ -153,6 +153,6 @@ def estimate(plan, base):
 
 def weight_bytes(plan):
     """Bytes of the sampler's weights on a device, all matrices in their dtype."""
-    kind = jnp.dtype(plan.config.rollout.weights_dtype or plan.ex.dtype)
+    kind = jnp.dtype(plan.config.rollout.weights_dtype or plan.experiment.dtype)
     whole = sum(x.size for x in jax.tree.leaves(plan.learner.state.params))
     return whole * kind.itemsize // plan.mesh.shape['tensor']

@@ -82,7 +82,7 @@ def read_or_compile(key, lowered, cache):
         with gzip.open(path, 'rt', encoding='utf8') as file:
             found, text = json.load(file)
         return found | {'cached': True}, text
-    found, text = compile_(lowered)
+    found, text = make_executable(lowered)
     os.makedirs(cache, exist_ok=True)
     with gzip.open(f'{path}.writing', 'wt', encoding='utf8') as file:
         json.dump((found, text), file)
@@ -90,7 +90,7 @@ def read_or_compile(key, lowered, cache):
     return found | {'cached': False}, text
 
 
-def compile_(lowered):
+def make_executable(lowered):
     """What read_or_compile finds; the text is '' of a program that the compiler refuses."""
     begun = time.monotonic()
     try:

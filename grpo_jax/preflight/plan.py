@@ -13,7 +13,8 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, transformer
 from grpo_jax.preflight import topology
-from grpo_jax.run import collect, experiment
+from grpo_jax.run import collect
+from grpo_jax.run.experiment import Experiment, check, check_context
 from grpo_jax.sampler import stops
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES
@@ -21,14 +22,14 @@ from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES
 MODELS = os.path.join(ROOT, 'configs', 'models')
 
 
-class Planned(experiment.Experiment):
+class Planned(Experiment):
     """An Experiment on devices that are not here, perhaps of a model whose weights and tokenizer are not either."""
 
     ahead = False
 
     def automata(self):
         """Abstract tables: their shapes do not depend on the tokenizer."""
-        return {name: jax.ShapeDtypeStruct((stops.states(strings), self.c.vocab_size), jnp.int32)
+        return {name: jax.ShapeDtypeStruct((stops.states(strings), self.model_config.vocab_size), jnp.int32)
                 for name, strings in self.end_strings().items()}
 
 
@@ -61,7 +62,7 @@ class Plan(NamedTuple):
     config: Any
     topology: str
     slices: int
-    ex: Planned
+    experiment: Planned
     chip: chips.Chip
     algorithm: Any
     shapes: batches.Shapes
@@ -70,13 +71,13 @@ class Plan(NamedTuple):
     @property
     def mesh(self):
         """Its jax Mesh."""
-        return self.ex.mesh
+        return self.experiment.mesh
 
     @property
     def engine(self):
         """The sampler of training, or of evaluation where training reads its completions from the data."""
         reads = self.algorithm.source in collect.READ_FROM_DATA
-        return self.ex.sampler(self.config.evaluation.samples if reads else self.shapes.group_size)
+        return self.experiment.sampler(self.config.evaluation.samples if reads else self.shapes.group_size)
 
     def state_bytes(self):
         """Bytes of the TrainState on a device, and of the parameters among it."""
@@ -112,10 +113,10 @@ def make(config, name, slices=1):
 
     Where every axis of config.mesh is 1, a mesh over all devices is chosen, and stands in the Plan's config.
     """
-    experiment.check(config)
+    check(config)
     folder = find_model(config.model.path)
     c = hf.load_config(folder)
-    experiment.check_context(config, folder)
+    check_context(config, folder)
     config = with_mesh(config, c, name, len(topology.devices(name, slices)), slices)
     mesh = topology.mesh(name, config.mesh, slices)
     chip = chips.of(mesh.devices.flat[0].device_kind)
@@ -125,12 +126,12 @@ def make(config, name, slices=1):
     with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
         ends = json.load(file).get('eos_token_id') or 0
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
-    scorer = rewards.make(config.reward, config.rollout.max_tokens)
-    ex = Planned(config, '', folder, c, Bytes(), ends, ends[0], mesh, scorer, {})
+    reward_functions = rewards.make(config.reward, config.rollout.max_tokens)
+    experiment = Planned(config, '', folder, c, Bytes(), ends, ends[0], mesh, reward_functions, {})
     algorithm = algorithms.make(config.algorithm)
-    shapes = train.shapes_of(ex, algorithm)
-    learner = ex.learner(algorithm, shapes, collect.aux_of(config.algorithm, shapes, 1))
-    return Plan(config, name, slices, ex, chip, algorithm, shapes, learner)
+    shapes = train.shapes_of(experiment, algorithm)
+    learner = experiment.learner(algorithm, shapes, collect.aux_of(config.algorithm, shapes, 1))
+    return Plan(config, name, slices, experiment, chip, algorithm, shapes, learner)
 
 
 def with_mesh(config, c, name, count, slices):
@@ -181,23 +182,23 @@ def changed(config, overrides):
 
 def jobs_of(plan):
     """([Job], the slowest to compile first; bytes on a device of the sampler's weights, book and cache, by name)."""
-    ex, algorithm, shapes, learner = plan.ex, plan.algorithm, plan.shapes, plan.learner
-    params = compiled.abstract_params(transformer.param_table(ex.c), ex.mesh)
+    experiment, algorithm, shapes, learner = plan.experiment, plan.algorithm, plan.shapes, plan.learner
+    params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
     state, of_params = plan.state_bytes()
-    rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.rows(ex.mesh)))
+    rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.rows(experiment.mesh)))
     jobs = [Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
             Job('learner.initial', 'start', lambda: learner.initial.trace(params), 0)]
-    if algorithm.scored(ex.config.learner.epochs * ex.config.learner.minibatches) or algorithm.needs_values:
-        jobs.insert(1, Job('learner.score', 'score', lambda: learner.score.traced, state + rollout, arguments=False,
+    if algorithm.needed_logprobs(experiment.config.learner.epochs * experiment.config.learner.minibatches) or algorithm.needs_values:
+        jobs.insert(1, Job('learner.logprobs', 'score', lambda: learner.logprobs.traced, state + rollout, arguments=False,
                            runs=1))
-    if ex.config.supervised.steps:
-        _, cold = supervised.build_learner(ex)
+    if experiment.config.supervised.steps:
+        _, cold = supervised.build_learner(experiment)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
     reads = algorithm.source in collect.READ_FROM_DATA
     found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout',
                                state + plan.lent_bytes(), of_params)
     jobs += found
-    for engine in evaluate.samplers(ex, ex.config.evaluation.samples):
+    for engine in evaluate.samplers(experiment, experiment.config.evaluation.samples):
         if engine is not plan.engine:
             jobs += [job._replace(holds=('state', 'weights'))  # its cache is another one
                      for job in sampler_jobs(engine, 'evaluation', state, of_params)[0]]

@@ -26,7 +26,7 @@ def predict(verdict, sizes):
         slices = math.ceil(count / LARGEST[plan.topology.partition(':')[0]])
         shards = count // tensor
         fsdp = max(n for n in range(1, shards // slices + 1)
-                   if shards // slices % n == 0 and plan.ex.c.width % n == 0)
+                   if shards // slices % n == 0 and plan.experiment.model_config.width % n == 0)
         factor = _ring(shards) / _ring(before) if before > 1 else 1.0
         seconds = talking = working = 0.0
         for job, measured in zip(verdict.jobs, verdict.measured, strict=True):

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import custom, gold, length
-from grpo_jax.rewards.scoring import Scored, Scoring, known, score, score_rows, shaped
+from grpo_jax.rewards.scoring import Rewards, RewardStream, compute_rewards, known, score, shaped
 from grpo_jax.workers import pool as pools
 
-__all__ = ['Part', 'Scored', 'Scorer', 'Scoring', 'known', 'make', 'score', 'score_rows', 'shaped']
+__all__ = ['Part', 'RewardFunctions', 'RewardStream', 'Rewards', 'compute_rewards', 'known', 'make', 'score', 'shaped']
 
 
 class Part(NamedTuple):
@@ -37,7 +37,7 @@ class Part(NamedTuple):
     reads_correct: bool = False    # asks what the verifier said
 
 
-class Scorer(NamedTuple):
+class RewardFunctions(NamedTuple):
     """The rewards of a run."""
 
     parts: dict[str, Part]
@@ -79,7 +79,7 @@ def make(section, max_tokens, functions=None):
     if steps and not hasattr(steps, 'steps'):
         raise BadInput('reward.steps', section['steps'], 'has no steps(completion, example); use calculator, or \'\'')
     source = found[verifier][0] if verifier else SimpleNamespace()
-    return Scorer(
+    return RewardFunctions(
         parts, section['truncated'], verifier, getattr(source, 'extract', None),
         strict=bind(verifier, source.strict) if hasattr(source, 'strict') else None,
         gold=getattr(source, 'gold', gold.of_answer),

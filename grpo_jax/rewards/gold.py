@@ -11,22 +11,22 @@ from grpo_jax.errors import BadInput
 from grpo_jax.rewards.scoring import FAILURES
 
 
-def check(scorer, examples, bound):
+def check(reward_functions, examples, bound):
     """Prints the share of examples whose gold answer the verifier misjudges; BadInput when it is above bound.
 
     An example is misjudged when its gold is not correct, or is still so when it was changed (see of_answer, and
     the verifier's own gold(example), where it has one).
     """
-    if not scorer.verifier:
+    if not reward_functions.verifier:
         return
-    judge = functools.partial(_misjudged, scorer.parts[scorer.verifier].function, scorer.gold)
-    with concurrent.futures.ThreadPoolExecutor(scorer.threads) as threads:
+    judge = functools.partial(_misjudged, reward_functions.parts[reward_functions.verifier].function, reward_functions.gold)
+    with concurrent.futures.ThreadPoolExecutor(reward_functions.threads) as threads:
         console = rich.console.Console(stderr=True)
         found = list(rich.progress.track(threads.map(judge, examples), 'gold self-test', len(examples),
                                          console=console, transient=True, disable=not console.is_terminal))
     wrong = [(example, what) for example, what in zip(examples, found, strict=True) if what]
     share = len(wrong) / len(examples)
-    print(f'gold self-test: {len(wrong)} of {len(examples)} answers are misjudged by {scorer.verifier} ({share:.2%})')
+    print(f'gold self-test: {len(wrong)} of {len(examples)} answers are misjudged by {reward_functions.verifier} ({share:.2%})')
     for example, what in wrong[:5]:
         logging.warning('gold self-test: example %d, answer %.80r: %s', example.id, example.answer, what)
     if share > bound:

@@ -29,7 +29,7 @@ class RewardModel(NamedTuple):
     tokenizer: Any
     texts: dict           # chat, system, template: of the prompt, as in config.data; separator: between steps
     params: Any           # on the host where it is parked, else on the device
-    scorer: Callable
+    reward_functions: Callable
     device: jax.Device
     context: int          # tokens that it can read
 
@@ -85,7 +85,7 @@ def device_at(index):
 
 def make_scorer(c, dtype):
     """(params, tokens i32[B, T], mask bool[B, T]) -> f32[B, T] on the arguments' device; compiled once a shape."""
-    return jax.jit(functools.partial(heads.scores, c=c, remat='none', dtype=dtype))
+    return jax.jit(functools.partial(heads.values, c=c, remat='none', dtype=dtype))
 
 
 def encode_prompts(model, examples):
@@ -115,7 +115,7 @@ def score(model, rows, batch):
             tokens, mask = np.zeros((batch, columns), np.int32), np.zeros((batch, columns), bool)
             for line, i in enumerate(block):
                 tokens[line, :len(rows[i])], mask[line, :len(rows[i])] = rows[i], True
-            scores = np.asarray(model.scorer(params, *jax.device_put((tokens, mask), model.device)))
+            scores = np.asarray(model.reward_functions(params, *jax.device_put((tokens, mask), model.device)))
             for line, i in enumerate(block):
                 found[i] = scores[line, :len(rows[i])]
     return found

@@ -38,12 +38,12 @@ class Group(NamedTuple):
     example: Example
     rollout: Rollout     # of G rows
     since: int           # step that sampled them
-    scored: rewards.Scored
+    rewarded: rewards.Rewards
 
     @property
-    def score(self):
+    def priority(self):
         """How much replay wants it, sum |A| std(r) of centred advantages; 0 when its rewards do not differ."""
-        scores = self.scored.rewards[None]
+        scores = self.rewarded.rewards[None]
         if algorithms.dead_groups(scores)[0]:
             return 0.0
         return float(np.nansum(np.abs(scores - np.nanmean(scores))) * np.nanstd(scores))
@@ -52,16 +52,16 @@ class Group(NamedTuple):
 class Collector:
     """Draws for a run; `section` is config.algorithm. Without a dead-group policy or curriculum, once a step."""
 
-    def __init__(self, ex, section, shapes):
-        self._ex, self._section, self._shapes = ex, section, shapes
+    def __init__(self, experiment, section, shapes):
+        self._ex, self._section, self._shapes = experiment, section, shapes
         self._again = section['dead_groups'] in ('resample', 'replay')
         self._keeps = _keeps(section)
-        _check(section, ex.scorer)
+        _check(section, experiment.reward_functions)
         fields = READ_FROM_DATA.get(section['source'])
         self._imitates = fields is not None
-        self._dataset, self._completions = (demonstrations.find(ex, fields) if fields
-                                            else (ex.load('train'), None))
-        self.sample = None if self._imitates else ex.sampler(shapes.group_size)
+        self._dataset, self._completions = (demonstrations.find(experiment, fields) if fields
+                                            else (experiment.load('train'), None))
+        self.sample = None if self._imitates else experiment.sampler(shapes.group_size)
 
     @property
     def programs(self):
@@ -90,48 +90,48 @@ class Collector:
             draw = self._draw(state, aux, index, progress)
             tokens += int(draw.results().lengths.sum())
             for group in _groups(draw, step):
-                (alive if group.score else dead).append(group)
+                (alive if group.priority else dead).append(group)
             if len(alive) >= prompts:
                 break
         if replay:
-            left = sorted(alive + kept, key=lambda group: -group.score)[:prompts]
+            left = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
             alive = alive + self._again_of(kept, prompts - len(alive), step)
         else:
             left = alive[prompts:2 * prompts]
         if self._keeps:
             aux['kept'] = self._store(left)
         batch = (alive + dead)[:prompts]
-        useful = sum(int(group.scored.lengths.sum()) for group in alive[:prompts] if group.since == step)
+        useful = sum(int(group.rewarded.lengths.sum()) for group in alive[:prompts] if group.since == step)
         counts = {'draws': index + 1, 'groups_of_earlier_steps': sum(group.since < step for group in batch),
                   'wasted_tokens': tokens - useful}
-        rollout, scored = jax.tree.map(lambda *rows: np.concatenate(rows),
-                                       *((group.rollout, group.scored) for group in batch))
-        return Draw([group.example for group in batch], batches.put_rows(rollout, self._ex.mesh), lambda: scored,
+        rollout, rewarded = jax.tree.map(lambda *rows: np.concatenate(rows),
+                                       *((group.rollout, group.rewarded) for group in batch))
+        return Draw([group.example for group in batch], batches.put_rows(rollout, self._ex.mesh), lambda: rewarded,
                     counts), state.replace(aux=aux)
 
     def _draw(self, state, aux, index, progress):
         """Draw of the next prompts, scored while others still decode; moves aux on."""
-        ex, shapes = self._ex, self._shapes
-        chosen, position = data.walk(ex.config.seed, int(aux['position']), shapes.prompts, self._retired(aux),
+        experiment, shapes = self._ex, self._shapes
+        chosen, position = data.walk(experiment.config.seed, int(aux['position']), shapes.prompts, self._retired(aux),
                                      self._dataset.parts)
         aux['position'] = jnp.int32(position)
-        examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, ex.pad_token)
+        examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, experiment.pad_token)
         if self._imitates:
-            rollout = demonstrations.as_rollout(ex, self._dataset, self._completions, chosen, shapes)
-            draw = Draw(examples, batches.put_rows(rollout, ex.mesh), lambda: self._score(examples, rollout), {})
+            rollout = demonstrations.as_rollout(experiment, self._dataset, self._completions, chosen, shapes)
+            draw = Draw(examples, batches.put_rows(rollout, experiment.mesh), lambda: self._score(examples, rollout), {})
         else:
-            scoring = rewards.Scoring(ex.scorer, examples, shapes.group_size, ex.tokenizer)
+            stream = rewards.RewardStream(experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer)
             params = state.params
             if self._section['source'] == 'reference':  # which may wait in the hosts' memory
                 params = jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, params))
             # a prompt may come twice in a step; its noise must not
-            key = jax.random.fold_in(ex.key, index) if index else ex.key
-            rollout = self.sample(params, batches.put_rows(prompts, ex.mesh), key, int(state.step),
-                                  finished=scoring.add, progress=progress)
-            results = functools.cache(lambda: processes.gather_rows(scoring.rows, scoring.results()))
+            key = jax.random.fold_in(experiment.key, index) if index else experiment.key
+            rollout = self.sample(params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
+                                  finished=stream.add, progress=progress)
+            results = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
             draw = Draw(examples, rollout, results, {})
         if self._section['retire_above']:
-            correct = draw.results().parts[ex.scorer.verifier].reshape(shapes.prompts, -1) >= 1
+            correct = draw.results().parts[experiment.reward_functions.verifier].reshape(shapes.prompts, -1) >= 1
             aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])
             aux['hits'] = aux['hits'].at[chosen].add(correct.sum(1))
             draw.counts['retired'] = float(np.mean(self._retired(aux)))
@@ -146,17 +146,17 @@ class Collector:
 
     def _score(self, examples, rollout):
         texts, truncated, lengths = metrics.completions_of(self._ex.tokenizer, rollout)
-        score = functools.partial(rewards.score_rows, self._ex.scorer)
-        scored = processes.by_group(score, examples, texts, truncated, lengths)
+        score = functools.partial(rewards.compute_rewards, self._ex.reward_functions)
+        rewarded = processes.by_group(score, examples, texts, truncated, lengths)
         if self._section['source'] == 'pairs':
-            scored = scored._replace(rewards=np.tile([1.0, 0.0], len(examples)))  # the data says which is better
-        return scored
+            rewarded = rewarded._replace(rewards=np.tile([1.0, 0.0], len(examples)))  # the data says which is better
+        return rewarded
 
     def _again_of(self, kept, count, step):
         """Up to `count` of the kept groups, drawn without replacement in proportion to their scores."""
         if count <= 0 or not kept:
             return []
-        scores = np.array([group.score for group in kept])
+        scores = np.array([group.priority for group in kept])
         noise = np.random.default_rng((self._ex.config.seed, step))
         return [kept[i] for i in noise.choice(len(kept), min(count, len(kept)), replace=False, p=scores / scores.sum())]
 
@@ -198,9 +198,9 @@ def _keeps(section):
     return section['dead_groups'] in ('resample', 'replay') and section['max_staleness'] > 0
 
 
-def _check(section, scorer):
+def _check(section, reward_functions):
     """BadInput for settings that cannot work."""
-    if section['retire_above'] and not scorer.verifier:
+    if section['retire_above'] and not reward_functions.verifier:
         raise BadInput('algorithm.retire_above', section['retire_above'], 'needs a reward.verifier to know pass rates; '
                        'name one, or use 0')
     if section['max_draws'] < 1:
@@ -219,6 +219,6 @@ def _groups(draw, step):
     size = len(whole[1].rewards) // len(draw.examples)
     found = []
     for i, example in enumerate(draw.examples):
-        rollout, scored = jax.tree.map(lambda x, rows=slice(i * size, (i + 1) * size): x[rows], whole)
-        found.append(Group(example, rollout, step, scored))
+        rollout, rewarded = jax.tree.map(lambda x, rows=slice(i * size, (i + 1) * size): x[rows], whole)
+        found.append(Group(example, rollout, step, rewarded))
     return found

@@ -8,28 +8,28 @@ from grpo_jax.errors import BadInput
 from grpo_jax.types import Rollout
 
 
-def find(ex, fields=('demonstration',)):
+def find(experiment, fields=('demonstration',)):
     """(Dataset, completions) of the examples whose meta has all fields and whose completions fit.
 
     completions[i] has for each field the token ids with the stop token.
     """
-    stop = ex.tokenizer.eos_token_id
+    stop = experiment.tokenizer.eos_token_id
 
     def encode(example):
-        return [ex.tokenizer.encode(example.meta[field], add_special_tokens=False) + [stop] for field in fields]
+        return [experiment.tokenizer.encode(example.meta[field], add_special_tokens=False) + [stop] for field in fields]
 
-    return read(ex, 'train', fields, encode)
+    return read(experiment, 'train', fields, encode)
 
 
-def read(ex, split, fields, encode):
+def read(experiment, split, fields, encode):
     """(Dataset, encode(example) of each) of the split's examples whose meta has all fields and whose completions fit.
 
     encode(example) lists an example's completions, each a list of tokens that must not pass rollout.max_tokens.
     """
-    dataset, most = ex.load(split), ex.config.rollout.max_tokens
+    dataset, most = experiment.load(split), experiment.config.rollout.max_tokens
     have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
     if not have:
-        raise BadInput('data.name', ex.config.data.name, f'has no example with {" and ".join(fields)}; use another, '
+        raise BadInput('data.name', experiment.config.data.name, f'has no example with {" and ".join(fields)}; use another, '
                        'or supervised.steps=0 and algorithm.source=\'policy\'')
     completions = {i: encode(dataset.examples[i]) for i in have}
     kept = [i for i in have if max(map(len, completions[i])) <= most]
@@ -42,11 +42,11 @@ def read(ex, split, fields, encode):
     return data.pick(dataset, kept), [completions[i] for i in kept]
 
 
-def as_rollout(ex, dataset, completions, chosen, shapes):
+def as_rollout(experiment, dataset, completions, chosen, shapes):
     """The chosen examples' completions in the form that the learner eats, group_size of each."""
-    _, prompts = data.prompts(dataset, chosen, shapes.queries, ex.pad_token)
+    _, prompts = data.prompts(dataset, chosen, shapes.queries, experiment.pad_token)
     ids = [row for index in chosen for row in completions[index]]
-    tokens = np.full((len(ids), shapes.tokens), ex.pad_token, np.int32)
+    tokens = np.full((len(ids), shapes.tokens), experiment.pad_token, np.int32)
     mask = np.zeros(tokens.shape, bool)
     for row, kept in enumerate(ids):
         tokens[row, :len(kept)] = kept

@@ -20,7 +20,7 @@ from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding import mesh as meshes
 
 # settings that may change between a run and its continuation
-FREE = ('steps', 'evaluation', 'checkpoint', 'log')
+CHANGEABLE_ON_RESUME = ('steps', 'evaluation', 'checkpoint', 'log')
 
 
 class Experiment(NamedTuple):
@@ -29,12 +29,12 @@ class Experiment(NamedTuple):
     config: Any
     workdir: str
     folder: str               # of the model
-    c: transformer.ModelConfig
+    model_config: transformer.ModelConfig
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     pad_token: int
     mesh: jax.sharding.Mesh
-    scorer: rewards.Scorer
+    reward_functions: rewards.RewardFunctions
     samplers: dict            # built so far, by what sets them apart
 
     ahead = True              # programs are compiled when they are made
@@ -68,7 +68,7 @@ class Experiment(NamedTuple):
             rollout = self.config.rollout
             shapes = self.shapes(self.config.data.prompts_per_step, group_size)
             self.samplers[which] = make_sampler(
-                self.c, self.mesh, shapes, self.sampling(**changes), self.automata(), dtype=self.dtype,
+                self.model_config, self.mesh, shapes, self.sampling(**changes), self.automata(), dtype=self.dtype,
                 cache_dtype=rollout.cache_dtype or self.dtype, weights_dtype=rollout.weights_dtype or self.dtype,
                 budget=int(rollout.cache_gib * 2 ** 30), kernels=rollout.kernels, ahead=self.ahead)
         return self.samplers[which]
@@ -78,14 +78,14 @@ class Experiment(NamedTuple):
         config = self.config
         updates = config.steps * config.learner.epochs * config.learner.minibatches
         return make_learner(
-            self.c, algorithm, optimizers.make(config.optimizer, updates), self.mesh, shapes, collected=collected,
+            self.model_config, algorithm, optimizers.make(config.optimizer, updates), self.mesh, shapes, collected=collected,
             critic_optimizer=optimizers.make(config.critic, updates), value_clip=config.algorithm.value_clip,
             critic_warmup=config.algorithm.critic_warmup, **self.learning())
 
     def automata(self):
         """Tables of sampler.stops for the strings that end a completion or its thinking."""
         strings = self.end_strings()
-        texts = stops.bytes_of_tokens(self.tokenizer, self.c.vocab_size) if strings else ()
+        texts = stops.bytes_of_tokens(self.tokenizer, self.model_config.vocab_size) if strings else ()
         return {name: stops.table(wanted, texts) for name, wanted in strings.items()}
 
     def end_strings(self):
@@ -108,13 +108,13 @@ class Experiment(NamedTuple):
 
     def params(self):
         """Float32 parameters on the mesh: drawn, or read from the model's folder."""
-        shardings = specs.params(transformer.param_table(self.c), self.mesh)
+        shardings = specs.params(transformer.param_table(self.model_config), self.mesh)
         if self.config.model.random_init:
-            return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.c)
-        return hf.load_params(self.folder, self.c, shardings)
+            return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.model_config)
+        return hf.load_params(self.folder, self.model_config, shardings)
 
 
-def enter(config, workdir, folder=None, functions=None):
+def open_experiment(config, workdir, folder=None, functions=None):
     """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim.
 
     folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name.
@@ -129,9 +129,9 @@ def enter(config, workdir, folder=None, functions=None):
     specs.params(transformer.param_table(c), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    scorer = rewards.make(config.reward, config.rollout.max_tokens, functions)
+    reward_functions = rewards.make(config.reward, config.rollout.max_tokens, functions)
     _fits_workdir(config, workdir)
-    return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, scorer, {})
+    return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, reward_functions, {})
 
 
 def check_context(config, folder):
@@ -192,25 +192,25 @@ def check(config):
             raise BadInput(name, value, f'must be at least {least}')
 
 
-def claim(ex):
+def claim(experiment):
     """Makes the workdir this experiment's: config.json, and the model's folder without weights.
 
     Called when everything else has been checked, so that a refused config leaves no trace.
     """
-    os.makedirs(ex.workdir, exist_ok=True)
+    os.makedirs(experiment.workdir, exist_ok=True)
     if processes.is_first():
-        hf.copy_files(ex.folder, os.path.join(ex.workdir, 'model'))
-    json_file.write(os.path.join(ex.workdir, 'config.json'), ex.config.to_dict())
+        hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
+    json_file.write(os.path.join(experiment.workdir, 'config.json'), experiment.config.to_dict())
 
 
-def agree(ex, step, built, examples):
+def agree(experiment, step, built, examples):
     """Waits until every process is ready for the first step; RuntimeError when they are not about to do the same.
 
     step: of the newest checkpoint, or None; built: the programs by name; examples: those that it learns from.
     """
     values = {'step': step, 'data': compiled.hashed(repr([(e.id, e.prompt, e.answer) for e in examples]))}
     values |= {f'program {name}': program.hash for name, program in built.items()}
-    processes.agree('the start', values | dict(_flat(ex.config.to_dict(), 'config.')))
+    processes.agree('the start', values | dict(_flat(experiment.config.to_dict(), 'config.')))
 
 
 def _flat(tree, prefix):
@@ -228,13 +228,13 @@ def _fits_workdir(config, workdir):
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
     if os.path.exists(path):
-        for name, (old, new) in _differences(json_file.read(path), recorded(config)).items():
-            if name.split('.')[0] not in FREE:
+        for name, (old, new) in _differences(json_file.read(path), recorded_config(config)).items():
+            if name.split('.')[0] not in CHANGEABLE_ON_RESUME:
                 raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
             logging.warning('%s: was %r, now %r', name, old, new)
 
 
-def recorded(config):
+def recorded_config(config):
     """The config as config.json gives it back: lists for tuples."""
     return json.loads(json.dumps(config.to_dict()))
 

@@ -93,13 +93,13 @@ def completions_of(tokenizer, rollout):
     return texts, truncated, mask.sum(1)
 
 
-def of_completions(scored):
+def of_completions(rewarded):
     """Means of a rewards.Scored's parts and failures, and lengths and truncation, by name."""
-    lengths = scored.lengths
-    row = {f'reward/{name}': np.nanmean(values) for name, values in scored.parts.items()}
-    row |= {f'reward_{name}': failed.mean() for name, failed in scored.failures.items()}
+    lengths = rewarded.lengths
+    row = {f'reward/{name}': np.nanmean(values) for name, values in rewarded.parts.items()}
+    row |= {f'reward_{name}': failed.mean() for name, failed in rewarded.failures.items()}
     return row | {'length': lengths.mean(), 'length_p95': np.quantile(lengths, 0.95), 'length_longest': lengths.max(),
-                  'truncated': scored.truncated.mean(), 'tokens': lengths.sum()}
+                  'truncated': rewarded.truncated.mean(), 'tokens': lengths.sum()}
 
 
 def of_sampler(engine):
@@ -123,15 +123,15 @@ def speed_of_sampler(engine):
     return found
 
 
-def rollout_rows(examples, scored, experience):
+def rollout_rows(examples, rewarded, experience):
     """One dict a completion, with its prompt, gold answer, rewards by part and advantage, for a dump."""
-    group = len(scored.texts) // len(examples)
+    group = len(rewarded.texts) // len(examples)
     advantages = processes.fetch(experience.advantages)
-    owners = [examples[i // group] for i in range(len(scored.texts))]
+    owners = [examples[i // group] for i in range(len(rewarded.texts))]
     return [{'id': owners[i].id, 'prompt': owners[i].prompt, 'answer': owners[i].answer,
-             'completion': text, 'reward': round_trip(scored.rewards[i]),
-             'parts': {name: round_trip(values[i]) for name, values in scored.parts.items()},
-             'advantage': round_trip(advantages[i, 0])} for i, text in enumerate(scored.texts)]
+             'completion': text, 'reward': round_trip(rewarded.rewards[i]),
+             'parts': {name: round_trip(values[i]) for name, values in rewarded.parts.items()},
+             'advantage': round_trip(advantages[i, 0])} for i, text in enumerate(rewarded.texts)]
 
 
 class Stopwatch:

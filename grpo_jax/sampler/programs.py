@@ -57,7 +57,7 @@ def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weight
     platform = mesh.devices.flat[0].platform
     blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
     block = min(block or BLOCK[platform], -(-shapes.tokens // (8 * blocks)) * 8)
-    built = Programs(c, mesh, shapes, sampling, tables, block=block, dtype=jnp.dtype(dtype),
+    built = SamplerPrograms(c, mesh, shapes, sampling, tables, block=block, dtype=jnp.dtype(dtype),
                      cache_dtype=jnp.dtype(cache_dtype), weights_dtype=jnp.dtype(weights_dtype), kernels=kernels)
     plan = engine.plan(prompts=shapes.prompts // built.shards, group=shapes.group_size, max_tokens=shapes.tokens,
                        block=block, segment=segment or SEGMENT[platform], halvings=HALVINGS[platform], budget=budget,
@@ -68,7 +68,7 @@ def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weight
     return made
 
 
-class Programs:
+class SamplerPrograms:
     """The compiled pieces that an Engine calls, one for each size of wave; `compile_all` builds them beforehand."""
 
     def __init__(self, c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, block, kernels):

@@ -17,7 +17,7 @@ ON_CPU = {'xla_cpu_experimental_ynn_fusion_type': ''}
 UNCACHED = {'xla_cpu_use_onednn': True, 'xla_cpu_experimental_onednn_fusion_type': 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
 
 
-class Program:
+class Executable:
     """A function for fixed shapes, traced when that is asked for, compiled by `compile` or when it is first called."""
 
     def __init__(self, trace, function=None, extra=None):
@@ -47,16 +47,16 @@ class Program:
         return self._function.memory_analysis()
 
 
-def compile_(function, *arguments, ahead=True, extra=None, **options):
+def make_executable(function, *arguments, ahead=True, extra=None, **options):
     """Program of function for arguments like these (arrays or ShapeDtypeStructs); options are jit's.
 
     ahead=False leaves compiling for later; extra(*arguments) makes a last argument on the host, or its shape. Under
     `jax.disable_jit()` the function is called as it is, to be stepped through.
     """
     if jax.config.jax_disable_jit:
-        return Program(None, function, extra)
+        return Executable(None, function, extra)
     shapes = (*arguments, extra(*arguments)) if extra else arguments
-    program = Program(lambda: jax.jit(function, **options).trace(*shapes), extra=extra)
+    program = Executable(lambda: jax.jit(function, **options).trace(*shapes), extra=extra)
     return program.compile() if ahead else program
 
 
@@ -83,7 +83,7 @@ def _known():
 
 def compile_traced(traced):
     """Program of a traced function."""
-    return Program(lambda: traced).compile()
+    return Executable(lambda: traced).compile()
 
 
 def device_bytes(tree):

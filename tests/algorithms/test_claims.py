@@ -122,7 +122,7 @@ def test_rft_ignores_wrong_answers_and_does_not_punish_them(preset, source):
 def test_a_kl_in_the_reward_needs_the_reference_as_much_as_one_in_the_loss(preset):
     method = fixture.algorithm(preset)
     assert (method.kl_placement == 'loss') == (preset == 'grpo')
-    assert 'ref_logprobs' in method.scored(1) and method.keeps_reference
+    assert 'ref_logprobs' in method.needed_logprobs(1) and method.keeps_reference
 
 
 def test_k3_of_a_summed_log_ratio_would_overflow():

@@ -74,7 +74,7 @@ def test_on_policy_loss_is_the_mean_of_minus_advantage(preset, expected):
 
 
 @pytest.mark.parametrize('preset', [name for name in fixture.PRESETS
-                                    if 'old_logprobs' not in fixture.algorithm(name).scored(1)])
+                                    if 'old_logprobs' not in fixture.algorithm(name).needed_logprobs(1)])
 def test_without_old_logprobs_everything_is_as_with_old_equal_to_now(preset):
     method = fixture.algorithm(preset)
     implicit = fixture.loss_and_gradient(method, fixture.worked(method, old=None))

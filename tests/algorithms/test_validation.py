@@ -112,7 +112,7 @@ def test_a_kl_anywhere_keeps_a_reference_and_no_kl_keeps_none_for_it(preset, pla
     if (placement == 'reward_token') == by_token or placement == 'loss':
         kl = 'k3' if placement == 'loss' else 'k1'
         method = fixture.algorithm(preset, kl=kl, kl_coef=.1, kl_placement=placement)
-        assert method.needs_reference and method.keeps_reference and 'ref_logprobs' in method.scored(1)
+        assert method.needs_reference and method.keeps_reference and 'ref_logprobs' in method.needed_logprobs(1)
 
 
 @pytest.mark.parametrize('preset', fixture.PRESETS)

@@ -32,7 +32,7 @@ def learn(tiny, experience, preset, mesh, **options):
     learner, mesh = small_learner(c, preset, mesh, **options), meshes.make(mesh)
     state = learner.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
     experience = batches.put_rows(experience.replace(old_logprobs=None, ref_logprobs=None), mesh)
-    scores = learner.score(state, experience.rollout)
+    scores = learner.logprobs(state, experience.rollout)
     state, metrics = learner.update(state, experience.replace(**scores))
     return jax.device_get((state.params, optax.tree_utils.tree_get(state.opt_state, 'trace'), metrics, scores))
 

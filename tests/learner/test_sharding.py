@@ -136,12 +136,12 @@ def test_adamw_moments_and_reference_lie_like_the_parameters(model):
     mesh, optimizer = make_mesh((2, 2, 1, 2)), optimizers.make(default.get_config().optimizer, 10)
     abstract = jax.eval_shape(lambda p: TrainState(jnp.int32(0), p, optimizer.init(p), p, {'bad_steps': jnp.int32(0)}),
                               params)
-    layout = specs.state(abstract, optimizer, None, c, mesh)
+    collectives = specs.state(abstract, optimizer, None, c, mesh)
     expected = specs.params(transformer.param_table(c), mesh)
     for name in ('mu', 'nu'):
-        assert optax.tree_utils.tree_get(layout.opt_state, name) == expected
-    assert layout.params == expected and layout.ref_params == expected
-    assert layout.step == layout.aux['bad_steps'] == specs.replicated(mesh)
+        assert optax.tree_utils.tree_get(collectives.opt_state, name) == expected
+    assert collectives.params == expected and collectives.ref_params == expected
+    assert collectives.step == collectives.aux['bad_steps'] == specs.replicated(mesh)
 
 
 def test_mesh_of_more_devices_than_there_are_is_refused():

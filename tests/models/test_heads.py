@@ -24,7 +24,7 @@ def load(folder):
 
 
 def scores(params, tokens, mask, c):
-    return np.asarray(heads.scores(params, tokens, mask, c, remat='none', dtype=np.float32))
+    return np.asarray(heads.values(params, tokens, mask, c, remat='none', dtype=np.float32))
 
 
 def padded():

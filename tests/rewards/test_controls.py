@@ -55,11 +55,11 @@ def test_shuffled_rewards_stay_with_their_prompt():
 @pytest.mark.parametrize('lab, name', [(random_reward, 'coin'), (shuffled_reward, 'shuffled')])
 def test_a_lab_trains_on_its_control_and_evaluates_the_truth(lab, name):
     section = lab.get_config().reward
-    scorer = rewards.make(section, 32)
+    reward_functions = rewards.make(section, 32)
     completions, owners = group(right=3)
-    total, parts = rewards.score(scorer, EXAMPLES, completions, np.zeros(len(completions), bool))
+    total, parts = rewards.score(reward_functions, EXAMPLES, completions, np.zeros(len(completions), bool))
     np.testing.assert_array_equal(total, parts[name])
-    np.testing.assert_array_equal(parts[scorer.verifier], [numeric.reward(*row) for row in zip(completions, owners,
+    np.testing.assert_array_equal(parts[reward_functions.verifier], [numeric.reward(*row) for row in zip(completions, owners,
                                                                                                   strict=True)])
-    truth = parts[scorer.verifier].reshape(-1, 8)
+    truth = parts[reward_functions.verifier].reshape(-1, 8)
     assert abs(np.mean(total.reshape(-1, 8)[truth == 1]) - np.mean(total.reshape(-1, 8)[truth == 0])) < 0.06

@@ -15,7 +15,7 @@ def examples(*answers):
     return [Example('question', answer, i, {}) for i, answer in enumerate(answers)]
 
 
-def scorer(**functions):
+def reward_functions(**functions):
     section = default.get_config().reward
     name = next(iter(functions), 'numeric')
     section.update({'parts': [(name, 1.0)], 'verifier': '' if functions else 'numeric'})
@@ -31,20 +31,20 @@ def test_a_changed_answer_is_one_off_in_its_last_number(answer, expected):
 
 
 def test_good_data_pass_and_the_share_is_printed(capsys):
-    gold.check(scorer(), examples('42', '1,234', '-0.5'), 0.0)
+    gold.check(reward_functions(), examples('42', '1,234', '-0.5'), 0.0)
     assert 'gold self-test: 0 of 3 answers are misjudged by numeric (0.00%)' in capsys.readouterr().out
 
 
 def test_gold_that_the_verifier_cannot_read_stops_the_run_above_the_bound(capsys):
     with pytest.raises(BadInput, match=r"25\.00% of the gold answers .* example 2 with answer 'many': 'many' refused"):
-        gold.check(scorer(), examples('1', '2', 'many', '4'), 0.2)
-    gold.check(scorer(), examples('1', '2', 'many', '4'), 0.25)
+        gold.check(reward_functions(), examples('1', '2', 'many', '4'), 0.2)
+    gold.check(reward_functions(), examples('1', '2', 'many', '4'), 0.25)
     assert '1 of 4' in capsys.readouterr().out
 
 
 def test_a_verifier_that_takes_everything_is_found_out():
     with pytest.raises(BadInput, match=r"100\.00% .* '2' accepted"):
-        gold.check(scorer(generous=lambda completion, example: 1.0), examples('1'), 0.5)
+        gold.check(reward_functions(generous=lambda completion, example: 1.0), examples('1'), 0.5)
 
 
 def test_a_verifier_that_fails_is_a_misjudgement():
@@ -52,7 +52,7 @@ def test_a_verifier_that_fails_is_a_misjudgement():
         return nested(completion, example)
 
     with pytest.raises(BadInput, match='recursion'):
-        gold.check(scorer(nested=nested), examples('1'), 0.5)
+        gold.check(reward_functions(nested=nested), examples('1'), 0.5)
 
 
 def test_a_run_on_bad_gold_stops_before_anything_is_written(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def alone(folder, ids):
     """Scores of tokens in a row of their own, behind the padding."""
     model, padding = models.load(folder, 'float32', 0, True), 160 - len(ids)
     tokens, mask = np.pad([ids], ((0, 0), (padding, 0))), np.arange(160)[None] >= padding
-    return np.asarray(model.scorer(model.params, tokens, mask))[0, padding:]
+    return np.asarray(model.reward_functions(model.params, tokens, mask))[0, padding:]
 
 
 def tokens_of(folder, text):
@@ -74,7 +74,7 @@ def test_few_shapes_are_compiled(folder):
     model = models.load(folder, 'float32', 0, True)
     for rows in ([[5] * n for n in range(1, 161)], [[5]], [[5] * 70] * 9):
         models.score(model, rows, 4)
-    assert model.scorer._cache_size() == 3  # of 64, 128 and 160 columns
+    assert model.reward_functions._cache_size() == 3  # of 64, 128 and 160 columns
 
 
 @pytest.mark.parametrize(('options', 'expected'), [

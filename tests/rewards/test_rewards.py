@@ -68,30 +68,30 @@ def make(*parts, truncated=0.0, verifier=''):
 
 def test_score_is_the_weighted_sum_over_groups_of_rows():
     # 2 examples of 2 rows each. numeric: 1 0 0 1, format: 1 1 0 0
-    scorer = make(('numeric', 1.0), ('format', 0.25))
+    reward_functions = make(('numeric', 1.0), ('format', 0.25))
     completions = ['<think></think><answer>4</answer>', '<think></think><answer>5</answer>', '4', '5']
-    total, parts = rewards.score(scorer, [example('4'), example('5')], completions, np.zeros(4, bool))
+    total, parts = rewards.score(reward_functions, [example('4'), example('5')], completions, np.zeros(4, bool))
     assert total.tolist() == [1.25, 0.25, 0, 1]
     assert parts['numeric'].tolist() == [1, 0, 0, 1] and parts['format'].tolist() == [1, 1, 0, 0]
     assert total.dtype == np.float64
 
 
 def test_truncated_completions_get_the_extra_term():
-    scorer = make(('numeric', 1.0), truncated=-0.5)
-    total, parts = rewards.score(scorer, [example('4')], ['4', '4', '5'], np.array([True, False, True]))
+    reward_functions = make(('numeric', 1.0), truncated=-0.5)
+    total, parts = rewards.score(reward_functions, [example('4')], ['4', '4', '5'], np.array([True, False, True]))
     assert total.tolist() == [0.5, 1, -0.5]
     assert parts['numeric'].tolist() == [1, 1, 0]
 
 
 def test_completion_that_one_part_cannot_score_gets_the_others():
-    scorer = make(('numeric', 1.0), ('format', 0.5))
-    total, parts = rewards.score(scorer, [example('many')], [GOOD, '4'], np.zeros(2, bool))
+    reward_functions = make(('numeric', 1.0), ('format', 0.5))
+    total, parts = rewards.score(reward_functions, [example('many')], [GOOD, '4'], np.zeros(2, bool))
     assert total.tolist() == [0.5, 0] and np.all(np.isnan(parts['numeric']))
 
 
 def test_completion_that_no_part_can_score_is_nan_even_when_truncated():
-    scorer = make(('numeric', 1.0), truncated=-0.5)
-    total, _ = rewards.score(scorer, [example('many'), example('4')], ['4', '4'], np.array([True, True]))
+    reward_functions = make(('numeric', 1.0), truncated=-0.5)
+    total, _ = rewards.score(reward_functions, [example('many'), example('4')], ['4', '4'], np.array([True, True]))
     assert np.isnan(total[0]) and total[1] == 0.5
 
 
@@ -130,11 +130,11 @@ def test_every_default_option_is_one_that_its_reward_declares():
 def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
     section = default.get_config().reward
     section.length, section.length_weight = 'kimi', 2.0
-    scorer = rewards.make(section, 300)
+    reward_functions = rewards.make(section, 300)
     nothing = np.zeros(4, bool)
-    scored = rewards.Scored(np.array([''] * 4, object), nothing, np.array([100, 150, 200, 300]),
+    rewarded = rewards.Rewards(np.array([''] * 4, object), nothing, np.array([100, 150, 200, 300]),
                             np.array([1., 5, 1, 0]), {'numeric': np.array([1., 0, 1, 0])}, {})
-    np.testing.assert_allclose(rewards.shaped(scorer, scored, 4), [[2, 5, 1, -1]])
+    np.testing.assert_allclose(rewards.shaped(reward_functions, rewarded, 4), [[2, 5, 1, -1]])
 
 
 @pytest.mark.parametrize('changes, words', [
@@ -189,9 +189,9 @@ def test_step_rewards_lie_on_the_token_that_ends_the_step_and_the_outcome_on_the
     rollout = SimpleNamespace(tokens=np.array([[9, 0, 1, 2, 0], [9, 1, 0, 0, 0]]),
                               completion_mask=np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool))
     texts = ['48/2=24 48+24=720', '48+24=720 48/2=24']
-    scorer = rewards.make(section, 4)
-    scored = rewards.score_rows(scorer, [example('72')], texts, [False, False], [3, 2])
-    scored = scored._replace(rewards=np.array([0.0, 5.0]))
-    found = rewards.known(scorer, [example('72')], scored, rollout, Words())['step_rewards']()
+    reward_functions = rewards.make(section, 4)
+    rewarded = rewards.compute_rewards(reward_functions, [example('72')], texts, [False, False], [3, 2])
+    rewarded = rewarded._replace(rewards=np.array([0.0, 5.0]))
+    found = rewards.known(reward_functions, [example('72')], rewarded, rollout, Words())['step_rewards']()
     nan = np.nan
     np.testing.assert_array_equal(found, [[[1, 0, 0, nan], [0, 6, nan, nan]]])

@@ -33,15 +33,15 @@ class Letters:
 
 
 def test_scoring_as_rows_come_in_equals_scoring_all_at_once():
-    scorer = make(('numeric', 1.0), ('format', 0.5), truncated=-1.0, verifier='numeric')
+    reward_functions = make(('numeric', 1.0), ('format', 0.5), truncated=-1.0, verifier='numeric')
     examples = [example('12'), example('7')]
     completions = [[1, 2], [7], [7], [1, 2, 3]]
-    scoring = rewards.Scoring(scorer, examples, 2, Letters())
+    scoring = rewards.RewardStream(reward_functions, examples, 2, Letters())
     for row in (2, 0, 3, 1):
         scoring.add(row, completions[row], row == 3)
     found = scoring.results()
     assert found.texts.tolist() == ['12', '7', '7', '123'] and found.lengths.tolist() == [2, 1, 1, 3]
-    expected, expected_parts = rewards.score(scorer, examples, found.texts, [False, False, False, True])
+    expected, expected_parts = rewards.score(reward_functions, examples, found.texts, [False, False, False, True])
     np.testing.assert_array_equal(found.rewards, expected)
     np.testing.assert_array_equal(found.truncated, [False, False, False, True])
     assert all(np.array_equal(found.parts[name], expected_parts[name]) for name in ('numeric', 'format'))
@@ -51,7 +51,7 @@ def test_a_reward_that_raises_on_the_thread_is_heard():
     def broken(text, example):
         raise ValueError('no such answer')
 
-    scoring = rewards.Scoring(make(('mine', 1.0), functions={'mine': broken}), [example('1')], 1, Letters())
+    scoring = rewards.RewardStream(make(('mine', 1.0), functions={'mine': broken}), [example('1')], 1, Letters())
     scoring.add(0, [1], False)
     with pytest.raises(ValueError, match='no such answer'):
         scoring.results()
@@ -92,8 +92,8 @@ def file(tmp_path_factory):
 
 
 def test_a_function_of_a_file_runs_in_another_process_with_its_options(file):
-    scorer = make((f'{file}:pid', 1.0), options={'pid': {'plus': 10 ** 9}})
-    total, parts = rewards.score(scorer, [example('1')], ['a'], [False])
+    reward_functions = make((f'{file}:pid', 1.0), options={'pid': {'plus': 10 ** 9}})
+    total, parts = rewards.score(reward_functions, [example('1')], ['a'], [False])
     assert parts['pid'][0] == total[0] > 10 ** 9 and parts['pid'][0] != os.getpid() + 10 ** 9
 
 
@@ -104,8 +104,8 @@ def test_a_function_of_a_file_can_be_the_verifier(file):
 @pytest.mark.parametrize('name, completions, failure', [
     ('hangs', ['fine', 'hang', 'fine'], 'expired'), ('dies', ['fine'] * 3, 'died'), ('nested', ['fine'] * 3, 'died')])
 def test_a_part_that_fails_has_the_score_of_failure_and_is_counted(file, name, completions, failure):
-    scorer = make((f'{file}:{name}', 1.0), ('numeric', 1.0), failed=-0.25, deadline=1.5)
-    found = rewards.score_rows(scorer, [example('4')], completions, [False] * 3, [1] * 3)
+    reward_functions = make((f'{file}:{name}', 1.0), ('numeric', 1.0), failed=-0.25, deadline=1.5)
+    found = rewards.compute_rewards(reward_functions, [example('4')], completions, [False] * 3, [1] * 3)
     failed = [name != 'hangs' or text == 'hang' for text in completions]
     assert found.failures[failure].tolist() == failed
     assert not found.failures['died' if failure == 'expired' else 'expired'].any()
@@ -126,8 +126,8 @@ def test_a_function_of_a_file_that_cannot_work_is_refused(file, path, message, t
 
 
 def test_functions_of_a_notebook_are_parts_by_name():
-    scorer = make(('short', 2.0), functions={'short': lambda completion, example: 1.0 / len(completion)})
-    assert rewards.score(scorer, [example('')], ['ab', 'abcd'], [False, False])[0].tolist() == [1.0, 0.5]
+    reward_functions = make(('short', 2.0), functions={'short': lambda completion, example: 1.0 / len(completion)})
+    assert rewards.score(reward_functions, [example('')], ['ab', 'abcd'], [False, False])[0].tolist() == [1.0, 0.5]
 
 
 def test_batched_rewards_see_all_completions_with_their_examples(file):
@@ -137,8 +137,8 @@ def test_batched_rewards_see_all_completions_with_their_examples(file):
         calls.append(len(completions))
         return [None if text == '?' else 1.0 for text in completions]
 
-    scorer = make((f'{file}:of_all', 1.0), ('count', 1.0), functions={'count': count})
-    total, parts = rewards.score(scorer, [example('1'), example('22')], ['a', 'bb', '?', 'dd'], [False] * 4)
+    reward_functions = make((f'{file}:of_all', 1.0), ('count', 1.0), functions={'count': count})
+    total, parts = rewards.score(reward_functions, [example('1'), example('22')], ['a', 'bb', '?', 'dd'], [False] * 4)
     assert parts['of_all'].tolist() == [2, 3, 3, 4] and calls == [4]
     assert np.isnan(parts['count'][2]) and total.tolist() == [3, 4, 3, 5]
 
@@ -153,9 +153,9 @@ def test_asynchronous_rewards_wait_side_by_side_until_their_deadline():
         await asyncio.sleep(100 if completion == 'slow' else 0)
         return 1.0
 
-    scorer = make(('ask', 1.0), functions={'ask': ask}, deadline=2.0, workers=1)
+    reward_functions = make(('ask', 1.0), functions={'ask': ask}, deadline=2.0, workers=1)
     began = time.monotonic()
-    found = rewards.score_rows(scorer, [example('1')], ['a'] * 7 + ['slow'], [False] * 8, [1] * 8)
+    found = rewards.compute_rewards(reward_functions, [example('1')], ['a'] * 7 + ['slow'], [False] * 8, [1] * 8)
     assert time.monotonic() - began < 20
     assert found.rewards.tolist() == [1.0] * 7 + [0.0] and found.failures['expired'].tolist() == [False] * 7 + [True]
 
@@ -164,9 +164,9 @@ def test_a_reward_can_ask_what_the_verifier_said():
     def bonus(completion, example, *, correct):
         return {True: 1.0, False: -1.0, None: 0.5}[correct]
 
-    scorer = make(('bonus', 1.0), ('numeric', 0.0), verifier='numeric', functions={'bonus': bonus})
-    assert rewards.score(scorer, [example('4')], ['4', '5'], [False] * 2)[0].tolist() == [1, -1]
-    assert rewards.score(scorer, [example('many')], ['4'], [False])[0].tolist() == [0.5]
+    reward_functions = make(('bonus', 1.0), ('numeric', 0.0), verifier='numeric', functions={'bonus': bonus})
+    assert rewards.score(reward_functions, [example('4')], ['4', '5'], [False] * 2)[0].tolist() == [1, -1]
+    assert rewards.score(reward_functions, [example('many')], ['4'], [False])[0].tolist() == [0.5]
     with pytest.raises(BadInput, match='which bonus asks what is correct'):
         make(('bonus', 1.0), functions={'bonus': bonus})
 
@@ -177,7 +177,7 @@ def test_scoring_goes_on_while_the_device_works():
         time.sleep(0.2)
         return 1.0
 
-    scoring = rewards.Scoring(make(('slow', 1.0), functions={'slow': slow}, workers=1), [example('1')], 4, Letters())
+    scoring = rewards.RewardStream(make(('slow', 1.0), functions={'slow': slow}, workers=1), [example('1')], 4, Letters())
     for row in range(4):
         scoring.add(row, [1], False)
     time.sleep(0.9)  # the device
