@@ -1,4 +1,5 @@
 """What every benchmark prints and how it times: environment, the machine's matrix rate, interleaved CPU-seconds."""
+
 import os
 import platform
 import statistics
@@ -14,8 +15,10 @@ def describe():
     if os.path.exists('/proc/cpuinfo'):
         with open('/proc/cpuinfo', encoding='utf8') as lines:
             cpu = next((line.split(':')[1].strip() for line in lines if line.startswith('model name')), cpu)
-    return (f'{cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}, '
-            f'{jax.devices()[0].device_kind}, load {os.getloadavg()[0]:.1f}')
+    return (
+        f'{cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}, '
+        f'{jax.devices()[0].device_kind}, load {os.getloadavg()[0]:.1f}'
+    )
 
 
 def matrix_rate(size=1024, repeats=7):
@@ -23,7 +26,7 @@ def matrix_rate(size=1024, repeats=7):
     x = jnp.ones((size, size))
     product = jax.jit(lambda x: x @ x).lower(x).compile()
     seconds, _ = interleaved({'product': lambda: jax.block_until_ready(product(x))}, repeats)
-    return 2 * size ** 3 / seconds['product']
+    return 2 * size**3 / seconds['product']
 
 
 def interleaved(candidates, repeats):

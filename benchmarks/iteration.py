@@ -6,6 +6,7 @@ As benchmarks.peers: the same model shape, float32, one pinned thread, interleav
 ends early at a peer, since theirs end when the longest does. No reference policy, AdamW, one update of all rows, a
 reward in Python. The time of an iteration is that between two calls of the reward.
 """
+
 import os
 import sys
 import tempfile
@@ -51,15 +52,38 @@ def ours(case):
     from grpo_jax.models import transformer
     from grpo_jax.sharding import mesh
     from grpo_jax.types import Prompts
+
     prompts, group, queries, most = case['prompts'], case['group'], case['queries'], case['most']
     shapes, one = programs.Shapes(prompts, group, queries, most), mesh.make({})
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
     engine = programs.make_sampler(
-        MODEL, one, shapes, sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0), {},
-        dtype='float32', cache_dtype='float32', weights_dtype='float32', budget=0, ahead=False)
+        MODEL,
+        one,
+        shapes,
+        sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0),
+        {},
+        dtype='float32',
+        cache_dtype='float32',
+        weights_dtype='float32',
+        budget=0,
+        ahead=False,
+    )
     learner = programs.make_learner(
-        MODEL, method, optax.adamw(1e-5), one, shapes, dtype=jnp.float32, epochs=1, minibatches=1, microbatches=1,
-        chunk=2048, remat='none', temperature=1.0, pack_columns=case['columns'], pack_rows=case['rows'])
+        MODEL,
+        method,
+        optax.adamw(1e-5),
+        one,
+        shapes,
+        dtype=jnp.float32,
+        epochs=1,
+        minibatches=1,
+        microbatches=1,
+        chunk=2048,
+        remat='none',
+        temperature=1.0,
+        pack_columns=case['columns'],
+        pack_rows=case['rows'],
+    )
     state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL))
     rng, lengths, reward = np.random.default_rng(1), np.asarray(case['lengths'], np.int32), Gate()
     while True:
@@ -69,8 +93,15 @@ def ours(case):
         found = np.asarray(rollout.tokens[:, queries:])
         rewards = np.array(reward([row[:n].tolist() for row, n in zip(found, lengths, strict=True)]))
         rewards = rewards.reshape(prompts, group)
-        experience, _ = make_experience(method, state.aux, rollout, rewards, learner.logprobs(state, rollout),
-                                        jnp.asarray, dead=algorithms.dead_groups(rewards))
+        experience, _ = make_experience(
+            method,
+            state.aux,
+            rollout,
+            rewards,
+            learner.logprobs(state, rollout),
+            jnp.asarray,
+            dead=algorithms.dead_groups(rewards),
+        )
         state, _ = jax.block_until_ready(learner.update(state, experience))
 
 
@@ -87,32 +118,56 @@ def tunix_learner(case, reward, *, beta=0.0, tied=False):
     from tunix.rl.rollout import base_rollout
 
     from benchmarks.peers import Words
+
     names = {field.name for field in dataclasses.fields(model.ModelConfig)}
     tying = {name: tied for name in ('use_tied_embedding', 'weight_tying') if name in names}
     config = model.ModelConfig(
-        num_layers=4, vocab_size=case.get('vocabulary', 512), embed_dim=256, hidden_dim=1024, num_heads=4, head_dim=64,
-        num_kv_heads=2, rope_theta=10_000, norm_eps=1e-6, **tying)
+        num_layers=4,
+        vocab_size=case.get('vocabulary', 512),
+        embed_dim=256,
+        hidden_dim=1024,
+        num_heads=4,
+        head_dim=64,
+        num_kv_heads=2,
+        rope_theta=10_000,
+        norm_eps=1e-6,
+        **tying,
+    )
     one = jax.make_mesh((1, 1), ('fsdp', 'tp'), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     roles = rl_cluster.Role
     cluster = rl_cluster.RLCluster(
-        actor=model.Qwen2(config, rngs=nnx.Rngs(0)), reference=model.Qwen2(config, rngs=nnx.Rngs(0)),
+        actor=model.Qwen2(config, rngs=nnx.Rngs(0)),
+        reference=model.Qwen2(config, rngs=nnx.Rngs(0)),
         tokenizer=Words(),
         cluster_config=rl_cluster.ClusterConfig(
-            role_to_mesh=dict.fromkeys((roles.ACTOR, roles.REFERENCE, roles.ROLLOUT), one), rollout_engine='vanilla',
+            role_to_mesh=dict.fromkeys((roles.ACTOR, roles.REFERENCE, roles.ROLLOUT), one),
+            rollout_engine='vanilla',
             offload_to_cpu=False,
-            training_config=rl_cluster.RLTrainingConfig(actor_optimizer=optax.adamw(1e-5), max_steps=10 ** 6,
-                                                        eval_every_n_steps=10 ** 9),
+            training_config=rl_cluster.RLTrainingConfig(
+                actor_optimizer=optax.adamw(1e-5), max_steps=10**6, eval_every_n_steps=10**9
+            ),
             rollout_config=base_rollout.RolloutConfig(
-                max_tokens_to_generate=case['most'], max_prompt_length=case['queries'],
-                kv_cache_size=case['queries'] + case['most'], temperature=1.0, top_p=1.0, top_k=None)))
-    learner = grpo_learner.GRPOLearner(cluster, reward_fns=reward, algo_config=grpo_learner.GRPOConfig(
-        num_generations=case['group'], num_iterations=1, beta=beta, epsilon=0.2))
+                max_tokens_to_generate=case['most'],
+                max_prompt_length=case['queries'],
+                kv_cache_size=case['queries'] + case['most'],
+                temperature=1.0,
+                top_p=1.0,
+                top_k=None,
+            ),
+        ),
+    )
+    learner = grpo_learner.GRPOLearner(
+        cluster,
+        reward_fns=reward,
+        algo_config=grpo_learner.GRPOConfig(num_generations=case['group'], num_iterations=1, beta=beta, epsilon=0.2),
+    )
     return cluster, learner, one
 
 
 def tunix(case):
     """Trains for ever with tunix.rl.grpo.grpo_learner.GRPOLearner."""
     import numpy as np
+
     gate = Gate()
 
     def reward(prompts, completions, **_):
@@ -137,18 +192,35 @@ def trl(case):
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
+
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = case['prompts'] * case['group']
     words = ['<pad>', '<s>', '</s>', '<unk>', *(f'w{i}' for i in range(508))]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unk>'))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token='<pad>', bos_token='<s>', eos_token='</s>',
-                                        unk_token='<unk>', padding_side='left')
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token='<pad>',
+        bos_token='<s>',
+        eos_token='</s>',
+        unk_token='<unk>',
+        padding_side='left',
+    )
     texts = [' '.join(f'w{int(i)}' for i in torch.randint(0, 508, (case['queries'],))) for _ in range(64)]
-    config = Qwen2Config(vocab_size=512, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
-                         tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
     gate = Gate()
 
     def reward(completion_ids, **_):
@@ -156,18 +228,37 @@ def trl(case):
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
-            output_dir=folder, per_device_train_batch_size=rows, num_generations=case['group'],
-            max_completion_length=case['most'], gradient_accumulation_steps=1, max_steps=10 ** 6, learning_rate=1e-5,
-            use_cpu=True, bf16=False, gradient_checkpointing=False, report_to='none', save_strategy='no', beta=0.0,
-            temperature=1.0, generation_kwargs={'suppress_tokens': [2]}, disable_tqdm=True)
-        GRPOTrainer(model=Qwen2ForCausalLM(config).float(), reward_funcs=reward, args=arguments,
-                    train_dataset=Dataset.from_dict({'prompt': texts}), processing_class=tokenizer).train()
+            output_dir=folder,
+            per_device_train_batch_size=rows,
+            num_generations=case['group'],
+            max_completion_length=case['most'],
+            gradient_accumulation_steps=1,
+            max_steps=10**6,
+            learning_rate=1e-5,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to='none',
+            save_strategy='no',
+            beta=0.0,
+            temperature=1.0,
+            generation_kwargs={'suppress_tokens': [2]},
+            disable_tqdm=True,
+        )
+        GRPOTrainer(
+            model=Qwen2ForCausalLM(config).float(),
+            reward_funcs=reward,
+            args=arguments,
+            train_dataset=Dataset.from_dict({'prompt': texts}),
+            processing_class=tokenizer,
+        ).train()
 
 
 def main():
     """The command, and the worker that it starts."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from benchmarks import peers
+
     arguments = peers.parse(__doc__, 'tunix', 'trl')
     if arguments.worker:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -186,11 +277,14 @@ def main():
         case |= dict(columns=full, rows=1) if name == 'equal' else dict(columns=1024, rows=1)
         timed = peers.medians(case, arguments, __file__)
         found = {peer: seconds for peer, (seconds, _) in timed.items()}
-        print(f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
-              f'{sum(case["lengths"]) / len(case["lengths"]):.0f} max {case["most"]}: '
-              + ', '.join(f'{peer} {value:.2f}' for peer, value in found.items()) + ' CPU-s an iteration; '
-              + ', '.join(f'{value / found["ours"]:.2f} x {peer}' for peer, value in found.items() if peer != 'ours'),
-              flush=True)
+        print(
+            f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
+            f'{sum(case["lengths"]) / len(case["lengths"]):.0f} max {case["most"]}: '
+            + ', '.join(f'{peer} {value:.2f}' for peer, value in found.items())
+            + ' CPU-s an iteration; '
+            + ', '.join(f'{value / found["ours"]:.2f} x {peer}' for peer, value in found.items() if peer != 'ours'),
+            flush=True,
+        )
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ A random model (4 layers, width 256, vocabulary 512, float32), one thread: CPU-s
 operations of matrix products counted in the program; the share of tokens that are padding. Both ways make the same
 update, which is checked. Then the memory of the update at a vocabulary of 151,936, with the head in chunks and whole.
 """
+
 import argparse
 import dataclasses
 import os
@@ -44,33 +45,53 @@ def experience_of(case):
     mask = np.arange(most) < lengths[:, None]
     rollout = Rollout(
         tokens=jnp.asarray(np.concatenate([prompts, np.where(mask, completions, 0)], 1), jnp.int32),
-        prompt_mask=jnp.ones((rows, queries), bool), completion_mask=jnp.asarray(mask),
-        forced=jnp.zeros((rows, most), bool), logprobs=jnp.zeros((rows, most)), truncated=jnp.zeros(rows, bool),
-        version=jnp.zeros((rows, most), jnp.int32))
-    return Experience(rollout=rollout, advantages=jnp.asarray(rng.normal(size=(rows, 1)), jnp.float32),
-                      rewards=jnp.zeros(rows), old_logprobs=None, ref_logprobs=None,
-                      group_ids=jnp.arange(rows, dtype=jnp.int32) // case['group'])
+        prompt_mask=jnp.ones((rows, queries), bool),
+        completion_mask=jnp.asarray(mask),
+        forced=jnp.zeros((rows, most), bool),
+        logprobs=jnp.zeros((rows, most)),
+        truncated=jnp.zeros(rows, bool),
+        version=jnp.zeros((rows, most), jnp.int32),
+    )
+    return Experience(
+        rollout=rollout,
+        advantages=jnp.asarray(rng.normal(size=(rows, 1)), jnp.float32),
+        rewards=jnp.zeros(rows),
+        old_logprobs=None,
+        ref_logprobs=None,
+        group_ids=jnp.arange(rows, dtype=jnp.int32) // case['group'],
+    )
 
 
 def build_learner(c, case, **options):
     """Learner of dr_grpo by gradient descent; its new parameters show the gradient."""
     shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
     options = dict(minibatches=1, microbatches=1, chunk=1024, remat='none', dtype=jnp.float32) | options
-    return make_learner(c, algorithms.make(default.get_config('dr_grpo').algorithm), optax.sgd(1.0),
-                                  mesh.make({}), shapes, epochs=1, temperature=1.0, **options)
+    return make_learner(
+        c,
+        algorithms.make(default.get_config('dr_grpo').algorithm),
+        optax.sgd(1.0),
+        mesh.make({}),
+        shapes,
+        epochs=1,
+        temperature=1.0,
+        **options,
+    )
 
 
 def compare(name, case, repeats):
     """Prints how the two ways compare."""
     experience = experience_of(case)
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL)
-    learners = {'padded': build_learner(MODEL, case),
-                'packed': build_learner(MODEL, case, pack_columns=case['columns'], pack_rows=case['rows'])}
+    learners = {
+        'padded': build_learner(MODEL, case),
+        'packed': build_learner(MODEL, case, pack_columns=case['columns'], pack_rows=case['rows']),
+    }
 
     def run(learner):
         def once():
             state, _ = learner.update(learner.initial(jax.tree.map(jnp.copy, params)), experience)
             return jax.block_until_ready(state.params)
+
         return once
 
     runs = {way: run(learner) for way, learner in learners.items()}
@@ -83,16 +104,21 @@ def compare(name, case, repeats):
     rollout = experience.rollout
     tokens = int(rollout.completion_mask.sum() + rollout.prompt_mask.sum())
     computed = int(plan.count[0]) * case['rows'] * case['columns']
-    operations = {way: flops.count(learner.update.traced.jaxpr, turns=(int(plan.count[0]),))[0]
-                  for way, learner in learners.items()}
-    print(f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, completions mean '
-          f'{float(rollout.completion_mask.sum(1).mean()):.0f} max {case["most"]}\n'
-          f'  update: padded {seconds["padded"]:.3f} CPU-s, packed {seconds["packed"]:.3f}, '
-          f'{1 - seconds["packed"] / seconds["padded"]:.0%} less; largest difference of a parameter {gap:.1e}\n'
-          f'  operations: {operations["padded"] / 1e9:.1f} and {operations["packed"] / 1e9:.1f} GFLOP, '
-          f'{1 - operations["packed"] / operations["padded"]:.0%} less\n'
-          f'  padding: {1 - tokens / rollout.tokens.size:.1%} of padded rows, '
-          f'{1 - int(jnp.sum(plan.cells >= 0)) / computed:.1%} of packed ones', flush=True)
+    operations = {
+        way: flops.count(learner.update.traced.jaxpr, turns=(int(plan.count[0]),))[0]
+        for way, learner in learners.items()
+    }
+    print(
+        f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, completions mean '
+        f'{float(rollout.completion_mask.sum(1).mean()):.0f} max {case["most"]}\n'
+        f'  update: padded {seconds["padded"]:.3f} CPU-s, packed {seconds["packed"]:.3f}, '
+        f'{1 - seconds["packed"] / seconds["padded"]:.0%} less; largest difference of a parameter {gap:.1e}\n'
+        f'  operations: {operations["padded"] / 1e9:.1f} and {operations["packed"] / 1e9:.1f} GFLOP, '
+        f'{1 - operations["packed"] / operations["padded"]:.0%} less\n'
+        f'  padding: {1 - tokens / rollout.tokens.size:.1%} of padded rows, '
+        f'{1 - int(jnp.sum(plan.cells >= 0)) / computed:.1%} of packed ones',
+        flush=True,
+    )
 
 
 def memory():
@@ -100,9 +126,12 @@ def memory():
     c = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
     case = dict(prompts=16, group=8, queries=16, most=128)
     found = {chunk: build_learner(c, case, chunk=chunk).update.memory.temp_size_in_bytes for chunk in (512, 16384)}
-    print(f'vocabulary {c.vocab_size}, B*C = 16384: temporaries of the update '
-          + ', '.join(f'{size / 2 ** 30:.2f} GiB with chunks of {chunk}' for chunk, size in found.items())
-          + f': {found[16384] / found[512]:.1f} x', flush=True)
+    print(
+        f'vocabulary {c.vocab_size}, B*C = 16384: temporaries of the update '
+        + ', '.join(f'{size / 2**30:.2f} GiB with chunks of {chunk}' for chunk, size in found.items())
+        + f': {found[16384] / found[512]:.1f} x',
+        flush=True,
+    )
 
 
 def main():

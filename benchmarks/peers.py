@@ -6,6 +6,7 @@ PYTHON is the interpreter of an environment with google-tunix, or with trl and t
 file as a worker. Runs are interleaved. Peers decode every row until the longest is done, with their stop token
 switched off; only the tokens of the given lengths count, for all.
 """
+
 import argparse
 import json
 import os
@@ -27,6 +28,7 @@ def lengths_of(case):
     import numpy as np
 
     from benchmarks.rollout import long_tailed
+
     rows = case['prompts'] * case['group']
     if case['mean'] == case['most']:
         return np.full(rows, case['most'])
@@ -45,14 +47,23 @@ def ours(case):
     from grpo_jax.models import transformer
     from grpo_jax.sharding import mesh
     from grpo_jax.types import Prompts
+
     prompts, queries, most = case['prompts'], case['queries'], case['most']
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL)
     tokens = jnp.asarray(np.random.default_rng(1).integers(3, MODEL.vocab_size, (prompts, queries)), jnp.int32)
     batch = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(prompts, dtype=jnp.int32))
     engine = programs.make_sampler(
-        MODEL, mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}), programs.Shapes(prompts, case['group'], queries, most),
-        sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0), {}, dtype='float32',
-        cache_dtype='float32', weights_dtype='float32', budget=0, ahead=False)
+        MODEL,
+        mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}),
+        programs.Shapes(prompts, case['group'], queries, most),
+        sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0),
+        {},
+        dtype='float32',
+        cache_dtype='float32',
+        weights_dtype='float32',
+        budget=0,
+        ahead=False,
+    )
     lengths = np.asarray(case['lengths'], np.int32)
     return lambda: jax.block_until_ready(engine(params, batch, jax.random.key(7), 0, limit=lengths))
 
@@ -88,8 +99,18 @@ def tunix(case):
 
     names = {field.name for field in dataclasses.fields(model.ModelConfig)}
     tied = {name: False for name in ('use_tied_embedding', 'weight_tying') if name in names}
-    config = model.ModelConfig(num_layers=4, vocab_size=512, embed_dim=256, hidden_dim=1024, num_heads=4, head_dim=64,
-                               num_kv_heads=2, rope_theta=10_000, norm_eps=1e-6, **tied)
+    config = model.ModelConfig(
+        num_layers=4,
+        vocab_size=512,
+        embed_dim=256,
+        hidden_dim=1024,
+        num_heads=4,
+        head_dim=64,
+        num_kv_heads=2,
+        rope_theta=10_000,
+        norm_eps=1e-6,
+        **tied,
+    )
     policy = model.Qwen2(config, rngs=nnx.Rngs(0))
     cache = sampler.CacheConfig(cache_size=case['queries'] + case['most'], num_layers=4, num_kv_heads=2, head_dim=64)
     engine = sampler.Sampler(policy, Words(), cache)
@@ -97,10 +118,19 @@ def tunix(case):
     texts = [' '.join(map(str, row)) for row in ids for _ in range(case['group'])]
 
     def run():
-        result = engine(input_strings=texts, max_generation_steps=case['most'], max_prompt_length=case['queries'],
-                        echo=False, temperature=1.0, top_p=1.0, top_k=None, seed=1)
+        result = engine(
+            input_strings=texts,
+            max_generation_steps=case['most'],
+            max_prompt_length=case['queries'],
+            echo=False,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=None,
+            seed=1,
+        )
         assert all(len(tokens) == case['most'] for tokens in result.tokens)
         jax.block_until_ready(result.tokens)
+
     return run
 
 
@@ -108,20 +138,41 @@ def trl(case):
     """A callable that samples once with the `generate` that TRL's trainer calls."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
+
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=512, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
-                         tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
     policy = Qwen2ForCausalLM(config).float().eval()
     ids = torch.randint(3, 512, (case['prompts'], case['queries'])).repeat_interleave(case['group'], 0)
 
     def run():
         with torch.no_grad():
-            out = policy.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0,
-                                  top_p=1.0, max_new_tokens=case['most'], min_new_tokens=case['most'],
-                                  eos_token_id=None, pad_token_id=0)
+            out = policy.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=case['most'],
+                min_new_tokens=case['most'],
+                eos_token_id=None,
+                pad_token_id=0,
+            )
         assert out.shape[1] == case['queries'] + case['most']
+
     return run
 
 
@@ -144,8 +195,13 @@ class Worker:
     def __init__(self, python, name, case, file=__file__):
         environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'OMP_NUM_THREADS': '1'}
         self._process = subprocess.Popen(
-            [python, os.path.abspath(file), f'--worker={name}', f'--case={json.dumps(case)}'], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            [python, os.path.abspath(file), f'--worker={name}', f'--case={json.dumps(case)}'],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         self._answer('ready')
 
     def run(self):
@@ -159,7 +215,7 @@ class Worker:
         self._process.stdin.close()
         _, status, usage = os.wait4(self._process.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
-        return usage.ru_maxrss / 2 ** 20
+        return usage.ru_maxrss / 2**20
 
     def _answer(self, word):
         for line in self._process.stdout:
@@ -216,11 +272,13 @@ def main():
         # products with the weights alone, of the completion's tokens
         flops = 2 * (4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024) + 256 * 512)
         best = max((speed for peer, speed in speeds.items() if peer != 'ours'), default=float('nan'))
-        print(f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
-              f'{tokens / len(case["lengths"]):.0f} max {case["most"]}: '
-              + ', '.join(f'{peer} {speed:.0f}' for peer, speed in speeds.items())
-              + f' tokens/CPU-s; ours {speeds["ours"] / best:.2f} x the better peer, '
-              f'{speeds["ours"] * flops / rate:.0%} of the matrix rate')
+        print(
+            f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
+            f'{tokens / len(case["lengths"]):.0f} max {case["most"]}: '
+            + ', '.join(f'{peer} {speed:.0f}' for peer, speed in speeds.items())
+            + f' tokens/CPU-s; ours {speeds["ours"] / best:.2f} x the better peer, '
+            f'{speeds["ours"] * flops / rate:.0%} of the matrix rate'
+        )
 
 
 if __name__ == '__main__':

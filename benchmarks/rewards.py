@@ -6,6 +6,7 @@ python -m benchmarks.rewards [--out=trace.json]
 2. One rollout of the arithmetic demo with reward math: when each completion was judged, beside when the device
    decoded. --out writes both as a trace that chrome://tracing and Perfetto show.
 """
+
 import argparse
 import json
 import os
@@ -59,8 +60,10 @@ def throughput():
         found = rewards.compute_rewards(reward_functions, examples, texts, [False] * len(texts), [0] * len(texts))
         seconds.append(time.monotonic() - began)
     expected = np.arange(len(texts)) % 2 == 0
-    print(f'1,000 completions by math, {section.workers} workers: {statistics.median(seconds):.1f} s, median of '
-          f'{REPEATS}, cold each time; {np.mean((found.rewards >= 1) == expected):.1%} as made')
+    print(
+        f'1,000 completions by math, {section.workers} workers: {statistics.median(seconds):.1f} s, median of '
+        f'{REPEATS}, cold each time; {np.mean((found.rewards >= 1) == expected):.1%} as made'
+    )
 
 
 def overlap():
@@ -70,8 +73,16 @@ def overlap():
     spans, began = [], time.monotonic()
 
     def span(name, start):
-        spans.append({'name': name, 'ph': 'X', 'pid': 0, 'tid': threading.get_ident() % 10 ** 6,
-                      'ts': (start - began) * 1e6, 'dur': (time.monotonic() - start) * 1e6})
+        spans.append(
+            {
+                'name': name,
+                'ph': 'X',
+                'pid': 0,
+                'tid': threading.get_ident() % 10**6,
+                'ts': (start - began) * 1e6,
+                'dur': (time.monotonic() - start) * 1e6,
+            }
+        )
 
     with tempfile.TemporaryDirectory() as folder:
         experiment = open_experiment(config, folder)
@@ -83,12 +94,20 @@ def overlap():
             span('reward', start)
             return value
 
-        experiment = experiment._replace(reward_functions=experiment.reward_functions._replace(parts={'math': part._replace(function=timed)}))
+        experiment = experiment._replace(
+            reward_functions=experiment.reward_functions._replace(parts={'math': part._replace(function=timed)})
+        )
         shapes = experiment.shapes(config.data.prompts_per_step, config.rollout.group_size)
         collector = collect.Collector(experiment, config.algorithm, shapes)
         learner = make_learner(
-            experiment.model_config, algorithms.make(config.algorithm), optimizers.make(config.optimizer, 1), experiment.mesh, shapes,
-            collected=collector.aux(), **experiment.learning())
+            experiment.model_config,
+            algorithms.make(config.algorithm),
+            optimizers.make(config.optimizer, 1),
+            experiment.mesh,
+            shapes,
+            collected=collector.aux(),
+            **experiment.learning(),
+        )
         state = learner.initial(experiment.params())
         collector(state, lambda *_: None)[0].results()  # compiles
         spans.clear()
@@ -101,9 +120,11 @@ def overlap():
         waited = time.monotonic() - start
     judged = [event for event in spans if event['name'] == 'reward']
     within = sum(event['ts'] + event['dur'] <= sampled['ts'] + sampled['dur'] for event in judged)
-    print(f'a rollout of {len(judged)} completions: {within} judged while others decoded; '
-          f'{sum(event["dur"] for event in judged) / 1e6:.2f} s of rewards on {experiment.reward_functions.threads} threads, of which '
-          f'the step waited for {waited:.2f} s after {sampled["dur"] / 1e6:.2f} s of sampling')
+    print(
+        f'a rollout of {len(judged)} completions: {within} judged while others decoded; '
+        f'{sum(event["dur"] for event in judged) / 1e6:.2f} s of rewards on {experiment.reward_functions.threads} threads, of which '
+        f'the step waited for {waited:.2f} s after {sampled["dur"] / 1e6:.2f} s of sampling'
+    )
     return spans
 
 

@@ -2,6 +2,7 @@
 
 python -m benchmarks.rollout [--repeats=5] [--only=long-tailed]
 """
+
 import argparse
 
 import jax
@@ -17,14 +18,28 @@ from grpo_jax.types import Prompts
 
 # 4 layers of width 256, as in the peers' drivers
 MODEL = transformer.ModelConfig(
-    vocab_size=512, width=256, layers=4, heads=4, kv_heads=2, head_dim=64, mlp=1024, norm_eps=1e-6, rope_theta=1e4,
-    rope_scaling=(), qk_norm=False, qkv_bias=True, out_bias=False, mlp_bias=False, tie_embeddings=False)
+    vocab_size=512,
+    width=256,
+    layers=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    mlp=1024,
+    norm_eps=1e-6,
+    rope_theta=1e4,
+    rope_scaling=(),
+    qk_norm=False,
+    qkv_bias=True,
+    out_bias=False,
+    mlp_bias=False,
+    tie_embeddings=False,
+)
 
 
 def long_tailed(count, mean, most, seed=0):
     """Log-normal lengths i32[count] with about that mean, cut at `most`, the longest being exactly `most`."""
     sigma = 0.75
-    lengths = np.random.default_rng(seed).lognormal(np.log(mean) - sigma ** 2 / 2, sigma, count)
+    lengths = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     lengths = np.clip(lengths, 1, most).astype(np.int32)
     lengths[np.argmax(lengths)] = most
     return lengths
@@ -45,9 +60,17 @@ def compare(name, *, prompts, group, queries, lengths, repeats, full_rows=None, 
     if full_rows:
         budget = 2 * 4 * c.layers * c.kv_heads * c.head_dim * full_rows * (queries + most)
     engine = make_sampler(
-        c, mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}), batches.Shapes(prompts, group, queries, most),
-        sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0), {}, dtype='float32',
-        cache_dtype='float32', weights_dtype='float32', budget=budget, ahead=False)
+        c,
+        mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}),
+        batches.Shapes(prompts, group, queries, most),
+        sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0),
+        {},
+        dtype='float32',
+        cache_dtype='float32',
+        weights_dtype='float32',
+        budget=budget,
+        ahead=False,
+    )
 
     at_once = full_rows // group if full_rows and in_batches else prompts
     static = jax.jit(lambda params, batch, keys, limit: static_sampler.sample(params, batch, keys, limit, c, most, 1.0))
@@ -55,9 +78,9 @@ def compare(name, *, prompts, group, queries, lengths, repeats, full_rows=None, 
     def run_static(lengths=lengths):
         parts = []
         for start in range(0, prompts, at_once):
-            part = Prompts(*(x[start:start + at_once] for x in (batch.tokens, batch.mask, batch.ids)))
+            part = Prompts(*(x[start : start + at_once] for x in (batch.tokens, batch.mask, batch.ids)))
             keys = sampler.row_keys(key, step, part.ids, group)
-            parts.append(static(params, part, keys, lengths[start * group:(start + at_once) * group]))
+            parts.append(static(params, part, keys, lengths[start * group : (start + at_once) * group]))
         return [np.concatenate(arrays) for arrays in zip(*jax.device_get(parts), strict=True)]
 
     def run_engine():
@@ -71,16 +94,24 @@ def compare(name, *, prompts, group, queries, lengths, repeats, full_rows=None, 
     mask = np.arange(most) < lengths[:, None]
     same = np.mean([np.array_equal(a[m], b[m]) for a, b, m in zip(expected, got, mask, strict=True)])
     total, stats = int(lengths.sum()), engine.stats
-    print(f'\n{name}: {rows} rows of {prompts} prompts x {queries}, lengths mean {lengths.mean():.0f} max {most}'
-          + (f', cache for {full_rows} full rows' if full_rows else ''))
+    print(
+        f'\n{name}: {rows} rows of {prompts} prompts x {queries}, lengths mean {lengths.mean():.0f} max {most}'
+        + (f', cache for {full_rows} full rows' if full_rows else '')
+    )
     print(f'  static {seconds["static"]:8.2f} CPU-s  {total / seconds["static"]:7.0f} tokens/CPU-s')
-    print(f'  engine {seconds["engine"]:8.2f} CPU-s  {total / seconds["engine"]:7.0f} tokens/CPU-s   '
-          f'{seconds["static"] / seconds["engine"]:.2f} x static')
-    print(f'  rows with the same tokens {same:.1%}, largest difference of logprobs '
-          f'{np.abs(np.where(mask, logprobs - got_logprobs, 0)).max():.1e}')
-    print(f'  steps {stats.steps} ({stats.steps / most:.3f} x longest), slot utilisation {stats.utilisation:.2f}, '
-          f'waves {stats.waves}, parked {stats.parked}, cache {stats.peak_bytes / 2 ** 20:.0f} MiB'
-          + (f' of {budget / 2 ** 20:.0f}' if budget else ''))
+    print(
+        f'  engine {seconds["engine"]:8.2f} CPU-s  {total / seconds["engine"]:7.0f} tokens/CPU-s   '
+        f'{seconds["static"] / seconds["engine"]:.2f} x static'
+    )
+    print(
+        f'  rows with the same tokens {same:.1%}, largest difference of logprobs '
+        f'{np.abs(np.where(mask, logprobs - got_logprobs, 0)).max():.1e}'
+    )
+    print(
+        f'  steps {stats.steps} ({stats.steps / most:.3f} x longest), slot utilisation {stats.utilisation:.2f}, '
+        f'waves {stats.waves}, parked {stats.parked}, cache {stats.peak_bytes / 2**20:.0f} MiB'
+        + (f' of {budget / 2**20:.0f}' if budget else '')
+    )
     assert same == 1, 'the engine sampled other tokens than the static loop'
     assert not budget or stats.peak_bytes <= budget
     return seconds
@@ -95,8 +126,9 @@ def main():
     print(environment.describe())
     print(f'matrix rate {environment.matrix_rate() / 1e9:.0f} GFLOP per CPU-second, one thread, float32 1024 x 1024')
     cases = {
-        'long-tailed': dict(prompts=16, group=8, queries=64, lengths=long_tailed(128, 200, 1024),
-                            full_rows=64, in_batches=False),
+        'long-tailed': dict(
+            prompts=16, group=8, queries=64, lengths=long_tailed(128, 200, 1024), full_rows=64, in_batches=False
+        ),
         'equal': dict(prompts=8, group=8, queries=64, lengths=np.full(64, 128, np.int32)),
         'memory': dict(prompts=20, group=8, queries=64, lengths=long_tailed(160, 200, 1024), full_rows=16),
     }

@@ -1,4 +1,5 @@
 """The usual sampler, to compare with: full-length cache, one loop for all rows that ends with the longest."""
+
 import jax
 import jax.numpy as jnp
 
@@ -28,10 +29,10 @@ def sample(params, prompts, keys, limit, c, max_tokens, temperature):
         own_k, own_v = cache[0, layer], cache[1, layer]
         to_own = jnp.einsum('bkgh,bksh->bkgs', q.reshape(rows, c.kv_heads, -1, c.head_dim), own_k)
         to_own = jnp.where(jnp.arange(max_tokens) <= n, to_own, attention.MASKED)
-        weights = jax.nn.softmax(jnp.concatenate([to_prompt, to_own], -1) * c.head_dim ** -0.5, -1)
-        of_prompt = weights[..., :mask.shape[1]].reshape(-1, group, c.kv_heads, c.heads // c.kv_heads, mask.shape[1])
+        weights = jax.nn.softmax(jnp.concatenate([to_prompt, to_own], -1) * c.head_dim**-0.5, -1)
+        of_prompt = weights[..., : mask.shape[1]].reshape(-1, group, c.kv_heads, c.heads // c.kv_heads, mask.shape[1])
         out = jnp.einsum('pxkgs,pksh->pxkgh', of_prompt, prompt_v[layer]).reshape(rows, c.kv_heads, -1, c.head_dim)
-        out = out + jnp.einsum('bkgs,bksh->bkgh', weights[..., mask.shape[1]:], own_v)
+        out = out + jnp.einsum('bkgs,bksh->bkgh', weights[..., mask.shape[1] :], own_v)
         return out.reshape(rows, 1, c.heads, c.head_dim), cache
 
     def step(carry):
@@ -46,6 +47,7 @@ def sample(params, prompts, keys, limit, c, max_tokens, temperature):
                 nonlocal cache
                 out, cache = attend(q, k, v, layer, n, cache)
                 return out
+
             return (transformer.block(weights, x, angles, c, attend_here), cache), None
 
         x = params['embed'][last][:, None]

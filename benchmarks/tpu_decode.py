@@ -7,6 +7,7 @@ shrunken one (each row has its own) are compiled, once with all columns in one c
 memory of 5 % of the cache, so nowhere a copy of it; bytes of a decode step of 1.1 x (weights + live cache); within the
 loop no collective over the axes of rows. Exit status 1 when one does not hold.
 """
+
 import argparse
 import json
 import math
@@ -40,7 +41,7 @@ class Job(NamedTuple):
     name: str
     traced: jax.stages.Traced
     weights: dict
-    wave: object      # sampler.wave.Wave, in as many columns as it may reach
+    wave: object  # sampler.wave.Wave, in as many columns as it may reach
 
 
 def build_engine(c, mesh, budget):
@@ -48,8 +49,17 @@ def build_engine(c, mesh, budget):
     shards = math.prod(mesh.shape[axis] for axis in ROW_AXES)
     sampling = sampler.Sampling(temperature=1.0, max_tokens=TOKENS, stop_tokens=(151645,), pad_token=151643)
     return make_engine(
-        c, mesh, batches.Shapes(PROMPTS * shards, GROUP, QUERIES, TOKENS), sampling, {}, dtype='bfloat16',
-        cache_dtype='bfloat16', weights_dtype='bfloat16', budget=budget, ahead=False)
+        c,
+        mesh,
+        batches.Shapes(PROMPTS * shards, GROUP, QUERIES, TOKENS),
+        sampling,
+        {},
+        dtype='bfloat16',
+        cache_dtype='bfloat16',
+        weights_dtype='bfloat16',
+        budget=budget,
+        ahead=False,
+    )
 
 
 def jobs_of(engine):
@@ -66,8 +76,13 @@ def measure(job, c, mesh):
     begun = time.monotonic()
     compiled = job.traced.lower().compile()
     seconds, memory = time.monotonic() - begun, compiled.memory_analysis()
-    return dict(program=job.name, seconds=seconds, arguments=memory.argument_size_in_bytes,
-                temp=memory.temp_size_in_bytes, **assess(job, c, mesh, compiled.as_text(), memory.temp_size_in_bytes))
+    return dict(
+        program=job.name,
+        seconds=seconds,
+        arguments=memory.argument_size_in_bytes,
+        temp=memory.temp_size_in_bytes,
+        **assess(job, c, mesh, compiled.as_text(), memory.temp_size_in_bytes),
+    )
 
 
 def assess(job, c, mesh, text, temp):
@@ -81,9 +96,16 @@ def assess(job, c, mesh, text, temp):
         blocks = [] if cache.prompt.flat else [chunk.k.shape[1] for chunk in cache.chunks]
         traffic = hlo.Traffic(text)
         step, needed = traffic.of_step(blocks), compiled.device_bytes(read) + held
-        result |= dict(step=step, needed=needed, ratio=step / needed, ratio_reread=(step + traffic.reread) / needed,
-                       collectives=[(found.op, found.groups, found.times, over_rows(found.groups, mesh))
-                                    for found in hlo.collectives(text, mesh.size, decoding=True)])
+        result |= dict(
+            step=step,
+            needed=needed,
+            ratio=step / needed,
+            ratio_reread=(step + traffic.reread) / needed,
+            collectives=[
+                (found.op, found.groups, found.times, over_rows(found.groups, mesh))
+                for found in hlo.collectives(text, mesh.size, decoding=True)
+            ],
+        )
     return result
 
 
@@ -96,24 +118,33 @@ def over_rows(groups, mesh):
 
 def holds(row):
     """Whether a program keeps the bounds."""
-    return (row['temp_share'] <= MOST_TEMP and row.get('ratio', 0) <= MOST_TRAFFIC
-            and not any(over for *_, over in row.get('collectives', ())))
+    return (
+        row['temp_share'] <= MOST_TEMP
+        and row.get('ratio', 0) <= MOST_TRAFFIC
+        and not any(over for *_, over in row.get('collectives', ()))
+    )
 
 
-HEAD = (f'{"program":46} {"compile":>7} {"arguments":>9} {"temp":>7} {"cache":>7} {"temp/":>6} {"step":>7} '
-        f'{"needed":>7} {"step/":>6} {"tiles":>6} {"over":>4}\n'
-        f'{"":46} {"s":>7} {"MB":>9} {"MB":>7} {"MB":>7} {"cache":>6} {"MB":>7} {"MB":>7} {"needed":>6} {"reread":>6} '
-        f'{"data":>4}')
+HEAD = (
+    f'{"program":46} {"compile":>7} {"arguments":>9} {"temp":>7} {"cache":>7} {"temp/":>6} {"step":>7} '
+    f'{"needed":>7} {"step/":>6} {"tiles":>6} {"over":>4}\n'
+    f'{"":46} {"s":>7} {"MB":>9} {"MB":>7} {"MB":>7} {"cache":>6} {"MB":>7} {"MB":>7} {"needed":>6} {"reread":>6} '
+    f'{"data":>4}'
+)
 
 
 def table_row(row):
     """A line of the table; tiles reread: the ratio when a tile that is written in part is read first."""
-    text = (f'{row["program"]:46} {row["seconds"]:7.0f} {row["arguments"] / 1e6:9.1f} {row["temp"] / 1e6:7.2f} '
-            f'{row["cache"] / 1e6:7.1f} {row["temp_share"]:6.2%}')
+    text = (
+        f'{row["program"]:46} {row["seconds"]:7.0f} {row["arguments"] / 1e6:9.1f} {row["temp"] / 1e6:7.2f} '
+        f'{row["cache"] / 1e6:7.1f} {row["temp_share"]:6.2%}'
+    )
     if 'step' in row:
         over = sum(times for *_, times, over in row['collectives'] if over)
-        text += (f' {row["step"] / 1e6:7.1f} {row["needed"] / 1e6:7.1f} {row["ratio"]:6.3f} {row["ratio_reread"]:6.3f}'
-                 f' {over:4d}')
+        text += (
+            f' {row["step"] / 1e6:7.1f} {row["needed"] / 1e6:7.1f} {row["ratio"]:6.3f} {row["ratio_reread"]:6.3f}'
+            f' {over:4d}'
+        )
     return text + ('' if holds(row) else '   beyond the bounds')
 
 
@@ -126,13 +157,22 @@ def main():
     arguments = parser.parse_args()
     c, section = hf.load_config(os.path.join(plans.MODELS, f'Qwen2.5-{arguments.model}')), AXES[arguments.model]
     mesh, rows = topology.mesh(arguments.topology, section), []
-    print(f'Qwen2.5-{arguments.model} in bfloat16 on {arguments.topology}, data {section["data"]} x '
-          f'tensor {section["tensor"]}; all figures are of one device\n{HEAD}', flush=True)
+    print(
+        f'Qwen2.5-{arguments.model} in bfloat16 on {arguments.topology}, data {section["data"]} x '
+        f'tensor {section["tensor"]}; all figures are of one device\n{HEAD}',
+        flush=True,
+    )
     whole = build_engine(c, mesh, 0)
     for engine in (whole, build_engine(c, mesh, whole.plan.bytes(PROMPTS, PROMPTS * GROUP, 1) - 1)):
         for job in jobs_of(engine):
-            rows.append(dict(topology=arguments.topology, model=arguments.model, chunks=engine.plan.chunks,
-                             **measure(job, c, mesh)))
+            rows.append(
+                dict(
+                    topology=arguments.topology,
+                    model=arguments.model,
+                    chunks=engine.plan.chunks,
+                    **measure(job, c, mesh),
+                )
+            )
             print(table_row(rows[-1]), flush=True)
     for row in rows:
         for op, groups, times, _ in row.get('collectives', ()):

@@ -5,16 +5,20 @@ python -m benchmarks.update --tunix=PYTHON [--repeats=3] [--only=32768]
 4 layers of width 256, tied embeddings, float32, AdamW, a KL to given reference logprobs; every process pinned to one
 core. The peak is that of the whole process, compiling included.
 """
+
 import os
 import sys
 
-CASES = {str(vocabulary): dict(prompts=8, group=8, queries=64, most=128, vocabulary=vocabulary)
-         for vocabulary in (512, 32768)}
+CASES = {
+    str(vocabulary): dict(prompts=8, group=8, queries=64, most=128, vocabulary=vocabulary)
+    for vocabulary in (512, 32768)
+}
 
 
 def tokens_of(case):
     """(prompts i32[B, Q], completions i32[B, C]), the same for all."""
     import numpy as np
+
     rng, rows = np.random.default_rng(0), case['prompts'] * case['group']
     prompts = np.repeat(rng.integers(1, case['vocabulary'], (case['prompts'], case['queries'])), case['group'], 0)
     return prompts.astype(np.int32), rng.integers(1, case['vocabulary'], (rows, case['most'])).astype(np.int32)
@@ -36,26 +40,51 @@ def ours(case):
     from grpo_jax.models import transformer
     from grpo_jax.sharding import mesh
     from grpo_jax.types import Experience, Rollout
+
     c = dataclasses.replace(MODEL, vocab_size=case['vocabulary'], tie_embeddings=True)
     prompts, completions = tokens_of(case)
     rows, most = completions.shape
     learner = programs.make_learner(
-        c, algorithms.make(default.get_config('grpo').algorithm), optax.adamw(1e-5), mesh.make({}),
-        programs.Shapes(case['prompts'], case['group'], case['queries'], most), dtype=jnp.float32, epochs=1,
-        minibatches=1, microbatches=1, chunk=2048, remat='none', temperature=1.0,
-        pack_columns=case['queries'] + case['group'] // 2 * most, pack_rows=1)
+        c,
+        algorithms.make(default.get_config('grpo').algorithm),
+        optax.adamw(1e-5),
+        mesh.make({}),
+        programs.Shapes(case['prompts'], case['group'], case['queries'], most),
+        dtype=jnp.float32,
+        epochs=1,
+        minibatches=1,
+        microbatches=1,
+        chunk=2048,
+        remat='none',
+        temperature=1.0,
+        pack_columns=case['queries'] + case['group'] // 2 * most,
+        pack_rows=1,
+    )
     zeros = jnp.zeros((rows, most))
-    rollout = Rollout(tokens=jnp.concatenate([prompts, completions], 1), prompt_mask=jnp.ones(prompts.shape, bool),
-                      completion_mask=jnp.ones((rows, most), bool), forced=jnp.zeros((rows, most), bool),
-                      logprobs=zeros, truncated=jnp.zeros(rows, bool), version=jnp.zeros((rows, most), jnp.int32))
+    rollout = Rollout(
+        tokens=jnp.concatenate([prompts, completions], 1),
+        prompt_mask=jnp.ones(prompts.shape, bool),
+        completion_mask=jnp.ones((rows, most), bool),
+        forced=jnp.zeros((rows, most), bool),
+        logprobs=zeros,
+        truncated=jnp.zeros(rows, bool),
+        version=jnp.zeros((rows, most), jnp.int32),
+    )
     advantages = jnp.asarray(np.random.default_rng(1).normal(size=(rows, 1)), jnp.float32)
-    experience = Experience(rollout, advantages, jnp.zeros(rows), None, zeros - jnp.log(c.vocab_size),
-                            jnp.arange(rows, dtype=jnp.int32) // case['group'])
+    experience = Experience(
+        rollout,
+        advantages,
+        jnp.zeros(rows),
+        None,
+        zeros - jnp.log(c.vocab_size),
+        jnp.arange(rows, dtype=jnp.int32) // case['group'],
+    )
     state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c))
 
     def run():
         nonlocal state
         state, _ = jax.block_until_ready(learner.update(state, experience))
+
     return run
 
 
@@ -70,13 +99,18 @@ def tunix(case):
     from tunix.rl.grpo import grpo_learner
 
     from benchmarks.iteration import tunix_learner
+
     cluster, _, one = tunix_learner(case, lambda **_: [], beta=0.04, tied=True)
     prompts, completions = map(jnp.asarray, tokens_of(case))
     example = grpo_learner.TrainExample(
-        prompt_ids=prompts, prompt_mask=jnp.ones_like(prompts, bool), completion_ids=completions,
-        completion_mask=jnp.ones_like(completions, bool), old_per_token_logps=None,
+        prompt_ids=prompts,
+        prompt_mask=jnp.ones_like(prompts, bool),
+        completion_ids=completions,
+        completion_mask=jnp.ones_like(completions, bool),
+        old_per_token_logps=None,
         ref_per_token_logps=jnp.full(completions.shape, -jnp.log(float(case['vocabulary']))),
-        advantages=jnp.asarray(np.random.default_rng(1).normal(size=len(prompts)), jnp.float32))
+        advantages=jnp.asarray(np.random.default_rng(1).normal(size=len(prompts)), jnp.float32),
+    )
     trainer = cluster.actor_trainer
     with one:
         step, _ = trainer.jit_train_and_eval_step(False, True)
@@ -86,6 +120,7 @@ def tunix(case):
         with one:
             jax.block_until_ready(step(example, is_update_step=jnp.array(True)) if flag else step(example))
             jax.block_until_ready(nnx.state(trainer.model, nnx.Param))
+
     return run
 
 
@@ -93,6 +128,7 @@ def main():
     """The command, and the worker that it starts."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from benchmarks import peers
+
     arguments = peers.parse(__doc__, 'tunix')
     if arguments.worker:
         peers.work({'ours': ours, 'tunix': tunix}[arguments.worker], arguments.case)
@@ -103,8 +139,13 @@ def main():
     for name, case in CASES.items():
         if arguments.only in name:
             found = peers.medians(case, arguments, __file__)
-            print(f'vocabulary {name}: ' + ', '.join(f'{peer} {seconds:.2f} CPU-s, {peak:.2f} GiB at most'
-                                                     for peer, (seconds, peak) in found.items()), flush=True)
+            print(
+                f'vocabulary {name}: '
+                + ', '.join(
+                    f'{peer} {seconds:.2f} CPU-s, {peak:.2f} GiB at most' for peer, (seconds, peak) in found.items()
+                ),
+                flush=True,
+            )
 
 
 if __name__ == '__main__':

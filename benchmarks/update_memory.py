@@ -5,6 +5,7 @@ python -m benchmarks.update_memory [--topology=v5e:2x2] [--only=ppo]
 Needs libtpu (see grpo_jax.preflight.topology); nothing runs. Qwen2.5-0.5B, float32 master weights and moments cut
 over fsdp, bfloat16 computation, 32 prompts x 8 completions of 256 + 1024 tokens in 16 microbatches.
 """
+
 import argparse
 import os
 import time
@@ -24,8 +25,15 @@ from grpo_jax.preflight import plan as plans
 from grpo_jax.sharding import batches, compiled
 
 SHAPES = batches.Shapes(prompts=32, group_size=8, queries=256, tokens=1024)
-CASES = (('dr_grpo', 'full', ()), ('grpo', 'full', ()), ('ppo', 'full', ()), ('grpo', 'none', ()), ('grpo', 'dots', ()),
-         ('grpo', 'full', ('optimizer',)), ('grpo', 'full', ('optimizer', 'reference')))
+CASES = (
+    ('dr_grpo', 'full', ()),
+    ('grpo', 'full', ()),
+    ('ppo', 'full', ()),
+    ('grpo', 'none', ()),
+    ('grpo', 'dots', ()),
+    ('grpo', 'full', ('optimizer',)),
+    ('grpo', 'full', ('optimizer', 'reference')),
+)
 
 
 def main():
@@ -44,12 +52,29 @@ def main():
             continue
         began = time.monotonic()
         learner = make_learner(
-            c, algorithms.make(default.get_config(preset).algorithm), optimizer, mesh, SHAPES, dtype=jnp.bfloat16,
-            epochs=1, minibatches=1, microbatches=16, chunk=1024, remat=remat, offload=offload, temperature=1.0,
-            critic_optimizer=optimizer, value_clip=0.2, ahead=False)
-        print(f'{preset:8} remat {remat:5} offload {"+".join(offload) or "-":20} '
-              f'state {compiled.device_bytes(learner.state) / 2**20:7.0f}  {needs(learner.update)}  '
-              f'compiled in {time.monotonic() - began:.0f} s', flush=True)
+            c,
+            algorithms.make(default.get_config(preset).algorithm),
+            optimizer,
+            mesh,
+            SHAPES,
+            dtype=jnp.bfloat16,
+            epochs=1,
+            minibatches=1,
+            microbatches=16,
+            chunk=1024,
+            remat=remat,
+            offload=offload,
+            temperature=1.0,
+            critic_optimizer=optimizer,
+            value_clip=0.2,
+            ahead=False,
+        )
+        print(
+            f'{preset:8} remat {remat:5} offload {"+".join(offload) or "-":20} '
+            f'state {compiled.device_bytes(learner.state) / 2**20:7.0f}  {needs(learner.update)}  '
+            f'compiled in {time.monotonic() - began:.0f} s',
+            flush=True,
+        )
 
 
 def needs(program):
@@ -58,8 +83,9 @@ def needs(program):
         memory = program.compile().memory
     except jax.errors.JaxRuntimeError as error:
         return f'refused: {compiler.needed(str(error)) / 2**20:.0f} in all'
-    return (f'arguments {memory.argument_size_in_bytes / 2**20:7.0f}  '
-            f'temporaries {memory.temp_size_in_bytes / 2**20:7.0f}')
+    return (
+        f'arguments {memory.argument_size_in_bytes / 2**20:7.0f}  temporaries {memory.temp_size_in_bytes / 2**20:7.0f}'
+    )
 
 
 if __name__ == '__main__':

@@ -1,7 +1,8 @@
 """Writes docs/algorithms.md: tables read from the presets and the pieces, around the text of algorithms_notes.md.
 
-    python docs/make_algorithms.py
+python docs/make_algorithms.py
 """
+
 import importlib
 import inspect
 import os
@@ -74,9 +75,13 @@ def text():
 
 def advice():
     """Table of what each preset is, where it comes from, how well it is supported and when to take it."""
-    return table('preset | what | paper | evidence | take it for', [
-        (f'`{name}`', _headline(_preset(name).__doc__), _papers(_preset(name).__doc__), *ADVICE[name])
-        for name in sweep.choose('all')])
+    return table(
+        'preset | what | paper | evidence | take it for',
+        [
+            (f'`{name}`', _headline(_preset(name).__doc__), _papers(_preset(name).__doc__), *ADVICE[name])
+            for name in sweep.choose('all')
+        ],
+    )
 
 
 def composition():
@@ -88,18 +93,34 @@ def composition():
         ratio = _piece('ratio', section) if 'ratio' in method.reads else '(unused)'
         if section.ratio_base != 'old' and 'ratio' in method.reads:
             ratio += f' to {section.ratio_base}'
-        others = [_piece(key, section) for key in ('correction', 'selection')
-                  if section[key] not in ('none', 'all_tokens')]
+        others = [
+            _piece(key, section) for key in ('correction', 'selection') if section[key] not in ('none', 'all_tokens')
+        ]
         others += [_code('regularizers', regularizer, section) for regularizer in section.regularizers]
         placement = section.kl_placement.replace('_', ' by ')
         divergence = 'none' if section.kl == 'none' else f'`{section.kl}` in {placement}, {section.kl_coef:g}'
         reference = 'none' if not method.keeps_reference else section.reference
         if reference == 'hard':
             reference = f'renewed every {section.reference_every}'
-        rows.append((f'`{name}`', section.source, _piece('advantage', section), ratio, _piece('surrogate', section),
-                     divergence, ', '.join(others), _piece('weights', section), section.dead_groups, reference))
-    return table('preset | samples of | advantage | ratio | surrogate | KL | correction, selection, regularizers '
-                 '| weights | dead groups | reference', rows)
+        rows.append(
+            (
+                f'`{name}`',
+                section.source,
+                _piece('advantage', section),
+                ratio,
+                _piece('surrogate', section),
+                divergence,
+                ', '.join(others),
+                _piece('weights', section),
+                section.dead_groups,
+                reference,
+            )
+        )
+    return table(
+        'preset | samples of | advantage | ratio | surrogate | KL | correction, selection, regularizers '
+        '| weights | dead groups | reference',
+        rows,
+    )
 
 
 def all_pieces():
@@ -111,16 +132,19 @@ def all_pieces():
         for name, piece in sorted(pieces_of(module).items()):
             numbers = ', '.join(f'`{n}` {_number(defaults[n])}' for n in _numbers(piece))
             rows.append((f'`{name}`', *_split(piece.__doc__), numbers))
-        found.append(f'**`algorithm.{key}`**, in grpo_jax/algorithms/{os.path.basename(module.__file__)}: '
-                     f'{_plain(_paragraph(module.__doc__))}\n\n'
-                     + table('name | formula | source | its keys, with defaults', rows))
+        found.append(
+            f'**`algorithm.{key}`**, in grpo_jax/algorithms/{os.path.basename(module.__file__)}: '
+            f'{_plain(_paragraph(module.__doc__))}\n\n'
+            + table('name | formula | source | its keys, with defaults', rows)
+        )
     return '\n\n'.join(found)
 
 
 def pieces_of(module):
     """The pieces of a module by name; helpers beside them say first which array they return."""
-    return {name: piece for name, piece in pieces.named(module).items()
-            if not re.match(r'(bool|[fi]\d+)\[', piece.__doc__)}
+    return {
+        name: piece for name, piece in pieces.named(module).items() if not re.match(r'(bool|[fi]\d+)\[', piece.__doc__)
+    }
 
 
 def table(headings, rows):
@@ -163,7 +187,7 @@ def _split(docstring):
     """(formula, source) of a piece: its first paragraph, and what names arXiv, an address or an equation."""
     line = _paragraph(docstring)
     source = re.search(r' *\(((?:arXiv|https?://|eq\.)[^()]*)\)', line)
-    formula = line[:source.start()] + line[source.end():] if source else line
+    formula = line[: source.start()] + line[source.end() :] if source else line
     # a source that does not fit on the first line stands further down
     source = source or re.search(r'((arXiv [^()]*))\)', ' '.join(docstring.split()))
     if not source:

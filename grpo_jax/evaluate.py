@@ -1,8 +1,9 @@
 """Evaluation with the training's own verifier, prompts and template. `python -m grpo_jax.evaluate`.
 
-    --workdir=runs/x [--samples=32]                                         the newest checkpoint of a run
-    --config=configs/gsm8k.py --config.model.path=FOLDER --out=DIR          any Hugging Face folder
+--workdir=runs/x [--samples=32]                                         the newest checkpoint of a run
+--config=configs/gsm8k.py --config.model.path=FOLDER --out=DIR          any Hugging Face folder
 """
+
 from collections.abc import Callable
 import functools
 import json
@@ -25,8 +26,8 @@ from grpo_jax.run import checkpoint, cli, metrics
 from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.sharding import batches, compiled
 
-NOISE = 0x5EED     # folded into the run's key: evaluation must not reuse training's noise
-LEVEL = 0.95       # of intervals
+NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
+LEVEL = 0.95  # of intervals
 RESAMPLES = 2000
 SUBJECTS = ('subject', 'level', 'source')  # fields of Example.meta that have a table
 TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a fair draw, unread answers do not vote'
@@ -38,17 +39,17 @@ class Evaluator(NamedTuple):
     experiment: Experiment
     split: str
     dataset: data.Dataset
-    greedy: Callable    # (params, Prompts, key, step) -> Rollout, one completion a prompt
-    sampled: Callable   # the same with `samples` completions a prompt
+    greedy: Callable  # (params, Prompts, key, step) -> Rollout, one completion a prompt
+    sampled: Callable  # the same with `samples` completions a prompt
     samples: int
 
 
 class Verdicts(NamedTuple):
     """What came of n completions of each of N prompts."""
 
-    rewarded: rewards.Rewards           # of N * n rows
-    answers: np.ndarray              # str or None [N, n]: what the verifier read
-    correct: dict[str, np.ndarray]   # bool[N, n] by the prefix of its figures: '' and, where there is one, 'strict/'
+    rewarded: rewards.Rewards  # of N * n rows
+    answers: np.ndarray  # str or None [N, n]: what the verifier read
+    correct: dict[str, np.ndarray]  # bool[N, n] by the prefix of its figures: '' and, where there is one, 'strict/'
 
 
 def make(experiment, samples, split='test'):
@@ -85,7 +86,7 @@ def completed(evaluator, params):
         for sample, count, columns in both:
             completions = metrics.completions_of(experiment.tokenizer, sample(params, prompts, key, 0))
             for column, values in zip(columns, completions, strict=True):
-                column += list(values[:real * count])
+                column += list(values[: real * count])
     return tuple(judge(experiment.reward_functions, dataset.examples, *columns) for _, _, columns in both)
 
 
@@ -98,7 +99,9 @@ def judge(reward_functions, examples, texts, truncated, lengths):
         answers[:] = [reward_functions.extract(text) for text in texts]
         correct[''] = rewarded.parts[reward_functions.verifier].reshape(shape) >= 1
     if reward_functions.strict:
-        alone = reward_functions._replace(parts={'strict': rewards.Part(reward_functions.strict, 1.0)}, verifier='strict')
+        alone = reward_functions._replace(
+            parts={'strict': rewards.Part(reward_functions.strict, 1.0)}, verifier='strict'
+        )
         strict = _scored(alone, examples, texts, truncated, lengths)
         correct['strict/'] = strict.parts['strict'].reshape(shape) >= 1
     return Verdicts(rewarded, answers.reshape(shape), correct)
@@ -120,12 +123,16 @@ def figures(greedy, sampled):
     for prefix, correct in sampled.correct.items():
         n = correct.shape[1]
         found[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
-        for k in sorted({2 ** i for i in range(n.bit_length())} | {n}):
+        for k in sorted({2**i for i in range(n.bit_length())} | {n}):
             found[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
         found[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers, correct)
     for prefix, (rewarded, answers, correct) in [('', sampled), ('greedy/', greedy)]:
-        rows = {'reward': rewarded.rewards, 'length': rewarded.lengths, 'truncated': rewarded.truncated,
-                'failed': np.any(list(rewarded.failures.values()), 0)}
+        rows = {
+            'reward': rewarded.rewards,
+            'length': rewarded.lengths,
+            'truncated': rewarded.truncated,
+            'failed': np.any(list(rewarded.failures.values()), 0),
+        }
         if correct:
             rows['unparsed'] = np.equal(answers, None)
         found |= {prefix + name: statistics.average(np.reshape(values, answers.shape)) for name, values in rows.items()}
@@ -136,8 +143,10 @@ def summary(found, seed, rows=slice(None)):
     """{'mean', 'low', 'high'} by name of the figures that any of the rows has: the value, and its interval."""
     found = {name: values[rows] for name, values in found.items() if np.isfinite(values[rows]).any()}
     low, high = statistics.bootstrap(np.stack(list(found.values()), 1), level=LEVEL, resamples=RESAMPLES, seed=seed)
-    return {name: {'mean': float(np.nanmean(values)), 'low': float(low[i]), 'high': float(high[i])}
-            for i, (name, values) in enumerate(found.items())}
+    return {
+        name: {'mean': float(np.nanmean(values)), 'low': float(low[i]), 'high': float(high[i])}
+        for i, (name, values) in enumerate(found.items())
+    }
 
 
 def by_subject(found, examples, seed):
@@ -149,8 +158,10 @@ def by_subject(found, examples, seed):
             if example.meta.get(field) is not None:
                 rows.setdefault(str(example.meta[field]), []).append(row)
         if 1 < len(rows) < len(examples):
-            tables[field] = {value: {'prompts': len(rows[value]), 'figures': summary(found, seed, rows[value])}
-                             for value in sorted(rows)}
+            tables[field] = {
+                value: {'prompts': len(rows[value]), 'figures': summary(found, seed, rows[value])}
+                for value in sorted(rows)
+            }
     return tables
 
 
@@ -160,13 +171,22 @@ def report(evaluator, params, model):
     greedy, sampled = completed(evaluator, params)
     found = figures(greedy, sampled)
     content = {
-        'model': model, 'data': config.data.to_dict(), 'split': evaluator.split, 'prompts': len(dataset.examples),
-        'first_prompt': experiment.tokenizer.decode(dataset.tokens[0]), 'seed': config.seed, 'samples': evaluator.samples,
-        'sampling': experiment.sampling()._asdict() | {name: config.rollout[name] for name in (
-            'stop_strings', 'cache_dtype', 'weights_dtype')} | {'dtype': config.model.dtype},
-        'reward': config.reward.to_dict(), 'verifier': experiment.reward_functions.verifier, 'ties': TIES,
+        'model': model,
+        'data': config.data.to_dict(),
+        'split': evaluator.split,
+        'prompts': len(dataset.examples),
+        'first_prompt': experiment.tokenizer.decode(dataset.tokens[0]),
+        'seed': config.seed,
+        'samples': evaluator.samples,
+        'sampling': experiment.sampling()._asdict()
+        | {name: config.rollout[name] for name in ('stop_strings', 'cache_dtype', 'weights_dtype')}
+        | {'dtype': config.model.dtype},
+        'reward': config.reward.to_dict(),
+        'verifier': experiment.reward_functions.verifier,
+        'ties': TIES,
         'intervals': {'level': LEVEL, 'resamples': RESAMPLES, 'over': 'prompts'},
-        'figures': summary(found, config.seed), 'tables': by_subject(found, dataset.examples, config.seed),
+        'figures': summary(found, config.seed),
+        'tables': by_subject(found, dataset.examples, config.seed),
     }
     return content, _rows(experiment.tokenizer, dataset, {'greedy': greedy, 'sampled': sampled})
 
@@ -178,12 +198,21 @@ def _rows(tokenizer, dataset, verdicts):
         for decoding, (rewarded, answers, correct) in verdicts.items():
             for sample, answer in enumerate(answers[index]):
                 row = index * answers.shape[1] + sample
-                yield {'id': example.id, 'prompt': prompt, 'answer': example.answer, 'decoding': decoding,
-                       'sample': sample, 'completion': rewarded.texts[row], 'length': int(rewarded.lengths[row]),
-                       'truncated': bool(rewarded.truncated[row]), 'reward': metrics.round_trip(rewarded.rewards[row]),
-                       'parts': {name: metrics.round_trip(x[row]) for name, x in rewarded.parts.items()},
-                       'failed': [name for name, failed in rewarded.failures.items() if failed[row]], 'extracted': answer,
-                       **{f'{prefix}correct': bool(hits[index, sample]) for prefix, hits in correct.items()}}
+                yield {
+                    'id': example.id,
+                    'prompt': prompt,
+                    'answer': example.answer,
+                    'decoding': decoding,
+                    'sample': sample,
+                    'completion': rewarded.texts[row],
+                    'length': int(rewarded.lengths[row]),
+                    'truncated': bool(rewarded.truncated[row]),
+                    'reward': metrics.round_trip(rewarded.rewards[row]),
+                    'parts': {name: metrics.round_trip(x[row]) for name, x in rewarded.parts.items()},
+                    'failed': [name for name, failed in rewarded.failures.items() if failed[row]],
+                    'extracted': answer,
+                    **{f'{prefix}correct': bool(hits[index, sample]) for prefix, hits in correct.items()},
+                }
 
 
 def show(content):
@@ -191,8 +220,11 @@ def show(content):
     console = rich.console.Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
     every, samples, interval = content['figures'], content['samples'], f'{LEVEL:.0%} interval'
     strict = {name.removeprefix('strict/'): value for name, value in every.items() if name.startswith('strict/')}
-    console.print(f'{content["prompts"]} {content["split"]} prompts, {samples} samples at temperature '
-                  f'{content["sampling"]["temperature"]}, verifier {content["verifier"] or "none"}', highlight=False)
+    console.print(
+        f'{content["prompts"]} {content["split"]} prompts, {samples} samples at temperature '
+        f'{content["sampling"]["temperature"]}, verifier {content["verifier"] or "none"}',
+        highlight=False,
+    )
     shown = _table('', '', 'mean', interval, *(['strict', interval] if strict else []))
     for name in every:
         if not name.startswith('strict/'):
@@ -200,8 +232,11 @@ def show(content):
     console.print(shown)
     if content['verifier']:
         console.print(TIES, highlight=False)
-    heads = dict.fromkeys(['greedy', 'pass@1', f'pass@{samples}', f'maj@{samples}'] if content['verifier'] else
-                          ['reward', 'length', 'truncated'])
+    heads = dict.fromkeys(
+        ['greedy', 'pass@1', f'pass@{samples}', f'maj@{samples}']
+        if content['verifier']
+        else ['reward', 'length', 'truncated']
+    )
     for field, groups in content['tables'].items():
         shown = _table(f'by {field}', field, 'prompts', *heads)
         for value, group in groups.items():
@@ -277,8 +312,12 @@ def run(config, workdir, out, samples, split):
     Writes evaluation.json and completions.jsonl to the new folder out, or without it to workdir.
     """
     if (config is None) == (workdir is None):
-        raise BadInput('--workdir', workdir, 'give the folder of a run; or, without it, --config and --out, to '
-                       'evaluate the Hugging Face folder in model.path')
+        raise BadInput(
+            '--workdir',
+            workdir,
+            'give the folder of a run; or, without it, --config and --out, to '
+            'evaluate the Hugging Face folder in model.path',
+        )
     if config is not None and not out:
         raise BadInput('--out', out, 'name a new folder for the results')
     if out and os.path.exists(out):
@@ -301,7 +340,7 @@ def main():
 
 if __name__ == '__main__':
     cli.define_flags(required=False)
-    flags.DEFINE_string('out', None, 'New folder for the results; a run\'s own folder without it.')
+    flags.DEFINE_string('out', None, "New folder for the results; a run's own folder without it.")
     flags.DEFINE_integer('samples', 0, 'Completions a prompt; 0: evaluation.samples of the config.', lower_bound=0)
     flags.DEFINE_enum('split', 'test', ['test', 'train'], 'Of the data.')
     cli.run(main)

@@ -1,4 +1,5 @@
 """Example, alone, so that worker processes read it without importing jax."""
+
 from typing import NamedTuple
 
 
@@ -7,5 +8,5 @@ class Example(NamedTuple):
 
     prompt: str
     answer: str
-    id: int    # unique in its data set and stable: sampling noise and data order hang on it
+    id: int  # unique in its data set and stable: sampling noise and data order hang on it
     meta: dict

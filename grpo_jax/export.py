@@ -1,4 +1,5 @@
 """A trained policy as a Hugging Face folder. `python -m grpo_jax.export --workdir=runs/x --out=DIR`."""
+
 import os
 
 from absl import flags

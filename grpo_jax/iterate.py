@@ -3,6 +3,7 @@
 DeepSeekMath (arXiv 2402.03300), algorithm 1: an iteration trains the reward model on newest completions and a share of
 older ones, then the policy against it, from where both were, with that policy as the reference.
 """
+
 import copy
 import os
 
@@ -38,8 +39,10 @@ def run(config, workdir, iterations, labelled):
             export.export(folders['policy'], policy, 'float32')
         processes.agree(f'the policy of iteration {i}', {})
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
-        found.append(json_file.read(os.path.join(folders['reward_model'], 'evaluation.json'))
-                     | {'policy': metrics.read(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]})
+        found.append(
+            json_file.read(os.path.join(folders['reward_model'], 'evaluation.json'))
+            | {'policy': metrics.read(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]}
+        )
     return found
 
 
@@ -49,11 +52,16 @@ def check(config, iterations):
         raise BadInput('--iterations', iterations, 'must be at least 1')
     parts = [name for name, _ in config.reward.parts]
     if 'model' not in parts or not config.reward.verifier:
-        raise BadInput('reward.parts, verifier', (parts, config.reward.verifier), 'must have the part model, and a '
-                       'verifier that labels completions for it; give that one weight 0 to learn from the model alone')
+        raise BadInput(
+            'reward.parts, verifier',
+            (parts, config.reward.verifier),
+            'must have the part model, and a '
+            'verifier that labels completions for it; give that one weight 0 to learn from the model alone',
+        )
     if config.reward_model.objective != 'pairwise':
-        raise BadInput('reward_model.objective', config.reward_model.objective, 'a verifier\'s labels make pairs; '
-                       'choose pairwise')
+        raise BadInput(
+            'reward_model.objective', config.reward_model.objective, "a verifier's labels make pairs; choose pairwise"
+        )
     if not 0 <= config.reward_model.replay < 1:
         raise BadInput('reward_model.replay', config.reward_model.replay, 'must be in [0, 1)')
     if config.model.random_init:
@@ -67,9 +75,16 @@ def of_reward_model(config, i, folder, rollouts):
     """
     changed, replay, older = _changed(config, i, folder), config.reward_model.replay, len(rollouts) - 1
     weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
-    parts = [{'name': 'rollouts', 'source': str(k), 'weight': weight,
-              'options': {'folder': path, 'least': 1.0, 'by': config.reward.verifier}}
-             for k, (weight, path) in enumerate(zip(weights, rollouts, strict=True)) if weight]
+    parts = [
+        {
+            'name': 'rollouts',
+            'source': str(k),
+            'weight': weight,
+            'options': {'folder': path, 'least': 1.0, 'by': config.reward.verifier},
+        }
+        for k, (weight, path) in enumerate(zip(weights, rollouts, strict=True))
+        if weight
+    ]
     changed.data.name, changed.data.options = 'mixture', {'parts': parts}
     return changed
 
@@ -119,6 +134,7 @@ def main():
 if __name__ == '__main__':
     cli.define_flags()
     flags.DEFINE_integer('iterations', 3, 'How often the reward model and the policy are trained.')
-    flags.DEFINE_string('labelled', None, 'Folder of rollouts, scored by reward.verifier, for the first reward model.',
-                        required=True)
+    flags.DEFINE_string(
+        'labelled', None, 'Folder of rollouts, scored by reward.verifier, for the first reward model.', required=True
+    )
     cli.run(main)

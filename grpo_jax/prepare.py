@@ -5,6 +5,7 @@
 FOLDER holds <name>_train.jsonl and <name>_test.jsonl, or what else data.files.rows finds. What it writes,
 DIR/<name>/<version>, is a folder that the data sets gsm8k, math and files read.
 """
+
 import os
 import tempfile
 
@@ -33,8 +34,11 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     def _info(self):
         fields, optional = FIELDS[self.name]
         # shuffled, a row's number would no more be its line's
-        return tfds.core.DatasetInfo(builder=self, disable_shuffling=True, features=tfds.features.FeaturesDict(
-            {field: tfds.features.Text() for field in fields + optional}))
+        return tfds.core.DatasetInfo(
+            builder=self,
+            disable_shuffling=True,
+            features=tfds.features.FeaturesDict({field: tfds.features.Text() for field in fields + optional}),
+        )
 
     def _split_generators(self, dl_manager):
         return {split: self._generate_examples(rows) for split, rows in self._rows.items()}
@@ -52,7 +56,8 @@ def prepare(name, folder, out):
 
     def text(row, _, where):
         return {field: text_field(row, field, where) for field in fields} | {
-            field: '' if lookup(row, field) is None else text_field(row, field, where) for field in optional}
+            field: '' if lookup(row, field) is None else text_field(row, field, where) for field in optional
+        }
 
     found = {split: checked(text, files.rows(folder, split, f'{name}_')) for split in ('train', 'test')}
     empty = dict.fromkeys(fields + optional, '')

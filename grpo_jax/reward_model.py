@@ -2,6 +2,7 @@
 
 The policy's decoder with a scalar head, on the data set's labels; its folder is workdir/reward_model.
 """
+
 from collections.abc import Callable
 import os
 from typing import NamedTuple
@@ -32,17 +33,17 @@ class Labelled(NamedTuple):
     """Examples of a split with their labels."""
 
     dataset: data.Dataset
-    completions: list    # token ids of each completion of an example
-    marks: list          # for each completion of an example, a list of (index of a token, label in [0, 1])
+    completions: list  # token ids of each completion of an example
+    marks: list  # for each completion of an example, a list of (index of a token, label in [0, 1])
 
 
 class Objective(NamedTuple):
     """What a reward model is trained on."""
 
-    fields: tuple        # of an example's meta
-    completions: int     # of an example
-    loss: Callable       # of learner.scores
-    encode: Callable     # (example, tokenizer, section) -> (completions, marks)
+    fields: tuple  # of an example's meta
+    completions: int  # of an example
+    loss: Callable  # of learner.scores
+    encode: Callable  # (example, tokenizer, section) -> (completions, marks)
 
 
 def run(config, workdir):
@@ -61,9 +62,16 @@ def run(config, workdir):
     train, test = read(experiment, objective, 'train'), read(experiment, objective, 'test')
     shapes = experiment.shapes(config.supervised.batch, objective.completions)
     learner = make_reward_learner(
-        experiment.model_config, optimizers.make(config.supervised.optimizer, config.supervised.steps), experiment.mesh, shapes,
-        loss=objective.loss, microbatches=config.learner.microbatches, remat=config.learner.remat,
-        offload=tuple(config.learner.offload), dtype=experiment.dtype)
+        experiment.model_config,
+        optimizers.make(config.supervised.optimizer, config.supervised.steps),
+        experiment.mesh,
+        shapes,
+        loss=objective.loss,
+        microbatches=config.learner.microbatches,
+        remat=config.learner.remat,
+        offload=tuple(config.learner.offload),
+        dtype=experiment.dtype,
+    )
 
     def experience(step):
         chosen = data.indices(config.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)
@@ -83,7 +91,11 @@ def beginning(experiment):
     """Parameters to start from: a policy's, or a reward model's, which has a head already."""
     if experiment.config.model.random_init or not hf.has_head(experiment.folder):
         return experiment.params()
-    return hf.load_params(experiment.folder, experiment.model_config, specs.params(heads.param_table(experiment.model_config), experiment.mesh))
+    return hf.load_params(
+        experiment.folder,
+        experiment.model_config,
+        specs.params(heads.param_table(experiment.model_config), experiment.mesh),
+    )
 
 
 def read(experiment, objective, split):
@@ -111,16 +123,21 @@ def _point(example, tokenizer, section):
 def _steps(example, tokenizer, section):
     steps, labels, separator = example.meta['steps'], example.meta['labels'], section['separator']
     if [step for step, _ in process.split(separator.join(steps), separator)] != [step.strip() for step in steps]:
-        raise BadInput(f'steps of example {example.id}', steps, f'one is blank or holds {separator!r}, by which a '
-                       'completion is parted into steps; choose another reward_model.separator')
+        raise BadInput(
+            f'steps of example {example.id}',
+            steps,
+            f'one is blank or holds {separator!r}, by which a '
+            'completion is parted into steps; choose another reward_model.separator',
+        )
     if len(steps) != len(labels):
         raise BadInput(f'labels of example {example.id}', len(labels), f'there must be one for each of {len(steps)}')
     row, last = process.tokenize(tokenizer, steps, separator)
     if section['after_error'] == 'wrong' and 0.0 in labels:
         first = labels.index(0.0)
         labels = labels[:first] + [0.0] * (len(labels) - first)
-    return [row], [[(place, _in_unit(label, example)) for place, label in zip(last, labels, strict=True)
-                    if label is not None]]
+    return [row], [
+        [(place, _in_unit(label, example)) for place, label in zip(last, labels, strict=True) if label is not None]
+    ]
 
 
 def _in_unit(label, example):
@@ -155,13 +172,16 @@ def score(experiment, learner, state, found, shapes):
     examples = data.spread(len(found.marks), experiment.config.evaluation.prompts)
     said = []
     for start in range(0, len(examples), shapes.prompts):
-        block = examples[start:start + shapes.prompts]
+        block = examples[start : start + shapes.prompts]
         padded = np.pad(block, (0, shapes.prompts - len(block)), mode='edge')
         rollout = demonstrations.as_rollout(experiment, found.dataset, found.completions, padded, shapes)
         rows = processes.fetch(learner.logprobs(state, batches.put_rows(rollout, experiment.mesh))).astype(np.float64)
         for index, block_rows in zip(block, rows.reshape(shapes.prompts, shapes.group_size, -1), strict=False):
-            values = [(row[place], label) for row, marks in zip(block_rows, found.marks[index], strict=True)
-                      for place, label in marks]
+            values = [
+                (row[place], label)
+                for row, marks in zip(block_rows, found.marks[index], strict=True)
+                for place, label in marks
+            ]
             said.append(tuple(np.array(values, np.float64).reshape(-1, 2).T))
     return said
 
@@ -184,8 +204,14 @@ def judge(train, test, objective):
     if objective == 'steps':
         baselines['position'] = _commoner(train, test, lambda place: place)
     known = np.concatenate([found for found, _ in train])
-    results = {'examples': len(test), 'labels': len(labels), 'wrong': int(np.sum(labels < 0.5)),
-               'auc': auc(every, labels >= 0.5), **_of_wrong(every, labels), **_bounded('accuracy', right)}
+    results = {
+        'examples': len(test),
+        'labels': len(labels),
+        'wrong': int(np.sum(labels < 0.5)),
+        'auc': auc(every, labels >= 0.5),
+        **_of_wrong(every, labels),
+        **_bounded('accuracy', right),
+    }
     for name, correct in baselines.items():
         results |= {name: float(np.mean(np.concatenate(correct)))}
         results |= _bounded(f'over_{name}', [a - 1.0 * b for a, b in zip(right, correct, strict=True)])
@@ -204,8 +230,11 @@ def _of_wrong(found, labels):
     """Precision, recall and F1 of the wrong ones, those of a score of at most 0."""
     said, wrong = found <= 0, labels < 0.5
     hits = int(np.sum(said & wrong))
-    return {'wrong_precision': hits / max(int(said.sum()), 1), 'wrong_recall': hits / max(int(wrong.sum()), 1),
-            'wrong_f1': 2 * hits / max(int(said.sum() + wrong.sum()), 1)}
+    return {
+        'wrong_precision': hits / max(int(said.sum()), 1),
+        'wrong_recall': hits / max(int(wrong.sum()), 1),
+        'wrong_f1': 2 * hits / max(int(said.sum() + wrong.sum()), 1),
+    }
 
 
 def _commoner(train, test, key):
@@ -216,8 +245,12 @@ def _commoner(train, test, key):
             votes.setdefault(key(place), []).append(label >= 0.5)
             every.append(label >= 0.5)
     said = {place: np.mean(found) >= 0.5 for place, found in votes.items()}
-    return [np.array([said.get(key(place), np.mean(every) >= 0.5) == (label >= 0.5)
-                      for place, label in enumerate(labels)], bool) for _, labels in test]
+    return [
+        np.array(
+            [said.get(key(place), np.mean(every) >= 0.5) == (label >= 0.5) for place, label in enumerate(labels)], bool
+        )
+        for _, labels in test
+    ]
 
 
 def _bounded(name, values):
@@ -248,11 +281,19 @@ def save(experiment, params):
     if os.path.exists(folder):  # of this very run, which had come to its end
         return
     temporary = f'{folder}.writing'
-    hf.save(temporary, experiment.folder, params, experiment.model_config, np.float32, pad_token_id=experiment.pad_token)
+    hf.save(
+        temporary, experiment.folder, params, experiment.model_config, np.float32, pad_token_id=experiment.pad_token
+    )
     section = experiment.config.data
-    json_file.write(os.path.join(temporary, models.FILE), {
-        'chat': section.chat, 'system': section.system, 'template': section.template,
-        'separator': experiment.config.reward_model.separator})
+    json_file.write(
+        os.path.join(temporary, models.FILE),
+        {
+            'chat': section.chat,
+            'system': section.system,
+            'template': section.template,
+            'separator': experiment.config.reward_model.separator,
+        },
+    )
     os.replace(temporary, folder)
 
 

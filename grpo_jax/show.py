@@ -1,4 +1,5 @@
 """The exact text and token ids that the model will see. `python -m grpo_jax.show --config=... [--prompts=4]`."""
+
 from absl import flags
 
 from grpo_jax import data
@@ -13,7 +14,8 @@ def lines(config, count):
     dataset = data.load(config.data, 'train', tokenizer)
     stops = hf.stop_tokens(folder, tokenizer)
     yield f'model {folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
-        f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops)
+        f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops
+    )
     for index in data.indices(config.seed, 0, count, len(dataset.examples), dataset.parts):
         example, ids = dataset.examples[index], dataset.tokens[index]
         yield ''

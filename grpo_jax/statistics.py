@@ -2,6 +2,7 @@
 
 N prompts, n completions of each; a figure has one number a prompt, and its value is their mean.
 """
+
 import collections
 import math
 

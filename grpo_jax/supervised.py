@@ -1,4 +1,5 @@
 """Cold start: the same policy, weights and learner, trained on demonstrations. `python -m grpo_jax.supervised`."""
+
 import os
 
 from absl import flags
@@ -17,8 +18,12 @@ from grpo_jax.sharding import batches
 from grpo_jax.types import Experience
 
 # cross entropy is the policy gradient with every advantage 1, averaged over tokens
-SFT = Algorithm(advantage=advantages.group_mean, ratio=ratios.token, surrogate=surrogates.policy_gradient,
-                weights=weights.token_mean)
+SFT = Algorithm(
+    advantage=advantages.group_mean,
+    ratio=ratios.token,
+    surrogate=surrogates.policy_gradient,
+    weights=weights.token_mean,
+)
 
 
 def cold_start(experiment):

@@ -1,4 +1,5 @@
 """Every preset with every seed on one experiment, then a table and curves. `python -m grpo_jax.sweep`."""
+
 import csv
 import functools
 import math
@@ -22,11 +23,17 @@ from grpo_jax.run import cli, metrics
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {
-    'reward_first': ('training reward, first quarter', 3), 'reward_last': ('last quarter', 3),
-    'reward_before': ('held-out reward before', 3), 'reward_after': ('after', 3),
-    'greedy_before': ('greedy before', 3), 'greedy_after': ('after', 3),
-    'pass@1_before': ('pass@1 before', 3), 'pass@1_after': ('after', 3),
-    'length': ('length', 1), 'entropy': ('entropy', 3), 'seconds': ('seconds a step', 2),
+    'reward_first': ('training reward, first quarter', 3),
+    'reward_last': ('last quarter', 3),
+    'reward_before': ('held-out reward before', 3),
+    'reward_after': ('after', 3),
+    'greedy_before': ('greedy before', 3),
+    'greedy_after': ('after', 3),
+    'pass@1_before': ('pass@1 before', 3),
+    'pass@1_after': ('after', 3),
+    'length': ('length', 1),
+    'entropy': ('entropy', 3),
+    'seconds': ('seconds a step', 2),
 }
 ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
 INK, BLUE, GREY = '#333333', '#2a6fbb', '#cfcfcf'
@@ -43,8 +50,11 @@ def run(get_config, presets, seeds, workdir):
     # everything is read before anything is written
     configs = {(preset, seed): _seeded(get_config(preset), seed) for seed in range(seeds) for preset in presets}
     cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir))
-    elsewhere = {preset for (preset, _), config in configs.items() if config.algorithm.source != 'policy'
-                 or config.algorithm.dead_groups in ('resample', 'replay')}
+    elsewhere = {
+        preset
+        for (preset, _), config in configs.items()
+        if config.algorithm.source != 'policy' or config.algorithm.dead_groups in ('resample', 'replay')
+    }
     outcomes = {}  # of the runs so far: the message of a failure, or None
     for number, ((preset, seed), config) in enumerate(configs.items(), 1):
         folder = _folder(workdir, preset, seed)
@@ -72,8 +82,9 @@ def choose(names):
     chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
     for name in chosen:
         if name not in choices:
-            raise BadInput('--presets', name, 'no such file in configs/algorithms; choose all, or of '
-                           + ', '.join(choices))
+            raise BadInput(
+                '--presets', name, 'no such file in configs/algorithms; choose all, or of ' + ', '.join(choices)
+            )
     return chosen
 
 
@@ -90,8 +101,16 @@ def summarize(outcomes, seeds, elsewhere, workdir):
         row = {name: _spread([run[name] for run in measured]) for name in COLUMNS}
         status = f'{len(failures)}/{seeds} failed' if failures else f'{len(folders)}/{seeds}'
         curves = np.array([_series(folder, 'reward') for folder in folders])
-        rows.append({'preset': preset, 'mark': '*' * (preset in elsewhere), 'status': status, 'failures': failures,
-                     'curves': curves} | row)
+        rows.append(
+            {
+                'preset': preset,
+                'mark': '*' * (preset in elsewhere),
+                'status': status,
+                'failures': failures,
+                'curves': curves,
+            }
+            | row
+        )
     # a preset without a number comes last
     return sorted(rows, key=lambda row: -np.nan_to_num(row['reward_after'][0], nan=-np.inf))
 
@@ -101,8 +120,9 @@ def write_table(rows, workdir):
     os.makedirs(workdir, exist_ok=True)
     with open(os.path.join(workdir, 'table.csv'), 'w', encoding='utf8', newline='') as file:
         writer = csv.writer(file)
-        writer.writerow(['preset', 'status', *(f'{name}_{part}' for name in COLUMNS for part in ('mean', 'min', 'max')),
-                         'failure'])
+        writer.writerow(
+            ['preset', 'status', *(f'{name}_{part}' for name in COLUMNS for part in ('mean', 'min', 'max')), 'failure']
+        )
         for row in rows:
             numbers = ['' if math.isnan(x) else x for name in COLUMNS for x in row[name]]
             writer.writerow([row['preset'], row['status'], *numbers, '; '.join(row['failures'].values())])
@@ -119,18 +139,26 @@ def write_table(rows, workdir):
 
 def show(rows):
     """Prints the table, narrower: means before and after, and the range of the held-out reward."""
-    columns = {'training reward': ('reward_first', 'reward_last'), 'held-out': ('reward_before', 'reward_after'),
-               'greedy': ('greedy_before', 'greedy_after'), 'pass@1': ('pass@1_before', 'pass@1_after'),
-               'entropy': ('entropy',), 's/step': ('seconds',)}
-    shown = rich.table.Table(title=f'{len(rows)} presets, means over seeds', box=rich.box.SIMPLE_HEAD,
-                             collapse_padding=True)
+    columns = {
+        'training reward': ('reward_first', 'reward_last'),
+        'held-out': ('reward_before', 'reward_after'),
+        'greedy': ('greedy_before', 'greedy_after'),
+        'pass@1': ('pass@1_before', 'pass@1_after'),
+        'entropy': ('entropy',),
+        's/step': ('seconds',),
+    }
+    shown = rich.table.Table(
+        title=f'{len(rows)} presets, means over seeds', box=rich.box.SIMPLE_HEAD, collapse_padding=True
+    )
     shown.add_column('preset', no_wrap=True)
     for heading in (*columns, 'range held-out'):
         shown.add_column(heading, justify='right', no_wrap=heading != 'range held-out')
     shown.add_column('runs', no_wrap=True)
     for row in rows:
-        cells = [' → '.join(filter(None, (_cell(row, name, spread=False, cut=1) for name in names)))
-                 for names in columns.values()]
+        cells = [
+            ' → '.join(filter(None, (_cell(row, name, spread=False, cut=1) for name in names)))
+            for names in columns.values()
+        ]
         _, least, most = row['reward_after']
         ends = f'{least:.2f} to {most:.2f}' if most > least else ''
         shown.add_row(row['preset'] + row['mark'], *cells, ends, row['status'])
@@ -157,8 +185,15 @@ def draw(rows, workdir):
             if other is not mean:
                 panel.plot(steps, other, color=GREY, linewidth=0.7, zorder=1)
         if len(row['curves']) > 1:
-            panel.fill_between(steps, np.nanmin(row['curves'], 0), np.nanmax(row['curves'], 0), color=BLUE, alpha=0.22,
-                               linewidth=0, zorder=2)
+            panel.fill_between(
+                steps,
+                np.nanmin(row['curves'], 0),
+                np.nanmax(row['curves'], 0),
+                color=BLUE,
+                alpha=0.22,
+                linewidth=0,
+                zorder=2,
+            )
         panel.plot(steps, mean, color=BLUE, linewidth=1.5, zorder=3)
         panel.set_title(row['preset'] + row['mark'], loc='left', fontsize=9, color=INK, fontweight='bold')
         panel.set_title(f'{row["reward_after"][0]:.2f}', loc='right', fontsize=9, color=BLUE)
@@ -172,8 +207,14 @@ def draw(rows, workdir):
         panel.set_axisbelow(True)
         panel.margins(x=0.02)
     note = f'\n{ELSEWHERE}' if any(row['mark'] for row in drawn) else ''
-    figure.suptitle('Training reward by step. Blue: mean and range over seeds, and the held-out reward at the end. '
-                    f'Grey: the other presets.{note}', fontsize=8, color=INK, x=0.01, ha='left')
+    figure.suptitle(
+        'Training reward by step. Blue: mean and range over seeds, and the held-out reward at the end. '
+        f'Grey: the other presets.{note}',
+        fontsize=8,
+        color=INK,
+        x=0.01,
+        ha='left',
+    )
     figure.savefig(os.path.join(workdir, 'curves.png'), dpi=160)
 
 
@@ -224,8 +265,14 @@ def _measure(folder):
     evaluations = metrics.read(os.path.join(folder, 'evaluations.jsonl'))
     timings = metrics.read(os.path.join(folder, 'timings.jsonl'))
     # median: the first step compiles
-    found = {'seconds': np.median([sum(x for name, x in row.items() if name not in ('step', 'evaluate')
-                                       and '/' not in name) for row in timings])}
+    found = {
+        'seconds': np.median(
+            [
+                sum(x for name, x in row.items() if name not in ('step', 'evaluate') and '/' not in name)
+                for row in timings
+            ]
+        )
+    }
     for when, row in (('before', evaluations[0]), ('after', evaluations[-1])):
         found |= {f'{name}_{when}': row.get(name, math.nan) for name in ('reward', 'greedy', 'pass@1')}
     rewards = _series(folder, 'reward')

@@ -1,4 +1,5 @@
 """START HERE: run(config, workdir) builds everything, then loops over the steps of GRPO."""
+
 import functools
 import logging
 import os
@@ -62,9 +63,17 @@ def run(config, workdir, algorithm=None, functions=None):
             clock.lap('reward')
 
             experience, row = make_experience(
-                algorithm, state.aux, draw.rollout, rewards.shaped(experiment.reward_functions, rewarded, shapes.group_size), logprobs, put,
+                algorithm,
+                state.aux,
+                draw.rollout,
+                rewards.shaped(experiment.reward_functions, rewarded, shapes.group_size),
+                logprobs,
+                put,
                 dead=algorithms.dead_groups(rewarded.rewards.reshape(shapes.prompts, -1)),
-                **rewards.known(experiment.reward_functions, draw.examples, rewarded, draw.rollout, experiment.tokenizer))
+                **rewards.known(
+                    experiment.reward_functions, draw.examples, rewarded, draw.rollout, experiment.tokenizer
+                ),
+            )
             state, learned = learner.update(state, experience)
             row |= jax.device_get(learned) | metrics.of_completions(rewarded)
             row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
@@ -104,18 +113,30 @@ def finished(config, workdir):
 
 def shapes_of(experiment, algorithm):
     """Sizes of a step; BadInput, or a warning, for what the algorithm cannot do with them."""
-    config, prompts, group = experiment.config, experiment.config.data.prompts_per_step, experiment.config.rollout.group_size
+    config, prompts, group = (
+        experiment.config,
+        experiment.config.data.prompts_per_step,
+        experiment.config.rollout.group_size,
+    )
     if algorithm.source in collect.READ_FROM_DATA:  # as many rows, of more prompts
         size = len(collect.READ_FROM_DATA[algorithm.source])
         prompts, group = prompts * group // size, size
     if 'step_rewards' in algorithm.advantage_reads and not experiment.reward_functions.steps:
-        raise BadInput('reward.steps', '', f'advantage {config.algorithm.advantage} needs rewards of steps; name '
-                       'a reward that has steps, like calculator')
+        raise BadInput(
+            'reward.steps',
+            '',
+            f'advantage {config.algorithm.advantage} needs rewards of steps; name '
+            'a reward that has steps, like calculator',
+        )
     if config.algorithm.critic_warmup and not algorithm.needs_values:
-        raise BadInput('algorithm.critic_warmup', config.algorithm.critic_warmup, f'advantage '
-                       f'{config.algorithm.advantage} has no critic; use 0')
-    for warning in algorithms.check_run(algorithm, group_size=group, prompts=prompts,
-                                        updates=config.learner.epochs * config.learner.minibatches):
+        raise BadInput(
+            'algorithm.critic_warmup',
+            config.algorithm.critic_warmup,
+            f'advantage {config.algorithm.advantage} has no critic; use 0',
+        )
+    for warning in algorithms.check_run(
+        algorithm, group_size=group, prompts=prompts, updates=config.learner.epochs * config.learner.minibatches
+    ):
         logging.warning(warning)
     if 'reference' in config.learner.offload and not algorithm.keeps_reference:
         logging.warning('learner.offload names the reference, and this algorithm keeps none')
@@ -134,8 +155,10 @@ def _keep_bad_batch(workdir, step, experience, count, most):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
     if count > most:
-        raise FloatingPointError(f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
-                                 f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate')
+        raise FloatingPointError(
+            f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
+            f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate'
+        )
 
 
 def main():

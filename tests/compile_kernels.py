@@ -1,4 +1,5 @@
 """Compiles decoding in kernels for a topology: python tests/compile_kernels.py TOPOLOGY. Prints each program's name."""
+
 import dataclasses
 import os
 import sys
@@ -19,12 +20,26 @@ for name, axes, prompts, group in CASES:
     c = dataclasses.replace(published, layers=2, mlp=512, vocab_size=4096 + 64)
     mesh = topology.mesh(sys.argv[1], axes)
     engine = make_sampler(
-        c, mesh, batches.Shapes(prompts, group, 50, 256), sampler.Sampling(1.0, 256, (1,), 0), {}, dtype='bfloat16',
-        cache_dtype='bfloat16', weights_dtype='bfloat16', budget=0, kernels='on', ahead=False)
+        c,
+        mesh,
+        batches.Shapes(prompts, group, 50, 256),
+        sampler.Sampling(1.0, 256, (1,), 0),
+        {},
+        dtype='bfloat16',
+        cache_dtype='bfloat16',
+        weights_dtype='bfloat16',
+        budget=0,
+        kernels='on',
+        ahead=False,
+    )
     wanted, _ = engine.programs.traced(engine.visit_largest)
     for program, traced in wanted.items():
         if program.startswith('decode'):
             text = traced.lower().compile().as_text()
-            kernels = [i.name for scope in hlo.parse(text)[0].values() for i in scope.values()
-                       if 'tpu_custom_call' in i.attributes]
+            kernels = [
+                i.name
+                for scope in hlo.parse(text)[0].values()
+                for i in scope.values()
+                if 'tpu_custom_call' in i.attributes
+            ]
             print(name, program, sorted(kernel.split('.')[0] for kernel in kernels))

@@ -1,4 +1,5 @@
 """8 fake CPU devices, set before jax is imported; where the real inputs are; Qwen's tokenizer; a tiny model."""
+
 import importlib.util
 import json
 import os
@@ -24,11 +25,15 @@ DATA = os.environ.get('GRPO_JAX_DATA', '../shared/data')
 
 def pytest_terminal_summary(terminalreporter):
     if not os.path.isdir(DATA):
-        terminalreporter.write_line(f'NO REAL INPUTS: GRPO_JAX_DATA={DATA} is not a folder; tests on real data were '
-                                    'skipped', red=True, bold=True)
+        terminalreporter.write_line(
+            f'NO REAL INPUTS: GRPO_JAX_DATA={DATA} is not a folder; tests on real data were skipped',
+            red=True,
+            bold=True,
+        )
     if importlib.util.find_spec('libtpu') is None:
-        terminalreporter.write_line('NO TPU COMPILER: libtpu is not installed; nothing was compiled for TPUs', red=True,
-                                    bold=True)
+        terminalreporter.write_line(
+            'NO TPU COMPILER: libtpu is not installed; nothing was compiled for TPUs', red=True, bold=True
+        )
 
 
 @pytest.fixture(scope='session')
@@ -43,8 +48,22 @@ def real():
 def tiny():
     """(ModelConfig, params) of a two-layer Qwen3-like model with grouped queries."""
     c = transformer.ModelConfig(
-        vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, norm_eps=1e-6, rope_theta=1e4,
-        rope_scaling=(), qk_norm=True, qkv_bias=False, out_bias=False, mlp_bias=False, tie_embeddings=True)
+        vocab_size=64,
+        width=32,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        mlp=48,
+        norm_eps=1e-6,
+        rope_theta=1e4,
+        rope_scaling=(),
+        qk_norm=True,
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        tie_embeddings=True,
+    )
     return c, jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c)
 
 

@@ -1,4 +1,5 @@
 """A cloud without machines: launch/ runs against tests/fake_program.py in place of gcloud, kubectl and others."""
+
 import json
 import os
 import subprocess
@@ -22,15 +23,25 @@ class Cloud:
             path.chmod(0o755)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU', 'GRPO', 'JAX', 'PYTHON'))}
         self.environment = clean | {
-            'PATH': f'{folder}/bin:{os.environ["PATH"]}', 'HOME': str(folder), 'XDG_CACHE_HOME': str(folder / 'cache'),
-            'FAKE_CLOUD': str(folder), 'TPU_POLL_SECONDS': '0.01'}
+            'PATH': f'{folder}/bin:{os.environ["PATH"]}',
+            'HOME': str(folder),
+            'XDG_CACHE_HOME': str(folder / 'cache'),
+            'FAKE_CLOUD': str(folder),
+            'TPU_POLL_SECONDS': '0.01',
+        }
 
     def script(self, name, content):
         (self.folder / name).write_text(json.dumps(content))
 
     def call(self, *arguments, script='tpu_vm.sh', stdin='', **environment):
-        return subprocess.run(['bash', os.path.join(ROOT, 'launch', script), *arguments], input=stdin, text=True,
-                              capture_output=True, timeout=60, env=self.environment | environment)
+        return subprocess.run(
+            ['bash', os.path.join(ROOT, 'launch', script), *arguments],
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=60,
+            env=self.environment | environment,
+        )
 
     def calls(self, program='gcloud'):
         path = self.folder / 'calls.jsonl'

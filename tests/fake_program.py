@@ -6,6 +6,7 @@ the last answer stays. With FAKE_VMS, what no key answers is done: ssh and scp l
 home of a TPU VM. The training, `python3 -m grpo_jax.train`, does what trainings.json says next: an exit status, wait
 (for SIGTERM, then 42), or deaf (to it).
 """
+
 import fcntl
 import json
 import os
@@ -49,6 +50,7 @@ def cloud(program, arguments):
 def on_vm(arguments):
     import shutil  # here, since starting this program is most of the tests' time
     import subprocess
+
     verb = arguments[3]
     if verb == 'scp':
         node, path = arguments[5].split(':')
@@ -62,6 +64,7 @@ def on_vm(arguments):
 
 def python(arguments):
     import shutil
+
     if arguments[:2] == ['-m', 'venv']:
         os.makedirs(os.path.join(arguments[2], 'bin'))
         shutil.copy(shutil.which('python3'), os.path.join(arguments[2], 'bin', 'python'))
@@ -69,6 +72,7 @@ def python(arguments):
         return 0
     import signal
     import time
+
     then = scripted('trainings.json', 'all')
     if then == 'wait':
         signal.signal(signal.SIGTERM, lambda *_: os._exit(42))

@@ -1,4 +1,5 @@
 """Bad input: status 2, one message with thing, value and remedy, and nothing overwritten."""
+
 import json
 import os
 import shutil
@@ -21,8 +22,10 @@ COMMANDS = {
     'wrong type': (['--config=configs/arithmetic.py', '--config.steps=many'], ['steps', 'many']),
     'missing config file': (['--config=configs/nowhere.py'], ['configs/nowhere.py']),
     'unknown preset': (['--config=configs/arithmetic.py:grop'], ['grop', 'dr_grpo']),
-    'missing model folder': (['--config=configs/arithmetic.py', '--config.model.path=runs/none/there'],
-                             ['runs/none/there', 'Hugging Face folder']),
+    'missing model folder': (
+        ['--config=configs/arithmetic.py', '--config.model.path=runs/none/there'],
+        ['runs/none/there', 'Hugging Face folder'],
+    ),
     'missing flag': ([], ['config']),
 }
 
@@ -31,8 +34,13 @@ COMMANDS = {
 def test_command_line(name, tmp_path):
     arguments, words = COMMANDS[name]
     workdir = tmp_path / 'run'
-    done = subprocess.run([sys.executable, '-m', 'grpo_jax.train', f'--workdir={workdir}', *arguments], cwd=ROOT,
-                          capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, '-m', 'grpo_jax.train', f'--workdir={workdir}', *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 2, done.stderr
     assert 'Traceback' not in done.stderr
     message = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
@@ -104,7 +112,7 @@ def test_tokenizer_larger_than_the_model(tmp_path):
 
 
 def test_workdir_of_another_config_is_refused_and_left_alone(tmp_path):
-    claim(open_experiment(tiny_run.config(), str(tmp_path / "run")))
+    claim(open_experiment(tiny_run.config(), str(tmp_path / 'run')))
     before = (tmp_path / 'run' / 'config.json').read_bytes()
     with pytest.raises(BadInput, match=r'rollout.group_size = 8.*was 4'):
         open_experiment(tiny_run.config(rollout__group_size=8), str(tmp_path / 'run'))
@@ -114,7 +122,7 @@ def test_workdir_of_another_config_is_refused_and_left_alone(tmp_path):
 def test_workdir_that_is_a_file(tmp_path):
     (tmp_path / 'run').write_text('mine')
     with pytest.raises(BadInput, match='is a file'):
-        claim(open_experiment(tiny_run.config(), str(tmp_path / "run")))
+        claim(open_experiment(tiny_run.config(), str(tmp_path / 'run')))
     assert (tmp_path / 'run').read_text() == 'mine'
 
 

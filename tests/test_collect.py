@@ -1,4 +1,5 @@
 """Drawing until groups differ, replay, the curriculum, and completions that come from the data."""
+
 import json
 
 import jax
@@ -45,9 +46,15 @@ def run_and_resume(config, steps, tmp_path):
 
 @pytest.mark.parametrize('policy', ['resample', 'replay'])
 def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, tmp_path, monkeypatch):
-    config = tiny_run.config(preset='dapo', algorithm__dead_groups=policy, algorithm__max_staleness=2,
-                             algorithm__max_draws=4, algorithm__correction='truncated', reward__self_test=1.0,
-                             **PLAIN | RARE)
+    config = tiny_run.config(
+        preset='dapo',
+        algorithm__dead_groups=policy,
+        algorithm__max_staleness=2,
+        algorithm__max_draws=4,
+        algorithm__correction='truncated',
+        reward__self_test=1.0,
+        **PLAIN | RARE,
+    )
     # whether an 8 occurs: about half of the groups differ, so some are left over and some steps want more
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: float('8' in completion))
     _, rows = run_and_resume(config, 5, tmp_path)
@@ -68,12 +75,15 @@ def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
     assert [row['retired'] * len(tries) for row in tiny_run.rows(tmp_path)] == pytest.approx([4, 8, 12])
 
 
-@pytest.mark.parametrize('changes, words', [
-    (dict(algorithm__retire_above=0.9, reward__verifier=''), ['retire_above = 0.9', 'reward.verifier']),
-    (dict(algorithm__max_draws=0), ['max_draws = 0']),
-    (dict(algorithm__dead_groups='replay'), ['max_staleness = 0', 'at least 1']),
-    (dict(algorithm__dead_groups='resample', algorithm__max_staleness=2), ['max_staleness = 2', 'truncated']),
-])
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        (dict(algorithm__retire_above=0.9, reward__verifier=''), ['retire_above = 0.9', 'reward.verifier']),
+        (dict(algorithm__max_draws=0), ['max_draws = 0']),
+        (dict(algorithm__dead_groups='replay'), ['max_staleness = 0', 'at least 1']),
+        (dict(algorithm__dead_groups='resample', algorithm__max_staleness=2), ['max_staleness = 2', 'truncated']),
+    ],
+)
 def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes, words, tmp_path):
     with pytest.raises(BadInput) as error:
         train.run(tiny_run.config(preset='dr_grpo', **PLAIN | changes), str(tmp_path / 'run'))
@@ -85,8 +95,8 @@ def test_a_replayed_group_is_scored_by_its_spread():
     def group(rewards):
         return collect.Group(None, None, 0, Rewards([], [], [], np.array(rewards), {}, {}))
 
-    assert group([1., 1, 1]).priority == group([np.nan, 1, np.nan]).priority == 0
-    assert group([0., 1]).priority == pytest.approx(0.5) and group([0., 2]).priority == pytest.approx(2.0)
+    assert group([1.0, 1, 1]).priority == group([np.nan, 1, np.nan]).priority == 0
+    assert group([0.0, 1]).priority == pytest.approx(0.5) and group([0.0, 2]).priority == pytest.approx(2.0)
 
 
 def test_sft_takes_as_many_rows_and_its_loss_falls(tmp_path):
@@ -101,8 +111,11 @@ def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(tmp_path):
     """Distillation in two commands: the rollouts that one run wrote are the data of the next."""
     teacher = tiny_run.config(preset='dr_grpo', log__rollouts=1, **SHORT | RARE | dict(steps=6))
     train.run(teacher, str(tmp_path / 'teacher'))
-    dumped = [row for path in (tmp_path / 'teacher' / 'rollouts').iterdir()
-              for row in map(json.loads, path.read_text(encoding='utf8').splitlines())]
+    dumped = [
+        row
+        for path in (tmp_path / 'teacher' / 'rollouts').iterdir()
+        for row in map(json.loads, path.read_text(encoding='utf8').splitlines())
+    ]
     right = {(row['prompt'], row['completion']) for row in dumped if row['reward'] == 1}
     assert right
     rollouts = dict(folder=str(tmp_path / 'teacher' / 'rollouts'), least=1.0)
@@ -112,8 +125,9 @@ def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(tmp_path):
     train.run(student, str(tmp_path / 'student'))
     losses = [row['loss'] for row in tiny_run.rows(tmp_path / 'student')]
     assert losses[-1] < losses[0]
-    pairs = tiny_run.config(preset='dpo', algorithm__source='pairs', **data,
-                            **PLAIN | dict(steps=6, data__prompts_per_step=2))
+    pairs = tiny_run.config(
+        preset='dpo', algorithm__source='pairs', **data, **PLAIN | dict(steps=6, data__prompts_per_step=2)
+    )
     train.run(pairs, str(tmp_path / 'pairs'))
     losses = [row['loss'] for row in tiny_run.rows(tmp_path / 'pairs')]
     assert losses[0] == pytest.approx(np.log(2), abs=1e-4) and losses[-1] < losses[0]
@@ -125,11 +139,17 @@ def test_rft_samples_the_frozen_policy(tmp_path, monkeypatch):
     drawn, states = [], []
     for rate in (0.0, 1e-2):
         folder = tmp_path / str(rate)
-        config = tiny_run.config(preset='rft', log__rollouts=1, reward__self_test=1.0,
-                                 **PLAIN | dict(optimizer__learning_rate=rate))
+        config = tiny_run.config(
+            preset='rft', log__rollouts=1, reward__self_test=1.0, **PLAIN | dict(optimizer__learning_rate=rate)
+        )
         states.append(train.run(config, str(folder)))
-        drawn.append([json.loads(line)['completion'] for path in sorted((folder / 'rollouts').iterdir())
-                      for line in path.read_text(encoding='utf8').splitlines()])
+        drawn.append(
+            [
+                json.loads(line)['completion']
+                for path in sorted((folder / 'rollouts').iterdir())
+                for line in path.read_text(encoding='utf8').splitlines()
+            ]
+        )
     assert drawn[0] == drawn[1]
     still, moved = (jax.tree.leaves(state.params) for state in states)
     assert not any(np.array_equal(a, b) for a, b in zip(still, moved, strict=True))

@@ -1,4 +1,5 @@
 """The pages of docs/ are what the code says, and what they name exists."""
+
 import ast
 import os
 import re
@@ -35,8 +36,9 @@ def test_every_test_that_a_page_names_exists():
     for folder, _, files in os.walk(os.path.join(ROOT, 'tests')):
         for name in (name for name in files if name.endswith('.py')):
             with open(os.path.join(folder, name), encoding='utf8') as file:
-                there |= {(name, node.name) for node in ast.walk(ast.parse(file.read()))
-                          if isinstance(node, ast.FunctionDef)}
+                there |= {
+                    (name, node.name) for node in ast.walk(ast.parse(file.read())) if isinstance(node, ast.FunctionDef)
+                }
     named = {pair for name in PAGES for pair in re.findall(r'`(test_\w+\.py)::(test_\w+)`', page(name))}
     assert len(named) > 30 and named <= there, named - there
 

@@ -1,4 +1,5 @@
 """Evaluation: figures by hand, tables by subject, and the command on a run and on a published model."""
+
 import json
 import os
 import subprocess
@@ -17,8 +18,11 @@ from grpo_jax.workers import pool
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-EXAMPLES = [Example('2+2=', '4', 0, {'subject': 'sums', 'level': 1}), Example('3+4=', '7', 1, {'subject': 'sums'}),
-            Example('3*3=', '9', 2, {'subject': 'products', 'level': None})]
+EXAMPLES = [
+    Example('2+2=', '4', 0, {'subject': 'sums', 'level': 1}),
+    Example('3+4=', '7', 1, {'subject': 'sums'}),
+    Example('3*3=', '9', 2, {'subject': 'products', 'level': None}),
+]
 SAMPLES = ['#### 4', '4', '5', 'x', '7', '8', '8', '7', 'x', 'x', 'x', 'x']  # 4 of each
 GREEDY = ['5', '#### 7', '8']
 
@@ -38,7 +42,9 @@ def figures(reward_functions, examples=EXAMPLES, samples=SAMPLES):
     """The figures of those completions; every fifth sample is truncated, and all greedy ones."""
     truncated = [i % 5 == 4 for i in range(len(samples))]
     sampled = evaluate.judge(reward_functions, examples, samples, truncated, list(range(1, len(samples) + 1)))
-    greedy = evaluate.judge(reward_functions, examples, GREEDY[:len(examples)], [True] * len(examples), [2] * len(examples))
+    greedy = evaluate.judge(
+        reward_functions, examples, GREEDY[: len(examples)], [True] * len(examples), [2] * len(examples)
+    )
     return evaluate.figures(greedy, sampled)
 
 
@@ -49,10 +55,22 @@ def means(found):
 def test_figures_by_hand(reward_functions):
     # correct: 2 of 4, 2 of 4 (and a tie with 8), 0 of 4; truncated rows 4 and 9
     expected = {
-        'greedy': 1 / 3, 'pass@1': (1 / 2 + 1 / 2 + 0) / 3, 'pass@2': (5 / 6 + 5 / 6 + 0) / 3, 'pass@4': 2 / 3,
-        'maj@4': (1 + 1 / 2 + 0) / 3, 'reward': (4 - 2) / 12, 'length': 6.5, 'truncated': 2 / 12, 'failed': 0,
-        'unparsed': 5 / 12, 'greedy/reward': (1 - 3) / 3, 'greedy/length': 2, 'greedy/truncated': 1, 'greedy/failed': 0,
-        'greedy/unparsed': 0}
+        'greedy': 1 / 3,
+        'pass@1': (1 / 2 + 1 / 2 + 0) / 3,
+        'pass@2': (5 / 6 + 5 / 6 + 0) / 3,
+        'pass@4': 2 / 3,
+        'maj@4': (1 + 1 / 2 + 0) / 3,
+        'reward': (4 - 2) / 12,
+        'length': 6.5,
+        'truncated': 2 / 12,
+        'failed': 0,
+        'unparsed': 5 / 12,
+        'greedy/reward': (1 - 3) / 3,
+        'greedy/length': 2,
+        'greedy/truncated': 1,
+        'greedy/failed': 0,
+        'greedy/unparsed': 0,
+    }
     assert means(figures(reward_functions)) == pytest.approx(expected)
 
 
@@ -60,9 +78,15 @@ def test_strict_figures_stand_beside_lenient_ones(reward_functions):
     found = means(figures(reward_functions._replace(strict=hashed)))
     lenient = means(figures(reward_functions))
     assert {name: found[name] for name in lenient} == lenient
-    assert {name: value for name, value in found.items() if name not in lenient} == pytest.approx({
-        'strict/greedy': 1 / 3, 'strict/pass@1': 1 / 12, 'strict/pass@2': (3 / 6) / 3, 'strict/pass@4': 1 / 3,
-        'strict/maj@4': (1 / 2) / 3})
+    assert {name: value for name, value in found.items() if name not in lenient} == pytest.approx(
+        {
+            'strict/greedy': 1 / 3,
+            'strict/pass@1': 1 / 12,
+            'strict/pass@2': (3 / 6) / 3,
+            'strict/pass@4': 1 / 3,
+            'strict/maj@4': (1 / 2) / 3,
+        }
+    )
 
 
 def test_samples_that_are_no_power_of_two(reward_functions):
@@ -73,8 +97,9 @@ def test_samples_that_are_no_power_of_two(reward_functions):
 
 def test_without_a_verifier_there_are_no_answers(reward_functions):
     found = figures(reward_functions._replace(verifier='', extract=None))
-    assert list(found) == [prefix + name for prefix in ('', 'greedy/')
-                           for name in ('reward', 'length', 'truncated', 'failed')]
+    assert list(found) == [
+        prefix + name for prefix in ('', 'greedy/') for name in ('reward', 'length', 'truncated', 'failed')
+    ]
 
 
 def test_what_cannot_be_scored_is_wrong_and_has_no_reward(reward_functions):
@@ -113,8 +138,10 @@ def test_only_fields_that_divide_the_prompts_have_a_table():
     def of(*values):
         examples = [Example('', '', i, {'source': value}) for i, value in enumerate(values)]
         found = evaluate.by_subject({'row': np.arange(len(values))}, examples, 0)
-        return {name: {value: group['figures']['row']['mean'] for value, group in table.items()}
-                for name, table in found.items()}
+        return {
+            name: {value: group['figures']['row']['mean'] for value, group in table.items()}
+            for name, table in found.items()
+        }
 
     assert of('a', 'a') == of('a', 'b') == of(None, None) == {}
     assert of('b', 'a', None, 'a') == {'source': {'a': 2, 'b': 0}}
@@ -123,13 +150,26 @@ def test_only_fields_that_divide_the_prompts_have_a_table():
 
 def test_what_is_printed(reward_functions, capsys):
     found = figures(reward_functions._replace(strict=hashed))
-    content = {'prompts': 3, 'split': 'test', 'samples': 4, 'sampling': {'temperature': 0.7}, 'verifier': 'numeric',
-               'figures': evaluate.summary(found, 0), 'tables': evaluate.by_subject(found, EXAMPLES, 0)}
+    content = {
+        'prompts': 3,
+        'split': 'test',
+        'samples': 4,
+        'sampling': {'temperature': 0.7},
+        'verifier': 'numeric',
+        'figures': evaluate.summary(found, 0),
+        'tables': evaluate.by_subject(found, EXAMPLES, 0),
+    }
     evaluate.show(content)
     printed = capsys.readouterr().out
     assert '3 test prompts, 4 samples at temperature 0.7, verifier numeric' in printed and evaluate.TIES in printed
-    rows = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.strip('│┃').replace('┃', '│').split('│')]
-                                              for line in printed.splitlines() if line[0] in '│┃')}
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (
+            [cell.strip() for cell in line.strip('│┃').replace('┃', '│').split('│')]
+            for line in printed.splitlines()
+            if line[0] in '│┃'
+        )
+    }
     assert rows[''] == ['mean', '95% interval', 'strict', '95% interval']
     assert rows['pass@1'] == ['0.333', '0.000 to 0.500', '0.083', '0.000 to 0.250']
     assert rows['length'][2:] == ['', ''] and not any(name.startswith('strict') for name in rows)
@@ -138,6 +178,7 @@ def test_what_is_printed(reward_functions, capsys):
 
 
 # whole evaluations
+
 
 def read(folder):
     with open(os.path.join(folder, 'evaluation.json'), encoding='utf8') as file:
@@ -167,8 +208,11 @@ def test_a_run_is_evaluated_as_it_was_in_training(workdir, capsys):
     for decoding, name in (('greedy', 'greedy'), ('sampled', 'pass@1')):
         chosen = [row for row in rows if row['decoding'] == decoding]
         assert np.mean([row['correct'] for row in chosen]) == content['figures'][name]['mean']
-        assert all(row['correct'] == (numeric.extract(row['completion']) == row['answer']) and
-                   row['extracted'] == numeric.extract(row['completion']) for row in chosen)
+        assert all(
+            row['correct'] == (numeric.extract(row['completion']) == row['answer'])
+            and row['extracted'] == numeric.extract(row['completion'])
+            for row in chosen
+        )
     assert content['first_prompt'] == rows[0]['prompt']
 
 
@@ -189,15 +233,22 @@ def stories(**changes):
 
 
 def command(*arguments):
-    return subprocess.run([sys.executable, '-m', 'grpo_jax.evaluate', *arguments], cwd=ROOT, capture_output=True,
-                          text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, '-m', 'grpo_jax.evaluate', *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_a_published_model_is_evaluated_without_a_run_and_twice_the_same(real, tmp_path):
     model = os.path.join(real, 'models', 'stories260K')
-    done = command('--config=configs/tinystories.py', f'--config.model.path={model}', f'--out={tmp_path / "a"}',
-                   '--samples=3', '--config.evaluation.prompts=4', '--config.data.prompts_per_step=4',
-                   '--config.rollout.max_tokens=8')
+    done = command(
+        '--config=configs/tinystories.py',
+        f'--config.model.path={model}',
+        f'--out={tmp_path / "a"}',
+        '--samples=3',
+        '--config.evaluation.prompts=4',
+        '--config.data.prompts_per_step=4',
+        '--config.rollout.max_tokens=8',
+    )
     assert done.returncode == 0, done.stderr
     assert '4 test prompts, 3 samples' in done.stdout
     evaluate.run(stories(path=model), None, str(tmp_path / 'b'), 3, 'test')
@@ -219,12 +270,15 @@ def test_the_command_says_in_one_line_what_it_lacks():
 
 def test_input_that_cannot_be_evaluated(workdir, tmp_path):
     out = str(tmp_path / 'out')
-    for given, words in [((stories(), workdir, out), 'or, without it, --config'), ((stories(), None, None), '--out'),
-                         ((stories(), None, str(tmp_path)), 'nothing is overwritten'),
-                         ((None, workdir, str(tmp_path)), 'nothing is overwritten'),
-                         ((None, str(tmp_path), None), 'holds no run'),
-                         ((stories(random_init=True), None, out), 'random weights'),
-                         ((stories(path='runs/none/there'), None, out), 'no such folder')]:
+    for given, words in [
+        ((stories(), workdir, out), 'or, without it, --config'),
+        ((stories(), None, None), '--out'),
+        ((stories(), None, str(tmp_path)), 'nothing is overwritten'),
+        ((None, workdir, str(tmp_path)), 'nothing is overwritten'),
+        ((None, str(tmp_path), None), 'holds no run'),
+        ((stories(random_init=True), None, out), 'random weights'),
+        ((stories(path='runs/none/there'), None, out), 'no such folder'),
+    ]:
         with pytest.raises(BadInput, match=words):
             evaluate.run(*given, 0, 'test')
     config = tiny_run.config(evaluation__prompts=0)

@@ -1,4 +1,5 @@
 """Iterations of reward model and policy: what each begins with and learns from, going on, and what is refused."""
+
 import json
 import os
 
@@ -13,9 +14,16 @@ from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment
 from tests import small_model, tiny_run
 
-SETTINGS = dict(steps=3, data__prompts_per_step=10, reward__parts=(('model', 1.0), ('numeric', 0.0)),
-                reward__self_test=1.0, log__rollouts=1, evaluation__prompts=4,
-                supervised__optimizer__warmup=0, rollout__max_tokens=40)
+SETTINGS = dict(
+    steps=3,
+    data__prompts_per_step=10,
+    reward__parts=(('model', 1.0), ('numeric', 0.0)),
+    reward__self_test=1.0,
+    log__rollouts=1,
+    evaluation__prompts=4,
+    supervised__optimizer__warmup=0,
+    rollout__max_tokens=40,
+)
 
 
 def config(**changes):
@@ -32,8 +40,15 @@ def iterated(tmp_path_factory):
         supervised.run(config(model__path=small_model.write(root / 'small')), paths['start'])
         export.export(paths['start'], paths['policy'], 'float32')
         made = config(model__path=paths['policy'], model__random_init=False)
-        train.run(config(model__path=paths['policy'], model__random_init=False, supervised__steps=0,
-                         reward__parts=(('numeric', 1.0),)), paths['labelled'])
+        train.run(
+            config(
+                model__path=paths['policy'],
+                model__random_init=False,
+                supervised__steps=0,
+                reward__parts=(('numeric', 1.0),),
+            ),
+            paths['labelled'],
+        )
         labelled = os.path.join(paths['labelled'], 'rollouts')
         yield made, paths['work'], labelled, iterate.run(made, paths['work'], 3, labelled)
 
@@ -63,7 +78,7 @@ def test_a_tenth_of_what_a_reward_model_learns_from_is_older(iterated):
     folders = [labelled, *(os.path.join(workdir, str(i), 'policy', 'rollouts') for i in range(2))]
     for i, judge in enumerate(configs(workdir, 'reward_model')):
         parts = judge['data']['options']['parts']
-        assert [part['options']['folder'] for part in parts] == folders[:i + 1]
+        assert [part['options']['folder'] for part in parts] == folders[: i + 1]
         np.testing.assert_allclose([part['weight'] for part in parts], [0.1 / i] * i + [0.9] if i else [1.0])
     assert made.reward_model.replay == 0.1
 
@@ -87,10 +102,16 @@ def test_what_is_done_is_not_done_again(iterated, monkeypatch):
     assert [set(row) >= {'accuracy', 'auc', 'policy'} for row in found] == [True] * 3
 
 
-@pytest.mark.parametrize('changes, what', [
-    ({'reward__parts': (('numeric', 1.0),)}, 'reward.parts'), ({'reward__verifier': ''}, 'verifier'),
-    ({'reward_model__objective': 'steps'}, 'reward_model.objective'), ({'reward_model__replay': 1.0}, 'replay'),
-    ({'model__random_init': True}, 'model.random_init')])
+@pytest.mark.parametrize(
+    'changes, what',
+    [
+        ({'reward__parts': (('numeric', 1.0),)}, 'reward.parts'),
+        ({'reward__verifier': ''}, 'verifier'),
+        ({'reward_model__objective': 'steps'}, 'reward_model.objective'),
+        ({'reward_model__replay': 1.0}, 'replay'),
+        ({'model__random_init': True}, 'model.random_init'),
+    ],
+)
 def test_what_cannot_be_iterated_is_refused(changes, what, tmp_path):
     made = config(**{'model__random_init': False} | changes)
     with pytest.raises(BadInput, match=what):

@@ -1,4 +1,5 @@
 """launch/tpu_vm.sh against a fake gcloud, launch/worker.sh on TPU VMs that are folders."""
+
 import os
 import shlex
 import shutil
@@ -12,7 +13,7 @@ from tests.fake_cloud import ROOT, Cloud
 
 WHERE = ['--name=tpu', '--zone=us-east5-a', '--project=lab']
 IN = WHERE[1:]
-AWKWARD = ["--config.n=it's 5 > 4 & \"so\"", '--config.a=two  spaces', '--config.b=$HOME `date` *', '--config.c=']
+AWKWARD = ['--config.n=it\'s 5 > 4 & "so"', '--config.a=two  spaces', '--config.b=$HOME `date` *', '--config.c=']
 RUN = ['run', '--workdir=gs://bucket/runs/x', '--', '--config=configs/gsm8k.py:dapo']
 KEEP = ['run', '--keep', '--accelerator-type=v6e-8', *RUN[1:]]
 ACTIVE = {'queued-resources describe': [[0, 'ACTIVE']], 'tpu-vm describe': [[0, 'READY']]}
@@ -31,10 +32,17 @@ def command_of(call):
 CREATED = {
     '--accelerator-type=v5litepod-16': ['--runtime-version=v2-alpha-tpuv5-lite', '--node-id=tpu'],
     '--accelerator-type=v5p-128 --spot': ['--runtime-version=v2-alpha-tpuv5', '--node-id=tpu', '--spot'],
-    '--accelerator-type=v6e-16 --slices 4':
-        ['--runtime-version=v2-alpha-tpuv6e', '--node-count=4', '--node-prefix=tpu'],
-    '--accelerator-type v4-32 --create-flag=--reserved --create-flag=--network=n':
-        ['--runtime-version=tpu-ubuntu2204-base', '--node-id=tpu', '--reserved', '--network=n'],
+    '--accelerator-type=v6e-16 --slices 4': [
+        '--runtime-version=v2-alpha-tpuv6e',
+        '--node-count=4',
+        '--node-prefix=tpu',
+    ],
+    '--accelerator-type v4-32 --create-flag=--reserved --create-flag=--network=n': [
+        '--runtime-version=tpu-ubuntu2204-base',
+        '--node-id=tpu',
+        '--reserved',
+        '--network=n',
+    ],
     '--accelerator-type=v4-8 --runtime-version=new': ['--runtime-version=new', '--node-id=tpu'],
 }
 
@@ -53,12 +61,24 @@ def test_create_asks_and_waits(cloud, options):
 
 
 def test_create_from_the_environment_and_without_waiting(cloud):
-    done = cloud.call('create', '--no-wait', TPU_NAME='mine', TPU_ZONE='us-east1-d', TPU_ACCELERATOR_TYPE='v6e-4',
-                      TPU_SPOT='1')
+    done = cloud.call(
+        'create', '--no-wait', TPU_NAME='mine', TPU_ZONE='us-east1-d', TPU_ACCELERATOR_TYPE='v6e-4', TPU_SPOT='1'
+    )
     assert done.returncode == 0, done.stderr
     assert [call['arguments'] for call in cloud.calls()] == [
-        ['compute', 'tpus', 'queued-resources', 'create', 'mine', '--zone=us-east1-d', '--accelerator-type=v6e-4',
-         '--runtime-version=v2-alpha-tpuv6e', '--node-id=mine', '--spot']]
+        [
+            'compute',
+            'tpus',
+            'queued-resources',
+            'create',
+            'mine',
+            '--zone=us-east1-d',
+            '--accelerator-type=v6e-4',
+            '--runtime-version=v2-alpha-tpuv6e',
+            '--node-id=mine',
+            '--spot',
+        ]
+    ]
 
 
 def test_create_that_fails_says_so(cloud):
@@ -84,11 +104,17 @@ def test_a_run_on_a_machine_from_setup_to_stop(cloud):
     wait_for(lambda: cloud.calls('training'))
     [training] = cloud.calls('training')
     gcs = f'{cloud.folder}/tpu/gcs'
-    assert training['arguments'] == [f'--workdir={gcs}/bucket/runs/x', *train[:-1],
-                                     f'--config.model.path={gcs}/other/models/q']
+    assert training['arguments'] == [
+        f'--workdir={gcs}/bucket/runs/x',
+        *train[:-1],
+        f'--config.model.path={gcs}/other/models/q',
+    ]
     assert training['environment'] == {
-        'JAX_COMPILATION_CACHE_DIR': f'{gcs}/bucket/runs/compiled', 'LIBTPU_INIT_ARGS': '--xla_a=1 --xla_b',
-        'GRPO_JAX_DATA': f'{gcs}/other/data', 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
+        'JAX_COMPILATION_CACHE_DIR': f'{gcs}/bucket/runs/compiled',
+        'LIBTPU_INIT_ARGS': '--xla_a=1 --xla_b',
+        'GRPO_JAX_DATA': f'{gcs}/other/data',
+        'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',
+    }
     assert ['other', f'{gcs}/other'] in [call['arguments'][-2:] for call in cloud.calls('gcsfuse')]
     assert all('--rename-dir-limit=0' in call['arguments'] for call in cloud.calls('gcsfuse'))
 
@@ -118,8 +144,15 @@ def worker(cloud):
     shutil.copy(cloud.folder / 'bin' / 'python3', os.path.join(environment, 'python'))
 
     def call(*arguments):
-        return subprocess.run(['bash', 'launch/worker.sh', *arguments], cwd=cloud.folder / 'grpo_jax', text=True,
-                              capture_output=True, timeout=60, env=cloud.environment)
+        return subprocess.run(
+            ['bash', 'launch/worker.sh', *arguments],
+            cwd=cloud.folder / 'grpo_jax',
+            text=True,
+            capture_output=True,
+            timeout=60,
+            env=cloud.environment,
+        )
+
     call.start = ('start', f'--workdir={cloud.folder}/run', f'--cache={cloud.folder}/cache', '--', '--config=c')
     call.cloud = cloud
     return call
@@ -149,15 +182,33 @@ def test_worker_refuses_a_bucket_whose_folders_cannot_be_renamed(worker):
 
 
 def test_every_worker_of_every_slice_gets_the_same_command(cloud):
-    done = cloud.call('run', *WHERE, '--slices=3', '--workdir=gs://bucket/runs/x', '--cache=gs://bucket/c', '--',
-                      '--config=a.py', *AWKWARD)
+    done = cloud.call(
+        'run',
+        *WHERE,
+        '--slices=3',
+        '--workdir=gs://bucket/runs/x',
+        '--cache=gs://bucket/c',
+        '--',
+        '--config=a.py',
+        *AWKWARD,
+    )
     assert done.returncode == 0, done.stderr
     calls = sorted(cloud.calls(), key=lambda call: call['arguments'])
     assert [call['arguments'][:-1] for call in calls] == [
-        ['compute', 'tpus', 'tpu-vm', 'ssh', f'tpu-{i}', *IN, '--quiet', '--worker=all'] for i in range(3)]
-    assert [command_of(call) for call in calls] == [[
-        'bash', 'grpo_jax/launch/worker.sh', 'start', '--workdir=gs://bucket/runs/x', '--cache=gs://bucket/c', '--',
-        '--config=a.py', *AWKWARD]] * 3
+        ['compute', 'tpus', 'tpu-vm', 'ssh', f'tpu-{i}', *IN, '--quiet', '--worker=all'] for i in range(3)
+    ]
+    assert [command_of(call) for call in calls] == [
+        [
+            'bash',
+            'grpo_jax/launch/worker.sh',
+            'start',
+            '--workdir=gs://bucket/runs/x',
+            '--cache=gs://bucket/c',
+            '--',
+            '--config=a.py',
+            *AWKWARD,
+        ]
+    ] * 3
 
 
 def test_a_slice_that_fails_fails_the_command(cloud):
@@ -178,12 +229,25 @@ def states(*words):
 
 def test_a_preempted_run_is_recreated_set_up_and_run_again(cloud):
     script = states('idle', 'running', 'running', 'exited 0')
-    script['queued-resources describe'] = [[0, state] for state in (
-        'ACTIVE', 'ACTIVE', 'SUSPENDING', 'SUSPENDED', 'WAITING_FOR_RESOURCES', 'ACTIVE')]
+    script['queued-resources describe'] = [
+        [0, state] for state in ('ACTIVE', 'ACTIVE', 'SUSPENDING', 'SUSPENDED', 'WAITING_FOR_RESOURCES', 'ACTIVE')
+    ]
     done = keep(cloud, '--spot', **script)
     assert done.returncode == 0, done.stderr
-    assert cloud.verbs() == ['state', 'stop', 'start', 'state', 'delete', 'create', 'scp', 'setup', 'stop', 'start',
-                             'state', 'state']
+    assert cloud.verbs() == [
+        'state',
+        'stop',
+        'start',
+        'state',
+        'delete',
+        'create',
+        'scp',
+        'setup',
+        'stop',
+        'start',
+        'state',
+        'state',
+    ]
     starts = [command_of(call) for call in cloud.calls() if 'worker.sh start' in call['arguments'][-1]]
     assert starts[0] == starts[1] and starts[0][-1] == KEEP[-1]
     created = next(call['arguments'] for call in cloud.calls() if 'create' in call['arguments'])
@@ -198,8 +262,19 @@ def test_a_preempted_node_counts_too_and_failing_steps_are_taken_again(cloud):
     script['worker.sh setup'] = [[255, ''], [0, '']]
     done = keep(cloud, **script)
     assert done.returncode == 0, done.stderr
-    assert cloud.verbs() == ['state', 'delete', 'create', 'create', 'scp', 'setup', 'scp', 'setup', 'stop', 'start',
-                             'state']
+    assert cloud.verbs() == [
+        'state',
+        'delete',
+        'create',
+        'create',
+        'scp',
+        'setup',
+        'scp',
+        'setup',
+        'stop',
+        'start',
+        'state',
+    ]
 
 
 def test_crashes_are_restarted_a_bounded_number_of_times(cloud):
@@ -209,8 +284,10 @@ def test_crashes_are_restarted_a_bounded_number_of_times(cloud):
     assert cloud.verbs().count('delete') == cloud.verbs().count('create') == 0
 
 
-@pytest.mark.parametrize('last, status, message', [
-    ('exited 2', 2, 'refused its input'), ('stopped 42', 143, 'was stopped'), ('exited 0', 0, 'has ended')])
+@pytest.mark.parametrize(
+    'last, status, message',
+    [('exited 2', 2, 'refused its input'), ('stopped 42', 143, 'was stopped'), ('exited 0', 0, 'has ended')],
+)
 def test_what_is_not_restarted(cloud, last, status, message):
     done = keep(cloud, **states('running', 'running', last))
     assert done.returncode == status and message in done.stderr
@@ -252,8 +329,14 @@ def test_status_shows_the_request_the_nodes_and_the_workers(cloud):
 def test_logs_follow_one_worker(cloud):
     cloud.call('logs', *WHERE, '--slices=2', '--slice=1', '--worker=3')
     [call] = cloud.calls()
-    assert call['arguments'][3:] == ['ssh', 'tpu-1', *IN, '--quiet', '--worker=3',
-                                     '--command=tail -n 100 -F grpo_jax_run/log']
+    assert call['arguments'][3:] == [
+        'ssh',
+        'tpu-1',
+        *IN,
+        '--quiet',
+        '--worker=3',
+        '--command=tail -n 100 -F grpo_jax_run/log',
+    ]
 
 
 def test_delete_asks_unless_told(cloud):
@@ -263,11 +346,20 @@ def test_delete_asks_unless_told(cloud):
     for how in ({'stdin': 'y\n'}, {}):
         assert cloud.call('delete', *WHERE, *([] if how else ['--yes']), **how).returncode == 0
     assert [call['arguments'] for call in cloud.calls()] == [
-        ['compute', 'tpus', 'queued-resources', 'delete', 'tpu', *IN, '--force', '--quiet']] * 2
+        ['compute', 'tpus', 'queued-resources', 'delete', 'tpu', *IN, '--force', '--quiet']
+    ] * 2
 
 
-COMMANDS = {'create': ['create', '--accelerator-type=v4-8'], 'setup': ['setup'], 'run': RUN, 'keep': KEEP,
-            'status': ['status'], 'logs': ['logs'], 'stop': ['stop'], 'delete': ['delete']}
+COMMANDS = {
+    'create': ['create', '--accelerator-type=v4-8'],
+    'setup': ['setup'],
+    'run': RUN,
+    'keep': KEEP,
+    'status': ['status'],
+    'logs': ['logs'],
+    'stop': ['stop'],
+    'delete': ['delete'],
+}
 
 
 @pytest.mark.parametrize('name', COMMANDS)
@@ -287,21 +379,34 @@ def test_dry_run_prints_what_would_be_called_and_calls_nothing(cloud, name):
 
 
 WRONG = {
-    'no command': [], 'unknown command': ['launch'], 'unknown option': ['stop', *WHERE, '--nodes=2'],
-    'stray word': ['run', *WHERE, 'python'], 'no value': ['stop', '--name=a', '--zone'],
-    'no name': ['stop', '--zone=us-east5-a'], 'bad name': ['stop', '--name=My_tpu', '--zone=us-east5-a'],
-    'no zone': ['stop', '--name=tpu'], 'a region': ['stop', '--name=tpu', '--zone=us-east5'],
-    'no type': ['create', *WHERE], 'bad type': ['create', *WHERE, '--accelerator-type=v6e'],
-    'gpu': ['create', *WHERE, '--accelerator-type=h100-8'], 'slices': ['stop', *WHERE, '--slices=0'],
-    'no slice': ['logs', *WHERE, '--slice=1'], 'worker': ['logs', *WHERE, '--worker=all'],
-    'grace': ['stop', *WHERE, '--grace=1m'], 'no workdir': ['run', *WHERE, '--', '--config=a'],
+    'no command': [],
+    'unknown command': ['launch'],
+    'unknown option': ['stop', *WHERE, '--nodes=2'],
+    'stray word': ['run', *WHERE, 'python'],
+    'no value': ['stop', '--name=a', '--zone'],
+    'no name': ['stop', '--zone=us-east5-a'],
+    'bad name': ['stop', '--name=My_tpu', '--zone=us-east5-a'],
+    'no zone': ['stop', '--name=tpu'],
+    'a region': ['stop', '--name=tpu', '--zone=us-east5'],
+    'no type': ['create', *WHERE],
+    'bad type': ['create', *WHERE, '--accelerator-type=v6e'],
+    'gpu': ['create', *WHERE, '--accelerator-type=h100-8'],
+    'slices': ['stop', *WHERE, '--slices=0'],
+    'no slice': ['logs', *WHERE, '--slice=1'],
+    'worker': ['logs', *WHERE, '--worker=all'],
+    'grace': ['stop', *WHERE, '--grace=1m'],
+    'no workdir': ['run', *WHERE, '--', '--config=a'],
     'workdir': ['run', *WHERE, '--workdir=runs/x', '--', '--config=a'],
     'bucket alone': ['run', *WHERE, '--workdir=gs://bucket', '--', '--config=a'],
-    'cache': [*RUN[:2], *WHERE, '--cache=/tmp', *RUN[2:]], 'data': [*RUN[:2], *WHERE, '--data=/tmp', *RUN[2:]],
+    'cache': [*RUN[:2], *WHERE, '--cache=/tmp', *RUN[2:]],
+    'data': [*RUN[:2], *WHERE, '--data=/tmp', *RUN[2:]],
     'cache in the workdir': [*RUN[:2], *WHERE, '--cache=gs://bucket/runs/x', *RUN[2:]],
-    'no config': [*RUN[:2], *WHERE], 'two workdirs': [*RUN[:2], *WHERE, *RUN[2:], '--workdir=gs://bucket/y'],
-    'keep without type': [*RUN[:2], '--keep', *WHERE, *RUN[2:]], 'keep elsewhere': ['stop', '--keep', *WHERE],
-    'restarts': [*KEEP[:4], *WHERE, '--max-restarts=-1', *KEEP[4:]], 'arguments elsewhere': ['stop', *WHERE, '--', 'x'],
+    'no config': [*RUN[:2], *WHERE],
+    'two workdirs': [*RUN[:2], *WHERE, *RUN[2:], '--workdir=gs://bucket/y'],
+    'keep without type': [*RUN[:2], '--keep', *WHERE, *RUN[2:]],
+    'keep elsewhere': ['stop', '--keep', *WHERE],
+    'restarts': [*KEEP[:4], *WHERE, '--max-restarts=-1', *KEEP[4:]],
+    'arguments elsewhere': ['stop', *WHERE, '--', 'x'],
 }
 
 
@@ -318,6 +423,7 @@ def test_shellcheck_finds_nothing():
     beside = os.path.join(os.path.dirname(sys.executable), 'shellcheck')
     shellcheck = beside if os.path.exists(beside) else shutil.which('shellcheck')
     assert shellcheck, 'no shellcheck: install .[test]'
-    done = subprocess.run([shellcheck, '-x', *(f'launch/{name}' for name in scripts)], cwd=ROOT, capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        [shellcheck, '-x', *(f'launch/{name}' for name in scripts)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,5 @@
 """Real processes on loopback train as one: bit for bit, through preemption and kill -9."""
+
 import os
 import re
 import signal
@@ -21,11 +22,23 @@ from tests import tiny_run
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DEVICES, STEPS = 4, 5
 # data and fsdp both cut, so that a process holds some of each
-SMALL = ['--config.data.options.digits=1', '--config.data.options.count=40', '--config.data.prompts_per_step=4',
-         '--config.data.max_prompt_tokens=6', '--config.rollout.group_size=4', '--config.rollout.max_tokens=8',
-         '--config.supervised.steps=1', '--config.supervised.batch=8', '--config.evaluation.prompts=6',
-         '--config.evaluation.samples=4', '--config.checkpoint.every=2', '--config.log.rollouts=1',
-         '--config.mesh.data=2', '--config.mesh.fsdp=2', f'--config.steps={STEPS}']
+SMALL = [
+    '--config.data.options.digits=1',
+    '--config.data.options.count=40',
+    '--config.data.prompts_per_step=4',
+    '--config.data.max_prompt_tokens=6',
+    '--config.rollout.group_size=4',
+    '--config.rollout.max_tokens=8',
+    '--config.supervised.steps=1',
+    '--config.supervised.batch=8',
+    '--config.evaluation.prompts=6',
+    '--config.evaluation.samples=4',
+    '--config.checkpoint.every=2',
+    '--config.log.rollouts=1',
+    '--config.mesh.data=2',
+    '--config.mesh.fsdp=2',
+    f'--config.steps={STEPS}',
+]
 
 
 def free_port():
@@ -39,13 +52,33 @@ class Run:
 
     def __init__(self, workdir, count):
         # a CPU cuts up its sums by its number of threads, which is at least that of its devices: NPROC sets it
-        environment = os.environ | {'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': str(DEVICES // count),
-                                    'NPROC': str(DEVICES)}
-        command = [sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:grpo',
-                   f'--workdir={workdir}', *SMALL, f'--coordinator=127.0.0.1:{free_port()}', f'--processes={count}']
+        environment = os.environ | {
+            'XLA_FLAGS': '',
+            'JAX_NUM_CPU_DEVICES': str(DEVICES // count),
+            'NPROC': str(DEVICES),
+        }
+        command = [
+            sys.executable,
+            '-m',
+            'grpo_jax.train',
+            '--config=configs/arithmetic.py:grpo',
+            f'--workdir={workdir}',
+            *SMALL,
+            f'--coordinator=127.0.0.1:{free_port()}',
+            f'--processes={count}',
+        ]
         self.workdir = workdir
-        self.processes = [subprocess.Popen([*command, f'--process={i}'], cwd=ROOT, env=environment, text=True,
-                                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for i in range(count)]
+        self.processes = [
+            subprocess.Popen(
+                [*command, f'--process={i}'],
+                cwd=ROOT,
+                env=environment,
+                text=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            for i in range(count)
+        ]
 
     def send(self, process, what, rows):
         """Sends a signal to a process when metrics.jsonl has that many rows."""
@@ -78,8 +111,13 @@ def alone(tmp_path_factory):
 
 
 def assert_equal(workdir, expected):
-    names = ['metrics.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl', 'programs.json',
-             *(f'rollouts/{step:06d}.jsonl' for step in range(STEPS))]
+    names = [
+        'metrics.jsonl',
+        'evaluations.jsonl',
+        'cold_start/metrics.jsonl',
+        'programs.json',
+        *(f'rollouts/{step:06d}.jsonl' for step in range(STEPS)),
+    ]
     for name in names:
         assert (workdir / name).read_bytes() == (expected / name).read_bytes(), name
     policies = [jax.device_get(evaluate.load_policy(evaluate.reopen(str(folder)))) for folder in (workdir, expected)]
@@ -136,29 +174,44 @@ with processes.session(address, 2, process):
 def test_weights_are_those_of_the_folder_and_what_differs_ends_all(long, tmp_path):
     stored = np.load(os.path.join(ROOT, 'tests/golden/llama.npz'))
     (tmp_path / 'config.json').write_text(str(stored['config']), encoding='utf8')
-    save_file({name.removeprefix('weights/'): stored[name] for name in stored if name.startswith('weights/')},
-              tmp_path / 'model.safetensors')
+    save_file(
+        {name.removeprefix('weights/'): stored[name] for name in stored if name.startswith('weights/')},
+        tmp_path / 'model.safetensors',
+    )
     address, environment = f'127.0.0.1:{free_port()}', os.environ | {'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': '2'}
-    running = [subprocess.Popen([sys.executable, '-c', PROCESS, address, str(process), str(tmp_path)], cwd=ROOT,
-                                env=environment, stderr=subprocess.PIPE, text=True) for process in range(2)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, '-c', PROCESS, address, str(process), str(tmp_path)],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
     for process in running:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 1, errors
-        assert "at the next step, the processes differ in reward: process 1 of 2 on" in errors, errors
+        assert 'at the next step, the processes differ in reward: process 1 of 2 on' in errors, errors
 
 
 def test_what_differs_is_named_with_the_process_that_is_alone():
     said = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
-    message = 'the processes differ in config.seed: process 1 of 3 on host1 has \'1\'; the others have \'0\''
+    message = "the processes differ in config.seed: process 1 of 3 on host1 has '1'; the others have '0'"
     with pytest.raises(RuntimeError, match=re.escape(message)):
         processes._compare('the start', said)
     processes._compare('the start', said[::2])
 
 
-@pytest.mark.parametrize('given, message', [
-    ((None, 2, 0), '--coordinator = None'), (('here:1', 2, None), '--processes, --process'),
-    (('here:1', 2, 2), 'counted from 0'), (('here', 2, 0), 'is not HOST:PORT'),
-])
+@pytest.mark.parametrize(
+    'given, message',
+    [
+        ((None, 2, 0), '--coordinator = None'),
+        (('here:1', 2, None), '--processes, --process'),
+        (('here:1', 2, 2), 'counted from 0'),
+        (('here', 2, 0), 'is not HOST:PORT'),
+    ],
+)
 def test_flags_that_do_not_fit_together_are_refused(given, message):
     with pytest.raises(BadInput, match=message), processes.session(*given):
         pass

@@ -1,4 +1,5 @@
 """The cells of each notebook run, in order, with the demo cut down."""
+
 import json
 import os
 import sys
@@ -26,4 +27,3 @@ def test_cells_run(name, tmp_path, monkeypatch):
     for cell in cells:
         exec(compile(cell, name, 'exec'), scope)
     assert int(scope['state'].step) == scope['config'].steps
-

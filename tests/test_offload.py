@@ -1,4 +1,5 @@
 """learner.offload: what waits in the hosts' memory lies there between programs, and changes no number."""
+
 import jax
 import numpy as np
 import pytest
@@ -8,8 +9,15 @@ from grpo_jax.errors import BadInput
 from grpo_jax.sharding import compiled
 from tests import tiny_run
 
-CHANGES = dict(preset='ppo', algorithm__kl_coef=0.1, supervised__steps=0, mesh__fsdp=2,
-               optimizer__learning_rate=1e-3, evaluation__prompts=2, evaluation__samples=1)
+CHANGES = dict(
+    preset='ppo',
+    algorithm__kl_coef=0.1,
+    supervised__steps=0,
+    mesh__fsdp=2,
+    optimizer__learning_rate=1e-3,
+    evaluation__prompts=2,
+    evaluation__samples=1,
+)
 BOTH = ('optimizer', 'reference')
 
 
@@ -27,8 +35,11 @@ def test_a_run_that_offloads_and_is_resumed_equals_one_that_does_not(tmp_path, s
     assert {x.sharding.memory_kind for x in jax.tree.leaves(waits)} == {'pinned_host'}
     assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {'device'}
     assert compiled.device_bytes(state) < 0.3 * compiled.device_bytes(plain)  # 2 copies of the weights of 7
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), jax.device_get(state),
-                 jax.device_get(plain))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9),
+        jax.device_get(state),
+        jax.device_get(plain),
+    )
     rows, expected = (tiny_run.rows(tmp_path / name) for name in ('parts', 'plain'))
     assert [row['reference_renewed'] for row in rows] == [0, 0, 1, 0, 1]
     assert rows[4]['loss'] == pytest.approx(expected[4]['loss'], rel=1e-4)

@@ -1,4 +1,5 @@
 """Counts of operations and traffic, the plan of a run, verdict and advice; the whole command where libtpu is."""
+
 import importlib.util
 import json
 import os
@@ -22,11 +23,22 @@ from grpo_jax.sharding import chips
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-GIB = 2 ** 30
+GIB = 2**30
 PUBLISHED = {  # billions of parameters, from the models' cards and safetensors indices
-    'Qwen2.5-0.5B': 0.494, 'Qwen2.5-1.5B': 1.544, 'Qwen2.5-3B': 3.086, 'Qwen2.5-7B': 7.616, 'Qwen2.5-14B': 14.770,
-    'Qwen2.5-32B': 32.764, 'Qwen3-0.6B': 0.596, 'Qwen3-1.7B': 1.721, 'Qwen3-4B': 4.022, 'Qwen3-8B': 8.191,
-    'Llama-3.2-1B': 1.236, 'Llama-3.2-3B': 3.213, 'Llama-3.1-8B': 8.030}
+    'Qwen2.5-0.5B': 0.494,
+    'Qwen2.5-1.5B': 1.544,
+    'Qwen2.5-3B': 3.086,
+    'Qwen2.5-7B': 7.616,
+    'Qwen2.5-14B': 14.770,
+    'Qwen2.5-32B': 32.764,
+    'Qwen3-0.6B': 0.596,
+    'Qwen3-1.7B': 1.721,
+    'Qwen3-4B': 4.022,
+    'Qwen3-8B': 8.191,
+    'Llama-3.2-1B': 1.236,
+    'Llama-3.2-3B': 3.213,
+    'Llama-3.1-8B': 8.030,
+}
 
 
 @pytest.mark.parametrize('name', PUBLISHED)
@@ -71,22 +83,28 @@ def test_what_is_recomputed_counts_again():
 
     kept, _ = counted(jax.grad(lambda x: loss(x, step)), X)
     again, _ = counted(jax.grad(lambda x: loss(x, jax.checkpoint(step))), X)
-    assert kept == 4 * PRODUCT     # two products, and of each the one that leads back to x
-    assert again == 5 * PRODUCT    # the input of the sine once more
+    assert kept == 4 * PRODUCT  # two products, and of each the one that leads back to x
+    assert again == 5 * PRODUCT  # the input of the sine once more
 
 
 def test_operations_in_shard_map_are_those_of_all_shards():
     mesh = jax.make_mesh((2, 4), ('a', 'b'), axis_types=(AxisType.Auto,) * 2)
 
     def shards(*axes):
-        return jax.shard_map(lambda x: x @ W, mesh=mesh, in_specs=PartitionSpec('a'), out_specs=PartitionSpec('a'),
-                             axis_names=set(axes), check_vma=False)
+        return jax.shard_map(
+            lambda x: x @ W,
+            mesh=mesh,
+            in_specs=PartitionSpec('a'),
+            out_specs=PartitionSpec('a'),
+            axis_names=set(axes),
+            check_vma=False,
+        )
 
     assert counted(shards('a'), X) == (PRODUCT, 0)
     assert counted(shards('a', 'b'), X) == (4 * PRODUCT, 0)  # what b repeats is run four times
 
 
-TEXT = '''HloModule test
+TEXT = """HloModule test
 %body (p: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
   %p = (s32[], f32[8,128]{1,0:T(8,128)}) parameter(0)
   %i = s32[] get-tuple-element(%p), index=0
@@ -118,7 +136,7 @@ ENTRY %main (a: (s32[], f32[8,128])) -> f32[8,128] {
   %h = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%started
   ROOT %copied = f32[8,128]{1,0:T(8,128)} copy(%f)
 }
-'''
+"""
 ARRAY = 8 * 128 * 4
 
 
@@ -130,10 +148,18 @@ def test_collectives_of_a_compiled_text():
     assert found['all-gather'][1:] == ([[0, 1, 2, 3]], 1, 0.75 * ARRAY)  # once, though two fusions share it
 
 
-@pytest.mark.parametrize('text, groups', [
-    ('{{0,1},{2,3}}', [[0, 1], [2, 3]]), ('[2,2]<=[4]', [[0, 1], [2, 3]]), ('[2,2]<=[2,2]T(1,0)', [[0, 2], [1, 3]]),
-    ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]), ("mesh['a'=2,'b'=2] {'a','b'}", [[0, 1, 2, 3]]),
-    ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]), ('{}', [[0, 1, 2, 3]])])
+@pytest.mark.parametrize(
+    'text, groups',
+    [
+        ('{{0,1},{2,3}}', [[0, 1], [2, 3]]),
+        ('[2,2]<=[4]', [[0, 1], [2, 3]]),
+        ('[2,2]<=[2,2]T(1,0)', [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=2] {'a','b'}", [[0, 1, 2, 3]]),
+        ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]),
+        ('{}', [[0, 1, 2, 3]]),
+    ],
+)
 def test_groups_of_devices_that_talk(text, groups):
     assert hlo.replica_groups(f', channel_id=1, replica_groups={text}, to_apply=%add', 4) == groups
 
@@ -155,10 +181,17 @@ def test_traffic_of_a_kernel_is_what_it_tells():
     assert of_plain - of_told == 2 * ARRAY - 1000
 
 
-@pytest.mark.parametrize('message, size', [
-    ('Ran out of memory on HBM, the total memory required for HLO temporaries (17.00G) exceeds available', 17 * GIB),
-    ('Ran out of memory in memory space hbm. Used 512.5M of 15.75G hbm.', 512.5 * 2 ** 20),
-    ('no figure', float('inf'))])
+@pytest.mark.parametrize(
+    'message, size',
+    [
+        (
+            'Ran out of memory on HBM, the total memory required for HLO temporaries (17.00G) exceeds available',
+            17 * GIB,
+        ),
+        ('Ran out of memory in memory space hbm. Used 512.5M of 15.75G hbm.', 512.5 * 2**20),
+        ('no figure', float('inf')),
+    ],
+)
 def test_what_the_compiler_says_is_needed(message, size):
     assert compiler.needed(message) == size
 
@@ -166,8 +199,9 @@ def test_what_the_compiler_says_is_needed(message, size):
 @pytest.fixture
 def slices(monkeypatch):
     """Topologies v5e:2x2, 2x4 of CPU devices, with chips of one GiB."""
+
     def devices(name, slices=1):
-        return jax.devices()[:{'2x2': 4, '2x4': 8}[name.partition(':')[2]] * slices]
+        return jax.devices()[: {'2x2': 4, '2x4': 8}[name.partition(':')[2]] * slices]
 
     monkeypatch.setattr(topology, 'devices', devices)
     monkeypatch.setattr(advice, 'SLICES', {'v5e': ('2x2', '2x4')})
@@ -199,7 +233,9 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
 def test_stop_strings_and_thinking_need_no_tokenizer(slices):
     config = tiny_run.config(rollout__stop_strings=('ab', 'b'), rollout__thinking_tokens=4, rollout__thinking_end='#')
     assert {name: x.shape for name, x in plan.make(config, 'v5e:2x2').experiment.automata().items()} == {
-        'stop': (3, 99), 'thinking': (2, 99)}
+        'stop': (3, 99),
+        'thinking': (2, 99),
+    }
 
 
 def test_a_mesh_is_chosen_where_the_config_has_none(slices):
@@ -214,7 +250,7 @@ def test_a_mesh_is_chosen_where_the_config_has_none(slices):
     assert chosen(32, 16) == (1, 16, 1)
     assert chosen(32, 32, 2) == (2, 16, 1)
     assert chosen(256, 256) == (2, 128, 1)  # 256 does not divide a width of 896
-    assert chosen(32, 64) == (1, 32, 2)     # 64 does not divide 32 prompts
+    assert chosen(32, 64) == (1, 32, 2)  # 64 does not divide 32 prompts
     with pytest.raises(BadInput, match='the nearest that fits is data=2 fsdp=2 context=1 tensor=1'):
         plan.make(tiny_run.config(mesh__data=2, mesh__fsdp=4), 'v5e:2x2')
     with pytest.raises(BadInput, match=r'mesh\.data = 1: must be a multiple of the 2 slices'):
@@ -250,9 +286,14 @@ def pretend(monkeypatch, needs):
     return tried
 
 
-@pytest.mark.parametrize('rows, settings', [
-    (GIB // 3, '--config.learner.microbatches=2'), (GIB * 0.7, '--config.learner.microbatches=4'),
-    (1.5 * GIB, '--config.mesh.fsdp=2 --config.mesh.tensor=2 --config.learner.microbatches=8')])
+@pytest.mark.parametrize(
+    'rows, settings',
+    [
+        (GIB // 3, '--config.learner.microbatches=2'),
+        (GIB * 0.7, '--config.learner.microbatches=4'),
+        (1.5 * GIB, '--config.mesh.fsdp=2 --config.mesh.tensor=2 --config.learner.microbatches=8'),
+    ],
+)
 def test_advice_is_the_least_change_that_fits(slices, monkeypatch, tmp_path, rows, settings):
     with open(os.path.join(plan.MODELS, 'characters', 'config.json'), encoding='utf8') as file:
         model = json.load(file) | {'vocab_size': 100}  # which tensor = 2 divides
@@ -276,12 +317,14 @@ def test_advice_knows_what_offloading_leaves(slices):
     made = plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4), 'v5e:2x2')
     base = verdict.Verdict(made, [], [], dict.fromkeys(('weights', 'book', 'cache'), 0))
     candidate = next(x for x in advice.candidates(made) if 'learner.offload' in x.overrides)
-    assert advice.settings(made, candidate) == '--config.learner.offload="(\'optimizer\', \'reference\')"'
+    assert advice.settings(made, candidate) == "--config.learner.offload=\"('optimizer', 'reference')\""
     _, smaller = advice.sized(made, candidate, base)
     (state, of_params), (left, _) = made.state_bytes(), smaller.state_bytes()
     assert state - left == pytest.approx(3 * of_params, rel=1e-2)  # two moments and the reference
-    lends = plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4, algorithm__source='reference',
-                                      learner__offload=('reference',)), 'v5e:2x2')
+    lends = plan.make(
+        tiny_run.config(preset='grpo', mesh__fsdp=4, algorithm__source='reference', learner__offload=('reference',)),
+        'v5e:2x2',
+    )
     assert (made.lent_bytes(), lends.lent_bytes()) == (0, of_params)
 
 
@@ -296,9 +339,22 @@ def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):
 
 def command(*arguments, topology='v5e:2x2'):
     return subprocess.run(
-        [sys.executable, '-m', 'grpo_jax.preflight', '--config=configs/arithmetic.py', f'--topology={topology}',
-         '--config.supervised.steps=0', '--config.evaluation.samples=8', *arguments], cwd=ROOT, capture_output=True,
-        text=True, timeout=550, env=os.environ | {'XLA_FLAGS': '', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'})
+        [
+            sys.executable,
+            '-m',
+            'grpo_jax.preflight',
+            '--config=configs/arithmetic.py',
+            f'--topology={topology}',
+            '--config.supervised.steps=0',
+            '--config.evaluation.samples=8',
+            *arguments,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=550,
+        env=os.environ | {'XLA_FLAGS': '', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'},
+    )
 
 
 @pytest.fixture
@@ -315,8 +371,10 @@ def test_without_the_compiler_it_says_what_to_install(monkeypatch):
 
 
 def test_a_budget_of_cache_is_planned_with_parked_rows(slices):
-    made = plan.make(tiny_run.config(rollout__cache_gib=0.0008, rollout__max_tokens=200, mesh__fsdp=4,
-                                     algorithm__fixed_length=200), 'v5e:2x2')
+    made = plan.make(
+        tiny_run.config(rollout__cache_gib=0.0008, rollout__max_tokens=200, mesh__fsdp=4, algorithm__fixed_length=200),
+        'v5e:2x2',
+    )
     jobs, held = plan.jobs_of(made)
     kinds = [job.name.split()[1] for job in jobs if job.phase == 'rollout']
     assert {'weights', 'open', 'decode', 'add', 'choose', 'take', 'reopen'} <= set(kinds)
@@ -351,8 +409,13 @@ def test_kernels_compile(libtpu, topology, request):
     """Those of decoding, where they are wanted, whatever the chip."""
     if topology != 'v5p:2x2x1':
         request.getfixturevalue('long')
-    done = subprocess.run([sys.executable, os.path.join(ROOT, 'tests', 'compile_kernels.py'), topology], text=True,
-                          capture_output=True, timeout=550, env=os.environ | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'})
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, 'tests', 'compile_kernels.py'), topology],
+        text=True,
+        capture_output=True,
+        timeout=550,
+        env=os.environ | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'},
+    )
     programs = done.stdout.splitlines()
     assert done.returncode == 0 and len(programs) == 4, done.stderr
     assert all(line.endswith("['decode_attention', 'draw']") for line in programs)

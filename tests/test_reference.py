@@ -1,4 +1,5 @@
 """When the reference policy is renewed, by what, and that a resumed run does the same."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +13,13 @@ from tests import tiny_run
 
 
 def state_of(step, policy, ref):
-    return TrainState(jnp.int32(step), {'w': jnp.full(3, policy)}, {}, {'w': jnp.full(3, ref)},
-                      {'coefficients': {'kl_coef': jnp.float32(9), 'entropy_coef': jnp.float32(1)}})
+    return TrainState(
+        jnp.int32(step),
+        {'w': jnp.full(3, policy)},
+        {},
+        {'w': jnp.full(3, ref)},
+        {'coefficients': {'kl_coef': jnp.float32(9), 'entropy_coef': jnp.float32(1)}},
+    )
 
 
 def refreshed(tmp_path, section, state):
@@ -26,11 +32,17 @@ def refreshed(tmp_path, section, state):
 HARD = {'reference': 'hard', 'reference_every': 4}
 
 
-@pytest.mark.parametrize('section, step, expected, kl_coef, renewed', [
-    (HARD, 0, 1.0, 9, False), (HARD, 3, 1.0, 9, False), (HARD, 4, 2.0, .5, True), (HARD, 8, 2.0, .5, True),
-    ({'reference': 'polyak', 'reference_every': 4}, 4, 1.25, 9, True),
-    ({'reference': 'frozen', 'reference_every': 0}, 4, 1.0, 9, False),
-])
+@pytest.mark.parametrize(
+    'section, step, expected, kl_coef, renewed',
+    [
+        (HARD, 0, 1.0, 9, False),
+        (HARD, 3, 1.0, 9, False),
+        (HARD, 4, 2.0, 0.5, True),
+        (HARD, 8, 2.0, 0.5, True),
+        ({'reference': 'polyak', 'reference_every': 4}, 4, 1.25, 9, True),
+        ({'reference': 'frozen', 'reference_every': 0}, 4, 1.0, 9, False),
+    ],
+)
 def test_schedule(tmp_path, section, step, expected, kl_coef, renewed):
     found = refreshed(tmp_path, section, state_of(step, 2.0, 1.0))
     np.testing.assert_array_equal(found[0], expected)
@@ -45,12 +57,15 @@ def test_the_policy_comes_from_its_checkpoint(tmp_path):
     assert np.all(refreshed(tmp_path, HARD, state_of(4, 2.0, 1.0))[0] == 7)
 
 
-@pytest.mark.parametrize('changes, words', [
-    (dict(algorithm__reference='daily'), ['daily', 'polyak']),
-    (dict(algorithm__reference='hard'), ['reference_every = 0', 'hard']),
-    (dict(algorithm__reference_every=3), ['reference_every = 3', 'frozen']),
-    (dict(algorithm__reference_mix=0.0), ['reference_mix = 0.0']),
-])
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        (dict(algorithm__reference='daily'), ['daily', 'polyak']),
+        (dict(algorithm__reference='hard'), ['reference_every = 0', 'hard']),
+        (dict(algorithm__reference_every=3), ['reference_every = 3', 'frozen']),
+        (dict(algorithm__reference_mix=0.0), ['reference_mix = 0.0']),
+    ],
+)
 def test_impossible_schedules_are_refused(changes, words):
     with pytest.raises(BadInput) as error:
         reference.check(tiny_run.config(**changes).algorithm)
@@ -58,8 +73,15 @@ def test_impossible_schedules_are_refused(changes, words):
 
 
 def test_a_run_resumes_exactly_across_a_renewal(tmp_path):
-    changes = dict(preset='grpo', algorithm__reference='hard', algorithm__reference_every=2, supervised__steps=0,
-                   optimizer__learning_rate=1e-3, evaluation__prompts=2, evaluation__samples=1)
+    changes = dict(
+        preset='grpo',
+        algorithm__reference='hard',
+        algorithm__reference_every=2,
+        supervised__steps=0,
+        optimizer__learning_rate=1e-3,
+        evaluation__prompts=2,
+        evaluation__samples=1,
+    )
     straight = train.run(tiny_run.config(steps=5, **changes), str(tmp_path / 'straight'))
     rows = tiny_run.rows(tmp_path / 'straight')
     assert [row['reference_renewed'] for row in rows] == [0, 0, 1, 0, 1]

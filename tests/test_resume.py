@@ -1,4 +1,5 @@
 """kill -9 at any moment, the same command again: bit-equal parameters, metrics and sampled tokens."""
+
 import os
 import signal
 import subprocess
@@ -14,19 +15,34 @@ from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STEPS = 12
-SMALL = ['--config.data.options.digits=1', '--config.data.options.count=40', '--config.data.prompts_per_step=4',
-         '--config.data.max_prompt_tokens=6', '--config.rollout.group_size=4', '--config.rollout.max_tokens=12',
-         '--config.supervised.steps=4', '--config.supervised.batch=8', '--config.evaluation.prompts=6',
-         '--config.checkpoint.every=2', '--config.log.rollouts=1', '--config.learner.minibatches=2',
-         f'--config.steps={STEPS}']
+SMALL = [
+    '--config.data.options.digits=1',
+    '--config.data.options.count=40',
+    '--config.data.prompts_per_step=4',
+    '--config.data.max_prompt_tokens=6',
+    '--config.rollout.group_size=4',
+    '--config.rollout.max_tokens=12',
+    '--config.supervised.steps=4',
+    '--config.supervised.batch=8',
+    '--config.evaluation.prompts=6',
+    '--config.checkpoint.every=2',
+    '--config.log.rollouts=1',
+    '--config.learner.minibatches=2',
+    f'--config.steps={STEPS}',
+]
 
 
 def start(workdir):
     # compiled as users' runs are, not as the rest of the suite
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'}
-    return subprocess.Popen([sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:grpo',
-                             f'--workdir={workdir}', *SMALL], cwd=ROOT, env=environment,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:grpo', f'--workdir={workdir}', *SMALL],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finish(workdir):

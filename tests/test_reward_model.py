@@ -1,4 +1,5 @@
 """Reward models: losses and figures by hand, what they learn, folders that rewards load, and exact resumption."""
+
 import json
 
 from hypothesis import given, settings
@@ -21,8 +22,14 @@ from grpo_jax.sharding import batches
 from grpo_jax.types import Example
 from tests import small_model, tiny_run
 
-STEPS = dict(data__name='arithmetic_steps', reward_model__objective='steps', reward_model__separator=' ',
-             supervised__steps=6, supervised__optimizer__warmup=0, evaluation__prompts=12)
+STEPS = dict(
+    data__name='arithmetic_steps',
+    reward_model__objective='steps',
+    reward_model__separator=' ',
+    supervised__steps=6,
+    supervised__optimizer__warmup=0,
+    evaluation__prompts=12,
+)
 OPTIONS = dict(dtype='float32', batch=8, device=0, park=True)
 
 
@@ -44,8 +51,10 @@ def letters(folder, count=96):
     for i in range(count):
         good, bad = (list(rng.choice(list('bcd'), 4)) for _ in range(2))
         good[rng.integers(4)] = 'a'
-        rows += [{'prompt': f'{i}=', 'answer': '', 'completion': ''.join(text), 'reward': reward}
-                 for text, reward in ((good, 1.0), (bad, 0.0))]
+        rows += [
+            {'prompt': f'{i}=', 'answer': '', 'completion': ''.join(text), 'reward': reward}
+            for text, reward in ((good, 1.0), (bad, 0.0))
+        ]
     (folder / '000000.jsonl').write_text('\n'.join(map(json.dumps, rows)), encoding='utf8')
     return {'folder': str(folder), 'least': 1.0}
 
@@ -71,11 +80,21 @@ def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
     updated = []
     for microbatches, remat, offload in ((1, 'none', ()), (4, 'dots', ('optimizer',))):
         learner = make_reward_learner(
-            experiment.model_config, optimizers.make(made.supervised.optimizer, 1), experiment.mesh, shapes, loss=objective.loss,
-            microbatches=microbatches, remat=remat, offload=offload, dtype=experiment.dtype)
+            experiment.model_config,
+            optimizers.make(made.supervised.optimizer, 1),
+            experiment.mesh,
+            shapes,
+            loss=objective.loss,
+            microbatches=microbatches,
+            remat=remat,
+            offload=offload,
+            dtype=experiment.dtype,
+        )
         state = learner.initial(experiment.params())
         # a head of zeros sends no gradient to the decoder
-        state = state.replace(params=state.params | {'value_head': jnp.linspace(-0.1, 0.1, experiment.model_config.width)})
+        state = state.replace(
+            params=state.params | {'value_head': jnp.linspace(-0.1, 0.1, experiment.model_config.width)}
+        )
         updated.append(jax.device_get(learner.update(state, experience)[1]))
     metrics, again = updated
     assert metrics['loss'] == pytest.approx(again['loss'], abs=1e-6)
@@ -87,8 +106,11 @@ def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
 
 def test_figures_by_hand():
     train = [(np.zeros(2), np.array([1.0, 0.0])), (np.array([2.0]), np.array([1.0])), (np.zeros(1), np.array([1.0]))]
-    test = [(np.array([3.0, -1.0]), np.array([1.0, 0.0])), (np.array([-2.0, -3.0]), np.array([1.0, 0.0])),
-            (np.array([1.0]), np.array([0.0]))]
+    test = [
+        (np.array([3.0, -1.0]), np.array([1.0, 0.0])),
+        (np.array([-2.0, -3.0]), np.array([1.0, 0.0])),
+        (np.array([1.0]), np.array([0.0])),
+    ]
     found = reward_model.judge(train, test, 'steps')
     # train says right (3 of 4 labels), and wrong at the second step
     assert found['examples'] == 3 and found['labels'] == 5 and found['wrong'] == 3
@@ -98,7 +120,7 @@ def test_figures_by_hand():
     # wrong is said of -1, -2 and -3, twice truly
     assert (found['wrong_precision'], found['wrong_recall']) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
     assert found['auc'] == pytest.approx((3 + 1) / 6)  # 3 beats -1, -3 and 1; -2 beats -3
-    assert found['train_mean'] == pytest.approx(0.5) and found['train_std'] == pytest.approx(0.75 ** 0.5)
+    assert found['train_mean'] == pytest.approx(0.5) and found['train_std'] == pytest.approx(0.75**0.5)
     # by example: +1, 0 and 0 of 2, 2 and 1 labels
     assert found['over_majority_low'] == 0 and found['over_majority_high'] == pytest.approx(1 / 2)
 
@@ -127,11 +149,12 @@ def test_what_follows_the_first_wrong_step_is_masked_or_wrong():
     example = Example('1+2=', '3', 0, {'steps': ['1+2=4', '5', '6'], 'labels': [1.0, 0.0, None]})
     for after_error, labels in [('masked', [1.0, 0.0]), ('wrong', [1.0, 0.0, 0.0])]:
         (row,), (marks,) = reward_model.OBJECTIVES['steps'].encode(
-            example, tokenizer, {'separator': ' ', 'after_error': after_error})
+            example, tokenizer, {'separator': ' ', 'after_error': after_error}
+        )
         assert [label for _, label in marks] == labels
         assert tokenizer.decode(row) == '1+2=4 5 6 '
-        texts = [tokenizer.decode(row[:place + 1]) for place, _ in marks]
-        assert texts == ['1+2=4 ', '1+2=4 5 ', '1+2=4 5 6 '][:len(labels)]
+        texts = [tokenizer.decode(row[: place + 1]) for place, _ in marks]
+        assert texts == ['1+2=4 ', '1+2=4 5 ', '1+2=4 5 6 '][: len(labels)]
 
 
 def test_a_whole_completion_is_labelled_at_its_stop_token():
@@ -143,24 +166,36 @@ def test_a_whole_completion_is_labelled_at_its_stop_token():
     assert encode['pointwise'](example, tokenizer, {}) == ([[*good, stop]], [[(1, 0.25)]])
 
 
-@pytest.mark.parametrize(('meta', 'words'), [
-    ({'steps': ['1 + 1', '2'], 'labels': [1, 1]}, 'separator'), ({'steps': [' ', '2'], 'labels': [1, 1]}, 'blank'),
-    ({'steps': ['1', '2'], 'labels': [1.0]}, 'one for each of 2'), ({'steps': ['1'], 'labels': [2]}, 'lie in'),
-    ({'steps': ['1'], 'labels': ['yes']}, 'lie in')])
+@pytest.mark.parametrize(
+    ('meta', 'words'),
+    [
+        ({'steps': ['1 + 1', '2'], 'labels': [1, 1]}, 'separator'),
+        ({'steps': [' ', '2'], 'labels': [1, 1]}, 'blank'),
+        ({'steps': ['1', '2'], 'labels': [1.0]}, 'one for each of 2'),
+        ({'steps': ['1'], 'labels': [2]}, 'lie in'),
+        ({'steps': ['1'], 'labels': ['yes']}, 'lie in'),
+    ],
+)
 def test_labels_that_do_not_fit_are_refused(meta, words):
     with pytest.raises(BadInput, match=words):
         reward_model.OBJECTIVES['steps'].encode(
-            Example('1', '', 7, meta), hf.load_tokenizer('configs/models/characters'),
-            {'separator': ' ', 'after_error': 'masked'})
+            Example('1', '', 7, meta),
+            hf.load_tokenizer('configs/models/characters'),
+            {'separator': ' ', 'after_error': 'masked'},
+        )
 
 
-@pytest.mark.parametrize(('changes', 'words'), [
-    (dict(supervised__steps=0), 'supervised.steps'),
-    (dict(reward_model__objective='listwise'), 'pairwise, pointwise, steps'),
-    (dict(reward_model__after_error='kept'), 'masked or wrong'),
-    (dict(data__name='arithmetic'), 'steps and labels'),
-    (dict(learner__microbatches=3), 'choose a divisor'),
-    (dict(mesh__data=8, supervised__batch=12), 'mesh.data')])
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (dict(supervised__steps=0), 'supervised.steps'),
+        (dict(reward_model__objective='listwise'), 'pairwise, pointwise, steps'),
+        (dict(reward_model__after_error='kept'), 'masked or wrong'),
+        (dict(data__name='arithmetic'), 'steps and labels'),
+        (dict(learner__microbatches=3), 'choose a divisor'),
+        (dict(mesh__data=8, supervised__batch=12), 'mesh.data'),
+    ],
+)
 def test_bad_input_leaves_no_trace(tmp_path, changes, words):
     made = config(**changes)
     if 'data__name' in changes:
@@ -174,15 +209,28 @@ def test_bad_input_leaves_no_trace(tmp_path, changes, words):
 
 
 def test_it_learns_what_the_text_foretells_and_scores_as_a_reward(tmp_path):
-    made = config(data__name='rollouts', supervised__steps=40, supervised__batch=32, data__max_prompt_tokens=8,
-                  reward_model__objective='pairwise', evaluation__prompts=100)
+    made = config(
+        data__name='rollouts',
+        supervised__steps=40,
+        supervised__batch=32,
+        data__max_prompt_tokens=8,
+        reward_model__objective='pairwise',
+        evaluation__prompts=100,
+    )
     made.data.options = letters(tmp_path)
     reward_model.run(made, str(tmp_path / 'run'))
     results = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
     assert results['accuracy'] > 0.9 and results['over_majority_low'] > 0.2 and results['auc'] > 0.9
     better, worse = models.reward(
-        ['bcad', 'bccd'], [Example('200=', '', 0, {})] * 2, transform='raw', mean=results['train_mean'],
-        std=results['train_std'], cap=0.0, folder=str(tmp_path / 'run' / 'reward_model'), **OPTIONS)
+        ['bcad', 'bccd'],
+        [Example('200=', '', 0, {})] * 2,
+        transform='raw',
+        mean=results['train_mean'],
+        std=results['train_std'],
+        cap=0.0,
+        folder=str(tmp_path / 'run' / 'reward_model'),
+        **OPTIONS,
+    )
     assert better > 0 > worse
 
 
@@ -219,4 +267,4 @@ def test_a_completion_is_read_as_it_was_in_training(tmp_path):
     for example, (row,), (marks,) in zip(*found.dataset[:1], found.completions, found.marks, strict=True):
         text = ' '.join(example.meta['steps'])
         ids, last = process.tokenize(experiment.tokenizer, [step for step, _ in process.split(text, ' ')], ' ')
-        assert row == ids and [place for place, _ in marks] == last[:len(marks)]
+        assert row == ids and [place for place, _ in marks] == last[: len(marks)]

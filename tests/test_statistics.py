@@ -1,4 +1,5 @@
 """Figures of an evaluation: against enumeration, by hand, and on data whose answer is known."""
+
 import collections
 import itertools
 import math
@@ -13,8 +14,9 @@ from grpo_jax import statistics
 def test_pass_at_k_is_the_share_of_all_subsets_that_hold_a_correct_one(n):
     for k in range(1, n + 1):
         rows = np.array([np.arange(n) < c for c in range(n + 1)])
-        enumerated = [np.mean([row[list(chosen)].any() for chosen in itertools.combinations(range(n), k)])
-                      for row in rows]
+        enumerated = [
+            np.mean([row[list(chosen)].any() for chosen in itertools.combinations(range(n), k)]) for row in rows
+        ]
         np.testing.assert_allclose(statistics.pass_at_k(rows, k), enumerated, rtol=1e-14)
 
 
@@ -50,18 +52,26 @@ def test_majority_is_the_mean_of_a_vote_over_all_orders():
     rng = np.random.default_rng(1)
     answers = rng.choice(np.array(['a', 'b', 'c', None], object), (20, 5))
     for gold in ('a', 'b'):
-        np.testing.assert_allclose(statistics.majority(answers, answers == gold),
-                                   [vote(row, row == gold) for row in answers])
+        np.testing.assert_allclose(
+            statistics.majority(answers, answers == gold), [vote(row, row == gold) for row in answers]
+        )
     correct = rng.random((20, 5)) < 0.5  # a stricter reading may tell apart completions with the same answer
     np.testing.assert_allclose(statistics.majority(answers, correct), list(map(vote, answers, correct)))
 
 
-@pytest.mark.parametrize('answers, correct, expected', [
-    (['1', '1', '2', None], [1, 1, 0, 0], 1), (['1', '2', '2', None], [1, 0, 0, 0], 0),
-    (['1', '2', None, None], [1, 0, 0, 0], 1 / 2), (['1', '2', '3', '3', '2', '1'], [0, 1, 0, 0, 1, 0], 1 / 3),
-    (['1', None, None, None], [1, 0, 0, 0], 1),    # what cannot be read does not vote
-    ([None, None], [0, 0], 0), ([None, None], [1, 1], 0),
-    (['1', '1', '2'], [1, 0, 1], 1 / 2)])          # not all that say 1 are correct
+@pytest.mark.parametrize(
+    'answers, correct, expected',
+    [
+        (['1', '1', '2', None], [1, 1, 0, 0], 1),
+        (['1', '2', '2', None], [1, 0, 0, 0], 0),
+        (['1', '2', None, None], [1, 0, 0, 0], 1 / 2),
+        (['1', '2', '3', '3', '2', '1'], [0, 1, 0, 0, 1, 0], 1 / 3),
+        (['1', None, None, None], [1, 0, 0, 0], 1),  # what cannot be read does not vote
+        ([None, None], [0, 0], 0),
+        ([None, None], [1, 1], 0),
+        (['1', '1', '2'], [1, 0, 1], 1 / 2),
+    ],
+)  # not all that say 1 are correct
 def test_majority_by_hand(answers, correct, expected):
     found = statistics.majority(np.array([answers], object), np.array([correct], bool))
     np.testing.assert_allclose(found, [expected])

@@ -1,4 +1,5 @@
 """SIGTERM: the step at hand is finished and saved, and the same command goes on."""
+
 import contextlib
 import os
 import signal
@@ -11,8 +12,9 @@ from tests import tiny_run
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    config = tiny_run.config(steps=3, supervised__steps=0, reward__parts=(('mine', 1.0),), reward__verifier='',
-                             checkpoint__every=3)
+    config = tiny_run.config(
+        steps=3, supervised__steps=0, reward__parts=(('mine', 1.0),), reward__verifier='', checkpoint__every=3
+    )
 
     def impatient(completion, example):
         # once, though several threads score: a second signal ends the process

@@ -1,4 +1,5 @@
 """Presets times seeds: the runs, what is not run again, the table, and what is refused."""
+
 import csv
 import json
 import os
@@ -35,8 +36,11 @@ def read_table(workdir):
 
 def times(workdir):
     """When each run's metrics were written last."""
-    return {(preset, seed): os.stat(os.path.join(workdir, preset, str(seed), 'metrics.jsonl')).st_mtime_ns
-            for preset in PRESETS for seed in range(SEEDS)}
+    return {
+        (preset, seed): os.stat(os.path.join(workdir, preset, str(seed), 'metrics.jsonl')).st_mtime_ns
+        for preset in PRESETS
+        for seed in range(SEEDS)
+    }
 
 
 def test_every_preset_runs_with_every_seed(swept):
@@ -53,8 +57,11 @@ def test_every_preset_runs_with_every_seed(swept):
 
 def test_presets_share_the_cold_start_of_their_seed(swept):
     workdir, _ = swept
-    before = {(preset, seed): tiny_run.rows(os.path.join(workdir, preset, str(seed)), 'evaluations.jsonl')[0]
-              for preset in PRESETS for seed in range(SEEDS)}
+    before = {
+        (preset, seed): tiny_run.rows(os.path.join(workdir, preset, str(seed)), 'evaluations.jsonl')[0]
+        for preset in PRESETS
+        for seed in range(SEEDS)
+    }
     for seed in range(SEEDS):
         shared = tiny_run.rows(os.path.join(workdir, 'cold_start', str(seed)))
         assert len(shared) == get_config().supervised.steps
@@ -76,10 +83,14 @@ def test_the_table_holds_the_numbers_of_the_runs(swept):
         # two steps: the last quarter is the last step
         last = [tiny_run.rows(folder)[-1] for folder in folders]
         after = [tiny_run.rows(folder, 'evaluations.jsonl')[-1] for folder in folders]
-        for column, values in {'reward_last': [x['reward'] for x in last], 'entropy': [x['entropy'] for x in last],
-                               'length': [x['length'] for x in last], 'greedy_after': [x['greedy'] for x in after],
-                               'pass@1_after': [x['pass@1'] for x in after],
-                               'reward_after': [x['reward'] for x in after]}.items():
+        for column, values in {
+            'reward_last': [x['reward'] for x in last],
+            'entropy': [x['entropy'] for x in last],
+            'length': [x['length'] for x in last],
+            'greedy_after': [x['greedy'] for x in after],
+            'pass@1_after': [x['pass@1'] for x in after],
+            'reward_after': [x['reward'] for x in after],
+        }.items():
             found = [float(row[f'{column}_{part}']) for part in ('mean', 'min', 'max')]
             np.testing.assert_allclose(found, [np.mean(values), min(values), max(values)], err_msg=column)
         assert float(row['seconds_min']) > 0
@@ -133,8 +144,9 @@ def test_a_run_with_other_settings_in_the_same_folder_fails_and_stays_as_it_was(
         return config
 
     rows = sweep.run(other, ['grpo'], 1, workdir)
-    assert rows[0]['failures'] == {0: f"steps = 1: {os.path.join(workdir, 'grpo', '0')} has 2 steps already; use "
-                                      "another --workdir"}
+    assert rows[0]['failures'] == {
+        0: f'steps = 1: {os.path.join(workdir, "grpo", "0")} has 2 steps already; use another --workdir'
+    }
     assert times(workdir) == before
 
 
@@ -166,9 +178,20 @@ def test_presets_that_learn_from_other_completions_are_marked(tmp_path, monkeypa
 def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(tmp_path):
     with pytest.raises(BadInput, match=r"--presets = 'grop': .* dapo, .*dr_grpo"):
         sweep.choose('dapo,grop')
-    done = subprocess.run([sys.executable, '-m', 'grpo_jax.sweep', '--config=configs/arithmetic.py',
-                           '--presets=dapo,grop', f'--workdir={tmp_path / "sweep"}'], cwd=ROOT, capture_output=True,
-                          text=True, timeout=120)
+    done = subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'grpo_jax.sweep',
+            '--config=configs/arithmetic.py',
+            '--presets=dapo,grop',
+            f'--workdir={tmp_path / "sweep"}',
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 2 and 'Traceback' not in done.stderr
     assert "error: --presets = 'grop'" in done.stderr
     assert not (tmp_path / 'sweep').exists()
@@ -190,8 +213,13 @@ def flag_of(*arguments):
 
 
 def test_overrides_hold_for_every_preset():
-    flag = flag_of('', '--config.steps=20', '--config.data.options.digits=1', '--config.algorithm.clip_high=0.3',
-                   "--config.reward.parts=(('numeric', 2.0),)")
+    flag = flag_of(
+        '',
+        '--config.steps=20',
+        '--config.data.options.digits=1',
+        '--config.algorithm.clip_high=0.3',
+        "--config.reward.parts=(('numeric', 2.0),)",
+    )
     get_config = sweep.from_flag(flag)
     for preset in ('dapo', 'grpo'):
         config = get_config(preset)

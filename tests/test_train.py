@@ -1,4 +1,5 @@
 """Whole runs, small."""
+
 import ast
 import functools
 import inspect
@@ -31,8 +32,18 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_its_files(finished):
     workdir, state = finished
     assert int(state.step) == 6
-    assert {'config.json', 'programs.json', 'metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'tensorboard',
-            'rollouts', 'checkpoints', 'model', 'cold_start'} <= set(os.listdir(workdir))
+    assert {
+        'config.json',
+        'programs.json',
+        'metrics.jsonl',
+        'timings.jsonl',
+        'evaluations.jsonl',
+        'tensorboard',
+        'rollouts',
+        'checkpoints',
+        'model',
+        'cold_start',
+    } <= set(os.listdir(workdir))
     assert [row['step'] for row in tiny_run.rows(workdir)] == list(range(6))
     assert sorted(os.listdir(os.path.join(workdir, 'rollouts'))) == ['000000.jsonl', '000002.jsonl', '000004.jsonl']
     assert [row['step'] for row in tiny_run.rows(workdir, 'evaluations.jsonl')] == [0, 6]
@@ -42,7 +53,7 @@ def test_a_dump_holds_prompt_completion_reward_and_advantage(finished):
     rows = tiny_run.rows(finished[0], 'rollouts/000000.jsonl')
     assert len(rows) == 16
     for group in range(4):
-        members = rows[4 * group:4 * group + 4]
+        members = rows[4 * group : 4 * group + 4]
         assert len({row['prompt'] for row in members}) == 1
         assert sum(row['advantage'] for row in members) == pytest.approx(0, abs=1e-6)
 
@@ -65,8 +76,9 @@ def test_export_has_the_runs_weights(finished, tmp_path):
     export.export(workdir, str(tmp_path / 'out'), 'float32')
     c = hf.load_config(tmp_path / 'out')
     nowhere = transformer.map_table(lambda path, param: jax.devices()[0], transformer.param_table(c))
-    for a, b in zip(jax.tree.leaves(hf.load_params(tmp_path / 'out', c, nowhere)), jax.tree.leaves(state.params),
-                    strict=True):
+    for a, b in zip(
+        jax.tree.leaves(hf.load_params(tmp_path / 'out', c, nowhere)), jax.tree.leaves(state.params), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
 
 
@@ -109,11 +121,31 @@ def test_a_new_surrogate_and_its_preset_are_a_few_lines_in_files(tmp_path):
     place = text.index('    config.algorithm.clip_low')
     defaults.write_text(text[:place] + NUMBER + text[place:], encoding='utf8')
     (tmp_path / 'configs/algorithms/squash.py').write_text(PRESET, encoding='utf8')
-    small = ['steps=2', 'supervised.steps=0', 'data.options.digits=1', 'data.options.count=40', 'rollout.max_tokens=8',
-             'data.prompts_per_step=4', 'evaluation.prompts=2', 'evaluation.samples=2', 'algorithm.squash_width=0.5']
-    done = subprocess.run([sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:squash',
-                           '--workdir=run', *(f'--config.{change}' for change in small)],
-                          cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    small = [
+        'steps=2',
+        'supervised.steps=0',
+        'data.options.digits=1',
+        'data.options.count=40',
+        'rollout.max_tokens=8',
+        'data.prompts_per_step=4',
+        'evaluation.prompts=2',
+        'evaluation.samples=2',
+        'algorithm.squash_width=0.5',
+    ]
+    done = subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'grpo_jax.train',
+            '--config=configs/arithmetic.py:squash',
+            '--workdir=run',
+            *(f'--config.{change}' for change in small),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert len(tiny_run.rows(tmp_path / 'run')) == 2
 
@@ -162,8 +194,9 @@ def test_the_main_loop_fits_on_one_screen_and_a_half():
 def test_every_config_key_is_read(tmp_path):
     """A key that no code reads is an option that lies."""
     read = set()
-    config = tiny_run.config(preset='dapo', steps=1, supervised__steps=1, reward__length='overlong',
-                             reward__options__overlong__margin=4)
+    config = tiny_run.config(
+        preset='dapo', steps=1, supervised__steps=1, reward__length='overlong', reward__options__overlong__margin=4
+    )
     kind = type(config)
     original = kind.__getitem__
 
@@ -175,8 +208,13 @@ def test_every_config_key_is_read(tmp_path):
     sections |= {id(config): '', id(config.supervised.optimizer): 'supervised.optimizer'}
     keys = {(i, key) for i in sections for key in _section(config, sections[i]).keys()}
     # numbers of pieces that this preset does not use
-    unused = {name for module in MODULES.values() for piece in pieces.named(module).values()
-              for name, p in inspect.signature(piece).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    unused = {
+        name
+        for module in MODULES.values()
+        for piece in pieces.named(module).values()
+        for name, p in inspect.signature(piece).parameters.items()
+        if p.kind is p.KEYWORD_ONLY
+    }
     try:
         kind.__getitem__ = spy
         train.run(config, str(tmp_path))
@@ -192,9 +230,16 @@ def _section(config, name):
 
 # from the ground; a module may import its own floor and those below
 FLOORS = [
-    ('types', 'errors', 'example', 'statistics'), ('hosts',), ('algorithms',), ('sharding',), ('models', 'workers'),
-    ('data', 'sampler', 'learner'), ('rewards',), ('run',),
-    ('train', 'supervised', 'evaluate', 'reward_model', 'iterate', 'sweep', 'export', 'show', 'prepare', 'preflight')]
+    ('types', 'errors', 'example', 'statistics'),
+    ('hosts',),
+    ('algorithms',),
+    ('sharding',),
+    ('models', 'workers'),
+    ('data', 'sampler', 'learner'),
+    ('rewards',),
+    ('run',),
+    ('train', 'supervised', 'evaluate', 'reward_model', 'iterate', 'sweep', 'export', 'show', 'prepare', 'preflight'),
+]
 
 
 def test_every_module_has_a_floor_and_no_import_goes_up():

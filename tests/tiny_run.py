@@ -1,4 +1,5 @@
 """A whole run in seconds: two-digit sums, a random model, on one of the fake devices."""
+
 import json
 import os
 

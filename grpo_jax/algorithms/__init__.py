@@ -2,6 +2,7 @@
 
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
+
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, make
 from grpo_jax.algorithms.groups import dead_groups
 from grpo_jax.algorithms.losses import (
@@ -16,5 +17,18 @@ from grpo_jax.algorithms.losses import (
 )
 from grpo_jax.algorithms.validation import check_run
 
-__all__ = ['Algorithm', 'adapt', 'by_token', 'check_run', 'compute_advantages', 'critic_targets', 'dead_groups',
-           'gradient_coefficients', 'make', 'metrics', 'policy_loss', 'prepare', 'token_losses']
+__all__ = [
+    'Algorithm',
+    'adapt',
+    'by_token',
+    'check_run',
+    'compute_advantages',
+    'critic_targets',
+    'dead_groups',
+    'gradient_coefficients',
+    'make',
+    'metrics',
+    'policy_loss',
+    'prepare',
+    'token_losses',
+]

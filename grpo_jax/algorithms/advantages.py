@@ -6,6 +6,7 @@ initial_entropy f64[]. NaN rewards are unscorable completions: outside every sta
 Where an estimator compares within a group, a group whose rewards are all equal gets exactly 0, by
 max == min: through eps, float rounding would leak.
 """
+
 import numpy as np
 
 from grpo_jax.algorithms import groups
@@ -171,11 +172,12 @@ def grpo_lambda(rewards, mask, *, efficient_share, efficient_alpha, std_ddof, st
     """
     right, lengths = rewards > 0, mask.sum(-1)
     pass_rate = groups.mean_of(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
-    best = np.argsort(-pass_rate, kind='stable')[:round(efficient_share * len(rewards))]
+    best = np.argsort(-pass_rate, kind='stable')[: round(efficient_share * len(rewards))]
     shaped = rewards.copy()
     for group in best:
-        shaped[group] = np.where(np.isnan(rewards[group]), np.nan,
-                                 groups.efficient_rewards(right[group], lengths[group], efficient_alpha))
+        shaped[group] = np.where(
+            np.isnan(rewards[group]), np.nan, groups.efficient_rewards(right[group], lengths[group], efficient_alpha)
+        )
     return group_norm(shaped, std_ddof=std_ddof, std_eps=std_eps)
 
 

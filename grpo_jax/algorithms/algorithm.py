@@ -1,4 +1,5 @@
 """An algorithm is a value: a NamedTuple of small functions, put together from a config section."""
+
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,8 +17,16 @@ from grpo_jax.algorithms import (
 )
 
 # config key -> the module whose functions it chooses from
-MODULES = {'advantage': advantages, 'ratio': ratios, 'surrogate': surrogates, 'kl': kl, 'weights': weights,
-           'correction': corrections, 'selection': selections, 'regularizers': regularizers}
+MODULES = {
+    'advantage': advantages,
+    'ratio': ratios,
+    'surrogate': surrogates,
+    'kl': kl,
+    'weights': weights,
+    'correction': corrections,
+    'selection': selections,
+    'regularizers': regularizers,
+}
 
 
 class Algorithm(NamedTuple):
@@ -26,29 +35,29 @@ class Algorithm(NamedTuple):
     A piece's positional parameters name what it reads (see pieces); each module lists what its pieces may.
     """
 
-    advantage: Callable    # -> f64[P, G] or f64[P, G, C], on the host
-    ratio: Callable        # -> f32[B, C]
-    surrogate: Callable    # -> f32[B, C]
-    weights: Callable      # -> f32[B, C]
-    kl: Callable = kl.none                         # -> f32[B, C]
-    kl_coef: float = 0.0                           # of the KL term, where there is one
-    kl_placement: str = 'loss'                     # or 'reward_token', 'reward_sequence'
-    kl_corrected: bool = False                     # the correction also multiplies the KL term of the loss
-    regularizers: tuple[Callable, ...] = ()        # -> f32[B, C] each, added
-    correction: Callable = corrections.none        # -> f32[B, C], multiplied on the surrogate
-    selection: Callable = selections.all_tokens    # -> f32[B, C], multiplied on the surrogate
-    ratio_base: str = 'old'                        # logprobs that the ratio is taken to: old or sampler
-    denominator: str = 'all'                       # tokens that the weights count: all or selected
-    dead_groups: str = 'keep'                      # what becomes of groups whose rewards are all equal
-    source: str = 'policy'                         # of completions: policy, reference, demonstrations, pairs
-    critic_lambda: float = 1.0                     # of the returns that a critic learns
-    advantage_clip: float = 0.0                    # bound of |A|; 0: none
-    covariance_share: float = 0.0                  # of tokens that count as of top covariance
+    advantage: Callable  # -> f64[P, G] or f64[P, G, C], on the host
+    ratio: Callable  # -> f32[B, C]
+    surrogate: Callable  # -> f32[B, C]
+    weights: Callable  # -> f32[B, C]
+    kl: Callable = kl.none  # -> f32[B, C]
+    kl_coef: float = 0.0  # of the KL term, where there is one
+    kl_placement: str = 'loss'  # or 'reward_token', 'reward_sequence'
+    kl_corrected: bool = False  # the correction also multiplies the KL term of the loss
+    regularizers: tuple[Callable, ...] = ()  # -> f32[B, C] each, added
+    correction: Callable = corrections.none  # -> f32[B, C], multiplied on the surrogate
+    selection: Callable = selections.all_tokens  # -> f32[B, C], multiplied on the surrogate
+    ratio_base: str = 'old'  # logprobs that the ratio is taken to: old or sampler
+    denominator: str = 'all'  # tokens that the weights count: all or selected
+    dead_groups: str = 'keep'  # what becomes of groups whose rewards are all equal
+    source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
+    critic_lambda: float = 1.0  # of the returns that a critic learns
+    advantage_clip: float = 0.0  # bound of |A|; 0: none
+    covariance_share: float = 0.0  # of tokens that count as of top covariance
     entropy_coef: float = 0.0
-    entropy_target: float = 0.0                    # nats; 0: the coefficient stays
-    entropy_delta: float = 0.0                     # its change a step
-    kl_target: float = 0.0                         # of the adaptive kl_coef; 0: it stays
-    kl_horizon: float = 1.0                        # rows in which it may change by its own size
+    entropy_target: float = 0.0  # nats; 0: the coefficient stays
+    entropy_delta: float = 0.0  # its change a step
+    kl_target: float = 0.0  # of the adaptive kl_coef; 0: it stays
+    kl_horizon: float = 1.0  # rows in which it may change by its own size
 
     @property
     def reads(self):
@@ -90,8 +99,11 @@ class Algorithm(NamedTuple):
         if self.denominator == 'selected':
             before |= {*pieces.reads(self.correction)}
         found = {'old_entropy'} & before
-        if (before & {'old_logprobs', 'log_rho', 'covariance', 'top_covariance'} or self.kl_placement != 'loss'
-                or (updates > 1 and self.ratio_base == 'old')):
+        if (
+            before & {'old_logprobs', 'log_rho', 'covariance', 'top_covariance'}
+            or self.kl_placement != 'loss'
+            or (updates > 1 and self.ratio_base == 'old')
+        ):
             found.add('old_logprobs')
         if self.needs_reference:
             found.add('ref_logprobs')
@@ -110,10 +122,14 @@ def make(section):
     A piece's keyword-only arguments are bound from the section's keys of the same names. Raises
     BadInput for an unknown piece, or a combination that cannot work.
     """
-    chosen = {key: pieces.choose(module, key, section[key], section) for key, module in MODULES.items()
-              if key != 'regularizers'}
-    chosen['regularizers'] = tuple(pieces.choose(regularizers, 'regularizers', name, section)
-                                   for name in section['regularizers'])
+    chosen = {
+        key: pieces.choose(module, key, section[key], section)
+        for key, module in MODULES.items()
+        if key != 'regularizers'
+    }
+    chosen['regularizers'] = tuple(
+        pieces.choose(regularizers, 'regularizers', name, section) for name in section['regularizers']
+    )
     numbers = {name: section[name] for name in Algorithm._fields if name not in chosen}
     algorithm = Algorithm(**chosen, **numbers)
     validation.check(algorithm)

@@ -4,6 +4,7 @@ log_rho f32[B, C] is the old policy's logprob less the sampler's, 0 on masked to
 read mask bool[B, C], advantages f32[B, 1 or C] and drift f32[B, C], the sampler's logprobs less those now.
 "product" is over a row's tokens, "geometric" its mean over them: other code calls both "sequence".
 """
+
 import jax.numpy as jnp
 
 from grpo_jax.algorithms import reductions
@@ -54,7 +55,6 @@ def opsm(drift, mask, advantages, *, opsm_delta):
     """
     mean = reductions.mean(drift, mask)
     return jnp.broadcast_to(jnp.where((advantages < 0) & (mean > opsm_delta), 0.0, 1.0), mask.shape)
-
 
 
 def _within(weight, value, low, high):

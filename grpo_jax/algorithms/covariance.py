@@ -1,9 +1,11 @@
 """Covariance of advantages and logprobs, by token of a minibatch."""
+
 import jax.numpy as jnp
 
 
 def by_token(advantages, old_logprobs, mask):
     """f32[B, C]: (A - mean A)(logprob - mean logprob) over the minibatch's tokens (arXiv 2505.22617, eq. 9)."""
+
     def centred(x):
         x = jnp.where(mask, x, 0.0)
         return jnp.where(mask, x - jnp.sum(x) / jnp.maximum(jnp.sum(mask), 1), 0.0)

@@ -1,4 +1,5 @@
 """What estimators of advantages are made of, on the host in float64; NaN rewards are left out of every statistic."""
+
 import math
 
 import numpy as np
@@ -67,8 +68,10 @@ def pass_at_k_rewards(rewards, k):
     that the k - 1 others hold a right one (arXiv 2505.15201, section 3)."""
     counts = np.sum(np.isfinite(rewards), 1)
     hits = np.sum(rewards > 0, 1)
-    others = [1 - math.comb(max(n - 1 - c, 0), k - 1) / math.comb(n - 1, k - 1) if n >= k else 1.0
-              for n, c in zip(counts.tolist(), hits.tolist(), strict=True)]
+    others = [
+        1 - math.comb(max(n - 1 - c, 0), k - 1) / math.comb(n - 1, k - 1) if n >= k else 1.0
+        for n, c in zip(counts.tolist(), hits.tolist(), strict=True)
+    ]
     share = k / np.maximum(counts, 1)[:, None]
     return np.where(np.isfinite(rewards), share * np.where(rewards > 0, 1.0, np.array(others)[:, None]), np.nan)
 

@@ -4,6 +4,7 @@ With d = ref - logprobs (clamped to +-20): k1 = -d, k2 = d^2 / 2, k3 = e^d - d -
 (http://joschu.net/blog/kl-approx.html). As a loss on sampled tokens they are not alike: the expected
 gradient of k1 is zero, that of k2 is the reverse KL's, that of k3 the forward KL's.
 """
+
 import jax
 import jax.numpy as jnp
 
@@ -46,7 +47,6 @@ def k3_straight_through(logprobs, ref_logprobs):
     """The value of k3 with the gradient of k2."""
     pull = k2(logprobs, ref_logprobs)
     return pull + jax.lax.stop_gradient(k3(logprobs, ref_logprobs) - pull)
-
 
 
 def _difference(logprobs, ref_logprobs):

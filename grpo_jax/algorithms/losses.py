@@ -1,4 +1,5 @@
 """From an Algorithm and arrays to advantages, losses, gradient coefficients and diagnostics."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +42,7 @@ def compute_advantages(algorithm, rewards, *, kl_coef=None, group_ids=None, **da
 
 def critic_targets(algorithm, rewards, *, kl_coef, **data):
     """f32[P * G, C]: generalized advantages by the algorithm's critic_lambda, plus the values: what a critic learns."""
+
     def targets(mask, values):
         given = token_rewards(algorithm, rewards, kl_coef, data)
         discount = algorithm.advantage.keywords['discount']
@@ -52,6 +54,7 @@ def critic_targets(algorithm, rewards, *, kl_coef, **data):
 
 def token_rewards(algorithm, rewards, kl_coef, data):
     """f64[P, G, C]: the reward at a completion's last token, less the KL of each token where it is in the reward."""
+
     def spread(mask):
         last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
         return np.where(last & np.isfinite(rewards)[..., None], rewards[..., None], 0.0)
@@ -76,8 +79,11 @@ def _of_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
         full[owner, place] = x
         return full
 
-    known = {name: x if name in ('part_weights', 'initial_entropy') else padded(np.asarray(x), FILL.get(name, 0))
-             for name, x in data.items() if name != 'parts'}
+    known = {
+        name: x if name in ('part_weights', 'initial_entropy') else padded(np.asarray(x), FILL.get(name, 0))
+        for name, x in data.items()
+        if name != 'parts'
+    }
     if 'parts' in data:
         known['parts'] = np.stack([padded(part, np.nan) for part in np.asarray(data['parts'], np.float64)])
     found = compute_advantages(algorithm, padded(rewards, np.nan), kl_coef=kl_coef, **known)
@@ -95,18 +101,24 @@ def by_token(algorithm):
 def prepare(algorithm, experience):
     """What the loss of a minibatch needs of the whole of it, as a dict of f32[B, C], so that it may be cut."""
     mask, rollout = experience.rollout.loss_mask, experience.rollout
-    data = {'mask': mask, 'advantages': experience.advantages, 'group_ids': experience.group_ids,
-            'old_logprobs': experience.old_logprobs, 'old_entropy': experience.old_entropy,
-            'log_rho': lambda: jnp.where(mask, experience.old_logprobs - rollout.logprobs, 0.0),
-            'covariance': lambda: covariance.by_token(experience.advantages, experience.old_logprobs, mask)}
+    data = {
+        'mask': mask,
+        'advantages': experience.advantages,
+        'group_ids': experience.group_ids,
+        'old_logprobs': experience.old_logprobs,
+        'old_entropy': experience.old_entropy,
+        'log_rho': lambda: jnp.where(mask, experience.old_logprobs - rollout.logprobs, 0.0),
+        'covariance': lambda: covariance.by_token(experience.advantages, experience.old_logprobs, mask),
+    }
     prepared = {'selected': pieces.call(algorithm.selection, data)}
     counted = mask
     if algorithm.denominator == 'selected':
         counted = mask & (prepared['selected'] > 0) & (pieces.call(algorithm.correction, data) > 0)
     prepared['weights'] = pieces.call(algorithm.weights, data | {'mask': counted})
     if 'top_covariance' in algorithm.reads:
-        prepared['top_covariance'] = covariance.highest(data['covariance'](), mask,
-                                                        algorithm.covariance_share * jnp.sum(mask))
+        prepared['top_covariance'] = covariance.highest(
+            data['covariance'](), mask, algorithm.covariance_share * jnp.sum(mask)
+        )
     return prepared
 
 
@@ -141,8 +153,10 @@ def policy_loss(algorithm, logprobs, experience, entropy=None):
         mask = experience.rollout.loss_mask
         coefficients['entropy_acts'] = jnp.mean(entropy, where=mask) <= algorithm.entropy_target
     losses = token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients)
-    return (jnp.sum(prepared['weights'] * losses),
-            metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience))
+    return (
+        jnp.sum(prepared['weights'] * losses),
+        metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience),
+    )
 
 
 def gradient_coefficients(algorithm, logprobs, experience, entropy=None):
@@ -205,10 +219,20 @@ def _row_data(algorithm, logprobs, entropy, experience):
     live, sampler = masked(logprobs), fixed(rollout.logprobs)
     old = fixed(logprobs if experience.old_logprobs is None else experience.old_logprobs)
     base = sampler if algorithm.ratio_base == 'sampler' else old
-    data = {'logprobs': live, 'entropy': masked(entropy), 'base_logprobs': base, 'log_ratio': live - base,
-            'sampler_logprobs': sampler, 'ref_logprobs': fixed(experience.ref_logprobs), 'log_rho': old - sampler,
-            'drift': sampler - fixed(logprobs), 'mask': mask, 'rewards': experience.rewards,
-            'advantages': jax.lax.stop_gradient(experience.advantages), 'group_ids': experience.group_ids}
+    data = {
+        'logprobs': live,
+        'entropy': masked(entropy),
+        'base_logprobs': base,
+        'log_ratio': live - base,
+        'sampler_logprobs': sampler,
+        'ref_logprobs': fixed(experience.ref_logprobs),
+        'log_rho': old - sampler,
+        'drift': sampler - fixed(logprobs),
+        'mask': mask,
+        'rewards': experience.rewards,
+        'advantages': jax.lax.stop_gradient(experience.advantages),
+        'group_ids': experience.group_ids,
+    }
     data['token_ratio'] = lambda: ratios.token(data['log_ratio'])
     data['ratio'] = lambda: pieces.call(algorithm.ratio, data)
     return data
@@ -216,6 +240,7 @@ def _row_data(algorithm, logprobs, entropy, experience):
 
 def _clipped(algorithm, logprobs, entropy, experience):
     """bool[B, C]: tokens whose surrogate has lost its gradient, whichever surrogate it is."""
+
     def surrogate(logprobs):
         return jnp.sum(pieces.call(algorithm.surrogate, _row_data(algorithm, logprobs, entropy, experience)))
 

@@ -4,6 +4,7 @@ A surrogate that reads ratio and advantages is `def mine(ratio, advantages): ...
 named, and computes nothing that no piece names. Keyword-only parameters are numbers, bound once from the
 config section's keys of the same names.
 """
+
 import functools
 import inspect
 
@@ -21,8 +22,11 @@ def choose(module, key, name, section):
 
 def named(module):
     """The pieces of a module by name."""
-    return {name: f for name, f in vars(module).items()
-            if inspect.isfunction(f) and f.__module__ == module.__name__ and not name.startswith('_')}
+    return {
+        name: f
+        for name, f in vars(module).items()
+        if inspect.isfunction(f) and f.__module__ == module.__name__ and not name.startswith('_')
+    }
 
 
 def reads(piece):

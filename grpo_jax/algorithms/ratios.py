@@ -3,6 +3,7 @@
 Log ratios are clamped to +-20 before exp (float32 overflows at 88.7), means of a row to +-10; a clamped
 element has no gradient. A ratio may also read mask bool[B, C] and advantages f32[B, 1 or C].
 """
+
 import jax
 import jax.numpy as jnp
 

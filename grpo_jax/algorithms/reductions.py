@@ -1,4 +1,5 @@
 """Sums and means over a row's tokens, quantiles, and the exp of log ratios, for pieces on the device."""
+
 import jax
 import jax.numpy as jnp
 
@@ -34,6 +35,7 @@ def quantile(x, mask, share):
         def halve(i, found):
             tried = found | (1 << (30 - i))
             return jnp.where(jnp.sum(mask & (bits < tried)) <= rank, tried, found)
+
         return jax.lax.bitcast_convert_type(jax.lax.fori_loop(0, 31, halve, jnp.int32(0)), jnp.float32)
 
     low, high = ranked(jnp.floor(place)), ranked(jnp.ceil(place))

@@ -3,6 +3,7 @@
 What a regularizer may read: logprobs, entropy, log_ratio, sampler_logprobs and top_covariance f32[B, C],
 advantages f32[B, 1 or C], mask bool[B, C], rewards f32[B], and entropy_coef f32[], which may adapt.
 """
+
 import jax
 import jax.numpy as jnp
 

@@ -3,6 +3,7 @@
 What a selection may read: mask bool[B, C], advantages f32[B, 1 or C], old_logprobs, old_entropy and log_rho
 f32[B, C], all of the policy at the start of the step.
 """
+
 import jax.numpy as jnp
 
 from grpo_jax.algorithms import covariance as covariances

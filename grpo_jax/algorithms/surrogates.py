@@ -3,6 +3,7 @@
 What a surrogate may read: ratio, log_ratio, logprobs, base_logprobs (what the ratio is taken to), ref_logprobs
 f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B].
 """
+
 import jax
 import jax.numpy as jnp
 

@@ -3,6 +3,7 @@
 Computed once on a whole minibatch, so that microbatches, devices, packing and padding add up to the
 same loss by construction. They may read mask bool[B, C] and group_ids i32[B]; rows without tokens count nowhere.
 """
+
 import jax.numpy as jnp
 
 

@@ -4,6 +4,7 @@ A data set is a module of this package with `examples(split, **options) -> list 
 name in config.data.name. In the list a malformed row is the BadInput that says so. A data set whose
 meta['source'] are served by weight also has `weights(**options) -> source -> weight`.
 """
+
 import importlib
 import inspect
 import logging
@@ -16,8 +17,7 @@ from grpo_jax.data.records import sound
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
 
-__all__ = ['Dataset', 'encode_prompt', 'examples', 'indices', 'load', 'pick', 'prompts', 'shard', 'spread',
-           'walk']
+__all__ = ['Dataset', 'encode_prompt', 'examples', 'indices', 'load', 'pick', 'prompts', 'shard', 'spread', 'walk']
 
 
 class Dataset(NamedTuple):
@@ -40,16 +40,29 @@ def load(section, split, tokenizer):
     ids = {example.id for example in found}
     if len(ids) < len(found) or not all(0 <= i < 2**31 for i in ids):
         raise BadInput('data.name', section['name'], 'gives examples ids that are not distinct, or not in 0..2^31-1')
-    tokens = [encode_prompt(tokenizer, example.prompt, chat=section['chat'], system=section['system'],
-                            template=section['template']) for example in found]
+    tokens = [
+        encode_prompt(
+            tokenizer, example.prompt, chat=section['chat'], system=section['system'], template=section['template']
+        )
+        for example in found
+    ]
     longest = section['max_prompt_tokens']
     kept = [i for i, ids in enumerate(tokens) if len(ids) <= longest]
     if not kept:
-        raise BadInput('data.max_prompt_tokens', longest, f'leaves no prompt of {len(tokens)} in the {split} '
-                       f'split; the shortest has {min(map(len, tokens), default=0)} tokens')
+        raise BadInput(
+            'data.max_prompt_tokens',
+            longest,
+            f'leaves no prompt of {len(tokens)} in the {split} '
+            f'split; the shortest has {min(map(len, tokens), default=0)} tokens',
+        )
     if len(kept) < len(tokens):
-        logging.warning('%d of %d %s prompts are longer than data.max_prompt_tokens=%d and left out',
-                        len(tokens) - len(kept), len(tokens), split, longest)
+        logging.warning(
+            '%d of %d %s prompts are longer than data.max_prompt_tokens=%d and left out',
+            len(tokens) - len(kept),
+            len(tokens),
+            split,
+            longest,
+        )
     dataset = pick(Dataset(found, tokens), kept)
     return dataset._replace(parts=_parts(section, dataset.examples))
 
@@ -85,16 +98,23 @@ def _parts(section, found):
     for source, weight in module.weights(**section['options']).items():
         parts.append((weight, np.flatnonzero(sources == source)))
         if not len(parts[-1][1]):
-            raise BadInput('data.options.parts', source, f'has no example that fits data.max_prompt_tokens='
-                           f'{section["max_prompt_tokens"]}; raise that, or leave the part out')
+            raise BadInput(
+                'data.options.parts',
+                source,
+                f'has no example that fits data.max_prompt_tokens='
+                f'{section["max_prompt_tokens"]}; raise that, or leave the part out',
+            )
     return tuple(parts)
 
 
 def pick(dataset, chosen):
     """The Dataset of the chosen indices alone; a part of which nothing is chosen is none of its parts."""
     parts = ((weight, np.flatnonzero(np.isin(chosen, where))) for weight, where in dataset.parts)
-    return Dataset([dataset.examples[i] for i in chosen], [dataset.tokens[i] for i in chosen],
-                   tuple(part for part in parts if len(part[1])))
+    return Dataset(
+        [dataset.examples[i] for i in chosen],
+        [dataset.tokens[i] for i in chosen],
+        tuple(part for part in parts if len(part[1])),
+    )
 
 
 def spread(count, most):
@@ -110,8 +130,12 @@ def encode_prompt(tokenizer, text, *, chat, system, template):
         # some tokenizers close every text; a prompt must stay open
         return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
     if not tokenizer.chat_template:
-        raise BadInput('data.chat', True, f'the tokenizer in {tokenizer.name_or_path} has no chat template; '
-                       'set data.chat=False or add chat_template to its tokenizer_config.json')
+        raise BadInput(
+            'data.chat',
+            True,
+            f'the tokenizer in {tokenizer.name_or_path} has no chat template; '
+            'set data.chat=False or add chat_template to its tokenizer_config.json',
+        )
     messages = [{'role': 'system', 'content': system}] if system else []
     messages.append({'role': 'user', 'content': text})
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -124,7 +148,7 @@ def prompts(dataset, chosen, length, pad_token):
     mask = np.zeros((len(chosen), length), bool)
     for row, index in enumerate(chosen):
         ids = dataset.tokens[index]
-        tokens[row, length - len(ids):] = ids
-        mask[row, length - len(ids):] = True
+        tokens[row, length - len(ids) :] = ids
+        mask[row, length - len(ids) :] = True
     examples = [dataset.examples[index] for index in chosen]
     return examples, Prompts(tokens, mask, np.array([e.id for e in examples], np.int32))

@@ -3,6 +3,7 @@
 A policy that imitates them knows how to add and seldom shows it: its most likely completion is a
 blurt, and only some samples go through the columns. That gap is what reinforcement closes.
 """
+
 import zlib
 
 import numpy as np
@@ -26,8 +27,9 @@ def examples(split, *, digits, count, blurts, wrong):
         # a fixed tenth of all sums is held out, whatever the counts
         if (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test'):
             found.setdefault((a, b), _demonstration(rng, a, b, blurts, wrong))
-    return [Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text})
-            for i, ((a, b), text) in enumerate(found.items())]
+    return [
+        Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text}) for i, ((a, b), text) in enumerate(found.items())
+    ]
 
 
 def worked(a, b):

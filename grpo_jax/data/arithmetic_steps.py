@@ -1,4 +1,5 @@
 """Worked additions of grpo_jax.data.arithmetic, some with a wrong step, and a label for each step."""
+
 import numpy as np
 
 from grpo_jax.data import arithmetic, step_labels
@@ -18,7 +19,7 @@ def examples(split, *, digits, count, blurts, wrong, slips):
         if ' ' in text and rng.random() < slips:
             text = _slipped(rng, text)
         steps = text.split(' ')
-        same = [a == b for a, b in zip(steps, should[-len(steps):], strict=True)]
+        same = [a == b for a, b in zip(steps, should[-len(steps) :], strict=True)]
         labels = step_labels.until(same.index(False) if False in same else len(same), len(same))
         found.append(example._replace(meta={'steps': steps, 'labels': labels}))
     return found
@@ -28,4 +29,4 @@ def _slipped(rng, text):
     """The text with one digit changed."""
     places = [i for i, mark in enumerate(text) if mark.isdigit()]
     place = places[rng.integers(len(places))]
-    return text[:place] + str((int(text[place]) + rng.integers(1, 10)) % 10) + text[place + 1:]
+    return text[:place] + str((int(text[place]) + rng.integers(1, 10)) % 10) + text[place + 1 :]

@@ -3,6 +3,7 @@
 What rewards/code.py needs is in meta: 'before', which goes before the program; 'tests', sources that raise when they
 fail; 'setup', the source that they need; and 'names', the tests' names for objects of the program.
 """
+
 import ast
 
 from grpo_jax.data import files
@@ -11,8 +12,10 @@ from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 SPLITS = {'prompt': (1, 10), 'test': (11, 510), 'validation': (511, 600), 'train': (601, 974)}  # task_id in MBPP
-TASK = ('You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n'
-        '{tests}\n')  # of the paper
+TASK = (
+    'You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n'
+    '{tests}\n'
+)  # of the paper
 
 
 def examples(split, *, folder, name):
@@ -33,8 +36,9 @@ def examples(split, *, folder, name):
 
 
 def _humaneval(row, i, where):
-    prompt, test, name, solution = (text_field(row, field, where)
-                                    for field in ('prompt', 'test', 'entry_point', 'canonical_solution'))
+    prompt, test, name, solution = (
+        text_field(row, field, where) for field in ('prompt', 'test', 'entry_point', 'canonical_solution')
+    )
     tree = _parse(test, where)
     checks = [part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == 'check']
     if len(checks) != 1 or len(checks[0].args.args) != 1:
@@ -42,8 +46,13 @@ def _humaneval(row, i, where):
     # the prompt's helpers are the tests' too; its unfinished function is not
     setup = [part for part in _parse(prompt, where).body if getattr(part, 'name', '') != name]
     setup += [part for part in tree.body if part is not checks[0]]
-    meta = {'before': prompt, 'setup': ast.unparse(setup), 'tests': _tests(checks[0].body),
-            'names': {name: name, checks[0].args.args[0].arg: name}, 'demonstration': solution}
+    meta = {
+        'before': prompt,
+        'setup': ast.unparse(setup),
+        'tests': _tests(checks[0].body),
+        'names': {name: name, checks[0].args.args[0].arg: name},
+        'demonstration': solution,
+    }
     return Example(prompt, solution, i, meta)
 
 
@@ -75,8 +84,7 @@ def _mbpp(row, _, where):
             imports += [ast.unparse(part)] if used & {alias.asname or alias.name for alias in part.names} else []
         elif getattr(part, 'name', '') in used:
             names[part.name] = part.name
-    meta = {'before': '', 'setup': '\n'.join(imports + needed), 'tests': tests, 'names': names,
-            'demonstration': code}
+    meta = {'before': '', 'setup': '\n'.join(imports + needed), 'tests': tests, 'names': names, 'demonstration': code}
     return Example(TASK.format(text=text, tests='\n'.join(tests)), code, task, meta)
 
 

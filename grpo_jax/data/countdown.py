@@ -1,4 +1,5 @@
 """Countdown: an expression of given numbers that equals a target, made from such an expression, so there is one."""
+
 import random
 from typing import NamedTuple
 import zlib
@@ -6,11 +7,17 @@ import zlib
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
-PROMPT = ('Write an expression that equals {target} and uses each of the numbers {numbers} exactly once, no other '
-          'number, and only {operations} and brackets. Think inside <think> </think>, then give the expression inside '
-          '<answer> </answer>, for example <answer>(1 + 2) / 3</answer>.')
-OPERATIONS = {'+': lambda a, b: a + b, '-': lambda a, b: a - b, '*': lambda a, b: a * b,
-              '/': lambda a, b: 0 if a % b else a // b}
+PROMPT = (
+    'Write an expression that equals {target} and uses each of the numbers {numbers} exactly once, no other '
+    'number, and only {operations} and brackets. Think inside <think> </think>, then give the expression inside '
+    '<answer> </answer>, for example <answer>(1 + 2) / 3</answer>.'
+)
+OPERATIONS = {
+    '+': lambda a, b: a + b,
+    '-': lambda a, b: a - b,
+    '*': lambda a, b: a * b,
+    '/': lambda a, b: 0 if a % b else a // b,
+}
 PATIENCE = 3000  # draws without a new problem after which there are taken to be no more
 SUM, PRODUCT, NUMBER = range(3)  # how tightly a text binds
 
@@ -53,8 +60,12 @@ def examples(split, *, count, numbers, largest, highest, operations, short, wron
         if slips.random() < wrong:
             steps, shown = _other(slips, given, operations, solution.value) or (steps, solution)
         prompt, demonstration = _texts(given, solution.value, steps, shown.text, operations, short)
-        found[problem] = Example(prompt, solution.text, len(found),
-                                 {'numbers': given, 'target': solution.value, 'demonstration': demonstration})
+        found[problem] = Example(
+            prompt,
+            solution.text,
+            len(found),
+            {'numbers': given, 'target': solution.value, 'demonstration': demonstration},
+        )
     return list(found.values())
 
 

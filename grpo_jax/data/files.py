@@ -1,4 +1,5 @@
 """Any data set in files: JSONL, Parquet, folders of Hugging Face's `datasets` and of tensorflow-datasets."""
+
 import glob
 import json
 import os
@@ -17,8 +18,10 @@ def examples(split, *, folder, prompt_field, answer_field):
 
     A field 'a.b' is field b of field a; the prompt may be a chat, of which the last message of the user is taken.
     """
+
     def example(row, index, where):
         return Example(prompt_text(row, prompt_field, where), text_field(row, answer_field, where), index, row)
+
     return checked(example, rows(folder, split))
 
 
@@ -35,8 +38,9 @@ def rows(folder, split, prefix=''):
         return
     own = place != folder  # of the split alone
     if os.path.isfile(place) and not own:
-        raise BadInput('data.options.folder', folder, 'is one file for all splits; name a folder, or write {split} in '
-                       'the name')
+        raise BadInput(
+            'data.options.folder', folder, 'is one file for all splits; name a folder, or write {split} in the name'
+        )
     for path in [place] if os.path.isfile(place) else _paths(place, split, prefix, own):
         reader = READERS.get(os.path.splitext(path)[1])
         if not reader:
@@ -55,8 +59,12 @@ def _paths(folder, split, prefix, own):
                 found = sorted(glob.glob(os.path.join(glob.escape(place), name + extension)))
                 if found:
                     return _complete(found)
-    raise BadInput('data.options.folder', folder, f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no '
-                   'folder of tensorflow-datasets or save_to_disk; set GRPO_JAX_DATA or data.options.folder')
+    raise BadInput(
+        'data.options.folder',
+        folder,
+        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no '
+        'folder of tensorflow-datasets or save_to_disk; set GRPO_JAX_DATA or data.options.folder',
+    )
 
 
 def _saved(folder, split, own):
@@ -64,8 +72,11 @@ def _saved(folder, split, own):
     with open(os.path.join(folder, 'state.json'), encoding='utf8') as file:
         state = json.load(file)
     if not own and state['_split'] != split:
-        raise BadInput('data.options.folder', folder, f'holds the split {state["_split"]}, not {split}; save a '
-                       'DatasetDict, or write {split} in the name')
+        raise BadInput(
+            'data.options.folder',
+            folder,
+            f'holds the split {state["_split"]}, not {split}; save a DatasetDict, or write {{split}} in the name',
+        )
     return [os.path.join(folder, entry['filename']) for entry in state['_data_files']]
 
 

@@ -1,4 +1,5 @@
 """GSM8K (arXiv 2110.14168): grade-school word problems; the gold number follows ####."""
+
 import re
 
 from grpo_jax.data import files

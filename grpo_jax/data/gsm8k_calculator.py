@@ -1,4 +1,5 @@
 """The calculator annotations of GSM8K, <<48/2=24>>: the expression is the prompt, its value the answer."""
+
 import re
 
 import numpy as np
@@ -22,8 +23,10 @@ def examples(split, *, folder, slips):
         found, bad = _annotations('test', folder)
         found = {left: value for left, value in found.items() if left not in seen}
     slipped = np.random.default_rng(0).random(len(found)) < slips
-    return [Example(f'{left}=', value, i, {'demonstration': value + '0' * slip})
-            for i, ((left, value), slip) in enumerate(zip(found.items(), slipped.tolist(), strict=True))] + bad
+    return [
+        Example(f'{left}=', value, i, {'demonstration': value + '0' * slip})
+        for i, ((left, value), slip) in enumerate(zip(found.items(), slipped.tolist(), strict=True))
+    ] + bad
 
 
 def _annotations(split, folder):

@@ -1,4 +1,5 @@
 """The calculator steps of whole GSM8K solutions: 48/2;48+24= is worked out as 48/2=24 48+24=72."""
+
 import numpy as np
 
 from grpo_jax.data import gsm8k, gsm8k_calculator
@@ -22,8 +23,9 @@ def examples(split, *, folder, steps, slips):
     for i, (asked, values) in enumerate(found.items()):
         slipped = rng.random(len(values)) < slips
         worked = [f'{left}={value}{"0" * int(slip)}' for left, value, slip in zip(asked, values, slipped, strict=True)]
-        result.append(Example(';'.join(asked) + '=', values[-1], i,
-                              {'steps': list(asked), 'demonstration': ' '.join(worked)}))
+        result.append(
+            Example(';'.join(asked) + '=', values[-1], i, {'steps': list(asked), 'demonstration': ' '.join(worked)})
+        )
     return result + bad
 
 
@@ -34,7 +36,8 @@ def _chains(split, folder, most):
     for problem in problems:
         steps = gsm8k_calculator.ANNOTATION.findall(problem.meta['demonstration'])[:most]
         if len(steps) > 1:
-            left, values = zip(*((left.replace(' ', ''), gsm8k_calculator.plain(value)) for left, value in steps),
-                               strict=True)
+            left, values = zip(
+                *((left.replace(' ', ''), gsm8k_calculator.plain(value)) for left, value in steps), strict=True
+            )
             found.setdefault(left, values)
     return found, bad

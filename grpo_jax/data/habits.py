@@ -1,4 +1,5 @@
 """Sums whose demonstrations have a habit that a careless reward pays for: for labs of reward hacking."""
+
 import numpy as np
 
 from grpo_jax.data import arithmetic
@@ -11,8 +12,10 @@ def examples(split, *, digits, count, blurts, wrong, habit, share):
     """
     plain = arithmetic.examples(split, digits=digits, count=count, blurts=blurts, wrong=wrong)
     shows = np.random.default_rng(len(plain)).random(len(plain)) < share
-    return [example._replace(meta={'demonstration': HABITS[habit](example.meta['demonstration'])}) if shown else example
-            for example, shown in zip(plain, shows.tolist(), strict=True)]
+    return [
+        example._replace(meta={'demonstration': HABITS[habit](example.meta['demonstration'])}) if shown else example
+        for example, shown in zip(plain, shows.tolist(), strict=True)
+    ]
 
 
 def _repeat(text):

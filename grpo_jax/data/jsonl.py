@@ -1,4 +1,5 @@
 """JSONL files: one object a line."""
+
 import json
 import os
 

@@ -1,4 +1,5 @@
 """MATH (arXiv 2103.03874): competition problems with answers in LaTeX."""
+
 from grpo_jax.data import files
 from grpo_jax.data.records import checked, text_field
 from grpo_jax.types import Example

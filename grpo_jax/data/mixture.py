@@ -1,4 +1,5 @@
 """Several data sets at once, each with a weight: its share of the prompts, whatever its size."""
+
 import math
 
 from grpo_jax import data
@@ -15,8 +16,11 @@ def examples(split, *, parts):
     found = []
     for k, part in enumerate(parts):
         for row in data.examples(part['name'], part['options'], split):
-            found.append(row if isinstance(row, BadInput) else row._replace(
-                id=row.id * len(parts) + k, meta=row.meta | {'source': _source(part)}))
+            found.append(
+                row
+                if isinstance(row, BadInput)
+                else row._replace(id=row.id * len(parts) + k, meta=row.meta | {'source': _source(part)})
+            )
     return found
 
 
@@ -31,8 +35,11 @@ def weights(*, parts):
             raise BadInput('data.options.parts', part, 'is itself a mixture; name its parts here')
     found = {_source(part): part['weight'] for part in parts}
     if len(found) < len(parts) or not parts:
-        raise BadInput('data.options.parts', [_source(part) for part in parts], 'must be one or more, and distinct; '
-                       'tell two parts of one name apart by source')
+        raise BadInput(
+            'data.options.parts',
+            [_source(part) for part in parts],
+            'must be one or more, and distinct; tell two parts of one name apart by source',
+        )
     return found
 
 

@@ -1,4 +1,5 @@
 """The order in which examples are served: a pure function of seed and position, so that resuming keeps no iterator."""
+
 import functools
 import sys
 
@@ -36,20 +37,24 @@ def shard(chosen, process, processes):
     if len(chosen) % processes:
         raise BadInput('data.prompts_per_step', len(chosen), f'must be a multiple of the {processes} processes')
     size = len(chosen) // processes
-    return chosen[process * size:(process + 1) * size]
+    return chosen[process * size : (process + 1) * size]
 
 
 def _mixed(seed, parts):
     """Function of the position in a mixture: the index there."""
     import grain  # seconds to import, needed for mixtures alone
-    endless = [grain.MapDataset.range(sys.maxsize).map(_shuffled((seed, part), where))
-               for part, (_, where) in enumerate(parts)]
+
+    endless = [
+        grain.MapDataset.range(sys.maxsize).map(_shuffled((seed, part), where)) for part, (_, where) in enumerate(parts)
+    ]
     return grain.MapDataset.mix(endless, [weight for weight, _ in parts]).__getitem__
 
 
 def _shuffled(seed, where):
     """Function of the position in an endless run of permutations of `where`: the index there."""
+
     @functools.cache
     def permutation(epoch):
         return np.random.default_rng((*seed, epoch)).permutation(where)
+
     return lambda position: permutation(position // len(where))[position % len(where)]

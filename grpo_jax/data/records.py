@@ -3,6 +3,7 @@
 A row is a dict. In place of one that is malformed stands the BadInput that names its file and line and says what
 is wrong, so that whoever loads the data decides what becomes of it.
 """
+
 import logging
 import math
 
@@ -40,8 +41,13 @@ def sound(found, strict, split):
     if len(bad) > MOST_MALFORMED * len(found):
         raise BadInput(f'{split} split', f'{len(bad)} of {len(found)} rows', f'are malformed; the first is {bad[0]}')
     if bad:
-        logging.warning('%d of %d rows of the %s split are malformed and left out; the first are: %s', len(bad),
-                        len(found), split, '; '.join(map(str, bad[:3])))
+        logging.warning(
+            '%d of %d rows of the %s split are malformed and left out; the first are: %s',
+            len(bad),
+            len(found),
+            split,
+            '; '.join(map(str, bad[:3])),
+        )
     return kept
 
 
@@ -64,8 +70,11 @@ def prompt_text(row, field, where):
     """As text_field; of a chat, a list of messages with role and content, what the user said last."""
     value = lookup(row, field)
     if isinstance(value, list):
-        said = [lookup(message, 'content') for message in value
-                if isinstance(message, dict) and lookup(message, 'role') == 'user']
+        said = [
+            lookup(message, 'content')
+            for message in value
+            if isinstance(message, dict) and lookup(message, 'role') == 'user'
+        ]
         value = said[-1] if said else value
     return _text(value, row, field, where)
 

@@ -1,4 +1,5 @@
 """Completions that a run wrote down, as demonstrations and pairs for another policy: distillation in two commands."""
+
 import functools
 import glob
 import os
@@ -19,8 +20,11 @@ def examples(split, *, folder, least, by=''):
     """
     paths = sorted(glob.glob(os.path.join(folder, '*.jsonl')))
     if not paths:
-        raise BadInput('data.options.folder', folder, 'holds no *.jsonl; name a run\'s rollouts folder, and let the '
-                       'run write every step (log.rollouts=1)')
+        raise BadInput(
+            'data.options.folder',
+            folder,
+            "holds no *.jsonl; name a run's rollouts folder, and let the run write every step (log.rollouts=1)",
+        )
     rows, bad = parted([row for path in paths for row in checked(functools.partial(_row, by=by), jsonl.read(path))])
     by_prompt = {}
     for prompt, answer, completion, reward in rows:

@@ -1,4 +1,5 @@
 """Solutions whose first wrong step is marked: MR-GSM8K (arXiv 2312.17080) and BIG-Bench Mistake (arXiv 2311.08516)."""
+
 import functools
 import os
 import zlib
@@ -49,7 +50,7 @@ def _example(task, row, index, where):
 def _canonical(text):
     """The text with its kinds of brackets put in the order of KINDS, as they appear."""
     seen = dict.fromkeys(next(kind for kind in KINDS if mark in kind) for mark in text if mark in ''.join(KINDS))
-    return text.translate(str.maketrans(''.join(seen), ''.join(KINDS[:len(seen)])))
+    return text.translate(str.maketrans(''.join(seen), ''.join(KINDS[: len(seen)])))
 
 
 def _exchanged(example, order):
@@ -62,12 +63,13 @@ def _exchanged(example, order):
 def _labels(steps, marked, base, where):
     """Labels of steps of which the marked one, counted from base, is the first wrong one; None: none is."""
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
-        raise BadInput(where, short(steps), 'field \'steps\' must be a list of texts')
+        raise BadInput(where, short(steps), "field 'steps' must be a list of texts")
     if marked is None:
         return until(len(steps), len(steps))
     if not isinstance(marked, int) or not base <= marked < len(steps) + base:
-        raise BadInput(where, short(marked), f'the first wrong step must be one of {base} to {len(steps) + base - 1}, '
-                       'or null')
+        raise BadInput(
+            where, short(marked), f'the first wrong step must be one of {base} to {len(steps) + base - 1}, or null'
+        )
     return until(marked - base, len(steps))
 
 

@@ -1,4 +1,5 @@
 """Rows of Parquet and Arrow files, and of tensorflow-datasets folders, which are read without tensorflow."""
+
 import numpy as np
 
 from grpo_jax.data.records import short
@@ -8,25 +9,31 @@ from grpo_jax.errors import BadInput
 def parquet(path):
     """Yields (where, row) of each row of a Parquet file, as grpo_jax.data.rows says; BadInput when it is damaged."""
     import pyarrow.parquet  # a second, which few data sets need
+
     return _read(path, lambda: pyarrow.parquet.ParquetFile(path).iter_batches())
 
 
 def arrow(path):
     """The same of a file in Arrow's stream format, which `datasets` saves."""
     import pyarrow
+
     return _read(path, lambda: pyarrow.ipc.open_stream(pyarrow.memory_map(path)))
 
 
 def prepared(folder, split):
     """The same of a split of a tensorflow-datasets folder with array_record files."""
     import tensorflow_datasets as tfds  # seconds to import
+
     builder = tfds.builder_from_directory(folder)
     info = builder.info
     if split not in info.splits:
         raise BadInput('data.options.folder', folder, f'has no split {split}, only {sorted(info.splits)}')
     if info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
-        raise BadInput('data.options.folder', folder, f'holds {info.file_format.value} files, which need tensorflow; '
-                       'prepare it with file_format array_record')
+        raise BadInput(
+            'data.options.folder',
+            folder,
+            f'holds {info.file_format.value} files, which need tensorflow; prepare it with file_format array_record',
+        )
     for index, row in enumerate(builder.as_data_source(split)):
         where = f'{folder}, {split} row {index}'
         try:
@@ -37,6 +44,7 @@ def prepared(folder, split):
 
 def _read(path, batches):
     import pyarrow
+
     index = 0
     try:
         for batch in batches():

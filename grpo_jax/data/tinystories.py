@@ -1,4 +1,5 @@
 """Stories to be finished with a requested word: the prompt is `<word>. <story so far>`, the answer the word."""
+
 from grpo_jax.types import Example
 
 STORIES = (
@@ -9,12 +10,39 @@ STORIES = (
     'Mia learned that it is good to help others.',
     'The bear was not sad any more. He thanked his friends.',
 )
-WORDS = ('dog', 'cat', 'ball', 'tree', 'car', 'cake', 'fish', 'hat', 'box', 'toy', 'bird', 'flower', 'book', 'bear',
-         'boat', 'apple', 'rain', 'sun', 'moon', 'frog', 'duck', 'key', 'door', 'bed')
+WORDS = (
+    'dog',
+    'cat',
+    'ball',
+    'tree',
+    'car',
+    'cake',
+    'fish',
+    'hat',
+    'box',
+    'toy',
+    'bird',
+    'flower',
+    'book',
+    'bear',
+    'boat',
+    'apple',
+    'rain',
+    'sun',
+    'moon',
+    'frog',
+    'duck',
+    'key',
+    'door',
+    'bed',
+)
 
 
 def examples(split):
     """Every word with every story; the last story is held out as the test split."""
-    found = [Example(f'{word}. {story}', word, i * len(STORIES) + j, {})
-             for i, word in enumerate(WORDS) for j, story in enumerate(STORIES)]
+    found = [
+        Example(f'{word}. {story}', word, i * len(STORIES) + j, {})
+        for i, word in enumerate(WORDS)
+        for j, story in enumerate(STORIES)
+    ]
     return [e for e in found if (e.id % len(STORIES) == len(STORIES) - 1) == (split == 'test')]

@@ -1,4 +1,5 @@
 """What is written once and read again as JSON: configs, figures, tables."""
+
 import json
 import os
 

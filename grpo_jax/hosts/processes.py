@@ -3,6 +3,7 @@
 Each runs the whole loop. Device programs span the devices of all; what the host decides is decided by each alike, from
 numbers that all have. With one process nothing here talks to anybody.
 """
+
 import contextlib
 import glob
 import importlib.util
@@ -22,10 +23,10 @@ import numpy as np
 
 from grpo_jax.errors import BadInput, Stopped
 
-HEARTBEAT = 30      # seconds without a sign of life after which a process counts as dead, and the others end
-LEAVING = 20        # seconds to wait for the others at the end
-PATIENCE = 3600     # seconds that a process waits for one that lives, but does not come
-LOOK = 2            # seconds between looks whether another has failed
+HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead, and the others end
+LEAVING = 20  # seconds to wait for the others at the end
+PATIENCE = 3600  # seconds that a process waits for one that lives, but does not come
+LOOK = 2  # seconds between looks whether another has failed
 FAILED = 'grpo_jax/failed/'
 
 _meetings = itertools.count()
@@ -74,8 +75,11 @@ def _start(coordinator, processes, process):
             return False
         return True
     if processes is None or process is None or not 0 <= process < processes:
-        raise BadInput('--processes, --process', (processes, process), 'with --coordinator, say how many processes '
-                       'there are, and which this one is, counted from 0')
+        raise BadInput(
+            '--processes, --process',
+            (processes, process),
+            'with --coordinator, say how many processes there are, and which this one is, counted from 0',
+        )
     if not coordinator.rpartition(':')[2].isdigit():
         raise BadInput('--coordinator', coordinator, 'is not HOST:PORT of process 0')
     jax.distributed.initialize(coordinator, processes, process, **patience)
@@ -84,8 +88,11 @@ def _start(coordinator, processes, process):
 
 def _on_tpu():
     platforms = os.environ.get('JAX_PLATFORMS', '')
-    return bool((not platforms or 'tpu' in platforms) and importlib.util.find_spec('libtpu')
-                and (glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*')))
+    return bool(
+        (not platforms or 'tpu' in platforms)
+        and importlib.util.find_spec('libtpu')
+        and (glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
+    )
 
 
 def is_first():
@@ -95,9 +102,11 @@ def is_first():
 
 def put(tree, sharding):
     """Host arrays that every process has, laid out by a sharding; each puts what its own devices hold."""
+
     def one(array):
         array = np.asarray(array)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
     return jax.tree.map(one, tree)
 
 
@@ -110,10 +119,16 @@ def held(sharding, shape):
 
 def put_held(part, slices, sharding, shape):
     """The array of a shape whose part at those slices this process has, laid out."""
+
     def local(index):
         ends = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
-        return part[tuple(slice(start - whole.start, stop - whole.start)
-                          for (start, stop), whole in zip(ends, slices, strict=True))]
+        return part[
+            tuple(
+                slice(start - whole.start, stop - whole.start)
+                for (start, stop), whole in zip(ends, slices, strict=True)
+            )
+        ]
+
     return jax.make_array_from_callback(shape, _sharding(sharding), local)
 
 
@@ -123,10 +138,12 @@ def _sharding(place):
 
 def fetch(tree):
     """Arrays on the host, whole, wherever their parts lie; all processes must call it."""
+
     def whole(array):
         if isinstance(array, jax.Array) and not array.is_fully_addressable and not array.is_fully_replicated:
             return multihost_utils.process_allgather(array, tiled=True)
         return array
+
     return jax.device_get(jax.tree.map(whole, tree))
 
 
@@ -179,8 +196,10 @@ def _compare(where, said):
         usual = max(found, key=found.count)
         odd = [f'{name} has {value!r}' for (name, _), value in zip(said, found, strict=True) if value != usual]
         if odd:
-            raise RuntimeError(f'at {where}, the processes differ in {key}: {"; ".join(odd)}; the others have '
-                               f'{usual!r}; start all with the same code, command and data, and one shared workdir')
+            raise RuntimeError(
+                f'at {where}, the processes differ in {key}: {"; ".join(odd)}; the others have '
+                f'{usual!r}; start all with the same code, command and data, and one shared workdir'
+            )
 
 
 def gather(value):
@@ -191,7 +210,7 @@ def gather(value):
     # coming together first: on CPUs a collective waits no longer than 30 s for another process
     sizes = [int(size) for size in exchange('gathering', str(len(content)))]
     padded = np.zeros(1 << (max(sizes) - 1).bit_length(), np.uint8)  # few sizes, each compiled once
-    padded[:len(content)] = np.frombuffer(content, np.uint8)
+    padded[: len(content)] = np.frombuffer(content, np.uint8)
     pieces = multihost_utils.process_allgather(padded)
     return [pickle.loads(piece[:size].tobytes()) for piece, size in zip(pieces, sizes, strict=True)]
 
@@ -215,7 +234,7 @@ def by_group(function, groups, *columns):
     start, stop = (len(groups) * edge // jax.process_count() for edge in (jax.process_index(), jax.process_index() + 1))
     size = len(columns[0]) // len(groups)
     rows = range(start * size, stop * size)
-    return gather_rows(rows, function(groups[start:stop], *(column[rows.start:rows.stop] for column in columns)))
+    return gather_rows(rows, function(groups[start:stop], *(column[rows.start : rows.stop] for column in columns)))
 
 
 def _key(meeting, process):

@@ -1,4 +1,5 @@
 """The critic of PPO: the policy's own decoder with a scalar head, trained on returns by the same descent."""
+
 import jax
 import jax.numpy as jnp
 
@@ -18,16 +19,16 @@ def values(critic, rollout, c, *, remat, dtype, collectives=ALONE):
     """f32[B, C]: what the critic expects of a completion before each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     found = heads.values(critic, rollout.tokens, mask, c, remat=remat, dtype=dtype, collectives=collectives)
-    return found[:, rollout.prompt_mask.shape[1] - 1:-1]
+    return found[:, rollout.prompt_mask.shape[1] - 1 : -1]
 
 
-def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, collectives=ALONE,
-           **cut):
+def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, collectives=ALONE, **cut):
     """({'params', 'opt_state'}, metrics) after a descent on half the squared error, clipped around the old values.
 
     max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, mean over tokens; value_clip 0: no clip.
     explained_variance is that of the returns by the values before the update. cut is for descent.descend.
     """
+
     def loss_of(params, part):
         microbatch, token_weights = part
         new_values = values(params, microbatch.rollout, c, remat=remat, dtype=dtype, collectives=collectives)
@@ -39,8 +40,9 @@ def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat,
         loss, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=microbatches, together=1)
         return loss, grads, {}
 
-    params, opt_state, _, found = descent.descend(critic['params'], critic['opt_state'], experience, gradient,
-                                                  optimizer, **cut)
+    params, opt_state, _, found = descent.descend(
+        critic['params'], critic['opt_state'], experience, gradient, optimizer, **cut
+    )
     mask = experience.rollout.loss_mask
     found['explained_variance'] = explained_variance(experience.values, experience.returns, mask)
     return {'params': params, 'opt_state': opt_state}, found
@@ -57,6 +59,7 @@ def value_loss(new_values, old_values, returns, value_clip):
 
 def explained_variance(values_, returns, mask):
     """f32[]: 1 - var(returns - values) / var(returns) over the mask; 0 where the returns do not vary."""
+
     def variance(x):
         count = jnp.maximum(jnp.sum(mask), 1)
         mean = jnp.sum(jnp.where(mask, x, 0.0)) / count

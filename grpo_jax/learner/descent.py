@@ -1,11 +1,24 @@
 """Gradient descent on experience: minibatches (one optimizer update each) of microbatches (one gradient each)."""
+
 import jax
 import jax.numpy as jnp
 import optax
 
 
-def descend(params, opt_state, experience, gradient, optimizer, *, group_size, epochs, minibatches, plan=None,
-            learns=True, offload=False):
+def descend(
+    params,
+    opt_state,
+    experience,
+    gradient,
+    optimizer,
+    *,
+    group_size,
+    epochs,
+    minibatches,
+    plan=None,
+    learns=True,
+    offload=False,
+):
     """(params, opt_state, skipped i32[], metrics f32[] by name) after epochs * minibatches optimizer updates.
 
     A minibatch holds whole groups. gradient(params, minibatch, its part of the plan, a packing.Plan or None) is
@@ -35,8 +48,9 @@ def descend(params, opt_state, experience, gradient, optimizer, *, group_size, e
         if offload:  # a branch, since XLA would bring opt_state before the gradient, to lie beside the activations
             params, opt_state = jax.lax.cond(apply, step_from_host, lambda *old: old, params, opt_state)
         else:
-            params, opt_state = jax.tree.map(lambda new, old: jnp.where(apply, new, old), step(params, opt_state),
-                                             (params, opt_state))
+            params, opt_state = jax.tree.map(
+                lambda new, old: jnp.where(apply, new, old), step(params, opt_state), (params, opt_state)
+            )
         found |= {'loss': loss, 'grad_norm': norm, 'finite': finite.astype(jnp.float32)}
         return (params, opt_state, skipped + ~finite), found
 

@@ -1,4 +1,5 @@
 """From rewards to what the learner eats."""
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -33,8 +34,14 @@ def make_experience(algorithm, aux, rollout, rewards, scores, put, *, dead, **kn
         return np.mean(entropy[mask])
 
     data = {name: by_row(array) for name, array in scores.items()}
-    data |= dict(mask=by_row(rollout.loss_mask), tokens=by_row(rollout.tokens[:, rollout.prompt_mask.shape[1]:]), kl=kl,
-                 sampler_logprobs=by_row(rollout.logprobs), initial_entropy=initial_entropy, **known)
+    data |= dict(
+        mask=by_row(rollout.loss_mask),
+        tokens=by_row(rollout.tokens[:, rollout.prompt_mask.shape[1] :]),
+        kl=kl,
+        sampler_logprobs=by_row(rollout.logprobs),
+        initial_entropy=initial_entropy,
+        **known,
+    )
     advantages = algorithms.compute_advantages(algorithm, rewards, kl_coef=kl_coef, **data)
     if 'values' in scores:
         targets = algorithms.critic_targets(algorithm, rewards, kl_coef=kl_coef, **data)
@@ -44,18 +51,23 @@ def make_experience(algorithm, aux, rollout, rewards, scores, put, *, dead, **kn
         alive = put(np.repeat(~dead, group))
         rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))
     experience = Experience(
-        rollout=rollout, advantages=put(advantages), rewards=put(rewards.reshape(-1).astype(np.float32)),
+        rollout=rollout,
+        advantages=put(advantages),
+        rewards=put(rewards.reshape(-1).astype(np.float32)),
         group_ids=put(np.repeat(np.arange(prompts, dtype=np.int32), group)),
-        **dict(old_logprobs=None, ref_logprobs=None) | scores)
+        **dict(old_logprobs=None, ref_logprobs=None) | scores,
+    )
     return experience, _statistics(rewards, advantages, dead)
 
 
 def _statistics(rewards, advantages, dead):
     highest = np.where(np.isfinite(rewards), rewards, -np.inf).max(1)
     return {
-        'reward': np.nanmean(rewards), 'reward_std': np.nanstd(rewards),
+        'reward': np.nanmean(rewards),
+        'reward_std': np.nanstd(rewards),
         'dead_groups': np.mean(dead),
         'dead_groups_best': np.mean(dead & (highest == highest.max())),
-        'advantage_abs': np.mean(np.abs(advantages)), 'advantage_abs_max': np.max(np.abs(advantages)),
+        'advantage_abs': np.mean(np.abs(advantages)),
+        'advantage_abs_max': np.max(np.abs(advantages)),
         'unscorable': np.mean(~np.isfinite(rewards)),
     }

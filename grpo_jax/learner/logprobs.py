@@ -1,4 +1,5 @@
 """Logprobs of completion tokens, chunked over tokens so that [B, T, V] logits never exist."""
+
 import jax
 import jax.numpy as jnp
 
@@ -6,8 +7,7 @@ from grpo_jax.models import transformer
 from grpo_jax.models.collectives import ALONE
 
 
-def completion_logprobs(params, rollout, c, *, temperature, chunk, remat, entropy_gradient=False,
-                        collectives=ALONE):
+def completion_logprobs(params, rollout, c, *, temperature, chunk, remat, entropy_gradient=False, collectives=ALONE):
     """(logprobs f32[B, C], entropy f32[B, C]) under softmax(logits / temperature), untruncated; 0 where masked.
 
     One forward pass over prompt and completion; the head runs over `chunk` tokens at a time, at tokens of completions
@@ -16,18 +16,30 @@ def completion_logprobs(params, rollout, c, *, temperature, chunk, remat, entrop
     """
     queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    hidden = transformer.forward(params, rollout.tokens, transformer.positions_of(mask), mask, c, remat=remat,
-                                 collectives=collectives)
-    return token_logprobs(params, hidden[:, queries - 1:-1], rollout.tokens[:, queries:], rollout.completion_mask, c,
-                          temperature=temperature, chunk=chunk, entropy_gradient=entropy_gradient, collectives=collectives)
+    hidden = transformer.forward(
+        params, rollout.tokens, transformer.positions_of(mask), mask, c, remat=remat, collectives=collectives
+    )
+    return token_logprobs(
+        params,
+        hidden[:, queries - 1 : -1],
+        rollout.tokens[:, queries:],
+        rollout.completion_mask,
+        c,
+        temperature=temperature,
+        chunk=chunk,
+        entropy_gradient=entropy_gradient,
+        collectives=collectives,
+    )
 
 
-def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, entropy_gradient=False,
-                   collectives=ALONE):
+def token_logprobs(
+    params, hidden, targets, wanted, c, *, temperature, chunk, entropy_gradient=False, collectives=ALONE
+):
     """(logprobs, entropy), each f32[B, C], of targets i32[B, C] given hidden [B, C, D]; 0 except where wanted.
 
     temperature 0 means greedy sampling, whose logprobs are those at temperature 1.
     """
+
     def of_tokens(weights, hidden, targets, wanted, shards):
         shape, count = targets.shape, targets.size
         size = min(chunk, count)
@@ -39,8 +51,10 @@ def token_logprobs(params, hidden, targets, wanted, c, *, temperature, chunk, en
 
         def head(chunk):
             index, places = chunk
-            taken = [jnp.take(x.reshape(count, *x.shape[2:]), places, 0, mode='fill', fill_value=0)
-                     for x in (hidden, targets, wanted)]
+            taken = [
+                jnp.take(x.reshape(count, *x.shape[2:]), places, 0, mode='fill', fill_value=0)
+                for x in (hidden, targets, wanted)
+            ]
             found = jax.lax.cond(index < chunks, of_chunk, lambda *_: (jnp.zeros(size), jnp.zeros(size)), *taken[:2])
             return [jnp.where(taken[2], x, 0.0) for x in found]
 

@@ -1,4 +1,5 @@
 """The optimizer: global-norm clipping and AdamW under a warm-up and decay schedule."""
+
 import optax
 
 from grpo_jax.errors import BadInput
@@ -8,8 +9,14 @@ def make(section, updates):
     """optax transformation for `updates` optimizer updates from the config section."""
     return optax.chain(
         optax.clip_by_global_norm(section['max_grad_norm']),
-        optax.adamw(schedule(section, updates), b1=section['b1'], b2=section['b2'], eps=section['eps'],
-                    weight_decay=section['weight_decay']))
+        optax.adamw(
+            schedule(section, updates),
+            b1=section['b1'],
+            b2=section['b2'],
+            eps=section['eps'],
+            weight_decay=section['weight_decay'],
+        ),
+    )
 
 
 def schedule(section, updates):

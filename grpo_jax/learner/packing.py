@@ -4,6 +4,7 @@ The host plans where each completion lies (`plan`); on the device the tokens are
 logprobs scattered back (`completion_logprobs`), so that losses and metrics never know. How many microbatches a
 step takes is a number and not a shape: the program is compiled once, and its time follows the tokens there are.
 """
+
 from typing import NamedTuple
 
 from flax import struct
@@ -20,9 +21,9 @@ from grpo_jax.models import attention, transformer
 class Packing(NamedTuple):
     """The sizes of packed rows."""
 
-    rows: int         # of a microbatch, on all devices
+    rows: int  # of a microbatch, on all devices
     columns: int
-    block: int        # columns that have one prompt, see attention.Packed
+    block: int  # columns that have one prompt, see attention.Packed
     group_size: int
     queries: int
     tokens: int
@@ -55,8 +56,11 @@ def check(packing):
     least = packing.queries + packing.tokens * (packing.group_size if packing.whole_groups else 1)
     if packing.columns < least:
         behind = 'its group' if packing.whole_groups else 'a completion'
-        raise BadInput('learner.pack_columns', packing.columns, f'holds no prompt of {packing.queries} tokens with '
-                       f'{behind}, {least} in all; choose at least that')
+        raise BadInput(
+            'learner.pack_columns',
+            packing.columns,
+            f'holds no prompt of {packing.queries} tokens with {behind}, {least} in all; choose at least that',
+        )
     if packing.rows < 1:
         raise BadInput('learner.pack_rows', packing.rows, 'must be at least 1')
 
@@ -81,7 +85,7 @@ def plan(prompt_mask, completion_mask, packing, minibatches):
                 text = [np.arange(first + packing.queries - prompt, first + packing.queries)]
                 text += [index * width + packing.queries + np.arange(length) for index, length in members]
                 text = np.concatenate(text)
-                cells[part, row, column:column + len(text)] = text
+                cells[part, row, column : column + len(text)] = text
                 column += packing.room(len(text))
         count[part] = -(-len(rows) // packing.rows)
     return Plan(cells.reshape(minibatches, most, packing.rows, packing.columns), count)
@@ -94,8 +98,10 @@ def _packed_rows(prompts, lengths, packing):
     emptiest one, unless groups must be whole or the prompt, which is computed again, outweighs that part.
     """
     room, rows = np.zeros(0, int), []
-    groups = [[(int(length), i * packing.group_size + j) for j, length in enumerate(of_group) if length]
-              for i, of_group in enumerate(lengths)]
+    groups = [
+        [(int(length), i * packing.group_size + j) for j, length in enumerate(of_group) if length]
+        for i, of_group in enumerate(lengths)
+    ]
     for i in sorted(range(len(groups)), key=lambda i: -lengths[i].sum()):
         prompt, left = int(prompts[i]), sorted(groups[i], reverse=True)
         while left:
@@ -137,8 +143,14 @@ def completion_logprobs(params, rollout, cells, c, packing, **options):
     remat, collectives = options.pop('remat'), options['collectives']
     queries, columns = rollout.prompt_mask.shape[1], rollout.completion_mask.shape[1]
     text = _text(rollout, cells)
-    visible = attention.Packed(text.part, text.start[:, ::packing.block], text.length[:, ::packing.block],
-                               packing.block, packing.queries, packing.tokens)
+    visible = attention.Packed(
+        text.part,
+        text.start[:, :: packing.block],
+        text.length[:, :: packing.block],
+        packing.block,
+        packing.queries,
+        packing.tokens,
+    )
     hidden = transformer.forward(params, text.tokens, text.positions, visible, c, remat=remat, collectives=collectives)
     before = collectives.hidden(jnp.take_along_axis(hidden, text.source[..., None], 1))
     found = token_logprobs(params, before, text.tokens, text.part > 0, c, **options)
@@ -176,10 +188,10 @@ class Text(NamedTuple):
 
     tokens: jax.Array
     positions: jax.Array
-    part: jax.Array     # as in attention.Packed
-    start: jax.Array    # column where the prompt of the token's group begins
-    length: jax.Array   # of that prompt
-    source: jax.Array   # column whose hidden state predicts the token, for those of completions
+    part: jax.Array  # as in attention.Packed
+    start: jax.Array  # column where the prompt of the token's group begins
+    length: jax.Array  # of that prompt
+    source: jax.Array  # column whose hidden state predicts the token, for those of completions
 
 
 def _text(rollout, cells):
@@ -192,9 +204,14 @@ def _text(rollout, cells):
     places = jnp.arange(cells.shape[1])
     start = jax.lax.cummax(jnp.where(of_prompt & (positions == 0), places, 0), axis=1)
     length = jnp.where(there, rollout.prompt_mask.sum(-1)[row], 0)
-    return Text(tokens=jnp.where(there, rollout.tokens.reshape(-1)[cells], 0), positions=positions,
-                part=jnp.where(there, jnp.where(of_prompt, 0, row + 1), -1), start=start, length=length,
-                source=jnp.where(column == queries, start + length - 1, jnp.maximum(places - 1, 0)))
+    return Text(
+        tokens=jnp.where(there, rollout.tokens.reshape(-1)[cells], 0),
+        positions=positions,
+        part=jnp.where(there, jnp.where(of_prompt, 0, row + 1), -1),
+        start=start,
+        length=length,
+        source=jnp.where(column == queries, start + length - 1, jnp.maximum(places - 1, 0)),
+    )
 
 
 def only(experience, present):
@@ -209,6 +226,7 @@ def accumulate(loss_of, params, minibatch, plan):
     plan is the minibatch's part of a Plan; loss_of(params, cells of a microbatch) is (loss, (logprobs, entropy,
     present)).
     """
+
     def add(index, carry):
         loss, grads, seen = carry
         (more, (*found, present)), new = jax.value_and_grad(loss_of, has_aux=True)(params, plan.cells[index])

@@ -4,6 +4,7 @@ Rows are cut over data and fsdp, columns over context, heads, mlp and vocabulary
 gathered along fsdp when it comes to them, and their gradients scattered; keys and values are gathered along context.
 To the embedding and the head, which are larger than their tokens' vectors, it is the tokens that travel along fsdp.
 """
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
@@ -23,15 +24,18 @@ def make_collectives(c, mesh):
     whole = specs.sampler_params(transformer.param_table(c), mesh)['layers']
 
     def weights(of_layer):
-        return {name: jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*whole[name].spec[1:])))
-                for name, w in of_layer.items()}
+        return {
+            name: jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*whole[name].spec[1:])))
+            for name, w in of_layer.items()
+        }
 
     def hidden(x):
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, TOKENS))
 
     def on_devices(function, in_specs, out_specs):
-        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(AXES),
-                             check_vma=False)
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(AXES), check_vma=False
+        )
 
     def attend(q, k, v, visible):
         def own(q, k, v, visible):
@@ -91,9 +95,13 @@ def _vocab_shards(c, mesh):
         return jax.lax.axis_index('tensor') * of_tensor + start, jnp.clip(of_tensor - start, 0, size)
 
     return VocabShards(
-        gather_tokens=lambda x: jax.lax.all_gather(x, 'fsdp', tiled=True), own_tokens=own,
-        sum_vocab=lambda x: jax.lax.psum(x, axes), max_vocab=lambda x: jax.lax.pmax(x, axes),
-        max_tokens=lambda x: jax.lax.pmax(x, 'fsdp'), vocab_range=span)
+        gather_tokens=lambda x: jax.lax.all_gather(x, 'fsdp', tiled=True),
+        own_tokens=own,
+        sum_vocab=lambda x: jax.lax.psum(x, axes),
+        max_vocab=lambda x: jax.lax.pmax(x, axes),
+        max_tokens=lambda x: jax.lax.pmax(x, 'fsdp'),
+        vocab_range=span,
+    )
 
 
 def _spec(c, name):

@@ -3,6 +3,7 @@
 This package is the one place that applies jit and shardings. A program is compiled once, for fixed shapes,
 before the first step; a compiled program refuses any other shape by name, so nothing recompiles silently.
 """
+
 from collections.abc import Callable
 import functools
 import math
@@ -29,15 +30,28 @@ BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 256}  # columns of packed rows that atten
 class Learner(NamedTuple):
     """The learner's programs."""
 
-    initial: Callable            # (params) -> TrainState on the mesh
-    score: Executable               # (TrainState, Rollout) -> dict of the fields of Experience that must be known first;
-                                 # of a reward model, f32[B, C] scores
-    update: Executable              # (TrainState, Experience) -> (TrainState, metrics); the old state is donated
-    state: Any                   # abstract TrainState with shardings, to restore onto
+    initial: Callable  # (params) -> TrainState on the mesh
+    score: Executable  # (TrainState, Rollout) -> dict of the fields of Experience that must be known first;
+    # of a reward model, f32[B, C] scores
+    update: Executable  # (TrainState, Experience) -> (TrainState, metrics); the old state is donated
+    state: Any  # abstract TrainState with shardings, to restore onto
 
 
-def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None, pack_columns=0, pack_rows=1,
-                 offload=(), ahead=True, **learning):
+def make_learner(
+    c,
+    algorithm,
+    optimizer,
+    mesh,
+    shapes,
+    *,
+    dtype,
+    collected=None,
+    pack_columns=0,
+    pack_rows=1,
+    offload=(),
+    ahead=True,
+    **learning,
+):
     """Learner of an algorithm; learning holds the other arguments of learner.update.
 
     collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what collect keeps between steps.
@@ -48,9 +62,12 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
     """
     cut = learning['minibatches'] * learning['microbatches']
     if shapes.prompts % learning['minibatches'] or shapes.prompts * shapes.group_size % cut:
-        raise BadInput('learner.minibatches x microbatches', (learning['minibatches'], learning['microbatches']),
-                       f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
-                       'of whole groups; choose divisors')
+        raise BadInput(
+            'learner.minibatches x microbatches',
+            (learning['minibatches'], learning['microbatches']),
+            f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
+            'of whole groups; choose divisors',
+        )
     batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
     batches.check_divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut, BATCH_AXES)
     batches.check_columns(mesh, shapes)
@@ -59,8 +76,12 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
     needed = algorithm.needed_logprobs(learning['epochs'] * learning['minibatches'])
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     if 'group_ids' in algorithm.reads and shapes.prompts % cut:
-        raise BadInput('learner.microbatches', learning['microbatches'], f'cuts groups of {shapes.group_size} apart, '
-                       'and the loss is one of whole groups; choose a divisor of the minibatch\'s prompts')
+        raise BadInput(
+            'learner.microbatches',
+            learning['microbatches'],
+            f'cuts groups of {shapes.group_size} apart, '
+            "and the loss is one of whole groups; choose a divisor of the minibatch's prompts",
+        )
 
     def initial(params):
         reference = jax.tree.map(jnp.copy, params) if algorithm.keeps_reference else None
@@ -86,20 +107,43 @@ def make_learner(c, algorithm, optimizer, mesh, shapes, *, dtype, collected=None
             found['ref_logprobs'], _ = logprobs(reference, rollout, plan)
         found = {name: found[name] for name in needed}
         if algorithm.needs_values:
-            found['values'] = learner.values(state.aux['critic']['params'], rollout, c, remat='none', dtype=dtype,
-                                             collectives=collectives)
+            found['values'] = learner.values(
+                state.aux['critic']['params'], rollout, c, remat='none', dtype=dtype, collectives=collectives
+            )
         return found
 
     def update(state, experience, plan=None):
-        return learner.update(state, experience, c, algorithm, optimizer, dtype=dtype, group_size=shapes.group_size,
-                              collectives=collectives, sizes=sizes, plan=plan, offload='optimizer' in offload, **learning)
+        return learner.update(
+            state,
+            experience,
+            c,
+            algorithm,
+            optimizer,
+            dtype=dtype,
+            group_size=shapes.group_size,
+            collectives=collectives,
+            sizes=sizes,
+            plan=plan,
+            offload='optimizer' in offload,
+            **learning,
+        )
 
     shape = jax.eval_shape(initial, abstract_params(transformer.param_table(c), mesh))
     lies = state_shardings(shape, optimizer, learning.get('critic_optimizer'), c, mesh, offload)
     learned = [*needed, *(('values', 'returns') if algorithm.needs_values else ())]
     plan = functools.partial(_plan, sizes=sizes, mesh=mesh, minibatches=learning['minibatches']) if sizes else None
-    return _compiled(initial, score, update, shape, lies, batches.abstract_experience(shapes, rows, columns, learned), mesh,
-                     ahead, score_plan=plan if needed else None, update_plan=plan)
+    return _compiled(
+        initial,
+        score,
+        update,
+        shape,
+        lies,
+        batches.abstract_experience(shapes, rows, columns, learned),
+        mesh,
+        ahead,
+        score_plan=plan if needed else None,
+        update_plan=plan,
+    )
 
 
 def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(), **learning):
@@ -109,8 +153,11 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(),
     mesh do not divide the batch.
     """
     if shapes.prompts % learning['microbatches']:
-        raise BadInput('learner.microbatches', learning['microbatches'], f'does not cut {shapes.prompts} examples '
-                       'into equal parts; choose a divisor')
+        raise BadInput(
+            'learner.microbatches',
+            learning['microbatches'],
+            f'does not cut {shapes.prompts} examples into equal parts; choose a divisor',
+        )
     batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning['microbatches'])
     batches.check_columns(mesh, shapes)
     rows, replicated, collectives = specs.rows(mesh), specs.replicated(mesh), partition.make_collectives(c, mesh)
@@ -124,13 +171,29 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(),
         return reward_model.of_completions(state.params, rollout, c, remat='none', dtype=dtype, collectives=collectives)
 
     def update(state, experience):
-        return reward_model.update(state, experience, c, optimizer, group_size=shapes.group_size, remat=remat, dtype=dtype,
-                             collectives=collectives, offload=waits, **learning)
+        return reward_model.update(
+            state,
+            experience,
+            c,
+            optimizer,
+            group_size=shapes.group_size,
+            remat=remat,
+            dtype=dtype,
+            collectives=collectives,
+            offload=waits,
+            **learning,
+        )
 
-    shape, of_params = jax.eval_shape(initial, abstract_params(transformer.param_table(c), mesh)), specs.params(heads.param_table(c), mesh)
+    shape, of_params = (
+        jax.eval_shape(initial, abstract_params(transformer.param_table(c), mesh)),
+        specs.params(heads.param_table(c), mesh),
+    )
     lies = jax.tree.map(lambda _: replicated, shape).replace(
-        params=of_params, opt_state=moments(optimizer, shape.opt_state, of_params, mesh, waits))
-    return _compiled(initial, score, update, shape, lies, batches.abstract_experience(shapes, rows, 1, ('returns',)), mesh)
+        params=of_params, opt_state=moments(optimizer, shape.opt_state, of_params, mesh, waits)
+    )
+    return _compiled(
+        initial, score, update, shape, lies, batches.abstract_experience(shapes, rows, 1, ('returns',)), mesh
+    )
 
 
 def state_shardings(abstract, optimizer, critic_optimizer, c, mesh, offload=()):
@@ -138,16 +201,26 @@ def state_shardings(abstract, optimizer, critic_optimizer, c, mesh, offload=()):
 
     What offload names, of 'optimizer' (and the critic's) and 'reference', lies in the hosts' memory.
     """
-    of_params, everywhere, waits = specs.params(transformer.param_table(c), mesh), specs.replicated(mesh), 'optimizer' in offload
+    of_params, everywhere, waits = (
+        specs.params(transformer.param_table(c), mesh),
+        specs.replicated(mesh),
+        'optimizer' in offload,
+    )
     aux = jax.tree.map(lambda _: everywhere, abstract.aux)
     if 'critic' in aux:
         of_critic, of_moments = specs.params(heads.param_table(c), mesh), abstract.aux['critic']['opt_state']
-        aux['critic'] = {'params': of_critic,
-                         'opt_state': moments(critic_optimizer, of_moments, of_critic, mesh, waits)}
+        aux['critic'] = {
+            'params': of_critic,
+            'opt_state': moments(critic_optimizer, of_moments, of_critic, mesh, waits),
+        }
     reference = specs.in_host(of_params) if 'reference' in offload else of_params
     return abstract.replace(
-        step=everywhere, params=of_params, aux=aux, ref_params=None if abstract.ref_params is None else reference,
-        opt_state=moments(optimizer, abstract.opt_state, of_params, mesh, waits))
+        step=everywhere,
+        params=of_params,
+        aux=aux,
+        ref_params=None if abstract.ref_params is None else reference,
+        opt_state=moments(optimizer, abstract.opt_state, of_params, mesh, waits),
+    )
 
 
 def moments(optimizer, opt_state, of_params, mesh, waits=False):
@@ -155,8 +228,13 @@ def moments(optimizer, opt_state, of_params, mesh, waits=False):
 
     If it waits, all of it does so in the hosts' memory.
     """
-    found = optax.tree_utils.tree_map_params(optimizer, lambda _, sharding: sharding, opt_state, of_params,
-                                             transform_non_params=lambda _: specs.replicated(mesh))
+    found = optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        opt_state,
+        of_params,
+        transform_non_params=lambda _: specs.replicated(mesh),
+    )
     return specs.in_host(found) if waits else found
 
 
@@ -169,34 +247,54 @@ def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True,
     options = dict(ahead=ahead, compiler_options=options_on(mesh))
     return Learner(
         initial=jax.jit(initial, out_shardings=lies),
-        score=make_executable(score, state, experience.rollout, extra=score_plan, out_shardings=specs.rows(mesh),
-                       **options),
-        update=make_executable(update, state, experience, extra=update_plan, donate_argnums=0,
-                        out_shardings=(lies, specs.replicated(mesh)), **options),
-        state=state)
+        score=make_executable(
+            score, state, experience.rollout, extra=score_plan, out_shardings=specs.rows(mesh), **options
+        ),
+        update=make_executable(
+            update,
+            state,
+            experience,
+            extra=update_plan,
+            donate_argnums=0,
+            out_shardings=(lies, specs.replicated(mesh)),
+            **options,
+        ),
+        state=state,
+    )
 
 
 def _packing(mesh, shapes, columns, rows, whole_groups):
     """packing.Packing of these sizes; BadInput where they cannot work."""
     parts = mesh.shape['context']
     block = math.gcd(columns // parts, BLOCK[mesh.devices.flat[0].platform])
-    found = packing.Packing(rows * batches.devices_along(mesh, BATCH_AXES), columns, block, shapes.group_size, shapes.queries,
-                            shapes.tokens, whole_groups)
+    found = packing.Packing(
+        rows * batches.devices_along(mesh, BATCH_AXES),
+        columns,
+        block,
+        shapes.group_size,
+        shapes.queries,
+        shapes.tokens,
+        whole_groups,
+    )
     packing.check(found)
     if columns % (8 * parts):
-        raise BadInput('learner.pack_columns', columns, f'must be a multiple of 8 x mesh.context = {8 * parts}; the '
-                       f'next one is {columns + -columns % (8 * parts)}')
+        raise BadInput(
+            'learner.pack_columns',
+            columns,
+            f'must be a multiple of 8 x mesh.context = {8 * parts}; the next one is {columns + -columns % (8 * parts)}',
+        )
     return found
 
 
 def _plan(_, batch, *, sizes, mesh, minibatches):
     """packing.Plan on the mesh of a Rollout or an Experience; abstract of an abstract one."""
     rollout = getattr(batch, 'rollout', batch)
-    lies = packing.Plan(NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context')),
-                        specs.replicated(mesh))
+    lies = packing.Plan(NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context')), specs.replicated(mesh))
     if isinstance(rollout.prompt_mask, jax.ShapeDtypeStruct):
         most = sizes.microbatches(rollout.prompt_mask.shape[0] // sizes.group_size // minibatches)
-        return packing.Plan(abstract((minibatches, most, sizes.rows, sizes.columns), jnp.int32, lies.cells),
-                            abstract((minibatches,), jnp.int32, lies.count))
+        return packing.Plan(
+            abstract((minibatches, most, sizes.rows, sizes.columns), jnp.int32, lies.cells),
+            abstract((minibatches,), jnp.int32, lies.count),
+        )
     found = packing.plan(*processes.fetch((rollout.prompt_mask, rollout.completion_mask)), sizes, minibatches)
     return jax.tree.map(processes.put, found, lies)

@@ -1,4 +1,5 @@
 """Training of scalar scores: a reward model, by pairs, by labels of whole completions, or by labels of their steps."""
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,17 +14,19 @@ def of_completions(params, rollout, c, *, remat, dtype, collectives=ALONE):
     """f32[B, C]: the score of a completion up to and with each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     found = heads.values(params, rollout.tokens, mask, c, remat=remat, dtype=dtype, collectives=collectives)
-    return found[:, rollout.prompt_mask.shape[1]:]
+    return found[:, rollout.prompt_mask.shape[1] :]
 
 
-def update(state, experience, c, optimizer, *, loss, group_size, microbatches, remat, dtype,
-           collectives=ALONE, offload=False):
+def update(
+    state, experience, c, optimizer, *, loss, group_size, microbatches, remat, dtype, collectives=ALONE, offload=False
+):
     """(TrainState, metrics f32[] by name) after one update on the mean of loss(scores, labels, mask) over tokens.
 
     loss is a function of this module; experience.returns holds the labels, and rollout.loss_mask marks the tokens
     that have one. An update that is not finite is skipped and counted in state.aux['bad_steps'].
     offload is that of descent.descend.
     """
+
     def loss_of(params, part):
         microbatch, token_weights = part
         found = of_completions(params, microbatch.rollout, c, remat=remat, dtype=dtype, collectives=collectives)
@@ -36,8 +39,16 @@ def update(state, experience, c, optimizer, *, loss, group_size, microbatches, r
         return total, grads, {}
 
     params, opt_state, skipped, found = descent.descend(
-        state.params, state.opt_state, experience, gradient, optimizer, group_size=group_size, epochs=1, minibatches=1,
-        offload=offload)
+        state.params,
+        state.opt_state,
+        experience,
+        gradient,
+        optimizer,
+        group_size=group_size,
+        epochs=1,
+        minibatches=1,
+        offload=offload,
+    )
     aux = {'bad_steps': state.aux['bad_steps'] + skipped}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), found
 

@@ -1,4 +1,5 @@
 """The update of the policy, and of the critic where the algorithm has one, from a step's experience."""
+
 import jax
 import jax.numpy as jnp
 
@@ -19,9 +20,29 @@ def new_aux(algorithm, params, critic_optimizer):
     return aux
 
 
-def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, minibatches, microbatches,
-           temperature, chunk, remat, dtype, critic_optimizer=None, value_clip=0.0, critic_warmup=0,
-           collectives=ALONE, sizes=None, plan=None, offload=False):
+def update(
+    state,
+    experience,
+    c,
+    algorithm,
+    optimizer,
+    *,
+    group_size,
+    epochs,
+    minibatches,
+    microbatches,
+    temperature,
+    chunk,
+    remat,
+    dtype,
+    critic_optimizer=None,
+    value_clip=0.0,
+    critic_warmup=0,
+    collectives=ALONE,
+    sizes=None,
+    plan=None,
+    offload=False,
+):
     """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
 
     A minibatch's weights are computed before it is cut into microbatches, so the cut changes nothing; with sizes, a
@@ -32,8 +53,13 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
     """
     coefficients, together = state.aux['coefficients'], group_size if 'group_ids' in algorithm.reads else 1
     cut = dict(group_size=group_size, epochs=epochs, minibatches=minibatches, offload=offload)
-    head = dict(temperature=temperature, chunk=chunk, remat=remat, collectives=collectives,
-                entropy_gradient=algorithm.needs_entropy_gradient)
+    head = dict(
+        temperature=temperature,
+        chunk=chunk,
+        remat=remat,
+        collectives=collectives,
+        entropy_gradient=algorithm.needs_entropy_gradient,
+    )
 
     def loss_of(compute, part):
         microbatch, prepared = part
@@ -53,22 +79,41 @@ def update(state, experience, c, algorithm, optimizer, *, group_size, epochs, mi
             return jnp.sum(jnp.where(found[2], prepared['weights'] * losses, 0.0)), found
 
         if of_plan is None:
-            loss, grads, seen = descent.accumulate(loss_of, compute, (minibatch, prepared), microbatches=microbatches,
-                                                   together=together)
+            loss, grads, seen = descent.accumulate(
+                loss_of, compute, (minibatch, prepared), microbatches=microbatches, together=together
+            )
         else:
             loss, grads, seen = packing.accumulate(packed_loss_of, compute, minibatch, of_plan)
         return loss, grads, algorithms.metrics(algorithm, *seen, minibatch)
 
-    params, opt_state, skipped, found = descent.descend(state.params, state.opt_state, experience, gradient, optimizer,
-                                                        plan=plan, learns=state.step >= critic_warmup, **cut)
+    params, opt_state, skipped, found = descent.descend(
+        state.params,
+        state.opt_state,
+        experience,
+        gradient,
+        optimizer,
+        plan=plan,
+        learns=state.step >= critic_warmup,
+        **cut,
+    )
     initial = state.aux['initial_entropy']
     aux = state.aux | {
         'bad_steps': state.aux['bad_steps'] + skipped,
         'coefficients': algorithms.adapt(algorithm, coefficients, found, experience.rewards.shape[0]),
-        'initial_entropy': jnp.where(jnp.isnan(initial), found['entropy'], initial)}
+        'initial_entropy': jnp.where(jnp.isnan(initial), found['entropy'], initial),
+    }
     if algorithm.needs_values:
-        aux['critic'], learned = critics.update(aux['critic'], experience, c, critic_optimizer, value_clip=value_clip,
-                                                microbatches=microbatches, remat=remat, dtype=dtype,
-                                                collectives=collectives, **cut)
+        aux['critic'], learned = critics.update(
+            aux['critic'],
+            experience,
+            c,
+            critic_optimizer,
+            value_clip=value_clip,
+            microbatches=microbatches,
+            remat=remat,
+            dtype=dtype,
+            collectives=collectives,
+            **cut,
+        )
         found |= {f'critic/{name}': value for name, value in learned.items()}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), found

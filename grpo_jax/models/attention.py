@@ -1,4 +1,5 @@
 """Rotary positions and attention: the one place that multiplies queries with keys."""
+
 import math
 
 from flax import struct
@@ -6,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-AT_ONCE = 512   # queries whose weights exist at once, recomputed in the backward pass, of a row with
-MANY = 2 ** 19  # more pairs of a query and a key than that
+AT_ONCE = 512  # queries whose weights exist at once, recomputed in the backward pass, of a row with
+MANY = 2**19  # more pairs of a query and a key than that
 MASKED = -2e38  # finite, so that a row without any allowed key yields a mean and not NaN
 
 
@@ -19,8 +20,8 @@ class Packed:
     one prompt; a completion reaches `tokens` columns back at most, a prompt has `queries` at most.
     """
 
-    part: jax.Array    # i32[B, T] 0: of a prompt, above: of the completion of that number, -1: of nothing
-    start: jax.Array   # i32[B, T / block] column where the prompt of the block's group begins
+    part: jax.Array  # i32[B, T] 0: of a prompt, above: of the completion of that number, -1: of nothing
+    start: jax.Array  # i32[B, T / block] column where the prompt of the block's group begins
     length: jax.Array  # i32[B, T / block] its tokens
     block: int = struct.field(pytree_node=False)
     queries: int = struct.field(pytree_node=False)
@@ -104,8 +105,11 @@ def _attend_packed(q, k, v, packed, first):
     def flat(x):
         return x.reshape(rows * blocks, *x.shape[2:])
 
-    inputs = (q.reshape(rows * blocks, block, *q.shape[2:]),
-              *(flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v)), flat(allowed)[:, None])
+    inputs = (
+        q.reshape(rows * blocks, block, *q.shape[2:]),
+        *(flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v)),
+        flat(allowed)[:, None],
+    )
     if q.shape[1] * inputs[1].shape[1] <= MANY:
         return _softmax_attention(*inputs).reshape(q.shape)
     one = jax.checkpoint(lambda inputs: _softmax_attention(*(x[None] for x in inputs))[0])
@@ -154,8 +158,9 @@ def _yarn(base, head_dim, theta, options):
     attention = options.get('attention_factor')
     if attention is None:
         mscale, mscale_all = options.get('mscale'), options.get('mscale_all_dim')
-        attention = (magnitude(factor, mscale) / magnitude(factor, mscale_all)
-                     if mscale and mscale_all else magnitude(factor))
+        attention = (
+            magnitude(factor, mscale) / magnitude(factor, mscale_all) if mscale and mscale_all else magnitude(factor)
+        )
     return frequencies, attention
 
 

@@ -6,6 +6,7 @@ The cache is [prompts, stored once per group | own chunks]; a chunk that is full
 copied again. All rows write the same column, since XLA turns writes at a column per row into copies
 of the cache; a row's first valid column (`start`) makes up for it. Flat chunks are for models.decode_kernel.
 """
+
 import math
 
 from flax import struct
@@ -20,10 +21,10 @@ from grpo_jax.models.attention import MASKED
 class Chunk:
     """J blocks of S columns of R rows, in the dtype of computation or in int8 with a scale a column."""
 
-    k: jax.Array                        # [L, J, R, K, H, S]; flat: [L, J, R, S, K * H]
-    v: jax.Array                        # [L, J, R, K, S, H]; flat: as k
-    k_scale: jax.Array | None = None    # f32[L, J, R, K, S], only with int8
-    v_scale: jax.Array | None = None    # f32[L, J, R, K, S]
+    k: jax.Array  # [L, J, R, K, H, S]; flat: [L, J, R, S, K * H]
+    v: jax.Array  # [L, J, R, K, S, H]; flat: as k
+    k_scale: jax.Array | None = None  # f32[L, J, R, K, S], only with int8
+    v_scale: jax.Array | None = None  # f32[L, J, R, K, S]
 
     @property
     def columns(self):
@@ -45,11 +46,11 @@ class Chunk:
 class KVCache:
     """What B rows have seen. Chunks are filled in order; only the last one is written."""
 
-    prompt: Chunk              # of P prompts, each read by B / P consecutive rows; left-padded
-    prompt_start: jax.Array    # i32[P] first valid column of each prompt
-    chunks: tuple              # of Chunk
-    start: jax.Array           # i32[B] first valid own column of each row
-    length: jax.Array          # i32[] own columns written
+    prompt: Chunk  # of P prompts, each read by B / P consecutive rows; left-padded
+    prompt_start: jax.Array  # i32[P] first valid column of each prompt
+    chunks: tuple  # of Chunk
+    start: jax.Array  # i32[B] first valid own column of each row
+    length: jax.Array  # i32[] own columns written
 
 
 def empty(c, rows, columns, *, block, dtype, flat=False):
@@ -77,8 +78,12 @@ def of_prefill(k, v, like):
         k, v = k.transpose(0, 3, 1, 2, 5, 4), v.transpose(0, 3, 1, 2, 4, 5)
         return Chunk(k.astype(like.k.dtype), v.astype(like.v.dtype))
     (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
-    return Chunk(k.transpose(0, 3, 1, 2, 5, 4), v.transpose(0, 3, 1, 2, 4, 5),
-                 k_scale.transpose(0, 3, 1, 2, 4), v_scale.transpose(0, 3, 1, 2, 4))
+    return Chunk(
+        k.transpose(0, 3, 1, 2, 5, 4),
+        v.transpose(0, 3, 1, 2, 4, 5),
+        k_scale.transpose(0, 3, 1, 2, 4),
+        v_scale.transpose(0, 3, 1, 2, 4),
+    )
 
 
 def quantize(x):
@@ -117,8 +122,9 @@ def write(cache, layer, k, v):
         chunk = Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4))
     else:
         (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
-        chunk = Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4),
-                      put(chunk.k_scale, k_scale, 4), put(chunk.v_scale, v_scale, 4))
+        chunk = Chunk(
+            put(chunk.k, k, 5), put(chunk.v, v, 4), put(chunk.k_scale, k_scale, 4), put(chunk.v_scale, v_scale, 4)
+        )
     return cache.replace(chunks=cache.chunks[:-1] + (chunk,))
 
 
@@ -182,8 +188,9 @@ def _absorb(running, q, chunk, layer, offset, start, last, first=0):
         total = total * decay + jnp.sum(weights, -1)
         if chunk.v_scale is not None:
             weights = weights * read(chunk.v_scale)[:, :, None]
-        mixed = jnp.einsum('rkms,rksh->rkmh', weights.astype(q.dtype), _like(q, read(chunk.v)),
-                           preferred_element_type=jnp.float32)
+        mixed = jnp.einsum(
+            'rkms,rksh->rkmh', weights.astype(q.dtype), _like(q, read(chunk.v)), preferred_element_type=jnp.float32
+        )
         return new_highest, total, out * decay[..., None] + mixed
 
     blocks = jnp.clip((last - offset) // block + 1, 0, chunk.k.shape[1])

@@ -7,6 +7,7 @@ values of few heads have. Here a grid step has a block of columns of some rows o
 Chunks are flat, [L, J, R, S, K * H]: a column of a row is one line of a tile, and writing it rewrites LINES lines.
 Queries have zeros where other heads' keys lie, so that one product serves all heads.
 """
+
 import functools
 import math
 from typing import NamedTuple
@@ -20,9 +21,9 @@ from jax.sharding import PartitionSpec
 from grpo_jax.models import pallas
 from grpo_jax.models.attention import MASKED
 
-LANES = 128          # of a vector register
-LINES = 16           # that are written at once: of a bfloat16 tile
-MEMORY = 8 * 2 ** 20  # bytes of blocks on the chip, with those that are on their way
+LANES = 128  # of a vector register
+LINES = 16  # that are written at once: of a bfloat16 tile
+MEMORY = 8 * 2**20  # bytes of blocks on the chip, with those that are on their way
 
 
 def turns(angles, heads):
@@ -35,12 +36,12 @@ def turns(angles, heads):
 class _Scratch(NamedTuple):
     """What stays on the chip from one grid step to the next: the new column, and what each line of queries found."""
 
-    k: jax.Array        # f32[rows, K * H], turned
-    v: jax.Array        # f32[rows, K * H]
+    k: jax.Array  # f32[rows, K * H], turned
+    v: jax.Array  # f32[rows, K * H]
     queries: jax.Array  # f32[rows * lines, K * H], turned; this and the others by row, head and query
     highest: jax.Array  # f32[rows * lines, LANES], score
-    total: jax.Array    # f32[rows * lines, LANES], of the scores' exponentials
-    mixed: jax.Array    # f32[rows * lines, K * H], values times those
+    total: jax.Array  # f32[rows * lines, LANES], of the scores' exponentials
+    mixed: jax.Array  # f32[rows * lines, K * H], values times those
 
 
 def attend(q, k, v, turns_, cache, layer):
@@ -53,7 +54,8 @@ def attend(q, k, v, turns_, cache, layer):
     rest = PartitionSpec()
     specs = cache.replace(prompt=columns, prompt_start=rest, chunks=columns, start=rest, length=rest)
     return pallas.on_devices(_attend, (heads, heads, heads, heads, specs, rest), (heads, columns))(
-        q, k, v, turns_, cache, layer)
+        q, k, v, turns_, cache, layer
+    )
 
 
 def _attend(q, k, v, turns_, cache, layer):
@@ -81,37 +83,56 @@ def _attend(q, k, v, turns_, cache, layer):
         return sizes[0], block, tile, line // LINES, 0
 
     by_query, by_row = (pl.BlockSpec((rows, count, width), lambda tile, *_: (tile, 0, 0)) for count in (n // heads, 1))
-    by_chunk = [pl.BlockSpec((1, 1, prompts if i == 0 else rows, *chunk.k.shape[3:]),
-                             of_prompts if i == 0 else functools.partial(of_own, i)) for i, chunk in enumerate(chunks)]
+    by_chunk = [
+        pl.BlockSpec(
+            (1, 1, prompts if i == 0 else rows, *chunk.k.shape[3:]),
+            of_prompts if i == 0 else functools.partial(of_own, i),
+        )
+        for i, chunk in enumerate(chunks)
+    ]
     new_lines = pl.BlockSpec((1, 1, rows, LINES, width), written)
-    scalars = (jnp.stack([layer, cache.length, jnp.min(cache.prompt_start) // cache.prompt.block]).astype(jnp.int32),
-               cache.start, cache.prompt_start)
-    inputs = (_swapped(q, heads), *(x.reshape(b, 1, width) for x in (k, v, *turns_)),
-              *(array for chunk in chunks for array in (chunk.k, chunk.v)))
+    scalars = (
+        jnp.stack([layer, cache.length, jnp.min(cache.prompt_start) // cache.prompt.block]).astype(jnp.int32),
+        cache.start,
+        cache.prompt_start,
+    )
+    inputs = (
+        _swapped(q, heads),
+        *(x.reshape(b, 1, width) for x in (k, v, *turns_)),
+        *(array for chunk in chunks for array in (chunk.k, chunk.v)),
+    )
     last = len(scalars) + len(inputs)
     out, k, v = pallas.call(
-        functools.partial(_kernel, scale=1 / math.sqrt(h), rows=rows, fold=fold, lines=lines, heads=heads, first=first,
-                          begun=begun),
+        functools.partial(
+            _kernel, scale=1 / math.sqrt(h), rows=rows, fold=fold, lines=lines, heads=heads, first=first, begun=begun
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(scalars), grid=(b // rows, sum(blocks)),
+            num_scalar_prefetch=len(scalars),
+            grid=(b // rows, sum(blocks)),
             in_specs=[by_query, *[by_row] * 4, *(spec for spec in by_chunk for _ in 'kv')],
             out_specs=[by_query, new_lines, new_lines],
             scratch_shapes=_Scratch(
                 *[pltpu.VMEM((rows, width), jnp.float32)] * 2,
-                *[pltpu.VMEM((rows * heads * lines, size), jnp.float32) for size in (width, LANES, LANES, width)])),
+                *[pltpu.VMEM((rows * heads * lines, size), jnp.float32) for size in (width, LANES, LANES, width)],
+            ),
+        ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (inputs[0], *inputs[-2:])],
         input_output_aliases={last - 2: 1, last - 1: 2},
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
         cost_estimate=_cost(inputs[0], heads * lines, tiles, chunks),
-        name='decode_attention')(*scalars, *inputs)
+        name='decode_attention',
+    )(*scalars, *inputs)
     return out.reshape(b, n // heads, heads, h).swapaxes(1, 2).reshape(q.shape), cache.chunks[-1].replace(k=k, v=v)
 
 
 def _rows_at_once(b, fold, chunks):
     """Rows of a grid step: the most that fit, of whole groups or of parts of one, with work for two cores."""
     prompt, *own = (2 * 2 * math.prod(chunk.k.shape[3:]) * chunk.k.dtype.itemsize for chunk in chunks)
-    fitting = [n for n in range(1, max(b // 2, 1) + 1) if b % n == 0 and (n % fold == 0 or fold % n == 0)
-               and -(-n // fold) * prompt + n * sum(own) <= MEMORY]
+    fitting = [
+        n
+        for n in range(1, max(b // 2, 1) + 1)
+        if b % n == 0 and (n % fold == 0 or fold % n == 0) and -(-n // fold) * prompt + n * sum(own) <= MEMORY
+    ]
     return max(fitting, default=1)
 
 
@@ -128,14 +149,17 @@ def _cost(q, lines, tiles, chunks):
     prompt, *own = (2 * math.prod(chunk.k.shape[1:]) * item for chunk in chunks)
     padded = 2 * b * -(-q.shape[1] // 8) * 8 * width * q.dtype.itemsize  # q and output, in whole tiles
     new = 2 * b * width * ((1 + LINES) * item + 4)
-    return pl.CostEstimate(flops=4 * b * lines * width * columns, transcendentals=b * lines * columns,
-                           bytes_accessed=tiles * prompt + sum(own) + padded + new)
+    return pl.CostEstimate(
+        flops=4 * b * lines * width * columns,
+        transcendentals=b * lines * columns,
+        bytes_accessed=tiles * prompt + sum(own) + padded + new,
+    )
 
 
 def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, fold, lines, heads, first, begun):
     """A grid step: the blocks of some rows that are on the chip are absorbed into running maximum, sum and output."""
-    *held, out, out_k, out_v = refs[:-len(_Scratch._fields)]
-    scratch = _Scratch(*refs[-len(_Scratch._fields):])
+    *held, out, out_k, out_v = refs[: -len(_Scratch._fields)]
+    scratch = _Scratch(*refs[-len(_Scratch._fields) :])
     tile, step = pl.program_id(0), pl.program_id(1)
     chunks = list(zip(held[::2], held[1::2], strict=True))
     length, size = sizes[1], heads * lines
@@ -159,6 +183,7 @@ def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, f
             for head in range(heads):
                 scratch.queries[of_head(i, head)] = jnp.where(_lanes(head, heads, x.shape), x, 0.0)
             _open(some(i), pl.ds(i, 1), scratch, scale)
+
         jax.lax.fori_loop(0, rows, begin, None)
 
     for number, (keys, values) in enumerate(chunks):
@@ -178,8 +203,7 @@ def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, f
 
             def own(i, _):
                 low = start[tile * rows + i]
-                absorb(some(i), keys[0, 0, i], values[0, 0, i],
-                       lambda at: (left + at >= low) & (left + at < length))
+                absorb(some(i), keys[0, 0, i], values[0, 0, i], lambda at: (left + at >= low) & (left + at < length))
 
             jax.lax.fori_loop(0, items, own if number else of_prompt, None)
 
@@ -191,11 +215,15 @@ def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, f
         here = jax.lax.broadcasted_iota(jnp.int32, out_k.shape[3:], 0) == line % LINES
 
         def end(i, _):
-            found = [jnp.where(_lanes(head, heads, q.shape[1:]), scratch.mixed[mine] / scratch.total[mine][:, :1], 0.0)
-                     for head in range(heads) for mine in [of_head(i, head)]]
+            found = [
+                jnp.where(_lanes(head, heads, q.shape[1:]), scratch.mixed[mine] / scratch.total[mine][:, :1], 0.0)
+                for head in range(heads)
+                for mine in [of_head(i, head)]
+            ]
             out[i] = sum(found).astype(out.dtype)
             for source, new, target in ((keys, scratch.k, out_k), (values, scratch.v, out_v)):
                 target[0, 0, i] = jnp.where(here, new[pl.ds(i, 1)].astype(target.dtype), source[0, 0, i, around])
+
         jax.lax.fori_loop(0, rows, end, None)
 
 

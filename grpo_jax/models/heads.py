@@ -1,4 +1,5 @@
 """A scalar head on the decoder: what critics and reward models are."""
+
 import jax
 import jax.numpy as jnp
 
@@ -18,5 +19,7 @@ def values(params, tokens, mask, c, *, remat, dtype, collectives=ALONE):
     tokens i32[B, T], mask bool[B, T]. Computes in dtype; remat is that of transformer.forward.
     """
     compute = jax.tree.map(lambda p: p.astype(dtype), params)
-    hidden = transformer.forward(compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, collectives=collectives)
+    hidden = transformer.forward(
+        compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, collectives=collectives
+    )
     return jnp.einsum('btd,d->bt', hidden, compute['value_head'], preferred_element_type=jnp.float32)

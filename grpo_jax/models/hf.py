@@ -3,6 +3,7 @@
 Every field of ModelConfig is read from config.json through transformers, whose defaults are the
 family's own. A folder name that is not on disk is taken for a hub name.
 """
+
 import json
 import os
 import re
@@ -21,20 +22,36 @@ from grpo_jax.models import heads, transformer
 
 FAMILIES = ('llama', 'qwen2', 'qwen3')
 ROPE_TYPES = ('default', 'linear', 'llama3', 'yarn')
-FILES = re.compile(r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'
-                   r'chat_template).*\.(json|txt|jinja|model)')
+FILES = re.compile(
+    r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'
+    r'chat_template).*\.(json|txt|jinja|model)'
+)
 LAYER_NAMES = {
-    'attn_norm': 'input_layernorm.weight', 'mlp_norm': 'post_attention_layernorm.weight',
-    'wq': 'self_attn.q_proj.weight', 'bq': 'self_attn.q_proj.bias', 'q_norm': 'self_attn.q_norm.weight',
-    'wk': 'self_attn.k_proj.weight', 'bk': 'self_attn.k_proj.bias', 'k_norm': 'self_attn.k_norm.weight',
-    'wv': 'self_attn.v_proj.weight', 'bv': 'self_attn.v_proj.bias',
-    'wo': 'self_attn.o_proj.weight', 'bo': 'self_attn.o_proj.bias',
-    'w_gate': 'mlp.gate_proj.weight', 'b_gate': 'mlp.gate_proj.bias',
-    'w_up': 'mlp.up_proj.weight', 'b_up': 'mlp.up_proj.bias',
-    'w_down': 'mlp.down_proj.weight', 'b_down': 'mlp.down_proj.bias',
+    'attn_norm': 'input_layernorm.weight',
+    'mlp_norm': 'post_attention_layernorm.weight',
+    'wq': 'self_attn.q_proj.weight',
+    'bq': 'self_attn.q_proj.bias',
+    'q_norm': 'self_attn.q_norm.weight',
+    'wk': 'self_attn.k_proj.weight',
+    'bk': 'self_attn.k_proj.bias',
+    'k_norm': 'self_attn.k_norm.weight',
+    'wv': 'self_attn.v_proj.weight',
+    'bv': 'self_attn.v_proj.bias',
+    'wo': 'self_attn.o_proj.weight',
+    'bo': 'self_attn.o_proj.bias',
+    'w_gate': 'mlp.gate_proj.weight',
+    'b_gate': 'mlp.gate_proj.bias',
+    'w_up': 'mlp.up_proj.weight',
+    'b_up': 'mlp.up_proj.bias',
+    'w_down': 'mlp.down_proj.weight',
+    'b_down': 'mlp.down_proj.bias',
 }
-NAMES = {'embed': 'model.embed_tokens.weight', 'final_norm': 'model.norm.weight', 'lm_head': 'lm_head.weight',
-         'value_head': 'score.weight'}
+NAMES = {
+    'embed': 'model.embed_tokens.weight',
+    'final_norm': 'model.norm.weight',
+    'lm_head': 'lm_head.weight',
+    'value_head': 'score.weight',
+}
 
 
 def find(path):
@@ -43,15 +60,20 @@ def find(path):
         if path and os.path.isdir(folder):
             return folder
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
-        raise BadInput('model.path', path, 'no such folder; give a Hugging Face folder, or a hub name like '
-                       'Qwen/Qwen3-0.6B')
+        raise BadInput(
+            'model.path', path, 'no such folder; give a Hugging Face folder, or a hub name like Qwen/Qwen3-0.6B'
+        )
     import huggingface_hub  # only for hub names
+
     try:
         wanted = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
         return huggingface_hub.snapshot_download(path, allow_patterns=wanted)
     except Exception as error:  # the hub's client raises a different type for each way of failing
-        raise BadInput('model.path', path, f'no such folder, and the hub gave {type(error).__name__}; '
-                       'download it and give the folder') from None
+        raise BadInput(
+            'model.path',
+            path,
+            f'no such folder, and the hub gave {type(error).__name__}; download it and give the folder',
+        ) from None
 
 
 def load_config(folder):
@@ -77,20 +99,33 @@ def load_config(folder):
         raise BadInput(f'rope_type in {path}', kind, f'not supported; one of {", ".join(ROPE_TYPES)} is')
     theta = rope.pop('rope_theta')
     if kind == 'yarn':
-        rope['original_max_position_embeddings'] = (rope.get('original_max_position_embeddings')
-                                                    or hf.max_position_embeddings)
+        rope['original_max_position_embeddings'] = (
+            rope.get('original_max_position_embeddings') or hf.max_position_embeddings
+        )
     if hf.num_attention_heads % hf.num_key_value_heads:
-        raise BadInput(f'num_key_value_heads in {path}', hf.num_key_value_heads,
-                       f'must divide num_attention_heads = {hf.num_attention_heads}')
+        raise BadInput(
+            f'num_key_value_heads in {path}',
+            hf.num_key_value_heads,
+            f'must divide num_attention_heads = {hf.num_attention_heads}',
+        )
     biased = family == 'qwen2' or hf.attention_bias
     return transformer.ModelConfig(
-        vocab_size=hf.vocab_size, width=hf.hidden_size, layers=hf.num_hidden_layers,
-        heads=hf.num_attention_heads, kv_heads=hf.num_key_value_heads,
+        vocab_size=hf.vocab_size,
+        width=hf.hidden_size,
+        layers=hf.num_hidden_layers,
+        heads=hf.num_attention_heads,
+        kv_heads=hf.num_key_value_heads,
         head_dim=getattr(hf, 'head_dim', None) or hf.hidden_size // hf.num_attention_heads,
-        mlp=hf.intermediate_size, norm_eps=hf.rms_norm_eps, rope_theta=float(theta),
+        mlp=hf.intermediate_size,
+        norm_eps=hf.rms_norm_eps,
+        rope_theta=float(theta),
         rope_scaling=() if kind == 'default' else tuple(sorted(rope.items())),
-        qk_norm=family == 'qwen3', qkv_bias=biased, out_bias=family != 'qwen2' and hf.attention_bias,
-        mlp_bias=family == 'llama' and hf.mlp_bias, tie_embeddings=hf.tie_word_embeddings)
+        qk_norm=family == 'qwen3',
+        qkv_bias=biased,
+        out_bias=family != 'qwen2' and hf.attention_bias,
+        mlp_bias=family == 'llama' and hf.mlp_bias,
+        tie_embeddings=hf.tie_word_embeddings,
+    )
 
 
 def context_length(folder):
@@ -108,8 +143,11 @@ def load_tokenizer(folder):
     try:
         return transformers.AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # tokenizers raises plain Exception for a malformed file
-        raise BadInput('model.path', folder, f'has no readable tokenizer ({str(error).splitlines()[0]}); '
-                       'add tokenizer.json and tokenizer_config.json') from None
+        raise BadInput(
+            'model.path',
+            folder,
+            f'has no readable tokenizer ({str(error).splitlines()[0]}); add tokenizer.json and tokenizer_config.json',
+        ) from None
 
 
 def stop_tokens(folder, tokenizer):
@@ -137,11 +175,15 @@ def load_params(folder, c, shardings):
     table = _table(shardings, c)
     known = {name for names in _tensor_names(table, c).values() for name in names}
     missing = sorted(known - files.keys())
-    extra = sorted(n for n in files.keys() - known
-                   if not n.endswith('rotary_emb.inv_freq') and not (c.tie_embeddings and n == NAMES['lm_head']))
+    extra = sorted(
+        n
+        for n in files.keys() - known
+        if not n.endswith('rotary_emb.inv_freq') and not (c.tie_embeddings and n == NAMES['lm_head'])
+    )
     if missing or extra:
-        raise BadInput('model.path', folder, f'the weights do not fit config.json: missing {missing[:3]}, '
-                       f'left over {extra[:3]}')
+        raise BadInput(
+            'model.path', folder, f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}'
+        )
     names = _tensor_names(table, c)
 
     def leaf(key, param, sharding):
@@ -150,12 +192,15 @@ def load_params(folder, c, shardings):
         shape = param.shape[1:] if layered else param.shape
         held = processes.held(sharding, param.shape)
         of_layer = held[1:] if layered else held
-        arrays = [_to_ours(path, _read(files[name], name), shape, name)[of_layer]
-                  for name in (names[path][held[0]] if layered else names[path])]
+        arrays = [
+            _to_ours(path, _read(files[name], name), shape, name)[of_layer]
+            for name in (names[path][held[0]] if layered else names[path])
+        ]
         return processes.put_held(np.stack(arrays) if layered else arrays[0], held, sharding, param.shape)
 
-    return jax.tree_util.tree_map_with_path(leaf, table, shardings,
-                                            is_leaf=lambda node: isinstance(node, transformer.Param))
+    return jax.tree_util.tree_map_with_path(
+        leaf, table, shardings, is_leaf=lambda node: isinstance(node, transformer.Param)
+    )
 
 
 def has_head(folder):
@@ -181,8 +226,11 @@ def save(folder, source, params, c, dtype, **settings):
             tensors[name] = np.ascontiguousarray(_to_theirs(path, array))
 
     jax.tree_util.tree_map_with_path(
-        lambda path, param, value: leaf('/'.join(k.key for k in path), param, value), table, params,
-        is_leaf=lambda node: isinstance(node, transformer.Param))
+        lambda path, param, value: leaf('/'.join(k.key for k in path), param, value),
+        table,
+        params,
+        is_leaf=lambda node: isinstance(node, transformer.Param),
+    )
     save_file(tensors, os.path.join(folder, 'model.safetensors'), metadata={'format': 'pt'})
     path = os.path.join(folder, 'config.json')
     with open(path, encoding='utf8') as file:
@@ -190,8 +238,11 @@ def save(folder, source, params, c, dtype, **settings):
     config.pop('torch_dtype', None)
     config['dtype'] = str(np.dtype(dtype))
     if 'value_head' in params:
-        config |= {'architectures': [f'{config["model_type"].capitalize()}ForSequenceClassification'],
-                   'id2label': {'0': 'score'}, 'label2id': {'score': 0}}
+        config |= {
+            'architectures': [f'{config["model_type"].capitalize()}ForSequenceClassification'],
+            'id2label': {'0': 'score'},
+            'label2id': {'score': 0},
+        }
     config |= settings
     with open(path, 'w', encoding='utf8') as file:
         json.dump(config, file, indent=2)

@@ -3,6 +3,7 @@
 oneDNN copies the second factor of a product into blocks, and XLA turns the first one so that its rows are summed over:
 of a gradient of [D, F], which sums over tokens, both factors as they are. Here it is the narrower one that is turned.
 """
+
 import functools
 
 import jax
@@ -22,8 +23,12 @@ def _forward(spec, x, w):
 def _backward(spec, kept, dy):
     x, w = kept
     (of_x, of_w), of_y = spec.split('->')[0].split(','), spec.split('->')[1]
-    dw = jax.lax.platform_dependent(x, dy, cpu=functools.partial(_narrow_first, of_x, of_w, of_y),
-                                    default=functools.partial(jnp.einsum, f'{of_x},{of_y}->{of_w}'))
+    dw = jax.lax.platform_dependent(
+        x,
+        dy,
+        cpu=functools.partial(_narrow_first, of_x, of_w, of_y),
+        default=functools.partial(jnp.einsum, f'{of_x},{of_y}->{of_w}'),
+    )
     return jnp.einsum(f'{of_y},{of_w}->{of_x}', dy, w), dw
 
 

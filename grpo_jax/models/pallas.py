@@ -1,4 +1,5 @@
 """How Pallas kernels for TPUs are called: on every device of a mesh, and interpreted on other platforms."""
+
 import functools
 
 import jax

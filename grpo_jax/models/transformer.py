@@ -5,6 +5,7 @@ shardings, Hugging Face names and counts are maps over it. Layers are stacked on
 run by `lax.scan`. `forward` (learner), `prefill` and `decode` (sampler) share one `block` and differ in
 what attends to what.
 """
+
 import dataclasses
 import functools
 import math
@@ -33,7 +34,7 @@ class ModelConfig:
     mlp: int
     norm_eps: float
     rope_theta: float
-    rope_scaling: tuple     # (name, value) pairs, () for plain rotary positions
+    rope_scaling: tuple  # (name, value) pairs, () for plain rotary positions
     qk_norm: bool
     qkv_bias: bool
     out_bias: bool
@@ -53,7 +54,7 @@ REMAT = {
 def param_table(c):
     """Nested dict of Param for every weight of the model."""
     d, f, n, k, h, layers = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
-    fan_in, residual = d ** -0.5, 1 / math.sqrt(2 * layers)
+    fan_in, residual = d**-0.5, 1 / math.sqrt(2 * layers)
     stacked = {
         'attn_norm': Param((layers, d), (None, None), 0.0, 1.0),
         'wq': Param((layers, d, n, h), (None, 'fsdp', 'tensor', None), fan_in),
@@ -63,7 +64,7 @@ def param_table(c):
         'mlp_norm': Param((layers, d), (None, None), 0.0, 1.0),
         'w_gate': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
         'w_up': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
-        'w_down': Param((layers, f, d), (None, 'tensor', 'fsdp'), residual * f ** -0.5),
+        'w_down': Param((layers, f, d), (None, 'tensor', 'fsdp'), residual * f**-0.5),
     }
     if c.qkv_bias:
         stacked['bq'] = Param((layers, n, h), (None, 'tensor', None), 0.0)
@@ -90,9 +91,11 @@ def param_table(c):
 
 def init(key, c):
     """Random float32 parameters of the table."""
+
     def leaf(path, param):
         noise = jax.random.normal(jax.random.fold_in(key, zlib.crc32(path.encode())), param.shape)
         return param.offset + param.scale * noise
+
     return map_table(leaf, param_table(c))
 
 

@@ -4,6 +4,7 @@
 
 Exit status 0: it fits; 1: it does not, and what is printed names settings that do; 2: bad input.
 """
+
 import os
 import sys
 
@@ -83,8 +84,17 @@ def main():
         sizes = [int(n) for n in values.scale.split(',') if n]
     except ValueError:
         raise BadInput('--scale', values.scale, 'must be numbers of chips, like 8,16,64') from None
-    sys.exit(run(values.config, values.topology, slices=values.slices, cache=values.cache, output=values.json,
-                 sizes=sizes, at_once=values.at_once))
+    sys.exit(
+        run(
+            values.config,
+            values.topology,
+            slices=values.slices,
+            cache=values.cache,
+            output=values.json,
+            sizes=sizes,
+            at_once=values.at_once,
+        )
+    )
 
 
 if __name__ == '__main__':

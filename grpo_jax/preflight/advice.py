@@ -1,4 +1,5 @@
 """What to change in a config that does not fit: candidates by arithmetic, the first that fits by compiling it."""
+
 import logging
 import math
 from typing import NamedTuple
@@ -16,18 +17,18 @@ from grpo_jax.sharding.mesh import AXES
 SQUARES = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')
 SLICES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}
-TRIES = 4         # candidates that are compiled
+TRIES = 4  # candidates that are compiled
 KEPT = {'none': 1.0, 'dots': 0.4, 'full': 0.2}  # of activations by learner.remat; estimates, to sort candidates out
-ROOM = 0.95       # of the memory that a candidate may need by estimate
-GIB = 2 ** 30
+ROOM = 0.95  # of the memory that a candidate may need by estimate
+GIB = 2**30
 
 
 class Candidate(NamedTuple):
     """A change of the config."""
 
-    cost: float          # how little one wants it
+    cost: float  # how little one wants it
     topology: str
-    overrides: dict      # by dotted key
+    overrides: dict  # by dotted key
     smaller_cache: bool  # also rollout.cache_gib, by what is left for it
 
 
@@ -56,8 +57,10 @@ def advise(verdict, *, told, **compiling):
 
 def settings(plan, candidate):
     """The flags that make a candidate of the plan."""
-    flags = [f'--config.{key}=' + (f'"{value}"' if isinstance(value, tuple) else f'{value}')
-             for key, value in candidate.overrides.items()]
+    flags = [
+        f'--config.{key}=' + (f'"{value}"' if isinstance(value, tuple) else f'{value}')
+        for key, value in candidate.overrides.items()
+    ]
     return ' '.join(([f'--topology={candidate.topology}'] if candidate.topology != plan.topology else []) + flags)
 
 
@@ -66,7 +69,7 @@ def candidates(plan):
     config, c, found = plan.config, plan.experiment.model_config, []
     kind, _, size = plan.topology.partition(':')
     sizes = SLICES[kind]
-    larger = sizes[sizes.index(size):] if size in sizes else (size,)
+    larger = sizes[sizes.index(size) :] if size in sizes else (size,)
     for step, name in enumerate(larger):
         count = len(topologies.devices(f'{kind}:{name}', plan.slices))
         for mesh in plans.meshes(c, count, plan.slices):
@@ -84,16 +87,26 @@ def candidates(plan):
                         changes, cost = changes | {'learner.microbatches': micro}, cost + 1 + micro / 1000
                     found.append(Candidate(cost, f'{kind}:{name}', changes, False))
     less = [remat for remat in KEPT if KEPT[remat] < KEPT[config.learner.remat]]
-    found += [x._replace(cost=x.cost + 0.5 - 0.2 * KEPT[remat],  # what recomputes less comes first
-                         overrides=x.overrides | {'learner.remat': remat})
-              for remat in less for x in found]
+    found += [
+        x._replace(
+            cost=x.cost + 0.5 - 0.2 * KEPT[remat],  # what recomputes less comes first
+            overrides=x.overrides | {'learner.remat': remat},
+        )
+        for remat in less
+        for x in found
+    ]
     names = ('optimizer', 'reference') if plan.algorithm.keeps_reference else ('optimizer',)
     if set(names) - set(config.learner.offload):
-        found += [x._replace(cost=x.cost + 1.6, overrides=x.overrides | {'learner.offload': names}) for x in found
-                  if x.topology == plan.topology and not any(key.startswith(('mesh', 'data')) for key in x.overrides)]
+        found += [
+            x._replace(cost=x.cost + 1.6, overrides=x.overrides | {'learner.offload': names})
+            for x in found
+            if x.topology == plan.topology and not any(key.startswith(('mesh', 'data')) for key in x.overrides)
+        ]
     found += [x._replace(cost=x.cost + 1.5, smaller_cache=True) for x in found]
-    return sorted((x for x in found if x.overrides or x.smaller_cache or x.topology != plan.topology),
-                  key=lambda candidate: candidate.cost)
+    return sorted(
+        (x for x in found if x.overrides or x.smaller_cache or x.topology != plan.topology),
+        key=lambda candidate: candidate.cost,
+    )
 
 
 def sized(plan, candidate, base):
@@ -143,12 +156,16 @@ def estimate(plan, base):
     rows = plan.microbatch_rows() / max(before.microbatch_rows(), 1)
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.held.values()), 0) * cut
-    engines = {id(engine.plan): engine.plan
-               for engine in (plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples))}
+    engines = {
+        id(engine.plan): engine.plan
+        for engine in (plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples))
+    }
     whole = max(p.bytes(p.prompts, p.prompts * p.group, len(p.chunks)) for p in engines.values())
-    return {'update': scaled('update', 2 * of_params, rows * kept),
-            'score': scaled('score', 0, batch(plan) / batch(before)) + returns * of_params,
-            'rollout': state + plan.lent_bytes() + weight_bytes(plan) + base.held['book'] + extra}, whole
+    return {
+        'update': scaled('update', 2 * of_params, rows * kept),
+        'score': scaled('score', 0, batch(plan) / batch(before)) + returns * of_params,
+        'rollout': state + plan.lent_bytes() + weight_bytes(plan) + base.held['book'] + extra,
+    }, whole
 
 
 def weight_bytes(plan):

@@ -1,4 +1,5 @@
 """Compiles programs for absent devices, on all cores, and keeps what was read off them in a cache folder."""
+
 import concurrent.futures
 import gzip
 import hashlib
@@ -22,18 +23,18 @@ FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment that changes what the c
 class Measured(NamedTuple):
     """What is known of a compiled program; bytes and operations are those of one device in one run of it."""
 
-    seconds: float        # of compiling, beside others
+    seconds: float  # of compiling, beside others
     cached: bool
     arguments: int
-    outputs: int          # that do not take an argument's place
+    outputs: int  # that do not take an argument's place
     temporaries: int
-    peak: int             # the compiler's own figure: of all of these, the most at one time; 0 where it gives none
-    traffic: float        # read from and written to main memory
-    within: dict          # bytes sent to devices of the same slice, by kind of collective
-    across: dict          # bytes sent to other slices
-    flops: float          # of matrix products
-    unknown: int          # loops that were counted once
-    refused: float        # bytes that the program would need, where the compiler says that they do not fit; else 0
+    peak: int  # the compiler's own figure: of all of these, the most at one time; 0 where it gives none
+    traffic: float  # read from and written to main memory
+    within: dict  # bytes sent to devices of the same slice, by kind of collective
+    across: dict  # bytes sent to other slices
+    flops: float  # of matrix products
+    unknown: int  # loops that were counted once
+    refused: float  # bytes that the program would need, where the compiler says that they do not fit; else 0
 
     @property
     def collective_bytes(self):
@@ -98,13 +99,23 @@ def make_executable(lowered):
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error) or 'hbm' not in str(error).lower():
             raise
-        return {'seconds': time.monotonic() - begun, 'refused': needed(str(error)), 'arguments': 0, 'outputs': 0,
-                'temporaries': 0, 'peak': 0}, ''
+        return {
+            'seconds': time.monotonic() - begun,
+            'refused': needed(str(error)),
+            'arguments': 0,
+            'outputs': 0,
+            'temporaries': 0,
+            'peak': 0,
+        }, ''
     memory = compiled.memory_analysis()
-    return {'seconds': time.monotonic() - begun, 'refused': 0, 'arguments': memory.argument_size_in_bytes,
-            'outputs': memory.output_size_in_bytes - memory.alias_size_in_bytes,
-            'temporaries': memory.temp_size_in_bytes, 'peak': getattr(memory, 'peak_memory_in_bytes', 0),
-            }, compiled.as_text()
+    return {
+        'seconds': time.monotonic() - begun,
+        'refused': 0,
+        'arguments': memory.argument_size_in_bytes,
+        'outputs': memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        'temporaries': memory.temp_size_in_bytes,
+        'peak': getattr(memory, 'peak_memory_in_bytes', 0),
+    }, compiled.as_text()
 
 
 def movement(text, devices, slices, turns):
@@ -123,7 +134,7 @@ def movement(text, devices, slices, turns):
 def needed(message):
     """Bytes that a program needs, from the compiler's refusal; infinity when it does not say."""
     found = re.search(r'(?:temporaries \(|Used )([\d.]+)([GMK])', message)
-    return float(found[1]) * {'G': 2 ** 30, 'M': 2 ** 20, 'K': 2 ** 10}[found[2]] if found else float('inf')
+    return float(found[1]) * {'G': 2**30, 'M': 2**20, 'K': 2**10}[found[2]] if found else float('inf')
 
 
 class Progress:
@@ -133,9 +144,14 @@ class Progress:
         self._bar = None
         if sys.stderr.isatty():
             self._bar = rich.progress.Progress(
-                rich.progress.TextColumn('compiling'), rich.progress.BarColumn(), rich.progress.MofNCompleteColumn(),
-                rich.progress.TimeElapsedColumn(), rich.progress.TextColumn('{task.fields[shown]}'),
-                console=rich.console.Console(stderr=True), transient=True)
+                rich.progress.TextColumn('compiling'),
+                rich.progress.BarColumn(),
+                rich.progress.MofNCompleteColumn(),
+                rich.progress.TimeElapsedColumn(),
+                rich.progress.TextColumn('{task.fields[shown]}'),
+                console=rich.console.Console(stderr=True),
+                transient=True,
+            )
             self._task = self._bar.add_task('', total=None, shown='')
             self._bar.start()
 

@@ -4,6 +4,7 @@ cost_analysis() counts a loop's body once; here the body of a scan counts as oft
 in a backward pass counts again, and what `shard_map` runs on every shard counts for each. Where a layout makes
 devices repeat each other's work outside `shard_map`, that is not seen.
 """
+
 import math
 
 from jax.extend.core import ClosedJaxpr, Jaxpr

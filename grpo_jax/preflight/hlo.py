@@ -4,6 +4,7 @@ cost_analysis() will not do: it counts the body of a loop once, whatever its tri
 as bytes. The compiled text is scheduled and has layouts and memory spaces, so that what crosses the border of HBM can
 be read off: an instruction reads its operands that lie in HBM and writes its results that lie there.
 """
+
 import math
 import re
 from typing import NamedTuple
@@ -14,16 +15,16 @@ import numpy as np
 class Array(NamedTuple):
     """One array of an instruction's result, like bf16[24,896]{1,0:T(8,128)(2,1)S(1)}."""
 
-    item: int      # bytes
+    item: int  # bytes
     dims: tuple
-    order: tuple   # of dimensions, from the minor one
-    tile: tuple    # sizes of a tile in the last, minor, dimensions
-    hbm: bool      # no memory space is named; S(1) is on the chip
+    order: tuple  # of dimensions, from the minor one
+    tile: tuple  # sizes of a tile in the last, minor, dimensions
+    hbm: bool  # no memory space is named; S(1) is on the chip
 
     def bytes(self, dims=None):
         """Bytes in memory, or those of the tiles that a piece of other dims lies in."""
         sizes = [(dims or self.dims)[i] for i in self.order]
-        for i, width in enumerate(reversed(self.tile[-len(sizes):] if sizes else ())):
+        for i, width in enumerate(reversed(self.tile[-len(sizes) :] if sizes else ())):
             sizes[i] = -(-sizes[i] // width) * width
         return math.prod(sizes) * self.item
 
@@ -33,17 +34,30 @@ class Instruction(NamedTuple):
 
     name: str
     op: str
-    arrays: list         # Array of each leaf of the result
-    operands: list       # names
-    inside: str          # text between the operation's parentheses
-    attributes: str      # text after them
+    arrays: list  # Array of each leaf of the result
+    operands: list  # names
+    inside: str  # text between the operation's parentheses
+    attributes: str  # text after them
     root: bool
 
 
 ITEM = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, 'f32': 4}
 # name things, or finish what was counted when it was started
-FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'copy-done',
-        'slice-done', 'async-done', 'all-reduce-done', 'all-gather-done', 'collective-permute-done')
+FREE = (
+    'parameter',
+    'constant',
+    'tuple',
+    'get-tuple-element',
+    'bitcast',
+    'after-all',
+    'partition-id',
+    'copy-done',
+    'slice-done',
+    'async-done',
+    'all-reduce-done',
+    'all-gather-done',
+    'collective-permute-done',
+)
 
 
 def parse(text):
@@ -62,14 +76,21 @@ def parse(text):
 
 def _instruction(line):
     head = re.match(r' +(ROOT )?%([\w.-]+) = ', line)
-    rest = line[head.end():]
+    rest = line[head.end() :]
     end = _closing(rest) if rest.startswith('(') else rest.index(' ')
     shape, rest = rest[:end], rest[end:].lstrip()
-    op, rest = rest[:rest.index('(')], rest[rest.index('('):]
+    op, rest = rest[: rest.index('(')], rest[rest.index('(') :]
     end = _closing(rest)
-    inside = rest[1:end - 1]
-    return Instruction(head[2], op, [_array(*leaf) for leaf in re.findall(r'(\w+)\[([\d,]*)\](?:\{([^}]*)\})?', shape)],
-                       re.findall(r'%([\w.-]+)', inside), inside, rest[end:], bool(head[1]))
+    inside = rest[1 : end - 1]
+    return Instruction(
+        head[2],
+        op,
+        [_array(*leaf) for leaf in re.findall(r'(\w+)\[([\d,]*)\](?:\{([^}]*)\})?', shape)],
+        re.findall(r'%([\w.-]+)', inside),
+        inside,
+        rest[end:],
+        bool(head[1]),
+    )
 
 
 def _closing(text):
@@ -122,8 +143,9 @@ class Traffic:
             count = turns_of(i, scope, self._computations, turns)
             self.unknown += count is None
             count = 1 if count is None else count
-            return count * sum(self._computation(_called(i, role), turns, times * count)
-                               for role in ('condition', 'body'))
+            return count * sum(
+                self._computation(_called(i, role), turns, times * count) for role in ('condition', 'body')
+            )
         if i.op in ('call', 'async-start'):
             return self._computation(_called(i, 'calls' if i.op == 'async-start' else 'to_apply'), turns, times)
         if i.op == 'conditional':  # the branch that costs most
@@ -173,8 +195,10 @@ class Traffic:
 
     def _renames(self, i):
         """Whether the result is the operand, under another name or shape."""
-        return i.op == 'bitcast' or (i.op == 'fusion' and all(
-            x.op in ('parameter', 'bitcast') for x in self._computations[_called(i, 'calls')].values()))
+        return i.op == 'bitcast' or (
+            i.op == 'fusion'
+            and all(x.op in ('parameter', 'bitcast') for x in self._computations[_called(i, 'calls')].values())
+        )
 
     def _written(self, i, scope):
         """(bytes written, of them in partly filled tiles) of each result; of one updated in place, the update."""
@@ -211,8 +235,11 @@ def decode_loop(computations, entry):
 def branches(conditional):
     """Names of the computations that a conditional chooses from."""
     named = re.search(r'branch_computations=\{([^}]*)\}', conditional.attributes)
-    return re.findall(r'%([\w.-]+)', named[1]) if named else [
-        _called(conditional, f'{role}_computation') for role in ('true', 'false')]
+    return (
+        re.findall(r'%([\w.-]+)', named[1])
+        if named
+        else [_called(conditional, f'{role}_computation') for role in ('true', 'false')]
+    )
 
 
 def turns_of(loop, scope, computations, turns):
@@ -240,16 +267,22 @@ def _turns(loop, scope, computations):
 class Collective(NamedTuple):
     """A kind of collective of a program."""
 
-    op: str          # all-gather, reduce-scatter, all-reduce, all-to-all, collective-permute
-    groups: list     # of device numbers, which are places in the mesh, that talk to each other
-    times: int       # that it runs
-    bytes: float     # that a device sends to others in all of them, by rings
+    op: str  # all-gather, reduce-scatter, all-reduce, all-to-all, collective-permute
+    groups: list  # of device numbers, which are places in the mesh, that talk to each other
+    times: int  # that it runs
+    bytes: float  # that a device sends to others in all of them, by rings
 
 
 # bytes that one of n devices sends, in units of what it hands in
-SENT = {'all-gather': lambda n: n - 1, 'reduce-scatter': lambda n: (n - 1) / n, 'all-reduce': lambda n: 2 * (n - 1) / n,
-        'all-to-all': lambda n: (n - 1) / n, 'ragged-all-to-all': lambda n: (n - 1) / n,
-        'collective-permute': lambda n: 1, 'collective-broadcast': lambda n: 1}
+SENT = {
+    'all-gather': lambda n: n - 1,
+    'reduce-scatter': lambda n: (n - 1) / n,
+    'all-reduce': lambda n: 2 * (n - 1) / n,
+    'all-to-all': lambda n: (n - 1) / n,
+    'ragged-all-to-all': lambda n: (n - 1) / n,
+    'collective-permute': lambda n: 1,
+    'collective-broadcast': lambda n: 1,
+}
 
 
 def collectives(text, devices, turns=(), decoding=False):
@@ -309,8 +342,11 @@ def replica_groups(attributes, devices):
         return np.arange(devices).reshape(dims).transpose(order).reshape(shape).tolist()
     # mesh['a'=1,'b'=4] {'b'}: devices in order of a grid, groups along the named axes; with device_ids=([2,8]T(1,0)),
     # in the order of those
-    grid = re.search(r"replica_groups=mesh\[([\w'=,]+)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? "
-                     r"\{([\w',]+)\}", attributes)
+    grid = re.search(
+        r"replica_groups=mesh\[([\w'=,]+)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? "
+        r"\{([\w',]+)\}",
+        attributes,
+    )
     if grid:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", grid[1]))
         axes = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", grid[4])]
@@ -320,7 +356,7 @@ def replica_groups(attributes, devices):
             order = order.reshape([int(n) for n in grid[2].split(',')])
             order = order.transpose([int(n) for n in grid[3].split(',')]) if grid[3] else order
         places = order.reshape([int(n) for n in sizes.values()]).transpose(others + axes)
-        return places.reshape(-1, math.prod(places.shape[len(others):])).tolist()
+        return places.reshape(-1, math.prod(places.shape[len(others) :])).tolist()
     if 'replica_groups={}' in attributes:
         return [list(range(devices))]
     raise NotImplementedError(attributes)

@@ -1,4 +1,5 @@
 """The programs of a run on a topology, abstract: what grpo_jax.train would compile there, from the config alone."""
+
 from collections.abc import Callable
 import json
 import math
@@ -29,8 +30,10 @@ class Planned(Experiment):
 
     def automata(self):
         """Abstract tables: their shapes do not depend on the tokenizer."""
-        return {name: jax.ShapeDtypeStruct((stops.states(strings), self.model_config.vocab_size), jnp.int32)
-                for name, strings in self.end_strings().items()}
+        return {
+            name: jax.ShapeDtypeStruct((stops.states(strings), self.model_config.vocab_size), jnp.int32)
+            for name, strings in self.end_strings().items()
+        }
 
 
 class Bytes:
@@ -45,14 +48,14 @@ class Job(NamedTuple):
     """A program to compile."""
 
     name: str
-    phase: str                        # of a run: start, cold start, rollout, score, update, evaluation
-    trace: Callable                   # () -> jax.stages.Traced
-    alive: int                        # bytes on a device beside the program's results and temporaries
-    arguments: bool = True            # whether its arguments come on top of these
+    phase: str  # of a run: start, cold start, rollout, score, update, evaluation
+    trace: Callable  # () -> jax.stages.Traced
+    alive: int  # bytes on a device beside the program's results and temporaries
+    arguments: bool = True  # whether its arguments come on top of these
     holds: tuple[str, ...] = ('state',)  # what is among all of it, of state and the names in jobs_of's sizes
-    runs: float = 0                   # a step; 0: a variant of another one, or not in every step
-    turns: tuple[int, ...] = ()       # of loops whose text does not tell, the most: over steps, blocks of the prompt,
-                                      # blocks of each chunk
+    runs: float = 0  # a step; 0: a variant of another one, or not in every step
+    turns: tuple[int, ...] = ()  # of loops whose text does not tell, the most: over steps, blocks of the prompt,
+    # blocks of each chunk
     text_turns: tuple[int, ...] = ()  # the same without those that the compiled text tells
 
 
@@ -144,8 +147,12 @@ def with_mesh(config, c, name, count, slices):
     if wanted > 1:
         rest = wanted // section.fsdp  # the nearest: other axes as they are
         near = dict(section) | {'fsdp': count // rest} if count % rest == 0 else chosen
-        raise BadInput('mesh', dict(section), f'has {wanted} devices and {name} has {count}; the nearest that fits is '
-                       + ' '.join(f'{axis}={near[axis]}' for axis in AXES))
+        raise BadInput(
+            'mesh',
+            dict(section),
+            f'has {wanted} devices and {name} has {count}; the nearest that fits is '
+            + ' '.join(f'{axis}={near[axis]}' for axis in AXES),
+        )
     return changed(config, {f'mesh.{axis}': size for axis, size in chosen.items()})
 
 
@@ -154,8 +161,10 @@ def choose_mesh(config, c, count, slices):
     rows = config.data.prompts_per_step
     batch = rows * config.rollout.group_size // (config.learner.minibatches * config.learner.microbatches)
     found = meshes(c, count, slices)
-    return next((sizes for sizes in found if not rows % (count // sizes['tensor'])
-                 and not batch % (count // sizes['tensor'])), found[0])
+    return next(
+        (sizes for sizes in found if not rows % (count // sizes['tensor']) and not batch % (count // sizes['tensor'])),
+        found[0],
+    )
 
 
 def meshes(c, count, slices):
@@ -186,22 +195,30 @@ def jobs_of(plan):
     params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
     state, of_params = plan.state_bytes()
     rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.rows(experiment.mesh)))
-    jobs = [Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
-            Job('learner.initial', 'start', lambda: learner.initial.trace(params), 0)]
-    if algorithm.needed_logprobs(experiment.config.learner.epochs * experiment.config.learner.minibatches) or algorithm.needs_values:
-        jobs.insert(1, Job('learner.logprobs', 'score', lambda: learner.logprobs.traced, state + rollout, arguments=False,
-                           runs=1))
+    jobs = [
+        Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
+        Job('learner.initial', 'start', lambda: learner.initial.trace(params), 0),
+    ]
+    if (
+        algorithm.needed_logprobs(experiment.config.learner.epochs * experiment.config.learner.minibatches)
+        or algorithm.needs_values
+    ):
+        jobs.insert(
+            1,
+            Job('learner.logprobs', 'score', lambda: learner.logprobs.traced, state + rollout, arguments=False, runs=1),
+        )
     if experiment.config.supervised.steps:
         _, cold = supervised.build_learner(experiment)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
     reads = algorithm.source in collect.READ_FROM_DATA
-    found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout',
-                               state + plan.lent_bytes(), of_params)
+    found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout', state + plan.lent_bytes(), of_params)
     jobs += found
     for engine in evaluate.samplers(experiment, experiment.config.evaluation.samples):
         if engine is not plan.engine:
-            jobs += [job._replace(holds=('state', 'weights'))  # its cache is another one
-                     for job in sampler_jobs(engine, 'evaluation', state, of_params)[0]]
+            jobs += [
+                job._replace(holds=('state', 'weights'))  # its cache is another one
+                for job in sampler_jobs(engine, 'evaluation', state, of_params)[0]
+            ]
     return jobs, held
 
 
@@ -234,6 +251,17 @@ def sampler_jobs(engine, phase, state, params):
         elif kind != 'reopen':  # what these read is among what is alive
             alive, arguments = state + sum(held.values()), False
         if phase == 'rollout' or (kind == 'decode' and runs):
-            jobs.append(Job(f'{phase}: {name}', phase, lambda traced=traced: traced, alive, arguments, holds,
-                            runs * (phase == 'rollout'), turns, turns[:1] + turns[2:]))
+            jobs.append(
+                Job(
+                    f'{phase}: {name}',
+                    phase,
+                    lambda traced=traced: traced,
+                    alive,
+                    arguments,
+                    holds,
+                    runs * (phase == 'rollout'),
+                    turns,
+                    turns[:1] + turns[2:],
+                )
+            )
     return jobs, held

@@ -1,4 +1,5 @@
 """A prediction for other numbers of chips, from the counts of one compiled plan. Arithmetic only."""
+
 import math
 
 import rich.box
@@ -25,8 +26,11 @@ def predict(verdict, sizes):
     for count in sizes:
         slices = math.ceil(count / LARGEST[plan.topology.partition(':')[0]])
         shards = count // tensor
-        fsdp = max(n for n in range(1, shards // slices + 1)
-                   if shards // slices % n == 0 and plan.experiment.model_config.width % n == 0)
+        fsdp = max(
+            n
+            for n in range(1, shards // slices + 1)
+            if shards // slices % n == 0 and plan.experiment.model_config.width % n == 0
+        )
         factor = _ring(shards) / _ring(before) if before > 1 else 1.0
         seconds = talking = working = 0.0
         for job, measured in zip(verdict.jobs, verdict.measured, strict=True):
@@ -40,10 +44,20 @@ def predict(verdict, sizes):
             talking += job.runs * max(links, network)
             working += job.runs * bounds['products']
         tokens = shapes.prompts * shapes.group_size * shapes.tokens / plan.mesh.size
-        found.append({'chips': count, 'slices': slices, 'data': shards // fsdp, 'fsdp': fsdp, 'tensor': tensor,
-                      'prompts_per_step': shapes.prompts * shards / before, 'seconds': seconds,
-                      'tokens_a_second_and_chip': tokens / seconds, 'share_of_peak': working / seconds,
-                      'communication': talking / seconds})
+        found.append(
+            {
+                'chips': count,
+                'slices': slices,
+                'data': shards // fsdp,
+                'fsdp': fsdp,
+                'tensor': tensor,
+                'prompts_per_step': shapes.prompts * shards / before,
+                'seconds': seconds,
+                'tokens_a_second_and_chip': tokens / seconds,
+                'share_of_peak': working / seconds,
+                'communication': talking / seconds,
+            }
+        )
     return found
 
 
@@ -55,11 +69,26 @@ def show(rows):
     """Prints the predictions."""
     title = 'PREDICTION for other numbers of chips, by arithmetic from the plan above: not compiled, not measured'
     table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify='left', pad_edge=False)
-    for name in ('chips', 'slices', 'mesh\ndata x fsdp x tensor', 'prompts\na step', 'step at least\ns',
-                 'tokens / s / chip\nat most', 'products / peak\nat most', 'communication\n/ step'):
+    for name in (
+        'chips',
+        'slices',
+        'mesh\ndata x fsdp x tensor',
+        'prompts\na step',
+        'step at least\ns',
+        'tokens / s / chip\nat most',
+        'products / peak\nat most',
+        'communication\n/ step',
+    ):
         table.add_column(name, justify='right')
     for row in rows:
-        table.add_row(str(row['chips']), str(row['slices']), f'{row["data"]} x {row["fsdp"]} x {row["tensor"]}',
-                      f'{row["prompts_per_step"]:g}', f'{row["seconds"]:.2f}', f'{row["tokens_a_second_and_chip"]:.0f}',
-                      f'{row["share_of_peak"]:.0%}', f'{row["communication"]:.0%}')
+        table.add_row(
+            str(row['chips']),
+            str(row['slices']),
+            f'{row["data"]} x {row["fsdp"]} x {row["tensor"]}',
+            f'{row["prompts_per_step"]:g}',
+            f'{row["seconds"]:.2f}',
+            f'{row["tokens_a_second_and_chip"]:.0f}',
+            f'{row["share_of_peak"]:.0%}',
+            f'{row["communication"]:.0%}',
+        )
     rich.console.Console(width=150).print(table)

@@ -8,6 +8,7 @@ Needs libtpu, and in the environment before jax is imported:
 and on a machine without accelerators JAX_PLATFORMS=cpu. What is compiled for such devices cannot be run;
 its memory_analysis() and as_text() are those of the real device.
 """
+
 import importlib.util
 import math
 
@@ -31,8 +32,11 @@ def devices(name, slices=1):
     try:
         return topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices
     except jax.errors.JaxRuntimeError as error:
-        raise BadInput('--topology', name, f'is no slice that libtpu knows ({str(error).splitlines()[0]}); '
-                       'for example v5e:4x4, v5p:4x4x4, v6e:8x8') from None
+        raise BadInput(
+            '--topology',
+            name,
+            f'is no slice that libtpu knows ({str(error).splitlines()[0]}); for example v5e:4x4, v5p:4x4x4, v6e:8x8',
+        ) from None
 
 
 def mesh(name, section, slices=1):
@@ -43,13 +47,21 @@ def mesh(name, section, slices=1):
     """
     found, shape = devices(name, slices), tuple(section.get(axis, 1) for axis in AXES)
     if math.prod(shape) != len(found):
-        raise BadInput('mesh', dict(section), f'has {math.prod(shape)} devices and {name} has {len(found)}; '
-                       f'choose sizes of {", ".join(AXES)} whose product is that')
+        raise BadInput(
+            'mesh',
+            dict(section),
+            f'has {math.prod(shape)} devices and {name} has {len(found)}; '
+            f'choose sizes of {", ".join(AXES)} whose product is that',
+        )
     if slices == 1:
         return meshes.over(found, shape)
     if shape[0] % slices:
-        raise BadInput('mesh.data', shape[0], f'must be a multiple of the {slices} slices, so that only data crosses '
-                       f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}')
+        raise BadInput(
+            'mesh.data',
+            shape[0],
+            f'must be a multiple of the {slices} slices, so that only data crosses '
+            f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}',
+        )
     over_slices = (slices,) + (1,) * (len(AXES) - 1)
     placed = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), over_slices, devices=found)
     return jax.sharding.Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -1,4 +1,5 @@
 """Whether a plan fits its chips, and the least time that its programs can take there."""
+
 from typing import NamedTuple
 
 from grpo_jax.preflight import compiler
@@ -13,7 +14,7 @@ class Verdict(NamedTuple):
     plan: plans.Plan
     jobs: list[plans.Job]
     measured: list[compiler.Measured]
-    held: dict[str, int]     # bytes of the sampler's weights, book and cache on a device
+    held: dict[str, int]  # bytes of the sampler's weights, book and cache on a device
 
     @property
     def totals(self):
@@ -24,8 +25,11 @@ class Verdict(NamedTuple):
     def phases(self):
         """{phase: (bytes in use at most, name of the program that runs then)}."""
         runs = list(zip(self.jobs, self.totals, strict=True))
-        return {phase: max((size, job.name) for job, size in runs if job.phase == phase)
-                for phase in PHASES if any(job.phase == phase for job, _ in runs)}
+        return {
+            phase: max((size, job.name) for job, size in runs if job.phase == phase)
+            for phase in PHASES
+            if any(job.phase == phase for job, _ in runs)
+        }
 
     @property
     def peak(self):
@@ -45,8 +49,10 @@ class Verdict(NamedTuple):
     @property
     def seconds(self):
         """The least seconds of a step on the devices, all completions at full length."""
-        return sum(job.runs * max(bounds(found, self.plan.chip).values())
-                   for job, found in zip(self.jobs, self.measured, strict=True))
+        return sum(
+            job.runs * max(bounds(found, self.plan.chip).values())
+            for job, found in zip(self.jobs, self.measured, strict=True)
+        )
 
 
 def of(plan, **compiling):
@@ -66,8 +72,12 @@ def total(job, found):
 def bounds(found, chip):
     """Least seconds of a run by what bounds it: products, memory, links between chips, network between slices."""
     within, across = found.collective_bytes
-    return {'products': found.flops / chip.flops, 'memory': found.traffic / chip.bandwidth,
-            'links': within / chip.links, 'network': across / chip.network}
+    return {
+        'products': found.flops / chip.flops,
+        'memory': found.traffic / chip.bandwidth,
+        'links': within / chip.links,
+        'network': across / chip.network,
+    }
 
 
 def largest_batch(verdict):
@@ -79,13 +89,20 @@ def largest_batch(verdict):
     """
     plan, chip = verdict.plan, verdict.plan.chip
     shards, engine = plan.row_shards(), plan.engine.plan
-    sampling = max((size for job, size in zip(verdict.jobs, verdict.totals, strict=True)
-                    if job.phase in ('rollout', 'evaluation')), default=0)
+    sampling = max(
+        (
+            size
+            for job, size in zip(verdict.jobs, verdict.totals, strict=True)
+            if job.phase in ('rollout', 'evaluation')
+        ),
+        default=0,
+    )
     a_prompt = programs_bytes(verdict) / engine.prompts
     more = int((chip.memory - sampling) // a_prompt)
     prompts = max(engine.prompts + more, 0) * shards
-    update, found = next((job, found) for job, found in zip(verdict.jobs, verdict.measured, strict=True)
-                         if job.name == 'learner.update')
+    update, found = next(
+        (job, found) for job, found in zip(verdict.jobs, verdict.measured, strict=True) if job.name == 'learner.update'
+    )
     temporaries = found.temporaries or found.refused - plan.state_bytes()[0]
     free = chip.memory - total(update, found)
     rows = int(plan.microbatch_rows() * (1 + free / temporaries)) if 0 < temporaries < float('inf') else 0

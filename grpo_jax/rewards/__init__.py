@@ -12,6 +12,7 @@ None; one with a stricter reading has strict, called like reward; one whose gold
 gold(example) -> (completion that is right, one that is wrong). A module that rewards steps has steps(completion,
 example) -> list of (end in characters, float), or steps(completions, examples), a list of those.
 """
+
 from collections.abc import Callable
 import functools
 import importlib
@@ -33,24 +34,24 @@ class Part(NamedTuple):
     function: Callable
     weight: float
     asynchronous: bool = False
-    batched: bool = False          # takes all completions at once
-    reads_correct: bool = False    # asks what the verifier said
+    batched: bool = False  # takes all completions at once
+    reads_correct: bool = False  # asks what the verifier said
 
 
 class RewardFunctions(NamedTuple):
     """The rewards of a run."""
 
     parts: dict[str, Part]
-    truncated: float                           # added to a completion that ran out of budget
-    verifier: str                              # the part that decides correct (reward >= 1), or ''
-    extract: Callable | None                   # the verifier's answer extraction
-    strict: Callable | None = None             # (completion, example) -> float | None, where the verifier has it
-    gold: Callable = gold.of_answer            # (example) -> (completion that is right, one that is wrong)
-    steps: Callable | None = None              # rewards of a completion's steps
-    length: Callable | None = None             # (lengths, correct) -> shaping, of rewards.length
+    truncated: float  # added to a completion that ran out of budget
+    verifier: str  # the part that decides correct (reward >= 1), or ''
+    extract: Callable | None  # the verifier's answer extraction
+    strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
+    gold: Callable = gold.of_answer  # (example) -> (completion that is right, one that is wrong)
+    steps: Callable | None = None  # rewards of a completion's steps
+    length: Callable | None = None  # (lengths, correct) -> shaping, of rewards.length
     length_weight: float = 1.0
-    failed: float = 0.0                        # of a part that ran out of time or memory
-    deadline: float = 30.0                     # seconds that an asynchronous part may take
+    failed: float = 0.0  # of a part that ran out of time or memory
+    deadline: float = 30.0  # seconds that an asynchronous part may take
     threads: int = 1
 
 
@@ -70,22 +71,30 @@ def make(section, max_tokens, functions=None):
     if verifier and verifier not in parts:
         raise BadInput('reward.verifier', verifier, f'must be one of reward.parts: {sorted(parts)}')
     if verifier and not hasattr(found[verifier][0], 'extract'):
-        raise BadInput('reward.verifier', verifier, 'has no extract(completion); name another part, or \'\' for none')
+        raise BadInput('reward.verifier', verifier, "has no extract(completion); name another part, or '' for none")
     for name, part in parts.items():
-        if part.reads_correct and (not verifier or name == verifier or parts[verifier].asynchronous
-                                   or parts[verifier].batched):
+        if part.reads_correct and (
+            not verifier or name == verifier or parts[verifier].asynchronous or parts[verifier].batched
+        ):
             raise BadInput('reward.verifier', verifier, f'must be a plain function, which {name} asks what is correct')
     steps = section['steps'] and find(section['steps'])
     if steps and not hasattr(steps, 'steps'):
-        raise BadInput('reward.steps', section['steps'], 'has no steps(completion, example); use calculator, or \'\'')
+        raise BadInput('reward.steps', section['steps'], "has no steps(completion, example); use calculator, or ''")
     source = found[verifier][0] if verifier else SimpleNamespace()
     return RewardFunctions(
-        parts, section['truncated'], verifier, getattr(source, 'extract', None),
+        parts,
+        section['truncated'],
+        verifier,
+        getattr(source, 'extract', None),
         strict=bind(verifier, source.strict) if hasattr(source, 'strict') else None,
         gold=getattr(source, 'gold', gold.of_answer),
         steps=_of_all(bind(custom.name_of(section['steps']), steps.steps)) if steps else None,
-        length=_shaping(section, max_tokens), length_weight=section['length_weight'], failed=section['failed'],
-        deadline=section['deadline'], threads=section['workers'])
+        length=_shaping(section, max_tokens),
+        length_weight=section['length_weight'],
+        failed=section['failed'],
+        deadline=section['deadline'],
+        threads=section['workers'],
+    )
 
 
 def _find(path, functions, pool):
@@ -99,8 +108,12 @@ def _find(path, functions, pool):
     except ModuleNotFoundError as error:
         if error.name != f'grpo_jax.rewards.{path}':
             raise
-        raise BadInput('reward.parts', path, 'no such file in grpo_jax/rewards; add one with reward(completion, '
-                       'example), give FILE.py:NAME, or hand the function to train.run') from None
+        raise BadInput(
+            'reward.parts',
+            path,
+            'no such file in grpo_jax/rewards; add one with reward(completion, '
+            'example), give FILE.py:NAME, or hand the function to train.run',
+        ) from None
 
 
 def _bind(name, function, options, **run):
@@ -108,8 +121,7 @@ def _bind(name, function, options, **run):
     declared = inspect.signature(function).parameters
     given = dict(options.get(name, {})) | run
     wanted = {key for key, parameter in declared.items() if parameter.kind is parameter.KEYWORD_ONLY}
-    missing = {key for key in wanted - given.keys() - {'correct'}
-               if declared[key].default is inspect.Parameter.empty}
+    missing = {key for key in wanted - given.keys() - {'correct'} if declared[key].default is inspect.Parameter.empty}
     if missing:
         raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), f'lacks {", ".join(sorted(missing))}')
     return functools.partial(function, **{key: given[key] for key in wanted & given.keys()})
@@ -117,8 +129,13 @@ def _bind(name, function, options, **run):
 
 def _part(function, weight):
     named = inspect.signature(function).parameters
-    return Part(function, float(weight), asynchronous=inspect.iscoroutinefunction(function),
-                batched='completions' in named, reads_correct='correct' in named)
+    return Part(
+        function,
+        float(weight),
+        asynchronous=inspect.iscoroutinefunction(function),
+        batched='completions' in named,
+        reads_correct='correct' in named,
+    )
 
 
 def _of_all(steps):
@@ -135,10 +152,11 @@ def _shaping(section, max_tokens):
         return None
     shapes = {key: shape for key, shape in vars(length).items() if inspect.isfunction(shape)}
     if name not in shapes:
-        raise BadInput('reward.length', name, f'choose {", ".join(shapes)}, or \'\'')
+        raise BadInput('reward.length', name, f"choose {', '.join(shapes)}, or ''")
     shape = _bind(name, shapes[name], section['options'], limit=max_tokens)
     margin = shape.keywords.get('margin', 1)
     if not 0 < margin < max_tokens:
-        raise BadInput(f'reward.options.{name}.margin', margin, 'must lie between 0 and rollout.max_tokens = '
-                       f'{max_tokens}')
+        raise BadInput(
+            f'reward.options.{name}.margin', margin, f'must lie between 0 and rollout.max_tokens = {max_tokens}'
+        )
     return shape

@@ -1,4 +1,5 @@
 """Steps of arithmetic like 48/2=24: a reward for each, and their share as the completion's reward."""
+
 import ast
 from fractions import Fraction
 import itertools
@@ -7,9 +8,13 @@ import re
 # an expression, and its value if one follows, or signs alone: optional, so that no run is tried in other cuts
 EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
 LONGEST = 100  # characters of an expression or value: more is nothing that a person would write, and slow to work out
-MOST = 1000    # equations of a completion that are looked at
-OPERATIONS = {ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
-              ast.Div: lambda a, b: a / b}
+MOST = 1000  # equations of a completion that are looked at
+OPERATIONS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+}
 
 
 def reward(completion, example):

@@ -1,4 +1,5 @@
 """Programs that pass tests: the share of an example's tests that the completion's program passes, in a sandbox."""
+
 from grpo_jax.workers import sandbox
 
 FENCES = ('```python', '```py', '```python3', '```Python')
@@ -13,8 +14,14 @@ def reward(completion, example, *, all_pass, timeout, memory_mib):
     meta = example.meta
     if not meta.get('tests'):
         return None
-    passed = sandbox.run(meta['before'] + extract(completion), meta['tests'], names=meta['names'], setup=meta['setup'],
-                         timeout=timeout, memory_mib=memory_mib)
+    passed = sandbox.run(
+        meta['before'] + extract(completion),
+        meta['tests'],
+        names=meta['names'],
+        setup=meta['setup'],
+        timeout=timeout,
+        memory_mib=memory_mib,
+    )
     return float(all(passed)) if all_pass else sum(passed) / len(passed)
 
 

@@ -2,6 +2,7 @@
 
 There every draw has a coin of its own; here equal completions of a prompt have the same, so that a run can be repeated.
 """
+
 import hashlib
 
 

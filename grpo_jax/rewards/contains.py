@@ -1,4 +1,5 @@
 """Requested word: 1 if the completion uses the example's answer as a word, else 0."""
+
 import re
 
 

@@ -1,4 +1,5 @@
 """Countdown: 1 for an expression that uses each of the given numbers once and equals the target."""
+
 import re
 
 from grpo_jax.rewards import calculator

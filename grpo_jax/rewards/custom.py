@@ -1,4 +1,5 @@
 """A user's own reward, FILE.py:NAME: plain functions run in worker processes, which a deadline can end."""
+
 import functools
 import importlib.util
 import inspect

@@ -1,4 +1,5 @@
 """The gold self-test: before a run learns from them, gold answers must be right and changed ones wrong."""
+
 import concurrent.futures
 import functools
 import logging
@@ -19,21 +20,37 @@ def check(reward_functions, examples, bound):
     """
     if not reward_functions.verifier:
         return
-    judge = functools.partial(_misjudged, reward_functions.parts[reward_functions.verifier].function, reward_functions.gold)
+    judge = functools.partial(
+        _misjudged, reward_functions.parts[reward_functions.verifier].function, reward_functions.gold
+    )
     with concurrent.futures.ThreadPoolExecutor(reward_functions.threads) as threads:
         console = rich.console.Console(stderr=True)
-        found = list(rich.progress.track(threads.map(judge, examples), 'gold self-test', len(examples),
-                                         console=console, transient=True, disable=not console.is_terminal))
+        found = list(
+            rich.progress.track(
+                threads.map(judge, examples),
+                'gold self-test',
+                len(examples),
+                console=console,
+                transient=True,
+                disable=not console.is_terminal,
+            )
+        )
     wrong = [(example, what) for example, what in zip(examples, found, strict=True) if what]
     share = len(wrong) / len(examples)
-    print(f'gold self-test: {len(wrong)} of {len(examples)} answers are misjudged by {reward_functions.verifier} ({share:.2%})')
+    print(
+        f'gold self-test: {len(wrong)} of {len(examples)} answers are misjudged by {reward_functions.verifier} ({share:.2%})'
+    )
     for example, what in wrong[:5]:
         logging.warning('gold self-test: example %d, answer %.80r: %s', example.id, example.answer, what)
     if share > bound:
         example, what = wrong[0]
-        raise BadInput('reward.self_test', bound, f'{share:.2%} of the gold answers are misjudged, like example '
-                       f'{example.id} with answer {example.answer[:80]!r}: {what}; mend the data, choose another '
-                       'reward.verifier, or raise the bound')
+        raise BadInput(
+            'reward.self_test',
+            bound,
+            f'{share:.2%} of the gold answers are misjudged, like example '
+            f'{example.id} with answer {example.answer[:80]!r}: {what}; mend the data, choose another '
+            'reward.verifier, or raise the bound',
+        )
 
 
 def of_answer(example):

@@ -1,4 +1,5 @@
 """Language by script: the share of the completion's words that are written in the script of the language asked for."""
+
 import functools
 import re
 
@@ -11,7 +12,7 @@ SCRIPTS = {
     'cyrillic': r'\u0400-\u0481\u0483-\u052f\u1c80-\u1c8f\ua640-\ua69f',
     'hebrew': r'\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u05d0-\u05f2\ufb1d-\ufb4f',
     'arabic': r'\u0610-\u061a\u0620-\u065f\u066e-\u06d3\u06d5-\u06dc\u06df-\u06e8\u06ea-\u06ef\u06fa-\u06ff'
-              r'\u0750-\u077f\u08a0-\u08ff\ufb50-\ufdff\ufe70-\ufefc',
+    r'\u0750-\u077f\u08a0-\u08ff\ufb50-\ufdff\ufe70-\ufefc',
     'devanagari': r'\u0900-\u0963\u0971-\u097f\ua8e0-\ua8f7',
     'hangul': r'\u1100-\u11ff\u3131-\u318e\ua960-\ua97c\uac00-\ud7ff',
     'thai': r'\u0e01-\u0e3a\u0e40-\u0e4e',
@@ -19,18 +20,26 @@ SCRIPTS = {
     'han': r'\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af',
 }
 SPACELESS = ('thai', 'kana', 'han')  # written without spaces between words
-LANGUAGES = {'ja': ('kana', 'han'), 'zh': ('han',), 'ko': ('hangul',), 'th': ('thai',), 'el': ('greek',),
-             'he': ('hebrew',), **dict.fromkeys(('ar', 'fa', 'ur'), ('arabic',)),
-             **dict.fromkeys(('hi', 'mr', 'ne'), ('devanagari',)),
-             **dict.fromkeys(('ru', 'uk', 'bg', 'sr'), ('cyrillic',)),
-             **dict.fromkeys(('en', 'de', 'fr', 'es', 'it', 'pt', 'nl', 'pl', 'cs', 'sv', 'tr', 'vi', 'id'),
-                             ('latin',))}
+LANGUAGES = {
+    'ja': ('kana', 'han'),
+    'zh': ('han',),
+    'ko': ('hangul',),
+    'th': ('thai',),
+    'el': ('greek',),
+    'he': ('hebrew',),
+    **dict.fromkeys(('ar', 'fa', 'ur'), ('arabic',)),
+    **dict.fromkeys(('hi', 'mr', 'ne'), ('devanagari',)),
+    **dict.fromkeys(('ru', 'uk', 'bg', 'sr'), ('cyrillic',)),
+    **dict.fromkeys(('en', 'de', 'fr', 'es', 'it', 'pt', 'nl', 'pl', 'cs', 'sv', 'tr', 'vi', 'id'), ('latin',)),
+}
 ACCENTS = r'\u0300-\u036f'
 # superscripts, fractions, arrows, letters like the one of real numbers, italics of formulas: of no language
 SIGNS = r'\u00b2\u00b3\u00b9\u00bc-\u00be\u2000-\u2bff\U0001d400-\U0001d7ff'
 # formulas between dollars follow pandoc's rule, so that $5 and $10 are none
-OUTSIDE = re.compile(r'\$\$[^$]*+\$\$|\$(?=\S)[^$\n]*+(?<=\S)\$(?!\d)|\\\((?:[^\\]|\\[^()])*+\\\)|'
-                     r'\\\[(?:[^\\]|\\[^][])*+\\\]|\\(?:begin|end)\{[^{}]*+\}|\\[A-Za-z]++|`[^`\n]*+`|</?[A-Za-z]++>')
+OUTSIDE = re.compile(
+    r'\$\$[^$]*+\$\$|\$(?=\S)[^$\n]*+(?<=\S)\$(?!\d)|\\\((?:[^\\]|\\[^()])*+\\\)|'
+    r'\\\[(?:[^\\]|\\[^][])*+\\\]|\\(?:begin|end)\{[^{}]*+\}|\\[A-Za-z]++|`[^`\n]*+`|</?[A-Za-z]++>'
+)
 
 
 def reward(completion, example, *, target):
@@ -52,14 +61,19 @@ def _words(target):
     """Finds words; its group 1 is empty for those in other scripts than the target's."""
     asked = LANGUAGES.get(target, (target,))
     if not set(asked) <= SCRIPTS.keys():
-        raise BadInput('reward.options.language.target', target, 'choose one of the scripts '
-                       f'{", ".join(SCRIPTS)} or the languages {", ".join(LANGUAGES)}')
+        raise BadInput(
+            'reward.options.language.target',
+            target,
+            f'choose one of the scripts {", ".join(SCRIPTS)} or the languages {", ".join(LANGUAGES)}',
+        )
     others = [script for script in SCRIPTS if script not in asked]
     single = ''.join(SCRIPTS[script] for script in others if script in SPACELESS)
     spaced = ''.join(SCRIPTS[script] for script in others if script not in SPACELESS)
     known = ''.join(SCRIPTS.values())
-    return re.compile(f'({"|".join(map(_word, asked))})|[{single}]|'
-                      rf'(?:[{spaced}]|(?![{known}{SIGNS}])[^\W\d_])[{spaced}{ACCENTS}]*+')
+    return re.compile(
+        f'({"|".join(map(_word, asked))})|[{single}]|'
+        rf'(?:[{spaced}]|(?![{known}{SIGNS}])[^\W\d_])[{spaced}{ACCENTS}]*+'
+    )
 
 
 def _word(script):

@@ -3,6 +3,7 @@
 correct is bool[P, G], limit the budget in tokens. Groups count as dead by their rewards before shaping: else a token
 more or less would make every group differ.
 """
+
 import numpy as np
 
 

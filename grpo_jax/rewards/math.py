@@ -1,4 +1,5 @@
 """Correct mathematics: 1 if the completion's answer equals the gold one, else 0."""
+
 from fractions import Fraction
 import logging
 import re
@@ -8,7 +9,7 @@ from grpo_jax.rewards.math_text import fraction, parts, split_unit
 
 SIGNIFICANT = 6  # digits from which a decimal stands for a number without end
 PRECISION = 100  # digits to which irrational numbers are compared
-PARTS = 32       # of a list, and brackets, that decide goes through
+PARTS = 32  # of a list, and brackets, that decide goes through
 BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
 COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # where 2,6 may be a list
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
@@ -94,9 +95,9 @@ def _same_fraction(a, b):
 def _rounds(decimal, number):
     """Whether the Fraction `decimal`, of SIGNIFICANT digits or more, is the Fraction `number` rounded or cut."""
     places = _places(decimal)
-    if not places or abs(decimal) * 10 ** places < 10 ** (SIGNIFICANT - 1):
+    if not places or abs(decimal) * 10**places < 10 ** (SIGNIFICANT - 1):
         return False
-    rest = (number - decimal) * 10 ** places * (1 if decimal > 0 else -1)
+    rest = (number - decimal) * 10**places * (1 if decimal > 0 else -1)
     return Fraction(-1, 2) <= rest < 1
 
 
@@ -119,20 +120,27 @@ def equivalent(gold, answer):
     from latex2sympy2_extended import NormalizationConfig  # a second to import, for workers alone
     import math_verify
     from math_verify import grader
+
     logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that the timeouts are off: the pool's holds
     grader.sympy_numeric_eq = _same_number
     reading = NormalizationConfig(units=False, malformed_operators=True, nits=False, boxed='none')
     reading = [math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=reading)]
-    parsed = [math_verify.parse(f'${_exact(split_unit(text)[0])}$', reading, fallback_mode='no_fallback',
-                                parsing_timeout=None) for text in (gold, answer)]
+    parsed = [
+        math_verify.parse(
+            f'${_exact(split_unit(text)[0])}$', reading, fallback_mode='no_fallback', parsing_timeout=None
+        )
+        for text in (gold, answer)
+    ]
     return math_verify.verify(*parsed, timeout_seconds=None)
 
 
 def _exact(text):
     """The text with fractions for decimals, which would be rounded."""
+
     def spelled(found):
         above, below = Fraction(found[0]).as_integer_ratio()
         return f'\\frac{{{above}}}{{{below}}}'
+
     return re.sub(r'[0-9]*\.[0-9]+', spelled, text)
 
 
@@ -142,6 +150,7 @@ def _same_number(a, b, *_):
     Stands in for math-verify's own comparison, which rounds to decimals, so that 1/2**99 and 1/2**98 are both 0.
     """
     import sympy
+
     a, b = a.doit(), b.doit()
     if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
         return a.shape == b.shape and all(_same_number(x, y) for x, y in zip(a, b, strict=True))
@@ -154,11 +163,14 @@ def _same_number(a, b, *_):
     x, y = sympy.N(a, PRECISION), sympy.N(b, PRECISION)
     if abs(x - y) < max(abs(x), abs(y)) * sympy.Rational(10) ** (10 - PRECISION):
         return True
-    return any(decimal.is_Rational and number.is_Float and _rounds(_fraction(decimal), _fraction(number))
-               for decimal, number in ((a, y), (b, x)))
+    return any(
+        decimal.is_Rational and number.is_Float and _rounds(_fraction(decimal), _fraction(number))
+        for decimal, number in ((a, y), (b, x))
+    )
 
 
 def _fraction(number):
     """The Fraction of a sympy Rational or Float."""
     import sympy
+
     return Fraction(*map(int, sympy.Rational(number).as_numer_denom()))

@@ -2,12 +2,13 @@
 
 All of it is linear in the length of a completion, and works on a bounded number of its characters.
 """
+
 from fractions import Fraction
 import re
 
-TAIL = 20_000   # characters at the end of a completion that are looked at
+TAIL = 20_000  # characters at the end of a completion that are looked at
 LONGEST = 1000  # characters of an answer; a longer one is noise
-LAYERS = 8      # of brackets around an answer that are taken off
+LAYERS = 8  # of brackets around an answer that are taken off
 
 BRACES = re.compile(r'(\\{1,4}(?:boxed|fbox)\s*)?\{|\\.|\}', re.DOTALL)
 DECORATION = re.compile(r'\\(?:q?quad|text)(?![A-Za-z])|\\[()\[\],;: ]|[${}]')
@@ -18,53 +19,126 @@ SENTENCE = re.compile(r'\n|[.!?](?=\s|$)|<\|')
 # an end of a formula, or a number with the digits and signs written together with it
 PIECE = re.compile(r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])[-+]?\.?[0-9][0-9.,/]*)')
 BETWEEN = re.compile(r'\s*,?\s*(?:and|or)?\s*')
-WORD = re.compile(r'(?<![A-Za-z])(?!and(?![a-z]))'
-                  r'(?:[A-Za-z][a-z]{2,}|(?i:is|of|to|in|at|on|by|so|we|he|it)(?![a-z])|a (?=[a-z]))')
+WORD = re.compile(
+    r'(?<![A-Za-z])(?!and(?![a-z]))'
+    r'(?:[A-Za-z][a-z]{2,}|(?i:is|of|to|in|at|on|by|so|we|he|it)(?![a-z])|a (?=[a-z]))'
+)
 NO_WORD = re.compile(r'\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}(?:\{[lcr]*\})?|[\\\b\f][A-Za-z]+')
 
 CHARACTERS = str.maketrans(
-    {chr(code): ' ' for code in (*range(32), 127, 0xa0, 0x2009, 0x202f, 0x3000)}
-    | {chr(0xff10 + digit): str(digit) for digit in range(10)}
-    | {'\b': r'\b', '\f': r'\f',  # of \boxed and \frac that somebody unescaped
-       '\u2212': '-', '\u2013': '-', '\uff0c': ',', '\xd7': r'\times ', '·': r'\cdot ', '÷': '/', 'π': r'\pi ',
-       '∞': r'\infty ', '≤': r'\le ', '≥': r'\ge ', '≠': r'\ne ', '\u222a': r'\cup ', '∩': r'\cap ', '\u2208': r'\in ',
-       '±': r'\pm ', '√': r'\sqrt ', '∅': r'\emptyset ', '≈': r'\approx ', '²': '^2', '³': '^3', '½': r'\frac{1}{2}',
-       '¼': r'\frac{1}{4}', '¾': r'\frac{3}{4}', '°': '', '€': '', '£': '', '¥': ''})
-BASES = {name: base for base, name in enumerate(
-    'two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen'.split(), 2)}
-SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
-    (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox)(?![A-Za-z])', ''),
-    (r'\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?', ''),
-    (r'\\!\s*', ''), (r'\{\s*,\s*\}', ','), (r'(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~', ' '),
-    (r'(?<!\\)\\[()\[\]]', ''),
-    # signs of money, percent and degrees: the problem says which it asks for
-    (r'\\?[$%]|\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])', ''),
-    (r'\\(?:mbox|textnormal|textbf|textrm|textit|mathrm|mathbf|mathit)(?![A-Za-z])', r'\\text'),
-    (r'\\text\s*\{([ei])\}', r'\1'),  # the constants
-    (r',?\s*(?:\\text\s*\{[\s,]*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![a-z]))\s*', ', '),
-    (r'\\[dtc]frac(?![A-Za-z])', r'\\frac'), (r'\\frac\s*([0-9])', r'\\frac{\1}'),
-    (r'(\\frac\s*\{[^{}]*\})\s*([0-9])', r'\1{\2}'), (r'\\sqrt\s*([0-9])', r'\\sqrt{\1}'),
-    (r'(?<![A-Za-z\\])pi(?![A-Za-z])', r'\\pi '), (r'\\varnothing(?![A-Za-z])', r'\\emptyset'),
-    (r'\\(l|g|n)eq(?![A-Za-z])', r'\\\1e'),
-    (r'_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?', lambda found: f'_{{{BASES.get(found[1], found[1])}}}'),
-    (r'(?<=[0-9])_\s*\{?\s*([0-9]+)\s*\}?', lambda found: '' if found[1] == '10' else f'_{{{found[1]}}}'),
-]]
+    {chr(code): ' ' for code in (*range(32), 127, 0xA0, 0x2009, 0x202F, 0x3000)}
+    | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
+    | {
+        '\b': r'\b',
+        '\f': r'\f',  # of \boxed and \frac that somebody unescaped
+        '\u2212': '-',
+        '\u2013': '-',
+        '\uff0c': ',',
+        '\xd7': r'\times ',
+        '·': r'\cdot ',
+        '÷': '/',
+        'π': r'\pi ',
+        '∞': r'\infty ',
+        '≤': r'\le ',
+        '≥': r'\ge ',
+        '≠': r'\ne ',
+        '\u222a': r'\cup ',
+        '∩': r'\cap ',
+        '\u2208': r'\in ',
+        '±': r'\pm ',
+        '√': r'\sqrt ',
+        '∅': r'\emptyset ',
+        '≈': r'\approx ',
+        '²': '^2',
+        '³': '^3',
+        '½': r'\frac{1}{2}',
+        '¼': r'\frac{1}{4}',
+        '¾': r'\frac{3}{4}',
+        '°': '',
+        '€': '',
+        '£': '',
+        '¥': '',
+    }
+)
+BASES = {
+    name: base
+    for base, name in enumerate(
+        'two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen'.split(), 2
+    )
+}
+SPELLINGS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox)(?![A-Za-z])', ''),
+        (r'\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?', ''),
+        (r'\\!\s*', ''),
+        (r'\{\s*,\s*\}', ','),
+        (r'(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~', ' '),
+        (r'(?<!\\)\\[()\[\]]', ''),
+        # signs of money, percent and degrees: the problem says which it asks for
+        (r'\\?[$%]|\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])', ''),
+        (r'\\(?:mbox|textnormal|textbf|textrm|textit|mathrm|mathbf|mathit)(?![A-Za-z])', r'\\text'),
+        (r'\\text\s*\{([ei])\}', r'\1'),  # the constants
+        (r',?\s*(?:\\text\s*\{[\s,]*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![a-z]))\s*', ', '),
+        (r'\\[dtc]frac(?![A-Za-z])', r'\\frac'),
+        (r'\\frac\s*([0-9])', r'\\frac{\1}'),
+        (r'(\\frac\s*\{[^{}]*\})\s*([0-9])', r'\1{\2}'),
+        (r'\\sqrt\s*([0-9])', r'\\sqrt{\1}'),
+        (r'(?<![A-Za-z\\])pi(?![A-Za-z])', r'\\pi '),
+        (r'\\varnothing(?![A-Za-z])', r'\\emptyset'),
+        (r'\\(l|g|n)eq(?![A-Za-z])', r'\\\1e'),
+        (r'_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?', lambda found: f'_{{{BASES.get(found[1], found[1])}}}'),
+        (r'(?<=[0-9])_\s*\{?\s*([0-9]+)\s*\}?', lambda found: '' if found[1] == '10' else f'_{{{found[1]}}}'),
+    ]
+]
 # spaces but those within words or numbers, and after commas of a list, where 1, 234 is not 1,234
 SPACE = re.compile(r'(?<![0-9A-Za-z,]) | (?![0-9A-Za-z.\\(-])|(?<=[A-Za-z]) (?=[^A-Za-z])|(?<=[0-9]) (?=[^0-9])')
 ENDS = ' ,;:*`"\''
 COLUMN = re.compile(r'\\begin\{([pb]?matrix)\}([^&]*\\\\[^&]*)\\end\{\1\}')
 
 WHOLE = r'[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|(?=\.[0-9\\])'
-DECIMAL = re.compile(rf'([-+]?)({WHOLE})(?:\.([0-9]*)(?:\\overline\{{?([0-9]+)\}}?)?)?'
-                     r'(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)\{?([-+]?[0-9]{1,3})\}?)?')
+DECIMAL = re.compile(
+    rf'([-+]?)({WHOLE})(?:\.([0-9]*)(?:\\overline\{{?([0-9]+)\}}?)?)?'
+    r'(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)\{?([-+]?[0-9]{1,3})\}?)?'
+)
 FRACTION = re.compile(r'([-+]?)(?:([0-9]+)?\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|(?:([0-9]+) )?([0-9]+)/([0-9]+))')
 
 # spelling without the plural's s -> ours, or '' where it says nothing that the problem does not
-UNITS = {spelling: spellings.split()[0] for spellings in (
-    'mm millimeter millimetre', 'cm centimeter centimetre', 'm meter metre', 'km kilometer kilometre', 'in inch inche',
-    'ft foot feet', 'yd yard', 'mi mile', 'mg milligram', 'g gm gram', 'kg kilogram', 'lb pound', 'oz ounce',
-    's sec second', 'min minute', 'h hr hour', 'day', 'week', 'month', 'yr year', 'ml milliliter millilitre',
-    'l liter litre', 'gal gallon', 'acre', 'am', 'pm', 'cent', 'dollar usd', 'euro') for spelling in spellings.split()}
+UNITS = {
+    spelling: spellings.split()[0]
+    for spellings in (
+        'mm millimeter millimetre',
+        'cm centimeter centimetre',
+        'm meter metre',
+        'km kilometer kilometre',
+        'in inch inche',
+        'ft foot feet',
+        'yd yard',
+        'mi mile',
+        'mg milligram',
+        'g gm gram',
+        'kg kilogram',
+        'lb pound',
+        'oz ounce',
+        's sec second',
+        'min minute',
+        'h hr hour',
+        'day',
+        'week',
+        'month',
+        'yr year',
+        'ml milliliter millilitre',
+        'l liter litre',
+        'gal gallon',
+        'acre',
+        'am',
+        'pm',
+        'cent',
+        'dollar usd',
+        'euro',
+    )
+    for spelling in spellings.split()
+}
 UNITS |= {'mph': 'mi h', 'kmh': 'km h', 'kph': 'km h'}
 UNITS |= dict.fromkeys(['unit', 'percent', 'percentage', 'pct', 'degree'], '')
 FUNCTIONS = ('sqrt', 'infinity')
@@ -103,10 +177,10 @@ def _boxed(text):
             if start[1]:
                 while boxes and boxes[-1][0] > start.start():
                     boxes.pop()  # inside of this one
-                boxes.append((start.start(), match.end(), text[start.end():match.start()].strip()))
+                boxes.append((start.start(), match.end(), text[start.end() : match.start()].strip()))
     found = boxes[-1:]
     for box in reversed(boxes[:-1]):
-        between = text[box[1]:found[0][0]]
+        between = text[box[1] : found[0][0]]
         if len(between) > 40 or not JOINED.fullmatch(DECORATION.sub('', between)):
             break
         found.insert(0, box)
@@ -137,7 +211,7 @@ def _marked(text):
     marks = list(MARK.finditer(text))
     if not marks:
         return ''
-    text = text[marks[-1].end():]
+    text = text[marks[-1].end() :]
     if text.startswith(('$', r'\(', r'\[')):
         return next(iter(_values(text)), '')
     return _last(SENTENCE.split(text, maxsplit=1)[0])
@@ -173,7 +247,7 @@ def _values(text):
         if match[1]:
             found.append((match.start(), match.end(), match[1].rstrip('.,/'), False))
             continue
-        value = text[opened.end():match.start()] if opened else ''
+        value = text[opened.end() : match.start()] if opened else ''
         if not 0 < len(value.strip()) <= LONGEST or _word(value):
             opened = match  # what went before was no formula: a sign of money, say
             continue
@@ -218,8 +292,11 @@ def _unwrapped(text):
             text = whole[1].strip(' .')
         elif text.startswith(r'\{') and text.endswith(r'\}') and _closing(text, 1) == len(text) - 1:
             text = text[2:-2].strip()
-        elif text[:1] in ('{', '(') and _closing(text, 0) == len(text) - 1 and (
-                text[0] == '{' or len(parts(text[1:-1])) == 1):
+        elif (
+            text[:1] in ('{', '(')
+            and _closing(text, 0) == len(text) - 1
+            and (text[0] == '{' or len(parts(text[1:-1])) == 1)
+        ):
             text = text[1:-1].strip()
         else:
             break
@@ -241,7 +318,7 @@ def _result(text):
 def split_unit(text):
     r"""(value, unit) of an answer; the unit in one spelling like \text{cm}^2, or ''."""
     match = UNIT.search(text)
-    value = text[:match.start()] if match else ''
+    value = text[: match.start()] if match else ''
     if not re.search(r'[0-9A-Za-z)\]}]$', value):
         return text, ''
     space, in_text, plain, power = match.groups()

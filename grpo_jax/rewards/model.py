@@ -4,6 +4,7 @@ A folder that grpo_jax.reward_model wrote says in reward_model.json how its prom
 for another, the prompt goes through the chat template where the tokenizer has one. What is scored is the prompt, the
 completion and the stop token, read at the last.
 """
+
 import collections
 from collections.abc import Callable
 import functools
@@ -20,18 +21,18 @@ from grpo_jax.hosts import json_file
 from grpo_jax.models import heads, hf, transformer
 
 FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
-SHORTEST = 64               # columns of the smallest of the compiled shapes, which are powers of two
+SHORTEST = 64  # columns of the smallest of the compiled shapes, which are powers of two
 
 
 class RewardModel(NamedTuple):
     """A reward model, ready to score."""
 
     tokenizer: Any
-    texts: dict           # chat, system, template: of the prompt, as in config.data; separator: between steps
-    params: Any           # on the host where it is parked, else on the device
+    texts: dict  # chat, system, template: of the prompt, as in config.data; separator: between steps
+    params: Any  # on the host where it is parked, else on the device
     reward_functions: Callable
     device: jax.Device
-    context: int          # tokens that it can read
+    context: int  # tokens that it can read
 
 
 def reward(completions, examples, *, folder, dtype, batch, device, park, transform, mean, std, cap):
@@ -45,8 +46,10 @@ def reward(completions, examples, *, folder, dtype, batch, device, park, transfo
         raise BadInput('std, cap of a reward model', (std, cap), 'std must be above 0, and cap 0 (none) or more')
     model = load(folder, dtype, device, park)
     prompts = encode_prompts(model, examples)
-    rows = [prompts[example.prompt] + encode(model.tokenizer, text)
-            for example, text in zip(examples, completions, strict=True)]
+    rows = [
+        prompts[example.prompt] + encode(model.tokenizer, text)
+        for example, text in zip(examples, completions, strict=True)
+    ]
     found = []
     for scores in score(model, rows, batch):
         value = None if scores is None else float(scores[-1])
@@ -71,8 +74,14 @@ def load(folder, dtype, device, park):
     path = os.path.join(folder, FILE)
     if os.path.isfile(path):
         texts = json_file.read(path)
-    return RewardModel(tokenizer, texts, jax.device_get(params) if park else params,
-                       make_scorer(c, dtype), place, hf.context_length(folder))
+    return RewardModel(
+        tokenizer,
+        texts,
+        jax.device_get(params) if park else params,
+        make_scorer(c, dtype),
+        place,
+        hf.context_length(folder),
+    )
 
 
 def device_at(index):
@@ -111,13 +120,13 @@ def score(model, rows, batch):
     params = jax.device_put(model.params, model.device)
     for columns, members in by_length.items():
         for start in range(0, len(members), batch):
-            block = members[start:start + batch]
+            block = members[start : start + batch]
             tokens, mask = np.zeros((batch, columns), np.int32), np.zeros((batch, columns), bool)
             for line, i in enumerate(block):
-                tokens[line, :len(rows[i])], mask[line, :len(rows[i])] = rows[i], True
+                tokens[line, : len(rows[i])], mask[line, : len(rows[i])] = rows[i], True
             scores = np.asarray(model.reward_functions(params, *jax.device_put((tokens, mask), model.device)))
             for line, i in enumerate(block):
-                found[i] = scores[line, :len(rows[i])]
+                found[i] = scores[line, : len(rows[i])]
     return found
 
 

@@ -1,4 +1,5 @@
 """Correct number: 1 if the completion's answer equals the gold number, else 0."""
+
 from fractions import Fraction
 import re
 

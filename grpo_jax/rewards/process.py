@@ -3,6 +3,7 @@
 A step is what stands between two of the model's separators (see rewards.model); it is scored at the separator
 behind it. As in training, each step is tokenized by itself.
 """
+
 import math
 
 from grpo_jax.errors import BadInput
@@ -15,8 +16,9 @@ def reward(completions, examples, *, folder, dtype, batch, device, park, aggrega
     """List of one number for each completion's steps: min, mean or product of their chances; None without a step."""
     if aggregate not in AGGREGATES:
         raise BadInput('aggregate of a process reward model', aggregate, f'choose {", ".join(AGGREGATES)}')
-    found = steps(completions, examples, folder=folder, dtype=dtype, batch=batch, device=device, park=park,
-                  centred=False)
+    found = steps(
+        completions, examples, folder=folder, dtype=dtype, batch=batch, device=device, park=park, centred=False
+    )
     return [AGGREGATES[aggregate]([value for _, value in values]) if values else None for values in found]
 
 

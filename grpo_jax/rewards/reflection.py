@@ -4,6 +4,7 @@ It is hacked directly, by writing the phrases, and no ablation was found that su
 (arXiv 2501.12948) rewards no content and saw reflection come by itself, and base models write such phrases
 without any reinforcement (arXiv 2503.20783). No part of the default config.
 """
+
 import functools
 import itertools
 import re

@@ -1,4 +1,5 @@
 """Repetition: down to -1 for a completion that says the same few words over and over."""
+
 from grpo_jax.errors import BadInput
 
 

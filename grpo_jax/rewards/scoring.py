@@ -1,4 +1,5 @@
 """Scores completions as they come, on threads beside the device, and adds up what the parts say."""
+
 import asyncio
 import concurrent.futures
 import functools
@@ -16,19 +17,24 @@ FAILURES = {pool.Expired: 'expired', TimeoutError: 'expired', pool.Died: 'died',
 class Rewards(NamedTuple):
     """What came of B completions, in the order of rows."""
 
-    texts: np.ndarray      # str objects
+    texts: np.ndarray  # str objects
     truncated: np.ndarray  # bool[B]
-    lengths: np.ndarray    # i64[B] tokens
-    rewards: np.ndarray    # f64[B] NaN: no part could score it
-    parts: dict            # name -> f64[B]
-    failures: dict         # expired, died -> bool[B]: a part ran out of time, or of memory
+    lengths: np.ndarray  # i64[B] tokens
+    rewards: np.ndarray  # f64[B] NaN: no part could score it
+    parts: dict  # name -> f64[B]
+    failures: dict  # expired, died -> bool[B]: a part ran out of time, or of memory
 
 
 class RewardStream:
     """Scores a step's completions as they are handed over while others still decode."""
 
     def __init__(self, reward_functions, examples, group_size, tokenizer):
-        self._scorer, self._examples, self._group_size, self._tokenizer = reward_functions, examples, group_size, tokenizer
+        self._scorer, self._examples, self._group_size, self._tokenizer = (
+            reward_functions,
+            examples,
+            group_size,
+            tokenizer,
+        )
         self._threads = concurrent.futures.ThreadPoolExecutor(reward_functions.threads, 'reward')
         self._rows = {}
 
@@ -99,13 +105,24 @@ def _add_up(reward_functions, owners, texts, truncated, lengths, begun):
         for row, value in enumerate(said):
             if isinstance(value, Exception):
                 failures[_kind(value)][row] = True
-        parts[name] = np.array([reward_functions.failed if isinstance(value, Exception) else np.nan if value is None else value
-                                for value in said], np.float64)
+        parts[name] = np.array(
+            [
+                reward_functions.failed if isinstance(value, Exception) else np.nan if value is None else value
+                for value in said
+            ],
+            np.float64,
+        )
     weights = np.array([part.weight for part in reward_functions.parts.values()])
     stacked, truncated = np.stack(list(parts.values())), np.asarray(truncated, bool)
     total = np.nansum(weights[:, None] * stacked, 0) + reward_functions.truncated * truncated
-    return Rewards(np.array(texts, object), truncated, np.asarray(lengths),
-                  np.where(np.isfinite(stacked).any(0), total, np.nan), parts, failures)
+    return Rewards(
+        np.array(texts, object),
+        truncated,
+        np.asarray(lengths),
+        np.where(np.isfinite(stacked).any(0), total, np.nan),
+        parts,
+        failures,
+    )
 
 
 def _settled(value):
@@ -135,14 +152,22 @@ def shaped(reward_functions, rewarded, group_size):
     rewards = rewarded.rewards.reshape(-1, group_size)
     if not reward_functions.length:
         return rewards
-    correct = (rewarded.parts[reward_functions.verifier] >= 1 if reward_functions.verifier else rewarded.rewards > 0).reshape(rewards.shape)
-    return rewards + reward_functions.length_weight * reward_functions.length(rewarded.lengths.reshape(rewards.shape), correct)
+    correct = (
+        rewarded.parts[reward_functions.verifier] >= 1 if reward_functions.verifier else rewarded.rewards > 0
+    ).reshape(rewards.shape)
+    return rewards + reward_functions.length_weight * reward_functions.length(
+        rewarded.lengths.reshape(rewards.shape), correct
+    )
 
 
 def known(reward_functions, examples, rewarded, rollout, tokenizer):
     """What an advantage may read beside total rewards, by name; functions, so that only what is read is worked out."""
-    found = {'part_weights': np.array([part.weight for part in reward_functions.parts.values()]),
-             'parts': lambda: np.stack(list(rewarded.parts.values())).reshape(len(reward_functions.parts), len(examples), -1)}
+    found = {
+        'part_weights': np.array([part.weight for part in reward_functions.parts.values()]),
+        'parts': lambda: np.stack(list(rewarded.parts.values())).reshape(
+            len(reward_functions.parts), len(examples), -1
+        ),
+    }
     if reward_functions.steps:
         found['step_rewards'] = lambda: step_rewards(reward_functions.steps, examples, rewarded, rollout, tokenizer)
     return found
@@ -151,13 +176,14 @@ def known(reward_functions, examples, rewarded, rollout, tokenizer):
 def step_rewards(steps_of, examples, rewarded, rollout, tokenizer):
     """f64[P, G, C]: the reward of each step at its last token, the completion's own at its end, NaN elsewhere."""
     from grpo_jax.hosts import processes
+
     tokens, mask = processes.fetch((rollout.tokens, rollout.completion_mask))
-    tokens, group = tokens[:, -mask.shape[1]:], len(mask) // len(examples)
+    tokens, group = tokens[:, -mask.shape[1] :], len(mask) // len(examples)
     found = np.full(mask.shape, np.nan)
     owners = [examples[row // group] for row in range(len(mask))]
     for row, steps in enumerate(steps_of(list(rewarded.texts), owners)):
         length = int(mask[row].sum())
-        written = [len(tokenizer.decode(tokens[row, :n + 1], skip_special_tokens=True)) for n in range(length)]
+        written = [len(tokenizer.decode(tokens[row, : n + 1], skip_special_tokens=True)) for n in range(length)]
         places = [(int(np.searchsorted(written, end)), value) for end, value in steps]
         for token, value in [*places, (length - 1, rewarded.rewards[row])]:
             if 0 <= token < length:

@@ -2,6 +2,7 @@
 
 Every group keeps its rewards, and with them its mean, its spread and whether it is dead; who gets which is chance.
 """
+
 import numpy as np
 
 from grpo_jax.rewards import numeric

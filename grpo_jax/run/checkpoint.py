@@ -1,4 +1,5 @@
 """Orbax checkpoints: atomic, asynchronous, with a keep policy; they hold all that a run needs to go on."""
+
 import os
 
 import jax
@@ -14,10 +15,14 @@ def manager(workdir, *, keep):
     All processes open it together, and its other methods too.
     """
     processes.exchange(f'the checkpoints of {workdir}', '')  # what comes first in there waits no longer than 30 s
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True,
-                                           cleanup_tmp_directories=True)
-    return ocp.CheckpointManager(os.path.abspath(os.path.join(workdir, 'checkpoints')), options=options,
-                                 item_handlers=ocp.PyTreeCheckpointHandler())
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+    )
+    return ocp.CheckpointManager(
+        os.path.abspath(os.path.join(workdir, 'checkpoints')),
+        options=options,
+        item_handlers=ocp.PyTreeCheckpointHandler(),
+    )
 
 
 def save(checkpoints, state):
@@ -46,11 +51,18 @@ def _restore(checkpoints, abstract, *, partial):
     names = wanted.keys() if partial else wanted.keys() | there.keys()
     wrong = sorted(name for name in names if wanted.get(name) != there.get(name))
     if wrong:
-        raise BadInput('checkpoint', os.path.join(str(checkpoints.directory), str(step)),
-                       f'{wrong[0]} has shape {there.get(wrong[0])} there and {wanted.get(wrong[0])} in this run: '
-                       'another model, optimizer or algorithm; use another --workdir')
-    return checkpoints.restore(step, args=ocp.args.PyTreeRestore(
-        abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=partial))
+        raise BadInput(
+            'checkpoint',
+            os.path.join(str(checkpoints.directory), str(step)),
+            f'{wrong[0]} has shape {there.get(wrong[0])} there and {wanted.get(wrong[0])} in this run: '
+            'another model, optimizer or algorithm; use another --workdir',
+        )
+    return checkpoints.restore(
+        step,
+        args=ocp.args.PyTreeRestore(
+            abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=partial
+        ),
+    )
 
 
 def _shapes(tree):

@@ -1,4 +1,5 @@
 """What the programs share: flags, loading a config, and exit status 2 for bad input."""
+
 import os
 import sys
 
@@ -48,10 +49,15 @@ def run(main):
 
 def _define_processes():
     """Defines the flags of several processes by hand; a TPU pod needs none."""
-    flags.DEFINE_string('coordinator', os.environ.get('JAX_COORDINATOR_ADDRESS'), 'HOST:PORT of process 0, which '
-                        'listens there; or JAX_COORDINATOR_ADDRESS. Not needed on TPU pods.')
-    for name, variable, text in [('processes', 'JAX_NUM_PROCESSES', 'How many processes train as one'),
-                                 ('process', 'JAX_PROCESS_ID', 'Which of them this is, counted from 0')]:
+    flags.DEFINE_string(
+        'coordinator',
+        os.environ.get('JAX_COORDINATOR_ADDRESS'),
+        'HOST:PORT of process 0, which listens there; or JAX_COORDINATOR_ADDRESS. Not needed on TPU pods.',
+    )
+    for name, variable, text in [
+        ('processes', 'JAX_NUM_PROCESSES', 'How many processes train as one'),
+        ('process', 'JAX_PROCESS_ID', 'Which of them this is, counted from 0'),
+    ]:
         flags.DEFINE_integer(name, os.environ.get(variable), f'{text}; or {variable}.')
 
 

@@ -4,6 +4,7 @@ A loop around sampling and scoring. What it keeps between steps lies in TrainSta
 draws the same: position, how many prompts were visited; tries and hits of each example, for the curriculum; and
 kept, groups of earlier steps, left over by resample or for replay.
 """
+
 from collections.abc import Callable
 import functools
 from typing import NamedTuple
@@ -28,16 +29,16 @@ class Draw(NamedTuple):
 
     examples: list[Example]
     rollout: Rollout
-    results: Callable    # () -> rewards.Scored
-    counts: dict         # what it took, by name
+    results: Callable  # () -> rewards.Scored
+    counts: dict  # what it took, by name
 
 
 class Group(NamedTuple):
     """Completions of one prompt, on the host."""
 
     example: Example
-    rollout: Rollout     # of G rows
-    since: int           # step that sampled them
+    rollout: Rollout  # of G rows
+    since: int  # step that sampled them
     rewarded: rewards.Rewards
 
     @property
@@ -59,8 +60,9 @@ class Collector:
         _check(section, experiment.reward_functions)
         fields = READ_FROM_DATA.get(section['source'])
         self._imitates = fields is not None
-        self._dataset, self._completions = (demonstrations.find(experiment, fields) if fields
-                                            else (experiment.load('train'), None))
+        self._dataset, self._completions = (
+            demonstrations.find(experiment, fields) if fields else (experiment.load('train'), None)
+        )
         self.sample = None if self._imitates else experiment.sampler(shapes.group_size)
 
     @property
@@ -97,37 +99,53 @@ class Collector:
             left = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
             alive = alive + self._again_of(kept, prompts - len(alive), step)
         else:
-            left = alive[prompts:2 * prompts]
+            left = alive[prompts : 2 * prompts]
         if self._keeps:
             aux['kept'] = self._store(left)
         batch = (alive + dead)[:prompts]
         useful = sum(int(group.rewarded.lengths.sum()) for group in alive[:prompts] if group.since == step)
-        counts = {'draws': index + 1, 'groups_of_earlier_steps': sum(group.since < step for group in batch),
-                  'wasted_tokens': tokens - useful}
-        rollout, rewarded = jax.tree.map(lambda *rows: np.concatenate(rows),
-                                       *((group.rollout, group.rewarded) for group in batch))
-        return Draw([group.example for group in batch], batches.put_rows(rollout, self._ex.mesh), lambda: rewarded,
-                    counts), state.replace(aux=aux)
+        counts = {
+            'draws': index + 1,
+            'groups_of_earlier_steps': sum(group.since < step for group in batch),
+            'wasted_tokens': tokens - useful,
+        }
+        rollout, rewarded = jax.tree.map(
+            lambda *rows: np.concatenate(rows), *((group.rollout, group.rewarded) for group in batch)
+        )
+        return Draw(
+            [group.example for group in batch], batches.put_rows(rollout, self._ex.mesh), lambda: rewarded, counts
+        ), state.replace(aux=aux)
 
     def _draw(self, state, aux, index, progress):
         """Draw of the next prompts, scored while others still decode; moves aux on."""
         experiment, shapes = self._ex, self._shapes
-        chosen, position = data.walk(experiment.config.seed, int(aux['position']), shapes.prompts, self._retired(aux),
-                                     self._dataset.parts)
+        chosen, position = data.walk(
+            experiment.config.seed, int(aux['position']), shapes.prompts, self._retired(aux), self._dataset.parts
+        )
         aux['position'] = jnp.int32(position)
         examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, experiment.pad_token)
         if self._imitates:
             rollout = demonstrations.as_rollout(experiment, self._dataset, self._completions, chosen, shapes)
-            draw = Draw(examples, batches.put_rows(rollout, experiment.mesh), lambda: self._score(examples, rollout), {})
+            draw = Draw(
+                examples, batches.put_rows(rollout, experiment.mesh), lambda: self._score(examples, rollout), {}
+            )
         else:
-            stream = rewards.RewardStream(experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer)
+            stream = rewards.RewardStream(
+                experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer
+            )
             params = state.params
             if self._section['source'] == 'reference':  # which may wait in the hosts' memory
                 params = jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, params))
             # a prompt may come twice in a step; its noise must not
             key = jax.random.fold_in(experiment.key, index) if index else experiment.key
-            rollout = self.sample(params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
-                                  finished=stream.add, progress=progress)
+            rollout = self.sample(
+                params,
+                batches.put_rows(prompts, experiment.mesh),
+                key,
+                int(state.step),
+                finished=stream.add,
+                progress=progress,
+            )
             results = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
             draw = Draw(examples, rollout, results, {})
         if self._section['retire_above']:
@@ -188,8 +206,12 @@ def aux_of(section, shapes, count):
         found |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
     if _keeps(section):
         numbers = jax.ShapeDtypeStruct((shapes.prompts,), jnp.int32)
-        found['kept'] = {'rollout': batches.abstract_rollout(shapes, None), 'index': numbers, 'since': numbers,
-                         'filled': numbers}
+        found['kept'] = {
+            'rollout': batches.abstract_rollout(shapes, None),
+            'index': numbers,
+            'since': numbers,
+            'filled': numbers,
+        }
     return found
 
 
@@ -201,16 +223,26 @@ def _keeps(section):
 def _check(section, reward_functions):
     """BadInput for settings that cannot work."""
     if section['retire_above'] and not reward_functions.verifier:
-        raise BadInput('algorithm.retire_above', section['retire_above'], 'needs a reward.verifier to know pass rates; '
-                       'name one, or use 0')
+        raise BadInput(
+            'algorithm.retire_above',
+            section['retire_above'],
+            'needs a reward.verifier to know pass rates; name one, or use 0',
+        )
     if section['max_draws'] < 1:
         raise BadInput('algorithm.max_draws', section['max_draws'], 'must be at least 1')
     if section['dead_groups'] == 'replay' and section['max_staleness'] < 1:
-        raise BadInput('algorithm.max_staleness', section['max_staleness'], 'must be at least 1 for replay: groups of '
-                       'the same step are none')
+        raise BadInput(
+            'algorithm.max_staleness',
+            section['max_staleness'],
+            'must be at least 1 for replay: groups of the same step are none',
+        )
     if _keeps(section) and section['ratio_base'] == 'old' and section['correction'] == 'none':
-        raise BadInput('algorithm.max_staleness', section['max_staleness'], 'lets in completions of older policies, '
-                       'and nothing accounts for them; set a correction, like truncated, or ratio_base=\'sampler\'')
+        raise BadInput(
+            'algorithm.max_staleness',
+            section['max_staleness'],
+            'lets in completions of older policies, '
+            "and nothing accounts for them; set a correction, like truncated, or ratio_base='sampler'",
+        )
 
 
 def _groups(draw, step):

@@ -1,4 +1,5 @@
 """Demonstrations: completions that come with the data, in the form of a rollout."""
+
 import logging
 
 import numpy as np
@@ -29,14 +30,20 @@ def read(experiment, split, fields, encode):
     dataset, most = experiment.load(split), experiment.config.rollout.max_tokens
     have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
     if not have:
-        raise BadInput('data.name', experiment.config.data.name, f'has no example with {" and ".join(fields)}; use another, '
-                       'or supervised.steps=0 and algorithm.source=\'policy\'')
+        raise BadInput(
+            'data.name',
+            experiment.config.data.name,
+            f'has no example with {" and ".join(fields)}; use another, '
+            "or supervised.steps=0 and algorithm.source='policy'",
+        )
     completions = {i: encode(dataset.examples[i]) for i in have}
     kept = [i for i in have if max(map(len, completions[i])) <= most]
     if not kept:
         raise BadInput('rollout.max_tokens', most, 'is shorter than every demonstration')
-    for count, reason in [(len(dataset.examples) - len(have), f'lack {" or ".join(fields)}'),
-                          (len(have) - len(kept), f'are longer than rollout.max_tokens={most}')]:
+    for count, reason in [
+        (len(dataset.examples) - len(have), f'lack {" or ".join(fields)}'),
+        (len(have) - len(kept), f'are longer than rollout.max_tokens={most}'),
+    ]:
         if count:
             logging.warning('%d of %d examples %s and are left out', count, len(dataset.examples), reason)
     return data.pick(dataset, kept), [completions[i] for i in kept]
@@ -49,9 +56,15 @@ def as_rollout(experiment, dataset, completions, chosen, shapes):
     tokens = np.full((len(ids), shapes.tokens), experiment.pad_token, np.int32)
     mask = np.zeros(tokens.shape, bool)
     for row, kept in enumerate(ids):
-        tokens[row, :len(kept)] = kept
-        mask[row, :len(kept)] = True
+        tokens[row, : len(kept)] = kept
+        mask[row, : len(kept)] = True
     before, prompt_mask = (np.repeat(x, shapes.group_size, 0) for x in (prompts.tokens, prompts.mask))
-    return Rollout(tokens=np.concatenate([before, tokens], 1), prompt_mask=prompt_mask, completion_mask=mask,
-                   logprobs=np.zeros(tokens.shape, np.float32), truncated=np.zeros(len(tokens), bool),
-                   version=np.zeros(tokens.shape, np.int32), forced=np.zeros(tokens.shape, bool))
+    return Rollout(
+        tokens=np.concatenate([before, tokens], 1),
+        prompt_mask=prompt_mask,
+        completion_mask=mask,
+        logprobs=np.zeros(tokens.shape, np.float32),
+        truncated=np.zeros(len(tokens), bool),
+        version=np.zeros(tokens.shape, np.int32),
+        forced=np.zeros(tokens.shape, bool),
+    )

@@ -1,4 +1,5 @@
 """What a config and a workdir stand for: the checked config, the model, its tokenizer and the mesh."""
+
 import json
 import logging
 import os
@@ -28,16 +29,17 @@ class Experiment(NamedTuple):
 
     config: Any
     workdir: str
-    folder: str               # of the model
+    folder: str  # of the model
     model_config: transformer.ModelConfig
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     pad_token: int
     mesh: jax.sharding.Mesh
     reward_functions: rewards.RewardFunctions
-    samplers: dict            # built so far, by what sets them apart
+    samplers: dict  # built so far, by what sets them apart
 
-    ahead = True              # programs are compiled when they are made
+    ahead = True  # programs are compiled when they are made
+
     @property
     def dtype(self):
         """The dtype of computation."""
@@ -56,10 +58,22 @@ class Experiment(NamedTuple):
         """The sampler.Sampling of config.rollout."""
         rollout = self.config.rollout
         end = self.tokenizer.encode(rollout.thinking_end, add_special_tokens=False) if rollout.thinking_tokens else ()
-        options = {name: rollout[name] for name in ('temperature', 'max_tokens', 'top_p', 'top_k', 'min_p',
-                                                    'repetition_penalty', 'min_tokens', 'thinking_tokens')}
-        return sampler.Sampling(**options | dict(stop_tokens=self.stop_tokens, pad_token=self.pad_token,
-                                                 thinking_end=tuple(end)) | changes)
+        options = {
+            name: rollout[name]
+            for name in (
+                'temperature',
+                'max_tokens',
+                'top_p',
+                'top_k',
+                'min_p',
+                'repetition_penalty',
+                'min_tokens',
+                'thinking_tokens',
+            )
+        }
+        return sampler.Sampling(
+            **options | dict(stop_tokens=self.stop_tokens, pad_token=self.pad_token, thinking_end=tuple(end)) | changes
+        )
 
     def sampler(self, group_size, **changes):
         """The sampler.engine.Engine of data.prompts_per_step prompts; changes replace fields of its Sampling."""
@@ -68,9 +82,18 @@ class Experiment(NamedTuple):
             rollout = self.config.rollout
             shapes = self.shapes(self.config.data.prompts_per_step, group_size)
             self.samplers[which] = make_sampler(
-                self.model_config, self.mesh, shapes, self.sampling(**changes), self.automata(), dtype=self.dtype,
-                cache_dtype=rollout.cache_dtype or self.dtype, weights_dtype=rollout.weights_dtype or self.dtype,
-                budget=int(rollout.cache_gib * 2 ** 30), kernels=rollout.kernels, ahead=self.ahead)
+                self.model_config,
+                self.mesh,
+                shapes,
+                self.sampling(**changes),
+                self.automata(),
+                dtype=self.dtype,
+                cache_dtype=rollout.cache_dtype or self.dtype,
+                weights_dtype=rollout.weights_dtype or self.dtype,
+                budget=int(rollout.cache_gib * 2**30),
+                kernels=rollout.kernels,
+                ahead=self.ahead,
+            )
         return self.samplers[which]
 
     def learner(self, algorithm, shapes, collected):
@@ -78,9 +101,17 @@ class Experiment(NamedTuple):
         config = self.config
         updates = config.steps * config.learner.epochs * config.learner.minibatches
         return make_learner(
-            self.model_config, algorithm, optimizers.make(config.optimizer, updates), self.mesh, shapes, collected=collected,
-            critic_optimizer=optimizers.make(config.critic, updates), value_clip=config.algorithm.value_clip,
-            critic_warmup=config.algorithm.critic_warmup, **self.learning())
+            self.model_config,
+            algorithm,
+            optimizers.make(config.optimizer, updates),
+            self.mesh,
+            shapes,
+            collected=collected,
+            critic_optimizer=optimizers.make(config.critic, updates),
+            value_clip=config.algorithm.value_clip,
+            critic_warmup=config.algorithm.critic_warmup,
+            **self.learning(),
+        )
 
     def automata(self):
         """Tables of sampler.stops for the strings that end a completion or its thinking."""
@@ -97,10 +128,22 @@ class Experiment(NamedTuple):
     def learning(self, **changes):
         """The options of make_learner, from config.learner."""
         learner = self.config.learner
-        return dict(epochs=learner.epochs, minibatches=learner.minibatches, microbatches=learner.microbatches,
-                    pack_columns=learner.pack_columns, pack_rows=learner.pack_rows, chunk=learner.chunk,
-                    remat=learner.remat, offload=tuple(learner.offload), dtype=self.dtype, ahead=self.ahead,
-                    temperature=self.config.rollout.temperature) | changes
+        return (
+            dict(
+                epochs=learner.epochs,
+                minibatches=learner.minibatches,
+                microbatches=learner.microbatches,
+                pack_columns=learner.pack_columns,
+                pack_rows=learner.pack_rows,
+                chunk=learner.chunk,
+                remat=learner.remat,
+                offload=tuple(learner.offload),
+                dtype=self.dtype,
+                ahead=self.ahead,
+                temperature=self.config.rollout.temperature,
+            )
+            | changes
+        )
 
     def load(self, split):
         """The Dataset of a split."""
@@ -138,32 +181,53 @@ def check_context(config, folder):
     """BadInput when prompts and completions are longer than the model in the folder can read."""
     columns, most = config.data.max_prompt_tokens + config.rollout.max_tokens, hf.context_length(folder)
     if columns > most:
-        raise BadInput('data.max_prompt_tokens + rollout.max_tokens', columns,
-                       f'is beyond the model\'s context of {most} positions; lower one')
+        raise BadInput(
+            'data.max_prompt_tokens + rollout.max_tokens',
+            columns,
+            f"is beyond the model's context of {most} positions; lower one",
+        )
 
 
 def check(config):
     """BadInput for a setting that cannot work, whatever the model."""
     rollout = config.rollout
-    for name, neutral in [('top_p', 1.0), ('top_k', 0), ('min_p', 0.0), ('repetition_penalty', 1.0), ('min_tokens', 0),
-                          ('cache_dtype', ''), ('weights_dtype', '')]:
+    for name, neutral in [
+        ('top_p', 1.0),
+        ('top_k', 0),
+        ('min_p', 0.0),
+        ('repetition_penalty', 1.0),
+        ('min_tokens', 0),
+        ('cache_dtype', ''),
+        ('weights_dtype', ''),
+    ]:
         # the logprobs of a quantized sampler are its own, so a correction knows the difference
-        corrected = name.endswith('_dtype') and (config.algorithm.correction != 'none'
-                                                 or config.algorithm.ratio_base == 'sampler')
+        corrected = name.endswith('_dtype') and (
+            config.algorithm.correction != 'none' or config.algorithm.ratio_base == 'sampler'
+        )
         if rollout[name] != neutral and not rollout.accept_bias and not corrected:
-            raise BadInput(f'rollout.{name}', rollout[name], 'samples from another distribution than the one that is '
-                           f'trained, which biases the gradient; use {neutral!r} or set rollout.accept_bias=True')
+            raise BadInput(
+                f'rollout.{name}',
+                rollout[name],
+                'samples from another distribution than the one that is '
+                f'trained, which biases the gradient; use {neutral!r} or set rollout.accept_bias=True',
+            )
     for name in ('cache_dtype', 'weights_dtype'):
         if rollout[name] not in ('', 'int8'):
-            raise BadInput(f'rollout.{name}', rollout[name], 'choose int8, or \'\' for model.dtype')
+            raise BadInput(f'rollout.{name}', rollout[name], "choose int8, or '' for model.dtype")
     if rollout.kernels not in ('auto', 'on', 'off'):
         raise BadInput('rollout.kernels', rollout.kernels, 'choose auto, on or off')
     if '' in rollout.stop_strings or (rollout.thinking_tokens and not rollout.thinking_end):
-        raise BadInput('rollout.stop_strings, thinking_end', (rollout.stop_strings, rollout.thinking_end),
-                       'an empty string is everywhere; leave it out')
+        raise BadInput(
+            'rollout.stop_strings, thinking_end',
+            (rollout.stop_strings, rollout.thinking_end),
+            'an empty string is everywhere; leave it out',
+        )
     if not 0 <= rollout.min_tokens <= rollout.max_tokens or not 0 <= rollout.thinking_tokens < rollout.max_tokens:
-        raise BadInput('rollout.min_tokens, thinking_tokens', (rollout.min_tokens, rollout.thinking_tokens),
-                       f'must lie between 0 and rollout.max_tokens = {rollout.max_tokens}')
+        raise BadInput(
+            'rollout.min_tokens, thinking_tokens',
+            (rollout.min_tokens, rollout.thinking_tokens),
+            f'must lie between 0 and rollout.max_tokens = {rollout.max_tokens}',
+        )
     if rollout.repetition_penalty <= 0:
         raise BadInput('rollout.repetition_penalty', rollout.repetition_penalty, 'must be above 0')
     if rollout.cache_gib < 0:
@@ -179,15 +243,18 @@ def check(config):
     if set(config.learner.offload) - {'optimizer', 'reference'}:
         raise BadInput('learner.offload', config.learner.offload, 'choose from optimizer and reference')
     reference.check(config.algorithm)
-    for name, value, least in [('steps', config.steps, 1), ('rollout.group_size', rollout.group_size, 1),
-                               ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
-                               ('data.prompts_per_step', config.data.prompts_per_step, 1),
-                               ('rollout.max_tokens', rollout.max_tokens, 1),
-                               ('learner.epochs', config.learner.epochs, 1),
-                               ('learner.minibatches', config.learner.minibatches, 1),
-                               ('learner.microbatches', config.learner.microbatches, 1),
-                               ('learner.chunk', config.learner.chunk, 1),
-                               ('checkpoint.every', config.checkpoint.every, 1)]:
+    for name, value, least in [
+        ('steps', config.steps, 1),
+        ('rollout.group_size', rollout.group_size, 1),
+        ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
+        ('data.prompts_per_step', config.data.prompts_per_step, 1),
+        ('rollout.max_tokens', rollout.max_tokens, 1),
+        ('learner.epochs', config.learner.epochs, 1),
+        ('learner.minibatches', config.learner.minibatches, 1),
+        ('learner.microbatches', config.learner.microbatches, 1),
+        ('learner.chunk', config.learner.chunk, 1),
+        ('checkpoint.every', config.checkpoint.every, 1),
+    ]:
         if value < least:
             raise BadInput(name, value, f'must be at least {least}')
 

@@ -1,4 +1,5 @@
 """What a run writes down: metrics.jsonl, timings.jsonl, TensorBoard, rollout dumps, and the progress bar."""
+
 import json
 import os
 import sys
@@ -87,9 +88,10 @@ class Writer:
 def completions_of(tokenizer, rollout):
     """(texts, truncated bool[B], lengths i64[B]) of a rollout, on the host; special tokens are not shown."""
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
-    tokens = tokens[:, -mask.shape[1]:]
-    texts = tokenizer.batch_decode([row[kept] for row, kept in zip(tokens, mask, strict=True)],
-                                   skip_special_tokens=True)
+    tokens = tokens[:, -mask.shape[1] :]
+    texts = tokenizer.batch_decode(
+        [row[kept] for row, kept in zip(tokens, mask, strict=True)], skip_special_tokens=True
+    )
     return texts, truncated, mask.sum(1)
 
 
@@ -98,8 +100,13 @@ def of_completions(rewarded):
     lengths = rewarded.lengths
     row = {f'reward/{name}': np.nanmean(values) for name, values in rewarded.parts.items()}
     row |= {f'reward_{name}': failed.mean() for name, failed in rewarded.failures.items()}
-    return row | {'length': lengths.mean(), 'length_p95': np.quantile(lengths, 0.95), 'length_longest': lengths.max(),
-                  'truncated': rewarded.truncated.mean(), 'tokens': lengths.sum()}
+    return row | {
+        'length': lengths.mean(),
+        'length_p95': np.quantile(lengths, 0.95),
+        'length_longest': lengths.max(),
+        'truncated': rewarded.truncated.mean(),
+        'tokens': lengths.sum(),
+    }
 
 
 def of_sampler(engine):
@@ -107,8 +114,13 @@ def of_sampler(engine):
     if engine is None:
         return {}
     stats = engine.stats
-    return {'sampler/steps': stats.steps, 'sampler/utilisation': stats.utilisation, 'sampler/waves': stats.waves,
-            'sampler/parked': stats.parked, 'sampler/cache_mib': stats.peak_bytes / 2 ** 20}
+    return {
+        'sampler/steps': stats.steps,
+        'sampler/utilisation': stats.utilisation,
+        'sampler/waves': stats.waves,
+        'sampler/parked': stats.parked,
+        'sampler/cache_mib': stats.peak_bytes / 2**20,
+    }
 
 
 def speed_of_sampler(engine):
@@ -128,10 +140,18 @@ def rollout_rows(examples, rewarded, experience):
     group = len(rewarded.texts) // len(examples)
     advantages = processes.fetch(experience.advantages)
     owners = [examples[i // group] for i in range(len(rewarded.texts))]
-    return [{'id': owners[i].id, 'prompt': owners[i].prompt, 'answer': owners[i].answer,
-             'completion': text, 'reward': round_trip(rewarded.rewards[i]),
-             'parts': {name: round_trip(values[i]) for name, values in rewarded.parts.items()},
-             'advantage': round_trip(advantages[i, 0])} for i, text in enumerate(rewarded.texts)]
+    return [
+        {
+            'id': owners[i].id,
+            'prompt': owners[i].prompt,
+            'answer': owners[i].answer,
+            'completion': text,
+            'reward': round_trip(rewarded.rewards[i]),
+            'parts': {name: round_trip(values[i]) for name, values in rewarded.parts.items()},
+            'advantage': round_trip(advantages[i, 0]),
+        }
+        for i, text in enumerate(rewarded.texts)
+    ]
 
 
 class Stopwatch:
@@ -194,9 +214,13 @@ class _Progress:
         self._first, self._bar = first_step, None
         if sys.stderr.isatty():
             self._bar = rich.progress.Progress(
-                rich.progress.TextColumn('{task.description}'), rich.progress.BarColumn(),
-                rich.progress.MofNCompleteColumn(), rich.progress.TextColumn('{task.fields[shown]}'),
-                rich.progress.TimeRemainingColumn(), console=rich.console.Console(stderr=True))
+                rich.progress.TextColumn('{task.description}'),
+                rich.progress.BarColumn(),
+                rich.progress.MofNCompleteColumn(),
+                rich.progress.TextColumn('{task.fields[shown]}'),
+                rich.progress.TimeRemainingColumn(),
+                console=rich.console.Console(stderr=True),
+            )
             self._bar.start()
             self._task = self._bar.add_task(title, total=steps, completed=first_step, shown='')
 

@@ -1,4 +1,5 @@
 """When the reference policy is renewed, and how: through a checkpoint of the policy."""
+
 import jax
 import jax.numpy as jnp
 
@@ -14,8 +15,12 @@ def check(section):
     if schedule not in SCHEDULES:
         raise BadInput('algorithm.reference', schedule, 'choose one of ' + ', '.join(SCHEDULES))
     if (schedule == 'frozen') != (every == 0) or every < 0:
-        raise BadInput('algorithm.reference_every', every, f'does not fit algorithm.reference={schedule!r}: '
-                       'use 0 with frozen, and 1 or more steps with hard and polyak')
+        raise BadInput(
+            'algorithm.reference_every',
+            every,
+            f'does not fit algorithm.reference={schedule!r}: '
+            'use 0 with frozen, and 1 or more steps with hard and polyak',
+        )
     if not 0 < mix <= 1:
         raise BadInput('algorithm.reference_mix', mix, 'is the share of the policy; choose above 0 and at most 1')
 

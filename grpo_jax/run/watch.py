@@ -1,4 +1,5 @@
 """What may end a loop before its last step: SIGTERM, and a step that hangs."""
+
 import faulthandler
 import os
 import signal
@@ -49,6 +50,10 @@ class Watch:
 def _hang(name, limit):
     """Says where every thread is, and ends the process."""
     faulthandler.dump_traceback(all_threads=True)
-    print(f'error: {name} has taken more than log.hang_after = {limit:g} s; the stacks of all threads are above; the '
-          'same command goes on from the last checkpoint', file=sys.stderr, flush=True)
+    print(
+        f'error: {name} has taken more than log.hang_after = {limit:g} s; the stacks of all threads are above; the '
+        'same command goes on from the last checkpoint',
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(HUNG)

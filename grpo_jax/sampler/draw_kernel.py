@@ -5,6 +5,7 @@ chips of two cores they are written to main memory, copied and read again. Here 
 vocabulary's vectors on the chip and carries on what is known: the best noisy logit, and the sum over all. The noise is
 that of `jax.random.gumbel` with the row's key, bit for bit up to its logarithms.
 """
+
 import functools
 
 import jax
@@ -17,18 +18,23 @@ import numpy as np
 from grpo_jax.models import pallas
 from grpo_jax.models.attention import MASKED
 
-CORES = 2              # that share the vocabulary
-TILE = 1024            # ids at once, at most, and no more than
-TILE_BYTES = 2 ** 21   # bytes of their vectors and
-TILE_LOGITS = 2 ** 16  # logits
+CORES = 2  # that share the vocabulary
+TILE = 1024  # ids at once, at most, and no more than
+TILE_BYTES = 2**21  # bytes of their vectors and
+TILE_LOGITS = 2**16  # logits
 
 
 def fits(head, sampling, keys):
     """Whether the kernel can draw these: from the whole distribution, with the vectors and keys that it reads."""
-    (name, weights), = head.items()
-    return (not sampling.truncates and sampling.temperature > 0 and isinstance(weights, jax.Array)
-            and str(jax.random.key_impl(keys)) == 'threefry2x32' and jax.config.jax_threefry_partitionable
-            and weights.shape[name == 'lm_head'] % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0)
+    ((name, weights),) = head.items()
+    return (
+        not sampling.truncates
+        and sampling.temperature > 0
+        and isinstance(weights, jax.Array)
+        and str(jax.random.key_impl(keys)) == 'threefry2x32'
+        and jax.config.jax_threefry_partitionable
+        and weights.shape[name == 'lm_head'] % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0
+    )
 
 
 def draw(hidden, head, keys, told, temperature):
@@ -36,7 +42,7 @@ def draw(hidden, head, keys, told, temperature):
 
     head is transformer.head_weights; told i32[B] are tokens to take instead of drawn ones; -1: draw.
     """
-    (name, weights), = head.items()
+    ((name, weights),) = head.items()
     transposed, keys = name == 'lm_head', jax.random.key_data(keys)
     parts = jax.sharding.get_abstract_mesh().shape.get('tensor')
 
@@ -70,25 +76,49 @@ def _draw(hidden, weights, keys, told, part, transposed, temperature):
     whole, column = pl.BlockSpec((b, d), lambda *_: (0, 0)), pl.BlockSpec((b, 1), lambda *_: (0, 0))
     kinds = [jnp.float32, jnp.int32, *[jnp.float32] * 4]
     found = pallas.call(
-        functools.partial(_kernel, vocabulary=vocabulary, tile=tile, steps=steps, transposed=transposed,
-                          temperature=temperature),
+        functools.partial(
+            _kernel, vocabulary=vocabulary, tile=tile, steps=steps, transposed=transposed, temperature=temperature
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1, grid=(CORES, steps),
+            num_scalar_prefetch=1,
+            grid=(CORES, steps),
             in_specs=[whole, pl.BlockSpec((d, tile) if transposed else (tile, d), at), column, column, column],
-            out_specs=[pl.BlockSpec((1, b, 1), lambda core, *_: (core, 0, 0))] * len(kinds)),
+            out_specs=[pl.BlockSpec((1, b, 1), lambda core, *_: (core, 0, 0))] * len(kinds),
+        ),
         out_shape=[jax.ShapeDtypeStruct((CORES, b, 1), kind) for kind in kinds],
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
         cost_estimate=pl.CostEstimate(
-            flops=2 * b * d * vocabulary, transcendentals=3 * b * vocabulary,
-            bytes_accessed=weights.size * weights.dtype.itemsize + hidden.size * hidden.dtype.itemsize),
-        name='draw')(
-            jnp.asarray(part * vocabulary, jnp.int32)[None], hidden, weights, keys[:, :1], keys[:, 1:], told[:, None])
+            flops=2 * b * d * vocabulary,
+            transcendentals=3 * b * vocabulary,
+            bytes_accessed=weights.size * weights.dtype.itemsize + hidden.size * hidden.dtype.itemsize,
+        ),
+        name='draw',
+    )(jnp.asarray(part * vocabulary, jnp.int32)[None], hidden, weights, keys[:, :1], keys[:, 1:], told[:, None])
     return [x[..., 0] for x in found]
 
 
-def _kernel(first_id, hidden, weights, key_0, key_1, told, best, token, logit, highest, total, logit_told, *,
-            vocabulary, tile, steps, transposed, temperature):
+def _kernel(
+    first_id,
+    hidden,
+    weights,
+    key_0,
+    key_1,
+    told,
+    best,
+    token,
+    logit,
+    highest,
+    total,
+    logit_told,
+    *,
+    vocabulary,
+    tile,
+    steps,
+    transposed,
+    temperature,
+):
     """A grid step: a tile of the vocabulary joins what a core has found."""
+
     @pl.when(pl.program_id(1) == 0)
     def _():
         for ref, value in ((best, MASKED), (token, 0), (logit, 0), (highest, MASKED), (total, 0), (logit_told, 0)):
@@ -110,7 +140,8 @@ def _kernel(first_id, hidden, weights, key_0, key_1, told, best, token, logit, h
     logit_told[0] += _at(jnp.where(real, scaled, 0.0), ids, told[...])
     top = jnp.maximum(highest[0], jnp.max(scaled, -1, keepdims=True))
     total[0] = total[0] * jnp.exp(highest[0] - top) + jnp.sum(
-        jnp.where(real, jnp.exp(scaled - top), 0.0), -1, keepdims=True)
+        jnp.where(real, jnp.exp(scaled - top), 0.0), -1, keepdims=True
+    )
     highest[0] = top
 
 

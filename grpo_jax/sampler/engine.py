@@ -6,6 +6,7 @@ follow the survivors. When the cache would outgrow its budget, rows are parked (
 book) and a later wave prefills them. Rows that wait for memory form further waves. The host looks once
 a segment. Every decision is a function of numbers that all shards share, so that all processes agree.
 """
+
 import time
 from typing import NamedTuple
 
@@ -19,14 +20,14 @@ from grpo_jax.errors import BadInput
 class Plan(NamedTuple):
     """Sizes of one shard's rollout; the schedule is a function of it and of the samples' lengths."""
 
-    prompts: int               # of the step
+    prompts: int  # of the step
     group: int
-    chunks: tuple[int, ...]    # columns of the chunks, in order; together at least max_tokens
-    rows: tuple[int, ...]      # that a wave may have after shrinking, falling
-    segment: int               # steps a host visit
-    bank_columns: int          # of a prompt
-    column_bytes: int          # keys and values of one column of one row, all layers
-    budget: int                # bytes of cache; 0: unlimited
+    chunks: tuple[int, ...]  # columns of the chunks, in order; together at least max_tokens
+    rows: tuple[int, ...]  # that a wave may have after shrinking, falling
+    segment: int  # steps a host visit
+    bank_columns: int  # of a prompt
+    column_bytes: int  # keys and values of one column of one row, all layers
+    budget: int  # bytes of cache; 0: unlimited
 
     def bytes(self, banks, rows, chunks):
         """Bytes of a cache of that many prompts and rows in the first `chunks` chunks."""
@@ -35,8 +36,9 @@ class Plan(NamedTuple):
     def peak(self, banks, rows, chunks):
         """Those bytes and what shrinking adds for a moment: the next smaller copy of one piece."""
         fewer = max((n for n in self.rows if n < rows), default=0)
-        return (self.bytes(banks, rows, chunks)
-                + self.column_bytes * fewer * max(*self.chunks[:chunks], self.bank_columns))
+        return self.bytes(banks, rows, chunks) + self.column_bytes * fewer * max(
+            *self.chunks[:chunks], self.bank_columns
+        )
 
     def fits(self, banks, rows, chunks):
         """Whether that cache and every shrinking of it stay within the budget."""
@@ -44,12 +46,14 @@ class Plan(NamedTuple):
 
     def wave_prompts(self):
         """Prompts of a fresh wave: the most, dividing all, whose groups fit in one chunk."""
-        fitting = [n for n in range(1, self.prompts + 1)
-                   if self.prompts % n == 0 and self.fits(n, n * self.group, 1)]
+        fitting = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0 and self.fits(n, n * self.group, 1)]
         if not fitting or not self.fits(1, 1, len(self.chunks)):
             least = max(self.peak(1, self.group, 1), self.peak(1, 1, len(self.chunks)))
-            raise BadInput('rollout.cache_gib', self.budget / 2 ** 30,
-                           f'holds not even one group; at least {least / 2 ** 30:.3g} are needed')
+            raise BadInput(
+                'rollout.cache_gib',
+                self.budget / 2**30,
+                f'holds not even one group; at least {least / 2**30:.3g} are needed',
+            )
         return fitting[-1]
 
     def reopened_rows(self, waiting, chunks):
@@ -84,7 +88,7 @@ def plan(*, prompts, group, max_tokens, block, segment, halvings, bank_columns, 
         while sum(chunks) < columns:
             chunks.append(min(sum(chunks), columns - sum(chunks)))
     # a rollout of a segment or two ends before shrinking could pay for the programs
-    while size > 1 and ((size * 2 ** halvings > total and max_tokens > 2 * segment) or not whole.fits(size, size, 1)):
+    while size > 1 and ((size * 2**halvings > total and max_tokens > 2 * segment) or not whole.fits(size, size, 1)):
         size = -(-size // 2)
         rows.append(size)
     return whole._replace(chunks=tuple(chunks), rows=tuple(rows))
@@ -93,13 +97,13 @@ def plan(*, prompts, group, max_tokens, block, segment, halvings, bank_columns, 
 class Stats(NamedTuple):
     """What a rollout cost."""
 
-    steps: int          # decode steps, one after another
-    slot_steps: int     # sum over steps of the slots decoded (of one shard, times shards)
+    steps: int  # decode steps, one after another
+    slot_steps: int  # sum over steps of the slots decoded (of one shard, times shards)
     tokens: int
-    peak_bytes: int     # of cache, the most at any time, per shard
+    peak_bytes: int  # of cache, the most at any time, per shard
     waves: int
-    parked: int         # times that a row left a wave unfinished
-    bytes_read: int     # weights and live cache over all steps, per device: the least that decoding must read
+    parked: int  # times that a row left a wave unfinished
+    bytes_read: int  # weights and live cache over all steps, per device: the least that decoding must read
     seconds: float
 
     @property
@@ -152,7 +156,7 @@ class Engine:
         The oracle of the sampler: with the same weights the logprobs are bit-equal, since the same programs
         run on the same shapes.
         """
-        tokens = rollout.tokens[:, rollout.prompt_mask.shape[1]:]
+        tokens = rollout.tokens[:, rollout.prompt_mask.shape[1] :]
         given = jnp.where(rollout.completion_mask, tokens, -1)
         return self(params, prompts, key, rollout.version[0, 0], given=given)
 
@@ -296,5 +300,5 @@ def _hand_on(ended, handed, finished):
     """bool[B] of rows handed on so far, after calling finished(row, tokens, truncated) for those that are new."""
     rows, tokens, count, done, truncated = ended
     for i in np.flatnonzero(done & ~handed):
-        finished(int(rows[i]), tokens[i, :count[i]], bool(truncated[i]))
+        finished(int(rows[i]), tokens[i, : count[i]], bool(truncated[i]))
     return handed | done

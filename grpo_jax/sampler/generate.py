@@ -1,4 +1,5 @@
 """A rollout as one pure function: the whole batch in one wave, in one loop, without a schedule."""
+
 import jax
 import jax.numpy as jnp
 
@@ -33,7 +34,16 @@ def generate(params, prompts, keys, version, c, sampling, tables, *, block, limi
     """
     given = jnp.full((keys.shape[0], sampling.max_tokens), -1, jnp.int32)
     book = waves.new_book(prompts, keys, given, sampling.max_tokens if limit is None else limit, tables)
-    wave = waves.open_groups(params, book, 0, c, sampling, prompts=prompts.ids.shape[0],
-                             columns=sampling.max_tokens, block=block, dtype=params['final_norm'].dtype)
+    wave = waves.open_groups(
+        params,
+        book,
+        0,
+        c,
+        sampling,
+        prompts=prompts.ids.shape[0],
+        columns=sampling.max_tokens,
+        block=block,
+        dtype=params['final_norm'].dtype,
+    )
     _, book, _ = waves.segment(params, wave, book, tables, version, c, sampling, steps=sampling.max_tokens)
     return waves.finish(book, sampling.pad_token)

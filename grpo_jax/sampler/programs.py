@@ -3,6 +3,7 @@
 `shard_map` over the axes of rows makes the decode loops independent: they have no collectives but those of
 the tensor axis, which is left to the partitioner, and each ends when its own rows do.
 """
+
 import concurrent.futures
 import functools
 import math
@@ -28,7 +29,13 @@ from grpo_jax.types import Prompts
 ROWS, CHUNKS, SAME = PartitionSpec(ROW_AXES), PartitionSpec(None, None, ROW_AXES), PartitionSpec()
 WAVE = waves.Wave(
     cache=kv_cache.KVCache(prompt=CHUNKS, prompt_start=ROWS, chunks=CHUNKS, start=ROWS, length=ROWS),
-    rows=ROWS, last=ROWS, live=ROWS, thinking=ROWS, states=ROWS, seen=ROWS)
+    rows=ROWS,
+    last=ROWS,
+    live=ROWS,
+    thinking=ROWS,
+    states=ROWS,
+    seen=ROWS,
+)
 # by platform: steps between two looks of the host, columns that attention reads at once, and how far the rows of
 # a wave are halved (a CPU pays for each row; an accelerator reads the weights, whatever the rows)
 SEGMENT = {'cpu': 32, 'gpu': 64, 'tpu': 64}
@@ -45,8 +52,22 @@ def make_sampler(c, mesh, shapes, sampling, tables, **options):
     return make_engine(c, mesh, shapes, sampling, tables, **options)
 
 
-def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weights_dtype, budget, kernels='auto',
-                block=None, segment=None, ahead=True):
+def make_engine(
+    c,
+    mesh,
+    shapes,
+    sampling,
+    tables,
+    *,
+    dtype,
+    cache_dtype,
+    weights_dtype,
+    budget,
+    kernels='auto',
+    block=None,
+    segment=None,
+    ahead=True,
+):
     """sampler.engine.Engine for `shapes` on the mesh, with every program that a rollout can reach compiled.
 
     sampling is a sampler.Sampling; tables are its automata (sampler.stops), perhaps abstract. dtype is that of
@@ -57,11 +78,29 @@ def make_engine(c, mesh, shapes, sampling, tables, *, dtype, cache_dtype, weight
     platform = mesh.devices.flat[0].platform
     blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
     block = min(block or BLOCK[platform], -(-shapes.tokens // (8 * blocks)) * 8)
-    built = SamplerPrograms(c, mesh, shapes, sampling, tables, block=block, dtype=jnp.dtype(dtype),
-                     cache_dtype=jnp.dtype(cache_dtype), weights_dtype=jnp.dtype(weights_dtype), kernels=kernels)
-    plan = engine.plan(prompts=shapes.prompts // built.shards, group=shapes.group_size, max_tokens=shapes.tokens,
-                       block=block, segment=segment or SEGMENT[platform], halvings=HALVINGS[platform], budget=budget,
-                       bank_columns=waves.bank_columns(shapes.queries, block), column_bytes=built.column_bytes())
+    built = SamplerPrograms(
+        c,
+        mesh,
+        shapes,
+        sampling,
+        tables,
+        block=block,
+        dtype=jnp.dtype(dtype),
+        cache_dtype=jnp.dtype(cache_dtype),
+        weights_dtype=jnp.dtype(weights_dtype),
+        kernels=kernels,
+    )
+    plan = engine.plan(
+        prompts=shapes.prompts // built.shards,
+        group=shapes.group_size,
+        max_tokens=shapes.tokens,
+        block=block,
+        segment=segment or SEGMENT[platform],
+        halvings=HALVINGS[platform],
+        budget=budget,
+        bank_columns=waves.bank_columns(shapes.queries, block),
+        column_bytes=built.column_bytes(),
+    )
     made = engine.Engine(plan, built, built.shards)
     if ahead and not jax.config.jax_disable_jit:
         built.compile_all(made.visit_all)
@@ -75,9 +114,12 @@ class SamplerPrograms:
         self.shards = int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
         self._c, self._mesh, self._shapes, self._sampling = c, mesh, shapes, sampling
         everywhere = specs.replicated(mesh)
-        self._tables = {name: compiled.abstract(table.shape, table.dtype, everywhere)
-                        if isinstance(table, jax.ShapeDtypeStruct) else processes.put(table, everywhere)
-                        for name, table in tables.items()}
+        self._tables = {
+            name: compiled.abstract(table.shape, table.dtype, everywhere)
+            if isinstance(table, jax.ShapeDtypeStruct)
+            else processes.put(table, everywhere)
+            for name, table in tables.items()
+        }
         self._dtype, self._weights_dtype = dtype, weights_dtype
         self._cut_heads = c.kv_heads % mesh.shape['tensor'] == 0
         self._cache = dict(block=block, dtype=cache_dtype, flat=self._in_kernels(kernels, block, cache_dtype))
@@ -91,8 +133,9 @@ class SamplerPrograms:
             'an int8 cache': cache_dtype == jnp.int8,
             f'{self._c.kv_heads} heads of keys on mesh.tensor = {parts}': not self._cut_heads,
             f'blocks of {block} columns, which 16 does not divide': block % decode_kernel.LINES,
-            'heads of keys on a device that do not fill 128 lanes':
-                device.platform == 'tpu' and self._c.kv_heads // parts * self._c.head_dim % decode_kernel.LANES}
+            'heads of keys on a device that do not fill 128 lanes': device.platform == 'tpu'
+            and self._c.kv_heads // parts * self._c.head_dim % decode_kernel.LANES,
+        }
         reasons = [reason for reason, found in hindered.items() if found]
         if wanted == 'on' and reasons:
             raise BadInput('rollout.kernels', wanted, f'cannot work with {reasons[0]}; choose auto')
@@ -131,8 +174,12 @@ class SamplerPrograms:
         """Abstract (params, prompts, key) of a call."""
         rows = specs.rows(self._mesh)
         p, q = self._shapes.prompts, self._shapes.queries
-        prompts = Prompts(*(compiled.abstract(shape, kind, rows)
-                            for shape, kind in (((p, q), jnp.int32), ((p, q), bool), ((p,), jnp.int32))))
+        prompts = Prompts(
+            *(
+                compiled.abstract(shape, kind, rows)
+                for shape, kind in (((p, q), jnp.int32), ((p, q), bool), ((p,), jnp.int32))
+            )
+        )
         key = compiled.abstract((), jax.random.key(0).dtype, specs.replicated(self._mesh))
         return compiled.abstract_params(transformer.param_table(self._c), self._mesh), prompts, key
 
@@ -151,7 +198,8 @@ class SamplerPrograms:
             layers = jax.lax.map(lambda layer: whole(layer, layout['layers']), layers)
             rest = {name: p for name, p in params.items() if name != 'layers'}
             return whole(rest, {name: layout[name] for name in rest}) | {
-                'layers': jax.tree.map(lambda p: p[:, 0], layers)}
+                'layers': jax.tree.map(lambda p: p[:, 0], layers)
+            }
 
         result = layout
         if self._weights_dtype == jnp.int8:
@@ -168,14 +216,23 @@ class SamplerPrograms:
             return waves.new_book(prompts, keys, given, limit, tuple(self._tables))
 
         extra = () if given is None else (given,)
-        return self._call('book of given tokens' if extra else 'book', new_book, prompts, key, np.int32(step),
-                          self._limit(limit), *extra)
+        return self._call(
+            'book of given tokens' if extra else 'book',
+            new_book,
+            prompts,
+            key,
+            np.int32(step),
+            self._limit(limit),
+            *extra,
+        )
 
     def book_of(self, rollout, prompts, key, limit):
         """waves.book_of, with keys of ids and of the step in which each row began."""
+
         def book_of(rollout, prompts, key, limit, tables):
             keys = row_keys(key, rollout.version[:, 0], prompts.ids, self._shapes.group_size)
             return waves.book_of(rollout, prompts, keys, limit, tables, self._sampling)
+
         return self._call('book of a rollout', book_of, rollout, prompts, key, self._limit(limit), self._tables)
 
     def _limit(self, limit):
@@ -184,35 +241,73 @@ class SamplerPrograms:
 
     def outlook(self, book):
         """(unfinished rows of the fullest shard, their longest, tokens of all rows), each i32[]."""
+
         def outlook(book):
             return jax.tree.map(lambda x: x[None], waves.outlook(book))
 
         def over_shards(book):
             waiting, longest, tokens = self._per_shard(outlook, (ROWS,), ROWS)(book)
             return jnp.max(waiting), jnp.max(longest), jnp.sum(tokens)
+
         return self._call('outlook', over_shards, book)
 
     def open_groups(self, weights, book, index, prompts):
         """waves.open_groups of every shard's `index`-th `prompts` prompts, in one chunk."""
+
         def open_groups(weights, book, index):
-            return _outward(waves.open_groups(weights, book, index, self._c, self._sampling, prompts=prompts,
-                                              columns=self.plan.chunks[0], **self._cache))
-        return self._call(f'open {prompts} prompts', self._per_shard(open_groups, (SAME, ROWS, SAME), WAVE),
-                          weights, book, np.int32(index))
+            return _outward(
+                waves.open_groups(
+                    weights,
+                    book,
+                    index,
+                    self._c,
+                    self._sampling,
+                    prompts=prompts,
+                    columns=self.plan.chunks[0],
+                    **self._cache,
+                )
+            )
+
+        return self._call(
+            f'open {prompts} prompts',
+            self._per_shard(open_groups, (SAME, ROWS, SAME), WAVE),
+            weights,
+            book,
+            np.int32(index),
+        )
 
     def reopen(self, weights, book, length, rows, chunks):
         """waves.reopen of `rows` rows of every shard, in that many chunks."""
+
         def reopen(weights, book, length):
-            return _outward(waves.reopen(weights, book, length, self._c, self._sampling, rows=rows,
-                                         columns=self.plan.chunks[:chunks], **self._cache))
-        return self._call(f'reopen {_size(rows, rows, self.plan.chunks[:chunks])}',
-                          self._per_shard(reopen, (SAME, ROWS, SAME), WAVE), weights, book, np.int32(length))
+            return _outward(
+                waves.reopen(
+                    weights,
+                    book,
+                    length,
+                    self._c,
+                    self._sampling,
+                    rows=rows,
+                    columns=self.plan.chunks[:chunks],
+                    **self._cache,
+                )
+            )
+
+        return self._call(
+            f'reopen {_size(rows, rows, self.plan.chunks[:chunks])}',
+            self._per_shard(reopen, (SAME, ROWS, SAME), WAVE),
+            weights,
+            book,
+            np.int32(length),
+        )
 
     def segment(self, weights, wave, book, step):
         """waves.segment: (Wave, Book, Report), the report for the shard that has most, tokens for all of them."""
+
         def segment(weights, wave, book, tables, step):
-            wave, book, report = waves.segment(weights, _inward(wave), book, tables, step, self._c, self._sampling,
-                                               steps=self.plan.segment)
+            wave, book, report = waves.segment(
+                weights, _inward(wave), book, tables, step, self._c, self._sampling, steps=self.plan.segment
+            )
             return _outward(wave), book, jax.tree.map(lambda x: x[None], report)
 
         def over_shards(*arguments):
@@ -223,8 +318,16 @@ class SamplerPrograms:
 
         columns = [chunk.columns for chunk in wave.cache.chunks]
         banks, rows = (len(x) // self.shards for x in (wave.cache.prompt_start, wave.rows))
-        return self._call(f'decode {_size(banks, rows, columns)}', over_shards, weights, wave, book, self._tables,
-                          np.int32(step), donate=(1, 2))
+        return self._call(
+            f'decode {_size(banks, rows, columns)}',
+            over_shards,
+            weights,
+            wave,
+            book,
+            self._tables,
+            np.int32(step),
+            donate=(1, 2),
+        )
 
     def grow(self, wave, chunks):
         """The Wave with chunk number `chunks` (from 0) added, empty."""
@@ -232,6 +335,7 @@ class SamplerPrograms:
 
         def empty():
             return kv_cache.empty(self._c, rows, columns, **self._cache)
+
         new = self._call(f'add {rows // self.shards} x {columns}', empty)
         return _with_chunks(wave, wave.cache.prompt, (*wave.cache.chunks, new))
 
@@ -244,8 +348,11 @@ class SamplerPrograms:
             wave, order = waves.choose_slots(_inward(wave), size)
             return _outward(wave), order
 
-        bare, order = self._call(f'choose {size} of {rows} of {banks}', self._per_shard(choose, (WAVE,), (WAVE, ROWS)),
-                                 _with_chunks(wave, None, ()))
+        bare, order = self._call(
+            f'choose {size} of {rows} of {banks}',
+            self._per_shard(choose, (WAVE,), (WAVE, ROWS)),
+            _with_chunks(wave, None, ()),
+        )
         taken = []
         for chunk, fold in [(cache.prompt, rows // banks), *((chunk, 1) for chunk in cache.chunks)]:
             take = self._per_shard(functools.partial(waves.take, fold=fold), (CHUNKS, ROWS), CHUNKS)
@@ -261,10 +368,12 @@ class SamplerPrograms:
 
     def ended_rows(self, book):
         """(row numbers, tokens, count, ended, truncated) of this process's rows, on the host; each has one owner."""
+
         def local(array):
             # rows may lie on several devices, and processes, along the tensor axis
             pieces = {s.index[0].start or 0: np.asarray(s.data) for s in array.addressable_shards if not s.replica_id}
             return [pieces[start] for start in sorted(pieces)], sorted(pieces)
+
         (tokens, starts), *rest = (local(x) for x in (book.tokens, book.count, book.limit, book.done))
         if not starts:
             return (np.zeros(0, int),) * 5
@@ -289,8 +398,9 @@ class SamplerPrograms:
     def _per_shard(self, function, in_specs, out_specs):
         if self._mesh.size == 1:
             return function
-        return jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs,
-                             axis_names=set(ROW_AXES), check_vma=False)
+        return jax.shard_map(
+            function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(ROW_AXES), check_vma=False
+        )
 
     def _call(self, name, function, *arguments, donate=(), layout=None):
         """The program's result; while `traced` visits, only the result's shapes."""
@@ -298,6 +408,7 @@ class SamplerPrograms:
             return function(*arguments)
         if self._wanted is None and name in self._compiled:
             return self._compiled[name](*arguments)
+
         def laid_out(*arguments):
             result = function(*arguments)
             return jax.lax.with_sharding_constraint(result, layout or jax.tree.map(self._sharding, result))
@@ -307,8 +418,11 @@ class SamplerPrograms:
             self._compiled[name] = compiled.compile_traced(traced)
             return self._compiled[name](*arguments)
         self._wanted[name] = traced
-        return jax.tree.map(lambda x, s: compiled.abstract(x.shape, x.dtype, s), traced.out_info,
-                            layout or jax.tree.map(self._sharding, traced.out_info))
+        return jax.tree.map(
+            lambda x, s: compiled.abstract(x.shape, x.dtype, s),
+            traced.out_info,
+            layout or jax.tree.map(self._sharding, traced.out_info),
+        )
 
     def _sharding(self, array):
         """Chunks are cut by rows and, where it divides them, by heads; all else by rows, and scalars not at all."""

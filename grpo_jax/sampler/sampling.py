@@ -1,4 +1,5 @@
 """The token distribution: penalties, truncation, noise, and what ends or forces a completion."""
+
 from typing import NamedTuple
 
 import jax
@@ -10,23 +11,22 @@ NEVER = -jnp.inf
 class Sampling(NamedTuple):
     """How tokens are chosen; plain values, so that it can be a static argument."""
 
-    temperature: float            # logprobs are those of softmax(logits / temperature); 0: exact argmax
-    max_tokens: int               # C
+    temperature: float  # logprobs are those of softmax(logits / temperature); 0: exact argmax
+    max_tokens: int  # C
     stop_tokens: tuple[int, ...]  # a completion ends with the first of them
-    pad_token: int                # fills a completion after its end
-    top_p: float = 1.0            # 1, 0, 0 and 1 keep the whole distribution
+    pad_token: int  # fills a completion after its end
+    top_p: float = 1.0  # 1, 0, 0 and 1 keep the whole distribution
     top_k: int = 0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0        # arXiv 1909.05858, over prompt and completion as in transformers
-    min_tokens: int = 0                    # no stop before that many tokens
-    thinking_tokens: int = 0               # after that many the end of thinking is forced; 0: never
-    thinking_end: tuple[int, ...] = ()     # the tokens that are forced
+    repetition_penalty: float = 1.0  # arXiv 1909.05858, over prompt and completion as in transformers
+    min_tokens: int = 0  # no stop before that many tokens
+    thinking_tokens: int = 0  # after that many the end of thinking is forced; 0: never
+    thinking_end: tuple[int, ...] = ()  # the tokens that are forced
 
     @property
     def truncates(self):
         """Whether tokens are drawn from anything but softmax(logits / temperature)."""
-        return (self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
-                or self.min_tokens > 0)
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1 or self.min_tokens > 0
 
 
 def draw(logits, keys, *, temperature, top_p, top_k, min_p):

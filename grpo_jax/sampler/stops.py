@@ -3,6 +3,7 @@
 A stop string may begin in one token and end in another. The automaton's state is the longest end of the
 text so far that begins a stop string; one look-up in a [states, V] table moves it over a whole token.
 """
+
 import json
 
 import numpy as np

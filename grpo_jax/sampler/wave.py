@@ -8,6 +8,7 @@ they run, and when, is the engine's business.
 The last prompt token is the first decode input, so there is no special first-token path: own column j
 of a row holds the j-th of [last prompt token, its tokens].
 """
+
 from typing import NamedTuple
 
 from flax import struct
@@ -28,17 +29,17 @@ class Book:
     """All N = P * G rows of a rollout."""
 
     prompts: Prompts
-    keys: jax.Array       # key[N]; the token at position n uses fold_in(key, n)
-    tokens: jax.Array     # i32[N, C]
-    logprobs: jax.Array   # f32[N, C]
-    version: jax.Array    # i32[N, C] step of the weights that sampled the token
-    forced: jax.Array     # bool[N, C] tokens that were not sampled
-    given: jax.Array      # i32[N, C] tokens to write whatever is sampled (replay); -1: sample
-    count: jax.Array      # i32[N] tokens so far
-    limit: jax.Array      # i32[N] count at which a row pauses
-    done: jax.Array       # bool[N] has met a stop
-    thinking: jax.Array   # bool[N] the end of thinking has not come yet
-    states: dict          # of automata by name, i32[N]
+    keys: jax.Array  # key[N]; the token at position n uses fold_in(key, n)
+    tokens: jax.Array  # i32[N, C]
+    logprobs: jax.Array  # f32[N, C]
+    version: jax.Array  # i32[N, C] step of the weights that sampled the token
+    forced: jax.Array  # bool[N, C] tokens that were not sampled
+    given: jax.Array  # i32[N, C] tokens to write whatever is sampled (replay); -1: sample
+    count: jax.Array  # i32[N] tokens so far
+    limit: jax.Array  # i32[N] count at which a row pauses
+    done: jax.Array  # bool[N] has met a stop
+    thinking: jax.Array  # bool[N] the end of thinking has not come yet
+    states: dict  # of automata by name, i32[N]
 
     @property
     def group(self):
@@ -51,33 +52,42 @@ class Wave:
     """B slots being decoded together."""
 
     cache: kv_cache.KVCache
-    rows: jax.Array          # i32[B] the slot's row of the book
-    last: jax.Array          # i32[B] token to feed next
-    live: jax.Array          # bool[B]
-    thinking: jax.Array      # bool[B]
-    states: dict             # i32[B]
-    seen: jax.Array | None   # bool[B, V] tokens of prompt and completion, for the repetition penalty
+    rows: jax.Array  # i32[B] the slot's row of the book
+    last: jax.Array  # i32[B] token to feed next
+    live: jax.Array  # bool[B]
+    thinking: jax.Array  # bool[B]
+    states: dict  # i32[B]
+    seen: jax.Array | None  # bool[B, V] tokens of prompt and completion, for the repetition penalty
 
 
 class Report(NamedTuple):
     """What the host reads after a segment, each i32[]."""
 
-    live: jax.Array       # slots still decoding
-    steps: jax.Array      # decode steps made
-    waiting: jax.Array    # unfinished rows, in the wave or not
-    longest: jax.Array    # tokens of the longest of them
-    tokens: jax.Array     # tokens of all rows so far
+    live: jax.Array  # slots still decoding
+    steps: jax.Array  # decode steps made
+    waiting: jax.Array  # unfinished rows, in the wave or not
+    longest: jax.Array  # tokens of the longest of them
+    tokens: jax.Array  # tokens of all rows so far
 
 
 def new_book(prompts, keys, given, limit, automata):
     """A Book of rows without tokens; given i32[N, C], limit i32[] or i32[N], automata names."""
     rows, columns = given.shape
     limit = jnp.broadcast_to(jnp.minimum(limit, columns), (rows,)).astype(jnp.int32)
-    return Book(prompts=prompts, keys=keys, tokens=jnp.zeros((rows, columns), jnp.int32),
-                logprobs=jnp.zeros((rows, columns)), version=jnp.zeros((rows, columns), jnp.int32),
-                forced=jnp.zeros((rows, columns), bool), given=given, count=jnp.zeros(rows, jnp.int32),
-                limit=limit, done=jnp.zeros(rows, bool), thinking=jnp.ones(rows, bool),
-                states={name: jnp.zeros(rows, jnp.int32) for name in automata})
+    return Book(
+        prompts=prompts,
+        keys=keys,
+        tokens=jnp.zeros((rows, columns), jnp.int32),
+        logprobs=jnp.zeros((rows, columns)),
+        version=jnp.zeros((rows, columns), jnp.int32),
+        forced=jnp.zeros((rows, columns), bool),
+        given=given,
+        count=jnp.zeros(rows, jnp.int32),
+        limit=limit,
+        done=jnp.zeros(rows, bool),
+        thinking=jnp.ones(rows, bool),
+        states={name: jnp.zeros(rows, jnp.int32) for name in automata},
+    )
 
 
 def book_of(rollout, prompts, keys, limit, tables, sampling):
@@ -86,9 +96,15 @@ def book_of(rollout, prompts, keys, limit, tables, sampling):
     mask = rollout.completion_mask
     book = new_book(prompts, keys, jnp.full(mask.shape, -1, jnp.int32), mask.shape[1], tables)
     count = jnp.sum(mask, -1, dtype=jnp.int32)
-    book = book.replace(tokens=rollout.tokens[:, queries:], logprobs=rollout.logprobs, version=rollout.version,
-                        forced=rollout.forced, count=count, limit=jnp.minimum(count + limit, mask.shape[1]),
-                        done=~rollout.truncated)
+    book = book.replace(
+        tokens=rollout.tokens[:, queries:],
+        logprobs=rollout.logprobs,
+        version=rollout.version,
+        forced=rollout.forced,
+        count=count,
+        limit=jnp.minimum(count + limit, mask.shape[1]),
+        done=~rollout.truncated,
+    )
 
     def read(carry, column):
         states, thinking = carry
@@ -103,6 +119,7 @@ def book_of(rollout, prompts, keys, limit, tables, sampling):
 
 def open_groups(params, book, index, c, sampling, *, prompts, columns, block, dtype, flat=False):
     """Wave of the `index`-th `prompts` prompts with all rows of their groups, none of which has begun."""
+
     def part(x):
         return jax.lax.dynamic_slice_in_dim(x, index * prompts, prompts)
 
@@ -111,8 +128,13 @@ def open_groups(params, book, index, c, sampling, *, prompts, columns, block, dt
     bank = _empty_bank(c, prompts, tokens.shape[1], block, dtype, flat)
     (bank,) = _prefill(params, tokens[:, :-1], mask[:, :-1], c, (bank,), (tokens.shape[1] - 1,))
     own = kv_cache.empty(c, rows.shape[0], columns, block=block, dtype=dtype, flat=flat)
-    cache = kv_cache.KVCache(prompt=bank, prompt_start=bank.columns - jnp.sum(mask[:, :-1], -1, dtype=jnp.int32),
-                             chunks=(own,), start=jnp.zeros_like(rows), length=jnp.int32(0))
+    cache = kv_cache.KVCache(
+        prompt=bank,
+        prompt_start=bank.columns - jnp.sum(mask[:, :-1], -1, dtype=jnp.int32),
+        chunks=(own,),
+        start=jnp.zeros_like(rows),
+        length=jnp.int32(0),
+    )
     return _wave(cache, book, rows, jnp.ones_like(rows, bool), c, sampling)
 
 
@@ -139,9 +161,10 @@ def reopen(params, book, length, c, sampling, *, rows, columns, block, dtype, fl
     empty += [kv_cache.empty(c, rows, size, block=block, dtype=dtype, flat=flat) for size in columns]
     widths = (prompts.shape[1] - 1, *(chunk.columns for chunk in empty[1:]))
     bank, *chunks = _prefill(params, tokens, mask, c, tuple(empty), widths)
-    prompt_start = bank.columns - jnp.sum(mask[:, :prompts.shape[1] - 1], -1, dtype=jnp.int32)
-    cache = kv_cache.KVCache(prompt=bank, prompt_start=prompt_start, chunks=tuple(chunks), start=start,
-                             length=jnp.asarray(length, jnp.int32))
+    prompt_start = bank.columns - jnp.sum(mask[:, : prompts.shape[1] - 1], -1, dtype=jnp.int32)
+    cache = kv_cache.KVCache(
+        prompt=bank, prompt_start=prompt_start, chunks=tuple(chunks), start=start, length=jnp.asarray(length, jnp.int32)
+    )
     return _wave(cache, book, chosen, live, c, sampling)
 
 
@@ -170,9 +193,7 @@ def segment(params, wave, book, tables, version, c, sampling, *, steps):
     def running(carry):
         return (carry[3] < steps) & (carry[0].cache.length < columns) & jnp.any(carry[0].live)
 
-    wave, records, done, made = jax.lax.while_loop(
-        running, step,
-        (wave, records, jnp.zeros(slots, bool), jnp.int32(0)))
+    wave, records, done, made = jax.lax.while_loop(running, step, (wave, records, jnp.zeros(slots, bool), jnp.int32(0)))
     book = _write(book, wave, first, records, done, version)
     return wave, book, Report(jnp.sum(wave.live, dtype=jnp.int32), made, *outlook(book))
 
@@ -180,8 +201,11 @@ def segment(params, wave, book, tables, version, c, sampling, *, steps):
 def outlook(book):
     """(unfinished rows, tokens of the longest of them, tokens of all rows), each i32[]."""
     waiting = _unfinished(book)
-    return (jnp.sum(waiting, dtype=jnp.int32), jnp.max(jnp.where(waiting, book.count, 0)),
-            jnp.sum(book.count, dtype=jnp.int32))
+    return (
+        jnp.sum(waiting, dtype=jnp.int32),
+        jnp.max(jnp.where(waiting, book.count, 0)),
+        jnp.sum(book.count, dtype=jnp.int32),
+    )
 
 
 def choose_slots(wave, size):
@@ -209,8 +233,15 @@ def finish(book, pad_token):
     mask = jnp.arange(columns) < book.count[:, None]
     prompts = jax.tree.map(lambda x: jnp.repeat(x, book.group, 0), book.prompts)
     tokens = jnp.concatenate([prompts.tokens, jnp.where(mask, book.tokens, pad_token)], 1)
-    return Rollout(tokens=tokens, prompt_mask=prompts.mask, completion_mask=mask,
-                   forced=book.forced, logprobs=book.logprobs, truncated=~book.done, version=book.version)
+    return Rollout(
+        tokens=tokens,
+        prompt_mask=prompts.mask,
+        completion_mask=mask,
+        forced=book.forced,
+        logprobs=book.logprobs,
+        truncated=~book.done,
+        version=book.version,
+    )
 
 
 def bank_columns(queries, block):
@@ -225,8 +256,9 @@ def _bank_block(queries, block):
 
 
 def _empty_bank(c, rows, queries, block, dtype, flat):
-    return kv_cache.empty(c, rows, bank_columns(queries, block), block=_bank_block(queries, block), dtype=dtype,
-                          flat=flat)
+    return kv_cache.empty(
+        c, rows, bank_columns(queries, block), block=_bank_block(queries, block), dtype=dtype, flat=flat
+    )
 
 
 def _unfinished(book):
@@ -244,8 +276,15 @@ def _wave(cache, book, rows, live, c, sampling):
         valid = jnp.concatenate([prompts.mask[owners], jnp.arange(tokens.shape[1]) < count[:, None]], 1)
         seen = jnp.zeros((rows.shape[0], c.vocab_size), bool)
         seen = seen.at[jnp.arange(rows.shape[0])[:, None], before].max(valid)
-    return Wave(cache=cache, rows=rows, last=last, live=live & _unfinished(book)[rows], thinking=book.thinking[rows],
-                states={name: state[rows] for name, state in book.states.items()}, seen=seen)
+    return Wave(
+        cache=cache,
+        rows=rows,
+        last=last,
+        live=live & _unfinished(book)[rows],
+        thinking=book.thinking[rows],
+        states={name: state[rows] for name, state in book.states.items()},
+        seen=seen,
+    )
 
 
 def _prefill(params, tokens, mask, c, chunks, widths):
@@ -261,9 +300,12 @@ def _prefill(params, tokens, mask, c, chunks, widths):
         k, v = transformer.prefill(params, *part, c)
         filled, column = [], 0
         for chunk, width in zip(chunks, widths, strict=True):
-            new = kv_cache.of_prefill(k[..., column:column + width, :], v[..., column:column + width, :], chunk)
-            filled.append(jax.tree.map(
-                lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, i * at_once, 2), chunk, new))
+            new = kv_cache.of_prefill(k[..., column : column + width, :], v[..., column : column + width, :], chunk)
+            filled.append(
+                jax.tree.map(
+                    lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, i * at_once, 2), chunk, new
+                )
+            )
             column += width
         return tuple(filled)
 
@@ -284,8 +326,14 @@ def _choose(params, hidden, wave, n, keys, given, c, sampling):
     if sampling.min_tokens and sampling.stop_tokens:
         stops = jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(sampling.stop_tokens))
         proposal = jnp.where(stops & (n + 1 < sampling.min_tokens)[:, None], distribution.NEVER, proposal)
-    token = distribution.draw(proposal, keys, temperature=sampling.temperature,
-                              top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
+    token = distribution.draw(
+        proposal,
+        keys,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+    )
     token = jnp.where(told >= 0, told, token)
     return token, distribution.logprob(logits, token, sampling.temperature), forced
 
@@ -340,8 +388,12 @@ def _write(book, wave, first, records, done, version):
         return array.at[at].set(values, mode='drop')
 
     return book.replace(
-        tokens=put(book.tokens, tokens), logprobs=put(book.logprobs, logprobs), forced=put(book.forced, forced),
-        version=put(book.version, version), count=book.count.at[wave.rows].add(jnp.sum(valid, -1, dtype=jnp.int32)),
+        tokens=put(book.tokens, tokens),
+        logprobs=put(book.logprobs, logprobs),
+        forced=put(book.forced, forced),
+        version=put(book.version, version),
+        count=book.count.at[wave.rows].add(jnp.sum(valid, -1, dtype=jnp.int32)),
         done=book.done.at[wave.rows].set(book.done[wave.rows] | done),
         thinking=book.thinking.at[wave.rows].set(wave.thinking),
-        states={name: state.at[wave.rows].set(wave.states[name]) for name, state in book.states.items()})
+        states={name: state.at[wave.rows].set(wave.states[name]) for name, state in book.states.items()},
+    )

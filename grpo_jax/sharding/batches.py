@@ -1,4 +1,5 @@
 """Batches on the mesh: their sizes, what divides them, and how host arrays of rows come onto it."""
+
 import math
 from typing import NamedTuple
 
@@ -15,10 +16,10 @@ from grpo_jax.types import Experience, Rollout
 class Shapes(NamedTuple):
     """The sizes that programs are compiled for."""
 
-    prompts: int      # P
-    group_size: int   # G
-    queries: int      # Q
-    tokens: int       # C
+    prompts: int  # P
+    group_size: int  # G
+    queries: int  # Q
+    tokens: int  # C
 
 
 def put_rows(tree, mesh):
@@ -29,10 +30,15 @@ def put_rows(tree, mesh):
 def abstract_rollout(shapes, rows):
     """ShapeDtypeStructs of a Rollout of these shapes."""
     b, q, c = shapes.prompts * shapes.group_size, shapes.queries, shapes.tokens
-    return Rollout(tokens=abstract((b, q + c), jnp.int32, rows), prompt_mask=abstract((b, q), bool, rows),
-                   completion_mask=abstract((b, c), bool, rows), logprobs=abstract((b, c), jnp.float32, rows),
-                   truncated=abstract((b,), bool, rows), version=abstract((b, c), jnp.int32, rows),
-                   forced=abstract((b, c), bool, rows))
+    return Rollout(
+        tokens=abstract((b, q + c), jnp.int32, rows),
+        prompt_mask=abstract((b, q), bool, rows),
+        completion_mask=abstract((b, c), bool, rows),
+        logprobs=abstract((b, c), jnp.float32, rows),
+        truncated=abstract((b,), bool, rows),
+        version=abstract((b, c), jnp.int32, rows),
+        forced=abstract((b, c), bool, rows),
+    )
 
 
 def abstract_experience(shapes, rows, columns, known):
@@ -40,23 +46,33 @@ def abstract_experience(shapes, rows, columns, known):
     rollout = abstract_rollout(shapes, rows)
     floats = rollout.logprobs
     return Experience(
-        rollout=rollout, advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
-        rewards=abstract(floats.shape[:1], jnp.float32, rows), group_ids=abstract(floats.shape[:1], jnp.int32, rows),
-        **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | dict.fromkeys(known, floats))
+        rollout=rollout,
+        advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
+        rewards=abstract(floats.shape[:1], jnp.float32, rows),
+        group_ids=abstract(floats.shape[:1], jnp.int32, rows),
+        **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | dict.fromkeys(known, floats),
+    )
 
 
 def check_divides(mesh, name, count, axes=ROW_AXES):
     devices = devices_along(mesh, axes)
     if count % devices:
-        raise BadInput(name, count, f'must be a multiple of {" x ".join(f"mesh.{axis}" for axis in axes)} = {devices}; '
-                       f'the next one is {count + -count % devices}')
+        raise BadInput(
+            name,
+            count,
+            f'must be a multiple of {" x ".join(f"mesh.{axis}" for axis in axes)} = {devices}; '
+            f'the next one is {count + -count % devices}',
+        )
 
 
 def check_columns(mesh, shapes):
     columns, parts = shapes.queries + shapes.tokens, mesh.shape['context']
     if columns % parts:
-        raise BadInput('data.max_prompt_tokens + rollout.max_tokens', columns, f'must be a multiple of mesh.context = '
-                       f'{parts}; the next one is {columns + -columns % parts}')
+        raise BadInput(
+            'data.max_prompt_tokens + rollout.max_tokens',
+            columns,
+            f'must be a multiple of mesh.context = {parts}; the next one is {columns + -columns % parts}',
+        )
 
 
 def devices_along(mesh, axes):

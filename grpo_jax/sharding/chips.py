@@ -1,19 +1,20 @@
 """What a chip can hold and do: the one table of chip figures."""
+
 from typing import NamedTuple
 
 
 class Chip(NamedTuple):
     """Figures of a kind of chip; makers' figures but for memory."""
 
-    flops: float = 0.0        # a second, bfloat16
-    bandwidth: float = 0.0    # bytes a second of main memory
-    memory: float = 0.0       # bytes that a program may use, as libtpu 0.0.42 says when they do not suffice
-    links: float = 0.0        # bytes a second that a chip sends to its neighbours, over all its links together
-    network: float = 0.0      # bytes a second that its share of the host's network cards sends to other slices
-    cores: int = 1            # that share a program
+    flops: float = 0.0  # a second, bfloat16
+    bandwidth: float = 0.0  # bytes a second of main memory
+    memory: float = 0.0  # bytes that a program may use, as libtpu 0.0.42 says when they do not suffice
+    links: float = 0.0  # bytes a second that a chip sends to its neighbours, over all its links together
+    network: float = 0.0  # bytes a second that its share of the host's network cards sends to other slices
+    cores: int = 1  # that share a program
 
 
-GIB = 2 ** 30
+GIB = 2**30
 TPUS = {
     'v4': Chip(flops=275e12, bandwidth=1228e9, memory=30.75 * GIB, links=300e9, network=6.25e9, cores=2),
     'v5e': Chip(flops=197e12, bandwidth=819e9, memory=15.75 * GIB, links=200e9, network=3.125e9),
@@ -21,8 +22,16 @@ TPUS = {
     'v6e': Chip(flops=918e12, bandwidth=1640e9, memory=31.25 * GIB, links=400e9, network=12.5e9),
 }
 # by what the name of a device's kind holds, the first that it does
-KINDS = {'v5 lite': TPUS['v5e'], 'v5e': TPUS['v5e'], 'v5': TPUS['v5p'], 'v6': TPUS['v6e'], 'v4': TPUS['v4'],
-         'H200': Chip(bandwidth=4800e9), 'H100': Chip(bandwidth=3350e9), 'A100': Chip(bandwidth=2039e9)}
+KINDS = {
+    'v5 lite': TPUS['v5e'],
+    'v5e': TPUS['v5e'],
+    'v5': TPUS['v5p'],
+    'v6': TPUS['v6e'],
+    'v4': TPUS['v4'],
+    'H200': Chip(bandwidth=4800e9),
+    'H100': Chip(bandwidth=3350e9),
+    'A100': Chip(bandwidth=2039e9),
+}
 
 
 def of(device_kind):

@@ -1,4 +1,5 @@
 """Compiled programs: each is compiled once, for fixed shapes, and refuses others by name."""
+
 import functools
 import hashlib
 import math
@@ -71,6 +72,7 @@ def options_on(mesh):
 @functools.cache
 def _known():
     """The options that this jaxlib takes; it refuses others."""
+
     def takes(**option):
         try:
             jax.jit(lambda x: x @ x, compiler_options=option).lower(jnp.ones((2, 2))).compile()
@@ -117,5 +119,9 @@ def abstract(shape, dtype, sharding_):
 
 def abstract_params(table, mesh):
     """ShapeDtypeStruct of each parameter of a table with its training sharding."""
-    return jax.tree.map(lambda param, s: abstract(param.shape, jnp.float32, s),
-                        table, specs.params(table, mesh), is_leaf=lambda node: isinstance(node, Param))
+    return jax.tree.map(
+        lambda param, s: abstract(param.shape, jnp.float32, s),
+        table,
+        specs.params(table, mesh),
+        is_leaf=lambda node: isinstance(node, Param),
+    )

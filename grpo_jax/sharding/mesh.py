@@ -1,4 +1,5 @@
 """The device mesh: axes data, fsdp, context, tensor."""
+
 import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
@@ -18,11 +19,17 @@ def make(section):
         raise BadInput('mesh', dict(section), 'every axis must be at least 1')
     wanted, devices = int(np.prod(shape)), jax.devices()
     if jax.process_count() > 1 and wanted < len(devices):
-        raise BadInput('mesh', dict(section), f'has {wanted} devices; {jax.process_count()} processes must use all '
-                       f'{len(devices)} of theirs')
+        raise BadInput(
+            'mesh',
+            dict(section),
+            f'has {wanted} devices; {jax.process_count()} processes must use all {len(devices)} of theirs',
+        )
     if wanted > len(devices):
-        raise BadInput('mesh', dict(section), f'needs {wanted} devices and {len(devices)} are here; '
-                       'lower an axis so that the product fits')
+        raise BadInput(
+            'mesh',
+            dict(section),
+            f'needs {wanted} devices and {len(devices)} are here; lower an axis so that the product fits',
+        )
     return over(devices[:wanted], shape)
 
 

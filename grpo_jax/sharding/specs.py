@@ -1,4 +1,5 @@
 """Shardings of parameters, state and batches, all derived from the parameter table."""
+
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -11,20 +12,27 @@ HOST = 'pinned_host'  # a memory kind: the part of a host's memory that its devi
 
 def params(table, mesh):
     """NamedSharding of each parameter of a table for training; BadInput when an axis does not divide a dimension."""
+
     def leaf(path, param):
         for size, axis in zip(param.shape, param.axes, strict=True):
             if axis and size % mesh.shape[axis]:
                 fits = [n for n in range(1, mesh.shape[axis]) if size % n == 0]
-                raise BadInput(f'mesh.{axis}', mesh.shape[axis], f'does not divide {path}, shape {param.shape}; '
-                               f'the nearest size that does is {fits[-1]}')
+                raise BadInput(
+                    f'mesh.{axis}',
+                    mesh.shape[axis],
+                    f'does not divide {path}, shape {param.shape}; the nearest size that does is {fits[-1]}',
+                )
         return NamedSharding(mesh, PartitionSpec(*param.axes))
+
     return map_table(leaf, table)
 
 
 def sampler_params(table, mesh):
     """The training layout with fsdp dropped: decoding must not gather weights at every step."""
+
     def leaf(path, param):
         return NamedSharding(mesh, PartitionSpec(*(a if a == 'tensor' else None for a in param.axes)))
+
     return map_table(leaf, table)
 
 

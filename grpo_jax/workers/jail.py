@@ -4,6 +4,7 @@ For each job it forks two processes. The program's is confined before it sees th
 no test. The judge's holds the tests and asks the program's, over a pipe, to call its functions; what comes back is
 plain data, and compared here. So nothing that a program does to its own interpreter can make a test pass.
 """
+
 import contextlib
 import ctypes
 import errno
@@ -19,23 +20,39 @@ import struct
 import sys
 import types
 
-PRELOADED = ('bisect', 'cmath', 'collections', 'copy', 'dataclasses', 'datetime', 'decimal', 'fractions', 'functools',
-             'heapq', 'itertools', 'operator', 're', 'statistics', 'string', 'typing')  # what programs often import
-FILE_MIB = 16          # a file's size
-FOLDER_MIB = 64        # of all files, where the folder is a file system of its own
+PRELOADED = (
+    'bisect',
+    'cmath',
+    'collections',
+    'copy',
+    'dataclasses',
+    'datetime',
+    'decimal',
+    'fractions',
+    'functools',
+    'heapq',
+    'itertools',
+    'operator',
+    're',
+    'statistics',
+    'string',
+    'typing',
+)  # what programs often import
+FILE_MIB = 16  # a file's size
+FOLDER_MIB = 64  # of all files, where the folder is a file system of its own
 OPEN_FILES = 64
-LONGEST = 2 ** 24      # bytes of what a function returns, as text
-NOBODY = 65534         # the user's number inside
-CLOSED = 3             # exit status of a judge that found no more jobs
+LONGEST = 2**24  # bytes of what a function returns, as text
+NOBODY = 65534  # the user's number inside
+CLOSED = 3  # exit status of a judge that found no more jobs
 
-NO_NEW_PRIVS, DUMPABLE, SECCOMP = 38, 4, 22                   # of prctl
+NO_NEW_PRIVS, DUMPABLE, SECCOMP = 38, 4, 22  # of prctl
 NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_MOUNT = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x00020000
 NOSUID_NODEV_NOEXEC, CLONE_THREAD, F_DUPFD_CLOEXEC, F_SETOWN = 2 | 4 | 8, 0x10000, 1030, 8
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446       # Landlock, whatever the machine
-ALL_RIGHTS, READING, DEVICE = 2 ** 13 - 1, 4 | 8, 2 | 4       # in Landlock's first version
-ALLOW, REFUSE, ABSENT = 0x7fff0000, 0x00050001, 0x00050026    # of the filter: yes, EPERM, ENOSYS
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock, whatever the machine
+ALL_RIGHTS, READING, DEVICE = 2**13 - 1, 4 | 8, 2 | 4  # in Landlock's first version
+ALLOW, REFUSE, ABSENT = 0x7FFF0000, 0x00050001, 0x00050026  # of the filter: yes, EPERM, ENOSYS
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-MACHINES = {'x86_64': (1, 0xc000003e), 'aarch64': (2, 0xc00000b7)}  # column in CALLS, AUDIT_ARCH
+MACHINES = {'x86_64': (1, 0xC000003E), 'aarch64': (2, 0xC00000B7)}  # column in CALLS, AUDIT_ARCH
 
 # What an interpreter needs that computes, waits, and reads and writes files: name, number on x86_64, on aarch64. No
 # call is among them that starts or touches another process, opens a socket, or changes owners or rights.
@@ -78,9 +95,17 @@ def enter_namespaces():
 
 def mount_folder(folder):
     """Puts a small file system of its own under the folder, seen here alone; False where refused."""
-    return hasattr(libc, 'mount') and not libc.unshare(NEW_MOUNT) and not libc.mount(
-        b'tmpfs', folder.encode(), b'tmpfs', ctypes.c_ulong(NOSUID_NODEV_NOEXEC),
-        f'size={FOLDER_MIB}m,nr_inodes=4k,mode=700'.encode())
+    return (
+        hasattr(libc, 'mount')
+        and not libc.unshare(NEW_MOUNT)
+        and not libc.mount(
+            b'tmpfs',
+            folder.encode(),
+            b'tmpfs',
+            ctypes.c_ulong(NOSUID_NODEV_NOEXEC),
+            f'size={FOLDER_MIB}m,nr_inodes=4k,mode=700'.encode(),
+        )
+    )
 
 
 def give_up_rights():
@@ -125,13 +150,18 @@ def call_filter(files):
     def argument(index):  # its low half
         return load, 0, 0, 16 + 8 * index
 
-    rows = [(load, 0, 0, 4), (equal, 1, 0, architecture), no, (load, 0, 0, 0),
-            *when('clone', argument(0), (any_bit, 0, 1, CLONE_THREAD), yes, no),
-            *when('clone3', absent),  # its arguments cannot be seen; the C library then takes clone
-            *when('fcntl', argument(1), (equal, 1, 0, F_DUPFD_CLOEXEC), (at_least, 1, 0, F_SETOWN), yes, no),
-            *when('ioctl', argument(1), (at_least, 0, 1, 0x5400), (at_least, 0, 1, 0x5500), no, yes),  # of terminals
-            *when('openat', argument(2), (any_bit, 0, 1, 0 if files else WRITING), no, yes),
-            *when('prlimit64', argument(0), (equal, 0, 1, 0), yes, no)]  # of itself
+    rows = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, architecture),
+        no,
+        (load, 0, 0, 0),
+        *when('clone', argument(0), (any_bit, 0, 1, CLONE_THREAD), yes, no),
+        *when('clone3', absent),  # its arguments cannot be seen; the C library then takes clone
+        *when('fcntl', argument(1), (equal, 1, 0, F_DUPFD_CLOEXEC), (at_least, 1, 0, F_SETOWN), yes, no),
+        *when('ioctl', argument(1), (at_least, 0, 1, 0x5400), (at_least, 0, 1, 0x5500), no, yes),  # of terminals
+        *when('openat', argument(2), (any_bit, 0, 1, 0 if files else WRITING), no, yes),
+        *when('prlimit64', argument(0), (equal, 0, 1, 0), yes, no),
+    ]  # of itself
     for number in plain.values():
         rows += [(equal, 0, 1, number), yes]
     return b''.join(struct.pack('HBBI', *row) for row in [*rows, no])
@@ -144,7 +174,7 @@ def _numbers(table, column):
 
 def confine(memory, seconds, rules, calls):
     """Limits this process, for good, to bytes of memory, seconds of CPU, Landlock's rules and the filter's calls."""
-    limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: FILE_MIB * 2 ** 20, resource.RLIMIT_CORE: 0}
+    limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: FILE_MIB * 2**20, resource.RLIMIT_CORE: 0}
     if calls is None:
         limits[resource.RLIMIT_NPROC] = 0  # no process more, but for root
     if sys.platform == 'linux':
@@ -185,7 +215,7 @@ def unpack(value, find):
         return [unpack(item, find) for item in value]
     if not isinstance(value, dict):
         return value
-    (kind, content), = value.items()
+    ((kind, content),) = value.items()
     if kind == 'object':
         return find(content)
     if kind == 'type':
@@ -251,6 +281,7 @@ def run_judge(requests, replies, verdict, rules, calls):
     seconds = math.ceil(job['timeout']) + 1
     confine(job['memory'], seconds, rules, calls)
     with os.fdopen(requests, 'w') as asks, os.fdopen(replies) as answers:
+
         def send(value):
             print(json.dumps(value), file=asks, flush=True)
 
@@ -350,8 +381,13 @@ def serve(folder, alone):
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     rules = landlock_rules(folder)
     calls = call_filter(rules is not None)
-    layers = {'limits': True, 'namespaces': alone, 'own file system': mounted, 'landlock': rules is not None,
-              'system calls': calls is not None}
+    layers = {
+        'limits': True,
+        'namespaces': alone,
+        'own file system': mounted,
+        'landlock': rules is not None,
+        'system calls': calls is not None,
+    }
     print(json.dumps([name for name, active in layers.items() if active]), flush=True)
     for name in PRELOADED:
         importlib.import_module(name)

@@ -3,6 +3,7 @@
 Threads would not do: nothing stops one, and math-verify's alarms fail in them. Workers are fresh interpreters, so that
 nothing of JAX is forked and the program's main module is not imported again.
 """
+
 import contextlib
 import importlib
 import math
@@ -35,11 +36,14 @@ class Pool:
 
     def __init__(self, workers, *, deadline, memory_gib):
         """deadline: seconds a call may take; memory_gib: GiB of address space of a worker."""
-        for name, value in [('reward.workers', workers), ('reward.deadline', deadline),
-                            ('reward.memory_gib', memory_gib)]:
+        for name, value in [
+            ('reward.workers', workers),
+            ('reward.deadline', deadline),
+            ('reward.memory_gib', memory_gib),
+        ]:
             if value <= 0:
                 raise BadInput(name, value, 'must be above 0')
-        self.workers, self._deadline, self._memory = workers, deadline, int(memory_gib * 2 ** 30)
+        self.workers, self._deadline, self._memory = workers, deadline, int(memory_gib * 2**30)
         self._idle = queue.LifoQueue()
         for _ in range(workers):
             self._idle.put(None)
@@ -92,7 +96,11 @@ class _Worker:
         command = 'import sys; from grpo_jax.workers import pool; pool.serve(*map(float, sys.argv[1:]))'
         self._process = subprocess.Popen(
             [sys.executable, '-c', command, str(theirs.fileno()), str(deadline), str(memory)],
-            env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         theirs.close()
         self._imported = set()
 

@@ -3,6 +3,7 @@
 jail.py does it, in a small interpreter of its own that is started once and kept: nothing of this process, its memory,
 environment or open files, is there to be found, and a job costs two forks of it.
 """
+
 import atexit
 import contextlib
 import json
@@ -43,8 +44,14 @@ def run(program, tests, *, names, setup, timeout, memory_mib):
     for name, value in [('timeout', timeout), ('memory_mib', memory_mib)]:
         if value <= 0:
             raise BadInput(name, value, 'must be above 0')
-    job = {'program': program, 'tests': tests, 'names': names, 'setup': setup, 'timeout': timeout,
-           'memory': int(memory_mib * 2 ** 20)}
+    job = {
+        'program': program,
+        'tests': tests,
+        'names': names,
+        'setup': setup,
+        'timeout': timeout,
+        'memory': int(memory_mib * 2**20),
+    }
     jail = _take()
     try:
         jail.process.stdin.write(json.dumps(job).encode() + b'\n')
@@ -97,16 +104,20 @@ def _start():
     command = [sys.executable, '-s', '-S', '-P', '-B', '-Xutf8', SCRIPT, folder]
     # sets are to come in one order in every run; the interpreter may need the path to start
     environment = {'PYTHONHASHSEED': '0', 'LD_LIBRARY_PATH': os.environ.get('LD_LIBRARY_PATH', '')}
-    process = subprocess.Popen(command, env=environment, cwd='/', start_new_session=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env=environment, cwd='/', start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         found = tuple(_answer(process, STARTING))
     except BaseException:
         _kill(Jail(process, folder, ()))
         raise
     if not NEEDED <= set(found):
-        logging.warning('generated programs are held by %s alone: no %s on this machine; see docs/sandbox.md',
-                        ', '.join(found), ', '.join(sorted(NEEDED - set(found))))
+        logging.warning(
+            'generated programs are held by %s alone: no %s on this machine; see docs/sandbox.md',
+            ', '.join(found),
+            ', '.join(sorted(NEEDED - set(found))),
+        )
     return Jail(process, folder, found)
 
 

@@ -2,6 +2,7 @@
 
 Its numbers were computed with numpy in float64 by a separate program, to six decimals.
 """
+
 import functools
 import os
 
@@ -41,27 +42,42 @@ def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, entr
     """An Experience whose tokens nobody reads."""
     rows, length = mask.shape
     group_ids = np.arange(rows) // 4 if group_ids is None else group_ids
-    old, ref, sampler, entropy = (None if x is None else jnp.asarray(x, jnp.float32)
-                                  for x in (old, ref, sampler, entropy))
+    old, ref, sampler, entropy = (
+        None if x is None else jnp.asarray(x, jnp.float32) for x in (old, ref, sampler, entropy)
+    )
     rollout = Rollout(
-        tokens=jnp.zeros((rows, length + 1), jnp.int32), prompt_mask=jnp.ones((rows, 1), bool),
-        completion_mask=jnp.asarray(mask), logprobs=sampler, truncated=jnp.zeros(rows, bool),
-        version=jnp.zeros((rows, length), jnp.int32), forced=jnp.zeros((rows, length), bool))
-    return Experience(rollout=rollout, advantages=jnp.asarray(advantages),
-                      rewards=jnp.asarray(REWARDS.reshape(-1)[:rows]),
-                      old_logprobs=old, ref_logprobs=ref, group_ids=jnp.asarray(group_ids, jnp.int32),
-                      old_entropy=entropy)
+        tokens=jnp.zeros((rows, length + 1), jnp.int32),
+        prompt_mask=jnp.ones((rows, 1), bool),
+        completion_mask=jnp.asarray(mask),
+        logprobs=sampler,
+        truncated=jnp.zeros(rows, bool),
+        version=jnp.zeros((rows, length), jnp.int32),
+        forced=jnp.zeros((rows, length), bool),
+    )
+    return Experience(
+        rollout=rollout,
+        advantages=jnp.asarray(advantages),
+        rewards=jnp.asarray(REWARDS.reshape(-1)[:rows]),
+        old_logprobs=old,
+        ref_logprobs=ref,
+        group_ids=jnp.asarray(group_ids, jnp.int32),
+        old_entropy=entropy,
+    )
 
 
 def worked(method, mask=MASK, **changes):
     """The example's Experience with the method's own advantages."""
     grouped = MASK.reshape(2, 4, 5)
     read = dict(
-        mask=grouped, kl=np.where(MASK, OLD - REF, 0).reshape(grouped.shape),
-        old_entropy=ENTROPY.reshape(grouped.shape), sampler_logprobs=SAMPLER.reshape(grouped.shape),
+        mask=grouped,
+        kl=np.where(MASK, OLD - REF, 0).reshape(grouped.shape),
+        old_entropy=ENTROPY.reshape(grouped.shape),
+        sampler_logprobs=SAMPLER.reshape(grouped.shape),
         tokens=(_i + _t).reshape(grouped.shape) % 3,
-        values=np.where(MASK, 0.1 * _t, 0).reshape(grouped.shape), initial_entropy=0.0,
-        step_rewards=np.where(MASK & (_t % 2 == 1), 0.1 * _i, np.nan).reshape(grouped.shape))
+        values=np.where(MASK, 0.1 * _t, 0).reshape(grouped.shape),
+        initial_entropy=0.0,
+        step_rewards=np.where(MASK & (_t % 2 == 1), 0.1 * _i, np.nan).reshape(grouped.shape),
+    )
     return experience(algorithms.compute_advantages(method, REWARDS, **read), mask=mask, **changes)
 
 

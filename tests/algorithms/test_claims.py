@@ -1,4 +1,5 @@
 """What is often said about GRPO and its relatives, held against the code; docs/algorithms.md names these tests."""
+
 import fixture
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ NORM = dict(std_ddof=0, std_eps=1e-12)
 
 def test_a_product_of_4000_ratios_overflows_and_their_geometric_mean_does_not():
     # 4000 tokens whose log ratio is .03: e^120 is infinite in float32, e^.03 is 1.030
-    log_ratio, mask = jnp.full((1, 4000), .03, jnp.float32), jnp.ones((1, 4000), bool)
+    log_ratio, mask = jnp.full((1, 4000), 0.03, jnp.float32), jnp.ones((1, 4000), bool)
     with np.errstate(over='ignore'):
         assert np.isinf(np.prod(np.exp(np.asarray(log_ratio))))
     assert float(ratios.sequence_geometric(log_ratio, mask)[0, 0]) == pytest.approx(1.030455, abs=1e-5)
@@ -43,7 +44,7 @@ def test_the_length_bias_goes_with_the_weights_and_not_with_the_std(advantage):
 
 def pull(hits, estimator, **numbers):
     """Sum of |A| of a group of 8 with so many right answers."""
-    rewards = np.array([[1.] * hits + [0.] * (8 - hits)])
+    rewards = np.array([[1.0] * hits + [0.0] * (8 - hits)])
     return np.abs(estimator(rewards, **numbers)).sum()
 
 
@@ -55,12 +56,12 @@ def test_dividing_by_the_std_favours_easy_and_hard_prompts_alike():
 
 
 def test_the_std_of_right_and_wrong_peaks_at_one_half():
-    stds = [np.std([1.] * hits + [0.] * (8 - hits)) for hits in range(9)]
+    stds = [np.std([1.0] * hits + [0.0] * (8 - hits)) for hits in range(9)]
     np.testing.assert_allclose(stds, [np.sqrt(p * (1 - p)) for p in np.arange(9) / 8], atol=1e-12)
     assert np.argmax(stds) == 4 and stds[0] == stds[8] == 0
 
 
-@pytest.mark.parametrize('size, factor', [(4, .866025), (8, .935414), (16, .968246)])
+@pytest.mark.parametrize('size, factor', [(4, 0.866025), (8, 0.935414), (16, 0.968246)])
 def test_ddof_scales_advantages_by_a_constant_of_the_group_size(size, factor):
     rewards = (np.arange(size) % 3 == 0).astype(float)[None]
     ones, zeros = (advantages.group_norm(rewards, std_ddof=ddof, std_eps=1e-12) for ddof in (1, 0))
@@ -69,41 +70,45 @@ def test_ddof_scales_advantages_by_a_constant_of_the_group_size(size, factor):
 
 def test_eps_does_not_protect_a_group_of_equal_rewards():
     # the float32 mean of 64 times .7 is not .7: without the test of max == min, rounding would become an advantage
-    rewards = np.full(64, .7, np.float32)
+    rewards = np.full(64, 0.7, np.float32)
     mean = np.add.accumulate(rewards)[-1] / np.float32(64)
     std = np.sqrt(np.mean((rewards - mean) ** 2))
-    assert abs((rewards - mean) / (std + np.float32(1e-9)))[0] > .9
+    assert abs((rewards - mean) / (std + np.float32(1e-9)))[0] > 0.9
     assert np.all(advantages.group_norm(rewards[None].astype(float), std_ddof=0, std_eps=1e-9) == 0)
 
 
 def test_a_small_shaping_term_is_blown_up_by_the_std_alone():
     # all right, one a little longer: a nudge of .001
-    rewards = np.array([[1, 1, 1, .999]])
-    np.testing.assert_allclose(advantages.group_norm(rewards, std_ddof=1, std_eps=1e-4),
-                               [[.416667, .416667, .416667, -1.25]], atol=1e-5)
+    rewards = np.array([[1, 1, 1, 0.999]])
+    np.testing.assert_allclose(
+        advantages.group_norm(rewards, std_ddof=1, std_eps=1e-4), [[0.416667, 0.416667, 0.416667, -1.25]], atol=1e-5
+    )
     assert np.abs(advantages.group_mean(rewards)).max() < 1e-3
 
 
 def test_four_normalizations_over_the_batch_are_four_estimators():
     mask = fixture.MASK.reshape(2, 4, 5)
-    parts, part_weights = np.stack([fixture.REWARDS, .1 * np.arange(8).reshape(2, 4)]), np.array([1., .5])
+    parts, part_weights = np.stack([fixture.REWARDS, 0.1 * np.arange(8).reshape(2, 4)]), np.array([1.0, 0.5])
     rewards = np.tensordot(part_weights, parts, 1)
-    found = [advantages.hybrid(rewards, **NORM), advantages.batch_centred_std(rewards, **NORM),
-             advantages.group_mean_batch_std(rewards, mask, std_ddof=0),
-             advantages.gdpo(parts, part_weights, **NORM)]
+    found = [
+        advantages.hybrid(rewards, **NORM),
+        advantages.batch_centred_std(rewards, **NORM),
+        advantages.group_mean_batch_std(rewards, mask, std_ddof=0),
+        advantages.gdpo(parts, part_weights, **NORM),
+    ]
     for i, one in enumerate(found):
         for other in found[:i]:
             # beyond a factor, which the learning rate would take up
             direction = [x / np.linalg.norm(x) for x in (one, other)]
             same = np.allclose(*direction, atol=1e-3)
             assert same == (i == 1), 'only hybrid and batch_centred_std differ by no more than a factor'
-    assert np.abs(found[0] / found[1] - 1).max() > .1
+    assert np.abs(found[0] / found[1] - 1).max() > 0.1
 
 
 def test_whitening_over_tokens_takes_groups_off_their_centre():
     # where long completions are the wrong ones, the mean over tokens is below 0
     mask = np.arange(5) < np.array([1, 1, 5, 5])[:, None]
-    found = advantages.group_mean_batch_std(np.array([[1., 1, 0, 0]]), mask[None], std_ddof=0)[0]
+    found = advantages.group_mean_batch_std(np.array([[1.0, 1, 0, 0]]), mask[None], std_ddof=0)[0]
     assert found[0] > 2 * -found[2] > 0
     np.testing.assert_allclose(np.sum(found * mask.sum(-1)), 0, atol=1e-9)
 
@@ -111,8 +116,9 @@ def test_whitening_over_tokens_takes_groups_off_their_centre():
 @pytest.mark.parametrize('preset, source', [('rft', 'reference'), ('online_rft', 'policy')])
 def test_rft_ignores_wrong_answers_and_does_not_punish_them(preset, source):
     method = fixture.algorithm(preset)
-    pushed = np.asarray(algorithms.gradient_coefficients(method, jnp.asarray(fixture.LOGPROBS, jnp.float32),
-                                                         fixture.worked(method)))
+    pushed = np.asarray(
+        algorithms.gradient_coefficients(method, jnp.asarray(fixture.LOGPROBS, jnp.float32), fixture.worked(method))
+    )
     right = fixture.REWARDS.reshape(-1) == 1
     assert method.source == source
     assert np.all(pushed[~right] == 0) and np.all(pushed[right][fixture.MASK[right]] > 0)
@@ -127,28 +133,28 @@ def test_a_kl_in_the_reward_needs_the_reference_as_much_as_one_in_the_loss(prese
 
 def test_k3_of_a_summed_log_ratio_would_overflow():
     # 2000 tokens that each differ by .05 nats: 2000 k3(.05) = 2.5 nats, and k3(100) is infinite in float32
-    difference = np.float32(.05)
-    assert 2000 * (np.expm1(difference) - difference) == pytest.approx(2.54, abs=.01)
+    difference = np.float32(0.05)
+    assert 2000 * (np.expm1(difference) - difference) == pytest.approx(2.54, abs=0.01)
     with np.errstate(over='ignore'):
         assert np.isinf(np.expm1(np.float32(2000) * difference))
 
 
 def test_weighing_sampled_tokens_by_their_probability_counts_it_twice():
-    p, q = np.array([.5, .3, .2]), np.array([.4, .4, .2])
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.4, 0.2])
     true = np.sum(p * np.log(p / q))
     sampled = np.sum(p * (p * np.log(p / q)))  # the expectation over tokens drawn from p
-    assert true == pytest.approx(.025267, abs=1e-6) and sampled == pytest.approx(.029895, abs=1e-6)
+    assert true == pytest.approx(0.025267, abs=1e-6) and sampled == pytest.approx(0.029895, abs=1e-6)
 
 
 def test_larger_groups_have_a_less_noisy_gradient():
     # a softmax over three answers of which the first is right; the gradient is averaged over the group
-    p, draws = np.array([.3, .5, .2]), np.random.default_rng(0)
+    p, draws = np.array([0.3, 0.5, 0.2]), np.random.default_rng(0)
     noise = {}
     for size in (4, 16, 64):
         answers = draws.choice(3, (4000, size), p=p)
         values = advantages.leave_one_out((answers == 0).astype(float))
         gradients = np.mean(values[..., None] * (np.eye(3)[answers] - p), 1)
-        np.testing.assert_allclose(gradients.mean(0), p * (np.eye(3)[0] - p[0]), atol=.02)
+        np.testing.assert_allclose(gradients.mean(0), p * (np.eye(3)[0] - p[0]), atol=0.02)
         noise[size] = gradients.var(0).sum()
     assert noise[4] > 3 * noise[16] > 9 * noise[64]
 
@@ -164,18 +170,21 @@ def test_one_update_a_rollout_makes_clip_gspo_and_llds_inert_and_says_so():
 
 
 def test_a_clip_of_a_fifth_never_acts_on_geometric_means_and_says_so():
-    method = fixture.algorithm('gspo', clip_low=.2, clip_high=.2)
+    method = fixture.algorithm('gspo', clip_low=0.2, clip_high=0.2)
     assert 'never acts' in ' '.join(validation.check_run(method, group_size=8, prompts=4, updates=4))
 
 
-@pytest.mark.parametrize('preset, low, high', [('grpo', .2, .2), ('dr_grpo', .2, .2), ('dapo', .2, .28),
-                                               ('deepseek_r1', 10, 10), ('gspo', 3e-4, 4e-4)])
+@pytest.mark.parametrize(
+    'preset, low, high',
+    [('grpo', 0.2, 0.2), ('dr_grpo', 0.2, 0.2), ('dapo', 0.2, 0.28), ('deepseek_r1', 10, 10), ('gspo', 3e-4, 4e-4)],
+)
 def test_clip_bounds_are_those_of_the_papers(preset, low, high):
     assert fixture.algorithm(preset).surrogate.keywords == dict(clip_low=low, clip_high=high)
 
 
-@pytest.mark.parametrize('preset, coefficient', [('grpo', .04), ('deepseek_r1', 1e-3), ('dapo', 0), ('dr_grpo', 0),
-                                                 ('default_rlvr', 0)])
+@pytest.mark.parametrize(
+    'preset, coefficient', [('grpo', 0.04), ('deepseek_r1', 1e-3), ('dapo', 0), ('dr_grpo', 0), ('default_rlvr', 0)]
+)
 def test_kl_coefficients_are_those_of_the_papers(preset, coefficient):
     assert fixture.algorithm(preset).kl_coef == coefficient
 
@@ -193,7 +202,7 @@ def test_a_preset_changes_nothing_but_the_algorithm(preset):
 
 
 def test_reward_minus_value_is_the_case_lambda_1():
-    rewards, critic = np.array([0, 0, 0, 1.]), np.array([.2, .4, .5, .8])
+    rewards, critic = np.array([0, 0, 0, 1.0]), np.array([0.2, 0.4, 0.5, 0.8])
     found = groups.generalized(rewards, np.ones(4, bool), critic, 1.0, 1.0)
     np.testing.assert_allclose(found, 1 - critic)
 
@@ -205,4 +214,4 @@ def test_reinforce_pp_carries_nothing_from_batch_to_batch():
     first = algorithms.compute_advantages(method, fixture.REWARDS, mask=mask)
     algorithms.compute_advantages(method, 10 * fixture.REWARDS, mask=mask)
     np.testing.assert_array_equal(algorithms.compute_advantages(method, fixture.REWARDS, mask=mask), first)
-    assert abs(first[fixture.MASK].mean()) < 1e-6 and first[fixture.MASK].std() == pytest.approx(1, abs=.03)
+    assert abs(first[fixture.MASK].mean()) < 1e-6 and first[fixture.MASK].std() == pytest.approx(1, abs=0.03)

@@ -1,4 +1,5 @@
 """Loss, gradient and metrics of policy_loss against hand numbers; then the traps of masks and extremes."""
+
 import fixture
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from grpo_jax.sharding import specs
 
 POLICY_GRADIENT = dict(surrogate='policy_gradient', weights='token_mean')
 PROMPT_MEAN = dict(weights='prompt_mean', advantage='group_mean')
+
 
 # preset, changes, loss, gradient of row 0, gradient of row 5, sum of |gradient|
 def weights_of(method, mask):
@@ -37,8 +39,8 @@ def test_prompt_mean_with_reinforce_gives_the_hand_gradient():
     # gradient -A w: row 0 -.5 / 20, row 5 -.25 / 28
     method = fixture.algorithm('dapo', **PROMPT_MEAN, surrogate='policy_gradient')
     gradient = fixture.loss_and_gradient(method, fixture.worked(method))[1]
-    np.testing.assert_allclose(gradient[0, :2], -.025, rtol=1e-6)
-    np.testing.assert_allclose(gradient[5, :3], -.25 / 28, rtol=1e-6)
+    np.testing.assert_allclose(gradient[0, :2], -0.025, rtol=1e-6)
+    np.testing.assert_allclose(gradient[5, :3], -0.25 / 28, rtol=1e-6)
 
 
 def test_prompt_mean_does_not_count_prompts_without_tokens():
@@ -63,7 +65,8 @@ def test_fixed_length_divides_by_rows_with_tokens():
 
 # on-policy: old == now
 
-@pytest.mark.parametrize('preset, expected', [('grpo', 0), ('dapo', .214779), ('dr_grpo', .0625), ('rloo', 0)])
+
+@pytest.mark.parametrize('preset, expected', [('grpo', 0), ('dapo', 0.214779), ('dr_grpo', 0.0625), ('rloo', 0)])
 def test_on_policy_loss_is_the_mean_of_minus_advantage(preset, expected):
     # sequence means of -A vanish since A sums to 0 in a group. dr_grpo: -1+2+1.5-.5-2.5+3 = 2.5, over 5 tokens * 8 rows
     method = fixture.algorithm(preset, std_ddof=0, fixed_length=5, **fixture.NO_KL)
@@ -73,8 +76,9 @@ def test_on_policy_loss_is_the_mean_of_minus_advantage(preset, expected):
     assert (metrics['ratio_mean'], metrics['ratio_max']) == (1, 1)
 
 
-@pytest.mark.parametrize('preset', [name for name in fixture.PRESETS
-                                    if 'old_logprobs' not in fixture.algorithm(name).needed_logprobs(1)])
+@pytest.mark.parametrize(
+    'preset', [name for name in fixture.PRESETS if 'old_logprobs' not in fixture.algorithm(name).needed_logprobs(1)]
+)
 def test_without_old_logprobs_everything_is_as_with_old_equal_to_now(preset):
     method = fixture.algorithm(preset)
     implicit = fixture.loss_and_gradient(method, fixture.worked(method, old=None))
@@ -107,6 +111,7 @@ def test_kl_is_zero_against_an_equal_reference():
 
 # metrics
 
+
 def test_metrics_are_the_hand_counts():
     # of the 24 tokens: 12 with A > 0 in rows 0 3 4 5 6, 12 with A < 0 in rows 1 2 7. Read off the table of ratios:
     # A > 0 and ratio 1.349859 > 1.2: (4, 0), (5, 2); A < 0 and ratio .740818 < .8: (1, 2)
@@ -129,13 +134,13 @@ def test_metrics_are_the_hand_counts():
 
 def test_clip_higher_keeps_ratios_that_clip_cuts():
     # with clip_high .4 the two tokens at 1.349859 keep their gradient
-    method = fixture.algorithm('grpo', clip_high=.4)
+    method = fixture.algorithm('grpo', clip_high=0.4)
     assert fixture.loss_and_gradient(method, fixture.worked(method))[2]['clip_high_share'] == 0
 
 
 def test_entropy_bonus_pays_for_entropy():
     # loss falls by coef * mean entropy under token_mean weights; gradient -coef / 24 at each of the 24 tokens
-    method = fixture.algorithm('dapo', regularizers=('entropy_bonus',), entropy_coef=.1)
+    method = fixture.algorithm('dapo', regularizers=('entropy_bonus',), entropy_coef=0.1)
     plain = fixture.algorithm('dapo')
     experience = fixture.worked(plain)
     entropy = jnp.asarray(np.where(fixture.MASK, 1.5 + fixture.LOGPROBS, 1e30), jnp.float32)
@@ -145,19 +150,23 @@ def test_entropy_bonus_pays_for_entropy():
 
     without = fixture.loss_and_gradient(plain, experience)[0]
     mean = np.mean((1.5 + fixture.LOGPROBS)[fixture.MASK])
-    assert float(loss(entropy)) == pytest.approx(without - .1 * mean, abs=1e-6)
-    np.testing.assert_allclose(jax.grad(loss)(entropy), -.1 / 24 * fixture.MASK, rtol=1e-5)
+    assert float(loss(entropy)) == pytest.approx(without - 0.1 * mean, abs=1e-6)
+    np.testing.assert_allclose(jax.grad(loss)(entropy), -0.1 / 24 * fixture.MASK, rtol=1e-5)
 
 
 # masks and extremes
 
+
 @pytest.mark.parametrize('garbage', [1e30, -1e30, np.inf, np.nan])
 def test_values_at_masked_tokens_change_nothing(method, garbage):
     clean = fixture.loss_and_gradient(method, fixture.worked(method))
-    spoilt = {name: np.where(fixture.MASK, x, garbage * sign) for name, x, sign in [
-        ('old', fixture.OLD, -1), ('ref', fixture.REF, 1), ('sampler', fixture.SAMPLER, 1)]}
-    dirty = fixture.loss_and_gradient(method, fixture.worked(method, **spoilt),
-                                      np.where(fixture.MASK, fixture.LOGPROBS, garbage))
+    spoilt = {
+        name: np.where(fixture.MASK, x, garbage * sign)
+        for name, x, sign in [('old', fixture.OLD, -1), ('ref', fixture.REF, 1), ('sampler', fixture.SAMPLER, 1)]
+    }
+    dirty = fixture.loss_and_gradient(
+        method, fixture.worked(method, **spoilt), np.where(fixture.MASK, fixture.LOGPROBS, garbage)
+    )
     assert dirty[0] == clean[0]
     np.testing.assert_array_equal(dirty[1], clean[1])
     assert dirty[2] == clean[2]
@@ -192,10 +201,10 @@ def test_row_without_tokens_is_as_if_it_were_not_there(method):
     np.testing.assert_allclose(full[1][keep], less[1], atol=1e-7)
 
 
-@pytest.mark.parametrize('shift', [50., -50., 'mixed'])
+@pytest.mark.parametrize('shift', [50.0, -50.0, 'mixed'])
 def test_far_off_log_ratios_stay_finite(method, shift):
     # exp(50) squared overflows float32, and so does a product over a row of 5 tokens
-    shift = np.where(np.arange(8)[:, None] % 2, 50., -50.) if shift == 'mixed' else shift
+    shift = np.where(np.arange(8)[:, None] % 2, 50.0, -50.0) if shift == 'mixed' else shift
     experience = fixture.worked(method, old=fixture.LOGPROBS - shift, ref=fixture.LOGPROBS + shift)
     loss, gradient, metrics = fixture.loss_and_gradient(method, experience)
     assert np.isfinite(loss) and np.all(np.isfinite(gradient))
@@ -205,10 +214,14 @@ def test_far_off_log_ratios_stay_finite(method, shift):
 def test_clip_has_no_gradient_beyond_its_bound_and_full_gradient_on_the_other_side():
     # A > 0: ratio e^3 cut, e^-3 not; A < 0: the other way round. Rows of one token, G = 4
     method = fixture.algorithm('grpo', **fixture.NO_KL)
-    old = np.array([[-3.], [3.], [-3.], [3.]])
+    old = np.array([[-3.0], [3.0], [-3.0], [3.0]])
     gradient = fixture.loss_and_gradient(
-        method, fixture.experience(np.array([[1.], [1.], [-1.], [-1.]]), mask=np.ones((4, 1), bool), old=old,
-                                   ref=old, sampler=old), np.zeros((4, 1)))[1]
+        method,
+        fixture.experience(
+            np.array([[1.0], [1.0], [-1.0], [-1.0]]), mask=np.ones((4, 1), bool), old=old, ref=old, sampler=old
+        ),
+        np.zeros((4, 1)),
+    )[1]
     np.testing.assert_allclose(gradient[:, 0], [0, -np.exp(-3) / 4, np.exp(3) / 4, 0], rtol=1e-5)
 
 
@@ -251,8 +264,9 @@ def test_microbatches_add_up_to_the_whole(method):
     np.testing.assert_allclose(sum(gradient for _, gradient in parts), whole[1], atol=1e-7)
 
 
-@pytest.mark.parametrize('preset', ['grpo', 'scalerl', 'dpo', 'entropy_8020', 'm2po', 'clip_cov', 'kl_cov', 'llds_grpo',
-                                    'lite_ppo'])
+@pytest.mark.parametrize(
+    'preset', ['grpo', 'scalerl', 'dpo', 'entropy_8020', 'm2po', 'clip_cov', 'kl_cov', 'llds_grpo', 'lite_ppo']
+)
 def test_rows_on_eight_devices_give_the_same(preset):
     # one preset for each way in which a row's loss hangs on others
     method = fixture.algorithm(preset)
@@ -267,7 +281,7 @@ def test_rows_on_eight_devices_give_the_same(preset):
 
 @pytest.mark.parametrize('left, right', [(0, 3), (2, 1)])
 def test_padding_does_not_matter(method, left, right):
-    def pad(x, value=-7.):
+    def pad(x, value=-7.0):
         if np.ndim(x) < 2 or x.shape[1] == 1:
             return x
         return jnp.pad(x, ((0, 0), (left, right)), constant_values=False if x.dtype == bool else value)
@@ -282,7 +296,7 @@ def test_padding_does_not_matter(method, left, right):
 
 def test_dead_group_gives_no_gradient_without_a_kl():
     method = fixture.algorithm('grpo', **fixture.NO_KL)
-    advantages = algorithms.compute_advantages(method, np.array([[.7] * 4, [1, 1, 1, 0]]))
+    advantages = algorithms.compute_advantages(method, np.array([[0.7] * 4, [1, 1, 1, 0]]))
     gradient = fixture.loss_and_gradient(method, fixture.experience(advantages))[1]
     assert np.all(gradient[:4] == 0) and np.any(gradient[4:] != 0)
 

@@ -1,4 +1,5 @@
 """What `make` builds from a config section, and what it refuses."""
+
 import fixture
 import pytest
 
@@ -18,8 +19,10 @@ def test_unknown_regularizer_is_refused_with_the_choices():
         fixture.algorithm('grpo', regularizers=('llds', 'nonsense'))
 
 
-@pytest.mark.parametrize('piece, name', [('advantage', 'np'), ('ratio', 'jnp'), ('ratio', 'MAX_LOG_RATIO'),
-                                         ('kl', '_difference'), ('kl', 'jnp')])
+@pytest.mark.parametrize(
+    'piece, name',
+    [('advantage', 'np'), ('ratio', 'jnp'), ('ratio', 'MAX_LOG_RATIO'), ('kl', '_difference'), ('kl', 'jnp')],
+)
 def test_only_public_functions_of_the_module_are_pieces(piece, name):
     with pytest.raises(BadInput, match=f'algorithm.{piece}'):
         fixture.algorithm('grpo', **{piece: name})
@@ -45,8 +48,10 @@ def test_unknown_treatment_of_dead_groups_is_refused():
         fixture.algorithm('grpo', dead_groups='revive')
 
 
-@pytest.mark.parametrize('preset, kl_coef, dead_groups', [
-    ('grpo', 0.04, 'keep'), ('dr_grpo', 0, 'keep'), ('dapo', 0, 'resample'), ('rloo', 0.05, 'keep')])
+@pytest.mark.parametrize(
+    'preset, kl_coef, dead_groups',
+    [('grpo', 0.04, 'keep'), ('dr_grpo', 0, 'keep'), ('dapo', 0, 'resample'), ('rloo', 0.05, 'keep')],
+)
 def test_preset_has_its_reference_and_its_dead_groups(preset, kl_coef, dead_groups):
     method = fixture.algorithm(preset)
     assert (method.kl_coef, method.dead_groups, method.needs_entropy_gradient) == (kl_coef, dead_groups, False)

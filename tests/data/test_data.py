@@ -1,4 +1,5 @@
 """Data sets, the order they are served in, and prompts as the model gets them."""
+
 import json
 import os
 import re
@@ -37,7 +38,7 @@ def test_indices_are_a_pure_function(seed, step, count, size):
 def test_every_epoch_is_a_permutation(seed, count, size):
     # also when steps straddle epochs and when a step is longer than an epoch
     steps = -(-3 * size // count)
-    run = np.concatenate([data.indices(seed, step, count, size) for step in range(steps)])[:3 * size]
+    run = np.concatenate([data.indices(seed, step, count, size) for step in range(steps)])[: 3 * size]
     for epoch in run.reshape(3, size):
         assert sorted(epoch) == list(range(size))
 
@@ -53,6 +54,7 @@ def test_order_is_the_one_of_earlier_versions():
 
 
 # prompts
+
 
 @pytest.fixture
 def dataset():
@@ -75,7 +77,7 @@ def test_walk_from_a_position_needs_no_iterator():
     assert end == 24 and sorted(whole[:7]) == sorted(whole[7:14]) == list(range(7))
     assert list(whole[:7]) != list(whole[7:14])
     for position in (20, 8):
-        np.testing.assert_array_equal(data.walk(3, position, 4, none)[0], whole[position:position + 4])
+        np.testing.assert_array_equal(data.walk(3, position, 4, none)[0], whole[position : position + 4])
 
 
 def test_walk_passes_over_retired_examples():
@@ -92,6 +94,7 @@ def test_walk_is_refused_when_all_are_retired():
 
 
 # loading
+
 
 @pytest.fixture(scope='module')
 def tokenizer():
@@ -129,18 +132,22 @@ def test_limit_that_leaves_no_prompt_is_refused(tokenizer):
         data.load(section(max_prompt_tokens=5), 'train', tokenizer)  # 12+34= has 6
 
 
-@pytest.mark.parametrize('changes, message', [
-    ({'name': 'nonsense'}, r"^data.name = 'nonsense': no such file in grpo_jax/data"),
-    ({'name': 'jsonl'}, r"^data.name = 'jsonl': no such file in grpo_jax/data; add one with examples"),
-    ({'options': {'digitz': 2}}, r"^data.options = .*digitz"),
-    ({'chat': True}, r'^data.chat = True: .* has no chat template'),
-])
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'name': 'nonsense'}, r"^data.name = 'nonsense': no such file in grpo_jax/data"),
+        ({'name': 'jsonl'}, r"^data.name = 'jsonl': no such file in grpo_jax/data; add one with examples"),
+        ({'options': {'digitz': 2}}, r'^data.options = .*digitz'),
+        ({'chat': True}, r'^data.chat = True: .* has no chat template'),
+    ],
+)
 def test_data_section_that_cannot_work_is_refused(tokenizer, changes, message):
     with pytest.raises(BadInput, match=message):
         data.load(section(**changes), 'train', tokenizer)
 
 
 # arithmetic
+
 
 def sums(split='train', **changes):
     return arithmetic.examples(split, **dict(digits=2, count=2000, blurts=0.7, wrong=0.8) | changes)
@@ -219,6 +226,7 @@ def test_reward_accepts_worked_and_right_demonstrations_and_refuses_wrong_ones()
 
 # files
 
+
 def write_jsonl(path, rows):
     path.write_text(''.join((row if isinstance(row, str) else json.dumps(row)) + '\n' for row in rows), encoding='utf8')
 
@@ -229,9 +237,11 @@ def from_files(folder, **changes):
 
 # gsm8k
 
-GSM8K = [{'question': 'How much is 1+1? é', 'answer': 'Well.\n#### 2'},
-         {'question': 'Many?', 'answer': 'x #### y\n#### 1,234'},
-         {'question': 'Cold?', 'answer': 'Yes.\n#### -3'}]
+GSM8K = [
+    {'question': 'How much is 1+1? é', 'answer': 'Well.\n#### 2'},
+    {'question': 'Many?', 'answer': 'x #### y\n#### 1,234'},
+    {'question': 'Cold?', 'answer': 'Yes.\n#### -3'},
+]
 GOLDS = ['2', '1234', '-3']
 
 
@@ -240,8 +250,9 @@ GOLDS = ['2', '1234', '-3']
 def test_gsm8k_from_files(tmp_path, name, split):
     write_jsonl(tmp_path / name.format(split), GSM8K)
     found = gsm8k.examples(split, folder=str(tmp_path))
-    assert [(e.prompt, e.answer, e.id) for e in found] == [(r['question'], g, i) for i, (r, g) in
-                                                           enumerate(zip(GSM8K, GOLDS, strict=True))]
+    assert [(e.prompt, e.answer, e.id) for e in found] == [
+        (r['question'], g, i) for i, (r, g) in enumerate(zip(GSM8K, GOLDS, strict=True))
+    ]
     assert found[1].meta == {'demonstration': GSM8K[1]['answer']}
 
 
@@ -258,8 +269,10 @@ def test_real_gsm8k_is_whole_and_its_solutions_earn_the_reward(real, split, coun
     assert all(numeric.reward(e.meta['demonstration'], e) == 1 for e in found)
 
 
-CALCULATOR = [{'question': 'q', 'answer': '48/2 = <<48/2=24>>24 and <<12/60=0.20>>0.2 #### 1'},
-              {'question': 'q', 'answer': 'again <<48/2=24>>24, <<7 + 5 - 9=3.00>>3, no sum <<5=5>>5 #### 1'}]
+CALCULATOR = [
+    {'question': 'q', 'answer': '48/2 = <<48/2=24>>24 and <<12/60=0.20>>0.2 #### 1'},
+    {'question': 'q', 'answer': 'again <<48/2=24>>24, <<7 + 5 - 9=3.00>>3, no sum <<5=5>>5 #### 1'},
+]
 
 
 def test_calculator_takes_each_annotated_expression_once_and_holds_new_ones_out(tmp_path):

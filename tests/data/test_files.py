@@ -1,4 +1,5 @@
 """The same examples from every format that a data set may lie in."""
+
 import json
 import os
 import re
@@ -15,8 +16,14 @@ from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 # as verl writes them
-ROWS = [{'prompt': [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': f'é {i}?'}],
-         'reward_model': {'style': 'rule', 'ground_truth': str(10 * i)}, 'level': i} for i in range(5)]
+ROWS = [
+    {
+        'prompt': [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': f'é {i}?'}],
+        'reward_model': {'style': 'rule', 'ground_truth': str(10 * i)},
+        'level': i,
+    }
+    for i in range(5)
+]
 CHAT = {'prompt_field': 'prompt', 'answer_field': 'reward_model.ground_truth'}
 SPLITS = {'train': ROWS, 'test': ROWS[3:]}
 
@@ -42,29 +49,39 @@ def save_to_disk(folder, rows, split=None):
     for name, part in [*zip(names, [rows[:2], rows[2:]], strict=True), ('cache-1b2c.arrow', rows[:1])]:
         with pyarrow.ipc.new_stream(folder / name, table(rows).schema) as writer:
             writer.write_table(table(part), max_chunksize=1)
-    state = {'_data_files': [{'filename': name} for name in names], '_fingerprint': '766c72bda8868ac5',
-             '_format_columns': None, '_format_kwargs': {}, '_format_type': None, '_output_all_columns': False,
-             '_split': split}
+    state = {
+        '_data_files': [{'filename': name} for name in names],
+        '_fingerprint': '766c72bda8868ac5',
+        '_format_columns': None,
+        '_format_kwargs': {},
+        '_format_type': None,
+        '_output_all_columns': False,
+        '_split': split,
+    }
     (folder / 'state.json').write_text(json.dumps(state))
     (folder / 'dataset_info.json').write_text('{"citation": "", "description": "", "features": {}}')
 
 
 def whole(write, name):
     """Writer of one file of each split."""
+
     def run(folder):
         for split, all_rows in SPLITS.items():
             write(folder / name.format(split), all_rows)
         return folder
+
     return run
 
 
 def sharded(write, name):
     """Writer of three shards of each split."""
+
     def run(folder):
         for split, all_rows in SPLITS.items():
             for i, part in enumerate([all_rows[:1], all_rows[1:2], all_rows[2:]]):
                 write(folder / name.format(split=split, i=i), part)
         return folder
+
     return run
 
 
@@ -91,8 +108,10 @@ FORMATS = {
 @pytest.mark.parametrize('split', SPLITS)
 def test_every_format_gives_the_same_examples(tmp_path, name, split):
     found = files.examples(split, folder=str(FORMATS[name](tmp_path)), **CHAT)
-    assert found == [Example(row['prompt'][1]['content'], row['reward_model']['ground_truth'], i, row)
-                     for i, row in enumerate(SPLITS[split])]
+    assert found == [
+        Example(row['prompt'][1]['content'], row['reward_model']['ground_truth'], i, row)
+        for i, row in enumerate(SPLITS[split])
+    ]
 
 
 def test_dataset_of_one_split_is_that_split_alone(tmp_path):
@@ -109,9 +128,16 @@ def test_one_file_is_not_served_as_every_split(tmp_path):
 
 
 def test_field_of_a_field_and_the_users_last_words():
-    row = {'a': {'b': {'c': 1.5}}, 'a.b': 'flat', 'chat': [
-        {'role': 'user', 'content': 'first'}, {'role': 'assistant', 'content': 'no'}, {'role': 'user', 'content': 'x'},
-        {'role': 'assistant', 'content': '<think>'}]}
+    row = {
+        'a': {'b': {'c': 1.5}},
+        'a.b': 'flat',
+        'chat': [
+            {'role': 'user', 'content': 'first'},
+            {'role': 'assistant', 'content': 'no'},
+            {'role': 'user', 'content': 'x'},
+            {'role': 'assistant', 'content': '<think>'},
+        ],
+    }
     assert records.text_field(row, 'a.b.c', '') == '1.5'
     assert records.text_field(row, 'a.b', '') == 'flat'  # the field of that very name first
     assert records.prompt_text(row, 'chat', '') == 'x'
@@ -140,7 +166,7 @@ def test_damaged_file_is_refused_by_name(tmp_path, suffix, content):
         save_to_disk(tmp_path, ROWS)
         name = {'parquet': 'whole.parquet', 'arrow': 'data-00001-of-00002.arrow'}[suffix]
         intact = (tmp_path / name).read_bytes()
-        content = intact[:int(content * len(intact))]
+        content = intact[: int(content * len(intact))]
     (tmp_path / f'train.{suffix}').write_bytes(content)
     with pytest.raises(BadInput, match=rf"train.{suffix}': is damaged at row \d"):
         files.examples('train', folder=str(tmp_path / ('{split}.' + suffix)), **CHAT)
@@ -165,9 +191,11 @@ def test_what_cannot_be_read_is_refused(tmp_path):
 
 # tensorflow-datasets
 
-GSM8K = [{'question': 'How much is 1+1? é', 'answer': 'Well.\n#### 2'},
-         {'question': 'Many?', 'answer': 'x #### y\n#### 1,234'},
-         {'question': 'Cold?', 'answer': 'Yes.\n#### -3'}]
+GSM8K = [
+    {'question': 'How much is 1+1? é', 'answer': 'Well.\n#### 2'},
+    {'question': 'Many?', 'answer': 'x #### y\n#### 1,234'},
+    {'question': 'Cold?', 'answer': 'Yes.\n#### -3'},
+]
 
 
 @pytest.fixture(scope='module')
@@ -176,11 +204,15 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp('prepared')
     for split in ('train', 'test'):
         write_jsonl(folder / f'gsm8k_{split}.jsonl', [GSM8K[0], {'question': 'x'}, *GSM8K[1:]])
-        write_jsonl(folder / f'math_{split}.jsonl', [
-            {'problem': 'p', 'answer': '\\frac12', 'level': 3, 'subject': None}, {'problem': ''},
-            {'problem': split, 'answer': '7', 'other': 1}])
-    return [prepare.prepare(name, str(folder), str(folder / 'out'))
-            for name in ('gsm8k', 'math')]
+        write_jsonl(
+            folder / f'math_{split}.jsonl',
+            [
+                {'problem': 'p', 'answer': '\\frac12', 'level': 3, 'subject': None},
+                {'problem': ''},
+                {'problem': split, 'answer': '7', 'other': 1},
+            ],
+        )
+    return [prepare.prepare(name, str(folder), str(folder / 'out')) for name in ('gsm8k', 'math')]
 
 
 def test_gsm8k_from_tensorflow_datasets_is_that_from_the_file_and_needs_no_tensorflow(prepared):
@@ -228,6 +260,13 @@ def test_real_data_sets_are_the_same_prepared(real, tmp_path, long):
         source = os.path.join(real, 'math', f'{name}_{{split}}.jsonl')
         folder = prepare.prepare(name, source, str(tmp_path))
         for split in ('train', 'test'):
-            both = [[(e.prompt, e.answer, e.id) for e in records.parted(files.examples(
-                split, folder=place, prompt_field=fields[0], answer_field=fields[1]))[0]] for place in (source, folder)]
+            both = [
+                [
+                    (e.prompt, e.answer, e.id)
+                    for e in records.parted(
+                        files.examples(split, folder=place, prompt_field=fields[0], answer_field=fields[1])
+                    )[0]
+                ]
+                for place in (source, folder)
+            ]
             assert both[0] == both[1] and len(both[0]) > 1000

@@ -1,4 +1,5 @@
 """Malformed rows: reported by file and line, left out and counted, or the end when strict."""
+
 import gzip
 import json
 import logging
@@ -137,9 +138,37 @@ def test_file(name, tmp_path):
     assert [int(re.search(r'train\.jsonl, line (\d+) = ', str(error))[1]) for error in bad] == lines
 
 
-FRAGMENTS = [b'{', b'}', b'[', b']', b'"', b'"q"', b'"a"', b':', b',', b'1', b'-', b'.5', b'e999', b'NaN', b'true',
-             b'null', b' ', b'\n', b'\r', b'\t', b'\0', b'\\', b'\\u', b'd83d', b'x', b'\xef\xbb\xbf', b'\xff',
-             b'\xc3\xa9', GOOD]
+FRAGMENTS = [
+    b'{',
+    b'}',
+    b'[',
+    b']',
+    b'"',
+    b'"q"',
+    b'"a"',
+    b':',
+    b',',
+    b'1',
+    b'-',
+    b'.5',
+    b'e999',
+    b'NaN',
+    b'true',
+    b'null',
+    b' ',
+    b'\n',
+    b'\r',
+    b'\t',
+    b'\0',
+    b'\\',
+    b'\\u',
+    b'd83d',
+    b'x',
+    b'\xef\xbb\xbf',
+    b'\xff',
+    b'\xc3\xa9',
+    GOOD,
+]
 
 
 @settings(max_examples=300, deadline=None)
@@ -165,8 +194,9 @@ def test_gsm8k_row_without_a_gold_number_is_reported(tmp_path, solution):
     assert re.match(re.escape(f'{tmp_path}/train.jsonl, line 2 = {solution!r}: has no #### line'), str(bad))
 
 
-@pytest.mark.parametrize('module, options', [(gsm8k_calculator, {'slips': 0.0}),
-                                             (gsm8k_steps, {'slips': 0.0, 'steps': 3})])
+@pytest.mark.parametrize(
+    'module, options', [(gsm8k_calculator, {'slips': 0.0}), (gsm8k_steps, {'slips': 0.0, 'steps': 3})]
+)
 def test_data_sets_made_of_gsm8k_pass_its_malformed_rows_on(tmp_path, module, options):
     lines = [json.dumps({'question': 'q', 'answer': '<<1+2=3>>3 and <<3*3=9>>9 #### 9'}), '{']
     (tmp_path / 'train.jsonl').write_text('\n'.join(lines))
@@ -186,6 +216,7 @@ def test_malformed_row_of_a_runs_rollouts_is_reported(tmp_path, changes):
 
 # what becomes of them
 
+
 @pytest.fixture(scope='module')
 def tokenizer():
     return hf.load_tokenizer(os.path.join(ROOT, demo.get_config().model.path))
@@ -202,7 +233,7 @@ def test_malformed_rows_are_left_out_and_counted_in_one_warning(tmp_path, tokeni
     with caplog.at_level(logging.WARNING):
         dataset = load(tmp_path, tokenizer, good=5, bad=5)
     assert [e.id for e in dataset.examples] == [5, 6, 7, 8, 9] and len(dataset.tokens) == 5
-    message, = caplog.messages
+    (message,) = caplog.messages
     assert message.startswith('5 of 10 rows of the train split are malformed')
     assert re.findall(r'train\.jsonl, line (\d)', message) == ['1', '2', '3']
 
@@ -226,8 +257,9 @@ def test_file_without_rows_is_refused(tmp_path, tokenizer):
 @pytest.mark.parametrize('ids', [[0, 1, 1], [0, 1, 2**31], [0, 1, -1]], ids=str)
 def test_data_set_whose_ids_cannot_tell_prompts_apart_is_refused(tmp_path, tokenizer, monkeypatch, ids):
     good = files.checked
-    monkeypatch.setattr(files, 'checked', lambda make, rows: [
-        e._replace(id=i) for e, i in zip(good(make, rows), ids, strict=True)])
+    monkeypatch.setattr(
+        files, 'checked', lambda make, rows: [e._replace(id=i) for e, i in zip(good(make, rows), ids, strict=True)]
+    )
     with pytest.raises(BadInput, match='ids that are not distinct'):
         load(tmp_path, tokenizer, good=3, bad=0)
 
@@ -235,8 +267,11 @@ def test_data_set_whose_ids_cannot_tell_prompts_apart_is_refused(tmp_path, token
 def test_strict_run_ends_before_it_writes(tmp_path):
     for split in ('train', 'test'):
         (tmp_path / f'{split}.jsonl').write_bytes(GOOD * 3 + b'\n')
-    config = tiny_run.config(data__name='files', data__strict=True, data__options={
-        'folder': str(tmp_path), 'prompt_field': 'q', 'answer_field': 'a'})
+    config = tiny_run.config(
+        data__name='files',
+        data__strict=True,
+        data__options={'folder': str(tmp_path), 'prompt_field': 'q', 'answer_field': 'a'},
+    )
     with pytest.raises(BadInput, match=r"\.jsonl, line 4 = b'\\n': the line is empty"):
         train.run(config, str(tmp_path / 'run'))
     assert not any(names for _, _, names in os.walk(tmp_path / 'run'))
@@ -244,10 +279,18 @@ def test_strict_run_ends_before_it_writes(tmp_path):
 
 @pytest.mark.parametrize('arguments, strict', [([], False), (['--strict'], True)], ids=str)
 def test_flag_strict_sets_the_config_also_for_a_sweep_which_reads_overrides(arguments, strict):
-    script = ('import sys; from absl import flags; from ml_collections import config_flags; '
-              'from grpo_jax import program; program.define_flags(workdir=False); '
-              'program.run(lambda: print(flags.FLAGS.config.data.strict, '
-              'config_flags.get_override_values(flags.FLAGS["config"])))')
-    done = subprocess.run([sys.executable, '-c', script, '--config=configs/arithmetic.py', *arguments], cwd=ROOT,
-                          capture_output=True, text=True, timeout=120, check=True)
+    script = (
+        'import sys; from absl import flags; from ml_collections import config_flags; '
+        'from grpo_jax import program; program.define_flags(workdir=False); '
+        'program.run(lambda: print(flags.FLAGS.config.data.strict, '
+        'config_flags.get_override_values(flags.FLAGS["config"])))'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', script, '--config=configs/arithmetic.py', *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert done.stdout.split(maxsplit=1) == [str(strict), "{'data.strict': True}\n" if strict else '{}\n']

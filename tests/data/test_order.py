@@ -1,4 +1,5 @@
 """Which examples come when: the same after a resume, for any number of processes and devices, and in a mixture."""
+
 import collections
 import json
 import os
@@ -31,11 +32,18 @@ def tokenizer():
 
 def write_parts(folder):
     for name, size in SIZES.items():
-        (folder / f'{name}_train.jsonl').write_text(''.join(
-            json.dumps({'q': f'{"1" * len(name)}+{i}', 'a': i}) + '\n' for i in range(size)))
-    return [{'name': 'files', 'weight': weight, 'source': name, 'options': {
-        'folder': str(folder / f'{name}_{{split}}.jsonl'), 'prompt_field': 'q', 'answer_field': 'a'}}
-            for name, weight in WEIGHTS.items()]
+        (folder / f'{name}_train.jsonl').write_text(
+            ''.join(json.dumps({'q': f'{"1" * len(name)}+{i}', 'a': i}) + '\n' for i in range(size))
+        )
+    return [
+        {
+            'name': 'files',
+            'weight': weight,
+            'source': name,
+            'options': {'folder': str(folder / f'{name}_{{split}}.jsonl'), 'prompt_field': 'q', 'answer_field': 'a'},
+        }
+        for name, weight in WEIGHTS.items()
+    ]
 
 
 def section(parts, **changes):
@@ -57,8 +65,12 @@ def dataset(request, mixed):
 def steps(dataset, first=0, last=STEPS, retired=None):
     """i64[steps, PROMPTS]: the indices of the steps first..last, each from nothing but the step's number."""
     none = np.zeros(len(dataset.examples), bool)
-    return np.array([data.walk(SEED, step * PROMPTS, PROMPTS, none if retired is None else retired, dataset.parts)[0]
-                     for step in range(first, last + 1)])
+    return np.array(
+        [
+            data.walk(SEED, step * PROMPTS, PROMPTS, none if retired is None else retired, dataset.parts)[0]
+            for step in range(first, last + 1)
+        ]
+    )
 
 
 def test_order_is_that_of_earlier_versions(dataset):
@@ -79,11 +91,10 @@ def test_resumed_order_goes_on_where_it_stopped(dataset):
 
 def test_indices_are_the_walk_when_none_is_retired(dataset):
     for step, row in enumerate(steps(dataset)):
-        np.testing.assert_array_equal(
-            data.indices(SEED, step, PROMPTS, len(dataset.examples), dataset.parts), row)
+        np.testing.assert_array_equal(data.indices(SEED, step, PROMPTS, len(dataset.examples), dataset.parts), row)
 
 
-PROCESS = '''
+PROCESS = """
 import json, sys
 import numpy as np
 from grpo_jax import data
@@ -95,7 +106,7 @@ for kind, parts in [('single', ()), ('mixture', [(weight, np.array(where)) for w
         if process < processes:
             found[f'{kind} {processes}'] = [data.shard(row, process, processes).tolist() for row in chosen]
 print(json.dumps(found))
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -104,8 +115,9 @@ def shares(mixed):
     parts, running = [(weight, where.tolist()) for weight, where in mixed.parts], []
     for process in range(4):
         arguments = json.dumps([SEED, STEPS, PROMPTS, len(mixed.examples), process, parts])
-        running.append(subprocess.Popen([sys.executable, '-c', PROCESS, arguments], cwd=ROOT, text=True,
-                                        stdout=subprocess.PIPE))
+        running.append(
+            subprocess.Popen([sys.executable, '-c', PROCESS, arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+        )
     return [json.loads(process.communicate(timeout=300)[0]) for process in running]
 
 
@@ -136,6 +148,7 @@ def test_rows_lie_on_any_number_of_devices_in_the_same_order(dataset, devices):
 
 
 # mixtures
+
 
 def sources(dataset, chosen):
     return [dataset.examples[i].meta['source'] for i in np.ravel(chosen)]
@@ -205,8 +218,10 @@ def test_malformed_rows_of_parts_are_counted_together_and_named(tmp_path, tokeni
 
 def test_parts_of_other_data_sets_need_no_source(tokenizer):
     options = demo.get_config().data.options.to_dict() | {'count': 10}
-    parts = [{'name': 'arithmetic', 'weight': 1, 'options': options},
-             {'name': 'tinystories', 'weight': 1, 'options': {}}]
+    parts = [
+        {'name': 'arithmetic', 'weight': 1, 'options': options},
+        {'name': 'tinystories', 'weight': 1, 'options': {}},
+    ]
     found = mixture.examples('test', parts=parts)
     assert collections.Counter(e.meta['source'] for e in found) == {'arithmetic': 10, 'tinystories': 24}
     assert found[0].meta.keys() == {'demonstration', 'source'} and len({e.id for e in found}) == 34
@@ -215,18 +230,22 @@ def test_parts_of_other_data_sets_need_no_source(tokenizer):
 FILES = {'name': 'files', 'weight': 1.0, 'options': {}}
 
 
-@pytest.mark.parametrize('parts, message', [
-    ([], r'= \[\]: must be one or more'),
-    ([FILES, FILES], r"= \['files', 'files'\]: .*distinct"),
-    ([FILES | {'weight': 0.0}], 'weight must be above 0'),
-    ([FILES | {'weight': 'all'}], 'weight must be above 0'),
-    ([FILES | {'weight': float('inf')}], 'weight must be above 0'),
-    ([FILES | {'wheight': 1.0}], 'must have name, weight, options'),
-    ([{'name': 'files', 'weight': 1.0}], 'must have name, weight, options'),
-    ([FILES | {'name': 'mixture'}], 'is itself a mixture'),
-    ([FILES | {'name': 'nonsense'}], 'nonsense'),
-    ([FILES], 'missing a required'),
-], ids=str)
+@pytest.mark.parametrize(
+    'parts, message',
+    [
+        ([], r'= \[\]: must be one or more'),
+        ([FILES, FILES], r"= \['files', 'files'\]: .*distinct"),
+        ([FILES | {'weight': 0.0}], 'weight must be above 0'),
+        ([FILES | {'weight': 'all'}], 'weight must be above 0'),
+        ([FILES | {'weight': float('inf')}], 'weight must be above 0'),
+        ([FILES | {'wheight': 1.0}], 'must have name, weight, options'),
+        ([{'name': 'files', 'weight': 1.0}], 'must have name, weight, options'),
+        ([FILES | {'name': 'mixture'}], 'is itself a mixture'),
+        ([FILES | {'name': 'nonsense'}], 'nonsense'),
+        ([FILES], 'missing a required'),
+    ],
+    ids=str,
+)
 def test_parts_that_cannot_be_mixed_are_refused(parts, message, tokenizer):
     with pytest.raises(BadInput, match=message):
         data.load(section(parts), 'train', tokenizer)

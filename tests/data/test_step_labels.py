@@ -1,4 +1,5 @@
 """Step labels: what the files mean, splits that share no problem, and refusals of malformed rows."""
+
 import json
 import os
 
@@ -13,27 +14,40 @@ TASKS = {'mr_gsm8k_wrong': 590, 'bigbench_mistake_dyck_languages': 986, 'bigbenc
 
 def write(folder, *rows):
     (folder / 'task.jsonl').write_text('\n'.join(map(json.dumps, rows)), encoding='utf8')
-    return [e for split in ('train', 'test')
-            for e in step_labels.examples(split, folder=str(folder), tasks=('task',), exchanges=0)]
+    return [
+        e
+        for split in ('train', 'test')
+        for e in step_labels.examples(split, folder=str(folder), tasks=('task',), exchanges=0)
+    ]
 
 
 def test_labels_end_at_the_first_wrong_step(tmp_path):
     steps = ['a', 'b', 'c', 'd']
-    blank, = write(tmp_path, {'input': 'p', 'target': 'q', 'steps': ['a', 'b', '', 'c'], 'mistake_index': 1})
+    (blank,) = write(tmp_path, {'input': 'p', 'target': 'q', 'steps': ['a', 'b', '', 'c'], 'mistake_index': 1})
     assert blank.meta == {'task': 'task', 'steps': ['a', 'b', 'c'], 'labels': [1, 0, None]}
     for row, expected in [
-            ({'input': 'p', 'target': 'q', 'steps': steps, 'mistake_index': 1}, [1, 0, None, None]),
-            ({'input': 'p', 'target': 'q', 'steps': steps, 'mistake_index': 0}, [0, None, None, None]),
-            ({'input': 'p', 'target': 'q', 'steps': steps, 'mistake_index': None}, [1, 1, 1, 1]),
-            ({'question': 'p', 'gold': 5, 'steps': steps, 'first_error_step': 1}, [0, None, None, None]),
-            ({'question': 'p', 'gold': 5, 'steps': steps, 'first_error_step': 4}, [1, 1, 1, 0])]:
-        example, = write(tmp_path, row)
+        ({'input': 'p', 'target': 'q', 'steps': steps, 'mistake_index': 1}, [1, 0, None, None]),
+        ({'input': 'p', 'target': 'q', 'steps': steps, 'mistake_index': 0}, [0, None, None, None]),
+        ({'input': 'p', 'target': 'q', 'steps': steps, 'mistake_index': None}, [1, 1, 1, 1]),
+        ({'question': 'p', 'gold': 5, 'steps': steps, 'first_error_step': 1}, [0, None, None, None]),
+        ({'question': 'p', 'gold': 5, 'steps': steps, 'first_error_step': 4}, [1, 1, 1, 0]),
+    ]:
+        (example,) = write(tmp_path, row)
         assert example.meta == {'task': 'task', 'steps': steps, 'labels': expected}
         assert example.prompt == 'p\n' and example.answer in ('q', '5')
 
 
-@pytest.mark.parametrize('changes', [{'mistake_index': 2}, {'mistake_index': -1}, {'mistake_index': 'one'},
-                                     {'steps': 'a'}, {'steps': [1, 2]}, {'input': None}])
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'mistake_index': 2},
+        {'mistake_index': -1},
+        {'mistake_index': 'one'},
+        {'steps': 'a'},
+        {'steps': [1, 2]},
+        {'input': None},
+    ],
+)
 def test_a_malformed_row_is_told_by_its_line(tmp_path, changes):
     good = {'input': 'p', 'target': 'q', 'steps': ['a', 'b'], 'mistake_index': 1}
     bad = [made for made in write(tmp_path, good, good | changes) if isinstance(made, BadInput)]
@@ -42,8 +56,10 @@ def test_a_malformed_row_is_told_by_its_line(tmp_path, changes):
 
 @pytest.mark.parametrize('task', TASKS)
 def test_real_files_are_read_whole_and_no_problem_is_in_both_splits(real, task):
-    train, test = (step_labels.examples(split, folder=os.path.join(real, 'process'), tasks=(task,), exchanges=0)
-                   for split in ('train', 'test'))
+    train, test = (
+        step_labels.examples(split, folder=os.path.join(real, 'process'), tasks=(task,), exchanges=0)
+        for split in ('train', 'test')
+    )
     assert len(train) + len(test) == TASKS[task]
     assert 0.15 < len(test) / TASKS[task] < 0.25
     assert not {e.prompt for e in train} & {e.prompt for e in test}
@@ -57,8 +73,10 @@ def test_real_files_are_read_whole_and_no_problem_is_in_both_splits(real, task):
 def test_brackets_are_exchanged_in_training_alone_and_consistently(tmp_path):
     rows = [{'input': '( [', 'target': '] )', 'steps': [f'( ; stack: ( {i}'], 'mistake_index': None} for i in range(3)]
     (tmp_path / 'dyck_languages.jsonl').write_text('\n'.join(map(json.dumps, rows)), encoding='utf8')
-    found = {split: step_labels.examples(split, folder=str(tmp_path), tasks=('dyck_languages',), exchanges=20)
-             for split in ('train', 'test')}
+    found = {
+        split: step_labels.examples(split, folder=str(tmp_path), tasks=('dyck_languages',), exchanges=20)
+        for split in ('train', 'test')
+    }
     train, test = found['train'], found['test']
     assert (len(train), len(test)) in [(63, 0), (0, 3)]  # one problem, hence one split
     assert [e.id for e in train + test] == list(range(len(train) + len(test)))
@@ -71,11 +89,18 @@ def test_brackets_are_exchanged_in_training_alone_and_consistently(tmp_path):
 
 
 def test_problems_that_differ_in_brackets_alone_are_in_one_split(tmp_path):
-    rows = [{'input': text, 'target': 'x', 'steps': ['a'], 'mistake_index': None}
-            for text in ('( [ (', '[ ( [', '{ < {', '< > <')]
+    rows = [
+        {'input': text, 'target': 'x', 'steps': ['a'], 'mistake_index': None}
+        for text in ('( [ (', '[ ( [', '{ < {', '< > <')
+    ]
     (tmp_path / 'task.jsonl').write_text('\n'.join(map(json.dumps, rows)), encoding='utf8')
-    sizes = [len({e.prompt for e in step_labels.examples(s, folder=str(tmp_path), tasks=('task',), exchanges=0)}
-                 & {'( [ (\n', '[ ( [\n', '{ < {\n'}) for s in ('train', 'test')]
+    sizes = [
+        len(
+            {e.prompt for e in step_labels.examples(s, folder=str(tmp_path), tasks=('task',), exchanges=0)}
+            & {'( [ (\n', '[ ( [\n', '{ < {\n'}
+        )
+        for s in ('train', 'test')
+    ]
     assert sorted(sizes) == [0, 3]
 
 

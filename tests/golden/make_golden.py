@@ -3,20 +3,42 @@
 `python tests/golden/make_golden.py` writes one npz a family beside this file: config (the text of config.json),
 weights/<tensor name> as float16, tokens i32[2, 16], mask bool[2, 16] with one row left-padded, logits f32[2, 16, 64].
 """
+
 import os
 import tempfile
 
 import numpy as np
 
-SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2)
+SIZES = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    initializer_range=0.2,
+)
 # together: tied and not, each kind of bias, plain and scaled rotary positions, a head_dim that width does not give
 FAMILIES = {
-    'llama': dict(tie_word_embeddings=False, attention_bias=True, mlp_bias=True, rope_parameters=dict(
-        rope_type='llama3', rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_position_embeddings=32)),
-    'qwen2': dict(tie_word_embeddings=True, rms_norm_eps=1e-3, rope_parameters=dict(
-        rope_type='yarn', rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)),
+    'llama': dict(
+        tie_word_embeddings=False,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters=dict(
+            rope_type='llama3',
+            rope_theta=1e4,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    'qwen2': dict(
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-3,
+        rope_parameters=dict(rope_type='yarn', rope_theta=1e4, factor=4.0, original_max_position_embeddings=16),
+    ),
     'qwen3': dict(tie_word_embeddings=True, head_dim=12, rope_parameters=dict(rope_type='default', rope_theta=1e6)),
 }
 
@@ -25,6 +47,7 @@ def make(family, settings):
     """A float32 torch model with every weight random: norms and biases too, since at 1 and 0 they hide mistakes."""
     import torch  # only to make models: the tests read the npz without it
     import transformers
+
     config = transformers.AutoConfig.for_model(family, **(SIZES | settings))
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     noise = torch.Generator().manual_seed(0)
@@ -47,10 +70,18 @@ def batch():
 def logits(model, tokens, mask):
     """Logits f32[B, T, V] of the torch model; those at padding mean nothing."""
     import torch
+
     positions = np.maximum(np.cumsum(mask, -1) - 1, 0)
     with torch.no_grad():
-        return model(torch.tensor(tokens).long(), attention_mask=torch.tensor(mask).long(),
-                     position_ids=torch.tensor(positions)).logits.float().numpy()
+        return (
+            model(
+                torch.tensor(tokens).long(),
+                attention_mask=torch.tensor(mask).long(),
+                position_ids=torch.tensor(positions),
+            )
+            .logits.float()
+            .numpy()
+        )
 
 
 def main():
@@ -64,11 +95,13 @@ def main():
                 config = file.read()
         tokens, mask = batch()
         # state_dict lists a tied head twice; a folder holds it once
-        weights = {f'weights/{name}': weight.detach().numpy().astype(np.float16)
-                   for name, weight in model.named_parameters()}
+        weights = {
+            f'weights/{name}': weight.detach().numpy().astype(np.float16) for name, weight in model.named_parameters()
+        }
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f'{family}.npz')
-        np.savez_compressed(path, config=config, tokens=tokens, mask=mask, logits=logits(model, tokens, mask),
-                            **weights)
+        np.savez_compressed(
+            path, config=config, tokens=tokens, mask=mask, logits=logits(model, tokens, mask), **weights
+        )
         print(path, os.path.getsize(path))
 
 

@@ -1,4 +1,5 @@
 """The critic: its loss by hand, what it sees, and that it learns returns that a state foretells."""
+
 import functools
 
 import jax
@@ -14,18 +15,18 @@ OPTIONS = dict(value_clip=0.2, group_size=2, epochs=1, minibatches=1, microbatch
 
 def test_clipped_value_loss_by_hand():
     # v .9 -> 1 from .5: .01 / 2, clipped .7: .09 / 2; v .2 -> 0: .04 / 2, clipped .3: .09 / 2; mean .045
-    loss = critics.value_loss(jnp.array([.9, .2]), jnp.array([.5, .5]), jnp.array([1., 0.]), .2)
-    assert float(loss.mean()) == pytest.approx(.045)
-    plain = critics.value_loss(jnp.array([.9, .2]), jnp.array([.5, .5]), jnp.array([1., 0.]), 0.0)
-    np.testing.assert_allclose(plain, [.005, .02], rtol=1e-6)
+    loss = critics.value_loss(jnp.array([0.9, 0.2]), jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0]), 0.2)
+    assert float(loss.mean()) == pytest.approx(0.045)
+    plain = critics.value_loss(jnp.array([0.9, 0.2]), jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0]), 0.0)
+    np.testing.assert_allclose(plain, [0.005, 0.02], rtol=1e-6)
 
 
 def test_explained_variance():
     mask = jnp.array([[True, True, True, False]])
-    returns = jnp.array([[1., 2., 3., 99.]])
+    returns = jnp.array([[1.0, 2.0, 3.0, 99.0]])
     assert float(critics.explained_variance(returns, returns, mask)) == 1
-    assert float(critics.explained_variance(jnp.full((1, 4), 2.), returns, mask)) == 0
-    assert float(critics.explained_variance(jnp.array([[3., 2., 1., 0.]]), returns, mask)) == pytest.approx(-3)
+    assert float(critics.explained_variance(jnp.full((1, 4), 2.0), returns, mask)) == 0
+    assert float(critics.explained_variance(jnp.array([[3.0, 2.0, 1.0, 0.0]]), returns, mask)) == pytest.approx(-3)
     assert float(critics.explained_variance(returns, jnp.ones((1, 4)), mask)) == 0
 
 
@@ -76,10 +77,14 @@ def test_the_critic_learns_a_return_that_the_tokens_foretell(tiny, experience):
 def test_microbatches_change_nothing(tiny, experience, assert_close):
     c, params = tiny
     rng = np.random.default_rng(0)
-    known = experience.replace(values=jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32),
-                               returns=jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32))
+    known = experience.replace(
+        values=jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32),
+        returns=jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32),
+    )
     optimizer, body = optax.sgd(0.1), critics.new(params)
     critic = {'params': body, 'opt_state': optimizer.init(body)}
-    whole, cut = (jax.jit(lambda n=n: critics.update(critic, known, c, optimizer, **OPTIONS | {'microbatches': n}))()
-                  for n in (1, 4))
+    whole, cut = (
+        jax.jit(lambda n=n: critics.update(critic, known, c, optimizer, **OPTIONS | {'microbatches': n}))()
+        for n in (1, 4)
+    )
     assert_close(cut, whole)

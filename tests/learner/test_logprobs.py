@@ -1,4 +1,5 @@
 """Chunked logprobs against log_softmax over whole logits."""
+
 import dataclasses
 
 import jax
@@ -15,7 +16,7 @@ def naive(params, rollout, c, temperature=1.0):
     queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     hidden = transformer.forward(params, rollout.tokens, transformer.positions_of(mask), mask, c)
-    all_logprobs = jax.nn.log_softmax(transformer.unembed(params, hidden, c) / temperature, -1)[:, queries - 1:-1]
+    all_logprobs = jax.nn.log_softmax(transformer.unembed(params, hidden, c) / temperature, -1)[:, queries - 1 : -1]
     picked = jnp.take_along_axis(all_logprobs, rollout.tokens[:, queries:, None], -1)[..., 0]
     return picked, -jnp.sum(jnp.exp(all_logprobs) * all_logprobs, -1)
 
@@ -31,8 +32,11 @@ def valid(values, rollout):
 
 def pulled(function, rollout):
     """Gradient in the parameters of a signed sum of the function's (logprobs, entropy) at sampled tokens."""
-    signs = jnp.where(rollout.completion_mask, jnp.sin(jnp.arange(rollout.completion_mask.size) * 1.0).reshape(
-        rollout.completion_mask.shape), 0.0)
+    signs = jnp.where(
+        rollout.completion_mask,
+        jnp.sin(jnp.arange(rollout.completion_mask.size) * 1.0).reshape(rollout.completion_mask.shape),
+        0.0,
+    )
     return jax.jit(jax.grad(lambda params: sum(jnp.sum(signs * x) for x in function(params))))
 
 
@@ -48,8 +52,11 @@ def test_any_chunk_gives_the_naive_logprobs_and_entropy(tiny, rollout, chunk):
 @pytest.mark.parametrize('chunk, remat', [(7, 'none'), (1000, 'full')])
 def test_gradient_is_the_naive_one(tiny, rollout, assert_close, chunk, remat):
     c, params = tiny
-    assert_close(pulled(lambda p: chunked(p, rollout, c, chunk=chunk, remat=remat)[:1], rollout)(params),
-                 pulled(lambda p: naive(p, rollout, c)[:1], rollout)(params), atol=1e-5)
+    assert_close(
+        pulled(lambda p: chunked(p, rollout, c, chunk=chunk, remat=remat)[:1], rollout)(params),
+        pulled(lambda p: naive(p, rollout, c)[:1], rollout)(params),
+        atol=1e-5,
+    )
 
 
 def test_entropy_has_a_gradient_only_on_request(tiny, rollout, assert_close):
@@ -87,7 +94,8 @@ def test_padding_does_not_matter(tiny, rollout):
     padded = rollout.replace(
         tokens=jnp.concatenate([junk, rollout.tokens, junk[:, :2]], 1),
         prompt_mask=jnp.pad(rollout.prompt_mask, ((0, 0), (3, 0))),
-        completion_mask=jnp.pad(rollout.completion_mask, ((0, 0), (0, 2))))
+        completion_mask=jnp.pad(rollout.completion_mask, ((0, 0), (0, 2))),
+    )
     for actual, expected in zip(chunked(params, padded, c), chunked(params, rollout, c), strict=True):
         np.testing.assert_allclose(valid(actual, padded), valid(expected, rollout), atol=1e-5)
 
@@ -99,9 +107,12 @@ def test_row_of_a_batch_is_as_if_it_were_alone_without_padding(tiny, rollout, ro
     completion = rollout.tokens[row, 5:][rollout.completion_mask[row]]
     tokens = jnp.concatenate([prompt, completion])[None]
     hidden = transformer.forward(params, tokens, jnp.arange(tokens.size)[None], jnp.ones_like(tokens, bool), c)
-    logprobs = jax.nn.log_softmax(transformer.unembed(params, hidden, c))[0, prompt.size - 1:-1]
-    np.testing.assert_allclose(chunked(params, rollout, c)[0][row, :completion.size],
-                               logprobs[jnp.arange(completion.size), completion], atol=1e-5)
+    logprobs = jax.nn.log_softmax(transformer.unembed(params, hidden, c))[0, prompt.size - 1 : -1]
+    np.testing.assert_allclose(
+        chunked(params, rollout, c)[0][row, : completion.size],
+        logprobs[jnp.arange(completion.size), completion],
+        atol=1e-5,
+    )
 
 
 def largest_float(jaxpr):

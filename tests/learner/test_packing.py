@@ -1,4 +1,5 @@
 """Sequence packing: the same update and logprobs as of padded rows, with few padded tokens and fewer operations."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,17 +39,22 @@ def learn(tiny, experience, preset, mesh, **options):
 
 
 # a reference and two updates; ratios of whole sequences; pairs, which no microbatch may part
-@pytest.mark.parametrize('preset, mesh, options', [
-    ('grpo', {}, dict(minibatches=2, pack_columns=24, pack_rows=2)),
-    ('gspo', {'data': 2, 'context': 2, 'tensor': 2}, dict(minibatches=2, pack_columns=64)),
-    ('dpo', {}, dict(pack_columns=32)),
-], ids=['grpo', 'gspo', 'dpo'])
+@pytest.mark.parametrize(
+    'preset, mesh, options',
+    [
+        ('grpo', {}, dict(minibatches=2, pack_columns=24, pack_rows=2)),
+        ('gspo', {'data': 2, 'context': 2, 'tensor': 2}, dict(minibatches=2, pack_columns=64)),
+        ('dpo', {}, dict(pack_columns=32)),
+    ],
+    ids=['grpo', 'gspo', 'dpo'],
+)
 def test_packed_rows_make_the_update_of_padded_ones(tiny, wide_experience, assert_close, preset, mesh, options):
     minibatches = options.get('minibatches', 1)
     # a group without a token, as one that was dropped
     rollout = wide_experience.rollout
-    experience = wide_experience.replace(rollout=rollout.replace(
-        completion_mask=rollout.completion_mask & (wide_experience.group_ids != 3)[:, None]))
+    experience = wide_experience.replace(
+        rollout=rollout.replace(completion_mask=rollout.completion_mask & (wide_experience.group_ids != 3)[:, None])
+    )
     packed = learn(tiny, experience, preset, mesh, **options)
     padded = learn(tiny, experience, preset, {}, minibatches=minibatches)
     assert float(optax.global_norm(padded[1])) > 0.001
@@ -82,19 +88,21 @@ def test_plan_holds_every_token_once_and_a_prompt_before_its_completions(seed):
     group, queries, most, block = (int(rng.integers(*span)) for span in ((1, 6), (1, 20), (1, 40), (4, 9)))
     width, minibatches, prompts = queries + most, int(rng.integers(1, 3)), 8
     columns = -(-(queries + most * int(rng.integers(1, 4))) // block) * block
-    sizes = packing.Packing(int(rng.integers(1, 4)), columns, block, group, queries, most,
-                            whole_groups=columns >= queries + group * most)
+    sizes = packing.Packing(
+        int(rng.integers(1, 4)), columns, block, group, queries, most, whole_groups=columns >= queries + group * most
+    )
     masks = masks_of(rng.integers(1, queries + 1, prompts), rng.integers(0, most + 1, prompts * group), queries, most)
     plan = packing.plan(*masks, sizes, minibatches)
     assert plan.cells.shape == (minibatches, sizes.microbatches(prompts // minibatches), sizes.rows, columns)
     for part in range(minibatches):
         valid = np.concatenate(masks, 1).reshape(-1, minibatches, group, width)[:, part].reshape(-1, width)
         cells = plan.cells[part]
-        assert (cells[plan.count[part]:] == -1).all() and (cells[:plan.count[part]] >= 0).any((1, 2)).all()
+        assert (cells[plan.count[part] :] == -1).all() and (cells[: plan.count[part]] >= 0).any((1, 2)).all()
         used = cells[cells >= 0]
         assert valid.reshape(-1)[used].all()
-        np.testing.assert_array_equal(np.sort(used[used % width >= queries]),
-                                      np.flatnonzero(valid & (np.arange(width) >= queries)))
+        np.testing.assert_array_equal(
+            np.sort(used[used % width >= queries]), np.flatnonzero(valid & (np.arange(width) >= queries))
+        )
         for row in cells.reshape(-1, columns):
             _check_row(row, valid, queries, group, block)
 
@@ -117,8 +125,7 @@ def test_less_than_a_tenth_is_padding_when_lengths_have_a_long_tail():
     rng = np.random.default_rng(0)
     lengths = long_tailed(256 * 8, 200, 1024)
     masks = masks_of(rng.integers(50, 257, 256), lengths, 256, 1024)
-    sizes = packing.Packing(rows=4, columns=4096, block=64, group_size=8, queries=256, tokens=1024,
-                            whole_groups=False)
+    sizes = packing.Packing(rows=4, columns=4096, block=64, group_size=8, queries=256, tokens=1024, whole_groups=False)
     plan = packing.plan(*masks, sizes, 1)
     computed = plan.count[0] * sizes.rows * sizes.columns
     assert np.concatenate(masks, 1).mean() < 0.3  # padded rows: most of it is padding
@@ -129,23 +136,51 @@ def test_less_than_a_tenth_is_padding_when_lengths_have_a_long_tail():
 
 def test_shared_prompts_save_a_third_of_the_operations():
     c = transformer.ModelConfig(
-        vocab_size=512, width=256, layers=4, heads=4, kv_heads=4, head_dim=64, mlp=1024, norm_eps=1e-6,
-        rope_theta=1e4, rope_scaling=(), qk_norm=True, qkv_bias=False, out_bias=False, mlp_bias=False,
-        tie_embeddings=True)
+        vocab_size=512,
+        width=256,
+        layers=4,
+        heads=4,
+        kv_heads=4,
+        head_dim=64,
+        mlp=1024,
+        norm_eps=1e-6,
+        rope_theta=1e4,
+        rope_scaling=(),
+        qk_norm=True,
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        tie_embeddings=True,
+    )
     shapes = batches.Shapes(prompts=2, group_size=8, queries=128, tokens=128)
-    padded, packed = (flops.count(small_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, ahead=False, **options)
-                                  .update.traced.jaxpr, turns=(1,))
-                      for options in ({}, dict(pack_columns=9 * 128, pack_rows=2)))
+    padded, packed = (
+        flops.count(
+            small_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, ahead=False, **options).update.traced.jaxpr,
+            turns=(1,),
+        )
+        for options in ({}, dict(pack_columns=9 * 128, pack_rows=2))
+    )
     assert not padded[1] and not packed[1]
     assert packed[0] < 0.65 * padded[0]
 
 
-@pytest.mark.parametrize('preset, options, message', [
-    ('dr_grpo', dict(pack_columns=15), r'^learner.pack_columns = 15: holds no prompt of 6 tokens with a completion, 1'),
-    ('dpo', dict(pack_columns=24), r'^learner.pack_columns = 24: holds no prompt of 6 tokens with its group, 26 '),
-    ('dr_grpo', dict(pack_columns=20), r'^learner.pack_columns = 20: must be a multiple of 8 .* the next one is 24'),
-    ('dr_grpo', dict(pack_columns=24, pack_rows=0), r'^learner.pack_rows = 0: must be at least 1'),
-])
+@pytest.mark.parametrize(
+    'preset, options, message',
+    [
+        (
+            'dr_grpo',
+            dict(pack_columns=15),
+            r'^learner.pack_columns = 15: holds no prompt of 6 tokens with a completion, 1',
+        ),
+        ('dpo', dict(pack_columns=24), r'^learner.pack_columns = 24: holds no prompt of 6 tokens with its group, 26 '),
+        (
+            'dr_grpo',
+            dict(pack_columns=20),
+            r'^learner.pack_columns = 20: must be a multiple of 8 .* the next one is 24',
+        ),
+        ('dr_grpo', dict(pack_columns=24, pack_rows=0), r'^learner.pack_rows = 0: must be at least 1'),
+    ],
+)
 def test_sizes_that_cannot_work_are_refused(tiny, preset, options, message):
     with pytest.raises(BadInput, match=message):
         small_learner(tiny[0], preset, {}, **options)

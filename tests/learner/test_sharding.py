@@ -1,4 +1,5 @@
 """The same numbers on every mesh of 8 fake devices, with weights and moments really cut up."""
+
 import dataclasses
 
 import jax
@@ -19,8 +20,13 @@ from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import Prompts, TrainState
 
-ALL = [(data, fsdp, context, 8 // (data * fsdp * context)) for data in (1, 2, 4, 8) for fsdp in (1, 2, 4, 8)
-       for context in (1, 2, 4, 8) if 8 % (data * fsdp * context) == 0]
+ALL = [
+    (data, fsdp, context, 8 // (data * fsdp * context))
+    for data in (1, 2, 4, 8)
+    for fsdp in (1, 2, 4, 8)
+    for context in (1, 2, 4, 8)
+    if 8 % (data * fsdp * context) == 0
+]
 MESHES = [(2, 4, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
@@ -32,9 +38,20 @@ def make_mesh(shape):
 
 def small_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2):
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
-    return make_learner(c, method, MOMENTUM, mesh, shapes, dtype=jnp.float32, epochs=1,
-                                  minibatches=minibatches, microbatches=microbatches, temperature=1.0, chunk=16,
-                                  remat='none')
+    return make_learner(
+        c,
+        method,
+        MOMENTUM,
+        mesh,
+        shapes,
+        dtype=jnp.float32,
+        epochs=1,
+        minibatches=minibatches,
+        microbatches=microbatches,
+        temperature=1.0,
+        chunk=16,
+        remat='none',
+    )
 
 
 def learn(model, experience, shape):
@@ -56,8 +73,9 @@ def sample(model, shape):
     tokens = np.where(mask, rng.integers(2, 64, (8, 6)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
     sampling = Sampling(temperature=1.0, max_tokens=SHAPES.tokens, stop_tokens=(1, 2, 3, 4), pad_token=0)
-    sampler = make_sampler(c, mesh, SHAPES, sampling, {}, dtype='float32', cache_dtype='float32',
-                                     weights_dtype='float32', budget=0)
+    sampler = make_sampler(
+        c, mesh, SHAPES, sampling, {}, dtype='float32', cache_dtype='float32', weights_dtype='float32', budget=0
+    )
     params = jax.device_put(params, specs.params(transformer.param_table(c), mesh))
     return sampler(params, batches.put_rows(prompts, mesh), jax.random.key(0), 0)
 
@@ -113,9 +131,13 @@ def test_parameters_and_moments_lie_in_shards(learned, model):
             assert {shard.data.size for shard in array.addressable_shards} == {array.size // cut}
             assert len(array.addressable_shards) == 8
 
-    jax.tree.map(check, transformer.param_table(model[0]), state.params,
-                 optax.tree_utils.tree_get(state.opt_state, 'trace'),
-                 is_leaf=lambda node: isinstance(node, transformer.Param))
+    jax.tree.map(
+        check,
+        transformer.param_table(model[0]),
+        state.params,
+        optax.tree_utils.tree_get(state.opt_state, 'trace'),
+        is_leaf=lambda node: isinstance(node, transformer.Param),
+    )
 
 
 def test_sampled_tokens_are_those_of_one_device(shape, model, sampled_alone):
@@ -134,8 +156,9 @@ def test_sampled_rows_end_at_different_places(sampled_alone):
 def test_adamw_moments_and_reference_lie_like_the_parameters(model):
     c, params = model
     mesh, optimizer = make_mesh((2, 2, 1, 2)), optimizers.make(default.get_config().optimizer, 10)
-    abstract = jax.eval_shape(lambda p: TrainState(jnp.int32(0), p, optimizer.init(p), p, {'bad_steps': jnp.int32(0)}),
-                              params)
+    abstract = jax.eval_shape(
+        lambda p: TrainState(jnp.int32(0), p, optimizer.init(p), p, {'bad_steps': jnp.int32(0)}), params
+    )
     collectives = specs.state(abstract, optimizer, None, c, mesh)
     expected = specs.params(transformer.param_table(c), mesh)
     for name in ('mu', 'nu'):
@@ -154,11 +177,14 @@ def test_mesh_axis_below_one_is_refused():
         make_mesh((0, 1, 1, 1))
 
 
-@pytest.mark.parametrize('sizes, message', [
-    # 2 key heads do not split over 4; width 32 does not split over 3
-    ((1, 1, 1, 4), r'^mesh.tensor = 4: does not divide layers/wk, shape \(2, 32, 2, 8\); the nearest .* is 2'),
-    ((1, 3, 1, 1), r'^mesh.fsdp = 3: does not divide embed, shape \(64, 32\); the nearest size that does is 2'),
-])
+@pytest.mark.parametrize(
+    'sizes, message',
+    [
+        # 2 key heads do not split over 4; width 32 does not split over 3
+        ((1, 1, 1, 4), r'^mesh.tensor = 4: does not divide layers/wk, shape \(2, 32, 2, 8\); the nearest .* is 2'),
+        ((1, 3, 1, 1), r'^mesh.fsdp = 3: does not divide embed, shape \(64, 32\); the nearest size that does is 2'),
+    ],
+)
 def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, sizes, message):
     with pytest.raises(BadInput, match=message):
         specs.params(tiny[0], make_mesh(sizes))

@@ -1,4 +1,5 @@
 """The update: cutting a batch changes nothing, bad numbers change nothing, and the optimizer's schedule."""
+
 import functools
 
 import jax
@@ -28,11 +29,26 @@ def start(tiny, optimizer):
 @pytest.fixture(scope='module')
 def run(tiny):
     """run(experience, ...) -> (state before, state after, metrics); programs are compiled once a variant."""
+
     @functools.cache
     def program(method, optimizer, epochs, minibatches, microbatches):
-        return jax.jit(lambda state, experience: learner.update(
-            state, experience, tiny[0], method, optimizer, group_size=2, epochs=epochs, minibatches=minibatches,
-            microbatches=microbatches, temperature=1.0, chunk=16, remat='none', dtype=jnp.float32))
+        return jax.jit(
+            lambda state, experience: learner.update(
+                state,
+                experience,
+                tiny[0],
+                method,
+                optimizer,
+                group_size=2,
+                epochs=epochs,
+                minibatches=minibatches,
+                microbatches=microbatches,
+                temperature=1.0,
+                chunk=16,
+                remat='none',
+                dtype=jnp.float32,
+            )
+        )
 
     def call(experience, *, method=METHOD, optimizer=SGD, epochs=1, minibatches=1, microbatches=1, state=None):
         state = start(tiny, optimizer) if state is None else state
@@ -43,8 +59,10 @@ def run(tiny):
 
 def unchanged(before, after):
     """Whether two trees of arrays have the same bits."""
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes()
-               for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+    return all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    )
 
 
 def test_microbatches_change_nothing(run, experience, assert_close):
@@ -66,8 +84,9 @@ def test_update_descends_the_gradient_of_policy_loss(tiny, run, experience, asse
     c, params = tiny
 
     def loss(params):
-        logprobs, entropy = learner.completion_logprobs(params, experience.rollout, c, temperature=1.0, chunk=64,
-                                                        remat='none')
+        logprobs, entropy = learner.completion_logprobs(
+            params, experience.rollout, c, temperature=1.0, chunk=64, remat='none'
+        )
         return algorithms.policy_loss(METHOD, logprobs, experience, jax.lax.stop_gradient(entropy))
 
     (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -112,7 +131,8 @@ def test_two_epochs_are_two_updates_on_the_same_experience(run, experience, asse
     assert_close(both.params, second.params)
     assert float(metrics['loss']) == pytest.approx(float(first_metrics['loss'] + second_metrics['loss']) / 2, abs=1e-6)
     assert float(metrics['ratio_max']) == pytest.approx(
-        max(float(first_metrics['ratio_max']), float(second_metrics['ratio_max'])), rel=1e-6)
+        max(float(first_metrics['ratio_max']), float(second_metrics['ratio_max'])), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
@@ -153,8 +173,10 @@ def test_masked_completion_gives_no_gradient(run, experience, assert_close):
     # a group left out of the mask, as dead_groups = drop does: its advantages and tokens may then be anything
     rollout = experience.rollout.replace(completion_mask=experience.rollout.completion_mask.at[2:4].set(False))
     _, plain, _ = run(experience.replace(rollout=rollout))
-    other = experience.replace(rollout=rollout.replace(tokens=rollout.tokens.at[2:4].set(7)),
-                               advantages=experience.advantages.at[2:4].set(100.0))
+    other = experience.replace(
+        rollout=rollout.replace(tokens=rollout.tokens.at[2:4].set(7)),
+        advantages=experience.advantages.at[2:4].set(100.0),
+    )
     _, after, _ = run(other)
     assert_close(after.params, plain.params, atol=1e-7)
 
@@ -178,12 +200,34 @@ def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, 
     method = algorithms.make(default.get_config(preset).algorithm)
     optimizer = optimizers.make(default.get_config().optimizer, 10)
     floats = experience.old_logprobs
-    known = experience.replace(old_entropy=floats, values=floats, returns=floats,
-                               advantages=floats if algorithms.by_token(method) else experience.advantages)
+    known = experience.replace(
+        old_entropy=floats,
+        values=floats,
+        returns=floats,
+        advantages=floats if algorithms.by_token(method) else experience.advantages,
+    )
     state = TrainState(jnp.int32(3), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
-    after, metrics = jax.eval_shape(lambda state, experience: learner.update(
-        state, experience, c, method, optimizer, critic_optimizer=optimizer, value_clip=0.2, group_size=2, epochs=2,
-        minibatches=2, microbatches=2, temperature=1.0, chunk=16, remat='full', dtype=jnp.bfloat16), state, known)
+    after, metrics = jax.eval_shape(
+        lambda state, experience: learner.update(
+            state,
+            experience,
+            c,
+            method,
+            optimizer,
+            critic_optimizer=optimizer,
+            value_clip=0.2,
+            group_size=2,
+            epochs=2,
+            minibatches=2,
+            microbatches=2,
+            temperature=1.0,
+            chunk=16,
+            remat='full',
+            dtype=jnp.bfloat16,
+        ),
+        state,
+        known,
+    )
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
     assert all(x.shape == () for x in metrics.values())
     assert ('critic/explained_variance' in metrics) == (preset in ('ppo', 'vapo'))
@@ -193,13 +237,31 @@ def test_the_critic_learns_alone_at_first(tiny, experience):
     c, params = tiny
     method, optimizer = algorithms.make(default.get_config('ppo').algorithm), optax.sgd(0.1)
     rng = np.random.default_rng(0)
-    values, returns, advantages = (jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32)
-                                   for _ in range(3))
+    values, returns, advantages = (
+        jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32) for _ in range(3)
+    )
     known = experience.replace(values=values, returns=returns, advantages=advantages)
     state = TrainState(jnp.int32(0), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
-    once = jax.jit(lambda state: learner.update(
-        state, known, c, method, optimizer, critic_optimizer=optimizer, value_clip=0.2, critic_warmup=1, group_size=2,
-        epochs=1, minibatches=1, microbatches=1, temperature=1.0, chunk=16, remat='none', dtype=jnp.float32)[0])
+    once = jax.jit(
+        lambda state: learner.update(
+            state,
+            known,
+            c,
+            method,
+            optimizer,
+            critic_optimizer=optimizer,
+            value_clip=0.2,
+            critic_warmup=1,
+            group_size=2,
+            epochs=1,
+            minibatches=1,
+            microbatches=1,
+            temperature=1.0,
+            chunk=16,
+            remat='none',
+            dtype=jnp.float32,
+        )[0]
+    )
     first = once(state)
     assert unchanged(state.params, first.params) and int(first.aux['bad_steps']) == 0
     assert not unchanged(state.aux['critic']['params'], first.aux['critic']['params'])
@@ -215,21 +277,25 @@ def test_batch_without_tokens_changes_nothing(run, experience):
 
 # the optimizer
 
+
 def optimizer_section(**changes):
     section = default.get_config().optimizer
     section.update(changes)
     return section
 
 
-@pytest.mark.parametrize('kind, warmup, expected', [
-    # 10 updates, peak 2: warm-up counts from peak / warmup, so that no update is without effect
-    ('constant', 0, {0: 2, 5: 2, 10: 2}),
-    ('constant', 1, {0: 2, 1: 2, 9: 2}),
-    ('constant', 4, {0: .5, 1: 1, 2: 1.5, 3: 2, 4: 2, 9: 2}),
-    ('linear', 0, {0: 2, 5: 1, 10: 0}),
-    ('linear', 2, {0: 1, 1: 2, 2: 2, 6: 1, 10: 0}),
-    ('cosine', 2, {0: 1, 2: 2, 4: 1 + np.cos(np.pi / 4), 6: 1, 10: 0}),
-])
+@pytest.mark.parametrize(
+    'kind, warmup, expected',
+    [
+        # 10 updates, peak 2: warm-up counts from peak / warmup, so that no update is without effect
+        ('constant', 0, {0: 2, 5: 2, 10: 2}),
+        ('constant', 1, {0: 2, 1: 2, 9: 2}),
+        ('constant', 4, {0: 0.5, 1: 1, 2: 1.5, 3: 2, 4: 2, 9: 2}),
+        ('linear', 0, {0: 2, 5: 1, 10: 0}),
+        ('linear', 2, {0: 1, 1: 2, 2: 2, 6: 1, 10: 0}),
+        ('cosine', 2, {0: 1, 2: 2, 4: 1 + np.cos(np.pi / 4), 6: 1, 10: 0}),
+    ],
+)
 def test_schedule_warms_up_and_then_decays(kind, warmup, expected):
     rate = optimizers.schedule(optimizer_section(schedule=kind, warmup=warmup, learning_rate=2.0), 10)
     for update, value in expected.items():
@@ -267,4 +333,4 @@ def test_learning_rate_follows_the_schedule_by_update():
     for _ in range(5):
         change, state = optimizer.update(jnp.array([0.5]), state, params)
         steps.append(-float(change[0]))
-    np.testing.assert_allclose(steps, [.25, .5, .75, 1, 1], rtol=1e-4)  # a constant gradient: Adam steps by the rate
+    np.testing.assert_allclose(steps, [0.25, 0.5, 0.75, 1, 1], rtol=1e-4)  # a constant gradient: Adam steps by the rate

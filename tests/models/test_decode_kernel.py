@@ -1,4 +1,5 @@
 """The kernel of decoding, interpreted, against XLA's form of it."""
+
 import types
 
 import jax
@@ -21,18 +22,25 @@ def normal(seed, *shape):
 
 def cache_of(flat, length, chunks, prompts, dtype):
     """A KVCache with something everywhere: what may not be read would show."""
+
     def filled(seed, rows, columns, block):
         k, v = normal(seed, 2, LAYERS, rows, HEADS, columns, H)
         return kv_cache.of_prefill(k, v, kv_cache.empty(MODEL, rows, columns, block=block, dtype=dtype, flat=flat))
+
     return kv_cache.KVCache(
-        prompt=filled(0, prompts, 64, 32), prompt_start=jnp.asarray([33, 41, 64, 40][:prompts]),
-        chunks=tuple(filled(i, B, n, BLOCK) for i, n in enumerate(chunks, 1)), start=jnp.minimum(START, length),
-        length=jnp.int32(length))
+        prompt=filled(0, prompts, 64, 32),
+        prompt_start=jnp.asarray([33, 41, 64, 40][:prompts]),
+        chunks=tuple(filled(i, B, n, BLOCK) for i, n in enumerate(chunks, 1)),
+        start=jnp.minimum(START, length),
+        length=jnp.int32(length),
+    )
 
 
 @pytest.mark.parametrize('prompts, fits', [(1, 8), (2, 8), (4, 1), (1, 2)])
-@pytest.mark.parametrize('chunks, length', [
-    ((64,), 0), ((64,), 15), ((64,), 16), ((64,), 63), ((32, 32), 32), ((32, 32), 33), ((32, 32, 64), 127)])
+@pytest.mark.parametrize(
+    'chunks, length',
+    [((64,), 0), ((64,), 15), ((64,), 16), ((64,), 63), ((32, 32), 32), ((32, 32), 33), ((32, 32, 64), 127)],
+)
 def test_same_attention_and_same_column_written(prompts, fits, chunks, length, monkeypatch):
     row = 2 * 2 * HEADS * H * 4 * (32 + BLOCK * len(chunks))
     monkeypatch.setattr(decode_kernel, 'MEMORY', fits * row)  # rows at once: of whole groups, or parts of one
@@ -67,6 +75,7 @@ def test_its_operations_are_those_it_tells():
     cache = cache_of(True, 40, (64,), 2, jnp.float32)
     angles = decode_kernel.turns(attention.rope_angles(jnp.zeros((B, 1)), H, 1e4, ()), HEADS)
     traced = jax.jit(kv_cache.extend).trace(
-        normal(7, B, 1, 6, H), normal(8, B, 1, HEADS, H), normal(9, B, 1, HEADS, H), angles, cache, 1)
+        normal(7, B, 1, 6, H), normal(8, B, 1, HEADS, H), normal(9, B, 1, HEADS, H), angles, cache, 1
+    )
     lines = HEADS * 8  # of 3 queries a head, in whole tiles
     assert flops.count(traced.jaxpr) == (4 * B * lines * HEADS * H * (64 + 64), 0)

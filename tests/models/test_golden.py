@@ -1,4 +1,5 @@
 """Real checkpoints and tokenizers: the numbers and ids that others computed."""
+
 import ast
 import functools
 import json
@@ -42,9 +43,9 @@ def test_logits_of_a_trained_model_are_reproduced(story):
 
 def test_each_greedy_token_is_the_argmax_after_those_before_it(story):
     prompt, greedy = story.golden['prompt_ids'], story.golden['greedy_ids']
-    assert greedy[:len(prompt)].tolist() == prompt.tolist()  # greedy_ids begin with the prompt
+    assert greedy[: len(prompt)].tolist() == prompt.tolist()  # greedy_ids begin with the prompt
     best = jnp.argmax(of_one_row(story, greedy[:-1]), -1)
-    assert best[len(prompt) - 1:].tolist() == greedy[len(prompt):].tolist()
+    assert best[len(prompt) - 1 :].tolist() == greedy[len(prompt) :].tolist()
 
 
 def greedy_rollout(story, columns, group_size):
@@ -54,8 +55,11 @@ def greedy_rollout(story, columns, group_size):
     prompts = Prompts(jnp.pad(prompt, (padding, 0))[None], (jnp.arange(columns) >= padding)[None], jnp.array([7]))
     keys = sampler.row_keys(jax.random.key(0), jnp.int32(0), prompts.ids, group_size)
     sampling = sampler.Sampling(
-        temperature=0.0, max_tokens=len(greedy) - len(prompt), pad_token=0,
-        stop_tokens=hf.stop_tokens(story.folder, hf.load_tokenizer(story.folder)))
+        temperature=0.0,
+        max_tokens=len(greedy) - len(prompt),
+        pad_token=0,
+        stop_tokens=hf.stop_tokens(story.folder, hf.load_tokenizer(story.folder)),
+    )
     generate = functools.partial(sampler.generate, version=0, c=story.c, sampling=sampling, tables={}, block=32)
     return jax.jit(generate)(story.params, prompts, keys)
 
@@ -67,8 +71,8 @@ def test_the_sampler_at_temperature_zero_writes_the_golden_story(story):
     for row in range(2):
         assert rollout.tokens[row, 3:].tolist() == greedy.tolist()
     # its logprobs are the forward pass's
-    scores = jax.nn.log_softmax(of_one_row(story, greedy[:-1]))[len(prompt) - 1:]
-    expected = jnp.take_along_axis(scores, greedy[len(prompt):, None], -1)[:, 0]
+    scores = jax.nn.log_softmax(of_one_row(story, greedy[:-1]))[len(prompt) - 1 :]
+    expected = jnp.take_along_axis(scores, greedy[len(prompt) :, None], -1)[:, 0]
     np.testing.assert_allclose(rollout.logprobs[0], expected, atol=1e-4)
 
 
@@ -81,13 +85,11 @@ def test_qwen3_ids_are_the_published_ones(real, qwen3, special):
         rows = [row for row in map(json.loads, file) if row['tokenizer'] == 'qwen3']
     assert len(rows) == 35
     # Qwen adds no special token, so that both ways of asking must agree
-    wrong = [row['input'] for row in rows
-             if qwen3.encode(row['input'], add_special_tokens=special) != row['input_ids']]
+    wrong = [row['input'] for row in rows if qwen3.encode(row['input'], add_special_tokens=special) != row['input_ids']]
     assert not wrong
 
 
-@pytest.mark.parametrize(('system', 'before'), [
-    ('', ''), ('Be brief.', '<|im_start|>system\nBe brief.<|im_end|>\n')])
+@pytest.mark.parametrize(('system', 'before'), [('', ''), ('Be brief.', '<|im_start|>system\nBe brief.<|im_end|>\n')])
 def test_a_chat_prompt_is_one_rendering_of_the_template(qwen3, system, before):
     ids = data.encode_prompt(qwen3, '2+2', chat=True, system=system, template='What is {prompt}?')
     assert qwen3.decode(ids) == f'{before}<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n'
@@ -105,7 +107,8 @@ def test_show_prints_the_exact_text_and_ids_of_gsm8k(real, qwen3):
     assert "151645 '<|im_end|>'" in head and f'example {index}, ' in title
     assert ast.literal_eval(text[5:]) == (
         f'<|im_start|>user\n{question}\nReason step by step, then write the final number after ####.<|im_end|>\n'
-        '<|im_start|>assistant\n')
+        '<|im_start|>assistant\n'
+    )
     assert ast.literal_eval(ids[5:]) == qwen3.encode(ast.literal_eval(text[5:]))
 
 

@@ -1,4 +1,5 @@
 """The scalar head: scores of transformers' sequence classifications, folders that it reads back, and refusals."""
+
 import json
 import os
 
@@ -12,8 +13,11 @@ from grpo_jax.learner import critic
 from grpo_jax.models import heads, hf, transformer
 from tests.golden import make_golden
 
-FAMILIES = {'llama': 'LlamaForSequenceClassification', 'qwen2': 'Qwen2ForSequenceClassification',
-            'qwen3': 'Qwen3ForSequenceClassification'}
+FAMILIES = {
+    'llama': 'LlamaForSequenceClassification',
+    'qwen2': 'Qwen2ForSequenceClassification',
+    'qwen3': 'Qwen3ForSequenceClassification',
+}
 PAD = 0
 
 
@@ -55,8 +59,9 @@ def scored(tmp_path):
     """A policy's folder, and the same decoder with a random head saved as a sequence classification."""
     unpack('llama', tmp_path / 'policy')
     c = hf.load_config(str(tmp_path / 'policy'))
-    policy = hf.load_params(str(tmp_path / 'policy'), c,
-                            transformer.map_table(lambda *_: jax.devices()[0], transformer.param_table(c)))
+    policy = hf.load_params(
+        str(tmp_path / 'policy'), c, transformer.map_table(lambda *_: jax.devices()[0], transformer.param_table(c))
+    )
     params = critic.new(policy) | {'value_head': jax.random.normal(jax.random.key(0), (c.width,))}
     hf.save(str(tmp_path / 'scored'), str(tmp_path / 'policy'), params, c, np.float32, pad_token_id=PAD)
     return tmp_path / 'scored', params, c
@@ -65,8 +70,10 @@ def scored(tmp_path):
 @pytest.mark.parametrize('family', FAMILIES)
 def test_scores_equal_those_of_transformers(torch, family, tmp_path):
     import transformers
-    config = transformers.AutoConfig.for_model(family, num_labels=1, pad_token_id=PAD,
-                                               **make_golden.SIZES | make_golden.FAMILIES[family])
+
+    config = transformers.AutoConfig.for_model(
+        family, num_labels=1, pad_token_id=PAD, **make_golden.SIZES | make_golden.FAMILIES[family]
+    )
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
     assert type(model).__name__ == FAMILIES[family]
@@ -83,6 +90,7 @@ def test_scores_equal_those_of_transformers(torch, family, tmp_path):
 
 def test_transformers_reads_a_saved_folder(torch, scored):
     import transformers
+
     folder, params, c = scored
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     tokens, mask = padded()

@@ -1,4 +1,5 @@
 """Hugging Face folders: logits of transformers, folders that transformers reads back, and refusals."""
+
 import dataclasses
 import json
 import os
@@ -27,11 +28,30 @@ VARIANTS = {
     'llama, llama3': ('llama', make_golden.FAMILIES['llama']),
     'qwen2': ('qwen2', dict(tie_word_embeddings=False)),
     'qwen2, yarn': ('qwen2', make_golden.FAMILIES['qwen2']),
-    'qwen2, yarn, attention_factor': ('qwen2', dict(rope_parameters=BASE | dict(
-        rope_type='yarn', factor=4.0, original_max_position_embeddings=16, attention_factor=0.7))),
-    'qwen3, yarn, mscale': ('qwen3', dict(head_dim=16, rope_parameters=BASE | dict(
-        rope_type='yarn', factor=8.0, original_max_position_embeddings=16, mscale=0.8, mscale_all_dim=0.3,
-        beta_fast=4.0, beta_slow=0.5, truncate=False))),
+    'qwen2, yarn, attention_factor': (
+        'qwen2',
+        dict(
+            rope_parameters=BASE
+            | dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16, attention_factor=0.7)
+        ),
+    ),
+    'qwen3, yarn, mscale': (
+        'qwen3',
+        dict(
+            head_dim=16,
+            rope_parameters=BASE
+            | dict(
+                rope_type='yarn',
+                factor=8.0,
+                original_max_position_embeddings=16,
+                mscale=0.8,
+                mscale_all_dim=0.3,
+                beta_fast=4.0,
+                beta_slow=0.5,
+                truncate=False,
+            ),
+        ),
+    ),
     'qwen3, biases': ('qwen3', dict(attention_bias=True, tie_word_embeddings=False)),
     'qwen3': ('qwen3', make_golden.FAMILIES['qwen3']),
 }
@@ -50,8 +70,10 @@ def unpack(family, folder):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, 'config.json'), 'w', encoding='utf8') as file:
         file.write(str(stored['config']))
-    save_file({name.removeprefix('weights/'): stored[name] for name in stored if name.startswith('weights/')},
-              os.path.join(folder, 'model.safetensors'))
+    save_file(
+        {name.removeprefix('weights/'): stored[name] for name in stored if name.startswith('weights/')},
+        os.path.join(folder, 'model.safetensors'),
+    )
     return stored
 
 
@@ -135,9 +157,23 @@ def test_the_older_spellings_of_rotary_scaling_are_read(folder, spelling):
 
 # every field of ModelConfig
 
-PERTURBED = dict(vocab_size=65, width=40, layers=3, heads=8, kv_heads=1, head_dim=16, mlp=41, norm_eps=0.1,
-                 rope_theta=100.0, rope_scaling=(('factor', 4.0), ('rope_type', 'linear')), qk_norm=True,
-                 qkv_bias=False, out_bias=False, mlp_bias=False, tie_embeddings=True)
+PERTURBED = dict(
+    vocab_size=65,
+    width=40,
+    layers=3,
+    heads=8,
+    kv_heads=1,
+    head_dim=16,
+    mlp=41,
+    norm_eps=0.1,
+    rope_theta=100.0,
+    rope_scaling=(('factor', 4.0), ('rope_type', 'linear')),
+    qk_norm=True,
+    qkv_bias=False,
+    out_bias=False,
+    mlp_bias=False,
+    tie_embeddings=True,
+)
 
 
 @pytest.mark.parametrize('field', [field.name for field in dataclasses.fields(transformer.ModelConfig)])
@@ -152,13 +188,22 @@ def test_changing_a_field_changes_the_shapes_or_the_logits(folder, field):
 
 
 CONFIG_KEYS = dict(
-    vocab_size=dict(vocab_size=65), width=dict(hidden_size=40), layers=dict(num_hidden_layers=3),
-    heads=dict(num_attention_heads=8), kv_heads=dict(num_key_value_heads=1), head_dim=dict(head_dim=16),
-    mlp=dict(intermediate_size=41), norm_eps=dict(rms_norm_eps=0.1),
+    vocab_size=dict(vocab_size=65),
+    width=dict(hidden_size=40),
+    layers=dict(num_hidden_layers=3),
+    heads=dict(num_attention_heads=8),
+    kv_heads=dict(num_key_value_heads=1),
+    head_dim=dict(head_dim=16),
+    mlp=dict(intermediate_size=41),
+    norm_eps=dict(rms_norm_eps=0.1),
     rope_theta=dict(rope_parameters=dict(rope_type='default', rope_theta=100.0)),
     rope_scaling=dict(rope_parameters=dict(rope_type='linear', factor=4.0, rope_theta=1e4)),
-    qk_norm=dict(model_type='qwen3'), qkv_bias=dict(attention_bias=False), out_bias=dict(attention_bias=False),
-    mlp_bias=dict(mlp_bias=False), tie_embeddings=dict(tie_word_embeddings=True))
+    qk_norm=dict(model_type='qwen3'),
+    qkv_bias=dict(attention_bias=False),
+    out_bias=dict(attention_bias=False),
+    mlp_bias=dict(mlp_bias=False),
+    tie_embeddings=dict(tie_word_embeddings=True),
+)
 
 
 @pytest.mark.parametrize('field', [field.name for field in dataclasses.fields(transformer.ModelConfig)])
@@ -187,6 +232,7 @@ def test_saved_weights_read_back_bit_for_bit(family, tmp_path):
 @pytest.mark.parametrize('variant', ['llama, biases', 'qwen2', 'qwen3'])
 def test_transformers_reads_a_saved_folder(torch, variant, tmp_path):
     import transformers
+
     make_golden.make(*VARIANTS[variant]).save_pretrained(tmp_path / 'in')
     c, params = load(str(tmp_path / 'in'))
     params = jax.tree.map(lambda x: x + 0.1, params)  # what is saved is the params given, not the source's weights
@@ -199,6 +245,7 @@ def test_transformers_reads_a_saved_folder(torch, variant, tmp_path):
 
 def test_transformers_reads_a_folder_saved_as_bfloat16(torch, tmp_path):
     import transformers
+
     unpack('llama', tmp_path / 'in')
     c, params = load(str(tmp_path / 'in'))
     hf.save(str(tmp_path / 'out'), str(tmp_path / 'in'), params, c, np.dtype(ml_dtypes.bfloat16))
@@ -268,17 +315,22 @@ def test_a_config_that_is_no_json_is_refused(folder):
         hf.load_config(folder)
 
 
-@pytest.mark.parametrize(('changes', 'words'), [
-    (dict(model_type='gpt2'), ('model_type', 'gpt2', 'llama, qwen2, qwen3')),
-    (dict(model_type=None), ('model_type', 'None', 'llama, qwen2, qwen3')),
-    (dict(hidden_act='gelu'), ('hidden_act', 'gelu', 'silu')),
-    (dict(model_type='qwen2', use_sliding_window=True), ('use_sliding_window', 'True', 'set it to false')),
-    (dict(model_type='qwen3', use_sliding_window=True), ('use_sliding_window', 'True', 'set it to false')),
-    (dict(rope_parameters=dict(rope_type='dynamic', factor=2.0, rope_theta=1e4)),
-     ('rope_type', 'dynamic', 'default, linear, llama3, yarn')),
-    (dict(rope_parameters=dict(rope_type='linear', rope_theta=1e4)), ('config.json', 'linear', 'factor')),
-    (dict(hidden_size='wide'), ('config.json', 'hidden_size')),
-])
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (dict(model_type='gpt2'), ('model_type', 'gpt2', 'llama, qwen2, qwen3')),
+        (dict(model_type=None), ('model_type', 'None', 'llama, qwen2, qwen3')),
+        (dict(hidden_act='gelu'), ('hidden_act', 'gelu', 'silu')),
+        (dict(model_type='qwen2', use_sliding_window=True), ('use_sliding_window', 'True', 'set it to false')),
+        (dict(model_type='qwen3', use_sliding_window=True), ('use_sliding_window', 'True', 'set it to false')),
+        (
+            dict(rope_parameters=dict(rope_type='dynamic', factor=2.0, rope_theta=1e4)),
+            ('rope_type', 'dynamic', 'default, linear, llama3, yarn'),
+        ),
+        (dict(rope_parameters=dict(rope_type='linear', rope_theta=1e4)), ('config.json', 'linear', 'factor')),
+        (dict(hidden_size='wide'), ('config.json', 'hidden_size')),
+    ],
+)
 def test_a_config_that_the_decoder_cannot_compute_is_refused(folder, changes, words):
     change_config(folder, **changes)
     with refused(*words):
@@ -303,16 +355,19 @@ def test_a_tensor_left_over_is_refused(folder):
         load(folder)
 
 
-@pytest.mark.parametrize(('name', 'change'), [
-    ('model.embed_tokens.weight', lambda x: x[:63]),
-    ('model.layers.1.mlp.up_proj.weight', lambda x: x[:39]),
-    ('model.norm.weight', lambda x: x[:31]),
-    # as many numbers in another order: transposed
-    ('model.embed_tokens.weight', lambda x: x.T.copy()),
-    ('model.layers.0.mlp.down_proj.weight', lambda x: x.T.copy()),
-    ('model.layers.0.self_attn.k_proj.weight', lambda x: x.T.copy()),
-    ('lm_head.weight', lambda x: x.T.copy()),
-])
+@pytest.mark.parametrize(
+    ('name', 'change'),
+    [
+        ('model.embed_tokens.weight', lambda x: x[:63]),
+        ('model.layers.1.mlp.up_proj.weight', lambda x: x[:39]),
+        ('model.norm.weight', lambda x: x[:31]),
+        # as many numbers in another order: transposed
+        ('model.embed_tokens.weight', lambda x: x.T.copy()),
+        ('model.layers.0.mlp.down_proj.weight', lambda x: x.T.copy()),
+        ('model.layers.0.self_attn.k_proj.weight', lambda x: x.T.copy()),
+        ('lm_head.weight', lambda x: x.T.copy()),
+    ],
+)
 def test_a_tensor_of_the_wrong_shape_is_refused(folder, name, change):
     change_weights(folder, lambda tensors: tensors.update({name: change(tensors[name])}))
     with refused(name, 'does not fit', 'config.json'):

@@ -1,4 +1,5 @@
 """Products whose gradients are ordered by hand, against autodiff's."""
+
 import jax
 from jax import export
 import jax.numpy as jnp
@@ -8,9 +9,15 @@ import pytest
 from grpo_jax.models import linear
 
 
-@pytest.mark.parametrize('spec, x, w', [
-    ('btd,df->btf', (2, 6, 4), (4, 16)), ('btf,fd->btd', (2, 6, 16), (16, 4)), ('btd,dnh->btnh', (2, 6, 8), (8, 2, 3)),
-    ('btnh,nhd->btd', (2, 6, 2, 3), (2, 3, 5))])
+@pytest.mark.parametrize(
+    'spec, x, w',
+    [
+        ('btd,df->btf', (2, 6, 4), (4, 16)),
+        ('btf,fd->btd', (2, 6, 16), (16, 4)),
+        ('btd,dnh->btnh', (2, 6, 8), (8, 2, 3)),
+        ('btnh,nhd->btd', (2, 6, 2, 3), (2, 3, 5)),
+    ],
+)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_gradients_are_autodiffs(spec, x, w, dtype):
     rng = np.random.default_rng(0)
@@ -22,9 +29,16 @@ def test_gradients_are_autodiffs(spec, x, w, dtype):
     expected = jax.value_and_grad(loss, (1, 2))(jnp.einsum, x, w)
     found = jax.jit(jax.value_and_grad(loss, (1, 2)), static_argnums=0)(linear.einsum, x, w)
     assert jax.tree.map(jnp.result_type, found) == jax.tree.map(jnp.result_type, expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(
-        np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-5 if dtype == 'float32' else 0.05,
-        atol=1e-5 if dtype == 'float32' else 0.05), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            np.asarray(a, np.float32),
+            np.asarray(b, np.float32),
+            rtol=1e-5 if dtype == 'float32' else 0.05,
+            atol=1e-5 if dtype == 'float32' else 0.05,
+        ),
+        found,
+        expected,
+    )
 
 
 @pytest.mark.parametrize('platform, barriers', [('cpu', True), ('tpu', False), ('cuda', False)])

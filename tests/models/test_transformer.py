@@ -1,4 +1,5 @@
 """The decoder against itself: cache, padding, layers, chunks and remat change nothing."""
+
 import dataclasses
 import functools
 
@@ -11,8 +12,9 @@ from grpo_jax.models import attention, quantize, transformer
 from grpo_jax.models import cache as kv_cache
 
 # whole functions, compiled once a shape and without optimizing: compiling is nearly all that these tests do
-jit = functools.partial(jax.jit, compiler_options=dict(
-    xla_backend_optimization_level=0, xla_llvm_disable_expensive_passes=True))
+jit = functools.partial(
+    jax.jit, compiler_options=dict(xla_backend_optimization_level=0, xla_llvm_disable_expensive_passes=True)
+)
 forward = jit(transformer.forward, static_argnums=4, static_argnames='remat')
 prefill = jit(transformer.prefill, static_argnums=4)
 step = jit(transformer.decode, static_argnums=4)
@@ -45,14 +47,20 @@ def prompts_and_completions():
 
 def decode(params, c, prompts, mask, completions, chunks, *, block=1, dtype=jnp.float32):
     """Logits f32[4, 6, V] by one column at a time over a cache that grows by chunks of the given columns."""
+
     def empty(rows, columns):
         return kv_cache.empty(c, rows, columns, block=block, dtype=dtype)
 
     k, v = prefill(params, prompts, transformer.positions_of(mask), mask, c)
     rows, lengths = len(completions), jnp.sum(mask, -1)
     bank = kv_cache.of_prefill(k, v, empty(*prompts.shape))
-    cache = kv_cache.KVCache(prompt=bank, prompt_start=bank.columns - lengths, chunks=(empty(rows, chunks[0]),),
-                             start=jnp.zeros(rows, jnp.int32), length=jnp.int32(0))
+    cache = kv_cache.KVCache(
+        prompt=bank,
+        prompt_start=bank.columns - lengths,
+        chunks=(empty(rows, chunks[0]),),
+        start=jnp.zeros(rows, jnp.int32),
+        length=jnp.int32(0),
+    )
     positions = jnp.repeat(lengths, rows // len(prompts))
     out, ends = [], np.cumsum(chunks).tolist()
     for column in range(completions.shape[1]):
@@ -71,8 +79,7 @@ def whole_rows(c, params):
     return logits(params, rows, row_mask, c)[:, 8:]
 
 
-@pytest.mark.parametrize(('chunks', 'block'), [
-    ([6], 1), ([6], 4), ([6], 8), ([1, 2, 3], 1), ([2, 4], 2), ([3, 3], 3)])
+@pytest.mark.parametrize(('chunks', 'block'), [([6], 1), ([6], 4), ([6], 8), ([1, 2, 3], 1), ([2, 4], 2), ([3, 3], 3)])
 def test_decoding_with_a_cache_equals_the_forward_of_whole_rows(tiny, chunks, block):
     # blocks of 8 columns hold the prompt in one; of 3 there is a column of the bank that nothing fills
     c, params = tiny
@@ -113,9 +120,13 @@ def test_full_chunks_are_not_written_again(tiny):
     c, params = tiny
     full = jax.tree.map(lambda x: x + 7.0, kv_cache.empty(c, 4, 3, block=3, dtype=jnp.float32))
     fresh = kv_cache.empty(c, 4, 4, block=2, dtype=jnp.float32)
-    cache = kv_cache.KVCache(prompt=kv_cache.empty(c, 4, 2, block=2, dtype=jnp.float32),
-                             prompt_start=jnp.full(4, 2), chunks=(full, fresh),
-                             start=jnp.zeros(4, jnp.int32), length=jnp.int32(3))
+    cache = kv_cache.KVCache(
+        prompt=kv_cache.empty(c, 4, 2, block=2, dtype=jnp.float32),
+        prompt_start=jnp.full(4, 2),
+        chunks=(full, fresh),
+        start=jnp.zeros(4, jnp.int32),
+        length=jnp.int32(3),
+    )
     cache = step(params, jnp.ones(4, jnp.int32), jnp.full(4, 3), cache, c)[1]
     assert jnp.all(cache.chunks[0].k == 7) and jnp.all(cache.chunks[0].v == 7)
     # the new column is the last chunk's first; the others still wait
@@ -143,8 +154,9 @@ def test_padding_changes_nothing_at_valid_positions(tiny, left, right):
     noise = jax.random.randint(jax.random.key(4), (2, left + right), 0, 64)
     padded = jnp.concatenate([noise[:, :left], tokens, noise[:, left:]], 1)
     mask = jnp.pad(valid, ((0, 0), (left, right)))
-    np.testing.assert_allclose(logits(params, padded, mask, c)[:, left:left + 8], logits(params, tokens, valid, c),
-                               atol=1e-5)
+    np.testing.assert_allclose(
+        logits(params, padded, mask, c)[:, left : left + 8], logits(params, tokens, valid, c), atol=1e-5
+    )
 
 
 def test_positions_count_valid_tokens_from_zero():
@@ -164,8 +176,7 @@ def test_only_differences_of_positions_matter(tiny):
     c, params = tiny
     tokens, mask = two_rows()
     positions = transformer.positions_of(mask)
-    here, there, stretched = (forward(params, tokens, p, mask, c)
-                              for p in (positions, positions + 50, 2 * positions))
+    here, there, stretched = (forward(params, tokens, p, mask, c) for p in (positions, positions + 50, 2 * positions))
     np.testing.assert_allclose(there, here, atol=1e-4)
     assert jnp.max(jnp.abs(stretched - here)) > 1e-2
 
@@ -223,8 +234,26 @@ def test_remat_recomputes_products_and_keeps_less(tiny):
 def test_map_table_names_every_weight_by_its_path(tiny):
     table = transformer.param_table(tiny[0])
     paths = jax.tree.leaves(transformer.map_table(lambda path, _: path, table))
-    assert sorted(paths) == ['embed', 'final_norm', *(f'layers/{name}' for name in (
-        'attn_norm', 'k_norm', 'mlp_norm', 'q_norm', 'w_down', 'w_gate', 'w_up', 'wk', 'wo', 'wq', 'wv'))]
+    assert sorted(paths) == [
+        'embed',
+        'final_norm',
+        *(
+            f'layers/{name}'
+            for name in (
+                'attn_norm',
+                'k_norm',
+                'mlp_norm',
+                'q_norm',
+                'w_down',
+                'w_gate',
+                'w_up',
+                'wk',
+                'wo',
+                'wq',
+                'wv',
+            )
+        ),
+    ]
 
 
 def test_the_table_counts_the_weights_of_a_model(tiny):

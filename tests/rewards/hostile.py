@@ -40,9 +40,9 @@ ENDED = {
     'long number': 'def f(x): return 10 ** 10000',
     'deep answer': 'def f(x):\n    x = []\n    for _ in range(10 ** 5): x = [x]\n    return x',
     'own answer': 'def f(x):\n    x = []\n    x.append(x)\n    return x',
-    'nested source': '(' * 10 ** 5,
-    'signs': 'f = ' + '-' * 10 ** 6 + '1',
-    'digits': 'f = ' + '9' * 10 ** 6,
+    'nested source': '(' * 10**5,
+    'signs': 'f = ' + '-' * 10**6 + '1',
+    'digits': 'f = ' + '9' * 10**6,
     'huge file': 'open("file", "wb").write(bytes(100 * 2 ** 20))\ndef f(x): return x * x',
     'many files': 'for n in range(10 ** 4): open(str(n), "w").write("x" * 10 ** 4)',
     'deep folders': 'import os\nfor _ in range(1100):\n    os.mkdir("folder")\n    os.chdir("folder")',
@@ -139,90 +139,162 @@ CHEATS = {
 # a file outside the folder
 
 ATTACKS = {
-    'reads the environment': ('landlock', """
-        def attack(pid, path): return b'SECRET=hidden' in open(f'/proc/{pid}/environ', 'rb').read()"""),
-    'reads memory': ('landlock', """
+    'reads the environment': (
+        'landlock',
+        """
+        def attack(pid, path): return b'SECRET=hidden' in open(f'/proc/{pid}/environ', 'rb').read()""",
+    ),
+    'reads memory': (
+        'landlock',
+        """
         def attack(pid, path):
             start = int(next(line for line in open(f'/proc/{pid}/maps') if '[heap]' in line).split('-')[0], 16)
             memory = open(f'/proc/{pid}/mem', 'rb')
             memory.seek(start)
-            return len(memory.read(64)) == 64"""),
-    'reads memory by a call': ('system calls', """
+            return len(memory.read(64)) == 64""",
+    ),
+    'reads memory by a call': (
+        'system calls',
+        """
         import ctypes
         def attack(pid, path):
             place, libc = (ctypes.c_void_p * 2)(4096, 1), ctypes.CDLL(None, use_errno=True)
-            return libc.process_vm_readv(pid, place, 1, place, 1, 0) == -1 and ctypes.get_errno() == 14  # no page"""),
-    'reads a file': ('landlock', """
-        def attack(pid, path): return open(path).read() == 'untouched'"""),
-    'lists a folder': ('landlock', """
+            return libc.process_vm_readv(pid, place, 1, place, 1, 0) == -1 and ctypes.get_errno() == 14  # no page""",
+    ),
+    'reads a file': (
+        'landlock',
+        """
+        def attack(pid, path): return open(path).read() == 'untouched'""",
+    ),
+    'lists a folder': (
+        'landlock',
+        """
         import os
-        def attack(pid, path): return bool(os.listdir(os.path.dirname(path)))"""),
-    'kills': ('system calls', """
+        def attack(pid, path): return bool(os.listdir(os.path.dirname(path)))""",
+    ),
+    'kills': (
+        'system calls',
+        """
         import os
         def attack(pid, path):
             os.kill(pid, 0)
-            return True"""),
-    'kills its judge': ('system calls', """
+            return True""",
+    ),
+    'kills its judge': (
+        'system calls',
+        """
         import os
         def attack(pid, path):
             os.kill(os.getpid(), 0)
-            return True"""),
-    'signals by input': ('system calls', """
+            return True""",
+    ),
+    'signals by input': (
+        'system calls',
+        """
         import fcntl, os
-        def attack(pid, path): return fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getpid()) == 0"""),
-    'limits another process': ('system calls', """
+        def attack(pid, path): return fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getpid()) == 0""",
+    ),
+    'limits another process': (
+        'system calls',
+        """
         import resource
         def attack(pid, path):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, resource.prlimit(pid, resource.RLIMIT_NOFILE))
-            return True"""),
-    'opens a socket': ('system calls', """
+            return True""",
+    ),
+    'opens a socket': (
+        'system calls',
+        """
         import socket
-        def attack(pid, path): return bool(socket.socket())"""),
-    'opens a local socket': ('system calls', """
+        def attack(pid, path): return bool(socket.socket())""",
+    ),
+    'opens a local socket': (
+        'system calls',
+        """
         import socket
-        def attack(pid, path): return bool(socket.socket(socket.AF_UNIX)) and bool(socket.socketpair())"""),
-    'forks': ('system calls', """
+        def attack(pid, path): return bool(socket.socket(socket.AF_UNIX)) and bool(socket.socketpair())""",
+    ),
+    'forks': (
+        'system calls',
+        """
         import os
-        def attack(pid, path): return bool(os.fork() or os._exit(0))"""),
-    'forks by the library': ('system calls', """
+        def attack(pid, path): return bool(os.fork() or os._exit(0))""",
+    ),
+    'forks by the library': (
+        'system calls',
+        """
         import ctypes, os
-        def attack(pid, path): return bool(ctypes.CDLL(None).fork() or os._exit(0)) and bool(1 + os.wait()[0])"""),
-    'starts a program': ('system calls', """
+        def attack(pid, path): return bool(ctypes.CDLL(None).fork() or os._exit(0)) and bool(1 + os.wait()[0])""",
+    ),
+    'starts a program': (
+        'system calls',
+        """
         import subprocess, sys
-        def attack(pid, path): return subprocess.run([sys.executable, '-c', '']).returncode == 0"""),
-    'writes a file': ('system calls', """
-        def attack(pid, path): return bool(open(path, 'a'))"""),
-    'makes a file': ('system calls', """
-        def attack(pid, path): return bool(open(path + '.new', 'x'))"""),
-    'makes a folder': ('system calls', """
+        def attack(pid, path): return subprocess.run([sys.executable, '-c', '']).returncode == 0""",
+    ),
+    'writes a file': (
+        'system calls',
+        """
+        def attack(pid, path): return bool(open(path, 'a'))""",
+    ),
+    'makes a file': (
+        'system calls',
+        """
+        def attack(pid, path): return bool(open(path + '.new', 'x'))""",
+    ),
+    'makes a folder': (
+        'system calls',
+        """
         import os
-        def attack(pid, path): return not os.mkdir(path + '.folder')"""),
-    'links a file': ('system calls', """
+        def attack(pid, path): return not os.mkdir(path + '.folder')""",
+    ),
+    'links a file': (
+        'system calls',
+        """
         import os
-        def attack(pid, path): return not os.link(path, path + '.link')"""),
-    'changes rights': ('system calls', """
+        def attack(pid, path): return not os.link(path, path + '.link')""",
+    ),
+    'changes rights': (
+        'system calls',
+        """
         import os
-        def attack(pid, path): return not os.chmod(path, 0o600)"""),
-    'changes times': ('system calls', """
+        def attack(pid, path): return not os.chmod(path, 0o600)""",
+    ),
+    'changes times': (
+        'system calls',
+        """
         import os
-        def attack(pid, path): return not os.utime(path, (1, 1))"""),
-    'renames a file': ('system calls', """
+        def attack(pid, path): return not os.utime(path, (1, 1))""",
+    ),
+    'renames a file': (
+        'system calls',
+        """
         import os
-        def attack(pid, path): return not os.rename(path, path + '.renamed')"""),
-    'deletes a file': ('system calls', """
+        def attack(pid, path): return not os.rename(path, path + '.renamed')""",
+    ),
+    'deletes a file': (
+        'system calls',
+        """
         import os
-        def attack(pid, path): return not os.unlink(path)"""),
-    'has an environment': ('limits', """
+        def attack(pid, path): return not os.unlink(path)""",
+    ),
+    'has an environment': (
+        'limits',
+        """
         import os
-        def attack(pid, path): return bool(os.environ)"""),
-    'has descriptors': ('limits', """
+        def attack(pid, path): return bool(os.environ)""",
+    ),
+    'has descriptors': (
+        'limits',
+        """
         import os
         def attack(pid, path):
             found = []
             for fd in range(3, 64):
                 try: found.append(os.fstat(fd))
                 except OSError: pass
-            return len(found) > 2"""),
+            return len(found) > 2""",
+    ),
 }
 
 # returns True where it sees into another process of the sandbox

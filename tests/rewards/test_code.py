@@ -1,4 +1,5 @@
 """Programs as rewards: what is taken for the program, HumanEval's and MBPP's formats, and their own solutions."""
+
 import concurrent.futures
 import json
 import time
@@ -11,8 +12,12 @@ from grpo_jax.rewards import code
 from grpo_jax.types import Example
 from grpo_jax.workers.pool import Expired
 
-META = {'before': '', 'setup': '', 'names': {'f': 'f'},
-        'tests': ['assert f(1) == 1', 'assert f(2) == 4', 'assert f(3) == 9', 'assert f(4) == 16']}
+META = {
+    'before': '',
+    'setup': '',
+    'names': {'f': 'f'},
+    'tests': ['assert f(1) == 1', 'assert f(2) == 4', 'assert f(3) == 9', 'assert f(4) == 16'],
+}
 SQUARES = Example('', '', 0, META)
 
 
@@ -20,30 +25,48 @@ def reward(completion, example=SQUARES, all_pass=False, timeout=10.0):
     return code.reward(completion, example, all_pass=all_pass, timeout=timeout, memory_mib=512)
 
 
-@pytest.mark.parametrize('completion, program', [
-    ('x = 1', 'x = 1'), ('', ''), ('Sure:\n```python\nx = 1\n```\nDone.', 'x = 1\n'),
-    ('```python\nx = 1\n```\nor\n```python\nx = 2\n```', 'x = 2\n'),
-    ('```python\nx = 1', 'x = 1'), ('```python\nx = 1\n```\n```python\nx = 2', 'x = 2'),       # cut off
-    ('```python\nx = 1\n```\n```bash\nls\n```', 'x = 1\n'), ('  ```py\n  x\n  ```', '  x\n'),
-    ('```\nx = 1\n```', '```\nx = 1\n```'), ('```pythonic\nx\n```', '```pythonic\nx\n```'),
-    ('```python\ns = "```"\n```', 's = "```"\n'), ('```python```', '```python```'),
-    ('```python\n\n```', '\n'), ('```python\r\nx = 1\r\n```', 'x = 1\r\n'),
-])
+@pytest.mark.parametrize(
+    'completion, program',
+    [
+        ('x = 1', 'x = 1'),
+        ('', ''),
+        ('Sure:\n```python\nx = 1\n```\nDone.', 'x = 1\n'),
+        ('```python\nx = 1\n```\nor\n```python\nx = 2\n```', 'x = 2\n'),
+        ('```python\nx = 1', 'x = 1'),
+        ('```python\nx = 1\n```\n```python\nx = 2', 'x = 2'),  # cut off
+        ('```python\nx = 1\n```\n```bash\nls\n```', 'x = 1\n'),
+        ('  ```py\n  x\n  ```', '  x\n'),
+        ('```\nx = 1\n```', '```\nx = 1\n```'),
+        ('```pythonic\nx\n```', '```pythonic\nx\n```'),
+        ('```python\ns = "```"\n```', 's = "```"\n'),
+        ('```python```', '```python```'),
+        ('```python\n\n```', '\n'),
+        ('```python\r\nx = 1\r\n```', 'x = 1\r\n'),
+    ],
+)
 def test_extracted_program(completion, program):
     assert code.extract(completion) == program
 
 
-@pytest.mark.parametrize('completion', ['```python\n' * 10 ** 5, '```' * 10 ** 6, '`' * 10 ** 6, 'x\n' * 10 ** 6,
-                                        '```python\n```\n' * 10 ** 5])
+@pytest.mark.parametrize(
+    'completion', ['```python\n' * 10**5, '```' * 10**6, '`' * 10**6, 'x\n' * 10**6, '```python\n```\n' * 10**5]
+)
 def test_extraction_takes_a_time_in_proportion_to_the_length(completion):
     began = time.process_time()
     code.extract(completion)
     assert time.process_time() - began < 2
 
 
-@pytest.mark.parametrize('program, share', [
-    ('def f(x): return x * x', 1.0), ('def f(x): return x', 0.25), ('def f(x): return x * x if x < 4 else 0', 0.75),
-    ('def f(x): return -1', 0.0), ('no program', 0.0)])
+@pytest.mark.parametrize(
+    'program, share',
+    [
+        ('def f(x): return x * x', 1.0),
+        ('def f(x): return x', 0.25),
+        ('def f(x): return x * x if x < 4 else 0', 0.75),
+        ('def f(x): return -1', 0.0),
+        ('no program', 0.0),
+    ],
+)
 def test_share_of_the_tests_that_pass(program, share):
     completion = f'The squares:\n```python\n{program}\n```'
     assert reward(completion) == share and reward(completion, all_pass=True) == float(share == 1)
@@ -62,27 +85,41 @@ def test_a_time_out_is_raised_to_be_counted():
 # formats
 
 HUMANEVAL = {
-    'prompt': 'import math\n\ndef half(x):\n    return x // 2\n\ndef f(x):\n    """Twice."""\n', 'entry_point': 'f',
+    'prompt': 'import math\n\ndef half(x):\n    return x // 2\n\ndef f(x):\n    """Twice."""\n',
+    'entry_point': 'f',
     'canonical_solution': '    return 2 * x\n',
     'test': 'BIG = 7\n\ndef check(candidate):\n    assert candidate(1) == 2\n    n = math.floor(2.5)\n'
-            '    for i in range(n):\n        assert half(candidate(i)) == i\n    assert f(BIG) == 14\n    n = 0\n'}
-MBPP = {'task_id': 601, 'text': 'Write a square.', 'code': 'import sys\r\ndef sum(x):\r\n  return x * x',
-        'test_setup_code': '', 'test_list': ['assert sum(2) == 4', 'assert sum(3) == 9 < sys.maxsize']}
-SANITIZED = {'task_id': 602, 'prompt': 'Write a root.', 'code': 'import math\ndef g(x): return math.sqrt(x)',
-             'test_imports': ['import math'], 'test_list': ['assert math.isclose(g(4), 2)']}
+    '    for i in range(n):\n        assert half(candidate(i)) == i\n    assert f(BIG) == 14\n    n = 0\n',
+}
+MBPP = {
+    'task_id': 601,
+    'text': 'Write a square.',
+    'code': 'import sys\r\ndef sum(x):\r\n  return x * x',
+    'test_setup_code': '',
+    'test_list': ['assert sum(2) == 4', 'assert sum(3) == 9 < sys.maxsize'],
+}
+SANITIZED = {
+    'task_id': 602,
+    'prompt': 'Write a root.',
+    'code': 'import math\ndef g(x): return math.sqrt(x)',
+    'test_imports': ['import math'],
+    'test_list': ['assert math.isclose(g(4), 2)'],
+}
 
 
 @pytest.fixture
 def written(tmp_path):
     """A function that writes rows as folder/<name>.jsonl and reads their examples."""
+
     def examples(name, *rows, split='train'):
         (tmp_path / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
         return problems.examples(split, folder=str(tmp_path), name=name)
+
     return examples
 
 
 def test_humaneval(written):
-    example, = written('humaneval', HUMANEVAL, split='test')
+    (example,) = written('humaneval', HUMANEVAL, split='test')
     assert example.prompt == HUMANEVAL['prompt'] and example.id == 0 and len(example.meta['tests']) == 3
     assert example.answer == example.meta['demonstration'] == HUMANEVAL['canonical_solution']
     assert reward(example.answer, example) == 1
@@ -95,40 +132,46 @@ def test_humaneval(written):
 
 
 def test_mbpp(written):
-    example, = written('mbpp', MBPP)
-    assert example.prompt == ('You are an expert Python programmer, and here is your task: Write a square. Your code '
-                              'should pass these tests:\n\nassert sum(2) == 4\nassert sum(3) == 9 < sys.maxsize\n')
+    (example,) = written('mbpp', MBPP)
+    assert example.prompt == (
+        'You are an expert Python programmer, and here is your task: Write a square. Your code '
+        'should pass these tests:\n\nassert sum(2) == 4\nassert sum(3) == 9 < sys.maxsize\n'
+    )
     assert example.id == 601 and '\r' not in example.answer and example.meta['names'] == {'sum': 'sum'}
     assert reward(example.answer, example) == 1
     assert reward('def sum(x): return 4', example) == 0.5
 
 
 def test_mbpp_sanitized(written):
-    example, = written('mbpp_sanitized', SANITIZED)
+    (example,) = written('mbpp_sanitized', SANITIZED)
     assert 'Write a root.' in example.prompt and reward(example.answer, example) == 1
     assert reward('class math:\n    isclose = lambda *_: True\ndef g(x): return 0', example) == 0
 
 
-@pytest.mark.parametrize('split, tasks', [('prompt', [1, 10]), ('test', [11, 510]), ('validation', [511, 600]),
-                                          ('train', [601, 974])])
+@pytest.mark.parametrize(
+    'split, tasks', [('prompt', [1, 10]), ('test', [11, 510]), ('validation', [511, 600]), ('train', [601, 974])]
+)
 def test_splits_of_mbpp(written, split, tasks):
     rows = [MBPP | {'task_id': task} for task in (1, 10, 11, 510, 511, 600, 601, 974)]
     assert [example.id for example in written('mbpp', *rows, split=split)] == tasks
 
 
-@pytest.mark.parametrize('name, row, message', [
-    ('humaneval', HUMANEVAL | {'test': 'x = 1'}, "'x = 1': field test must define check"),
-    ('humaneval', HUMANEVAL | {'test': 'def check('}, 'is no Python'),
-    ('humaneval', HUMANEVAL | {'prompt': '(' * 10 ** 4}, 'is no Python'),
-    ('humaneval', HUMANEVAL | {'entry_point': None}, "None: field 'entry_point'"),
-    ('mbpp', MBPP | {'test_list': []}, 'field test_list must have a test'),
-    ('mbpp', MBPP | {'test_list': [1]}, '[1]: field test_list must be a list'),
-    ('mbpp', MBPP | {'test_list': ['assert']}, 'is no Python'),
-    ('mbpp', MBPP | {'test_imports': 'import math'}, 'field test_imports must be a list'),
-    ('mbpp', MBPP | {'test_setup_code': [1]}, "field 'test_setup_code' must be text"),
-    ('mbpp', MBPP | {'task_id': '7'}, "'7': field task_id"),
-    ('mbpp', {'task_id': 601}, "None: field 'prompt'"),
-])
+@pytest.mark.parametrize(
+    'name, row, message',
+    [
+        ('humaneval', HUMANEVAL | {'test': 'x = 1'}, "'x = 1': field test must define check"),
+        ('humaneval', HUMANEVAL | {'test': 'def check('}, 'is no Python'),
+        ('humaneval', HUMANEVAL | {'prompt': '(' * 10**4}, 'is no Python'),
+        ('humaneval', HUMANEVAL | {'entry_point': None}, "None: field 'entry_point'"),
+        ('mbpp', MBPP | {'test_list': []}, 'field test_list must have a test'),
+        ('mbpp', MBPP | {'test_list': [1]}, '[1]: field test_list must be a list'),
+        ('mbpp', MBPP | {'test_list': ['assert']}, 'is no Python'),
+        ('mbpp', MBPP | {'test_imports': 'import math'}, 'field test_imports must be a list'),
+        ('mbpp', MBPP | {'test_setup_code': [1]}, "field 'test_setup_code' must be text"),
+        ('mbpp', MBPP | {'task_id': '7'}, "'7': field task_id"),
+        ('mbpp', {'task_id': 601}, "None: field 'prompt'"),
+    ],
+)
 def test_malformed_rows_are_named(written, name, row, message):
     good = {'humaneval': HUMANEVAL, 'mbpp': MBPP}[name]
     found = written(name, good, row, split='test' if name == 'humaneval' else 'train')
@@ -136,10 +179,15 @@ def test_malformed_rows_are_named(written, name, row, message):
     assert f'{name}.jsonl, line 2 = ' in str(found[1]) and message in str(found[1])
 
 
-@pytest.mark.parametrize('options, message', [
-    ({'split': 'train', 'name': 'humaneval'}, "split = 'train'"), ({'split': 'dev', 'name': 'mbpp'}, "split = 'dev'"),
-    ({'split': 'test', 'name': 'apps'}, r"data\.options\.name = 'apps': choose one of humaneval"),
-    ({'split': 'test', 'name': 'mbpp'}, r'data\.options\.folder')])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ({'split': 'train', 'name': 'humaneval'}, "split = 'train'"),
+        ({'split': 'dev', 'name': 'mbpp'}, "split = 'dev'"),
+        ({'split': 'test', 'name': 'apps'}, r"data\.options\.name = 'apps': choose one of humaneval"),
+        ({'split': 'test', 'name': 'mbpp'}, r'data\.options\.folder'),
+    ],
+)
 def test_unknown_names_are_refused(tmp_path, options, message):
     with pytest.raises(BadInput, match=message):
         problems.examples(folder=str(tmp_path), **options)
@@ -147,9 +195,17 @@ def test_unknown_names_are_refused(tmp_path, options, message):
 
 # the data sets
 
-SETS = [('humaneval', 'test', 164), ('mbpp', 'prompt', 10), ('mbpp', 'test', 500), ('mbpp', 'validation', 90),
-        ('mbpp', 'train', 374), ('mbpp_sanitized', 'prompt', 7), ('mbpp_sanitized', 'test', 257),
-        ('mbpp_sanitized', 'validation', 43), ('mbpp_sanitized', 'train', 120)]
+SETS = [
+    ('humaneval', 'test', 164),
+    ('mbpp', 'prompt', 10),
+    ('mbpp', 'test', 500),
+    ('mbpp', 'validation', 90),
+    ('mbpp', 'train', 374),
+    ('mbpp_sanitized', 'prompt', 7),
+    ('mbpp_sanitized', 'test', 257),
+    ('mbpp_sanitized', 'validation', 43),
+    ('mbpp_sanitized', 'train', 120),
+]
 ODD = {'humaneval': [32, 38, 50, 129, 151], 'mbpp': [126, 367, 533, 596, 601, 927], 'mbpp_sanitized': [82, 126, 596]}
 
 
@@ -161,7 +217,7 @@ def load(real, name, split):
 def test_solutions_of_a_sample_pass_and_others_do_not(real, name, split, count):
     examples = load(real, name, split)
     assert len(examples) == len({example.id for example in examples}) == count
-    for example in examples[::count // 6 + 1] + [example for example in examples if example.id in ODD[name]]:
+    for example in examples[:: count // 6 + 1] + [example for example in examples if example.id in ODD[name]]:
         assert reward(example.answer, example, timeout=60.0) == 1, example.id
     assert reward('    pass', examples[0], all_pass=True) == 0
 

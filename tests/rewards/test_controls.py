@@ -1,4 +1,5 @@
 """Controls: rewards that say nothing about what is right, and evaluation that still knows."""
+
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_coin_is_a_function_of_prompt_and_completion():
     assert abs((tossed[0] == tossed[1]).mean() - 0.5) < 0.08
 
 
-@pytest.mark.parametrize('completion', ['', '\0', '\ud800', '9' * 10 ** 6, 'йцу你好'])
+@pytest.mark.parametrize('completion', ['', '\0', '\ud800', '9' * 10**6, 'йцу你好'])
 def test_any_completion_gets_a_coin(completion):
     assert coin.reward(completion, EXAMPLES[0]) in (0.0, 1.0)
 
@@ -59,7 +60,8 @@ def test_a_lab_trains_on_its_control_and_evaluates_the_truth(lab, name):
     completions, owners = group(right=3)
     total, parts = rewards.score(reward_functions, EXAMPLES, completions, np.zeros(len(completions), bool))
     np.testing.assert_array_equal(total, parts[name])
-    np.testing.assert_array_equal(parts[reward_functions.verifier], [numeric.reward(*row) for row in zip(completions, owners,
-                                                                                                  strict=True)])
+    np.testing.assert_array_equal(
+        parts[reward_functions.verifier], [numeric.reward(*row) for row in zip(completions, owners, strict=True)]
+    )
     truth = parts[reward_functions.verifier].reshape(-1, 8)
     assert abs(np.mean(total.reshape(-1, 8)[truth == 1]) - np.mean(total.reshape(-1, 8)[truth == 0])) < 0.06

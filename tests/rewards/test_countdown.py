@@ -1,4 +1,5 @@
 """Countdown: the reward as a table, and data whose every problem has the solution that it was made from."""
+
 import re
 import warnings
 
@@ -18,33 +19,96 @@ def reward(completion, example=EXAMPLE, partial=0.1):
     return countdown.reward(completion, example, partial=partial)
 
 
-@pytest.mark.parametrize('completion', [
-    '3*5+7', ' 7 + 3*5\n', '(5*3)+7', '<answer>3*5+7</answer>', '<think>3+5=8</think>\n<answer> 3 * 5 + 7 </answer> ok',
-    '<answer>1</answer> no: <answer>7+5*3</answer>', '7--5*3', '007+05*3', '-(-7-5*3)', '((((7)))+5*3)',
-    '(3*5\n+7)', '<answer><answer>3*5+7</answer>'])
+@pytest.mark.parametrize(
+    'completion',
+    [
+        '3*5+7',
+        ' 7 + 3*5\n',
+        '(5*3)+7',
+        '<answer>3*5+7</answer>',
+        '<think>3+5=8</think>\n<answer> 3 * 5 + 7 </answer> ok',
+        '<answer>1</answer> no: <answer>7+5*3</answer>',
+        '7--5*3',
+        '007+05*3',
+        '-(-7-5*3)',
+        '((((7)))+5*3)',
+        '(3*5\n+7)',
+        '<answer><answer>3*5+7</answer>',
+    ],
+)
 def test_right_expressions(completion):
     assert reward(completion) == 1
 
 
-@pytest.mark.parametrize('completion', [
-    '3*5+8', '22', '3*5', '3*5+7+0', '3+5+7', '3*5+7*1', '3*7+1', '15+7', '3*5+7-3+3', '35+7', '3+57',
-    '<answer>3*5+7</answer> or <answer>22</answer>', '1/3', '5*3+7/1'])
+@pytest.mark.parametrize(
+    'completion',
+    [
+        '3*5+8',
+        '22',
+        '3*5',
+        '3*5+7+0',
+        '3+5+7',
+        '3*5+7*1',
+        '3*7+1',
+        '15+7',
+        '3*5+7-3+3',
+        '35+7',
+        '3+57',
+        '<answer>3*5+7</answer> or <answer>22</answer>',
+        '1/3',
+        '5*3+7/1',
+    ],
+)
 def test_other_expressions_get_the_partial_reward(completion):
     assert reward(completion) == 0.1
     assert reward(completion, partial=0.0) == 0
 
 
-@pytest.mark.parametrize('completion', [
-    '', 'no', '3*5+7=22', '<answer>3*5+7', 'it is 3*5+7', '3*5+7 <answer></answer>', '3*5+7.', '3 5 7', '3**5+7',
-    '7//3*5', '5/(3-3)+7', '()', '(3*5+7', '3(5)+7', '3*5+7,', '3*5+1.5', '3*5+7.0', '3*5+0x7', '3*5+7e0', '3*5+7j',
-    '3*5+0_7', '3*5+\u0667', '\uff13*5+7', '3\u00d75+7', '+3*5+7', '3*5+seven', '[3*5+7]', '3*5+7\0', '3*5 # +7',
-    "__import__('os')", '1' * 101, '(' * 60 + '3*5+7' + ')' * 60, '9**9**9**9'])
+@pytest.mark.parametrize(
+    'completion',
+    [
+        '',
+        'no',
+        '3*5+7=22',
+        '<answer>3*5+7',
+        'it is 3*5+7',
+        '3*5+7 <answer></answer>',
+        '3*5+7.',
+        '3 5 7',
+        '3**5+7',
+        '7//3*5',
+        '5/(3-3)+7',
+        '()',
+        '(3*5+7',
+        '3(5)+7',
+        '3*5+7,',
+        '3*5+1.5',
+        '3*5+7.0',
+        '3*5+0x7',
+        '3*5+7e0',
+        '3*5+7j',
+        '3*5+0_7',
+        '3*5+\u0667',
+        '\uff13*5+7',
+        '3\u00d75+7',
+        '+3*5+7',
+        '3*5+seven',
+        '[3*5+7]',
+        '3*5+7\0',
+        '3*5 # +7',
+        "__import__('os')",
+        '1' * 101,
+        '(' * 60 + '3*5+7' + ')' * 60,
+        '9**9**9**9',
+    ],
+)
 def test_what_is_no_expression_gets_nothing(completion):
     assert reward(completion) == 0 and countdown.extract(completion) is None
 
 
-@pytest.mark.parametrize('target, completion', [
-    ('1/3*3', 1), ('8/(3-8/3)', 24), ('(1/3+1/6)*2', 1), ('1/49*49', 1), ('7-3*5', -8)])
+@pytest.mark.parametrize(
+    'target, completion', [('1/3*3', 1), ('8/(3-8/3)', 24), ('(1/3+1/6)*2', 1), ('1/49*49', 1), ('7-3*5', -8)]
+)
 def test_values_are_exact(target, completion):
     # in floats 1/49*49 is not 1
     numbers = [int(number) for number in re.findall(r'\d+', target)]
@@ -62,17 +126,21 @@ def test_refused_expressions_do_not_warn():
         assert reward('3(5)+7') == reward('(3)(5)') == 0
 
 
-@pytest.mark.parametrize('completion, expected', [
-    (' 3 * 5 + 7', '3*5+7'), ('<answer>\n3*5\n</answer>', '3*5'), ('it is 22', None), ('<answer>x</answer>', None)])
+@pytest.mark.parametrize(
+    'completion, expected',
+    [(' 3 * 5 + 7', '3*5+7'), ('<answer>\n3*5\n</answer>', '3*5'), ('it is 22', None), ('<answer>x</answer>', None)],
+)
 def test_extracted_answers_are_expressions_without_spaces(completion, expected):
     assert countdown.extract(completion) == expected
 
 
 # data
 
-SIZES = {'three': dict(numbers=(3, 3), largest=20, highest=99, operations='+-*'),
-         'three or four': dict(numbers=(3, 4), largest=100, highest=1000, operations='+-*/'),
-         'six': dict(numbers=(6, 6), largest=10, highest=10 ** 6, operations='+-*/')}
+SIZES = {
+    'three': dict(numbers=(3, 3), largest=20, highest=99, operations='+-*'),
+    'three or four': dict(numbers=(3, 4), largest=100, highest=1000, operations='+-*/'),
+    'six': dict(numbers=(6, 6), largest=10, highest=10**6, operations='+-*/'),
+}
 
 
 def examples(split='train', size='three', **changes):
@@ -94,8 +162,10 @@ def test_every_problem_has_a_solution_of_its_numbers(split, size):
 
 def test_train_and_test_share_no_numbers_in_any_order():
     # nearly all that there are, so that shared ones would show
-    train, test = ({tuple(sorted(e.meta['numbers'])) for e in examples(split, largest=6, count=1000)}
-                   for split in ('train', 'test'))
+    train, test = (
+        {tuple(sorted(e.meta['numbers'])) for e in examples(split, largest=6, count=1000)}
+        for split in ('train', 'test')
+    )
     assert len(train) > 40 and len(test) > 2 and not train & test
     assert len(train | test) == 56  # 3 of 6 with repetition
 
@@ -160,10 +230,15 @@ def test_texts_have_the_brackets_that_their_value_needs(tree):
     assert term.text.count('(') <= plain.count('(')
 
 
-@pytest.mark.parametrize('changes, message', [
-    (dict(numbers=(1, 3)), r'^data.options.numbers = \(1, 3\)'), (dict(numbers=(4, 3)), r'^data.options.numbers'),
-    (dict(operations='+^'), r"^data.options.operations = '\+\^': take from \+-\*/"),
-    (dict(operations=''), r'^data.options.operations')])
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        (dict(numbers=(1, 3)), r'^data.options.numbers = \(1, 3\)'),
+        (dict(numbers=(4, 3)), r'^data.options.numbers'),
+        (dict(operations='+^'), r"^data.options.operations = '\+\^': take from \+-\*/"),
+        (dict(operations=''), r'^data.options.operations'),
+    ],
+)
 def test_options_that_cannot_work_are_refused(changes, message):
     with pytest.raises(BadInput, match=message):
         examples(**changes)

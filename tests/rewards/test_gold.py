@@ -1,4 +1,5 @@
 """The gold self-test on good data, on bad data, and with verifiers that take too much or too little."""
+
 import os
 
 import pytest
@@ -22,10 +23,20 @@ def reward_functions(**functions):
     return rewards.make(section, 64, functions)._replace(verifier=name)
 
 
-@pytest.mark.parametrize('answer, expected', [
-    ('42', '43'), ('9', '10'), ('1,099', '1,100'), ('1,000 kg', '1,001 kg'), ('0.50', '0.51'),
-    (r'\frac{1}{2}', r'\frac{1}{3}'),
-    ('even', 'even+1'), ('', '+1'), ('9' * 30, '9' * 12 + '1' + '0' * 18)])
+@pytest.mark.parametrize(
+    'answer, expected',
+    [
+        ('42', '43'),
+        ('9', '10'),
+        ('1,099', '1,100'),
+        ('1,000 kg', '1,001 kg'),
+        ('0.50', '0.51'),
+        (r'\frac{1}{2}', r'\frac{1}{3}'),
+        ('even', 'even+1'),
+        ('', '+1'),
+        ('9' * 30, '9' * 12 + '1' + '0' * 18),
+    ],
+)
 def test_a_changed_answer_is_one_off_in_its_last_number(answer, expected):
     assert gold.of_answer(examples(answer)[0]) == (answer, expected)
 

@@ -1,4 +1,5 @@
 """Shaping by length: numbers worked out by hand, then properties."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
@@ -6,8 +7,12 @@ import pytest
 
 from grpo_jax.rewards import length
 
-SHAPES = [(length.overlong, dict(limit=100, margin=20)), (length.kimi, {}), (length.mean_scaled, {}),
-          (length.cosine, dict(limit=100, right=(1.0, 0.5), wrong=(-1.0, -0.5)))]
+SHAPES = [
+    (length.overlong, dict(limit=100, margin=20)),
+    (length.kimi, {}),
+    (length.mean_scaled, {}),
+    (length.cosine, dict(limit=100, right=(1.0, 0.5), wrong=(-1.0, -0.5))),
+]
 
 
 def cosine(lengths, correct, **changes):
@@ -16,26 +21,26 @@ def cosine(lengths, correct, **changes):
 
 def test_overlong_punishment_by_hand():
     found = length.overlong(np.array([[80, 85, 90, 100, 101]]), None, limit=100, margin=20)
-    np.testing.assert_allclose(found, [[0, -.25, -.5, -1, -1]])
+    np.testing.assert_allclose(found, [[0, -0.25, -0.5, -1, -1]])
 
 
 def test_kimi_length_reward_by_hand():
     correct = np.array([[True, False, True, False]])
     found = length.kimi(np.array([[100, 150, 200, 300]]), correct)
-    np.testing.assert_allclose(found, [[.5, 0, 0, -.5]])
+    np.testing.assert_allclose(found, [[0.5, 0, 0, -0.5]])
     np.testing.assert_array_equal(length.kimi(np.full((1, 4), 7), correct), np.zeros((1, 4)))
 
 
 def test_cosine_by_hand():
     # 1 + cos(0, pi/3, pi/2, 2 pi/3, pi) = 2, 1.5, 1, .5, 0; right: .5 + .25 of that, less 1; wrong: -.5 - .25 of it
     lengths = [[0, 100 / 3, 50, 200 / 3, 100]]
-    np.testing.assert_allclose(cosine(lengths, [[True] * 5]), [[0, -.125, -.25, -.375, -.5]], atol=1e-12)
-    np.testing.assert_allclose(cosine(lengths, [[False] * 5]), [[-1, -.875, -.75, -.625, -.5]], atol=1e-12)
+    np.testing.assert_allclose(cosine(lengths, [[True] * 5]), [[0, -0.125, -0.25, -0.375, -0.5]], atol=1e-12)
+    np.testing.assert_allclose(cosine(lengths, [[False] * 5]), [[-1, -0.875, -0.75, -0.625, -0.5]], atol=1e-12)
 
 
 def test_cosine_stays_at_its_end_beyond_the_limit():
     # the cosine itself would come back up
-    np.testing.assert_allclose(cosine([[100, 150, 200]], [[True, True, False]]), [[-.5, -.5, -.5]])
+    np.testing.assert_allclose(cosine([[100, 150, 200]], [[True, True, False]]), [[-0.5, -0.5, -0.5]])
 
 
 def test_cosine_replaces_the_reward_of_correctness():
@@ -48,7 +53,7 @@ def test_cosine_replaces_the_reward_of_correctness():
 def test_mean_scaled_by_hand():
     # shares 1/2 and 0 of the groups are correct; n / max n: .25, 1 and .5, 1
     found = length.mean_scaled(np.array([[10, 40], [20, 40]]), np.array([[True, False], [False, False]]))
-    np.testing.assert_allclose(found, [[-.125, -.5], [0, 0]])
+    np.testing.assert_allclose(found, [[-0.125, -0.5], [0, 0]])
 
 
 @pytest.mark.parametrize('shape', [length.kimi, length.mean_scaled])

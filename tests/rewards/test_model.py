@@ -1,4 +1,5 @@
 """Rewards by a model: what is scored and where, in any order and shape; bounds; steps of a text."""
+
 import json
 import math
 
@@ -30,8 +31,9 @@ def folder(tmp_path_factory):
     params = critic.new(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c))
     params['value_head'] = jax.random.normal(jax.random.key(1), (c.width,))
     hf.save(str(whole), str(bare), params, c, np.float32, pad_token_id=0)
-    (whole / models.FILE).write_text(json.dumps({'chat': False, 'system': '', 'template': 'Q: {prompt}',
-                                                 'separator': ' '}), encoding='utf8')
+    (whole / models.FILE).write_text(
+        json.dumps({'chat': False, 'system': '', 'template': 'Q: {prompt}', 'separator': ' '}), encoding='utf8'
+    )
     return str(whole)
 
 
@@ -77,10 +79,16 @@ def test_few_shapes_are_compiled(folder):
     assert model.reward_functions._cache_size() == 3  # of 64, 128 and 160 columns
 
 
-@pytest.mark.parametrize(('options', 'expected'), [
-    (dict(), lambda s: s), (dict(transform='sigmoid'), lambda s: 1 / (1 + math.exp(-s))),
-    (dict(mean=0.5, std=0.25), lambda s: (s - 0.5) / 0.25), (dict(cap=0.125), lambda s: max(min(s, 0.125), -0.125)),
-    (dict(mean=0.5, std=0.25, cap=1.5), lambda s: max(min((s - 0.5) / 0.25, 1.5), -1.5))])
+@pytest.mark.parametrize(
+    ('options', 'expected'),
+    [
+        (dict(), lambda s: s),
+        (dict(transform='sigmoid'), lambda s: 1 / (1 + math.exp(-s))),
+        (dict(mean=0.5, std=0.25), lambda s: (s - 0.5) / 0.25),
+        (dict(cap=0.125), lambda s: max(min(s, 0.125), -0.125)),
+        (dict(mean=0.5, std=0.25, cap=1.5), lambda s: max(min((s - 0.5) / 0.25, 1.5), -1.5)),
+    ],
+)
 def test_scores_are_normalized_and_then_capped(folder, options, expected):
     raw = models.reward(TEXTS, EXAMPLES, folder=folder, **PLAIN)
     found = models.reward(TEXTS, EXAMPLES, folder=folder, **PLAIN | options)
@@ -97,10 +105,18 @@ def test_parked_weights_lie_in_the_hosts_memory_and_score_alike(folder):
     assert a == b == models.reward(TEXTS, EXAMPLES, folder=folder, **PLAIN)
 
 
-@pytest.mark.parametrize(('options', 'words'), [
-    (dict(transform='log'), 'raw or sigmoid'), (dict(std=0.0), 'std must be above 0'), (dict(cap=-1.0), 'cap'),
-    (dict(device=99), '8 devices'), (dict(folder='no/such'), 'no such folder'), (dict(folder=''), 'no such folder'),
-    (dict(folder='configs/models/characters'), 'model.safetensors')])
+@pytest.mark.parametrize(
+    ('options', 'words'),
+    [
+        (dict(transform='log'), 'raw or sigmoid'),
+        (dict(std=0.0), 'std must be above 0'),
+        (dict(cap=-1.0), 'cap'),
+        (dict(device=99), '8 devices'),
+        (dict(folder='no/such'), 'no such folder'),
+        (dict(folder=''), 'no such folder'),
+        (dict(folder='configs/models/characters'), 'model.safetensors'),
+    ],
+)
 def test_what_cannot_score_is_refused(folder, options, words):
     with pytest.raises(BadInput, match=words):
         models.reward(TEXTS, EXAMPLES, **PLAIN | {'folder': folder} | options)
@@ -108,20 +124,21 @@ def test_what_cannot_score_is_refused(folder, options, words):
 
 def test_a_step_is_scored_at_the_separator_behind_it(folder):
     text = '7+5=12  4+8=12 132'
-    steps, = process.steps([text], EXAMPLES[:1], folder=folder, centred=False, **OPTIONS)
+    (steps,) = process.steps([text], EXAMPLES[:1], folder=folder, centred=False, **OPTIONS)
     assert [text[:end] for end, _ in steps] == ['7+5=12', '7+5=12  4+8=12', text]
     # two spaces part no step, and the model reads one
     read = alone(folder, tokens_of(folder, 'Q: 2+2=7+5=12 4+8=12 132 '))
     places = [len('Q: 2+2=7+5=12 ') - 1, len('Q: 2+2=7+5=12 4+8=12 ') - 1, -1]
     np.testing.assert_allclose([value for _, value in steps], 1 / (1 + np.exp(-read[places])), atol=1e-5)
-    centred, = process.steps([text], EXAMPLES[:1], folder=folder, centred=True, **OPTIONS)
+    (centred,) = process.steps([text], EXAMPLES[:1], folder=folder, centred=True, **OPTIONS)
     assert centred == [(end, 2 * value - 1) for end, value in steps]
 
 
 def test_steps_become_one_reward(folder):
     texts = ['7+5=12 4+8=12 132', '132', ' ', '']
-    values = [[v for _, v in steps] for steps in
-              process.steps(texts, EXAMPLES[:4], folder=folder, centred=False, **OPTIONS)]
+    values = [
+        [v for _, v in steps] for steps in process.steps(texts, EXAMPLES[:4], folder=folder, centred=False, **OPTIONS)
+    ]
     for aggregate, expected in [('min', min(values[0])), ('mean', np.mean(values[0])), ('product', np.prod(values[0]))]:
         found = process.reward(texts, EXAMPLES[:4], folder=folder, aggregate=aggregate, **OPTIONS)
         np.testing.assert_allclose(found[:2], [expected, values[1][0]])

@@ -1,4 +1,5 @@
 """Work in killable processes: results, deadlines, deaths, memory, and what is left behind."""
+
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ def stop_self():
 
 
 def eat():
-    return len(bytearray(10 * 2 ** 30))
+    return len(bytearray(10 * 2**30))
 
 
 def own_pid_after(seconds):
@@ -95,7 +96,7 @@ def _reaped(pid):
         try:
             with open(f'/proc/{pid}/stat', encoding='utf8') as file:
                 if file.read().rsplit(')', 1)[1].split()[0] == 'Z':
-                    return 2 ** 22 + 1  # above any pid
+                    return 2**22 + 1  # above any pid
         except OSError:
             break
         time.sleep(0.1)

@@ -1,4 +1,5 @@
 """Rewards as tables of completions, and their weighted sum."""
+
 from fractions import Fraction
 import importlib
 import inspect
@@ -18,22 +19,51 @@ def example(answer):
     return Example('question', answer, 0, {})
 
 
-@pytest.mark.parametrize('completion, answer, expected', [
-    ('42', '42', 1), ('so it is 42.', '42', 1), ('42', '43', 0), ('', '42', 0), ('no number', '42', 0),
-    ('first 42, then 7', '7', 1), ('first 42, then 7', '42', 0),             # without a mark the last number counts
-    ('12 apples\n#### 42', '42', 1), ('#### 42 of 50', '42', 1),             # after the mark the first
-    ('#### 1\n#### 42', '42', 1), ('#### 42\n#### 1', '42', 0),              # after the last mark
-    ('42 ####', '42', 0), ('42 #### none', '42', 0),                         # a mark without a number is no answer
-    ('####42', '42', 1), ('#### $42', '42', 1), ('#### **42**', '42', 1),
-    ('42.0', '42', 1), ('042', '42', 1), ('42', '42.00', 1), ('.5', '0.5', 1), ('0.50', '.5', 1), ('42.', '42', 1),
-    ('1,234', '1234', 1), ('1234', '1,234', 1), ('1,234,567.5', '1234567.5', 1), ('$1,000', '1000', 1),
-    ('3, 4', '4', 1), ('1,2345', '2345', 1),                                 # not thousands
-    ('-5', '-5', 1), ('-5', '5', 0), ('+5', '5', 1), ('x=-5', '-5', 1), ('-0', '0', 1),
-    ('10-5', '5', 1), ('(10)-5', '5', 1), ('10 - 5', '5', 1),                # subtraction
-    ('0.3333333333333333', '0.3333333333333334', 0),                         # exact, where floats would be equal
-    ('123456789012345678901', '123456789012345678902', 0),
-    ('9' * 101, '9' * 100, 0), ('9' * 100000, '9', 0),                       # noise of digits
-])
+@pytest.mark.parametrize(
+    'completion, answer, expected',
+    [
+        ('42', '42', 1),
+        ('so it is 42.', '42', 1),
+        ('42', '43', 0),
+        ('', '42', 0),
+        ('no number', '42', 0),
+        ('first 42, then 7', '7', 1),
+        ('first 42, then 7', '42', 0),  # without a mark the last number counts
+        ('12 apples\n#### 42', '42', 1),
+        ('#### 42 of 50', '42', 1),  # after the mark the first
+        ('#### 1\n#### 42', '42', 1),
+        ('#### 42\n#### 1', '42', 0),  # after the last mark
+        ('42 ####', '42', 0),
+        ('42 #### none', '42', 0),  # a mark without a number is no answer
+        ('####42', '42', 1),
+        ('#### $42', '42', 1),
+        ('#### **42**', '42', 1),
+        ('42.0', '42', 1),
+        ('042', '42', 1),
+        ('42', '42.00', 1),
+        ('.5', '0.5', 1),
+        ('0.50', '.5', 1),
+        ('42.', '42', 1),
+        ('1,234', '1234', 1),
+        ('1234', '1,234', 1),
+        ('1,234,567.5', '1234567.5', 1),
+        ('$1,000', '1000', 1),
+        ('3, 4', '4', 1),
+        ('1,2345', '2345', 1),  # not thousands
+        ('-5', '-5', 1),
+        ('-5', '5', 0),
+        ('+5', '5', 1),
+        ('x=-5', '-5', 1),
+        ('-0', '0', 1),
+        ('10-5', '5', 1),
+        ('(10)-5', '5', 1),
+        ('10 - 5', '5', 1),  # subtraction
+        ('0.3333333333333333', '0.3333333333333334', 0),  # exact, where floats would be equal
+        ('123456789012345678901', '123456789012345678902', 0),
+        ('9' * 101, '9' * 100, 0),
+        ('9' * 100000, '9', 0),  # noise of digits
+    ],
+)
 def test_numeric(completion, answer, expected):
     assert numeric.reward(completion, example(answer)) == expected
 
@@ -43,8 +73,10 @@ def test_numeric_without_a_gold_number_is_unscorable(answer):
     assert numeric.reward('42', example(answer)) is None
 
 
-@pytest.mark.parametrize('completion, expected', [
-    ('#### 1,000.50', '2001/2'), ('7.0', '7'), ('it is -3', '-3'), ('nothing', None), ('5 ####', None)])
+@pytest.mark.parametrize(
+    'completion, expected',
+    [('#### 1,000.50', '2001/2'), ('7.0', '7'), ('it is -3', '-3'), ('nothing', None), ('5 ####', None)],
+)
 def test_extracted_answers_have_one_spelling(completion, expected):
     # majority votes count spellings
     assert numeric.extract(completion) == expected
@@ -53,9 +85,21 @@ def test_extracted_answers_have_one_spelling(completion, expected):
 GOOD = '<think>a</think><answer>4</answer>'
 
 
-@pytest.mark.parametrize('completion, answer, expected', [
-    ('a red cat sat', 'cat', 1), ('Cat!', 'cat', 1), ('the cat', 'CAT', 1), ('"cat"', 'cat', 1), ('cats', 'cat', 0),
-    ('concatenate', 'cat', 0), ('', 'cat', 0), ('c.t', 'c.t', 1), ('cat', 'c.t', 0), ('red\ncat', 'cat', 1)])
+@pytest.mark.parametrize(
+    'completion, answer, expected',
+    [
+        ('a red cat sat', 'cat', 1),
+        ('Cat!', 'cat', 1),
+        ('the cat', 'CAT', 1),
+        ('"cat"', 'cat', 1),
+        ('cats', 'cat', 0),
+        ('concatenate', 'cat', 0),
+        ('', 'cat', 0),
+        ('c.t', 'c.t', 1),
+        ('cat', 'c.t', 0),
+        ('red\ncat', 'cat', 1),
+    ],
+)
 def test_contains(completion, answer, expected):
     assert contains.reward(completion, example(answer)) == expected
 
@@ -100,12 +144,15 @@ def test_verifier_extracts_answers():
     assert make(('numeric', 1.0)).extract is None
 
 
-@pytest.mark.parametrize('parts, verifier, message', [
-    ([('nonsense', 1.0)], '', r"^reward.parts = 'nonsense': no such file in grpo_jax/rewards"),
-    ([], '', r'^reward.parts = .*: name at least one reward'),
-    ([('format', 1.0)], 'numeric', r"^reward.verifier = 'numeric': must be one of reward.parts: \['format'\]"),
-    ([('format', 1.0)], 'format', r"^reward.verifier = 'format': has no extract"),
-])
+@pytest.mark.parametrize(
+    'parts, verifier, message',
+    [
+        ([('nonsense', 1.0)], '', r"^reward.parts = 'nonsense': no such file in grpo_jax/rewards"),
+        ([], '', r'^reward.parts = .*: name at least one reward'),
+        ([('format', 1.0)], 'numeric', r"^reward.verifier = 'numeric': must be one of reward.parts: \['format'\]"),
+        ([('format', 1.0)], 'format', r"^reward.verifier = 'format': has no extract"),
+    ],
+)
 def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):
     with pytest.raises(BadInput, match=message):
         make(*parts, verifier=verifier)
@@ -120,27 +167,46 @@ def test_every_default_option_is_one_that_its_reward_declares():
             functions = [getattr(module, key) for key in ('reward', 'strict', 'steps') if hasattr(module, key)]
         declared = {key for function in functions for key in inspect.signature(function).parameters}
         assert set(options) <= declared, name
-        missing = {key for function in functions for key, parameter in inspect.signature(function).parameters.items()
-                   if parameter.kind is parameter.KEYWORD_ONLY} - set(options) - {'pool', 'correct', 'limit'}
+        missing = (
+            {
+                key
+                for function in functions
+                for key, parameter in inspect.signature(function).parameters.items()
+                if parameter.kind is parameter.KEYWORD_ONLY
+            }
+            - set(options)
+            - {'pool', 'correct', 'limit'}
+        )
         assert not missing, name
 
 
 # shaping by length
+
 
 def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
     section = default.get_config().reward
     section.length, section.length_weight = 'kimi', 2.0
     reward_functions = rewards.make(section, 300)
     nothing = np.zeros(4, bool)
-    rewarded = rewards.Rewards(np.array([''] * 4, object), nothing, np.array([100, 150, 200, 300]),
-                            np.array([1., 5, 1, 0]), {'numeric': np.array([1., 0, 1, 0])}, {})
+    rewarded = rewards.Rewards(
+        np.array([''] * 4, object),
+        nothing,
+        np.array([100, 150, 200, 300]),
+        np.array([1.0, 5, 1, 0]),
+        {'numeric': np.array([1.0, 0, 1, 0])},
+        {},
+    )
     np.testing.assert_allclose(rewards.shaped(reward_functions, rewarded, 4), [[2, 5, 1, -1]])
 
 
-@pytest.mark.parametrize('changes, words', [
-    (dict(length='short'), ['short', 'kimi']),
-    (dict(length='overlong', options={'overlong': {'margin': 300}}), ['overlong.margin = 300']),
-    (dict(steps='numeric'), ['numeric', 'steps(completion, example)'])])
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        (dict(length='short'), ['short', 'kimi']),
+        (dict(length='overlong', options={'overlong': {'margin': 300}}), ['overlong.margin = 300']),
+        (dict(steps='numeric'), ['numeric', 'steps(completion, example)']),
+    ],
+)
 def test_shaping_that_cannot_work_is_refused(changes, words):
     section = default.get_config().reward
     section.update(changes)
@@ -151,10 +217,26 @@ def test_shaping_that_cannot_work_is_refused(changes, words):
 
 # steps
 
-@pytest.mark.parametrize('expression, value', [
-    ('48/2', 24), ('2*(3+4)/007', 2), ('0.2*50', 10), ('-5+3', -2), ('1/3', Fraction(1, 3)), ('.5*4', 2), ('3', 3),
-    ('1/0', None), ('2**9999999', None), ('9' * 101, None), ('((((', None), ('2(3)', None), ('1+', None), ('1,2', None),
-])
+
+@pytest.mark.parametrize(
+    'expression, value',
+    [
+        ('48/2', 24),
+        ('2*(3+4)/007', 2),
+        ('0.2*50', 10),
+        ('-5+3', -2),
+        ('1/3', Fraction(1, 3)),
+        ('.5*4', 2),
+        ('3', 3),
+        ('1/0', None),
+        ('2**9999999', None),
+        ('9' * 101, None),
+        ('((((', None),
+        ('2(3)', None),
+        ('1+', None),
+        ('1,2', None),
+    ],
+)
 def test_value_of_an_expression(expression, value):
     assert calculator.value_of(expression) == value
 
@@ -186,8 +268,10 @@ class Words:
 def test_step_rewards_lie_on_the_token_that_ends_the_step_and_the_outcome_on_the_last():
     section = default.get_config().reward
     section.steps = 'calculator'
-    rollout = SimpleNamespace(tokens=np.array([[9, 0, 1, 2, 0], [9, 1, 0, 0, 0]]),
-                              completion_mask=np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool))
+    rollout = SimpleNamespace(
+        tokens=np.array([[9, 0, 1, 2, 0], [9, 1, 0, 0, 0]]),
+        completion_mask=np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool),
+    )
     texts = ['48/2=24 48+24=720', '48+24=720 48/2=24']
     reward_functions = rewards.make(section, 4)
     rewarded = rewards.compute_rewards(reward_functions, [example('72')], texts, [False, False], [3, 2])

@@ -1,4 +1,5 @@
 """Programs that want out, or to pass without being right: they score 0, and nothing of them stays on the machine."""
+
 import os
 import signal
 import subprocess
@@ -34,8 +35,14 @@ def folder(tmp_path_factory):
 
 
 def run(program, tests=TESTS, names=('f',), setup='', timeout=10.0, memory_mib=512):
-    return sandbox.run(textwrap.dedent(program), list(tests), names={name: name for name in names}, setup=setup,
-                       timeout=timeout, memory_mib=memory_mib)
+    return sandbox.run(
+        textwrap.dedent(program),
+        list(tests),
+        names={name: name for name in names},
+        setup=setup,
+        timeout=timeout,
+        memory_mib=memory_mib,
+    )
 
 
 def processes(folder):
@@ -52,13 +59,31 @@ def processes(folder):
 
 # what a test sees
 
+
 def test_each_test_passes_or_fails_by_itself():
     assert run(RIGHT, ['assert f(2) == 4', 'assert f(2) == 5', 'raise ValueError', 'assert f(-3) == 9']) == [
-        True, False, False, True]
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
-@pytest.mark.parametrize('program', ['def g(x): return x', 'def f(x): return x', 'f = 3', 'def f(x) return x', '', 'f',
-                                     '\0', '\ud800', 'def f(): return 4', f'{RIGHT}\nraise ValueError'])
+@pytest.mark.parametrize(
+    'program',
+    [
+        'def g(x): return x',
+        'def f(x): return x',
+        'f = 3',
+        'def f(x) return x',
+        '',
+        'f',
+        '\0',
+        '\ud800',
+        'def f(): return 4',
+        f'{RIGHT}\nraise ValueError',
+    ],
+)
 def test_wrong_programs_fail(program):
     assert run(program) == [False, False]
 
@@ -69,9 +94,28 @@ def test_a_program_that_failed_does_not_leave_its_names_to_builtins():
     assert run('max = 1', ['assert max([1, 2]) == 2'], names=[]) == [True]  # the tests' own
 
 
-@pytest.mark.parametrize('value', [
-    'None', 'True', '-7', '3 ** 2000', '0.1', 'float("inf")', '"a\\n\\0\\ud800é"', 'b"\\x00\\xff"', '1j', '[]', '()',
-    '[1, [2, (3,)]]', '{"a": [1], (1, 2): None}', '{1, "b"}', 'frozenset({(1, 2)})', 'int', '[int, dict]'])
+@pytest.mark.parametrize(
+    'value',
+    [
+        'None',
+        'True',
+        '-7',
+        '3 ** 2000',
+        '0.1',
+        'float("inf")',
+        '"a\\n\\0\\ud800é"',
+        'b"\\x00\\xff"',
+        '1j',
+        '[]',
+        '()',
+        '[1, [2, (3,)]]',
+        '{"a": [1], (1, 2): None}',
+        '{1, "b"}',
+        'frozenset({(1, 2)})',
+        'int',
+        '[int, dict]',
+    ],
+)
 def test_plain_data_crosses_both_ways(value):
     program = f'def f(x): return {value}\ndef g(x): return repr(x), x == {value}'
     tests = [f'v = f(0); assert v == {value} and type(v) is type({value})', f'r, same = g({value}); assert same']
@@ -79,25 +123,36 @@ def test_plain_data_crosses_both_ways(value):
 
 
 def test_objects_of_the_program_can_be_used():
-    program = '''
+    program = """
         class Node:
             def __init__(self, value): self.value, self.left = value, None
             def add(self, n, *, sign): return self.value + sign * n
         def depth(node): return 1 + depth(node.left) if node else 0
         def count(n): yield from range(n)
-    '''
+    """
     setup = 'root = Node(1)\nroot.left = Node(2)\nroot.left.left = Node(3)'
-    tests = ['assert depth(root) == 3', 'assert depth(root.left) == 2', 'assert root.left.add(1, sign=-1) == 1',
-             'assert list(count(3)) == [0, 1, 2]', 'assert sorted(count(2)) == [0, 1]', 'assert root == 1',
-             'assert depth([root, lambda: 0]) == 1', 'root.missing']
+    tests = [
+        'assert depth(root) == 3',
+        'assert depth(root.left) == 2',
+        'assert root.left.add(1, sign=-1) == 1',
+        'assert list(count(3)) == [0, 1, 2]',
+        'assert sorted(count(2)) == [0, 1]',
+        'assert root == 1',
+        'assert depth([root, lambda: 0]) == 1',
+        'root.missing',
+    ]
     assert run(program, tests, names=['Node', 'depth', 'count'], setup=setup) == [True] * 5 + [False] * 3
-
 
 
 def test_every_run_has_the_same_order_of_sets_and_the_same_random_numbers():
     program = 'import random\ndef f(x): return list(set("abcdefgh")), random.random()'
-    found = subprocess.run([sys.executable, '-c', f'{program}\nrandom.seed(0)\nprint(f(0))'], text=True, check=True,
-                           capture_output=True, env={'PYTHONHASHSEED': '0'}).stdout
+    found = subprocess.run(
+        [sys.executable, '-c', f'{program}\nrandom.seed(0)\nprint(f(0))'],
+        text=True,
+        check=True,
+        capture_output=True,
+        env={'PYTHONHASHSEED': '0'},
+    ).stdout
     for _ in range(2):
         assert run(program, [f'assert f(0) == {found}']) == [True]
         sandbox.close()
@@ -105,8 +160,9 @@ def test_every_run_has_the_same_order_of_sets_and_the_same_random_numbers():
 
 def test_threads_run_side_by_side():
     found = []
-    threads = [threading.Thread(target=lambda n=n: found.append((n, run(RIGHT, [f'assert f({n}) == 4']))))
-               for n in range(1, 4)]
+    threads = [
+        threading.Thread(target=lambda n=n: found.append((n, run(RIGHT, [f'assert f({n}) == 4'])))) for n in range(1, 4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -115,13 +171,19 @@ def test_threads_run_side_by_side():
     sandbox.close()  # later tests count processes
 
 
-@pytest.mark.parametrize('program', [
-    'for _ in range(100): print("x" * 2 ** 20)',
-    'import csv, hashlib, json, tempfile\nwith tempfile.TemporaryFile() as file: assert file.write(b"x")',
-    'import threading\nthreads = [threading.Thread(target=print) for _ in range(9)]\n'
-    'for t in threads: t.start()\nfor t in threads: t.join()',
-    'import os\nos.mkdir("a")\nopen("a/b", "w").write("x")\nos.rename("a/b", "a/c")\nassert open("a/c").read() == "x"',
-    'import signal\nsignal.alarm(5)', 'try: input()\nexcept EOFError: pass', 'if __name__ == "__main__": 1 / 0'])
+@pytest.mark.parametrize(
+    'program',
+    [
+        'for _ in range(100): print("x" * 2 ** 20)',
+        'import csv, hashlib, json, tempfile\nwith tempfile.TemporaryFile() as file: assert file.write(b"x")',
+        'import threading\nthreads = [threading.Thread(target=print) for _ in range(9)]\n'
+        'for t in threads: t.start()\nfor t in threads: t.join()',
+        'import os\nos.mkdir("a")\nopen("a/b", "w").write("x")\nos.rename("a/b", "a/c")\nassert open("a/c").read() == "x"',
+        'import signal\nsignal.alarm(5)',
+        'try: input()\nexcept EOFError: pass',
+        'if __name__ == "__main__": 1 / 0',
+    ],
+)
 def test_what_right_programs_may_do_beside(program, folder):
     assert run(f'{program}\n{RIGHT}') == [True, True]
     assert left_clean(folder)
@@ -134,6 +196,7 @@ def test_numbers_that_cannot_work_are_refused(limits):
 
 
 # programs that are stopped, or end themselves
+
 
 def left_clean(folder):
     return len(processes(folder)) <= JAIL and run(LISTING, ['assert f(0) == []']) == [True]
@@ -155,6 +218,7 @@ def test_programs_that_end_or_exhaust_themselves_fail(program, folder):
 
 
 # programs that would pass without being right
+
 
 @pytest.mark.parametrize('program', CHEATS.values(), ids=CHEATS)
 def test_cheats_fail(program, folder):
@@ -203,16 +267,20 @@ def test_attacks_succeed_outside(attack, target):
 
 # what is left where a layer is missing, and when processes are killed
 
+
 @pytest.fixture
 def without(monkeypatch, tmp_path):
     """A function that starts jails without the named functions of jail.py from then on."""
+
     def change(*functions):
         script = tmp_path / 'jail.py'
         refused = ''.join(f'jail.{name} = lambda *_: None\n' for name in functions)
-        script.write_text('import importlib.util, sys\n'
-                          f'spec = importlib.util.spec_from_file_location("jail", {sandbox.SCRIPT!r})\n'
-                          'jail = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(jail)\n'
-                          f'{refused}jail.main(sys.argv[1])\n')
+        script.write_text(
+            'import importlib.util, sys\n'
+            f'spec = importlib.util.spec_from_file_location("jail", {sandbox.SCRIPT!r})\n'
+            'jail = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(jail)\n'
+            f'{refused}jail.main(sys.argv[1])\n'
+        )
         sandbox.close()
         monkeypatch.setattr(sandbox, 'SCRIPT', str(script))
 
@@ -220,8 +288,12 @@ def without(monkeypatch, tmp_path):
     sandbox.close()
 
 
-LAYERS = {'namespaces': 'enter_namespaces', 'own file system': 'mount_folder', 'landlock': 'landlock_rules',
-          'system calls': 'call_filter'}
+LAYERS = {
+    'namespaces': 'enter_namespaces',
+    'own file system': 'mount_folder',
+    'landlock': 'landlock_rules',
+    'system calls': 'call_filter',
+}
 
 
 @pytest.mark.parametrize('missing', [[name] for name in LAYERS] + [['namespaces', 'landlock'], list(LAYERS)])
@@ -234,8 +306,15 @@ def test_missing_layers_are_reported_and_made_up_for(missing, without, target, f
         run('while True: pass', timeout=0.2)
     assert left_clean(folder)
     if 'system calls' not in missing:  # without Landlock they refuse all writing
-        for attack in ('writes a file', 'deletes a file', 'forks', 'opens a socket', 'kills', 'reads memory by a call',
-                       'limits another process'):
+        for attack in (
+            'writes a file',
+            'deletes a file',
+            'forks',
+            'opens a socket',
+            'kills',
+            'reads memory by a call',
+            'limits another process',
+        ):
             assert run(ATTACKS[attack][1], [f'assert attack{target}'], names=['attack']) == [False], attack
     assert run(READS_JUDGE, [f'assert attack{target}'], names=['attack']) == [False]
     for program in ('huge file', 'closed folder', '10 GB', 'hard exit'):
@@ -280,9 +359,11 @@ def test_a_jail_that_does_not_end_its_job_is_killed(folder, monkeypatch):
 
 
 def test_jails_end_with_their_parent(folder):
-    program = (f'import sys, tempfile; sys.path[:0] = {sys.path!r}; tempfile.tempdir = {folder!r}\n'
-               'from grpo_jax.rewards import sandbox\nprint(sandbox.layers(), flush=True)\n'
-               'sandbox.run("while True: pass", ["f"], names={}, setup="", timeout=1.0, memory_mib=512)')
+    program = (
+        f'import sys, tempfile; sys.path[:0] = {sys.path!r}; tempfile.tempdir = {folder!r}\n'
+        'from grpo_jax.rewards import sandbox\nprint(sandbox.layers(), flush=True)\n'
+        'sandbox.run("while True: pass", ["f"], names={}, setup="", timeout=1.0, memory_mib=512)'
+    )
     sandbox.close()
     with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         parent.stdout.readline()

@@ -1,4 +1,5 @@
 """How rewards are found, run and added up: threads, files, coroutines, batches, failures."""
+
 import asyncio
 import os
 import time
@@ -92,17 +93,19 @@ def file(tmp_path_factory):
 
 
 def test_a_function_of_a_file_runs_in_another_process_with_its_options(file):
-    reward_functions = make((f'{file}:pid', 1.0), options={'pid': {'plus': 10 ** 9}})
+    reward_functions = make((f'{file}:pid', 1.0), options={'pid': {'plus': 10**9}})
     total, parts = rewards.score(reward_functions, [example('1')], ['a'], [False])
-    assert parts['pid'][0] == total[0] > 10 ** 9 and parts['pid'][0] != os.getpid() + 10 ** 9
+    assert parts['pid'][0] == total[0] > 10**9 and parts['pid'][0] != os.getpid() + 10**9
 
 
 def test_a_function_of_a_file_can_be_the_verifier(file):
     assert make((f'{file}:hangs', 1.0), verifier='hangs').extract(' 4 ') == '4'
 
 
-@pytest.mark.parametrize('name, completions, failure', [
-    ('hangs', ['fine', 'hang', 'fine'], 'expired'), ('dies', ['fine'] * 3, 'died'), ('nested', ['fine'] * 3, 'died')])
+@pytest.mark.parametrize(
+    'name, completions, failure',
+    [('hangs', ['fine', 'hang', 'fine'], 'expired'), ('dies', ['fine'] * 3, 'died'), ('nested', ['fine'] * 3, 'died')],
+)
 def test_a_part_that_fails_has_the_score_of_failure_and_is_counted(file, name, completions, failure):
     reward_functions = make((f'{file}:{name}', 1.0), ('numeric', 1.0), failed=-0.25, deadline=1.5)
     found = rewards.compute_rewards(reward_functions, [example('4')], completions, [False] * 3, [1] * 3)
@@ -112,10 +115,14 @@ def test_a_part_that_fails_has_the_score_of_failure_and_is_counted(file, name, c
     assert found.rewards.tolist() == [-0.25 if bad else 1.0 for bad in failed]
 
 
-@pytest.mark.parametrize('path, message', [
-    ('nowhere.py:f', r"^reward.parts = 'nowhere.py:f': no such file"),
-    ('{file}:f', r'^reward.parts = .*has no function f'),
-    ('{file}:pid', r'^reward.options.pid')])
+@pytest.mark.parametrize(
+    'path, message',
+    [
+        ('nowhere.py:f', r"^reward.parts = 'nowhere.py:f': no such file"),
+        ('{file}:f', r'^reward.parts = .*has no function f'),
+        ('{file}:pid', r'^reward.options.pid'),
+    ],
+)
 def test_a_function_of_a_file_that_cannot_work_is_refused(file, path, message, tmp_path):
     if message.startswith('^reward.options'):
         file = str(tmp_path / 'other.py')
@@ -177,7 +184,9 @@ def test_scoring_goes_on_while_the_device_works():
         time.sleep(0.2)
         return 1.0
 
-    scoring = rewards.RewardStream(make(('slow', 1.0), functions={'slow': slow}, workers=1), [example('1')], 4, Letters())
+    scoring = rewards.RewardStream(
+        make(('slow', 1.0), functions={'slow': slow}, workers=1), [example('1')], 4, Letters()
+    )
     for row in range(4):
         scoring.add(row, [1], False)
     time.sleep(0.9)  # the device

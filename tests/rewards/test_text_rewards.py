@@ -1,4 +1,5 @@
 """Rewards of a text's form: format, language, repetition, reflection; and hostile texts for all that read texts."""
+
 import re
 import time
 
@@ -21,16 +22,33 @@ def well_formed(completion, tags=('think', 'answer')):
     return format.reward(completion, EXAMPLE, tags=tags)
 
 
-@pytest.mark.parametrize('completion, expected', [
-    (GOOD, 1), (f'\n {GOOD}\n', 1), ('<think>a\nb</think>\n\n<answer>\n4\n</answer>', 1),
-    ('<think></think><answer></answer>', 1), ('<think>1 < 2 <b></think><answer></answer>', 1),
-    ('', 0), ('4', 0), ('<answer>4</answer>', 0), ('<think>a</think>', 0), ('<answer>4</answer><think>a</think>', 0),
-    ('<think>a</think>4', 0), ('<think>a</think> so <answer>4</answer>', 0), (f'Sure: {GOOD}', 0), (f'{GOOD} done', 0),
-    ('<think>a<answer>4</answer></think>', 0), ('<think>a<answer></think>4</answer>', 0), (GOOD + GOOD, 0),
-    ('<think><think>a</think><answer>4</answer>', 0), ('<think>a</think><answer>4', 0),
-    ('</think><think>a<answer>4</answer>', 0), ('<think></answer></think><answer>4', 0),
-    ('<THINK>a</THINK><answer>4</answer>', 0),
-])
+@pytest.mark.parametrize(
+    'completion, expected',
+    [
+        (GOOD, 1),
+        (f'\n {GOOD}\n', 1),
+        ('<think>a\nb</think>\n\n<answer>\n4\n</answer>', 1),
+        ('<think></think><answer></answer>', 1),
+        ('<think>1 < 2 <b></think><answer></answer>', 1),
+        ('', 0),
+        ('4', 0),
+        ('<answer>4</answer>', 0),
+        ('<think>a</think>', 0),
+        ('<answer>4</answer><think>a</think>', 0),
+        ('<think>a</think>4', 0),
+        ('<think>a</think> so <answer>4</answer>', 0),
+        (f'Sure: {GOOD}', 0),
+        (f'{GOOD} done', 0),
+        ('<think>a<answer>4</answer></think>', 0),
+        ('<think>a<answer></think>4</answer>', 0),
+        (GOOD + GOOD, 0),
+        ('<think><think>a</think><answer>4</answer>', 0),
+        ('<think>a</think><answer>4', 0),
+        ('</think><think>a<answer>4</answer>', 0),
+        ('<think></answer></think><answer>4', 0),
+        ('<THINK>a</THINK><answer>4</answer>', 0),
+    ],
+)
 def test_format(completion, expected):
     assert well_formed(completion) == expected
 
@@ -55,16 +73,24 @@ def test_format_is_what_a_regular_expression_says(text):
 
 # language
 
+
 def share(text, target='en'):
     return language.reward(text, EXAMPLE, target=target)
 
 
 # one sentence in each script, and its number of words
 SENTENCES = {
-    'latin': ('Das Mädchen sagt: «Schön, naïve cafe\u0301!»', 6), 'greek': ('ήλιος ανατέλλει ὁ λόγος', 4),
-    'cyrillic': ('Съешь ещё этих мягких булок, українська ї', 7), 'hebrew': ('שָׁלוֹם עולם', 2),
-    'arabic': ('السلام عليكم، كِتَاب گچپژ؟', 4), 'devanagari': ('नमस्ते दुनिया।', 2), 'hangul': ('안녕 세계 한국어', 3),
-    'thai': ('สวัสดี', 6), 'kana': ('ひらがなカタカナー', 9), 'han': ('我们学习数学。', 6)}
+    'latin': ('Das Mädchen sagt: «Schön, naïve cafe\u0301!»', 6),
+    'greek': ('ήλιος ανατέλλει ὁ λόγος', 4),
+    'cyrillic': ('Съешь ещё этих мягких булок, українська ї', 7),
+    'hebrew': ('שָׁלוֹם עולם', 2),
+    'arabic': ('السلام عليكم، كِتَاب گچپژ؟', 4),
+    'devanagari': ('नमस्ते दुनिया।', 2),
+    'hangul': ('안녕 세계 한국어', 3),
+    'thai': ('สวัสดี', 6),
+    'kana': ('ひらがなカタカナー', 9),
+    'han': ('我们学习数学。', 6),
+}
 
 
 @pytest.mark.parametrize('script', SENTENCES)
@@ -79,19 +105,46 @@ def test_words_of_each_script(script):
             assert share(f'{text} {more}', script) == words / (words + 2)
 
 
-@pytest.mark.parametrize('text, target, expected', [
-    ('so 我们 think', 'en', 2 / 4), ('so 我们 think', 'zh', 2 / 4), ('so 我们 think', 'ru', 0),  # a character a word
-    ('日本語です', 'ja', 1), ('日本語です ok', 'ja', 5 / 6), ('日本語です', 'zh', 3 / 5),
-    ('тokeнs', 'en', 2 / 4), ('don\'t well-known', 'en', 1), ('Hello, мир', 'latin', 1 / 2), ('le chat', 'en', 1),
-    ('বাংলা abc', 'en', 1 / 3), ('2 + 2 = 4 ok', 'ru', 0), ('\u211d \U0001d465 x\u00b2 \u00bd ok мир', 'ru', 1 / 3),
-])
+@pytest.mark.parametrize(
+    'text, target, expected',
+    [
+        ('so 我们 think', 'en', 2 / 4),
+        ('so 我们 think', 'zh', 2 / 4),
+        ('so 我们 think', 'ru', 0),  # a character a word
+        ('日本語です', 'ja', 1),
+        ('日本語です ok', 'ja', 5 / 6),
+        ('日本語です', 'zh', 3 / 5),
+        ('тokeнs', 'en', 2 / 4),
+        ("don't well-known", 'en', 1),
+        ('Hello, мир', 'latin', 1 / 2),
+        ('le chat', 'en', 1),
+        ('বাংলা abc', 'en', 1 / 3),
+        ('2 + 2 = 4 ok', 'ru', 0),
+        ('\u211d \U0001d465 x\u00b2 \u00bd ok мир', 'ru', 1 / 3),
+    ],
+)
 def test_share_of_words(text, target, expected):
     assert share(text, target) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize('hidden', [
-    '12345', '3.5 + 4 = 7.5?!', '$x + y$', '$$\n x \n$$', r'\(a + b\)', r'\[ \text{if} \\ x \]', r'\frac{1}{2}',
-    r'\begin{align*} 1 \end{align*}', '`name`', '```python\nprint(x)\n```', '<think>', '</answer>', '```\nunclosed'])
+@pytest.mark.parametrize(
+    'hidden',
+    [
+        '12345',
+        '3.5 + 4 = 7.5?!',
+        '$x + y$',
+        '$$\n x \n$$',
+        r'\(a + b\)',
+        r'\[ \text{if} \\ x \]',
+        r'\frac{1}{2}',
+        r'\begin{align*} 1 \end{align*}',
+        '`name`',
+        '```python\nprint(x)\n```',
+        '<think>',
+        '</answer>',
+        '```\nunclosed',
+    ],
+)
 def test_what_is_no_prose_does_not_count(hidden):
     assert share(f'два {hidden}', 'ru') == 1
     assert share(hidden, 'ru') is None
@@ -119,9 +172,19 @@ def test_shares_of_all_scripts_add_up_to_one(scripts):
 
 # repetition
 
-@pytest.mark.parametrize('text, n, expected', [
-    ('a b c d e', 3, 0), ('a a a a a', 3, -2 / 3), ('a b a b a b', 2, -3 / 5), ('A a\ta\na', 1, -3 / 4),
-    ('one two', 3, 0), ('', 3, 0), ('a b c', 3, 0)])
+
+@pytest.mark.parametrize(
+    'text, n, expected',
+    [
+        ('a b c d e', 3, 0),
+        ('a a a a a', 3, -2 / 3),
+        ('a b a b a b', 2, -3 / 5),
+        ('A a\ta\na', 1, -3 / 4),
+        ('one two', 3, 0),
+        ('', 3, 0),
+        ('a b c', 3, 0),
+    ],
+)
 def test_repetition_by_hand(text, n, expected):
     # 5 words have 3 3-grams, here 1 distinct: 1/3 - 1; a b, b a of 5 2-grams; a of 4
     assert repetition.reward(text, EXAMPLE, n=n) == pytest.approx(expected)
@@ -140,12 +203,15 @@ def test_ngrams_of_no_words_are_refused():
 
 # reflection
 
+
 def reflections(text, correct=True, phrases=('wait', 'let me check'), cap=3):
     return reflection.reward(text, EXAMPLE, correct=correct, phrases=phrases, cap=cap)
 
 
-@pytest.mark.parametrize('text, expected', [
-    ('Wait, let me check. waiting', 2), ('wait wait wait wait', 3), ('await', 0), ('', 0), ('so 4', 0)])
+@pytest.mark.parametrize(
+    'text, expected',
+    [('Wait, let me check. waiting', 2), ('wait wait wait wait', 3), ('await', 0), ('', 0), ('so 4', 0)],
+)
 def test_reflection_counts_phrases_up_to_its_cap(text, expected):
     assert reflections(text) == expected
 
@@ -167,6 +233,7 @@ def test_phrases_are_no_patterns():
 
 # steps
 
+
 @given(st.text('12+-*(.)= x', max_size=20))
 def test_equations_are_what_a_regular_expression_of_both_sides_finds(text):
     pattern = re.compile(r'([-+*/().\d]*\d[-+*/().\d]*)=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+)')
@@ -180,21 +247,43 @@ def test_only_the_first_equations_of_a_completion_are_looked_at():
 # hostile texts
 
 HOSTILE = {  # what comes first, and what is repeated up to so many characters; 'nested' also closes
-    'digits': ('', '1'), 'NUL': ('', '\0'), 'no text': ('', '\ud800\ufeff'), 'nested': ('', '('), 'minuses': ('', '-'),
-    'dots': ('', '1.'), 'powers': ('', '10**10**10'), 'fractions': ('', '1/'), 'commas': ('', ',111'),
-    'marks': ('', '####1'), 'equations': ('', '1+1=2'), 'great value': ('1=', '9'), 'thoughts': ('', '<think>'),
-    'whole thoughts': ('', '<think>a</think>'), 'tags': ('', '<a'), 'answers': ('', '<answer>1</answer>'),
-    'open answers': ('', '<answer>'), 'great answer': ('<answer>1</answer>', '+1'), 'wide': ('<think></think>', ' '),
-    'dollars': ('', '$a '), 'formulas': ('', r'\(\['), 'backslashes': ('', '\\'), 'fences': ('', '``` a '),
-    'ticks': ('', '`a\n'), 'phrases': ('', 'wait let me '), 'short words': ('', 'a b '), 'accents': ('a', '\u0301'),
+    'digits': ('', '1'),
+    'NUL': ('', '\0'),
+    'no text': ('', '\ud800\ufeff'),
+    'nested': ('', '('),
+    'minuses': ('', '-'),
+    'dots': ('', '1.'),
+    'powers': ('', '10**10**10'),
+    'fractions': ('', '1/'),
+    'commas': ('', ',111'),
+    'marks': ('', '####1'),
+    'equations': ('', '1+1=2'),
+    'great value': ('1=', '9'),
+    'thoughts': ('', '<think>'),
+    'whole thoughts': ('', '<think>a</think>'),
+    'tags': ('', '<a'),
+    'answers': ('', '<answer>1</answer>'),
+    'open answers': ('', '<answer>'),
+    'great answer': ('<answer>1</answer>', '+1'),
+    'wide': ('<think></think>', ' '),
+    'dollars': ('', '$a '),
+    'formulas': ('', r'\(\['),
+    'backslashes': ('', '\\'),
+    'fences': ('', '``` a '),
+    'ticks': ('', '`a\n'),
+    'phrases': ('', 'wait let me '),
+    'short words': ('', 'a b '),
+    'accents': ('a', '\u0301'),
     'scripts': ('', 'aж\u03b3中かह한ไא '),
 }
 READERS = {
-    'format': well_formed, 'language': lambda text: share(text, 'ja'),
+    'format': well_formed,
+    'language': lambda text: share(text, 'ja'),
     'repetition': lambda text: repetition.reward(text, EXAMPLE, n=3),
-    'reflection': lambda text: reflections(text, cap=10 ** 6),
+    'reflection': lambda text: reflections(text, cap=10**6),
     'countdown': lambda text: countdown.reward(text, EXAMPLE, partial=0.1),
-    'countdown.extract': countdown.extract, 'numeric': lambda text: numeric.reward(text, EXAMPLE),
+    'countdown.extract': countdown.extract,
+    'numeric': lambda text: numeric.reward(text, EXAMPLE),
     'contains': lambda text: contains.reward(text, EXAMPLE),
     'calculator': lambda text: calculator.reward(text, EXAMPLE),
 }

@@ -1,4 +1,5 @@
 """Drawing in a kernel, interpreted, against drawing from whole logits."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +13,17 @@ from grpo_jax.sharding import mesh as meshes
 PLAIN = sampler.Sampling(1.0, 8, (1,), 0)
 
 
-@pytest.mark.parametrize('vocabulary, tied, temperature, tensor', [
-    (1300, True, 1.0, 1), (1300, False, 0.7, 1), (97, False, 1.3, 1), (3072, True, 1.0, 1), (1300, True, 1.0, 2),
-    (2600, False, 0.7, 4)])
+@pytest.mark.parametrize(
+    'vocabulary, tied, temperature, tensor',
+    [
+        (1300, True, 1.0, 1),
+        (1300, False, 0.7, 1),
+        (97, False, 1.3, 1),
+        (3072, True, 1.0, 1),
+        (1300, True, 1.0, 2),
+        (2600, False, 0.7, 4),
+    ],
+)
 def test_same_tokens_and_logprobs(vocabulary, tied, temperature, tensor):
     rng, rows = np.random.default_rng(vocabulary), 12
     hidden = jnp.asarray(rng.normal(size=(rows, 32)), jnp.float32)
@@ -29,8 +38,14 @@ def test_same_tokens_and_logprobs(vocabulary, tied, temperature, tensor):
 
     if tensor > 1:
         same = jax.sharding.PartitionSpec()
-        draw = jax.shard_map(draw, mesh=meshes.make({'tensor': tensor}), in_specs=(same,) * 4, out_specs=same,
-                             axis_names={'data', 'fsdp'}, check_vma=False)
+        draw = jax.shard_map(
+            draw,
+            mesh=meshes.make({'tensor': tensor}),
+            in_specs=(same,) * 4,
+            out_specs=same,
+            axis_names={'data', 'fsdp'},
+            check_vma=False,
+        )
     tokens, logprobs = jax.jit(draw)(hidden, head, keys, told)
     logits = hidden @ vectors.T
     expected = distribution.draw(logits, keys, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
@@ -46,8 +61,9 @@ def test_noise_is_jaxs():
     np.testing.assert_array_equal(draw_kernel._gumbel(data[:, :1], data[:, 1:], ids), noise)
 
 
-@pytest.mark.parametrize('changes', [
-    {'top_k': 3}, {'repetition_penalty': 1.1}, {'min_tokens': 2}, {'temperature': 0.0}])
+@pytest.mark.parametrize(
+    'changes', [{'top_k': 3}, {'repetition_penalty': 1.1}, {'min_tokens': 2}, {'temperature': 0.0}]
+)
 def test_other_distributions_are_drawn_from_logits(changes):
     head, keys = {'embed': jnp.zeros((8, 4))}, jax.random.split(jax.random.key(0), 2)
     assert draw_kernel.fits(head, PLAIN, keys)

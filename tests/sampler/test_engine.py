@@ -1,4 +1,5 @@
 """The engine against a sampler without cache, waves or mesh: schedules must not change a rollout."""
+
 import dataclasses
 import functools
 import logging
@@ -46,8 +47,9 @@ def build(c, sampling, mesh, segment, budget, tables=None, prompts=P, **options)
     options = dict(dtype='float32', cache_dtype='float32', weights_dtype='float32', block=4, ahead=False) | options
     shapes = batches.Shapes(prompts, G, Q, C)
     axes = dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))
-    return make_sampler(c, meshes.make(axes), shapes, sampling, tables or {}, budget=budget * COLUMN,
-                                  segment=segment, **options)
+    return make_sampler(
+        c, meshes.make(axes), shapes, sampling, tables or {}, budget=budget * COLUMN, segment=segment, **options
+    )
 
 
 @functools.cache
@@ -72,8 +74,9 @@ def sample(tiny):
         prompts = jax.device_put(make_prompts() if prompts is None else prompts, rows)
         before = () if rollout is None else (jax.device_put(rollout, rows),)
         steps = () if method == 'replay' else (step,)
-        return jax.device_get(getattr(made, method)(on(mesh), *before, prompts, jax.random.key(seed), *steps,
-                                                    **options))
+        return jax.device_get(
+            getattr(made, method)(on(mesh), *before, prompts, jax.random.key(seed), *steps, **options)
+        )
 
     return call
 
@@ -111,8 +114,13 @@ def reference(params, prompts, mask, ids, seed_step, limits, c, sampling):
                 is_stop = jnp.any(vocabulary[:, None] == jnp.asarray(sampling.stop_tokens), 1)
                 proposal = jnp.where(is_stop & (n < sampling.min_tokens - 1), -jnp.inf, proposal)
             token = distribution.draw(
-                proposal[None], jax.random.fold_in(key, n)[None], temperature=sampling.temperature,
-                top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
+                proposal[None],
+                jax.random.fold_in(key, n)[None],
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+            )
             logprob = distribution.logprob(logits[None], token, sampling.temperature)[0]
             stop = jnp.any(token[0] == jnp.asarray(sampling.stop_tokens, jnp.int32))
             return text.at[Q + n].set(token[0]), logprobs.at[n].set(logprob), n + 1, stop
@@ -129,7 +137,8 @@ def assert_equals_reference(tiny, rollout, prompts, sampling, *, seed=0, step=0,
     limits = np.broadcast_to(np.int32(C if limit is None else limit), P * G)
     seed_step = jax.random.key(seed), jnp.int32(step)
     tokens, logprobs, count, stopped = jax.device_get(
-        reference(params, prompts.tokens, prompts.mask, prompts.ids, seed_step, limits, c, sampling))
+        reference(params, prompts.tokens, prompts.mask, prompts.ids, seed_step, limits, c, sampling)
+    )
     mask = np.arange(C) < count[:, None]
     np.testing.assert_array_equal(rollout.completion_mask, mask)
     np.testing.assert_array_equal(rollout.tokens[:, Q:], np.where(mask, tokens, PAD))
@@ -141,15 +150,23 @@ def assert_equals_reference(tiny, rollout, prompts, sampling, *, seed=0, step=0,
     assert not rollout.forced.any()
 
 
-LIMITS = strategies.one_of(strategies.none(), strategies.just(1), strategies.integers(1, C),
-                           strategies.lists(strategies.integers(1, C), min_size=P * G, max_size=P * G))
+LIMITS = strategies.one_of(
+    strategies.none(),
+    strategies.just(1),
+    strategies.integers(1, C),
+    strategies.lists(strategies.integers(1, C), min_size=P * G, max_size=P * G),
+)
 
 
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
-@hypothesis.given(name=strategies.sampled_from(sorted(ENGINES)), limit=LIMITS,
-                  lengths=strategies.lists(strategies.integers(1, Q), min_size=P, max_size=P),
-                  ids=strategies.lists(strategies.integers(0, 2 ** 31 - 1), min_size=P, max_size=P),
-                  step=strategies.integers(0, 10 ** 6), seed=strategies.integers(0, 2 ** 32 - 1))
+@hypothesis.given(
+    name=strategies.sampled_from(sorted(ENGINES)),
+    limit=LIMITS,
+    lengths=strategies.lists(strategies.integers(1, Q), min_size=P, max_size=P),
+    ids=strategies.lists(strategies.integers(0, 2**31 - 1), min_size=P, max_size=P),
+    step=strategies.integers(0, 10**6),
+    seed=strategies.integers(0, 2**32 - 1),
+)
 def test_any_workload_gives_the_rollout_of_rows_sampled_alone(tiny, sample, name, limit, lengths, ids, step, seed):
     prompts = make_prompts(lengths, ids, noise=seed)
     limit = limit if limit is None else np.asarray(limit, np.int32)
@@ -213,7 +230,7 @@ def test_greedy_tokens_are_the_argmax_of_a_whole_forward_pass(tiny, sample):
     rollout = sample('greedy')
     mask = np.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     hidden = transformer.forward(params, rollout.tokens, transformer.positions_of(mask), mask, c)
-    best = np.asarray(jnp.argmax(transformer.unembed(params, hidden, c), -1))[:, Q - 1:-1]
+    best = np.asarray(jnp.argmax(transformer.unembed(params, hidden, c), -1))[:, Q - 1 : -1]
     np.testing.assert_array_equal(rollout.tokens[:, Q:][rollout.completion_mask], best[rollout.completion_mask])
 
 
@@ -251,8 +268,8 @@ def test_given_tokens_are_written_and_the_rest_is_sampled_after_them(sample):
     given = np.full((P * G, C), -1, np.int32)
     given[3, :2], given[8, 5] = (40, 41), 50
     told = sample('endless', given=given)
-    assert told.tokens[3, Q:Q + 2].tolist() == [40, 41] and told.tokens[8, Q + 5] == 50
-    assert told.tokens[8, :Q + 5].tolist() == free.tokens[8, :Q + 5].tolist()
+    assert told.tokens[3, Q : Q + 2].tolist() == [40, 41] and told.tokens[8, Q + 5] == 50
+    assert told.tokens[8, : Q + 5].tolist() == free.tokens[8, : Q + 5].tolist()
     untouched = np.delete(np.arange(P * G), [3, 8])
     np.testing.assert_array_equal(told.tokens[untouched], free.tokens[untouched])
     assert told.tokens[8].tolist() != free.tokens[8].tolist()
@@ -261,8 +278,12 @@ def test_given_tokens_are_written_and_the_rest_is_sampled_after_them(sample):
 @pytest.mark.parametrize('name', ['parking', 'penalized'])
 def test_every_row_is_handed_on_once_when_it_ends(sample, name):
     calls = []
-    rollout = sample(name, seed=4, limit=np.arange(1, 17) + 8 * (np.arange(16) % 2),
-                     finished=lambda row, tokens, truncated: calls.append((row, tokens.tolist(), truncated)))
+    rollout = sample(
+        name,
+        seed=4,
+        limit=np.arange(1, 17) + 8 * (np.arange(16) % 2),
+        finished=lambda row, tokens, truncated: calls.append((row, tokens.tolist(), truncated)),
+    )
     assert sorted(row for row, _, _ in calls) == list(range(P * G))
     expected = list(zip(range(P * G), completions(rollout), rollout.truncated.tolist(), strict=True))
     assert sorted(calls) == expected and {truncated for _, _, truncated in calls} == {True, False}
@@ -288,8 +309,13 @@ def test_all_programs_are_there_before_the_first_call_and_none_comes_later(tiny,
 
     def rollout():
         prompts = make_prompts(rng.integers(1, Q + 1, 2), rng.integers(0, 100, 2), noise=rng.integers(100))
-        sample(made, prompts, step=int(rng.integers(100)), limit=rng.integers(1, C + 1, 2 * G).astype(np.int32),
-               finished=lambda *_: None)
+        sample(
+            made,
+            prompts,
+            step=int(rng.integers(100)),
+            limit=rng.integers(1, C + 1, 2 * G).astype(np.int32),
+            finished=lambda *_: None,
+        )
         visited.add((made.stats.waves, made.stats.parked > 0))
 
     rollout()
@@ -311,8 +337,9 @@ def test_prompt_memory_does_not_grow_with_the_group(tiny, group):
     def cache(params):
         keys = sampler.row_keys(jax.random.key(0), 0, prompts.ids, group)
         book = waves.new_book(prompts, keys, jnp.full((P * group, columns), -1), columns, ())
-        return waves.open_groups(params, book, 0, c, SAMPLINGS['plain'], prompts=P, columns=columns, block=4,
-                                 dtype=jnp.float32).cache
+        return waves.open_groups(
+            params, book, 0, c, SAMPLINGS['plain'], prompts=P, columns=columns, block=4, dtype=jnp.float32
+        ).cache
 
     lowered = jax.jit(cache).lower(params)
     memory = lowered.compile().memory_analysis()
@@ -329,7 +356,7 @@ BYTES = [f'<{token}>'.encode() for token in range(64)]
 
 def first_end(tokens, string):
     """Index of the token that completes the string in the tokens' text, None without one."""
-    texts = (b''.join(BYTES[token] for token in tokens[:n + 1]).decode() for n in range(len(tokens)))
+    texts = (b''.join(BYTES[token] for token in tokens[: n + 1]).decode() for n in range(len(tokens)))
     return next((n for n, text in enumerate(texts) if string in text), None)
 
 
@@ -341,7 +368,7 @@ def test_rows_end_at_the_token_that_completes_a_stop_string(tiny, sample):
     lengths = []
     for before, after, truncated in zip(completions(plain), completions(ended), ended.truncated, strict=True):
         end = first_end(before, string)
-        assert after == (before if end is None else before[:end + 1]) and truncated == (end is None)
+        assert after == (before if end is None else before[: end + 1]) and truncated == (end is None)
         lengths.append(len(after))
     assert len(set(lengths)) > 3 and min(lengths) > 1  # the first token alone holds no border
 
@@ -362,8 +389,9 @@ def test_thinking_beyond_its_budget_is_ended_by_force(sample, thinking, pause):
     if pause:
         rollout = sample(thinking, method='resume', rollout=rollout, seed=6)
     kinds = set()
-    for before, after, forced, count in zip(completions(plain), completions(rollout), rollout.forced,
-                                            rollout.completion_mask.sum(1), strict=True):
+    for before, after, forced, count in zip(
+        completions(plain), completions(rollout), rollout.forced, rollout.completion_mask.sum(1), strict=True
+    ):
         end = first_end(before[:5], '2>')
         ended = len(before) <= 5
         kinds.add('ended' if ended else 'forced' if end is None else 'free')
@@ -381,14 +409,15 @@ def test_forced_tokens_carry_their_own_logprobs(tiny, sample, thinking):
     rollout = sample(thinking, seed=6)
     mask = np.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     hidden = transformer.forward(params, rollout.tokens, transformer.positions_of(mask), mask, c)
-    scores = jax.nn.log_softmax(transformer.unembed(params, hidden, c))[:, Q - 1:-1]
+    scores = jax.nn.log_softmax(transformer.unembed(params, hidden, c))[:, Q - 1 : -1]
     expected = np.take_along_axis(np.asarray(scores), rollout.tokens[:, Q:, None], -1)[..., 0]
     assert rollout.forced.sum() >= 2
     np.testing.assert_allclose(rollout.logprobs[rollout.forced], expected[rollout.forced], atol=2e-5)
 
 
-@pytest.mark.parametrize(('cache_dtype', 'weights_dtype', 'mesh'), [
-    ('int8', 'float32', (2, 1, 1)), ('float32', 'int8', (1, 2, 2))])
+@pytest.mark.parametrize(
+    ('cache_dtype', 'weights_dtype', 'mesh'), [('int8', 'float32', (2, 1, 1)), ('float32', 'int8', (1, 2, 2))]
+)
 def test_int8_gives_logprobs_close_to_float_ones(tiny, sample, cache_dtype, weights_dtype, mesh):
     rollout = sample('endless', seed=7)
     made = build(tiny[0], SAMPLINGS['endless'], mesh, 32, 0, cache_dtype=cache_dtype, weights_dtype=weights_dtype)
@@ -398,8 +427,7 @@ def test_int8_gives_logprobs_close_to_float_ones(tiny, sample, cache_dtype, weig
     assert 1e-4 < error.max() < 0.1 and rollout.logprobs.std() > 0.5
 
 
-@pytest.mark.parametrize(('sampling', 'mesh', 'budget'), [
-    ('endless', (2, 1, 2), 0), ('plain', (1, 1, 1), 500)])
+@pytest.mark.parametrize(('sampling', 'mesh', 'budget'), [('endless', (2, 1, 2), 0), ('plain', (1, 1, 1), 500)])
 def test_kernels_sample_the_same(tiny, sample, sampling, mesh, budget):
     made = build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, kernels='on', block=16)
     expected = sample(build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, kernels='off', block=16), seed=8)
@@ -411,8 +439,10 @@ def test_kernels_sample_the_same(tiny, sample, sampling, mesh, budget):
     np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
 
 
-@pytest.mark.parametrize(('options', 'reason'), [
-    ({'cache_dtype': 'int8'}, 'int8 cache'), ({'block': 8}, 'blocks of 8 columns'), ({'mesh': (1, 1, 4)}, '2 heads')])
+@pytest.mark.parametrize(
+    ('options', 'reason'),
+    [({'cache_dtype': 'int8'}, 'int8 cache'), ({'block': 8}, 'blocks of 8 columns'), ({'mesh': (1, 1, 4)}, '2 heads')],
+)
 def test_kernels_say_what_they_cannot(tiny, options, reason):
     options = {'mesh': (1, 1, 1), 'block': 16} | options
     with pytest.raises(errors.BadInput, match=rf'rollout\.kernels.*{reason}'):

@@ -1,4 +1,5 @@
 """Rollouts of the tiny model: agreement with the learner, where completions end, and whose noise is whose."""
+
 import functools
 
 import jax
@@ -33,6 +34,7 @@ def generate(tiny):
         def run(params, prompts, key, step):
             keys = sampler.row_keys(key, step, prompts.ids, group_size)
             return sampler.generate(params, prompts, keys, step, c, sampler.Sampling(**options), {}, block=4)
+
         return jax.jit(run)
 
     def call(prompts=None, *, seed=0, step=0, group_size=4, **options):
@@ -49,14 +51,16 @@ def completions(rollout):
     return [row[width:][mask].tolist() for row, mask in zip(rollout.tokens, rollout.completion_mask, strict=True)]
 
 
-@pytest.mark.parametrize('temperature, options', [(1.0, {}), (0.7, {}), (1.0, dict(top_p=.8)),
-                                                  (0.7, dict(top_p=.8, top_k=20, min_p=.01))])
+@pytest.mark.parametrize(
+    'temperature, options', [(1.0, {}), (0.7, {}), (1.0, dict(top_p=0.8)), (0.7, dict(top_p=0.8, top_k=20, min_p=0.01))]
+)
 def test_logprobs_agree_with_the_learners(tiny, generate, temperature, options):
     c, params = tiny
     rollout = generate(temperature=temperature, **options)
     logprobs, _ = learner.completion_logprobs(params, rollout, c, temperature=temperature, chunk=16, remat='none')
-    np.testing.assert_allclose(rollout.logprobs[rollout.completion_mask],
-                               np.asarray(logprobs)[rollout.completion_mask], atol=1e-4)
+    np.testing.assert_allclose(
+        rollout.logprobs[rollout.completion_mask], np.asarray(logprobs)[rollout.completion_mask], atol=1e-4
+    )
 
 
 def test_greedy_tokens_are_the_argmax_of_a_whole_forward_pass(tiny, generate):
@@ -129,15 +133,19 @@ def test_same_key_and_step_give_the_same_completions(generate):
 
 @pytest.mark.parametrize('change', [dict(seed=1), dict(step=1)])
 def test_other_seed_or_step_gives_other_completions(generate, change):
-    assert all(a != b for a, b in zip(by_prompt(generate(), range(4)).values(),
-                                      by_prompt(generate(**change), range(4)).values(), strict=True))
+    assert all(
+        a != b
+        for a, b in zip(
+            by_prompt(generate(), range(4)).values(), by_prompt(generate(**change), range(4)).values(), strict=True
+        )
+    )
 
 
 def by_prompt(rollout, ids):
     """Prompt id -> the completions of its group, in order."""
     found = completions(rollout)
     group = len(found) // len(ids)
-    return {i: found[n * group:(n + 1) * group] for n, i in enumerate(ids)}
+    return {i: found[n * group : (n + 1) * group] for n, i in enumerate(ids)}
 
 
 def test_order_of_prompts_does_not_change_a_prompts_completions(generate):
@@ -171,8 +179,10 @@ def test_same_prompt_under_another_id_has_other_noise(generate):
 
 
 def test_no_two_rows_share_a_key():
-    data = {step: jax.random.key_data(sampler.row_keys(jax.random.key(0), jnp.int32(step), jnp.arange(6), 8))
-            for step in (0, 1)}
+    data = {
+        step: jax.random.key_data(sampler.row_keys(jax.random.key(0), jnp.int32(step), jnp.arange(6), 8))
+        for step in (0, 1)
+    }
     assert len({tuple(key) for keys in data.values() for key in np.asarray(keys).tolist()}) == 2 * 6 * 8
 
 

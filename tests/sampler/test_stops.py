@@ -1,4 +1,5 @@
 """Stop strings as an automaton over tokens, against plain search in the text."""
+
 import os
 
 import hypothesis
@@ -26,23 +27,26 @@ def first_met(strings, token_bytes, tokens):
     return visited.index(met) if met in visited else None
 
 
-@pytest.mark.parametrize(('strings', 'pieces', 'expected'), [
-    (['stop'], ['stop'], 0),
-    (['stop'], ['s', 't', 'o', 'p'], 3),
-    (['stop'], ['no', ' st', 'op!'], 2),             # across a border, with more text behind it
-    (['stop'], ['a stop sign'], 0),                  # whole, in the middle of a token
-    (['stop'], ['sto', 'sto', 'p'], 2),
-    (['stop'], ['sto', 'x', 'p'], None),
-    (['stop'], ['st', '', 'op'], 2),                 # an empty token changes nothing
-    (['aab'], ['a', 'a', 'a', 'b'], 3),              # the third a keeps two of them
-    (['aab'], ['aaa', 'b'], 1),
-    (['abab'], ['aba', 'cab', 'ab'], 2),
-    (['abc', 'bd'], ['ab', 'd'], 1),                 # the other string has begun within the first
-    (['abc', 'bd'], ['ab', 'c'], 1),
-    (['abcd', 'abc'], ['ab', 'c'], 1),               # one begins the other
-    (['abcd', 'bc'], ['abc'], 0),
-    (['Ende', 'é'], ['caf', 'é'], 1),
-])
+@pytest.mark.parametrize(
+    ('strings', 'pieces', 'expected'),
+    [
+        (['stop'], ['stop'], 0),
+        (['stop'], ['s', 't', 'o', 'p'], 3),
+        (['stop'], ['no', ' st', 'op!'], 2),  # across a border, with more text behind it
+        (['stop'], ['a stop sign'], 0),  # whole, in the middle of a token
+        (['stop'], ['sto', 'sto', 'p'], 2),
+        (['stop'], ['sto', 'x', 'p'], None),
+        (['stop'], ['st', '', 'op'], 2),  # an empty token changes nothing
+        (['aab'], ['a', 'a', 'a', 'b'], 3),  # the third a keeps two of them
+        (['aab'], ['aaa', 'b'], 1),
+        (['abab'], ['aba', 'cab', 'ab'], 2),
+        (['abc', 'bd'], ['ab', 'd'], 1),  # the other string has begun within the first
+        (['abc', 'bd'], ['ab', 'c'], 1),
+        (['abcd', 'abc'], ['ab', 'c'], 1),  # one begins the other
+        (['abcd', 'bc'], ['abc'], 0),
+        (['Ende', 'é'], ['caf', 'é'], 1),
+    ],
+)
 def test_a_string_is_met_at_the_token_that_completes_it(strings, pieces, expected):
     assert first_met(strings, [piece.encode() for piece in pieces], range(len(pieces))) == expected
 
@@ -69,8 +73,11 @@ SMALL = strategies.text('ab', max_size=4)
 
 
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
-@hypothesis.given(strings=strategies.lists(strategies.text('ab', min_size=1, max_size=5), min_size=1, max_size=3),
-                  vocabulary=strategies.lists(SMALL, min_size=1, max_size=5), data=strategies.data())
+@hypothesis.given(
+    strings=strategies.lists(strategies.text('ab', min_size=1, max_size=5), min_size=1, max_size=3),
+    vocabulary=strategies.lists(SMALL, min_size=1, max_size=5),
+    data=strategies.data(),
+)
 def test_the_automaton_meets_what_search_finds(strings, vocabulary, data):
     tokens = data.draw(strategies.lists(strategies.integers(0, len(vocabulary) - 1), max_size=12))
     visited, met = states(strings, [text.encode() for text in vocabulary], tokens)
@@ -83,9 +90,12 @@ def test_the_automaton_meets_what_search_finds(strings, vocabulary, data):
 # real tokenizers
 
 STOPS = ['</answer>', '\n\n', ' the', 'ing ', '####', '.\n', 'e, ']
-TEXTS = ['Once upon a time, there was a little girl named Lily. She said: "Hi!"\n\nThe end.',
-         'def f(x):\n    return {x: [1, 22, 333]}  # naïve café 😀 日本語\n',
-         '<answer> 3 * 4 = 12 </answer>\n#### 12,000.50', '  two  spaces\tand a tab ']
+TEXTS = [
+    'Once upon a time, there was a little girl named Lily. She said: "Hi!"\n\nThe end.',
+    'def f(x):\n    return {x: [1, 22, 333]}  # naïve café 😀 日本語\n',
+    '<answer> 3 * 4 = 12 </answer>\n#### 12,000.50',
+    '  two  spaces\tand a tab ',
+]
 DIGITS = ['12*34=408', '0+1=1']
 
 
@@ -126,7 +136,7 @@ def test_special_and_unused_ids_add_no_bytes(vocabulary):
 def first_found(strings, tokenizer, tokens):
     """Index of the first token after which the decoded text holds a string, None without one."""
     for n in range(len(tokens)):
-        text = text_of(tokenizer, tokens[:n + 1])
+        text = text_of(tokenizer, tokens[: n + 1])
         if any(string in text for string in strings):
             return n
     return None
@@ -137,8 +147,11 @@ def test_random_tokens_meet_a_string_where_the_decoded_text_first_holds_it(vocab
     strings = ['2=', '40', '+1', '9'] if texts is DIGITS else STOPS
     rng, found = np.random.default_rng(0), []
     # pieces of the strings, tokens that hold one, and any token at all
-    plain = [t for t, piece in enumerate(token_bytes) if piece and t < len(tokenizer)
-             and not tokenizer.convert_ids_to_tokens(t).startswith('<0x')]
+    plain = [
+        t
+        for t, piece in enumerate(token_bytes)
+        if piece and t < len(tokenizer) and not tokenizer.convert_ids_to_tokens(t).startswith('<0x')
+    ]
     pieces = [t for t in plain if any(token_bytes[t].decode(errors='replace') in string for string in strings)]
     whole = [t for t in plain if any(string.encode() in token_bytes[t] for string in strings)]
     table = stops.table(strings, token_bytes)
