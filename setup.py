@@ -29,6 +29,9 @@ setup(
         'rich',
         'tensorboardX',
         'matplotlib',
+        'jinja2',
+        'jaxtyping',
+        'scipy',
     ],
     extras_require={
         'tpu': ['jax[tpu]'],

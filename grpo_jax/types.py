@@ -1,68 +1,86 @@
 """The values that flow through a step: Example -> Prompts -> Rollout -> Experience -> TrainState.
 
-Axis letters (used in every shape comment of this package): P prompts, G group, B = P*G rows,
-Q prompt length (left-padded), C completion length, T = Q + C, S cache columns, V vocabulary,
-L layers, D width, F mlp, N query heads, K kv heads, H head dim.
+Axis letters (used in every shape of this package): P prompts, G group, B = P*G rows, Q prompt columns (left-padded),
+C completion columns, T = Q + C, S cache columns, V vocabulary, L layers, D width, F mlp, N query heads, K kv heads,
+H head dim.
+
+`no_type_check` on a pytree: jax puts shardings and abstract shapes in the places of its arrays, so that a check of
+its fields would refuse what is right.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 from flax import struct
 import jax
+from jaxtyping import Array, Bool, Float, Int
 
 from grpo_jax.example import Example as Example
 
 
+@no_type_check
 @struct.dataclass
 class Prompts:
     """Tokenized prompts, left-padded."""
 
-    tokens: jax.Array  # i32[P, Q]
-    mask: jax.Array  # bool[P, Q]
-    ids: jax.Array  # i32[P]
+    tokens: Int[Array, 'P Q']
+    mask: Bool[Array, 'P Q']
+    ids: Int[Array, ' P']
 
 
+@no_type_check
 @struct.dataclass
 class Rollout:
     """Sampled completions; rows are grouped by prompt: row b belongs to prompt b // G."""
 
-    tokens: jax.Array  # i32[B, T] prompt (left-padded), then completion (right-padded)
-    prompt_mask: jax.Array  # bool[B, Q]
-    completion_mask: jax.Array  # bool[B, C] tokens of the completion, the stop token included
-    forced: jax.Array  # bool[B, C] those that were written and not sampled: they carry no loss
-    logprobs: jax.Array  # f32[B, C] sampler's log pi_T(token), untruncated; 0 where masked
-    truncated: jax.Array  # bool[B] the budget ended before a stop token came
-    version: jax.Array  # i32[B, C] step of the weights that sampled the token
+    tokens: Int[Array, 'B T']  # prompt (left-padded), then completion (right-padded)
+    prompt_mask: Bool[Array, 'B Q']
+    completion_mask: Bool[Array, 'B C']  # tokens of the completion, the stop token included
+    forced: Bool[Array, 'B C']  # tokens that were written and not sampled: they carry no loss
+    logprobs: Float[Array, 'B C']  # the sampler's log pi_T(token), untruncated; 0 where masked
+    truncated: Bool[Array, ' B']  # the budget ended before a stop token came
+    version: Int[Array, 'B C']  # step of the weights that sampled the token
 
     @property
-    def loss_mask(self):
-        """bool[B, C]: the sampled tokens."""
+    def loss_mask(self) -> Bool[Array, 'B C']:
+        """The sampled tokens."""
         return self.completion_mask & ~self.forced
 
 
+@no_type_check
 @struct.dataclass
 class Experience:
-    """What the learner eats."""
+    """What an update of the policy learns from: a rollout, its advantages, and logprobs by whom."""
 
     rollout: Rollout
-    advantages: jax.Array  # f32[B, 1] or f32[B, C]
-    rewards: jax.Array  # f32[B]
-    old_logprobs: jax.Array | None  # f32[B, C]; None: on-policy, the ratio is exactly 1
-    ref_logprobs: jax.Array | None  # f32[B, C]; None: the algorithm has no reference
-    group_ids: jax.Array  # i32[B]
-    old_entropy: jax.Array | None = None  # f32[B, C] of the policy at the start of the step; None: nothing reads it
-    values: jax.Array | None = None  # f32[B, C] of the critic at the start of the step; None: no critic
-    returns: jax.Array | None = None  # f32[B, C] what the critic is to learn
+    advantages: Float[Array, 'B 1'] | Float[Array, 'B C']
+    rewards: Float[Array, ' B']
+    old_logprobs: Float[Array, 'B C'] | None  # None: on-policy, the ratio is exactly 1
+    ref_logprobs: Float[Array, 'B C'] | None  # None: the algorithm has no reference
+    group_ids: Int[Array, ' B']
+    old_entropy: Float[Array, 'B C'] | None = None  # of the policy at the start of the step; None: nothing reads it
+    values: Float[Array, 'B C'] | None = None  # of the critic at the start of the step; None: no critic
+    returns: Float[Array, 'B C'] | None = None  # what the critic is to learn
 
 
+@no_type_check
+@struct.dataclass
+class LabelledBatch:
+    """What an update of a reward model learns from."""
+
+    rollout: Rollout  # of completions that come with the data
+    labels: Float[Array, 'B C']  # in [0, 1]
+    label_mask: Bool[Array, 'B C']  # tokens that have a label
+
+
+@no_type_check
 @struct.dataclass
 class TrainState:
     """All that a checkpoint needs; the data position is a function of step."""
 
-    step: jax.Array  # i32[]
-    params: Any  # f32 master weights
+    step: Int[Array, '']
+    params: Any  # float32 master weights
     opt_state: Any
-    ref_params: Any  # same tree as params, or None
+    ref_params: Any  # the same tree as params, or None
     aux: dict[str, Any]  # bad_steps i32[]: updates skipped because loss or gradient was not finite
 
 

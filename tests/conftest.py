@@ -15,6 +15,11 @@ os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(tempfile.gettemp
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for configs
 
+from jaxtyping import install_import_hook
+
+# shapes and dtypes of public signatures are checked while tests run, and at no other time
+install_import_hook('grpo_jax', 'beartype.beartype')
+
 import jax
 import pytest
 
