@@ -20,9 +20,9 @@ def get_config(preset='grpo_iterative'):
     config.model.path = 'runs/first_policy'
     config.model.random_init = False
     config.reward.parts = (('model', 1.0), ('numeric', 0.0))
-    config.algorithm.reference, config.algorithm.reference_every = 'frozen', 0
+    config.collection.reference, config.collection.reference_every = 'frozen', 0
     config.optimizer.learning_rate = 1e-4
-    config.supervised.steps = 150
+    config.supervised.updates = 150
     config.supervised.batch = 32
     config.supervised.optimizer.learning_rate = 1e-3
     return config

@@ -9,7 +9,7 @@ It starts from the demo's cold start, which knows the columns; from random weigh
 Then it drives process supervision of the demo, in place of the calculator:
 
     python -m grpo_jax.train --config=configs/arithmetic.py:grpo_process --workdir=runs/process \\
-        --config.reward.steps=process --config.reward.options.process.folder=runs/arithmetic_reward/reward_model
+        --config.reward.step_rewards=process --config.reward.options.process.folder=runs/arithmetic_reward/reward_model
 """
 from configs import arithmetic
 
@@ -23,7 +23,7 @@ def get_config(preset='grpo'):
     config.data.options = {'digits': 3, 'count': 20000, 'blurts': 0.3, 'wrong': 0.5, 'slips': 0.6}
     config.reward_model.objective = 'steps'
     config.reward_model.separator = ' '
-    config.supervised.steps = 200
+    config.supervised.updates = 200
     config.supervised.batch = 64
     config.supervised.optimizer.learning_rate = 1e-3
     return config

@@ -1,28 +1,61 @@
 """Every key once. An experiment imports this file and changes a few lines; a preset changes `algorithm` only."""
 import importlib
+import inspect
 import os
 
 from ml_collections import ConfigDict
 
 from grpo_jax.errors import BadInput
 
-DATA = os.environ.get('GRPO_JAX_DATA', '../shared/data')  # folder of the data sets and small models
+DATA = os.environ.get('GRPO_JAX_DATA', 'data')  # folder of the data sets and small models
+
+
+# keys of earlier versions -> where they are now
+MOVED = {
+    **{key: f'collection.{key}' for key in ('source', 'dead_groups', 'max_draws', 'max_staleness', 'retire_above',
+                                            'reference', 'reference_every', 'reference_mix')},
+    'critic': 'critic_optimizer', 'length': 'reward.length_shaping', 'length_weight': 'reward.length_shaping_weight',
+    'truncated': 'reward.truncated_reward', 'steps': 'supervised.updates or, of rewards, reward.step_rewards'}
+
+
+class Config(ConfigDict):
+    """A ConfigDict that says where a key of an earlier version is now."""
+
+    def __getitem__(self, key):
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            raise_if_moved(key)
+            raise
+
+    def __setitem__(self, key, value):
+        try:
+            super().__setitem__(key, value)
+        except KeyError:
+            raise_if_moved(key)
+            raise
+
+
+def raise_if_moved(key):
+    """BadInput for a key of an earlier version."""
+    if key in MOVED:
+        raise BadInput('config key', key, f'has moved; it is {MOVED[key]} now')
 
 
 def get_config(preset='grpo'):
     """The default config with the algorithm of configs/algorithms/<preset>.py."""
-    config = ConfigDict()
+    config = Config()
     config.seed = 0                      # of sampling noise, data order and random initialization
     config.steps = 100                   # steps of the loop: rollout, reward, update
 
-    config.model = ConfigDict()
+    config.model = Config()
     config.model.path = ''               # Hugging Face folder or hub name: config.json, tokenizer, weights
     config.model.random_init = False     # draw the weights instead of reading them
     config.model.dtype = 'float32'       # of computation: float32 or bfloat16; master weights are float32
 
-    config.data = ConfigDict()
+    config.data = Config()
     config.data.name = 'arithmetic'      # file in grpo_jax/data
-    config.data.options = ConfigDict()   # arguments of its examples()
+    config.data.options = Config()   # arguments of its examples()
     config.data.prompts_per_step = 32    # P
     config.data.max_prompt_tokens = 64   # Q; longer prompts are left out
     config.data.chat = False             # apply the tokenizer's chat template
@@ -30,7 +63,7 @@ def get_config(preset='grpo'):
     config.data.template = '{prompt}'    # text around the prompt
     config.data.strict = False           # stop at the first malformed row; else they are left out and counted
 
-    config.rollout = ConfigDict()
+    config.rollout = Config()
     config.rollout.group_size = 8        # G, completions of a prompt
     config.rollout.max_tokens = 64       # C, the completion budget
     config.rollout.temperature = 1.0     # logprobs are those of softmax(logits / temperature)
@@ -48,9 +81,9 @@ def get_config(preset='grpo'):
     config.rollout.weights_dtype = ''    # of the sampler's matrices: int8, or '' for model.dtype
     config.rollout.kernels = 'auto'      # Pallas kernels decode: on, off, or auto for TPUs with two cores a chip
 
-    config.reward = ConfigDict()
+    config.reward = Config()
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
-    config.reward.options = ConfigDict({  # of rewards by name; see docs/rewards.md
+    config.reward.options = Config({  # of rewards by name; see docs/rewards.md
         'format': {'tags': ('think', 'answer')},
         'language': {'target': 'en'},    # a language, or a script like latin
         'repetition': {'n': 3},          # words of an n-gram
@@ -69,15 +102,25 @@ def get_config(preset='grpo'):
     config.reward.workers = 4            # threads that score, and worker processes where a part needs them
     config.reward.memory_gib = 4.0       # of a worker
     config.reward.self_test = 0.02       # share of gold answers that the verifier may misjudge before the run starts
-    config.reward.truncated = 0.0        # added when the budget ends before a stop token
-    config.reward.steps = ''             # file in grpo_jax/rewards that rewards steps, for advantage process
-    config.reward.length = ''            # shaping by length: a function of grpo_jax/rewards/length.py
-    config.reward.length_weight = 1.0
+    config.reward.truncated_reward = 0.0 # added when the budget ends before a stop token
+    config.reward.step_rewards = ''      # file in grpo_jax/rewards that rewards steps, for advantage process
+    config.reward.length_shaping = ''    # shaping by length: a function of grpo_jax/rewards/length.py
+    config.reward.length_shaping_weight = 1.0
     config.reward.verifier = 'numeric'   # the part that decides correct; '' when there is none
 
-    config.algorithm = ConfigDict()      # pieces: functions of grpo_jax/algorithms; then their numbers
-    config.algorithm.source = 'policy'   # of completions: policy, reference (a frozen sampler), or read
-                                         # from the data: demonstrations, pairs
+    config.collection = Config()     # what a step learns from, and which policies are beside the one that learns
+    config.collection.source = 'policy'  # of completions: policy, reference (a frozen sampler), or read from the
+                                         # data: demonstrations, pairs
+    config.collection.dead_groups = 'keep'  # groups of equal rewards: keep (advantage 0), drop (also from the weights),
+                                            # reweight (the others by B / (B - M)), resample, replay
+    config.collection.max_draws = 10     # rollouts that resample may draw in a step
+    config.collection.max_staleness = 0  # steps that groups left over by resample, or of replay, may be old
+    config.collection.retire_above = 0.0    # pass rate over all its visits that retires a prompt; 0: none
+    config.collection.reference = 'frozen'  # or hard (the policy, every reference_every steps), polyak (a share of it)
+    config.collection.reference_every = 0
+    config.collection.reference_mix = 0.6   # share of the policy in polyak
+
+    config.algorithm = Config()      # pieces: functions of grpo_jax/algorithms; then their numbers
     config.algorithm.advantage = 'group_norm'
     config.algorithm.ratio = 'token'
     config.algorithm.ratio_base = 'old'  # what the ratio is taken to: old, or sampler (then without a correction)
@@ -90,14 +133,6 @@ def get_config(preset='grpo'):
     config.algorithm.kl_placement = 'loss'  # loss, or reward_token, reward_sequence
     config.algorithm.kl_corrected = False   # the correction also weighs the KL term of the loss
     config.algorithm.regularizers = ()
-    config.algorithm.dead_groups = 'keep'   # groups of equal rewards: keep (advantage 0), drop (also from the weights),
-                                            # reweight (the others by B / (B - M)), resample, replay
-    config.algorithm.max_draws = 10         # rollouts that resample may draw in a step
-    config.algorithm.max_staleness = 0      # steps that groups left over by resample, or of replay, may be old
-    config.algorithm.retire_above = 0.0     # pass rate over all its visits that retires a prompt; 0: none
-    config.algorithm.reference = 'frozen'   # or hard (the policy, every reference_every steps), polyak (a share of it)
-    config.algorithm.reference_every = 0
-    config.algorithm.reference_mix = 0.6    # share of the policy in polyak
     config.algorithm.std_ddof = 1           # 1 as in TRL, verl and OpenRLHF; the papers do not say
     config.algorithm.std_eps = 1e-6
     config.algorithm.advantage_clip = 0.0   # bound of |A|; 0: none
@@ -154,7 +189,7 @@ def get_config(preset='grpo'):
     config.algorithm.behaviour_coef = 1e-3
     config.algorithm.kl_cov_coef = 1.0
 
-    config.learner = ConfigDict()
+    config.learner = Config()
     config.learner.epochs = 1            # passes over a step's rollout
     config.learner.minibatches = 1       # optimizer updates a pass
     config.learner.microbatches = 1      # gradients that add up to one update
@@ -168,40 +203,40 @@ def get_config(preset='grpo'):
     config.learner.max_bad_steps = 10    # skipped non-finite updates that stop the run
 
     config.optimizer = _optimizer(learning_rate=1e-6)
-    config.critic = _optimizer(learning_rate=1e-5)  # of algorithms with a critic
+    config.critic_optimizer = _optimizer(learning_rate=1e-5)  # of algorithms with a critic
 
-    config.supervised = ConfigDict()     # cold start on the data set's demonstrations
-    config.supervised.steps = 0          # 0: none
+    config.supervised = Config()     # cold start on the data set's demonstrations
+    config.supervised.updates = 0        # 0: none
     config.supervised.batch = 128        # demonstrations an update
     config.supervised.optimizer = _optimizer(learning_rate=1e-3)
 
-    config.reward_model = ConfigDict()   # trained by grpo_jax.reward_model, with the numbers of supervised
+    config.reward_model = Config()   # trained by grpo_jax.reward_model, with the numbers of supervised
     config.reward_model.objective = 'pairwise'  # pairwise, pointwise, steps
     config.reward_model.separator = '\n'  # between steps
     config.reward_model.replay = 0.1     # share of older rollouts that grpo_jax.iterate trains it on
     config.reward_model.after_error = 'masked'  # steps after the first wrong one: masked, or wrong
 
-    config.evaluation = ConfigDict()
+    config.evaluation = Config()
     config.evaluation.every = 0          # steps between evaluations; 0: before and after only
     config.evaluation.prompts = 256      # of the test split
     config.evaluation.samples = 8        # k of pass@k and maj@k; drawn at rollout.temperature
 
-    config.checkpoint = ConfigDict()
+    config.checkpoint = Config()
     config.checkpoint.every = 50         # steps; the last step is always saved
     config.checkpoint.keep = 2
 
-    config.mesh = ConfigDict({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})  # devices along each axis
+    config.mesh = Config({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})  # devices along each axis
 
-    config.log = ConfigDict()
+    config.log = Config()
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
     config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any
 
-    _apply(config.algorithm, preset)
+    _apply(config, preset)
     return config.lock()  # a misspelt key in an experiment is an error
 
 
 def _optimizer(learning_rate):
-    return ConfigDict({
+    return Config({
         'learning_rate': learning_rate,
         'schedule': 'constant',          # after warm-up: constant, linear or cosine to zero
         'warmup': 0,                     # updates
@@ -211,10 +246,12 @@ def _optimizer(learning_rate):
     })
 
 
-def _apply(algorithm, preset):
+def _apply(config, preset):
+    """Puts a preset on the config: its apply names the sections that it changes, algorithm and perhaps collection."""
     try:
-        importlib.import_module(f'configs.algorithms.{preset}').apply(algorithm)
+        apply = importlib.import_module(f'configs.algorithms.{preset}').apply
     except ModuleNotFoundError:
         names = os.listdir(os.path.join(os.path.dirname(__file__), 'algorithms'))
         choices = ', '.join(sorted(n[:-3] for n in names if n.endswith('.py') and n[0] != '_'))
         raise BadInput('preset', preset, f'no such file in configs/algorithms; choose one of {choices}') from None
+    apply(**{name: config[name] for name in inspect.signature(apply).parameters})

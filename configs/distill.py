@@ -3,7 +3,7 @@
     python -m grpo_jax.train --config=configs/distill.py:sft --workdir=runs/student --config.model.path=SMALLER \
         --config.data.options.folder=runs/teacher/rollouts
 
-With :dpo and --config.algorithm.source=pairs, the worst completion of each prompt is the rejected one. Set
+With :dpo and --config.collection.source=pairs, the worst completion of each prompt is the rejected one. Set
 data.template, data.chat and data.system as the teacher had them.
 """
 from configs import default

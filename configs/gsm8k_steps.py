@@ -14,8 +14,8 @@ def get_config(preset='grpo_process'):
     config.data.max_prompt_tokens = 40
     config.rollout.max_tokens = 56
     config.reward.parts = (('calculator', 1.0), ('numeric', 1.0))
-    config.reward.steps = 'calculator'
+    config.reward.step_rewards = 'calculator'
     config.algorithm.fixed_length = 56
-    config.supervised.steps = 1000
+    config.supervised.updates = 1000
     config.evaluation.prompts = 256
     return config

@@ -88,8 +88,9 @@ def composition():
     """Table of the pieces and numbers of each preset, from its config section."""
     rows = []
     for name in sweep.choose('all'):
-        section = importlib.import_module('configs.default').get_config(name).algorithm
-        method = entry.make(section)
+        config = importlib.import_module('configs.default').get_config(name)
+        section, collection = config.algorithm, config.collection
+        method = entry.make(section, collection)
         ratio = _piece('ratio', section) if 'ratio' in method.reads else '(unused)'
         if section.ratio_base != 'old' and 'ratio' in method.reads:
             ratio += f' to {section.ratio_base}'
@@ -99,20 +100,20 @@ def composition():
         others += [_code('regularizers', regularizer, section) for regularizer in section.regularizers]
         placement = section.kl_placement.replace('_', ' by ')
         divergence = 'none' if section.kl == 'none' else f'`{section.kl}` in {placement}, {section.kl_coef:g}'
-        reference = 'none' if not method.keeps_reference else section.reference
+        reference = 'none' if not method.keeps_reference else collection.reference
         if reference == 'hard':
-            reference = f'renewed every {section.reference_every}'
+            reference = f'renewed every {collection.reference_every}'
         rows.append(
             (
                 f'`{name}`',
-                section.source,
+                collection.source,
                 _piece('advantage', section),
                 ratio,
                 _piece('surrogate', section),
                 divergence,
                 ', '.join(others),
                 _piece('weights', section),
-                section.dead_groups,
+                collection.dead_groups,
                 reference,
             )
         )

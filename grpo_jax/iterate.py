@@ -92,7 +92,7 @@ def of_reward_model(config, i, folder, rollouts):
 def of_policy(config, i, folder, reward_folder):
     """The config of iteration i's policy, which begins as the one in `folder` and learns from the reward model."""
     changed = _changed(config, i, folder)
-    changed.supervised.steps = 0  # those are of the reward model
+    changed.supervised.updates = 0  # those are of the reward model
     changed.reward.options.model.folder = reward_folder
     changed.log.rollouts = 1
     return changed

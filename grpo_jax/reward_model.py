@@ -47,7 +47,7 @@ class Objective(NamedTuple):
 
 
 def run(config, workdir):
-    """The final TrainState of supervised.steps updates on the train split's labels; goes on where it stopped.
+    """The final TrainState of supervised.updates updates on the train split's labels; goes on where it stopped.
 
     Then it is judged on the test split (evaluation.json) and saved as a folder that the rewards model and process load.
     """
@@ -56,14 +56,14 @@ def run(config, workdir):
         raise BadInput('reward_model.objective', section.objective, f'choose one of {", ".join(OBJECTIVES)}')
     if section.after_error not in ('masked', 'wrong'):
         raise BadInput('reward_model.after_error', section.after_error, 'choose masked or wrong')
-    if not config.supervised.steps:
-        raise BadInput('supervised.steps', 0, 'nothing to do; set the number of updates')
+    if not config.supervised.updates:
+        raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     experiment, objective = open_experiment(config, workdir), OBJECTIVES[section.objective]
     train, test = read(experiment, objective, 'train'), read(experiment, objective, 'test')
     shapes = experiment.shapes(config.supervised.batch, objective.completions)
     learner = make_reward_learner(
         experiment.model_config,
-        optimizers.make(config.supervised.optimizer, config.supervised.steps),
+        optimizers.make(config.supervised.optimizer, config.supervised.updates),
         experiment.mesh,
         shapes,
         loss=objective.loss,

@@ -27,8 +27,8 @@ SFT = Algorithm(
 
 
 def cold_start(experiment):
-    """The initial policy of an experiment: its model's weights, or those that supervised.steps lead to."""
-    if not experiment.config.supervised.steps:
+    """The initial policy of an experiment: its model's weights, or those that supervised.updates lead to."""
+    if not experiment.config.supervised.updates:
         return experiment.params()
     return run(experiment.config, os.path.join(experiment.workdir, 'cold_start')).params
 
@@ -39,8 +39,8 @@ def run(config, workdir):
     A demonstration is an example's meta['demonstration']; those longer than rollout.max_tokens are left
     out. Goes on where it stopped.
     """
-    if not config.supervised.steps:
-        raise BadInput('supervised.steps', 0, 'nothing to do; set the number of updates')
+    if not config.supervised.updates:
+        raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     experiment = open_experiment(config, workdir)
     shapes, learner = build_learner(experiment)
     dataset, completions = demonstrations.find(experiment)
@@ -57,18 +57,18 @@ def run(config, workdir):
 def build_learner(experiment):
     """(batches.Shapes of an update, Learner) of an experiment's supervised training."""
     shapes = experiment.shapes(experiment.config.supervised.batch, 1)
-    optimizer = optimizers.make(experiment.config.supervised.optimizer, experiment.config.supervised.steps)
+    optimizer = optimizers.make(experiment.config.supervised.optimizer, experiment.config.supervised.updates)
     learning = experiment.learning(epochs=1, minibatches=1, microbatches=1, temperature=1.0)
     return shapes, make_learner(experiment.model_config, SFT, optimizer, experiment.mesh, shapes, **learning)
 
 
 def loop(experiment, learner, experience, title, examples, beginning=Experiment.params):
-    """The final TrainState of supervised.steps updates on experience(step), host arrays; goes on where it stopped.
+    """The final TrainState of supervised.updates updates on experience(step), host arrays; goes on where it stopped.
 
     examples: those that it learns from; beginning(ex): parameters of the first state. Stopped when a SIGTERM came: the
     step at hand was finished and saved.
     """
-    config, steps = experiment.config, experiment.config.supervised.steps
+    config, steps = experiment.config, experiment.config.supervised.updates
     checkpoints = checkpoint.manager(experiment.workdir, keep=1)
     agree(experiment, checkpoints.latest_step(), {'update': learner.update}, examples)
     claim(experiment)

@@ -53,7 +53,7 @@ def run(get_config, presets, seeds, workdir):
     elsewhere = {
         preset
         for (preset, _), config in configs.items()
-        if config.algorithm.source != 'policy' or config.algorithm.dead_groups in ('resample', 'replay')
+        if config.collection.source != 'policy' or config.collection.dead_groups in ('resample', 'replay')
     }
     outcomes = {}  # of the runs so far: the message of a failure, or None
     for number, ((preset, seed), config) in enumerate(configs.items(), 1):
@@ -63,7 +63,7 @@ def run(get_config, presets, seeds, workdir):
             if not train.finished(config, folder):
                 print(f'{number} of {len(configs)}: {preset}, seed {seed}', file=sys.stderr, flush=True)
                 beginning = os.path.join(folder, 'cold_start')
-                if config.supervised.steps and not os.path.exists(beginning):
+                if config.supervised.updates and not os.path.exists(beginning):
                     _copy_cold_start(cold_start(seed), beginning)
                 train.run(config, folder)
         except (BadInput, FloatingPointError) as error:

@@ -27,11 +27,11 @@ def run(config, workdir, algorithm=None, functions=None):
     rewards by name, which config.reward.parts may list.
     """
     experiment = open_experiment(config, workdir, functions=functions)
-    algorithm = algorithm or algorithms.make(config.algorithm)
+    algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
     shapes = shapes_of(experiment, algorithm)
     put = functools.partial(batches.put_rows, mesh=experiment.mesh)
 
-    collector = collect.Collector(experiment, config.algorithm, shapes)
+    collector = collect.Collector(experiment, config.collection, shapes)
     learner = experiment.learner(algorithm, shapes, collector.aux())
     evaluator = evaluate.make(experiment, config.evaluation.samples)
 
@@ -54,7 +54,7 @@ def run(config, workdir, algorithm=None, functions=None):
                 writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
                 clock.lap('evaluate')
 
-            state, renewed = reference.refresh(config.algorithm, checkpoints, state, learner.state)
+            state, renewed = reference.refresh(config, checkpoints, state, learner.state)
             draw, state = collector(state, writer.sampling)  # its rewards are still being computed on the host
             clock.lap('sample')
 
@@ -123,7 +123,7 @@ def shapes_of(experiment, algorithm):
         prompts, group = prompts * group // size, size
     if 'step_rewards' in algorithm.advantage_reads and not experiment.reward_functions.steps:
         raise BadInput(
-            'reward.steps',
+            'reward.step_rewards',
             '',
             f'advantage {config.algorithm.advantage} needs rewards of steps; name '
             'a reward that has steps, like calculator',

@@ -98,7 +98,7 @@ def test_quantized_sampling_is_no_bias_where_a_correction_knows_of_it(changes):
 
 
 def test_folder_without_weights(tmp_path):
-    config = tiny_run.config(model__random_init=False, supervised__steps=0)
+    config = tiny_run.config(model__random_init=False, supervised__updates=0)
     with pytest.raises(BadInput, match=r'has no model\.safetensors.*random_init=True'):
         train.run(config, str(tmp_path / 'run'))
 

@@ -14,13 +14,13 @@ from grpo_jax.run import collect
 from tests import tiny_run
 
 SHORT = dict(steps=3, evaluation__prompts=2, evaluation__samples=1, optimizer__learning_rate=1e-3)
-PLAIN = SHORT | dict(supervised__steps=0)
+PLAIN = SHORT | dict(supervised__updates=0)
 # a random model hits one-digit sums in a few completions of a hundred
 RARE = dict(data__prompts_per_step=8, data__options={'digits': 1, 'count': 30, 'blurts': 0.5, 'wrong': 0.5})
 
 
 def test_resample_draws_until_its_groups_differ_or_the_cap(tmp_path):
-    config = tiny_run.config(preset='dapo', algorithm__max_draws=3, **PLAIN | RARE)
+    config = tiny_run.config(preset='dapo', collection__max_draws=3, **PLAIN | RARE)
     state = train.run(config, str(tmp_path))
     rows = tiny_run.rows(tmp_path)
     assert all(1 <= row['draws'] <= 3 for row in rows)
@@ -48,9 +48,9 @@ def run_and_resume(config, steps, tmp_path):
 def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, tmp_path, monkeypatch):
     config = tiny_run.config(
         preset='dapo',
-        algorithm__dead_groups=policy,
-        algorithm__max_staleness=2,
-        algorithm__max_draws=4,
+        collection__dead_groups=policy,
+        collection__max_staleness=2,
+        collection__max_draws=4,
         algorithm__correction='truncated',
         reward__self_test=1.0,
         **PLAIN | RARE,
@@ -66,7 +66,7 @@ def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, 
 
 def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
     # every completion is right: after one visit a prompt is retired, and the next steps see others
-    config = tiny_run.config(preset='dr_grpo', algorithm__retire_above=0.9, reward__self_test=1.0, **PLAIN)
+    config = tiny_run.config(preset='dr_grpo', collection__retire_above=0.9, reward__self_test=1.0, **PLAIN)
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: 1.0)
     state = train.run(config, str(tmp_path))
     tries = np.asarray(state.aux['tries'])
@@ -78,10 +78,10 @@ def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'changes, words',
     [
-        (dict(algorithm__retire_above=0.9, reward__verifier=''), ['retire_above = 0.9', 'reward.verifier']),
-        (dict(algorithm__max_draws=0), ['max_draws = 0']),
-        (dict(algorithm__dead_groups='replay'), ['max_staleness = 0', 'at least 1']),
-        (dict(algorithm__dead_groups='resample', algorithm__max_staleness=2), ['max_staleness = 2', 'truncated']),
+        (dict(collection__retire_above=0.9, reward__verifier=''), ['retire_above = 0.9', 'reward.verifier']),
+        (dict(collection__max_draws=0), ['max_draws = 0']),
+        (dict(collection__dead_groups='replay'), ['max_staleness = 0', 'at least 1']),
+        (dict(collection__dead_groups='resample', collection__max_staleness=2), ['max_staleness = 2', 'truncated']),
     ],
 )
 def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes, words, tmp_path):
@@ -126,7 +126,7 @@ def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(tmp_path):
     losses = [row['loss'] for row in tiny_run.rows(tmp_path / 'student')]
     assert losses[-1] < losses[0]
     pairs = tiny_run.config(
-        preset='dpo', algorithm__source='pairs', **data, **PLAIN | dict(steps=6, data__prompts_per_step=2)
+        preset='dpo', collection__source='pairs', **data, **PLAIN | dict(steps=6, data__prompts_per_step=2)
     )
     train.run(pairs, str(tmp_path / 'pairs'))
     losses = [row['loss'] for row in tiny_run.rows(tmp_path / 'pairs')]

@@ -34,7 +34,7 @@ def hashed(completion, example):
 
 @pytest.fixture(scope='module')
 def reward_functions(tmp_path_factory):
-    config = tiny_run.config(reward__truncated=-1.0)
+    config = tiny_run.config(reward__truncated_reward=-1.0)
     return open_experiment(config, str(tmp_path_factory.mktemp('none'))).reward_functions
 
 
@@ -188,7 +188,7 @@ def read(folder):
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
     workdir = str(tmp_path_factory.mktemp('runs') / 'tiny')
-    train.run(tiny_run.config(steps=1, supervised__steps=0), workdir)
+    train.run(tiny_run.config(steps=1, supervised__updates=0), workdir)
     return workdir
 
 

@@ -44,7 +44,7 @@ def iterated(tmp_path_factory):
             config(
                 model__path=paths['policy'],
                 model__random_init=False,
-                supervised__steps=0,
+                supervised__updates=0,
                 reward__parts=(('numeric', 1.0),),
             ),
             paths['labelled'],
@@ -89,7 +89,7 @@ def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
     changed = iterate.of_reward_model(made, 1, folder, [iterated[2]])
     begun = reward_model.beginning(open_experiment(changed, str(tmp_path)))
     assert np.any(np.asarray(begun['value_head']))
-    changed.supervised.steps, changed.supervised.optimizer.learning_rate = 1, 0.0
+    changed.supervised.updates, changed.supervised.optimizer.learning_rate = 1, 0.0
     ended = reward_model.run(changed, str(tmp_path / 'run')).params
     jax.tree.map(np.testing.assert_array_equal, begun, ended)
 

@@ -12,7 +12,7 @@ from tests import tiny_run
 CHANGES = dict(
     preset='ppo',
     algorithm__kl_coef=0.1,
-    supervised__steps=0,
+    supervised__updates=0,
     mesh__fsdp=2,
     optimizer__learning_rate=1e-3,
     evaluation__prompts=2,
@@ -27,7 +27,7 @@ def run(folder, steps=5, **changes):
 
 @pytest.mark.parametrize('schedule', ['hard', 'polyak'])
 def test_a_run_that_offloads_and_is_resumed_equals_one_that_does_not(tmp_path, schedule):
-    renewed = dict(algorithm__reference=schedule, algorithm__reference_every=2)
+    renewed = dict(collection__reference=schedule, collection__reference_every=2)
     plain = run(tmp_path / 'plain', **renewed)
     run(tmp_path / 'parts', 2, learner__offload=BOTH, **renewed)  # where a renewal is due
     state = run(tmp_path / 'parts', learner__offload=BOTH, **renewed)
@@ -46,7 +46,7 @@ def test_a_run_that_offloads_and_is_resumed_equals_one_that_does_not(tmp_path, s
 
 
 def test_the_reference_can_be_sampled_from_where_it_waits(tmp_path):
-    state = run(tmp_path, 1, algorithm__source='reference', learner__offload=('reference',))
+    state = run(tmp_path, 1, collection__source='reference', learner__offload=('reference',))
     assert int(state.step) == 1
 
 

@@ -322,7 +322,7 @@ def test_advice_knows_what_offloading_leaves(slices):
     (state, of_params), (left, _) = made.state_bytes(), smaller.state_bytes()
     assert state - left == pytest.approx(3 * of_params, rel=1e-2)  # two moments and the reference
     lends = plan.make(
-        tiny_run.config(preset='grpo', mesh__fsdp=4, algorithm__source='reference', learner__offload=('reference',)),
+        tiny_run.config(preset='grpo', mesh__fsdp=4, collection__source='reference', learner__offload=('reference',)),
         'v5e:2x2',
     )
     assert (made.lent_bytes(), lends.lent_bytes()) == (0, of_params)
@@ -345,7 +345,7 @@ def command(*arguments, topology='v5e:2x2'):
             'grpo_jax.preflight',
             '--config=configs/arithmetic.py',
             f'--topology={topology}',
-            '--config.supervised.steps=0',
+            '--config.supervised.updates=0',
             '--config.evaluation.samples=8',
             *arguments,
         ],

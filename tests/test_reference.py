@@ -60,10 +60,10 @@ def test_the_policy_comes_from_its_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     'changes, words',
     [
-        (dict(algorithm__reference='daily'), ['daily', 'polyak']),
-        (dict(algorithm__reference='hard'), ['reference_every = 0', 'hard']),
-        (dict(algorithm__reference_every=3), ['reference_every = 3', 'frozen']),
-        (dict(algorithm__reference_mix=0.0), ['reference_mix = 0.0']),
+        (dict(collection__reference='daily'), ['daily', 'polyak']),
+        (dict(collection__reference='hard'), ['reference_every = 0', 'hard']),
+        (dict(collection__reference_every=3), ['reference_every = 3', 'frozen']),
+        (dict(collection__reference_mix=0.0), ['reference_mix = 0.0']),
     ],
 )
 def test_impossible_schedules_are_refused(changes, words):
@@ -75,9 +75,9 @@ def test_impossible_schedules_are_refused(changes, words):
 def test_a_run_resumes_exactly_across_a_renewal(tmp_path):
     changes = dict(
         preset='grpo',
-        algorithm__reference='hard',
-        algorithm__reference_every=2,
-        supervised__steps=0,
+        collection__reference='hard',
+        collection__reference_every=2,
+        supervised__updates=0,
         optimizer__learning_rate=1e-3,
         evaluation__prompts=2,
         evaluation__samples=1,

@@ -26,7 +26,7 @@ STEPS = dict(
     data__name='arithmetic_steps',
     reward_model__objective='steps',
     reward_model__separator=' ',
-    supervised__steps=6,
+    supervised__updates=6,
     supervised__optimizer__warmup=0,
     evaluation__prompts=12,
 )
@@ -188,7 +188,7 @@ def test_labels_that_do_not_fit_are_refused(meta, words):
 @pytest.mark.parametrize(
     ('changes', 'words'),
     [
-        (dict(supervised__steps=0), 'supervised.steps'),
+        (dict(supervised__updates=0), 'supervised.updates'),
         (dict(reward_model__objective='listwise'), 'pairwise, pointwise, steps'),
         (dict(reward_model__after_error='kept'), 'masked or wrong'),
         (dict(data__name='arithmetic'), 'steps and labels'),
@@ -211,7 +211,7 @@ def test_bad_input_leaves_no_trace(tmp_path, changes, words):
 def test_it_learns_what_the_text_foretells_and_scores_as_a_reward(tmp_path):
     made = config(
         data__name='rollouts',
-        supervised__steps=40,
+        supervised__updates=40,
         supervised__batch=32,
         data__max_prompt_tokens=8,
         reward_model__objective='pairwise',

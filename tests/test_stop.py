@@ -13,7 +13,7 @@ from tests import tiny_run
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     config = tiny_run.config(
-        steps=3, supervised__steps=0, reward__parts=(('mine', 1.0),), reward__verifier='', checkpoint__every=3
+        steps=3, supervised__updates=0, reward__parts=(('mine', 1.0),), reward__verifier='', checkpoint__every=3
     )
 
     def impatient(completion, example):

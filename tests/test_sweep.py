@@ -64,7 +64,7 @@ def test_presets_share_the_cold_start_of_their_seed(swept):
     }
     for seed in range(SEEDS):
         shared = tiny_run.rows(os.path.join(workdir, 'cold_start', str(seed)))
-        assert len(shared) == get_config().supervised.steps
+        assert len(shared) == get_config().supervised.updates
         for preset in PRESETS:
             assert tiny_run.rows(os.path.join(workdir, preset, str(seed), 'cold_start')) == shared
         assert before['grpo', seed] == before['dr_grpo', seed]
@@ -167,7 +167,7 @@ def test_presets_that_learn_from_other_completions_are_marked(tmp_path, monkeypa
     monkeypatch.setattr(train, 'run', lambda config, folder: (_ for _ in ()).throw(FloatingPointError('no')))
 
     def config(preset='dr_grpo'):
-        return tiny_run.config(preset=preset, supervised__steps=0)
+        return tiny_run.config(preset=preset, supervised__updates=0)
 
     rows = sweep.run(config, ['dapo', 'rft', 'grpo'], 1, str(tmp_path))
     assert {row['preset']: row['mark'] for row in rows} == {'dapo': '*', 'rft': '*', 'grpo': ''}

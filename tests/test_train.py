@@ -85,7 +85,7 @@ def test_export_has_the_runs_weights(finished, tmp_path):
 # one preset for each way through the loop; the others differ in array mathematics alone
 @pytest.mark.parametrize('preset', ['grpo', 'rloo', 'ppo', 'gtpo', 'm2po'])
 def test_each_preset_trains(preset, tmp_path):
-    config = tiny_run.config(preset=preset, steps=2, supervised__steps=0, learner__minibatches=2)
+    config = tiny_run.config(preset=preset, steps=2, supervised__updates=0, learner__minibatches=2)
     state = train.run(config, str(tmp_path))
     assert (state.ref_params is not None) == (preset in ('grpo', 'rloo', 'ppo'))
     assert ('critic' in state.aux) == (preset == 'ppo')
@@ -123,7 +123,7 @@ def test_a_new_surrogate_and_its_preset_are_a_few_lines_in_files(tmp_path):
     (tmp_path / 'configs/algorithms/squash.py').write_text(PRESET, encoding='utf8')
     small = [
         'steps=2',
-        'supervised.steps=0',
+        'supervised.updates=0',
         'data.options.digits=1',
         'data.options.count=40',
         'rollout.max_tokens=8',
@@ -154,7 +154,7 @@ def test_a_variant_written_in_a_notebook_trains(tmp_path):
     def half_clip(ratio, advantages):
         return 0.5 * surrogates.clip(ratio, advantages, clip_low=0.2, clip_high=0.2)
 
-    config = tiny_run.config(steps=1, supervised__steps=0)
+    config = tiny_run.config(steps=1, supervised__updates=0)
     mine = algorithms.make(config.algorithm)._replace(surrogate=half_clip)
     assert int(train.run(config, str(tmp_path), algorithm=mine).step) == 1
 
@@ -163,7 +163,7 @@ def test_a_step_that_is_not_finite_is_skipped_dumped_and_at_last_stops_the_run(t
     def broken(ratio, advantages, logprobs):
         return jnp.nan * ratio
 
-    config = tiny_run.config(supervised__steps=0, learner__max_bad_steps=1)
+    config = tiny_run.config(supervised__updates=0, learner__max_bad_steps=1)
     mine = algorithms.make(config.algorithm)._replace(surrogate=broken)
     with pytest.raises(FloatingPointError, match='max_bad_steps = 1'):
         train.run(config, str(tmp_path), algorithm=mine)
@@ -172,7 +172,7 @@ def test_a_step_that_is_not_finite_is_skipped_dumped_and_at_last_stops_the_run(t
 
 
 def test_a_run_works_without_jit(tmp_path):
-    config = tiny_run.config(steps=1, supervised__steps=0, rollout__max_tokens=3, evaluation__prompts=2)
+    config = tiny_run.config(steps=1, supervised__updates=0, rollout__max_tokens=3, evaluation__prompts=2)
     with jax.disable_jit():
         state = train.run(config, str(tmp_path))
     assert int(state.step) == 1
@@ -195,7 +195,11 @@ def test_every_config_key_is_read(tmp_path):
     """A key that no code reads is an option that lies."""
     read = set()
     config = tiny_run.config(
-        preset='dapo', steps=1, supervised__steps=1, reward__length='overlong', reward__options__overlong__margin=4
+        preset='dapo',
+        steps=1,
+        supervised__updates=1,
+        reward__length_shaping='overlong',
+        reward__options__overlong__margin=4,
     )
     kind = type(config)
     original = kind.__getitem__

@@ -5,6 +5,6 @@ dual clip of 10.
 """
 
 
-def apply(algorithm):
+def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_norm', 'clip', 'token_mean'
-    algorithm.clip_high, algorithm.dead_groups = 0.28, 'resample'
+    algorithm.clip_high, collection.dead_groups = 0.28, 'resample'

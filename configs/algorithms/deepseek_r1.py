@@ -4,7 +4,7 @@ The paper: 16 minibatches a rollout, G = 16, 32 prompts, learning rate 3e-6, rew
 """
 
 
-def apply(algorithm):
+def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_norm', 'clip', 'sequence_mean'
     algorithm.clip_low, algorithm.clip_high, algorithm.kl, algorithm.kl_coef = 10.0, 10.0, 'k3', 1e-3
-    algorithm.reference, algorithm.reference_every = 'hard', 400
+    collection.reference, collection.reference_every = 'hard', 400

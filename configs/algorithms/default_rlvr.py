@@ -4,6 +4,6 @@ G = 8 to 16, learning rate 1e-6, temperature 1, no truncation of the distributio
 """
 
 
-def apply(algorithm):
+def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_mean', 'dual_clip', 'token_mean'
-    algorithm.clip_high, algorithm.dead_groups, algorithm.correction = 0.28, 'drop', 'truncated'
+    algorithm.clip_high, collection.dead_groups, algorithm.correction = 0.28, 'drop', 'truncated'

@@ -5,6 +5,6 @@ are computed and carry no loss: a small group_size wastes least.
 """
 
 
-def apply(algorithm):
-    algorithm.source, algorithm.advantage = 'reference', 'best_and_worst'
+def apply(algorithm, collection):
+    collection.source, algorithm.advantage = 'reference', 'best_and_worst'
     algorithm.surrogate, algorithm.weights = 'dpo', 'sequence_mean'

@@ -2,6 +2,6 @@
 """
 
 
-def apply(algorithm):
+def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_norm', 'clip', 'token_mean'
-    algorithm.clip_high, algorithm.dead_groups, algorithm.selection = 0.28, 'resample', 'high_entropy'
+    algorithm.clip_high, collection.dead_groups, algorithm.selection = 0.28, 'resample', 'high_entropy'

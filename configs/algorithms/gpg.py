@@ -4,6 +4,6 @@ The factor is the authors' B / (B - M) over dead groups; verl's is over rewards 
 """
 
 
-def apply(algorithm):
+def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_mean', 'policy_gradient', 'sequence_mean'
-    algorithm.dead_groups = 'reweight'
+    collection.dead_groups = 'reweight'

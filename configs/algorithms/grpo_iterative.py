@@ -4,7 +4,7 @@ An iteration is reference_every steps. Where the reward is learned too, grpo_jax
 """
 
 
-def apply(algorithm):
+def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_norm', 'clip', 'sequence_mean'
     algorithm.kl, algorithm.kl_coef = 'k3', 0.04
-    algorithm.reference, algorithm.reference_every = 'hard', 100
+    collection.reference, collection.reference_every = 'hard', 100

@@ -1,6 +1,6 @@
 """GRPO with process rewards (DeepSeekMath, arXiv 2402.03300, section 4.1.3): a step is paid for what it leads to.
 
-Needs a reward with steps: reward.steps names it. Otherwise as grpo.
+Needs a reward with steps: reward.step_rewards names it. Otherwise as grpo.
 """
 
 

@@ -4,7 +4,7 @@ OLMo's published recipes often set kl_coef to 0.
 """
 
 
-def apply(algorithm):
+def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_mean', 'clip', 'token_mean'
-    algorithm.clip_high, algorithm.dead_groups, algorithm.correction = 0.272, 'drop', 'truncated'
+    algorithm.clip_high, collection.dead_groups, algorithm.correction = 0.272, 'drop', 'truncated'
     algorithm.kl, algorithm.kl_coef = 'k3', 0.05

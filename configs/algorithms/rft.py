@@ -4,6 +4,6 @@ The paper also: duplicates of a solution removed, several passes over the kept s
 """
 
 
-def apply(algorithm):
-    algorithm.source, algorithm.advantage = 'reference', 'correct'
+def apply(algorithm, collection):
+    collection.source, algorithm.advantage = 'reference', 'correct'
     algorithm.surrogate, algorithm.weights = 'policy_gradient', 'sequence_mean'

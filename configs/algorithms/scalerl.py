@@ -4,6 +4,6 @@ The paper: rollouts up to 8 steps old, G = 16, float32 logits, prompts retired a
 """
 
 
-def apply(algorithm):
+def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'batch_centred_std', 'cispo', 'prompt_mean'
-    algorithm.dead_groups = 'drop'
+    collection.dead_groups = 'drop'

@@ -4,6 +4,6 @@ Usual settings: learning rate 1e-5 to 2e-5. A step takes prompts_per_step x grou
 """
 
 
-def apply(algorithm):
-    algorithm.source, algorithm.advantage = 'demonstrations', 'ones'
+def apply(algorithm, collection):
+    collection.source, algorithm.advantage = 'demonstrations', 'ones'
     algorithm.surrogate, algorithm.weights = 'policy_gradient', 'token_mean'

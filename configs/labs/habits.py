@@ -11,7 +11,7 @@ def get_config(preset, *, blurts, habit, share, max_tokens):
     config.data.max_prompt_tokens = 6
     config.rollout.max_tokens = max_tokens
     config.algorithm.fixed_length = max_tokens
-    config.supervised.steps = 250
+    config.supervised.updates = 250
     config.supervised.batch = 64
     config.evaluation.prompts = 64
     config.log.rollouts = 1

@@ -2,7 +2,7 @@
 
     python -m grpo_jax.train --config=configs/labs/length_hacking.py --workdir=runs/hack
     python -m grpo_jax.train --config=configs/labs/length_hacking.py \
-        --workdir=runs/mended --config.reward.length=overlong
+        --workdir=runs/mended --config.reward.length_shaping=overlong
 
 The exploit's share is that of completions with more equations than the sum has columns; it shows in the metric length.
 """
@@ -15,5 +15,5 @@ def get_config(preset='dr_grpo'):
     config.reward.parts = (('numeric', 1.0), ('configs/labs/careless.py:equations', 1.0))
     # of overlong: worked out once a sum takes some 20 tokens, twice 36, which must cost more than two equations pay
     config.reward.options.overlong.margin = 24
-    config.reward.length_weight = 2.0
+    config.reward.length_shaping_weight = 2.0
     return config

@@ -116,7 +116,7 @@ class Algorithm(NamedTuple):
         return found | ({'entropy_acts': 1.0} if self.entropy_target else {})
 
 
-def make(section):
+def make(section, collection=None):
     """Algorithm from a config section that names the pieces and lists their numbers.
 
     A piece's keyword-only arguments are bound from the section's keys of the same names. Raises
@@ -130,7 +130,9 @@ def make(section):
     chosen['regularizers'] = tuple(
         pieces.choose(regularizers, 'regularizers', name, section) for name in section['regularizers']
     )
-    numbers = {name: section[name] for name in Algorithm._fields if name not in chosen}
+    numbers = {name: section[name] for name in Algorithm._fields if name not in chosen and name in section}
+    if collection is not None:
+        numbers |= {name: collection[name] for name in ('source', 'dead_groups')}
     algorithm = Algorithm(**chosen, **numbers)
     validation.check(algorithm)
     return algorithm

@@ -12,6 +12,7 @@ CHOICES = {
     'dead_groups': ('keep', 'drop', 'reweight', 'resample', 'replay'),
     'source': ('policy', 'reference', 'demonstrations', 'pairs'),
 }
+SECTIONS = {'dead_groups': 'collection', 'source': 'collection'}
 BOUNDED = {'clip', 'dual_clip', 'cispo', 'sapo', 'dppo_tv', 'dppo_kl', 'vespo'}
 ALONE = {'ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length'}
 
@@ -21,7 +22,9 @@ def check(algorithm):
     kl, placement = pieces.name_of(algorithm.kl), algorithm.kl_placement
     for key, choices in CHOICES.items():
         if getattr(algorithm, key) not in choices:
-            raise BadInput(f'algorithm.{key}', getattr(algorithm, key), 'choose ' + ' or '.join(choices))
+            raise BadInput(
+                f'{SECTIONS.get(key, "algorithm")}.{key}', getattr(algorithm, key), 'choose ' + ' or '.join(choices)
+            )
     if kl == 'k1' and placement == 'loss':
         raise BadInput(
             'algorithm.kl',

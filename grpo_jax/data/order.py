@@ -16,7 +16,9 @@ def walk(seed, position, count, retired, parts=()):
     BadInput when all are retired.
     """
     if retired.all():
-        raise BadInput('algorithm.retire_above', len(retired), 'prompts, and all are retired: nothing is left to learn')
+        raise BadInput(
+            'collection.retire_above', len(retired), 'prompts, and all are retired: nothing is left to learn'
+        )
     at = _mixed(seed, parts) if parts else _shuffled((seed,), np.arange(len(retired)))
     chosen = []
     while len(chosen) < count:

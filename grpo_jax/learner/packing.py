@@ -5,7 +5,7 @@ logprobs scattered back (`completion_logprobs`), so that losses and metrics neve
 step takes is a number and not a shape: the program is compiled once, and its time follows the tokens there are.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 from flax import struct
 import jax
@@ -43,6 +43,7 @@ class Packing(NamedTuple):
         return -(-groups * -(-self.group_size // self.completions) // self.rows)
 
 
+@no_type_check
 @struct.dataclass
 class Plan:
     """Where the tokens of a step lie, by minibatch and microbatch."""

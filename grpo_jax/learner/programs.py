@@ -31,7 +31,7 @@ class Learner(NamedTuple):
     """The learner's programs."""
 
     initial: Callable  # (params) -> TrainState on the mesh
-    score: Executable  # (TrainState, Rollout) -> dict of the fields of Experience that must be known first;
+    logprobs: Executable  # (TrainState, Rollout) -> dict of the fields of Experience that must be known first;
     # of a reward model, f32[B, C] scores
     update: Executable  # (TrainState, Experience) -> (TrainState, metrics); the old state is donated
     state: Any  # abstract TrainState with shardings, to restore onto
@@ -247,7 +247,7 @@ def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True,
     options = dict(ahead=ahead, compiler_options=options_on(mesh))
     return Learner(
         initial=jax.jit(initial, out_shardings=lies),
-        score=make_executable(
+        logprobs=make_executable(
             score, state, experience.rollout, extra=score_plan, out_shardings=specs.rows(mesh), **options
         ),
         update=make_executable(

@@ -1,6 +1,7 @@
 """Rotary positions and attention: the one place that multiplies queries with keys."""
 
 import math
+from typing import no_type_check
 
 from flax import struct
 import jax
@@ -12,6 +13,7 @@ MANY = 2**19  # more pairs of a query and a key than that
 MASKED = -2e38  # finite, so that a row without any allowed key yields a mean and not NaN
 
 
+@no_type_check
 @struct.dataclass
 class Packed:
     """What may attend to what in rows of groups one after another: a prompt, then completions that share it.

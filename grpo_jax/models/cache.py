@@ -8,6 +8,7 @@ of the cache; a row's first valid column (`start`) makes up for it. Flat chunks 
 """
 
 import math
+from typing import no_type_check
 
 from flax import struct
 import jax
@@ -17,6 +18,7 @@ from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models.attention import MASKED
 
 
+@no_type_check
 @struct.dataclass
 class Chunk:
     """J blocks of S columns of R rows, in the dtype of computation or in int8 with a scale a column."""
@@ -42,6 +44,7 @@ class Chunk:
         return self.k.ndim == 5
 
 
+@no_type_check
 @struct.dataclass
 class KVCache:
     """What B rows have seen. Chunks are filled in order; only the last one is written."""

@@ -131,9 +131,9 @@ def make(config, name, slices=1):
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
     reward_functions = rewards.make(config.reward, config.rollout.max_tokens)
     experiment = Planned(config, '', folder, c, Bytes(), ends, ends[0], mesh, reward_functions, {})
-    algorithm = algorithms.make(config.algorithm)
+    algorithm = algorithms.make(config.algorithm, config.collection)
     shapes = train.shapes_of(experiment, algorithm)
-    learner = experiment.learner(algorithm, shapes, collect.aux_of(config.algorithm, shapes, 1))
+    learner = experiment.learner(algorithm, shapes, collect.aux_of(config.collection, shapes, 1))
     return Plan(config, name, slices, experiment, chip, algorithm, shapes, learner)
 
 
@@ -207,7 +207,7 @@ def jobs_of(plan):
             1,
             Job('learner.logprobs', 'score', lambda: learner.logprobs.traced, state + rollout, arguments=False, runs=1),
         )
-    if experiment.config.supervised.steps:
+    if experiment.config.supervised.updates:
         _, cold = supervised.build_learner(experiment)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
     reads = algorithm.source in collect.READ_FROM_DATA

@@ -77,20 +77,22 @@ def make(section, max_tokens, functions=None):
             not verifier or name == verifier or parts[verifier].asynchronous or parts[verifier].batched
         ):
             raise BadInput('reward.verifier', verifier, f'must be a plain function, which {name} asks what is correct')
-    steps = section['steps'] and find(section['steps'])
+    steps = section['step_rewards'] and find(section['step_rewards'])
     if steps and not hasattr(steps, 'steps'):
-        raise BadInput('reward.steps', section['steps'], "has no steps(completion, example); use calculator, or ''")
+        raise BadInput(
+            'reward.step_rewards', section['step_rewards'], "has no steps(completion, example); use calculator, or ''"
+        )
     source = found[verifier][0] if verifier else SimpleNamespace()
     return RewardFunctions(
         parts,
-        section['truncated'],
+        section['truncated_reward'],
         verifier,
         getattr(source, 'extract', None),
         strict=bind(verifier, source.strict) if hasattr(source, 'strict') else None,
         gold=getattr(source, 'gold', gold.of_answer),
-        steps=_of_all(bind(custom.name_of(section['steps']), steps.steps)) if steps else None,
+        steps=_of_all(bind(custom.name_of(section['step_rewards']), steps.steps)) if steps else None,
         length=_shaping(section, max_tokens),
-        length_weight=section['length_weight'],
+        length_weight=section['length_shaping_weight'],
         failed=section['failed'],
         deadline=section['deadline'],
         threads=section['workers'],
@@ -147,12 +149,12 @@ def _of_all(steps):
 
 def _shaping(section, max_tokens):
     """The shaping by length of a config section, or None."""
-    name = section['length']
+    name = section['length_shaping']
     if not name:
         return None
     shapes = {key: shape for key, shape in vars(length).items() if inspect.isfunction(shape)}
     if name not in shapes:
-        raise BadInput('reward.length', name, f"choose {', '.join(shapes)}, or ''")
+        raise BadInput('reward.length_shaping', name, f"choose {', '.join(shapes)}, or ''")
     shape = _bind(name, shapes[name], section['options'], limit=max_tokens)
     margin = shape.keywords.get('margin', 1)
     if not 0 < margin < max_tokens:

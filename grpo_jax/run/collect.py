@@ -51,13 +51,13 @@ class Group(NamedTuple):
 
 
 class Collector:
-    """Draws for a run; `section` is config.algorithm. Without a dead-group policy or curriculum, once a step."""
+    """Draws for a run; `section` is config.collection. Without a dead-group policy or curriculum, once a step."""
 
     def __init__(self, experiment, section, shapes):
         self._ex, self._section, self._shapes = experiment, section, shapes
         self._again = section['dead_groups'] in ('resample', 'replay')
         self._keeps = _keeps(section)
-        _check(section, experiment.reward_functions)
+        _check(section, experiment.config.algorithm, experiment.reward_functions)
         fields = READ_FROM_DATA.get(section['source'])
         self._imitates = fields is not None
         self._dataset, self._completions = (
@@ -220,25 +220,25 @@ def _keeps(section):
     return section['dead_groups'] in ('resample', 'replay') and section['max_staleness'] > 0
 
 
-def _check(section, reward_functions):
+def _check(section, algorithm, reward_functions):
     """BadInput for settings that cannot work."""
     if section['retire_above'] and not reward_functions.verifier:
         raise BadInput(
-            'algorithm.retire_above',
+            'collection.retire_above',
             section['retire_above'],
             'needs a reward.verifier to know pass rates; name one, or use 0',
         )
     if section['max_draws'] < 1:
-        raise BadInput('algorithm.max_draws', section['max_draws'], 'must be at least 1')
+        raise BadInput('collection.max_draws', section['max_draws'], 'must be at least 1')
     if section['dead_groups'] == 'replay' and section['max_staleness'] < 1:
         raise BadInput(
-            'algorithm.max_staleness',
+            'collection.max_staleness',
             section['max_staleness'],
             'must be at least 1 for replay: groups of the same step are none',
         )
-    if _keeps(section) and section['ratio_base'] == 'old' and section['correction'] == 'none':
+    if _keeps(section) and algorithm['ratio_base'] == 'old' and algorithm['correction'] == 'none':
         raise BadInput(
-            'algorithm.max_staleness',
+            'collection.max_staleness',
             section['max_staleness'],
             'lets in completions of older policies, '
             "and nothing accounts for them; set a correction, like truncated, or ratio_base='sampler'",

@@ -34,7 +34,7 @@ def read(experiment, split, fields, encode):
             'data.name',
             experiment.config.data.name,
             f'has no example with {" and ".join(fields)}; use another, '
-            "or supervised.steps=0 and algorithm.source='policy'",
+            "or supervised.updates=0 and collection.source='policy'",
         )
     completions = {i: encode(dataset.examples[i]) for i in have}
     kept = [i for i in have if max(map(len, completions[i])) <= most]

@@ -107,7 +107,7 @@ class Experiment(NamedTuple):
             self.mesh,
             shapes,
             collected=collected,
-            critic_optimizer=optimizers.make(config.critic, updates),
+            critic_optimizer=optimizers.make(config.critic_optimizer, updates),
             value_clip=config.algorithm.value_clip,
             critic_warmup=config.algorithm.critic_warmup,
             **self.learning(),
@@ -242,7 +242,7 @@ def check(config):
         raise BadInput('learner.remat', config.learner.remat, 'choose ' + ', '.join(transformer.REMAT))
     if set(config.learner.offload) - {'optimizer', 'reference'}:
         raise BadInput('learner.offload', config.learner.offload, 'choose from optimizer and reference')
-    reference.check(config.algorithm)
+    reference.check(config.collection)
     for name, value, least in [
         ('steps', config.steps, 1),
         ('rollout.group_size', rollout.group_size, 1),

@@ -9,7 +9,7 @@ The last prompt token is the first decode input, so there is no special first-to
 of a row holds the j-th of [last prompt token, its tokens].
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 from flax import struct
 import jax
@@ -24,6 +24,7 @@ from grpo_jax.types import Prompts, Rollout
 PREFILL_TOKENS = 8192  # that go through the model at once; bounds the activations of a prefill
 
 
+@no_type_check
 @struct.dataclass
 class Book:
     """All N = P * G rows of a rollout."""
@@ -47,6 +48,7 @@ class Book:
         return self.count.shape[0] // self.prompts.ids.shape[0]
 
 
+@no_type_check
 @struct.dataclass
 class Wave:
     """B slots being decoded together."""

@@ -1,5 +1,7 @@
 """The device mesh: axes data, fsdp, context, tensor."""
 
+from typing import NamedTuple
+
 import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
@@ -10,6 +12,16 @@ from grpo_jax.errors import BadInput
 AXES = ('data', 'fsdp', 'context', 'tensor')
 ROW_AXES = ('data', 'fsdp', 'context')  # the axes that arrays of rows are split over, and the sampler's rows
 BATCH_AXES = ('data', 'fsdp')  # those that the learner's rows are split over, whose columns context splits
+
+
+class Devices(NamedTuple):
+    """The devices of a run, and whether its programs are compiled when they are made.
+
+    compile_now=False leaves that to the first call, or to preflight, whose devices are not here.
+    """
+
+    mesh: jax.sharding.Mesh
+    compile_now: bool = True
 
 
 def make(section):

@@ -32,10 +32,12 @@ PRESETS = sorted(name[:-3] for name in os.listdir(os.path.dirname(presets.__file
 
 @functools.cache
 def algorithm(preset, **numbers):
-    """The preset's algorithm with some of its section's entries replaced."""
-    section = default.get_config(preset).algorithm
-    section.update(numbers)
-    return algorithms.make(section)
+    """The preset's algorithm with some entries of its sections replaced."""
+    config = default.get_config(preset)
+    for name, value in numbers.items():
+        section = config.collection if name in config.collection else config.algorithm
+        section[name] = value
+    return algorithms.make(config.algorithm, config.collection)
 
 
 def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, entropy=ENTROPY, group_ids=None):

@@ -44,7 +44,7 @@ def test_coefficient_without_a_kl_is_refused():
 
 
 def test_unknown_treatment_of_dead_groups_is_refused():
-    with pytest.raises(BadInput, match=r"algorithm.dead_groups = 'revive': choose keep or drop or"):
+    with pytest.raises(BadInput, match=r"collection.dead_groups = 'revive': choose keep or drop or"):
         fixture.algorithm('grpo', dead_groups='revive')
 
 

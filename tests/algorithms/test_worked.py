@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import default
 from grpo_jax import algorithms
 from grpo_jax.algorithms import corrections, groups, ratios, regularizers, selections, surrogates
 
@@ -323,8 +322,7 @@ def test_m2po_selection():
 
 def test_gpg_factor_is_the_authors():
     # one of three groups dead: the others count 3 / 2 times
-    section = default.get_config('gpg').algorithm
     rewards = np.concatenate([fixture.REWARDS, np.ones((1, 4))])
-    found = algorithms.compute_advantages(algorithms.make(section), rewards)[:, 0]
+    found = algorithms.compute_advantages(fixture.algorithm('gpg'), rewards)[:, 0]
     np.testing.assert_allclose(found[:8], 1.5 * ADVANTAGES['mean'], rtol=1e-6)
     assert np.all(found[8:] == 0)
