@@ -61,6 +61,11 @@ class Experience:
     values: Float[Array, 'B C'] | None = None  # of the critic at the start of the step; None: no critic
     returns: Float[Array, 'B C'] | None = None  # what the critic is to learn
 
+    @property
+    def loss_mask(self) -> Bool[Array, 'B C']:
+        """The tokens that are learned from."""
+        return self.rollout.loss_mask
+
 
 @no_type_check
 @struct.dataclass
@@ -70,6 +75,11 @@ class LabelledBatch:
     rollout: Rollout  # of completions that come with the data
     labels: Float[Array, 'B C']  # in [0, 1]
     label_mask: Bool[Array, 'B C']  # tokens that have a label
+
+    @property
+    def loss_mask(self) -> Bool[Array, 'B C']:
+        """The tokens that are learned from."""
+        return self.label_mask
 
 
 @no_type_check

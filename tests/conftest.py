@@ -17,8 +17,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) 
 
 from jaxtyping import install_import_hook
 
+import tests.checked  # noqa: F401, the hook finds it by name
+
 # shapes and dtypes of public signatures are checked while tests run, and at no other time
-install_import_hook('grpo_jax', 'beartype.beartype')
+install_import_hook('grpo_jax', 'tests.checked.checked')
 
 import jax
 import pytest

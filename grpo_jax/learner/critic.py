@@ -2,11 +2,15 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from grpo_jax.algorithms import weights
 from grpo_jax.learner import descent
+from grpo_jax.learner.options import Cut, Learning
 from grpo_jax.models import heads
-from grpo_jax.models.collectives import ALONE
+from grpo_jax.models.collectives import ALONE, Collectives
+from grpo_jax.models.transformer import ModelConfig
+from grpo_jax.types import Experience, Rollout
 
 
 def new(params):
@@ -15,40 +19,61 @@ def new(params):
     return jax.tree.map(jnp.copy, body) | {'value_head': jnp.zeros_like(params['final_norm'])}
 
 
-def values(critic, rollout, c, *, remat, dtype, collectives=ALONE):
-    """f32[B, C]: what the critic expects of a completion before each of its tokens; not meaningful where masked."""
+def values(
+    critic, rollout: Rollout, model_config: ModelConfig, *, remat: str, dtype, collectives: Collectives = ALONE
+) -> Float[Array, 'B C']:
+    """f32[B, C]: the critic's value of a completion before each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    found = heads.values(critic, rollout.tokens, mask, c, remat=remat, dtype=dtype, collectives=collectives)
-    return found[:, rollout.prompt_mask.shape[1] - 1 : -1]
+    columns = heads.values(
+        critic, rollout.tokens, mask, model_config, remat=remat, dtype=dtype, collectives=collectives
+    )
+    return columns[:, rollout.prompt_mask.shape[1] - 1 : -1]
 
 
-def update(critic, experience, c, optimizer, *, value_clip, microbatches, remat, dtype, collectives=ALONE, **cut):
+def update(
+    critic,
+    experience: Experience,
+    model_config: ModelConfig,
+    optimizer,
+    learning: Learning,
+    cut: Cut,
+    collectives=ALONE,
+):
     """({'params', 'opt_state'}, metrics) after a descent on half the squared error, clipped around the old values.
 
     max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, mean over tokens; value_clip 0: no clip.
-    explained_variance is that of the returns by the values before the update. cut is for descent.descend.
+    explained_variance is that of the returns by the values before the update.
     """
 
     def loss_of(params, part):
         microbatch, token_weights = part
-        new_values = values(params, microbatch.rollout, c, remat=remat, dtype=dtype, collectives=collectives)
-        error = value_loss(new_values, microbatch.values, microbatch.returns, value_clip)
+        new_values = values(
+            params,
+            microbatch.rollout,
+            model_config,
+            remat=learning.remat,
+            dtype=learning.dtype,
+            collectives=collectives,
+        )
+        error = value_loss(new_values, microbatch.values, microbatch.returns, learning.value_clip)
         return jnp.sum(token_weights * jnp.where(microbatch.rollout.loss_mask, error, 0.0)), ()
 
     def gradient(params, minibatch, _):
         whole = minibatch, weights.token_mean(minibatch.rollout.loss_mask)
-        loss, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=microbatches, together=1)
+        loss, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=learning.microbatches, together=1)
         return loss, grads, {}
 
-    params, opt_state, _, found = descent.descend(
-        critic['params'], critic['opt_state'], experience, gradient, optimizer, **cut
+    params, opt_state, _, metrics = descent.descend(
+        critic['params'], critic['opt_state'], experience, None, gradient, optimizer, cut
     )
     mask = experience.rollout.loss_mask
-    found['explained_variance'] = explained_variance(experience.values, experience.returns, mask)
-    return {'params': params, 'opt_state': opt_state}, found
+    metrics['explained_variance'] = explained_variance(experience.values, experience.returns, mask)
+    return {'params': params, 'opt_state': opt_state}, metrics
 
 
-def value_loss(new_values, old_values, returns, value_clip):
+def value_loss(
+    new_values: Float[Array, '*N'], old_values: Float[Array, '*N'], returns: Float[Array, '*N'], value_clip: float
+) -> Float[Array, '*N']:
     """Half the squared error, or that of the clipped value where it is larger, elementwise (arXiv 2005.12729)."""
     error = jnp.square(new_values - returns)
     if value_clip:
@@ -57,7 +82,9 @@ def value_loss(new_values, old_values, returns, value_clip):
     return 0.5 * error
 
 
-def explained_variance(values_, returns, mask):
+def explained_variance(
+    predicted: Float[Array, '*N'], returns: Float[Array, '*N'], mask: Bool[Array, '*N']
+) -> Float[Array, '']:
     """f32[]: 1 - var(returns - values) / var(returns) over the mask; 0 where the returns do not vary."""
 
     def variance(x):
@@ -66,4 +93,4 @@ def explained_variance(values_, returns, mask):
         return jnp.sum(jnp.where(mask, jnp.square(x - mean), 0.0)) / count
 
     spread = variance(returns)
-    return jnp.where(spread > 1e-12, 1 - variance(returns - values_) / jnp.maximum(spread, 1e-12), 0.0)
+    return jnp.where(spread > 1e-12, 1 - variance(returns - predicted) / jnp.maximum(spread, 1e-12), 0.0)

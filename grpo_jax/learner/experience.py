@@ -1,63 +1,82 @@
-"""From rewards to what the learner eats."""
+"""From rewards to the experience that the learner updates on."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float
 import numpy as np
 
-from grpo_jax import algorithms
+from grpo_jax.algorithms import Algorithm, compute_advantages, critic_targets
 from grpo_jax.hosts import processes
-from grpo_jax.types import Experience
+from grpo_jax.sharding.batches import put_rows
+from grpo_jax.types import Experience, Rollout, TrainState
 
 
-def make_experience(algorithm, aux, rollout, rewards, scores, put, *, dead, **known):
-    """(Experience, statistics dict of floats) of a rollout and its rewards f64[P, G] (NaN: unscorable).
+def make_experience(
+    algorithm: Algorithm,
+    state: TrainState,
+    rollout: Rollout,
+    logprobs: Mapping[str, jax.Array],
+    rewards: Float[np.ndarray, 'P G'],
+    dead: Bool[np.ndarray, ' P'],
+    inputs: Mapping[str, Any],
+    mesh: jax.sharding.Mesh,
+) -> tuple[Experience, dict[str, Any]]:
+    """(Experience, statistics by name) of a rollout and its rewards (NaN: unscorable).
 
-    aux is the TrainState's; scores holds what the learner's score found; known, what else an advantage may read
-    (step_rewards, parts, part_weights; see algorithms.advantages). With dead_groups other than 'keep' and
-    'reweight', tokens of groups that are dead (bool[P], by rewards before shaping) leave the completion mask, and
-    so every denominator. put lays host arrays of rows out on the mesh.
+    logprobs holds what Learner.logprobs computed; inputs, what else an advantage may read (step_rewards, parts,
+    part_weights; see algorithms.advantages). With dead_groups other than 'keep' and 'reweight', tokens of dead groups
+    (by rewards before shaping) leave the completion mask, and so every denominator.
     """
-    prompts, group = rewards.shape
-    kl_coef = float(aux['coefficients']['kl_coef'])
+    group_size = rewards.shape[1]
+    host = _host_inputs(state.aux, rollout, logprobs, rewards.shape) | inputs
+    kl_coef = float(state.aux['coefficients']['kl_coef'])
+    advantages = compute_advantages(algorithm, rewards, kl_coef=kl_coef, **host)
+    fields = {'old_logprobs': None, 'ref_logprobs': None} | logprobs
+    if 'values' in logprobs:
+        fields['returns'] = put_rows(critic_targets(algorithm, rewards, kl_coef=kl_coef, **host), mesh)
+    if algorithm.dead_groups in ('drop', 'resample', 'replay'):
+        alive = put_rows(np.repeat(~dead, group_size), mesh)
+        rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))
+    experience = Experience(
+        rollout=rollout,
+        advantages=put_rows(advantages, mesh),
+        rewards=put_rows(rewards.reshape(-1).astype(np.float32), mesh),
+        group_ids=put_rows(np.repeat(np.arange(len(rewards), dtype=np.int32), group_size), mesh),
+        **fields,
+    )
+    return experience, _statistics(rewards, advantages, dead)
+
+
+def _host_inputs(aux, rollout, logprobs, shape):
+    """What an advantage may read of the rollout and its logprobs, by name, with leading axes [P, G].
+
+    Each is a function, so that only what is read is fetched.
+    """
 
     def by_row(array):
-        return lambda: processes.fetch(array).reshape(prompts, group, -1)
+        return lambda: processes.fetch(array).reshape(*shape, -1)
 
     def kl():
-        difference = scores['old_logprobs'] - scores['ref_logprobs']
+        difference = logprobs['old_logprobs'] - logprobs['ref_logprobs']
         return by_row(jnp.where(rollout.loss_mask, difference, 0.0))().astype(float)
 
     def initial_entropy():
         first = float(aux['initial_entropy'])
         if not np.isnan(first):
             return first
-        entropy, mask = processes.fetch((scores['old_entropy'], rollout.loss_mask))
+        entropy, mask = processes.fetch((logprobs['old_entropy'], rollout.loss_mask))
         return np.mean(entropy[mask])
 
-    data = {name: by_row(array) for name, array in scores.items()}
-    data |= dict(
-        mask=by_row(rollout.loss_mask),
-        tokens=by_row(rollout.tokens[:, rollout.prompt_mask.shape[1] :]),
-        kl=kl,
-        sampler_logprobs=by_row(rollout.logprobs),
-        initial_entropy=initial_entropy,
-        **known,
-    )
-    advantages = algorithms.compute_advantages(algorithm, rewards, kl_coef=kl_coef, **data)
-    if 'values' in scores:
-        targets = algorithms.critic_targets(algorithm, rewards, kl_coef=kl_coef, **data)
-        scores = scores | {'returns': put(targets)}
-
-    if algorithm.dead_groups in ('drop', 'resample', 'replay'):
-        alive = put(np.repeat(~dead, group))
-        rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))
-    experience = Experience(
-        rollout=rollout,
-        advantages=put(advantages),
-        rewards=put(rewards.reshape(-1).astype(np.float32)),
-        group_ids=put(np.repeat(np.arange(prompts, dtype=np.int32), group)),
-        **dict(old_logprobs=None, ref_logprobs=None) | scores,
-    )
-    return experience, _statistics(rewards, advantages, dead)
+    return {name: by_row(array) for name, array in logprobs.items()} | {
+        'mask': by_row(rollout.loss_mask),
+        'tokens': by_row(rollout.tokens[:, rollout.prompt_mask.shape[1] :]),
+        'kl': kl,
+        'sampler_logprobs': by_row(rollout.logprobs),
+        'initial_entropy': initial_entropy,
+    }
 
 
 def _statistics(rewards, advantages, dead):

@@ -1,35 +1,65 @@
 """The optimizer: global-norm clipping and AdamW under a warm-up and decay schedule."""
 
+from typing import NamedTuple
+
 import optax
 
 from grpo_jax.errors import BadInput
 
+SCHEDULES = ('constant', 'cosine', 'linear')  # after warm-up
 
-def make(section, updates):
-    """optax transformation for `updates` optimizer updates from the config section."""
+
+class Optimization(NamedTuple):
+    """An optimizer's numbers; updates counts optimizer updates."""
+
+    learning_rate: float
+    schedule: str = 'constant'  # after warm-up: constant, or linear or cosine to zero
+    warmup: int = 0  # updates
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    @classmethod
+    def from_config(cls, section):
+        """Optimization of a config section; BadInput for an unknown schedule."""
+        optimization = cls(**{name: section[name] for name in cls._fields})
+        if optimization.schedule not in SCHEDULES:
+            raise BadInput('optimizer.schedule', optimization.schedule, 'choose one of ' + ', '.join(SCHEDULES))
+        return optimization
+
+
+class Optimizers(NamedTuple):
+    """The optimizers of a run."""
+
+    policy: optax.GradientTransformation
+    critic: optax.GradientTransformation | None = None
+
+
+def build_optimizer(optimization: Optimization, updates: int) -> optax.GradientTransformation:
+    """The optax transformation for `updates` optimizer updates."""
     return optax.chain(
-        optax.clip_by_global_norm(section['max_grad_norm']),
+        optax.clip_by_global_norm(optimization.max_grad_norm),
         optax.adamw(
-            schedule(section, updates),
-            b1=section['b1'],
-            b2=section['b2'],
-            eps=section['eps'],
-            weight_decay=section['weight_decay'],
+            learning_rates(optimization, updates),
+            b1=optimization.b1,
+            b2=optimization.b2,
+            eps=optimization.eps,
+            weight_decay=optimization.weight_decay,
         ),
     )
 
 
-def schedule(section, updates):
+def learning_rates(optimization: Optimization, updates: int) -> optax.Schedule:
     """Learning rate by update: linear warm-up, then constant, linear or cosine to zero at `updates`."""
-    peak, warmup = section['learning_rate'], section['warmup']
+    peak, warmup = optimization.learning_rate, optimization.warmup
     rest = max(updates - warmup, 1)
-    shapes = {
+    decays = {
         'constant': lambda: optax.constant_schedule(peak),
         'linear': lambda: optax.linear_schedule(peak, 0.0, rest),
         'cosine': lambda: optax.cosine_decay_schedule(peak, rest),
     }
-    if section['schedule'] not in shapes:
-        raise BadInput('optimizer.schedule', section['schedule'], 'choose one of ' + ', '.join(sorted(shapes)))
     # from peak / warmup, not 0: the first update of a run must count
     ramp = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
-    return optax.join_schedules([ramp, shapes[section['schedule']]()], [warmup])
+    return optax.join_schedules([ramp, decays[optimization.schedule]()], [warmup])

@@ -1,6 +1,6 @@
 """Sequence packing: a group's prompt once, its completions behind it, and many groups in a row of fixed length.
 
-The host plans where each completion lies (`plan`); on the device the tokens are gathered into packed rows and their
+The host chooses where each completion lies (`pack`); on the device the tokens are gathered into packed rows and their
 logprobs scattered back (`completion_logprobs`), so that losses and metrics never know. How many microbatches a
 step takes is a number and not a shape: the program is compiled once, and its time follows the tokens there are.
 """
@@ -10,12 +10,14 @@ from typing import NamedTuple, no_type_check
 from flax import struct
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import descent
-from grpo_jax.learner.logprobs import token_logprobs
+from grpo_jax.learner.logprobs import Head, TokenLogprobs, token_logprobs
 from grpo_jax.models import attention, transformer
+from grpo_jax.types import Experience, Rollout
 
 
 class Packing(NamedTuple):
@@ -45,14 +47,14 @@ class Packing(NamedTuple):
 
 @no_type_check
 @struct.dataclass
-class Plan:
+class PackedRows:
     """Where the tokens of a step lie, by minibatch and microbatch."""
 
-    cells: jax.Array  # i32[minibatches, M, rows, columns] b * T + t of the token in its minibatch, -1: none
-    count: jax.Array  # i32[minibatches] microbatches that hold any
+    cells: Int[Array, 'minibatches M rows columns']  # b * T + t of the token in its minibatch, -1: none
+    count: Int[Array, ' minibatches']  # microbatches that hold any
 
 
-def check(packing):
+def check(packing: Packing):
     """BadInput for sizes that cannot work."""
     least = packing.queries + packing.tokens * (packing.group_size if packing.whole_groups else 1)
     if packing.columns < least:
@@ -66,8 +68,8 @@ def check(packing):
         raise BadInput('learner.pack_rows', packing.rows, 'must be at least 1')
 
 
-def plan(prompt_mask, completion_mask, packing, minibatches):
-    """Plan, as numpy arrays, of masks bool[B, Q] and bool[B, C]; completions without tokens are left out.
+def pack(prompt_mask, completion_mask, packing: Packing, minibatches: int) -> PackedRows:
+    """PackedRows, as numpy arrays, of masks bool[B, Q] and bool[B, C]; completions without tokens are left out.
 
     Groups are dealt to minibatches as descent.interleave does. Within one, a packed row may lie on any device.
     """
@@ -89,7 +91,7 @@ def plan(prompt_mask, completion_mask, packing, minibatches):
                 cells[part, row, column : column + len(text)] = text
                 column += packing.room(len(text))
         count[part] = -(-len(rows) // packing.rows)
-    return Plan(cells.reshape(minibatches, most, packing.rows, packing.columns), count)
+    return PackedRows(cells.reshape(minibatches, most, packing.rows, packing.columns), count)
 
 
 def _packed_rows(prompts, lengths, packing):
@@ -136,25 +138,33 @@ def _that_fit(completions, room):
     return taken
 
 
-def completion_logprobs(params, rollout, cells, c, packing, **options):
-    """(logprobs f32[B, C], entropy f32[B, C], present bool[B, C]) of a microbatch; 0 at tokens that are not in it.
+class PackedLogprobs(NamedTuple):
+    """What a microbatch of packed rows says of the tokens of a minibatch; 0 at tokens that are not in it."""
 
-    cells i32[rows, columns] are a Plan's; options are those of logprobs.token_logprobs, with remat.
-    """
-    remat, collectives = options.pop('remat'), options['collectives']
+    logprobs: Float[Array, 'B C']
+    entropy: Float[Array, 'B C']
+    present: Bool[Array, 'B C']  # the tokens that are in it
+
+
+def completion_logprobs(
+    params,
+    rollout: Rollout,
+    cells: Int[Array, 'rows columns'],
+    model_config: transformer.ModelConfig,
+    packing: Packing,
+    head: Head,
+    remat: str,
+) -> PackedLogprobs:
+    """PackedLogprobs of a microbatch, whose cells are those of PackedRows."""
     queries, columns = rollout.prompt_mask.shape[1], rollout.completion_mask.shape[1]
     text = _text(rollout, cells)
-    visible = attention.Packed(
-        text.part,
-        text.start[:, :: packing.block],
-        text.length[:, :: packing.block],
-        packing.block,
-        packing.queries,
-        packing.tokens,
+    starts, lengths = text.start[:, :: packing.block], text.length[:, :: packing.block]
+    visible = attention.Packed(text.part, starts, lengths, packing.block, packing.queries, packing.tokens)
+    hidden = transformer.forward(
+        params, text.tokens, text.positions, visible, model_config, remat=remat, collectives=head.collectives
     )
-    hidden = transformer.forward(params, text.tokens, text.positions, visible, c, remat=remat, collectives=collectives)
-    before = collectives.hidden(jnp.take_along_axis(hidden, text.source[..., None], 1))
-    found = token_logprobs(params, before, text.tokens, text.part > 0, c, **options)
+    before = head.collectives.hidden(jnp.take_along_axis(hidden, text.source[..., None], 1))
+    tokens = token_logprobs(params, before, text.tokens, text.part > 0, model_config, head)
 
     row, column = jnp.divmod(cells, queries + columns)
     nowhere = rollout.completion_mask.size
@@ -163,25 +173,33 @@ def completion_logprobs(params, rollout, cells, c, packing, **options):
     def back(values):
         return jnp.zeros(nowhere, values.dtype).at[places].set(values, mode='drop').reshape(-1, columns)
 
-    return (*map(back, found), back(jnp.ones(places.shape, bool)))
+    return PackedLogprobs(back(tokens.logprobs), back(tokens.entropy), back(jnp.ones(places.shape, bool)))
 
 
-def rollout_logprobs(params, rollout, plan, c, packing, **options):
-    """(logprobs f32[B, C], entropy f32[B, C]) of all completions; arguments as in completion_logprobs."""
-    parts = jax.tree.map(lambda x: descent.interleave(x, len(plan.count), packing.group_size), rollout)
+def rollout_logprobs(
+    params, rollout: Rollout, packed: PackedRows, model_config: transformer.ModelConfig, packing: Packing, head: Head
+) -> TokenLogprobs:
+    """TokenLogprobs of all completions, without a gradient."""
+    parts = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), packing.group_size), rollout)
 
     def of_minibatch(part):
-        rollout, plan = part
+        rollout, packed = part
 
         def add(index, seen):
-            *found, present = completion_logprobs(params, rollout, plan.cells[index], c, packing, **options)
-            return tuple(jnp.where(present, x, y) for x, y in zip(found, seen, strict=True))
+            microbatch = completion_logprobs(params, rollout, packed.cells[index], model_config, packing, head, 'none')
+            return _merged(microbatch, seen)
 
         empty = jnp.zeros(rollout.completion_mask.shape)
-        return jax.lax.fori_loop(0, plan.count, add, (empty, empty))
+        return jax.lax.fori_loop(0, packed.count, add, (empty, empty))
 
-    found = jax.lax.map(of_minibatch, (parts, plan))
-    return tuple(descent.deal_back(x, packing.group_size) for x in found)
+    minibatches = jax.lax.map(of_minibatch, (parts, packed))
+    return TokenLogprobs(*(descent.deal_back(x, packing.group_size) for x in minibatches))
+
+
+def _merged(microbatch: PackedLogprobs, seen):
+    """(logprobs, entropy) of the tokens seen before and of those in the microbatch."""
+    present = microbatch.present
+    return tuple(jnp.where(present, x, y) for x, y in zip(microbatch[:2], seen, strict=True))
 
 
 class Text(NamedTuple):
@@ -215,25 +233,24 @@ def _text(rollout, cells):
     )
 
 
-def only(experience, present):
+def only(experience: Experience, present: Bool[Array, 'B C']) -> Experience:
     """The Experience with those tokens alone in its completion mask."""
     rollout = experience.rollout
     return experience.replace(rollout=rollout.replace(completion_mask=rollout.completion_mask & present))
 
 
-def accumulate(loss_of, params, minibatch, plan):
+def accumulate(loss_of, params, minibatch: Experience, packed: PackedRows):
     """(loss, gradient, (logprobs, entropy)) of a minibatch, summed in float32 over its microbatches.
 
-    plan is the minibatch's part of a Plan; loss_of(params, cells of a microbatch) is (loss, (logprobs, entropy,
-    present)).
+    packed is the minibatch's part of PackedRows; loss_of(params, cells of a microbatch) is (loss, PackedLogprobs).
     """
 
     def add(index, carry):
         loss, grads, seen = carry
-        (more, (*found, present)), new = jax.value_and_grad(loss_of, has_aux=True)(params, plan.cells[index])
-        seen = tuple(jnp.where(present, x, y) for x, y in zip(found, seen, strict=True))
+        (more, microbatch), new = jax.value_and_grad(loss_of, has_aux=True)(params, packed.cells[index])
+        seen = _merged(microbatch, seen)
         return loss + more, jax.tree.map(jnp.add, grads, new), seen
 
     zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
     empty = jnp.zeros(minibatch.rollout.completion_mask.shape)
-    return jax.lax.fori_loop(0, plan.count, add, (jnp.float32(0), zero, (empty, empty)))
+    return jax.lax.fori_loop(0, packed.count, add, (jnp.float32(0), zero, (empty, empty)))

@@ -1,67 +1,79 @@
-"""Training of scalar scores: a reward model, by pairs, by labels of whole completions, or by labels of their steps."""
+"""Training of a reward model: by pairs, by labels of whole completions, or by labels of their steps."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 import optax
 
 from grpo_jax.algorithms import weights
 from grpo_jax.learner import descent
+from grpo_jax.learner.options import Learning
 from grpo_jax.models import heads
-from grpo_jax.models.collectives import ALONE
+from grpo_jax.models.collectives import ALONE, Collectives
+from grpo_jax.models.transformer import ModelConfig
+from grpo_jax.types import LabelledBatch, Rollout, TrainState
 
 
-def of_completions(params, rollout, c, *, remat, dtype, collectives=ALONE):
-    """f32[B, C]: the score of a completion up to and with each of its tokens; not meaningful where masked."""
+class Setup(NamedTuple):
+    """What all updates of a reward model share: static values, which their program closes over."""
+
+    model_config: ModelConfig
+    loss: Callable  # a function of this module
+    optimizer: optax.GradientTransformation
+    learning: Learning
+    group_size: int = 1  # completions of an example
+    collectives: Collectives = ALONE
+
+
+def completion_values(params, rollout: Rollout, setup: Setup, remat: str = 'none') -> Float[Array, 'B C']:
+    """f32[B, C]: the value of a completion up to and with each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    found = heads.values(params, rollout.tokens, mask, c, remat=remat, dtype=dtype, collectives=collectives)
-    return found[:, rollout.prompt_mask.shape[1] :]
+    dtype, collectives = setup.learning.dtype, setup.collectives
+    columns = heads.values(
+        params, rollout.tokens, mask, setup.model_config, remat=remat, dtype=dtype, collectives=collectives
+    )
+    return columns[:, rollout.prompt_mask.shape[1] :]
 
 
-def update(
-    state, experience, c, optimizer, *, loss, group_size, microbatches, remat, dtype, collectives=ALONE, offload=False
-):
-    """(TrainState, metrics f32[] by name) after one update on the mean of loss(scores, labels, mask) over tokens.
+def update(state: TrainState, batch: LabelledBatch, setup: Setup) -> tuple[TrainState, dict[str, jax.Array]]:
+    """(TrainState, metrics f32[] by name) after one update on the mean of setup.loss over the tokens with a label.
 
-    loss is a function of this module; experience.returns holds the labels, and rollout.loss_mask marks the tokens
-    that have one. An update that is not finite is skipped and counted in state.aux['bad_steps'].
-    offload is that of descent.descend.
+    An update that is not finite is skipped and counted in state.aux['bad_steps'].
     """
+    learning, cut = setup.learning, setup.learning.cut(setup.group_size)
 
     def loss_of(params, part):
         microbatch, token_weights = part
-        found = of_completions(params, microbatch.rollout, c, remat=remat, dtype=dtype, collectives=collectives)
-        mask = microbatch.rollout.loss_mask
-        return jnp.sum(token_weights * jnp.where(mask, loss(found, microbatch.returns, mask), 0.0)), ()
+        values = completion_values(params, microbatch.rollout, setup, learning.remat)
+        mask = microbatch.label_mask
+        return jnp.sum(token_weights * jnp.where(mask, setup.loss(values, microbatch.labels, mask), 0.0)), ()
 
     def gradient(params, batch, _):
-        whole = batch, weights.token_mean(batch.rollout.loss_mask)
-        total, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=microbatches, together=group_size)
-        return total, grads, {}
+        whole = batch, weights.token_mean(batch.label_mask)
+        loss, grads, _ = descent.accumulate(
+            loss_of, params, whole, microbatches=learning.microbatches, together=setup.group_size
+        )
+        return loss, grads, {}
 
-    params, opt_state, skipped, found = descent.descend(
-        state.params,
-        state.opt_state,
-        experience,
-        gradient,
-        optimizer,
-        group_size=group_size,
-        epochs=1,
-        minibatches=1,
-        offload=offload,
+    params, opt_state, skipped, metrics = descent.descend(
+        state.params, state.opt_state, batch, None, gradient, setup.optimizer, cut
     )
     aux = {'bad_steps': state.aux['bad_steps'] + skipped}
-    return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), found
+    return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), metrics
 
 
-def pairwise(scores, labels, mask):
-    """f32[B, C]: -log sigmoid(score of the chosen - score of the rejected) (Bradley-Terry) at both; rows 2i and 2i + 1.
+def pairwise(values: Float[Array, 'B C'], labels, mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
+    """-log sigmoid(value of the chosen - value of the rejected) (Bradley-Terry) at both; rows 2i and 2i + 1.
 
     One token of each row is marked. The labels are the order of the rows and not read.
     """
-    chosen, rejected = jnp.sum(jnp.where(mask, scores, 0.0), -1).reshape(-1, 2).T
+    chosen, rejected = jnp.sum(jnp.where(mask, values, 0.0), -1).reshape(-1, 2).T
     return jnp.repeat(-jax.nn.log_sigmoid(chosen - rejected), 2)[:, None]
 
 
-def labelled(scores, labels, mask):
-    """f32[B, C]: binary cross entropy of sigmoid(scores) against labels in [0, 1]."""
-    return optax.sigmoid_binary_cross_entropy(scores, labels)
+def labelled(values: Float[Array, 'B C'], labels: Float[Array, 'B C'], mask) -> Float[Array, 'B C']:
+    """Binary cross entropy of sigmoid(values) against labels in [0, 1]."""
+    return optax.sigmoid_binary_cross_entropy(values, labels)

@@ -55,6 +55,7 @@ def abstract_experience(shapes, rows, columns, known):
 
 
 def check_divides(mesh, name, count, axes=ROW_AXES):
+    """BadInput when the devices along the axes do not divide a count, which has that name."""
     devices = devices_along(mesh, axes)
     if count % devices:
         raise BadInput(
@@ -66,6 +67,7 @@ def check_divides(mesh, name, count, axes=ROW_AXES):
 
 
 def check_columns(mesh, shapes):
+    """BadInput when the context axis does not divide the columns of a row."""
     columns, parts = shapes.queries + shapes.tokens, mesh.shape['context']
     if columns % parts:
         raise BadInput(
@@ -76,4 +78,5 @@ def check_columns(mesh, shapes):
 
 
 def devices_along(mesh, axes):
+    """The number of devices along the axes."""
     return math.prod(mesh.shape[axis] for axis in axes)

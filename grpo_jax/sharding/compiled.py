@@ -1,15 +1,18 @@
 """Compiled programs: each is compiled once, for fixed shapes, and refuses others by name."""
 
+from collections.abc import Callable
 import functools
 import hashlib
 import math
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.hosts import json_file
 from grpo_jax.sharding import specs
+from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import Param
 
 # of a learner's programs on CPUs, jaxlib 0.10.2: YNN's sums over a row took a quarter of an update, and oneDNN's
@@ -21,14 +24,11 @@ UNCACHED = {'xla_cpu_use_onednn': True, 'xla_cpu_experimental_onednn_fusion_type
 class Executable:
     """A function for fixed shapes, traced when that is asked for, compiled by `compile` or when it is first called."""
 
-    def __init__(self, trace, function=None, extra=None):
-        self.extra = extra  # (*arguments) -> a last argument, made on the host at every call
+    def __init__(self, trace: Callable | None, function: Callable | None = None):
         self.hash = ''  # of the lowered text, which tells two runs' programs apart
         self._trace, self._function = trace, function
 
     def __call__(self, *arguments):
-        if self.extra:
-            arguments = *arguments, self.extra(*arguments)
         return (self._function or self.compile()._function)(*arguments)
 
     @functools.cached_property
@@ -48,17 +48,24 @@ class Executable:
         return self._function.memory_analysis()
 
 
-def make_executable(function, *arguments, ahead=True, extra=None, **options):
-    """Program of function for arguments like these (arrays or ShapeDtypeStructs); options are jit's.
+def make_executable(
+    function: Callable, arguments: tuple, devices: Devices, out_shardings: Any, donate: int | None = None
+) -> Executable:
+    """The Executable of a learner's function for arguments like these (arrays or ShapeDtypeStructs).
 
-    ahead=False leaves compiling for later; extra(*arguments) makes a last argument on the host, or its shape. Under
-    `jax.disable_jit()` the function is called as it is, to be stepped through.
+    donate is the number of the argument whose memory the results may take. Under `jax.disable_jit()` the function is
+    called as it is, to be stepped through.
     """
     if jax.config.jax_disable_jit:
-        return Executable(None, function, extra)
-    shapes = (*arguments, extra(*arguments)) if extra else arguments
-    program = Executable(lambda: jax.jit(function, **options).trace(*shapes), extra=extra)
-    return program.compile() if ahead else program
+        return Executable(None, function)
+    jitted = jax.jit(
+        function,
+        out_shardings=out_shardings,
+        donate_argnums=() if donate is None else donate,
+        compiler_options=options_on(devices.mesh),
+    )
+    executable = Executable(lambda: jitted.trace(*arguments))
+    return executable.compile() if devices.compile_now else executable
 
 
 def options_on(mesh):

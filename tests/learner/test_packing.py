@@ -1,7 +1,6 @@
 """Sequence packing: the same update and logprobs as of padded rows, with few padded tokens and fewer operations."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -10,32 +9,34 @@ from benchmarks.rollout import long_tailed
 from configs import default
 from grpo_jax import algorithms
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import packing
+from grpo_jax.learner import Learning, Optimizers, packing
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
 from grpo_jax.preflight import flops
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding import mesh as meshes
+from grpo_jax.sharding.mesh import Devices
 
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 
 
 def small_learner(c, preset, mesh, *, shapes=SHAPES, **options):
-    options = dict(minibatches=1, microbatches=1, epochs=1, chunk=16, remat='none', dtype=jnp.float32) | options
     method = algorithms.make(default.get_config(preset).algorithm)
-    return make_learner(c, method, MOMENTUM, meshes.make(mesh), shapes, temperature=1.0, **options)
+    learning = Learning(**dict(chunk=16) | options)
+    return make_learner(c, method, Optimizers(MOMENTUM), Devices(meshes.make(mesh)), shapes, learning)
 
 
 def learn(tiny, experience, preset, mesh, **options):
-    """(parameters, gradient, metrics, scores) of an update."""
+    """(parameters, gradient, metrics, logprobs) of an update."""
     c, params = tiny
     learner, mesh = small_learner(c, preset, mesh, **options), meshes.make(mesh)
     state = learner.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
     experience = batches.put_rows(experience.replace(old_logprobs=None, ref_logprobs=None), mesh)
-    scores = learner.logprobs(state, experience.rollout)
-    state, metrics = learner.update(state, experience.replace(**scores))
-    return jax.device_get((state.params, optax.tree_utils.tree_get(state.opt_state, 'trace'), metrics, scores))
+    packed = learner.pack(experience.rollout)
+    logprobs = learner.logprobs(state, experience.rollout, packed)
+    state, metrics = learner.update(state, experience.replace(**logprobs), packed)
+    return jax.device_get((state.params, optax.tree_utils.tree_get(state.opt_state, 'trace'), metrics, logprobs))
 
 
 # a reference and two updates; ratios of whole sequences; pairs, which no microbatch may part
@@ -92,12 +93,12 @@ def test_plan_holds_every_token_once_and_a_prompt_before_its_completions(seed):
         int(rng.integers(1, 4)), columns, block, group, queries, most, whole_groups=columns >= queries + group * most
     )
     masks = masks_of(rng.integers(1, queries + 1, prompts), rng.integers(0, most + 1, prompts * group), queries, most)
-    plan = packing.plan(*masks, sizes, minibatches)
-    assert plan.cells.shape == (minibatches, sizes.microbatches(prompts // minibatches), sizes.rows, columns)
+    packed = packing.pack(*masks, sizes, minibatches)
+    assert packed.cells.shape == (minibatches, sizes.microbatches(prompts // minibatches), sizes.rows, columns)
     for part in range(minibatches):
         valid = np.concatenate(masks, 1).reshape(-1, minibatches, group, width)[:, part].reshape(-1, width)
-        cells = plan.cells[part]
-        assert (cells[plan.count[part] :] == -1).all() and (cells[: plan.count[part]] >= 0).any((1, 2)).all()
+        cells = packed.cells[part]
+        assert (cells[packed.count[part] :] == -1).all() and (cells[: packed.count[part]] >= 0).any((1, 2)).all()
         used = cells[cells >= 0]
         assert valid.reshape(-1)[used].all()
         np.testing.assert_array_equal(
@@ -126,12 +127,12 @@ def test_less_than_a_tenth_is_padding_when_lengths_have_a_long_tail():
     lengths = long_tailed(256 * 8, 200, 1024)
     masks = masks_of(rng.integers(50, 257, 256), lengths, 256, 1024)
     sizes = packing.Packing(rows=4, columns=4096, block=64, group_size=8, queries=256, tokens=1024, whole_groups=False)
-    plan = packing.plan(*masks, sizes, 1)
-    computed = plan.count[0] * sizes.rows * sizes.columns
+    packed = packing.pack(*masks, sizes, 1)
+    computed = packed.count[0] * sizes.rows * sizes.columns
     assert np.concatenate(masks, 1).mean() < 0.3  # padded rows: most of it is padding
-    assert (plan.cells >= 0).sum() > 0.9 * computed
+    assert (packed.cells >= 0).sum() > 0.9 * computed
     # prompts that are computed twice are few
-    assert (plan.cells >= 0).sum() < 1.1 * (lengths.sum() + masks[0][::8].sum())
+    assert (packed.cells >= 0).sum() < 1.1 * (lengths.sum() + masks[0][::8].sum())
 
 
 def test_shared_prompts_save_a_third_of_the_operations():

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -11,14 +10,15 @@ import pytest
 from configs import default
 from grpo_jax import algorithms
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
 from grpo_jax.sampler import Sampling
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.types import Prompts, TrainState
+from grpo_jax.sharding.mesh import Devices
+from grpo_jax.types import Prompts
 
 ALL = [
     (data, fsdp, context, 8 // (data * fsdp * context))
@@ -38,20 +38,8 @@ def make_mesh(shape):
 
 def small_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2):
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
-    return make_learner(
-        c,
-        method,
-        MOMENTUM,
-        mesh,
-        shapes,
-        dtype=jnp.float32,
-        epochs=1,
-        minibatches=minibatches,
-        microbatches=microbatches,
-        temperature=1.0,
-        chunk=16,
-        remat='none',
-    )
+    learning = Learning(minibatches=minibatches, microbatches=microbatches, chunk=16)
+    return make_learner(c, method, Optimizers(MOMENTUM), Devices(mesh), shapes, learning)
 
 
 def learn(model, experience, shape):
@@ -61,7 +49,7 @@ def learn(model, experience, shape):
     learner = small_learner(c, mesh)
     state = learner.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
     on_policy = experience.replace(old_logprobs=None, ref_logprobs=None)
-    return learner.update(state, batches.put_rows(on_policy, mesh))
+    return learner.update(state, batches.put_rows(on_policy, mesh), None)
 
 
 def sample(model, shape):
@@ -153,18 +141,17 @@ def test_sampled_rows_end_at_different_places(sampled_alone):
     assert len(set(sampled_alone.completion_mask.sum(1).tolist())) > 2
 
 
-def test_adamw_moments_and_reference_lie_like_the_parameters(model):
-    c, params = model
-    mesh, optimizer = make_mesh((2, 2, 1, 2)), optimizers.make(default.get_config().optimizer, 10)
-    abstract = jax.eval_shape(
-        lambda p: TrainState(jnp.int32(0), p, optimizer.init(p), p, {'bad_steps': jnp.int32(0)}), params
-    )
-    collectives = specs.state(abstract, optimizer, None, c, mesh)
+def test_adamw_moments_and_reference_lie_like_the_parameters(tiny):
+    c, mesh = tiny[0], make_mesh((2, 2, 1, 2))
+    method = algorithms.make(default.get_config('grpo').algorithm)
+    adamw = build_optimizer(Optimization.from_config(default.get_config().optimizer), 10)
+    learner = make_learner(c, method, Optimizers(adamw), Devices(mesh, compile_now=False), SHAPES, Learning())
+    shardings = jax.tree.map(lambda x: x.sharding, learner.state)
     expected = specs.params(transformer.param_table(c), mesh)
     for name in ('mu', 'nu'):
-        assert optax.tree_utils.tree_get(collectives.opt_state, name) == expected
-    assert collectives.params == expected and collectives.ref_params == expected
-    assert collectives.step == collectives.aux['bad_steps'] == specs.replicated(mesh)
+        assert optax.tree_utils.tree_get(shardings.opt_state, name) == expected
+    assert shardings.params == expected and shardings.ref_params == expected
+    assert shardings.step == shardings.aux['bad_steps'] == specs.replicated(mesh)
 
 
 def test_mesh_of_more_devices_than_there_are_is_refused():
@@ -187,7 +174,7 @@ def test_mesh_axis_below_one_is_refused():
 )
 def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, sizes, message):
     with pytest.raises(BadInput, match=message):
-        specs.params(tiny[0], make_mesh(sizes))
+        specs.params(transformer.param_table(tiny[0]), make_mesh(sizes))
 
 
 def test_prompts_that_do_not_divide_over_the_mesh_are_refused(model):

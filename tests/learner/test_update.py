@@ -11,14 +11,16 @@ import pytest
 from configs import default
 from grpo_jax import algorithms, learner, sweep
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner import Learning, Optimization, Setup, build_optimizer
+from grpo_jax.learner.optimizer import learning_rates
 from grpo_jax.types import TrainState
 
 SECTION = default.get_config('grpo').algorithm
 SECTION.weights = 'prompt_mean'  # the weights that hang on most of the batch
 METHOD = algorithms.make(SECTION)
 SGD = optax.sgd(0.1)
-SIX_UPDATES = dict(optimizer=optimizers.make(default.get_config().optimizer, 10), epochs=3, minibatches=2)
+ADAM = build_optimizer(Optimization.from_config(default.get_config().optimizer), 10)
+SIX_UPDATES = dict(optimizer=ADAM, epochs=3, minibatches=2)
 
 
 def start(tiny, optimizer):
@@ -32,23 +34,9 @@ def run(tiny):
 
     @functools.cache
     def program(method, optimizer, epochs, minibatches, microbatches):
-        return jax.jit(
-            lambda state, experience: learner.update(
-                state,
-                experience,
-                tiny[0],
-                method,
-                optimizer,
-                group_size=2,
-                epochs=epochs,
-                minibatches=minibatches,
-                microbatches=microbatches,
-                temperature=1.0,
-                chunk=16,
-                remat='none',
-                dtype=jnp.float32,
-            )
-        )
+        learning = Learning(epochs, minibatches, microbatches, chunk=16)
+        setup = Setup(tiny[0], method, learning, optimizer, group_size=2)
+        return jax.jit(lambda state, experience: learner.update(state, experience, None, setup))
 
     def call(experience, *, method=METHOD, optimizer=SGD, epochs=1, minibatches=1, microbatches=1, state=None):
         state = start(tiny, optimizer) if state is None else state
@@ -198,7 +186,8 @@ def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, 
     # traced, not compiled: what each preset computes is held against numbers in tests/algorithms
     c, params = tiny
     method = algorithms.make(default.get_config(preset).algorithm)
-    optimizer = optimizers.make(default.get_config().optimizer, 10)
+    learning = Learning(2, 2, 2, chunk=16, remat='full', dtype='bfloat16', value_clip=0.2)
+    setup = Setup(c, method, learning, ADAM, ADAM, group_size=2)
     floats = experience.old_logprobs
     known = experience.replace(
         old_entropy=floats,
@@ -206,27 +195,9 @@ def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, 
         returns=floats,
         advantages=floats if algorithms.by_token(method) else experience.advantages,
     )
-    state = TrainState(jnp.int32(3), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
+    state = TrainState(jnp.int32(3), params, ADAM.init(params), None, learner.new_aux(method, params, ADAM))
     after, metrics = jax.eval_shape(
-        lambda state, experience: learner.update(
-            state,
-            experience,
-            c,
-            method,
-            optimizer,
-            critic_optimizer=optimizer,
-            value_clip=0.2,
-            group_size=2,
-            epochs=2,
-            minibatches=2,
-            microbatches=2,
-            temperature=1.0,
-            chunk=16,
-            remat='full',
-            dtype=jnp.bfloat16,
-        ),
-        state,
-        known,
+        lambda state, experience: learner.update(state, experience, None, setup), state, known
     )
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
     assert all(x.shape == () for x in metrics.values())
@@ -242,26 +213,9 @@ def test_the_critic_learns_alone_at_first(tiny, experience):
     )
     known = experience.replace(values=values, returns=returns, advantages=advantages)
     state = TrainState(jnp.int32(0), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
-    once = jax.jit(
-        lambda state: learner.update(
-            state,
-            known,
-            c,
-            method,
-            optimizer,
-            critic_optimizer=optimizer,
-            value_clip=0.2,
-            critic_warmup=1,
-            group_size=2,
-            epochs=1,
-            minibatches=1,
-            microbatches=1,
-            temperature=1.0,
-            chunk=16,
-            remat='none',
-            dtype=jnp.float32,
-        )[0]
-    )
+    learning = Learning(chunk=16, value_clip=0.2, critic_warmup=1)
+    setup = Setup(c, method, learning, optimizer, optimizer, group_size=2)
+    once = jax.jit(lambda state: learner.update(state, known, None, setup)[0])
     first = once(state)
     assert unchanged(state.params, first.params) and int(first.aux['bad_steps']) == 0
     assert not unchanged(state.aux['critic']['params'], first.aux['critic']['params'])
@@ -278,10 +232,10 @@ def test_batch_without_tokens_changes_nothing(run, experience):
 # the optimizer
 
 
-def optimizer_section(**changes):
+def optimization(**changes):
     section = default.get_config().optimizer
     section.update(changes)
-    return section
+    return Optimization.from_config(section)
 
 
 @pytest.mark.parametrize(
@@ -297,20 +251,20 @@ def optimizer_section(**changes):
     ],
 )
 def test_schedule_warms_up_and_then_decays(kind, warmup, expected):
-    rate = optimizers.schedule(optimizer_section(schedule=kind, warmup=warmup, learning_rate=2.0), 10)
+    rate = learning_rates(optimization(schedule=kind, warmup=warmup, learning_rate=2.0), 10)
     for update, value in expected.items():
         assert float(rate(update)) == pytest.approx(value, abs=1e-6), update
 
 
 def test_unknown_schedule_is_refused_with_the_choices():
     with pytest.raises(BadInput, match=r"optimizer.schedule = 'step': choose one of constant, cosine, linear"):
-        optimizers.make(optimizer_section(schedule='step'), 10)
+        optimization(schedule='step')
 
 
 @pytest.mark.parametrize('scale, norm', [(1.0, 0.5), (0.01, 0.05)])
 def test_gradient_is_clipped_to_its_global_norm(scale, norm):
     # gradients (3, 4) have norm 5; Adam's first moment after one update is (1 - b1) times what came through the clip
-    optimizer = optimizers.make(optimizer_section(max_grad_norm=0.5, b1=0.9), 10)
+    optimizer = build_optimizer(optimization(max_grad_norm=0.5, b1=0.9), 10)
     params = {'a': jnp.zeros(1), 'b': jnp.zeros(1)}
     gradient = {'a': 3 * scale * jnp.ones(1), 'b': 4 * scale * jnp.ones(1)}
     _, state = optimizer.update(gradient, optimizer.init(params), params)
@@ -320,14 +274,14 @@ def test_gradient_is_clipped_to_its_global_norm(scale, norm):
 
 def test_first_update_is_adamw_by_hand():
     # bias correction makes the first step learning_rate * (g / |g| + weight_decay * p) = .1 * (1 + .5 * 2)
-    optimizer = optimizers.make(optimizer_section(learning_rate=0.1, weight_decay=0.5, eps=1e-12), 10)
+    optimizer = build_optimizer(optimization(learning_rate=0.1, weight_decay=0.5, eps=1e-12), 10)
     params = jnp.array([2.0])
     changes, _ = optimizer.update(jnp.array([0.3]), optimizer.init(params), params)
     np.testing.assert_allclose(changes, [-0.2], rtol=1e-5)
 
 
 def test_learning_rate_follows_the_schedule_by_update():
-    optimizer = optimizers.make(optimizer_section(learning_rate=1.0, warmup=4, eps=1e-12), 10)
+    optimizer = build_optimizer(optimization(learning_rate=1.0, warmup=4, eps=1e-12), 10)
     params = jnp.array([0.0])
     state, steps = optimizer.init(params), []
     for _ in range(5):
