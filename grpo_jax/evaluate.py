@@ -64,7 +64,7 @@ def make(experiment, samples, split='test'):
 
 def samplers(experiment, samples):
     """(greedy sampler of one completion a prompt, sampler of `samples` of them) of an experiment."""
-    return experiment.sampler(1, temperature=0.0), experiment.sampler(samples)
+    return experiment.sampler(1, greedy=True), experiment.sampler(samples)
 
 
 def evaluate(evaluator, params):

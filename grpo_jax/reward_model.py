@@ -15,8 +15,7 @@ import rich.table
 from grpo_jax import data, supervised
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.learner import optimizer as optimizers
-from grpo_jax.learner import reward_model
+from grpo_jax.learner import build_optimizer, reward_model
 from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.models import heads, hf
 from grpo_jax.rewards import model as models
@@ -24,7 +23,7 @@ from grpo_jax.rewards import process
 from grpo_jax.run import cli, demonstrations
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sharding import batches, specs
-from grpo_jax.types import Experience
+from grpo_jax.types import LabelledBatch
 
 DRAWS = 2000  # of the bootstrap
 
@@ -59,26 +58,25 @@ def run(config, workdir):
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     experiment, objective = open_experiment(config, workdir), OBJECTIVES[section.objective]
+    settings = experiment.settings
     train, test = read(experiment, objective, 'train'), read(experiment, objective, 'test')
-    shapes = experiment.shapes(config.supervised.batch, objective.completions)
+    shapes = experiment.shapes(settings.supervised.batch, objective.completions)
+    optimizer = build_optimizer(settings.supervised.optimizer, settings.supervised.updates)
     learner = make_reward_learner(
-        experiment.model_config,
-        optimizers.make(config.supervised.optimizer, config.supervised.updates),
-        experiment.mesh,
-        shapes,
-        loss=objective.loss,
-        microbatches=config.learner.microbatches,
-        remat=config.learner.remat,
-        offload=tuple(config.learner.offload),
-        dtype=experiment.dtype,
+        experiment.model_config, objective.loss, optimizer, experiment.devices, shapes, settings.learning
     )
 
-    def experience(step):
-        chosen = data.indices(config.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)
-        return as_experience(experiment, train, chosen, shapes)
+    def batch(step):
+        chosen = data.indices(settings.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)
+        return labelled_batch(experiment, train, chosen, shapes)
 
-    state = supervised.loop(experiment, learner, experience, 'reward model', train.dataset.examples, beginning)
-    results = judge(*(score(experiment, learner, state, found, shapes) for found in (train, test)), section.objective)
+    def initial():
+        return learner.initial(initial_params(experiment))
+
+    training = supervised.Training(batch, learner, learner.update, initial)
+    state = supervised.train(experiment, 'reward model', train.dataset.examples, training)
+    values = (predict(experiment, learner, state, labelled, shapes) for labelled in (train, test))
+    results = judge(*values, section.objective)
     json_file.write(os.path.join(workdir, 'evaluation.json'), results)
     params = processes.fetch(state.params)
     if processes.is_first():
@@ -87,15 +85,12 @@ def run(config, workdir):
     return state
 
 
-def beginning(experiment):
+def initial_params(experiment):
     """Parameters to start from: a policy's, or a reward model's, which has a head already."""
-    if experiment.config.model.random_init or not hf.has_head(experiment.folder):
+    if experiment.settings.model.random_init or not hf.has_head(experiment.folder):
         return experiment.params()
-    return hf.load_params(
-        experiment.folder,
-        experiment.model_config,
-        specs.params(heads.param_table(experiment.model_config), experiment.mesh),
-    )
+    table = heads.param_table(experiment.model_config)
+    return hf.load_params(experiment.folder, experiment.model_config, specs.params(table, experiment.mesh))
 
 
 def read(experiment, objective, split):
@@ -153,37 +148,34 @@ OBJECTIVES = {
 }
 
 
-def as_experience(experiment, found, chosen, shapes):
-    """The chosen examples as the learner eats them: their labels in returns, loss_mask where there is one."""
-    rollout = demonstrations.as_rollout(experiment, found.dataset, found.completions, chosen, shapes)
+def labelled_batch(experiment, labelled, chosen, shapes) -> LabelledBatch:
+    """The chosen examples' completions, on the host, with their labels where they have one."""
+    rollout = demonstrations.as_rollout(experiment, labelled.dataset, labelled.completions, chosen, shapes)
     labels = np.zeros(rollout.completion_mask.shape, np.float32)
-    known = np.zeros(labels.shape, bool)
-    for row, marks in enumerate(marks for index in chosen for marks in found.marks[index]):
+    label_mask = np.zeros(labels.shape, bool)
+    for row, marks in enumerate(marks for index in chosen for marks in labelled.marks[index]):
         for place, label in marks:
-            labels[row, place], known[row, place] = label, True
-    rollout = rollout.replace(forced=rollout.completion_mask & ~known)
-    zeros = np.zeros((len(labels), 1), np.float32)
-    groups = np.repeat(np.arange(len(chosen), dtype=np.int32), shapes.group_size)
-    return Experience(rollout, zeros, zeros[:, 0], None, None, groups, returns=labels)
+            labels[row, place], label_mask[row, place] = label, True
+    return LabelledBatch(rollout, labels, label_mask & rollout.completion_mask)
 
 
-def score(experiment, learner, state, found, shapes):
-    """(scores f64[n], labels f64[n]) of each of up to evaluation.prompts examples, spread evenly over the split."""
-    examples = data.spread(len(found.marks), experiment.config.evaluation.prompts)
-    said = []
+def predict(experiment, learner, state, labelled, shapes):
+    """(values f64[n], labels f64[n]) of each of up to evaluation.prompts examples, spread evenly over the split."""
+    examples = data.spread(len(labelled.marks), experiment.settings.evaluation.prompts)
+    predictions = []
     for start in range(0, len(examples), shapes.prompts):
         block = examples[start : start + shapes.prompts]
         padded = np.pad(block, (0, shapes.prompts - len(block)), mode='edge')
-        rollout = demonstrations.as_rollout(experiment, found.dataset, found.completions, padded, shapes)
-        rows = processes.fetch(learner.logprobs(state, batches.put_rows(rollout, experiment.mesh))).astype(np.float64)
+        rollout = demonstrations.as_rollout(experiment, labelled.dataset, labelled.completions, padded, shapes)
+        rows = processes.fetch(learner.values(state, batches.put_rows(rollout, experiment.mesh))).astype(np.float64)
         for index, block_rows in zip(block, rows.reshape(shapes.prompts, shapes.group_size, -1), strict=False):
-            values = [
+            pairs = [
                 (row[place], label)
-                for row, marks in zip(block_rows, found.marks[index], strict=True)
+                for row, marks in zip(block_rows, labelled.marks[index], strict=True)
                 for place, label in marks
             ]
-            said.append(tuple(np.array(values, np.float64).reshape(-1, 2).T))
-    return said
+            predictions.append(tuple(np.array(pairs, np.float64).reshape(-1, 2).T))
+    return predictions
 
 
 def judge(train, test, objective):

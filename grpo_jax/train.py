@@ -1,6 +1,5 @@
 """START HERE: run(config, workdir) builds everything, then loops over the steps of GRPO."""
 
-import functools
 import logging
 import os
 
@@ -9,97 +8,127 @@ import jax
 import numpy as np
 
 from grpo_jax import algorithms, evaluate, rewards, supervised
-from grpo_jax.errors import BadInput, Stopped
+from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
-from grpo_jax.run import checkpoint, cli, collect, metrics, reference, watch
-from grpo_jax.run.experiment import agree, claim, open_experiment, recorded_config
+from grpo_jax.run import cli, collect, metrics, reference
+from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
+from grpo_jax.run.loop import Loop
 from grpo_jax.sharding import batches, compiled
+from grpo_jax.types import Experience
 
 
-def run(config, workdir, algorithm=None, functions=None):
+def run(config, workdir, algorithm=None, functions=None, profile=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
     Stopped when a SIGTERM came: the step at hand was finished and saved.
 
     algorithm replaces the one that config.algorithm describes, for a variant written in a notebook; functions are
-    rewards by name, which config.reward.parts may list.
+    rewards by name, which config.reward.parts may list; profile is the first and the last step of a trace in
+    workdir/profile.
     """
     experiment = open_experiment(config, workdir, functions=functions)
-    algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
-    shapes = shapes_of(experiment, algorithm)
-    put = functools.partial(batches.put_rows, mesh=experiment.mesh)
+    settings, reward_functions = experiment.settings, experiment.reward_functions
+    algorithm = choose_algorithm(config, algorithm)
+    shapes = collect.step_shapes(experiment, algorithm)
+    check_algorithm(experiment, algorithm, shapes)
 
-    collector = collect.Collector(experiment, config.collection, shapes)
+    collector = collect.Collector(experiment, shapes)
     learner = experiment.learner(algorithm, shapes, collector.aux())
-    evaluator = evaluate.make(experiment, config.evaluation.samples)
+    evaluator = evaluate.make(experiment, settings.evaluation.samples)
+    programs = collector.programs | {'logprobs': learner.logprobs, 'update': learner.update}
 
-    checkpoints = checkpoint.manager(workdir, keep=config.checkpoint.keep)
-    built = collector.programs | {'logprobs': learner.logprobs, 'update': learner.update}
-    agree(experiment, checkpoints.latest_step(), built, collector.examples)
-    state = checkpoint.restore(checkpoints, learner.state)
-    if state is None:
-        gold.check(experiment.reward_functions, collector.examples, config.reward.self_test)
-        state = learner.initial(supervised.cold_start(experiment))
-    claim(experiment)
-    compiled.write_hashes(workdir, **built)
-    writer = metrics.writer(workdir, int(state.step), config.steps, 'train')
+    with Loop(experiment, settings.steps, 'train', settings.cadence.keep) as loop:
+        agree(experiment, loop.newest, programs, collector.examples)
+        state = loop.restore(learner.state)
+        if state is None:
+            gold.check(reward_functions, collector.examples, settings.rewards.self_test)
+            state = learner.initial(supervised.cold_start(experiment))
+        claim(experiment)
+        compiled.write_hashes(workdir, **programs)
 
-    with watch.Watch(config.log.hang_after) as watched:
-        for step in range(int(state.step), config.steps):
-            watched.step(f'step {step}')
-            clock = metrics.Stopwatch()
-            if _due(step, config.evaluation.every) or step == 0:
-                writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
-                clock.lap('evaluate')
+        for step in loop.steps(state, profile):
+            if step == 0 or loop.due(step, settings.evaluation.every):
+                with loop.stage('evaluate'):
+                    loop.writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
 
-            state, renewed = reference.refresh(config, checkpoints, state, learner.state)
-            draw, state = collector(state, writer.sampling)  # its rewards are still being computed on the host
-            clock.lap('sample')
+            with loop.stage('sample'):  # rewards are computed on the host while other rows still decode
+                state, renewed = reference.refresh(experiment, loop.checkpoints, state, learner.state)
+                draw, state = collector(state, loop.writer.sampling)
 
-            logprobs = learner.logprobs(state, draw.rollout)
-            rewarded = draw.results()
-            clock.lap('reward')
+            with loop.stage('reward'):
+                packed = learner.pack(draw.rollout)
+                logprobs = learner.logprobs(state, draw.rollout, packed)
+                rewarded = draw.finish_rewards()
 
-            experience, row = make_experience(
-                algorithm,
-                state.aux,
-                draw.rollout,
-                rewards.shaped(experiment.reward_functions, rewarded, shapes.group_size),
-                logprobs,
-                put,
-                dead=algorithms.dead_groups(rewarded.rewards.reshape(shapes.prompts, -1)),
-                **rewards.known(
-                    experiment.reward_functions, draw.examples, rewarded, draw.rollout, experiment.tokenizer
-                ),
-            )
-            state, learned = learner.update(state, experience)
-            row |= jax.device_get(learned) | metrics.of_completions(rewarded)
-            row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
-            clock.lap('update')
+            with loop.stage('update'):
+                experience, row = make_experience(
+                    algorithm,
+                    state,
+                    draw.rollout,
+                    logprobs,
+                    rewards.shaped(reward_functions, rewarded, shapes.group_size),
+                    algorithms.dead_groups(rewarded.rewards.reshape(shapes.prompts, -1)),
+                    rewards.known(reward_functions, draw.examples, rewarded, draw.rollout, experiment.tokenizer),
+                    experiment.mesh,
+                )
+                state, learned = learner.update(state, experience, learner.pack(experience.rollout))
+                row |= jax.device_get(learned) | metrics.of_completions(rewarded)
+                row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
 
-            if _due(step, config.log.rollouts):
-                writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
-            writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
+            if loop.due(step, settings.cadence.rollouts):
+                loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
+            loop.log(step, row, metrics.speed_of_sampler(collector.sample))
             if row['finite'] < 1:
-                _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
-            stop = processes.agree(f'the end of step {step}', row, watched.stopping)
-            if _due(step + 1, config.checkpoint.every) or step + 1 == config.steps or stop:
-                checkpoint.save(checkpoints, state)
-            if stop:
-                writer.close()
-                checkpoints.close()
-                raise Stopped(workdir, step)
+                keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), settings.learning.max_bad_steps)
+            loop.finish(step, state, row)
 
-    writer.evaluation(config.steps, evaluate.evaluate(evaluator, state.params))
-    writer.close()
-    checkpoints.close()
+        loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
     evaluate.table(os.path.join(workdir, 'evaluations.jsonl'))
     return state
 
 
-def finished(config, workdir):
+def choose_algorithm(config, algorithm=None) -> algorithms.Algorithm:
+    """The Algorithm of a run: the given one, or that of config.algorithm, with what config.collection says.
+
+    BadInput when the given one collects in another way than the config.
+    """
+    algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
+    collected = {name: config.collection[name] for name in ('source', 'dead_groups')}
+    for name, value in collected.items():
+        given = getattr(algorithm, name)
+        if given not in (value, algorithms.Algorithm._field_defaults[name]):
+            raise BadInput(f'collection.{name}', value, f'the given algorithm has {given!r}; set the config to that')
+    return algorithm._replace(**collected)
+
+
+def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, shapes: batches.Shapes):
+    """BadInput, or a warning, for what the algorithm cannot do in this run."""
+    config = experiment.config
+    if 'step_rewards' in algorithm.advantage_reads and not experiment.reward_functions.steps:
+        raise BadInput(
+            'reward.step_rewards',
+            '',
+            f'advantage {config.algorithm.advantage} needs rewards of steps; name a reward that has steps, like '
+            'calculator',
+        )
+    if config.algorithm.critic_warmup and not algorithm.needs_values:
+        raise BadInput(
+            'algorithm.critic_warmup',
+            config.algorithm.critic_warmup,
+            f'advantage {config.algorithm.advantage} has no critic; use 0',
+        )
+    learning = experiment.settings.learning
+    for warning in algorithms.check_run(
+        algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
+    ):
+        logging.warning(warning)
+    if 'reference' in learning.offload and not algorithm.keeps_reference:
+        logging.warning('learner.offload names the reference, and this algorithm keeps none')
+
+
+def finished(config, workdir) -> bool:
     """Whether workdir holds a whole run of this very config; BadInput when it went beyond config.steps."""
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
@@ -111,43 +140,7 @@ def finished(config, workdir):
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
 
 
-def shapes_of(experiment, algorithm):
-    """Sizes of a step; BadInput, or a warning, for what the algorithm cannot do with them."""
-    config, prompts, group = (
-        experiment.config,
-        experiment.config.data.prompts_per_step,
-        experiment.config.rollout.group_size,
-    )
-    if algorithm.source in collect.READ_FROM_DATA:  # as many rows, of more prompts
-        size = len(collect.READ_FROM_DATA[algorithm.source])
-        prompts, group = prompts * group // size, size
-    if 'step_rewards' in algorithm.advantage_reads and not experiment.reward_functions.steps:
-        raise BadInput(
-            'reward.step_rewards',
-            '',
-            f'advantage {config.algorithm.advantage} needs rewards of steps; name '
-            'a reward that has steps, like calculator',
-        )
-    if config.algorithm.critic_warmup and not algorithm.needs_values:
-        raise BadInput(
-            'algorithm.critic_warmup',
-            config.algorithm.critic_warmup,
-            f'advantage {config.algorithm.advantage} has no critic; use 0',
-        )
-    for warning in algorithms.check_run(
-        algorithm, group_size=group, prompts=prompts, updates=config.learner.epochs * config.learner.minibatches
-    ):
-        logging.warning(warning)
-    if 'reference' in config.learner.offload and not algorithm.keeps_reference:
-        logging.warning('learner.offload names the reference, and this algorithm keeps none')
-    return experiment.shapes(prompts, group)
-
-
-def _due(step, every):
-    return every > 0 and step % every == 0
-
-
-def _keep_bad_batch(workdir, step, experience, count, most):
+def keep_bad_batch(workdir: str, step: int, experience: Experience, count: int, most: int):
     """Writes the batch of a skipped update to bad/<step>.npz; stops the run when there were too many."""
     path = os.path.join(workdir, 'bad', f'{step:06d}.npz')
     leaves = jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
@@ -163,9 +156,10 @@ def _keep_bad_batch(workdir, step, experience, count, most):
 
 def main():
     """The command."""
-    run(flags.FLAGS.config, flags.FLAGS.workdir)
+    run(flags.FLAGS.config, flags.FLAGS.workdir, profile=cli.profile_steps())
 
 
 if __name__ == '__main__':
     cli.define_flags()
+    cli.define_profile()
     cli.run(main)

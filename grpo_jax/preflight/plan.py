@@ -6,42 +6,18 @@ import math
 import os
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-from grpo_jax import ROOT, algorithms, evaluate, rewards, supervised, train
+from grpo_jax import ROOT, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, transformer
 from grpo_jax.preflight import topology
 from grpo_jax.run import collect
-from grpo_jax.run.experiment import Experiment, check, check_context
-from grpo_jax.sampler import stops
+from grpo_jax.run.experiment import Experiment, check_context
+from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import batches, chips, compiled, specs
-from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES
+from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES, Devices
 
 MODELS = os.path.join(ROOT, 'configs', 'models')
-
-
-class Planned(Experiment):
-    """An Experiment on devices that are not here, perhaps of a model whose weights and tokenizer are not either."""
-
-    ahead = False
-
-    def automata(self):
-        """Abstract tables: their shapes do not depend on the tokenizer."""
-        return {
-            name: jax.ShapeDtypeStruct((stops.states(strings), self.model_config.vocab_size), jnp.int32)
-            for name, strings in self.end_strings().items()
-        }
-
-
-class Bytes:
-    """Stands in for a tokenizer: the ids are constants of the programs, whose sizes do not depend on them."""
-
-    def encode(self, text, **_):
-        """One id a byte."""
-        return list(text.encode())
 
 
 class Job(NamedTuple):
@@ -59,13 +35,13 @@ class Job(NamedTuple):
     text_turns: tuple[int, ...] = ()  # the same without those that the compiled text tells
 
 
-class Plan(NamedTuple):
+class PlannedRun(NamedTuple):
     """A run on a topology."""
 
     config: Any
     topology: str
     slices: int
-    experiment: Planned
+    experiment: Experiment
     chip: chips.Chip
     algorithm: Any
     shapes: batches.Shapes
@@ -111,30 +87,34 @@ def find_model(path):
     return published if path and os.path.isdir(published) else hf.find(path)
 
 
-def make(config, name, slices=1):
-    """Plan of a config on `slices` slices of a topology; BadInput for what cannot work there.
+def make(config, name: str, slices: int = 1) -> PlannedRun:
+    """PlannedRun of a config on `slices` slices of a topology; BadInput for what cannot work there.
 
-    Where every axis of config.mesh is 1, a mesh over all devices is chosen, and stands in the Plan's config.
+    Where every axis of config.mesh is 1, a mesh over all devices is chosen, and stands in the PlannedRun's config.
     """
-    check(config)
-    folder = find_model(config.model.path)
-    c = hf.load_config(folder)
-    check_context(config, folder)
-    config = with_mesh(config, c, name, len(topology.devices(name, slices)), slices)
+    settings = Settings.from_config(config)
+    folder = find_model(settings.model.path)
+    model_config = hf.load_config(folder)
+    check_context(settings, folder)
+    config = with_mesh(config, model_config, name, len(topology.devices(name, slices)), slices)
     mesh = topology.mesh(name, config.mesh, slices)
     chip = chips.of(mesh.devices.flat[0].device_kind)
     if chip is None:
         raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
-    specs.params(transformer.param_table(c), mesh)  # raises where an axis does not divide
+    specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
     with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
         ends = json.load(file).get('eos_token_id') or 0
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
-    reward_functions = rewards.make(config.reward, config.rollout.max_tokens)
-    experiment = Planned(config, '', folder, c, Bytes(), ends, ends[0], mesh, reward_functions, {})
-    algorithm = algorithms.make(config.algorithm, config.collection)
-    shapes = train.shapes_of(experiment, algorithm)
-    learner = experiment.learner(algorithm, shapes, collect.aux_of(config.collection, shapes, 1))
-    return Plan(config, name, slices, experiment, chip, algorithm, shapes, learner)
+    reward_functions = rewards.make(settings.rewards, settings.sampling.max_tokens)
+    devices = Devices(mesh, compile_now=False)
+    experiment = Experiment(
+        config, Settings.from_config(config), '', folder, model_config, None, ends, ends[0], devices, reward_functions
+    )
+    algorithm = train.choose_algorithm(config)
+    shapes = collect.step_shapes(experiment, algorithm)
+    train.check_algorithm(experiment, algorithm, shapes)
+    learner = experiment.learner(algorithm, shapes, collect.abstract_aux(settings.collection, shapes, 1))
+    return PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner)
 
 
 def with_mesh(config, c, name, count, slices):

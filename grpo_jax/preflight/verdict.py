@@ -11,7 +11,7 @@ PHASES = ('start', 'cold start', 'rollout', 'score', 'update', 'evaluation')
 class Verdict(NamedTuple):
     """A plan and what its compiled programs need."""
 
-    plan: plans.Plan
+    plan: plans.PlannedRun
     jobs: list[plans.Job]
     measured: list[compiler.Measured]
     held: dict[str, int]  # bytes of the sampler's weights, book and cache on a device

@@ -24,6 +24,22 @@ def define_flags(workdir=True, required=True):
         flags.DEFINE_string('workdir', None, 'Folder of the run; an existing one is continued.', required=required)
 
 
+def define_profile():
+    """Defines --profile=FIRST:LAST."""
+    flags.DEFINE_string('profile', None, 'FIRST:LAST, the steps of a trace for TensorBoard in WORKDIR/profile.')
+
+
+def profile_steps() -> tuple[int, int] | None:
+    """The steps that --profile names; BadInput for anything but two rising numbers."""
+    text = flags.FLAGS.profile
+    if text is None:
+        return None
+    first, _, last = text.partition(':')
+    if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
+        raise BadInput('--profile', text, 'is not FIRST:LAST, two steps, like 3:5')
+    return int(first), int(last)
+
+
 def run(main):
     """Runs main() after absl has read the command line, in as many processes as that says.
 

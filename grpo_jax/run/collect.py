@@ -1,27 +1,97 @@
-"""What a step learns from: completions of its prompts, drawn again or exchanged until the groups differ.
+"""What a step learns from: completions of its prompts, and their rewards.
 
-A loop around sampling and scoring. What it keeps between steps lies in TrainState.aux, so that a resumed run
-draws the same: position, how many prompts were visited; tries and hits of each example, for the curriculum; and
-kept, groups of earlier steps, left over by resample or for replay.
+A Collector draws once a step. `resample` and `replay` are loops around its draw: they draw again, or exchange groups
+for those of earlier steps, until the groups differ. What is kept between steps lies in TrainState.aux, so that a
+resumed run draws the same: position, how many prompts were visited; tries and hits of each example, for the
+curriculum; and kept, groups of earlier steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import algorithms, data, rewards
+from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
 from grpo_jax.hosts import processes
 from grpo_jax.run import demonstrations, metrics
 from grpo_jax.sharding import batches
-from grpo_jax.types import Example, Rollout
+from grpo_jax.types import Rollout, TrainState
 
 # sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
 READ_FROM_DATA = {'demonstrations': ('demonstration',), 'pairs': ('demonstration', 'rejected')}
+SCHEDULES = ('frozen', 'hard', 'polyak')  # of the reference
+
+
+class Collection(NamedTuple):
+    """What a step learns from, and which policies are beside the one that learns: config.collection."""
+
+    source: str = 'policy'
+    dead_groups: str = 'keep'
+    max_draws: int = 10
+    max_staleness: int = 0
+    retire_above: float = 0.0
+    reference: str = 'frozen'
+    reference_every: int = 0
+    reference_mix: float = 0.6
+
+    @classmethod
+    def from_config(cls, section, *, corrected: bool, verifier: str):
+        """Collection of config.collection; BadInput for what cannot work.
+
+        corrected: the algorithm accounts for completions of other policies. verifier: the part that decides what is
+        correct, or ''.
+        """
+        collection = cls(**{name: section[name] for name in cls._fields})
+        _check_reference(collection)
+        if collection.retire_above and not verifier:
+            raise BadInput(
+                'collection.retire_above',
+                collection.retire_above,
+                'needs a reward.verifier to know pass rates; name one, or use 0',
+            )
+        if collection.max_draws < 1:
+            raise BadInput('collection.max_draws', collection.max_draws, 'must be at least 1')
+        if collection.dead_groups == 'replay' and collection.max_staleness < 1:
+            raise BadInput(
+                'collection.max_staleness',
+                collection.max_staleness,
+                'must be at least 1 for replay: groups of the same step are none',
+            )
+        if collection.keeps_groups and not corrected:
+            raise BadInput(
+                'collection.max_staleness',
+                collection.max_staleness,
+                'lets in completions of older policies, and nothing accounts for them; set a correction, like '
+                "truncated, or ratio_base='sampler'",
+            )
+        return collection
+
+    @property
+    def keeps_groups(self) -> bool:
+        """Whether groups are kept from step to step."""
+        return self.dead_groups in ('resample', 'replay') and self.max_staleness > 0
+
+
+def _check_reference(collection):
+    """BadInput for a schedule that does not exist, or never or always acts."""
+    schedule, every, mix = collection.reference, collection.reference_every, collection.reference_mix
+    if schedule not in SCHEDULES:
+        raise BadInput('collection.reference', schedule, 'choose one of ' + ', '.join(SCHEDULES))
+    if (schedule == 'frozen') != (every == 0) or every < 0:
+        raise BadInput(
+            'collection.reference_every',
+            every,
+            f'does not fit collection.reference={schedule!r}: '
+            'use 0 with frozen, and 1 or more steps with hard and polyak',
+        )
+    if not 0 < mix <= 1:
+        raise BadInput('collection.reference_mix', mix, 'is the share of the policy; choose above 0 and at most 1')
 
 
 class Draw(NamedTuple):
@@ -29,8 +99,8 @@ class Draw(NamedTuple):
 
     examples: list[Example]
     rollout: Rollout
-    results: Callable  # () -> rewards.Scored
-    counts: dict  # what it took, by name
+    finish_rewards: Callable  # () -> rewards.Rewards
+    counts: dict[str, float]  # what it took, by name
 
 
 class Group(NamedTuple):
@@ -42,215 +112,231 @@ class Group(NamedTuple):
     rewarded: rewards.Rewards
 
     @property
-    def priority(self):
-        """How much replay wants it, sum |A| std(r) of centred advantages; 0 when its rewards do not differ."""
-        scores = self.rewarded.rewards[None]
-        if algorithms.dead_groups(scores)[0]:
+    def tokens(self) -> int:
+        """Tokens of its completions."""
+        return int(self.rewarded.lengths.sum())
+
+    @property
+    def priority(self) -> float:
+        """How much replay wants it: sum |A| std(r) of centred advantages; 0 when its rewards do not differ."""
+        values = self.rewarded.rewards[None]
+        if algorithms.dead_groups(values)[0]:
             return 0.0
-        return float(np.nansum(np.abs(scores - np.nanmean(scores))) * np.nanstd(scores))
+        return float(np.nansum(np.abs(values - np.nanmean(values))) * np.nanstd(values))
+
+
+class Selection(NamedTuple):
+    """The groups that a step may learn from."""
+
+    alive: list[Group]  # their rewards differ
+    dead: list[Group]
+    left: list[Group]  # for later steps
+    draws: int
+
+
+def resample(draw: Callable[[int], list[Group]], kept: list[Group], prompts: int, max_draws: int) -> Selection:
+    """Draws until `prompts` groups differ, or max_draws times (DAPO, arXiv 2503.14476, eq. 11)."""
+    alive, dead, draws = list(kept), [], 0
+    while True:
+        for group in draw(draws):
+            (alive if group.priority else dead).append(group)
+        draws += 1
+        if len(alive) >= prompts or draws == max_draws:
+            return Selection(alive, dead, alive[prompts : 2 * prompts], draws)
+
+
+def replay(
+    draw: Callable[[int], list[Group]], kept: list[Group], prompts: int, noise: np.random.Generator
+) -> Selection:
+    """Draws once, and puts kept groups in the places of dead ones, drawn in proportion to their priorities."""
+    alive, dead = [], []
+    for group in draw(0):
+        (alive if group.priority else dead).append(group)
+    left = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
+    count = min(prompts - len(alive), len(kept))
+    if count > 0:
+        priorities = np.array([group.priority for group in kept])
+        chosen = noise.choice(len(kept), count, replace=False, p=priorities / priorities.sum())
+        alive = alive + [kept[i] for i in chosen]
+    return Selection(alive, dead, left, 1)
 
 
 class Collector:
-    """Draws for a run; `section` is config.collection. Without a dead-group policy or curriculum, once a step."""
+    """Collects what each step of a run learns from."""
 
-    def __init__(self, experiment, section, shapes):
-        self._ex, self._section, self._shapes = experiment, section, shapes
-        self._again = section['dead_groups'] in ('resample', 'replay')
-        self._keeps = _keeps(section)
-        _check(section, experiment.config.algorithm, experiment.reward_functions)
-        fields = READ_FROM_DATA.get(section['source'])
-        self._imitates = fields is not None
-        self._dataset, self._completions = (
-            demonstrations.find(experiment, fields) if fields else (experiment.load('train'), None)
-        )
-        self.sample = None if self._imitates else experiment.sampler(shapes.group_size)
+    def __init__(self, experiment, shapes: batches.Shapes):
+        self._experiment, self._shapes = experiment, shapes
+        self._collection: Collection = experiment.settings.collection
+        fields = READ_FROM_DATA.get(self._collection.source)
+        if fields:
+            self._dataset, self._completions = demonstrations.find(experiment, fields)
+            self.sample = None
+        else:
+            self._dataset, self._completions = experiment.load('train'), None
+            self.sample = experiment.sampler(shapes.group_size)
 
     @property
-    def programs(self):
+    def programs(self) -> dict[str, Any]:
         """The compiled programs by name."""
         return {} if self.sample is None else {'sample': self.sample}
 
     @property
-    def examples(self):
+    def examples(self) -> Sequence[Example]:
         """The examples of the train split that it draws from."""
         return self._dataset.examples
 
     def aux(self):
         """ShapeDtypeStructs of what lies in TrainState.aux, zeros at the start."""
-        return aux_of(self._section, self._shapes, len(self._dataset.examples))
+        return abstract_aux(self._collection, self._shapes, len(self._dataset.examples))
 
-    def __call__(self, state, progress):
-        """(Draw, TrainState) of a step; progress is called as the sampler says."""
-        aux, step = dict(state.aux), int(state.step)
-        if not self._again:
-            draw = self._draw(state, aux, 0, progress)
+    def __call__(self, state: TrainState, progress: Callable) -> tuple[Draw, TrainState]:
+        """(Draw, TrainState) of a step; its rewards may still be computed. progress is called as the sampler says."""
+        collection, step, prompts = self._collection, int(state.step), self._shapes.prompts
+        if collection.dead_groups not in ('resample', 'replay'):
+            draw, aux = self._draw(state, dict(state.aux), 0, progress)
             return draw, state.replace(aux=aux)
-        replay, prompts = self._section['dead_groups'] == 'replay', self._shapes.prompts
-        kept = self._load(aux['kept'], step - self._section['max_staleness']) if self._keeps else []
-        alive, dead, tokens = [] if replay else kept, [], 0
-        for index in range(1 if replay else self._section['max_draws']):
-            draw = self._draw(state, aux, index, progress)
-            tokens += int(draw.results().lengths.sum())
-            for group in _groups(draw, step):
-                (alive if group.priority else dead).append(group)
-            if len(alive) >= prompts:
-                break
-        if replay:
-            left = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
-            alive = alive + self._again_of(kept, prompts - len(alive), step)
+        aux = dict(state.aux)
+
+        def draw_groups(index):
+            nonlocal aux
+            draw, aux = self._draw(state, aux, index, progress)
+            return split_groups(draw, step)
+
+        kept = self._load(aux['kept'], step - collection.max_staleness) if collection.keeps_groups else []
+        if collection.dead_groups == 'replay':
+            noise = np.random.default_rng((self._experiment.settings.seed, step))
+            selection = replay(draw_groups, kept, prompts, noise)
         else:
-            left = alive[prompts : 2 * prompts]
-        if self._keeps:
-            aux['kept'] = self._store(left)
-        batch = (alive + dead)[:prompts]
-        useful = sum(int(group.rewarded.lengths.sum()) for group in alive[:prompts] if group.since == step)
-        counts = {
-            'draws': index + 1,
-            'groups_of_earlier_steps': sum(group.since < step for group in batch),
-            'wasted_tokens': tokens - useful,
-        }
-        rollout, rewarded = jax.tree.map(
-            lambda *rows: np.concatenate(rows), *((group.rollout, group.rewarded) for group in batch)
-        )
-        return Draw(
-            [group.example for group in batch], batches.put_rows(rollout, self._ex.mesh), lambda: rewarded, counts
-        ), state.replace(aux=aux)
+            selection = resample(draw_groups, kept, prompts, collection.max_draws)
+        if collection.keeps_groups:
+            aux['kept'] = self._store(selection.left)
+        return self._join(selection, step), state.replace(aux=aux)
 
     def _draw(self, state, aux, index, progress):
-        """Draw of the next prompts, scored while others still decode; moves aux on."""
-        experiment, shapes = self._ex, self._shapes
-        chosen, position = data.walk(
-            experiment.config.seed, int(aux['position']), shapes.prompts, self._retired(aux), self._dataset.parts
-        )
-        aux['position'] = jnp.int32(position)
+        """(Draw of the next prompts, aux that is moved on); rewards are computed while other rows still decode."""
+        experiment, shapes, collection = self._experiment, self._shapes, self._collection
+        # 1. prompts: a function of the seed, the position and the retired examples
+        position, retired = int(aux['position']), self._retired(aux)
+        chosen, position = data.walk(experiment.settings.seed, position, shapes.prompts, retired, self._dataset.parts)
+        aux = aux | {'position': jnp.int32(position)}
         examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, experiment.pad_token)
-        if self._imitates:
+        # 2. completions
+        if self.sample is None:
             rollout = demonstrations.as_rollout(experiment, self._dataset, self._completions, chosen, shapes)
-            draw = Draw(
-                examples, batches.put_rows(rollout, experiment.mesh), lambda: self._score(examples, rollout), {}
-            )
+            finish = functools.partial(self._rewards_of, examples, rollout)
+            draw = Draw(examples, batches.put_rows(rollout, experiment.mesh), finish, {})
         else:
-            stream = rewards.RewardStream(
-                experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer
-            )
             params = state.params
-            if self._section['source'] == 'reference':  # which may wait in the hosts' memory
+            if collection.source == 'reference':  # which may wait in the hosts' memory
                 params = jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, params))
             # a prompt may come twice in a step; its noise must not
             key = jax.random.fold_in(experiment.key, index) if index else experiment.key
-            rollout = self.sample(
-                params,
-                batches.put_rows(prompts, experiment.mesh),
-                key,
-                int(state.step),
-                finished=stream.add,
-                progress=progress,
+            stream = rewards.RewardStream(
+                experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer
             )
-            results = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
-            draw = Draw(examples, rollout, results, {})
-        if self._section['retire_above']:
-            correct = draw.results().parts[experiment.reward_functions.verifier].reshape(shapes.prompts, -1) >= 1
+            rollout = self.sample(
+                params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
+                finished=stream.add, progress=progress,
+            )  # fmt: skip
+            finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
+            draw = Draw(examples, rollout, finish, {})
+        # 3. pass rates, for the curriculum
+        if collection.retire_above:
+            correct = draw.finish_rewards().parts[experiment.reward_functions.verifier] >= 1
+            correct = correct.reshape(shapes.prompts, -1)
             aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])
             aux['hits'] = aux['hits'].at[chosen].add(correct.sum(1))
             draw.counts['retired'] = float(np.mean(self._retired(aux)))
-        return draw
+        return draw, aux
+
+    def _join(self, selection, step):
+        """The Draw of a Selection: P groups, those that differ first."""
+        prompts = self._shapes.prompts
+        groups = (selection.alive + selection.dead)[:prompts]
+        sampled = sum(group.tokens for group in selection.alive + selection.dead if group.since == step)
+        useful = sum(group.tokens for group in selection.alive[:prompts] if group.since == step)
+        counts = {
+            'draws': selection.draws,
+            'groups_of_earlier_steps': sum(group.since < step for group in groups),
+            'wasted_tokens': sampled - useful,
+        }
+        rollout, rewarded = jax.tree.map(
+            lambda *rows: np.concatenate(rows), *((group.rollout, group.rewarded) for group in groups)
+        )
+        rollout = batches.put_rows(rollout, self._experiment.mesh)
+        return Draw([group.example for group in groups], rollout, lambda: rewarded, counts)
 
     def _retired(self, aux):
         """bool[N]: the examples whose pass rate over all visits is too high."""
-        if not self._section['retire_above']:
+        if not self._collection.retire_above:
             return np.zeros(len(self._dataset.examples), bool)
         tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])
-        return (tries > 0) & (hits >= self._section['retire_above'] * tries)
+        return (tries > 0) & (hits >= self._collection.retire_above * tries)
 
-    def _score(self, examples, rollout):
-        texts, truncated, lengths = metrics.completions_of(self._ex.tokenizer, rollout)
-        score = functools.partial(rewards.compute_rewards, self._ex.reward_functions)
-        rewarded = processes.by_group(score, examples, texts, truncated, lengths)
-        if self._section['source'] == 'pairs':
-            rewarded = rewarded._replace(rewards=np.tile([1.0, 0.0], len(examples)))  # the data says which is better
+    def _rewards_of(self, examples, rollout):
+        """The Rewards of a rollout on the host."""
+        experiment = self._experiment
+        columns = metrics.completions_of(experiment.tokenizer, rollout)
+        compute = functools.partial(rewards.compute_rewards, experiment.reward_functions)
+        rewarded = processes.by_group(compute, examples, *columns)
+        if self._collection.source == 'pairs':  # the data says which is better
+            rewarded = rewarded._replace(rewards=np.tile([1.0, 0.0], len(examples)))
         return rewarded
 
-    def _again_of(self, kept, count, step):
-        """Up to `count` of the kept groups, drawn without replacement in proportion to their scores."""
-        if count <= 0 or not kept:
-            return []
-        scores = np.array([group.priority for group in kept])
-        noise = np.random.default_rng((self._ex.config.seed, step))
-        return [kept[i] for i in noise.choice(len(kept), min(count, len(kept)), replace=False, p=scores / scores.sum())]
-
     def _load(self, kept, oldest):
-        """The kept groups that are not older than step `oldest`, scored again."""
-        host, found = jax.device_get(kept), []
+        """The kept groups that are not older than step `oldest`, with their rewards computed again."""
+        host, groups = jax.device_get(kept), []
         for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
-            rows = slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
+            rows = self._rows(slot)
             rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
             example = self._dataset.examples[host['index'][slot]]
-            found.append(Group(example, rollout, int(host['since'][slot]), self._score([example], rollout)))
-        return found
+            groups.append(Group(example, rollout, int(host['since'][slot]), self._rewards_of([example], rollout)))
+        return groups
 
     def _store(self, groups):
         """aux['kept'] of at most P groups."""
-        places = {example.id: index for index, example in enumerate(self._dataset.examples)}
-        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.aux()['kept'])
+        index_of = {example.id: index for index, example in enumerate(self._dataset.examples)}
+        kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.aux()['kept'])
         for slot, group in enumerate(groups):
-            rows = slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
-            jax.tree.map(lambda full, x, rows=rows: full.__setitem__(rows, x), zeros['rollout'], group.rollout)
-            zeros['index'][slot], zeros['since'][slot], zeros['filled'][slot] = places[group.example.id], group.since, 1
-        return jax.tree.map(jnp.asarray, zeros)
+            for whole, part in zip(jax.tree.leaves(kept['rollout']), jax.tree.leaves(group.rollout), strict=True):
+                whole[self._rows(slot)] = part
+            kept['index'][slot], kept['since'][slot] = index_of[group.example.id], group.since
+            kept['filled'][slot] = 1
+        return jax.tree.map(jnp.asarray, kept)
+
+    def _rows(self, slot):
+        return slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
 
 
-def aux_of(section, shapes, count):
+def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:
     """ShapeDtypeStructs of what a Collector of `count` examples has in TrainState.aux."""
-    found = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
-    if section['retire_above']:
-        found |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
-    if _keeps(section):
+    aux = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
+    if collection.retire_above:
+        aux |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
+    if collection.keeps_groups:
         numbers = jax.ShapeDtypeStruct((shapes.prompts,), jnp.int32)
-        found['kept'] = {
-            'rollout': batches.abstract_rollout(shapes, None),
-            'index': numbers,
-            'since': numbers,
-            'filled': numbers,
-        }
-    return found
+        rollout = batches.abstract_rollout(shapes, None)
+        aux['kept'] = {'rollout': rollout, 'index': numbers, 'since': numbers, 'filled': numbers}
+    return aux
 
 
-def _keeps(section):
-    """Whether groups are kept from step to step."""
-    return section['dead_groups'] in ('resample', 'replay') and section['max_staleness'] > 0
-
-
-def _check(section, algorithm, reward_functions):
-    """BadInput for settings that cannot work."""
-    if section['retire_above'] and not reward_functions.verifier:
-        raise BadInput(
-            'collection.retire_above',
-            section['retire_above'],
-            'needs a reward.verifier to know pass rates; name one, or use 0',
-        )
-    if section['max_draws'] < 1:
-        raise BadInput('collection.max_draws', section['max_draws'], 'must be at least 1')
-    if section['dead_groups'] == 'replay' and section['max_staleness'] < 1:
-        raise BadInput(
-            'collection.max_staleness',
-            section['max_staleness'],
-            'must be at least 1 for replay: groups of the same step are none',
-        )
-    if _keeps(section) and algorithm['ratio_base'] == 'old' and algorithm['correction'] == 'none':
-        raise BadInput(
-            'collection.max_staleness',
-            section['max_staleness'],
-            'lets in completions of older policies, '
-            "and nothing accounts for them; set a correction, like truncated, or ratio_base='sampler'",
-        )
-
-
-def _groups(draw, step):
-    """The draw's Groups."""
-    whole = processes.fetch(draw.rollout), draw.results()
-    size = len(whole[1].rewards) // len(draw.examples)
-    found = []
+def split_groups(draw: Draw, step: int) -> list[Group]:
+    """The draw's Groups, on the host."""
+    rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
+    size = len(rewarded.rewards) // len(draw.examples)
+    groups = []
     for i, example in enumerate(draw.examples):
-        rollout, rewarded = jax.tree.map(lambda x, rows=slice(i * size, (i + 1) * size): x[rows], whole)
-        found.append(Group(example, rollout, step, rewarded))
-    return found
+        rows = slice(i * size, (i + 1) * size)
+        rows_of = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
+        groups.append(Group(example, rows_of[0], step, rows_of[1]))
+    return groups
+
+
+def step_shapes(experiment, algorithm: Algorithm) -> batches.Shapes:
+    """Shapes of a step's batch: as many rows, of more prompts, where completions are read from the data."""
+    settings = experiment.settings
+    prompts, group_size = settings.data.prompts_per_step, settings.sampling.group_size
+    if algorithm.source in READ_FROM_DATA:
+        size = len(READ_FROM_DATA[algorithm.source])
+        prompts, group_size = prompts * group_size // size, size
+    return experiment.shapes(prompts, group_size)

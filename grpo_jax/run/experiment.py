@@ -1,262 +1,184 @@
-"""What a config and a workdir stand for: the checked config, the model, its tokenizer and the mesh."""
+"""What a config and a workdir stand for: the checked settings, the model, its tokenizer and the devices."""
 
+from collections.abc import Mapping
+import dataclasses
 import json
 import logging
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax import data, rewards, sampler
+from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.learner import optimizer as optimizers
-from grpo_jax.learner.programs import make_learner
+from grpo_jax.learner import Optimizers, build_optimizer
+from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
-from grpo_jax.run import reference
+from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.programs import make_sampler
-from grpo_jax.sharding import batches, compiled, specs
+from grpo_jax.sharding import compiled, specs
 from grpo_jax.sharding import mesh as meshes
+from grpo_jax.sharding.batches import Shapes
+from grpo_jax.sharding.mesh import Devices
 
-# settings that may change between a run and its continuation
 CHANGEABLE_ON_RESUME = ('steps', 'evaluation', 'checkpoint', 'log')
 
 
-class Experiment(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Experiment:
     """An opened experiment; everything that can be wrong with the input has been checked."""
 
-    config: Any
+    config: Any  # as it is recorded
+    settings: Settings
     workdir: str
     folder: str  # of the model
     model_config: transformer.ModelConfig
-    tokenizer: Any
+    tokenizer: Any  # None where the devices are not here: programs do not depend on it
     stop_tokens: tuple[int, ...]
     pad_token: int
-    mesh: jax.sharding.Mesh
+    devices: Devices
     reward_functions: rewards.RewardFunctions
-    samplers: dict  # built so far, by what sets them apart
+    samplers: dict = dataclasses.field(default_factory=dict)  # built so far, by what sets them apart
 
-    ahead = True  # programs are compiled when they are made
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The mesh of its devices."""
+        return self.devices.mesh
 
     @property
     def dtype(self):
         """The dtype of computation."""
-        return jnp.dtype(self.config.model.dtype)
+        return jnp.dtype(self.settings.model.dtype)
 
     @property
     def key(self):
         """The run's random key."""
-        return jax.random.key(self.config.seed)
+        return jax.random.key(self.settings.seed)
 
-    def shapes(self, prompts, group_size):
-        """The batches.Shapes of that many prompts and completions of each."""
-        return batches.Shapes(prompts, group_size, self.config.data.max_prompt_tokens, self.config.rollout.max_tokens)
+    def shapes(self, prompts: int, group_size: int) -> Shapes:
+        """The Shapes of that many prompts and completions of each."""
+        return Shapes(prompts, group_size, self.settings.data.max_prompt_tokens, self.settings.sampling.max_tokens)
 
-    def sampling(self, **changes):
-        """The sampler.Sampling of config.rollout."""
-        rollout = self.config.rollout
-        end = self.tokenizer.encode(rollout.thinking_end, add_special_tokens=False) if rollout.thinking_tokens else ()
-        options = {
-            name: rollout[name]
-            for name in (
-                'temperature',
-                'max_tokens',
-                'top_p',
-                'top_k',
-                'min_p',
-                'repetition_penalty',
-                'min_tokens',
-                'thinking_tokens',
-            )
-        }
-        return sampler.Sampling(
-            **options | dict(stop_tokens=self.stop_tokens, pad_token=self.pad_token, thinking_end=tuple(end)) | changes
-        )
-
-    def sampler(self, group_size, **changes):
-        """The sampler.engine.Engine of data.prompts_per_step prompts; changes replace fields of its Sampling."""
-        which = (group_size, *sorted(changes.items()))
-        if which not in self.samplers:
-            rollout = self.config.rollout
-            shapes = self.shapes(self.config.data.prompts_per_step, group_size)
-            self.samplers[which] = make_sampler(
+    def sampler(self, group_size: int, greedy: bool = False):
+        """The sampler.engine.Engine of data.prompts_per_step prompts."""
+        if (group_size, greedy) not in self.samplers:
+            sampling = self.sampling(greedy)
+            shapes = self.shapes(self.settings.data.prompts_per_step, group_size)
+            rollout = self.settings.sampling
+            self.samplers[group_size, greedy] = make_sampler(
                 self.model_config,
                 self.mesh,
                 shapes,
-                self.sampling(**changes),
+                sampling,
                 self.automata(),
                 dtype=self.dtype,
                 cache_dtype=rollout.cache_dtype or self.dtype,
                 weights_dtype=rollout.weights_dtype or self.dtype,
                 budget=int(rollout.cache_gib * 2**30),
                 kernels=rollout.kernels,
-                ahead=self.ahead,
+                ahead=self.devices.compile_now,
             )
-        return self.samplers[which]
+        return self.samplers[group_size, greedy]
 
-    def learner(self, algorithm, shapes, collected):
-        """The Learner of the run; collected is what collect keeps in the state."""
-        config = self.config
-        updates = config.steps * config.learner.epochs * config.learner.minibatches
-        return make_learner(
-            self.model_config,
-            algorithm,
-            optimizers.make(config.optimizer, updates),
-            self.mesh,
-            shapes,
-            collected=collected,
-            critic_optimizer=optimizers.make(config.critic_optimizer, updates),
-            value_clip=config.algorithm.value_clip,
-            critic_warmup=config.algorithm.critic_warmup,
-            **self.learning(),
+    def sampling(self, greedy: bool = False):
+        """The sampler.Sampling of config.rollout."""
+        rollout = self.settings.sampling
+        end = ()
+        if rollout.thinking_tokens:
+            text = rollout.thinking_end
+            end = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else list(text.encode())
+        names = (
+            'temperature',
+            'max_tokens',
+            'top_p',
+            'top_k',
+            'min_p',
+            'repetition_penalty',
+            'min_tokens',
+            'thinking_tokens',
         )
+        options = {name: rollout[name] for name in names}
+        options |= dict(stop_tokens=self.stop_tokens, pad_token=self.pad_token, thinking_end=tuple(end))
+        return sampler.Sampling(**options | ({'temperature': 0.0} if greedy else {}))
 
     def automata(self):
-        """Tables of sampler.stops for the strings that end a completion or its thinking."""
-        strings = self.end_strings()
-        texts = stops.bytes_of_tokens(self.tokenizer, self.model_config.vocab_size) if strings else ()
-        return {name: stops.table(wanted, texts) for name, wanted in strings.items()}
+        """Tables of sampler.stops for the strings that end a completion ('stop') or its thinking.
 
-    def end_strings(self):
-        """Strings that end a completion ('stop') and its thinking, where there are any."""
-        rollout = self.config.rollout
+        Without a tokenizer they are abstract: their shapes do not depend on it.
+        """
+        rollout, vocab_size = self.settings.sampling, self.model_config.vocab_size
         strings = {'stop': rollout.stop_strings, 'thinking': (rollout.thinking_end,) * (rollout.thinking_tokens > 0)}
-        return {name: wanted for name, wanted in strings.items() if wanted}
+        strings = {name: ends for name, ends in strings.items() if ends}
+        if self.tokenizer is None:
+            return {
+                name: jax.ShapeDtypeStruct((stops.states(ends), vocab_size), jnp.int32)
+                for name, ends in strings.items()
+            }
+        texts = stops.bytes_of_tokens(self.tokenizer, vocab_size) if strings else ()
+        return {name: stops.table(ends, texts) for name, ends in strings.items()}
 
-    def learning(self, **changes):
-        """The options of make_learner, from config.learner."""
-        learner = self.config.learner
-        return (
-            dict(
-                epochs=learner.epochs,
-                minibatches=learner.minibatches,
-                microbatches=learner.microbatches,
-                pack_columns=learner.pack_columns,
-                pack_rows=learner.pack_rows,
-                chunk=learner.chunk,
-                remat=learner.remat,
-                offload=tuple(learner.offload),
-                dtype=self.dtype,
-                ahead=self.ahead,
-                temperature=self.config.rollout.temperature,
-            )
-            | changes
+    def learner(self, algorithm: Algorithm, shapes: Shapes, collected: Any) -> Learner:
+        """The Learner of the run; collected is what run.collect keeps in the state."""
+        settings = self.settings
+        updates = settings.steps * settings.learning.updates
+        optimizers = Optimizers(
+            build_optimizer(settings.optimizer, updates), build_optimizer(settings.critic_optimizer, updates)
+        )
+        return make_learner(
+            self.model_config, algorithm, optimizers, self.devices, shapes, settings.learning, collected
         )
 
-    def load(self, split):
+    def load(self, split: str) -> data.Dataset:
         """The Dataset of a split."""
-        return data.load(self.config.data, split, self.tokenizer)
+        return data.load(self.settings.data, split, self.tokenizer)
 
     def params(self):
         """Float32 parameters on the mesh: drawn, or read from the model's folder."""
         shardings = specs.params(transformer.param_table(self.model_config), self.mesh)
-        if self.config.model.random_init:
+        if self.settings.model.random_init:
             return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.model_config)
         return hf.load_params(self.folder, self.model_config, shardings)
 
 
-def open_experiment(config, workdir, folder=None, functions=None):
+def open_experiment(config, workdir: str, folder: str | None = None, functions: Mapping | None = None) -> Experiment:
     """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim.
 
     folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name.
     """
-    check(config)
-    folder = folder or hf.find(config.model.path)
-    c, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
-    check_context(config, folder)
-    if len(tokenizer) > c.vocab_size:
-        raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {c.vocab_size}')
-    mesh = meshes.make(config.mesh)
-    specs.params(transformer.param_table(c), mesh)  # raises where an axis does not divide
+    settings = Settings.from_config(config)
+    folder = folder or hf.find(settings.model.path)
+    model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
+    check_context(settings, folder)
+    if len(tokenizer) > model_config.vocab_size:
+        raise BadInput(
+            'model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {model_config.vocab_size}'
+        )
+    mesh = meshes.make(settings.mesh)
+    specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    reward_functions = rewards.make(config.reward, config.rollout.max_tokens, functions)
-    _fits_workdir(config, workdir)
-    return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, reward_functions, {})
+    reward_functions = rewards.make(settings.rewards, settings.sampling.max_tokens, functions)
+    _check_workdir(config, workdir)
+    return Experiment(
+        config, settings, workdir, folder, model_config, tokenizer, stop_tokens, pad_token, Devices(mesh),
+        reward_functions,
+    )  # fmt: skip
 
 
-def check_context(config, folder):
+def check_context(settings: Settings, folder: str):
     """BadInput when prompts and completions are longer than the model in the folder can read."""
-    columns, most = config.data.max_prompt_tokens + config.rollout.max_tokens, hf.context_length(folder)
+    columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
+    most = hf.context_length(folder)
     if columns > most:
         raise BadInput(
             'data.max_prompt_tokens + rollout.max_tokens',
             columns,
             f"is beyond the model's context of {most} positions; lower one",
         )
-
-
-def check(config):
-    """BadInput for a setting that cannot work, whatever the model."""
-    rollout = config.rollout
-    for name, neutral in [
-        ('top_p', 1.0),
-        ('top_k', 0),
-        ('min_p', 0.0),
-        ('repetition_penalty', 1.0),
-        ('min_tokens', 0),
-        ('cache_dtype', ''),
-        ('weights_dtype', ''),
-    ]:
-        # the logprobs of a quantized sampler are its own, so a correction knows the difference
-        corrected = name.endswith('_dtype') and (
-            config.algorithm.correction != 'none' or config.algorithm.ratio_base == 'sampler'
-        )
-        if rollout[name] != neutral and not rollout.accept_bias and not corrected:
-            raise BadInput(
-                f'rollout.{name}',
-                rollout[name],
-                'samples from another distribution than the one that is '
-                f'trained, which biases the gradient; use {neutral!r} or set rollout.accept_bias=True',
-            )
-    for name in ('cache_dtype', 'weights_dtype'):
-        if rollout[name] not in ('', 'int8'):
-            raise BadInput(f'rollout.{name}', rollout[name], "choose int8, or '' for model.dtype")
-    if rollout.kernels not in ('auto', 'on', 'off'):
-        raise BadInput('rollout.kernels', rollout.kernels, 'choose auto, on or off')
-    if '' in rollout.stop_strings or (rollout.thinking_tokens and not rollout.thinking_end):
-        raise BadInput(
-            'rollout.stop_strings, thinking_end',
-            (rollout.stop_strings, rollout.thinking_end),
-            'an empty string is everywhere; leave it out',
-        )
-    if not 0 <= rollout.min_tokens <= rollout.max_tokens or not 0 <= rollout.thinking_tokens < rollout.max_tokens:
-        raise BadInput(
-            'rollout.min_tokens, thinking_tokens',
-            (rollout.min_tokens, rollout.thinking_tokens),
-            f'must lie between 0 and rollout.max_tokens = {rollout.max_tokens}',
-        )
-    if rollout.repetition_penalty <= 0:
-        raise BadInput('rollout.repetition_penalty', rollout.repetition_penalty, 'must be above 0')
-    if rollout.cache_gib < 0:
-        raise BadInput('rollout.cache_gib', rollout.cache_gib, 'must be 0 (no limit) or more')
-    if rollout.temperature <= 0:
-        raise BadInput('rollout.temperature', rollout.temperature, 'training samples at a temperature above 0')
-    if not 0 < rollout.top_p <= 1:
-        raise BadInput('rollout.top_p', rollout.top_p, 'must be in (0, 1]')
-    if config.model.dtype not in ('float32', 'bfloat16'):
-        raise BadInput('model.dtype', config.model.dtype, 'choose float32 or bfloat16')
-    if config.learner.remat not in transformer.REMAT:
-        raise BadInput('learner.remat', config.learner.remat, 'choose ' + ', '.join(transformer.REMAT))
-    if set(config.learner.offload) - {'optimizer', 'reference'}:
-        raise BadInput('learner.offload', config.learner.offload, 'choose from optimizer and reference')
-    reference.check(config.collection)
-    for name, value, least in [
-        ('steps', config.steps, 1),
-        ('rollout.group_size', rollout.group_size, 1),
-        ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
-        ('data.prompts_per_step', config.data.prompts_per_step, 1),
-        ('rollout.max_tokens', rollout.max_tokens, 1),
-        ('learner.epochs', config.learner.epochs, 1),
-        ('learner.minibatches', config.learner.minibatches, 1),
-        ('learner.microbatches', config.learner.microbatches, 1),
-        ('learner.chunk', config.learner.chunk, 1),
-        ('checkpoint.every', config.checkpoint.every, 1),
-    ]:
-        if value < least:
-            raise BadInput(name, value, f'must be at least {least}')
 
 
 def claim(experiment):
@@ -289,7 +211,7 @@ def _flat(tree, prefix):
             yield prefix + name, value
 
 
-def _fits_workdir(config, workdir):
+def _check_workdir(config, workdir):
     """BadInput when workdir was begun with another config."""
     path = os.path.join(workdir, 'config.json')
     if os.path.exists(workdir) and not os.path.isdir(workdir):

@@ -1,0 +1,95 @@
+"""The shell around a run's steps: checkpoints, files, agreement of processes, SIGTERM, hangs, profiles, and closing."""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import os
+import time
+from typing import Any
+
+import jax
+
+from grpo_jax.errors import Stopped
+from grpo_jax.hosts import processes
+from grpo_jax.run import checkpoint, metrics, watch
+from grpo_jax.types import TrainState
+
+
+class Loop:
+    """A context in which a run takes its steps; whatever ends it, files and checkpoints are closed.
+
+    `for step in loop.steps(state)` begins each step; `loop.log` and then `loop.finish` end it.
+    """
+
+    def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = ('reward', 'length')):
+        """keep: checkpoints to keep; shown: metrics that the progress bar shows."""
+        self._workdir, self._cadence = experiment.workdir, experiment.settings.cadence
+        self._steps, self._title, self._keep, self._shown = steps, title, keep, shown
+        self._stack = contextlib.ExitStack()
+        self._seconds: dict[str, float] = {}  # of the step at hand, by stage
+
+    def __enter__(self):
+        self.checkpoints = self._stack.enter_context(checkpoint.manager(self._workdir, keep=self._keep))
+        return self
+
+    def __exit__(self, *error):
+        return self._stack.__exit__(*error)
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint."""
+        return self.checkpoints.latest_step()
+
+    def restore(self, abstract: TrainState) -> TrainState | None:
+        """The TrainState of the newest checkpoint; None without one."""
+        return checkpoint.restore(self.checkpoints, abstract)
+
+    def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
+        """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""
+        first = int(state.step)
+        self.writer = metrics.writer(self._workdir, first, self._steps, self._title, self._shown)
+        self._stack.callback(self.writer.close)
+        self._watch = self._stack.enter_context(watch.Watch(self._cadence.hang_after))
+        for step in range(first, self._steps):
+            self._watch.step(f'{self._title}, step {step}')
+            self._seconds = {}
+            with self._traced(step, profile), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
+                yield step
+
+    @contextlib.contextmanager
+    def stage(self, name: str):
+        """Times a stage of the step, and names it in a trace."""
+        began = time.monotonic()
+        with jax.profiler.TraceAnnotation(name):
+            yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+
+    def due(self, step: int, every: int) -> bool:
+        """Whether something that comes every so many steps (0: never) comes at this one."""
+        return every > 0 and step % every == 0
+
+    def log(self, step: int, row: Mapping[str, Any], speeds: Mapping[str, float] | None = None):
+        """Writes a step's metrics and timings."""
+        self.writer.step(step, row, self._seconds | dict(speeds or {}))
+
+    def finish(self, step: int, state: TrainState, row: Mapping[str, Any]):
+        """Ends a step in all processes, with a checkpoint where one is due; Stopped when a SIGTERM came."""
+        stop = processes.agree(f'the end of {self._title}, step {step}', row, self._watch.stopping)
+        if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop:
+            checkpoint.save(self.checkpoints, state)
+        if stop:
+            raise Stopped(self._workdir, step)
+
+    @contextlib.contextmanager
+    def _traced(self, step, profile):
+        """A step inside the trace of workdir/profile, which the profile's first step begins and its last ends."""
+        if profile and step == profile[0]:
+            jax.profiler.start_trace(os.path.join(self._workdir, 'profile'))
+            self._stack.callback(_stop_trace)
+        yield
+        if profile and step == profile[1]:
+            _stop_trace()
+
+
+def _stop_trace():
+    with contextlib.suppress(RuntimeError):  # it has ended
+        jax.profiler.stop_trace()
