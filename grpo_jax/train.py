@@ -54,7 +54,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                     loop.writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
 
             with loop.stage('sample'):  # rewards are computed on the host while other rows still decode
-                state, renewed = reference.refresh(experiment, loop.checkpoints, state, learner.state)
+                state, renewed = reference.refresh(
+                    settings.collection, settings.algorithm.kl_coef, loop.checkpoints, state, learner.state
+                )
                 draw, state = collector(state, loop.writer.sampling)
 
             with loop.stage('reward'):

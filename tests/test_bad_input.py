@@ -10,7 +10,8 @@ import pytest
 
 from grpo_jax import algorithms, evaluate, export, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run.experiment import check, claim, open_experiment
+from grpo_jax.run.experiment import claim, open_experiment
+from grpo_jax.run.settings import Settings
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -25,6 +26,10 @@ COMMANDS = {
     'missing model folder': (
         ['--config=configs/arithmetic.py', '--config.model.path=runs/none/there'],
         ['runs/none/there', 'Hugging Face folder'],
+    ),
+    'moved config key': (
+        ['--config=configs/arithmetic.py', '--config.algorithm.source=pairs'],
+        ["'source'", 'it is collection.source now'],
     ),
     'missing flag': ([], ['config']),
 }
@@ -92,9 +97,9 @@ def test_config(name, tmp_path):
 
 @pytest.mark.parametrize('changes', [{'algorithm__correction': 'truncated'}, {'algorithm__ratio_base': 'sampler'}])
 def test_quantized_sampling_is_no_bias_where_a_correction_knows_of_it(changes):
-    check(tiny_run.config(rollout__weights_dtype='int8', rollout__cache_dtype='int8', **changes))
+    Settings.from_config(tiny_run.config(rollout__weights_dtype='int8', rollout__cache_dtype='int8', **changes))
     with pytest.raises(BadInput, match='accept_bias'):
-        check(tiny_run.config(rollout__top_p=0.9, **changes))
+        Settings.from_config(tiny_run.config(rollout__top_p=0.9, **changes))
 
 
 def test_folder_without_weights(tmp_path):
@@ -131,6 +136,27 @@ def test_a_number_of_the_algorithm_that_nothing_reads_is_an_unknown_key():
     with pytest.raises(AttributeError):
         section.clip_hihg = 0.3
     algorithms.make(section)
+
+
+@pytest.mark.parametrize(
+    'name, now',
+    [
+        ('algorithm.dead_groups', 'collection.dead_groups'),
+        ('algorithm.reference_every', 'collection.reference_every'),
+        ('critic.learning_rate', 'critic_optimizer'),
+        ('supervised.steps', 'supervised.updates'),
+        ('reward.steps', 'reward.step_rewards'),
+        ('reward.length', 'reward.length_shaping'),
+        ('reward.truncated', 'reward.truncated_reward'),
+    ],
+)
+def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(name, now):
+    *path, key = name.split('.')
+    with pytest.raises(BadInput, match=f'has moved; it is .*{now}'):
+        section = tiny_run.config()
+        for part in path:
+            section = section[part]
+        setattr(section, key, 1)
 
 
 def test_export_and_evaluate_without_a_run(tmp_path):

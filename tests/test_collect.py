@@ -91,12 +91,32 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes,
     assert not (tmp_path / 'run').exists()
 
 
-def test_a_replayed_group_is_scored_by_its_spread():
-    def group(rewards):
-        return collect.Group(None, None, 0, Rewards([], [], [], np.array(rewards), {}, {}))
+def group(rewards, since=0):
+    return collect.Group(None, None, since, Rewards([], [], [1] * len(rewards), np.array(rewards), {}, {}))
 
+
+def test_a_replayed_group_has_its_spread_as_its_priority():
     assert group([1.0, 1, 1]).priority == group([np.nan, 1, np.nan]).priority == 0
     assert group([0.0, 1]).priority == pytest.approx(0.5) and group([0.0, 2]).priority == pytest.approx(2.0)
+
+
+def test_resample_stops_at_enough_groups_or_at_the_cap():
+    alive, dead = group([0.0, 1.0]), group([1.0, 1.0])
+    draws = [[dead, alive], [alive, alive], [alive, dead]]
+    selection = collect.resample(draws.__getitem__, [], prompts=2, max_draws=3)
+    assert (len(selection.alive), len(selection.dead), len(selection.left), selection.draws) == (3, 1, 1, 2)
+    # at the cap there are too few, and a kept group counts as drawn
+    selection = collect.resample(lambda index: [dead, dead], [alive], prompts=2, max_draws=3)
+    assert (selection.alive, len(selection.dead), selection.left, selection.draws) == ([alive], 6, [], 3)
+
+
+def test_replay_fills_the_places_of_dead_groups_and_keeps_the_best():
+    drawn, old, older = group([0.0, 1.0], since=5), group([0.0, 2.0], since=4), group([0.0, 3.0], since=3)
+    selection = collect.replay(lambda _: [drawn, group([1.0, 1.0])], [old, older], 2, np.random.default_rng(0))
+    assert selection.alive[0] is drawn and selection.alive[1] in (old, older) and selection.draws == 1
+    assert selection.left == [older, old]  # by priority, of as many as a step has
+    # nothing kept: nothing to fill with
+    assert collect.replay(lambda _: [drawn], [], 2, np.random.default_rng(0)).alive == [drawn]
 
 
 def test_sft_takes_as_many_rows_and_its_loss_falls(tmp_path):

@@ -8,6 +8,8 @@ import pytest
 from grpo_jax import train
 from grpo_jax.errors import BadInput
 from grpo_jax.run import checkpoint, reference
+from grpo_jax.run.collect import Collection
+from grpo_jax.run.settings import Settings
 from grpo_jax.types import TrainState
 from tests import tiny_run
 
@@ -24,7 +26,8 @@ def state_of(step, policy, ref):
 
 def refreshed(tmp_path, section, state):
     checkpoints = checkpoint.manager(str(tmp_path), keep=2)
-    new, renewed = reference.refresh({'kl_coef': 0.5, 'reference_mix': 0.25} | section, checkpoints, state, state)
+    collection = Collection(**{'reference_mix': 0.25} | section)
+    new, renewed = reference.refresh(collection, 0.5, checkpoints, state, state)
     checkpoints.close()
     return np.asarray(new.ref_params['w']), float(new.aux['coefficients']['kl_coef']), renewed
 
@@ -68,7 +71,7 @@ def test_the_policy_comes_from_its_checkpoint(tmp_path):
 )
 def test_impossible_schedules_are_refused(changes, words):
     with pytest.raises(BadInput) as error:
-        reference.check(tiny_run.config(**changes).algorithm)
+        Settings.from_config(tiny_run.config(**changes))
     assert all(word in str(error.value) for word in words)
 
 

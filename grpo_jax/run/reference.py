@@ -8,14 +8,15 @@ from grpo_jax.run.collect import Collection
 from grpo_jax.types import TrainState
 
 
-def refresh(experiment, checkpoints, state: TrainState, abstract: TrainState) -> tuple[TrainState, bool]:
+def refresh(
+    collection: Collection, kl_coef: float, checkpoints, state: TrainState, abstract: TrainState
+) -> tuple[TrainState, bool]:
     """(TrainState, whether its reference was renewed) before a step, from the policy's checkpoint of that step.
 
     hard: the policy itself, every reference_every steps (DeepSeek-R1, arXiv 2501.12948: 400), and the adaptive kl_coef
     begins anew. polyak: ref + reference_mix (policy - ref) (TR-DPO, arXiv 2404.09656: 0.6 every 512). Renewing is a
     function of the checkpointed state, so that it happens again when a run resumes at that step.
     """
-    collection: Collection = experiment.settings.collection
     step, every = int(state.step), collection.reference_every
     if state.ref_params is None or not every or step == 0 or step % every:
         return state, False
@@ -24,7 +25,7 @@ def refresh(experiment, checkpoints, state: TrainState, abstract: TrainState) ->
     checkpoints.wait_until_finished()
     if collection.reference == 'hard':
         policy = checkpoint.restore_params(checkpoints, abstract.ref_params)
-        coefficients = state.aux['coefficients'] | {'kl_coef': jnp.float32(experiment.settings.algorithm.kl_coef)}
+        coefficients = state.aux['coefficients'] | {'kl_coef': jnp.float32(kl_coef)}
         return state.replace(ref_params=policy, aux=state.aux | {'coefficients': coefficients}), True
     share, policy = collection.reference_mix, checkpoint.restore_params(checkpoints, abstract.params)
 
