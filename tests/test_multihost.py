@@ -199,8 +199,8 @@ def test_what_differs_is_named_with_the_process_that_is_alone():
     said = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
     message = "the processes differ in config.seed: process 1 of 3 on host1 has '1'; the others have '0'"
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        processes._compare('the start', said)
-    processes._compare('the start', said[::2])
+        processes._check_equal('the start', said)
+    processes._check_equal('the start', said[::2])
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def make_learner(
     batches.check_divides(mesh, 'rows of a microbatch', shapes.prompts * shapes.group_size // cut, BATCH_AXES)
     batches.check_columns(mesh, shapes)
     sizes = pack_columns and _packing(mesh, shapes, pack_columns, pack_rows, 'group_ids' in algorithm.reads)
-    rows, collectives = specs.rows(mesh), partition.make_collectives(c, mesh)
+    rows, collectives = specs.over_rows(mesh), partition.make_collectives(c, mesh)
     needed = algorithm.needed_logprobs(learning['epochs'] * learning['minibatches'])
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     if 'group_ids' in algorithm.reads and shapes.prompts % cut:
@@ -160,7 +160,7 @@ def make_reward_learner(c, optimizer, mesh, shapes, *, dtype, remat, offload=(),
         )
     batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning['microbatches'])
     batches.check_columns(mesh, shapes)
-    rows, replicated, collectives = specs.rows(mesh), specs.replicated(mesh), partition.make_collectives(c, mesh)
+    rows, replicated, collectives = specs.over_rows(mesh), specs.replicated(mesh), partition.make_collectives(c, mesh)
     waits = 'optimizer' in offload
 
     def initial(params):
@@ -248,7 +248,7 @@ def _compiled(initial, score, update, shape, lies, experience, mesh, ahead=True,
     return Learner(
         initial=jax.jit(initial, out_shardings=lies),
         logprobs=make_executable(
-            score, state, experience.rollout, extra=score_plan, out_shardings=specs.rows(mesh), **options
+            score, state, experience.rollout, extra=score_plan, out_shardings=specs.over_rows(mesh), **options
         ),
         update=make_executable(
             update,
