@@ -1,6 +1,6 @@
 """The device mesh: axes data, fsdp, context, tensor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class Devices(NamedTuple):
     compile_now: bool = True
 
 
-def make(section: Mapping[str, int]) -> jax.sharding.Mesh:
+def make(section: Any) -> jax.sharding.Mesh:
     """Mesh over the first devices; an axis that section does not name has size 1. BadInput when devices are too few."""
     shape = tuple(section.get(axis, 1) for axis in AXES)
     if min(shape) < 1:
