@@ -201,11 +201,11 @@ def test_weights_are_those_of_the_folder_and_what_differs_ends_all(long, tmp_pat
 
 
 def test_what_differs_is_named_with_the_process_that_is_alone():
-    said = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
+    values = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
     message = "the processes differ in config.seed: process 1 of 3 on host1 has '1'; the others have '0'"
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        processes._check_equal('the start', said)
-    processes._check_equal('the start', said[::2])
+        processes._check_equal('the start', values)
+    processes._check_equal('the start', values[::2])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,9 @@ def test_shares_of_groups_are_together_all(monkeypatch):
     assert [column for _, (_, column) in gathered] == [rows for rows, _ in gathered]
 
 
-HANG = 'import time; from grpo_jax.run import watch\nwith watch.Watch(0.2) as w:\n    w.step("step 7")\n    time.sleep(60)'
+HANG = (
+    'import time; from grpo_jax.run import watch\nwith watch.Watch(0.2) as w:\n    w.step("step 7")\n    time.sleep(60)'
+)
 
 
 def test_a_step_that_hangs_ends_the_process_with_all_stacks():
