@@ -140,14 +140,11 @@ def test_a_folders_door_only_opens_it():
 
 
 def test_no_file_function_or_class_outgrows_the_house():
-    none(f'{path}: {lines} lines' for path, text, _ in SOURCES if (lines := text.count('\n')) > FILE_LINES)
-    long = []
+    sizes = [(path, text.count('\n'), FILE_LINES) for path, text, _ in SOURCES]
     for path, node in nodes(*FUNCTIONS, ast.ClassDef):
-        lines = node.end_lineno - node.lineno + 1
-        if lines > (CLASS_LINES if isinstance(node, ast.ClassDef) else FUNCTION_LINES):
-            long.append((f'{path}:{node.name}', lines))
-    none(f'{name}: {lines} lines' for name, lines in long if name not in LONGER)
-    assert set(LONGER) <= {name for name, _ in long} | {'train.py:run'}
+        limit = CLASS_LINES if isinstance(node, ast.ClassDef) else FUNCTION_LINES
+        sizes.append((f'{path}:{node.name}', node.end_lineno - node.lineno + 1, limit))
+    none(f'{name}: {lines} lines' for name, lines, limit in sizes if lines > limit and name not in LONGER)
 
 
 def test_no_function_has_more_than_eight_parameters():
