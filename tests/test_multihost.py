@@ -1,6 +1,7 @@
 """Real processes on loopback train as one: bit for bit, through preemption and kill -9."""
 
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -82,8 +83,8 @@ class Run:
 
     def send(self, process, what, rows):
         """Sends a signal to a process when metrics.jsonl has that many rows."""
-        path = os.path.join(self.workdir, 'metrics.jsonl')
-        while not os.path.exists(path) or open(path, encoding='utf8').read().count('\n') < rows:
+        path = pathlib.Path(self.workdir, 'metrics.jsonl')
+        while not path.exists() or path.read_text(encoding='utf8').count('\n') < rows:
             assert self.processes[0].poll() is None, self.processes[0].stderr.read()
             time.sleep(0.01)
         self.processes[process].send_signal(what)

@@ -32,7 +32,7 @@ def descend(
         params, opt_state, skipped = carry
         minibatch, of_plan = part
         loss, grads, found = gradient(params, minibatch, of_plan)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # without tokens (all groups dropped) there is nothing to learn, and momentum must not act alone
         apply = learns & finite & jnp.any(minibatch.rollout.loss_mask)
