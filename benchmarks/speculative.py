@@ -27,7 +27,7 @@ from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, mesh, specs
 from grpo_jax.types import Prompts
 
-DATA = os.environ.get('GRPO_JAX_DATA', '../shared/data')
+DATA = os.environ.get('GRPO_JAX_DATA', 'data')
 OPENINGS = (
     'Once upon a time',
     'Lily and Tom',

@@ -1,6 +1,6 @@
-"""Example, alone, so that worker processes read it without importing jax."""
+"""Example, in a module of its own, so that worker processes read it without importing jax."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Example(NamedTuple):
@@ -8,5 +8,5 @@ class Example(NamedTuple):
 
     prompt: str
     answer: str
-    id: int  # unique in its data set and stable: sampling noise and data order hang on it
-    meta: dict
+    id: int  # unique in its data set and stable: sampling noise and data order are functions of it
+    meta: dict[str, Any]

@@ -27,7 +27,7 @@ import pytest
 
 from grpo_jax.models import hf, transformer
 
-DATA = os.environ.get('GRPO_JAX_DATA', '../shared/data')
+DATA = os.environ.get('GRPO_JAX_DATA', 'data')
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,6 +1,7 @@
 """Real processes on loopback train as one: bit for bit, through preemption and kill -9."""
 
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -82,8 +83,8 @@ class Run:
 
     def send(self, process, what, rows):
         """Sends a signal to a process when metrics.jsonl has that many rows."""
-        path = os.path.join(self.workdir, 'metrics.jsonl')
-        while not os.path.exists(path) or open(path, encoding='utf8').read().count('\n') < rows:
+        path = pathlib.Path(self.workdir, 'metrics.jsonl')
+        while not path.exists() or path.read_text(encoding='utf8').count('\n') < rows:
             assert self.processes[0].poll() is None, self.processes[0].stderr.read()
             time.sleep(0.01)
         self.processes[process].send_signal(what)
@@ -124,16 +125,20 @@ def assert_equal(workdir, expected):
     jax.tree.map(np.testing.assert_array_equal, *policies)
 
 
-def test_two_processes_through_preemption_and_kill_equal_one(alone, tmp_path):
+def test_two_processes_through_preemption_equal_one(alone, tmp_path):
     run = Run(tmp_path, 2)
     run.send(1, signal.SIGTERM, rows=1)
     for status, errors in run.ends():
         assert status == 42 and 'the same command goes on' in errors, errors
-    done = len(tiny_run.rows(tmp_path))
-    assert 0 < done < STEPS
+    assert 0 < len(tiny_run.rows(tmp_path)) < STEPS
 
+    Run(tmp_path, 2).succeeds()
+    assert_equal(tmp_path, alone)
+
+
+def test_two_processes_through_kill_equal_one(long, alone, tmp_path):
     run = Run(tmp_path, 2)
-    run.send(1, signal.SIGKILL, rows=done + 1)
+    run.send(1, signal.SIGKILL, rows=2)
     began = time.monotonic()
     (status, errors), _ = run.ends(timeout=90)
     assert status not in (0, 42) and time.monotonic() - began < 60, (status, errors)
@@ -152,7 +157,8 @@ PROCESS = """
 import sys
 import jax
 import numpy as np
-from grpo_jax.distributed import mesh, multihost, sharding
+from grpo_jax.hosts import processes
+from grpo_jax.sharding import mesh, specs
 from grpo_jax.models import hf, transformer
 
 address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -162,7 +168,7 @@ with processes.session(address, 2, process):
     whole = jax.device_get(hf.load_params(folder, c, here))
     for shape in [(1, 4, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]:
         devices = mesh.make(dict(zip(mesh.AXES, shape)))
-        params = hf.load_params(folder, c, sharding.params(c, devices))
+        params = hf.load_params(folder, c, specs.params(transformer.param_table(c), devices))
         jax.tree.map(np.testing.assert_array_equal, processes.fetch(params), whole)
     third = np.float64(1) / 3  # not a float32
     assert processes.gather((third, process)) == [(third, 0), (third, 1)]
@@ -196,11 +202,11 @@ def test_weights_are_those_of_the_folder_and_what_differs_ends_all(long, tmp_pat
 
 
 def test_what_differs_is_named_with_the_process_that_is_alone():
-    said = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
+    values = [(f'process {i} of 3 on host{i}', {'config.seed': '1' if i == 1 else '0', 'data': 'ab'}) for i in range(3)]
     message = "the processes differ in config.seed: process 1 of 3 on host1 has '1'; the others have '0'"
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        processes._compare('the start', said)
-    processes._compare('the start', said[::2])
+        processes._check_equal('the start', values)
+    processes._check_equal('the start', values[::2])
 
 
 @pytest.mark.parametrize(
@@ -243,7 +249,9 @@ def test_shares_of_groups_are_together_all(monkeypatch):
     assert [column for _, (_, column) in gathered] == [rows for rows, _ in gathered]
 
 
-HANG = 'import time; from grpo_jax import watch\nwith watch.Watch(0.2) as w:\n    w.step("step 7")\n    time.sleep(60)'
+HANG = (
+    'import time; from grpo_jax.run import watch\nwith watch.Watch(0.2) as w:\n    w.step("step 7")\n    time.sleep(60)'
+)
 
 
 def test_a_step_that_hangs_ends_the_process_with_all_stacks():

@@ -1,6 +1,7 @@
 """kill -9 at any moment, the same command again: bit-equal parameters, metrics and sampled tokens."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -54,14 +55,14 @@ def finish(workdir):
 def kill_when_rows(workdir, count, delay):
     """kill -9 a little after metrics.jsonl has `count` rows, wherever the run then is."""
     process = start(workdir)
-    path = os.path.join(workdir, 'metrics.jsonl')
+    path = pathlib.Path(workdir, 'metrics.jsonl')
     while process.poll() is None:
-        if os.path.exists(path) and open(path, encoding='utf8').read().count('\n') >= count:
+        if path.exists() and path.read_text(encoding='utf8').count('\n') >= count:
             time.sleep(delay)
             process.send_signal(signal.SIGKILL)
             break
         time.sleep(0.01)
-    process.wait()
+    process.communicate()
     assert process.returncode == -signal.SIGKILL, 'the run ended before it could be killed'
 
 

@@ -232,55 +232,6 @@ def _section(config, name):
     return functools.reduce(lambda section, key: section[key], name.split('.') if name else [], config)
 
 
-# from the ground; a module may import its own floor and those below
-FLOORS = [
-    ('types', 'errors', 'example', 'statistics'),
-    ('hosts',),
-    ('algorithms',),
-    ('sharding',),
-    ('models', 'workers'),
-    ('data', 'sampler', 'learner'),
-    ('rewards',),
-    ('run',),
-    ('train', 'supervised', 'evaluate', 'reward_model', 'iterate', 'sweep', 'export', 'show', 'prepare', 'preflight'),
-]
-
-
-def test_every_module_has_a_floor_and_no_import_goes_up():
-    floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-    root = os.path.join(ROOT, 'grpo_jax')
-    paths = [os.path.join(folder, file) for folder, _, files in os.walk(root) for file in files if file.endswith('.py')]
-    for path in paths:
-        module = os.path.relpath(path, root)[:-3].split(os.sep)[0]
-        if module == '__init__':
-            continue
-        assert module in floor_of, f'{path} has no floor; add {module} to FLOORS'
-        for target in _imports(path):
-            room = target.split('.')[0]
-            assert room == 'ROOT' or floor_of[room] <= floor_of[module], f'{path} imports {target}'
-
-
-def _imports(path):
-    with open(path, encoding='utf8') as file:
-        tree = ast.parse(file.read())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith('grpo_jax'):
-            base = node.module.removeprefix('grpo_jax').removeprefix('.')
-            for alias in node.names:
-                yield f'{base}.{alias.name}' if base else alias.name
-
-
-def test_no_file_or_function_outgrows_the_house():
-    for folder, _, files in os.walk(os.path.join(ROOT, 'grpo_jax')):
-        for file in (f for f in files if f.endswith('.py')):
-            with open(os.path.join(folder, file), encoding='utf8') as source:
-                text = source.read()
-            assert text.count('\n') <= 400, file
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.FunctionDef) and (file, node.name) != ('train.py', 'run'):
-                    assert node.end_lineno - node.lineno < 80, f'{file}:{node.name}'
-
-
 def test_a_reward_that_cannot_score_leaves_the_statistics():
     part = rewards.Part(lambda text, example: None if text == '?' else 1.0, 2.0)
     reward_functions = rewards.RewardFunctions({'numeric': part}, -0.5, '', None)

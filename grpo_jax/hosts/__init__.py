@@ -1,1 +1,1 @@
-"""What touches a shared disk or another process."""
+"""The other processes of a run, and the disk that they share."""

@@ -1,26 +1,25 @@
-"""What is written once and read again as JSON: configs, figures, tables."""
+"""JSON files: configs, figures, tables."""
 
 import json
 import os
+from typing import Any
 
 import numpy as np
 
-from grpo_jax.hosts import processes
+from grpo_jax.hosts import files, processes
 
 
-def write(path, value):
-    """Writes value to path, whole or not at all; the first process does."""
+def write(path: str | os.PathLike, value: Any):
+    """Writes value to path, whole or not at all; the first process writes, the others do nothing."""
     if not processes.is_first():
         return
-    temporary = f'{path}.writing'
-    with open(temporary, 'w', encoding='utf8') as file:
+    with files.atomic_write(path) as file:
         json.dump(value, file, indent=2, sort_keys=True, default=_plain)
         file.write('\n')
-    os.replace(temporary, path)
 
 
-def read(path):
-    """What write wrote."""
+def read(path: str | os.PathLike) -> Any:
+    """The value that write has written."""
     with open(path, encoding='utf8') as file:
         return json.load(file)
 

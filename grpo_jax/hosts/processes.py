@@ -1,9 +1,10 @@
-"""Several processes that train as one: how they start, exchange what the host knows, and agree at every step.
+"""Several processes that train as one: they start together, exchange values of the host, and agree at every step.
 
-Each runs the whole loop. Device programs span the devices of all; what the host decides is decided by each alike, from
-numbers that all have. With one process nothing here talks to anybody.
+Each process runs the whole loop. Device programs span the devices of all processes. Each process makes every decision
+of the host by itself, from numbers that all processes have. With one process nothing here communicates.
 """
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import glob
 import importlib.util
@@ -15,43 +16,47 @@ import signal
 import socket
 import sys
 import traceback
+from typing import Any
 
 import jax
-from jax._src import distributed  # the coordination service has no public door
+from jax._src import distributed  # jax has no public access to the coordination service
 from jax.experimental import multihost_utils
+from jax.sharding import Sharding
+from jaxtyping import Int
 import numpy as np
 
 from grpo_jax.errors import BadInput, Stopped
 
-HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead, and the others end
-LEAVING = 20  # seconds to wait for the others at the end
-PATIENCE = 3600  # seconds that a process waits for one that lives, but does not come
-LOOK = 2  # seconds between looks whether another has failed
-FAILED = 'grpo_jax/failed/'
+HEARTBEAT_SECONDS = 30  # a process without a sign of life for this long counts as dead, and the others end
+LEAVE_SECONDS = 20  # how long a process waits for the others at the end
+MEETING_SECONDS = 3600  # how long a process waits for one that lives and has not come
+POLL_SECONDS = 2  # how often a waiting process checks whether another one has failed
+FAILED = 'grpo_jax/failed/'  # the keys under which processes report why they end
 
-_meetings = itertools.count()
+# of this process, like the client of the coordination service, of which jax has one a process
+_meeting_numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def session(coordinator, processes, process):
-    """Joins this process with the others; they part at the end, and learn it when this one fails.
+def session(coordinator: str | None, processes: int | None, process: int | None) -> Iterator[None]:
+    """Joins this process with the others and leaves them at the end; when this process fails, the others learn it.
 
-    coordinator is HOST:PORT of process 0. Without one, hosts of a TPU pod find each other, and elsewhere there is
-    one process. BadInput when the three do not fit together.
+    coordinator is HOST:PORT of process 0. Without a coordinator, the hosts of a TPU pod find each other, and any other
+    process is alone. BadInput when the three arguments do not fit together.
     """
     if not _start(coordinator, processes, process):
         yield
         return
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX put a handler there that only notes it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax has put a handler there that only notes the signal
     try:
         yield
     except (BadInput, Stopped):
         raise
     except Exception as error:
-        # now, since parting from the others may end the process
+        # print now: leaving the others may end the process
         traceback.print_exc()
         print(f'error: {_name()}: {type(error).__name__}: {error}', file=sys.stderr, flush=True)
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # where the others are gone already
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the others may have gone already
             _client().key_value_set(f'{FAILED}{jax.process_index()}', f'{_name()} failed: {error}')
         sys.exit(1)
     finally:
@@ -62,15 +67,14 @@ def session(coordinator, processes, process):
 
 
 def _start(coordinator, processes, process):
-    """Whether this process joined others."""
-    patience = dict(heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=LEAVING)
+    """Whether this process has joined others."""
     if coordinator is None:
         if processes is not None or process is not None:
             raise BadInput('--coordinator', coordinator, '--processes and --process need it: HOST:PORT of process 0')
         if not _on_tpu():
             return False
         try:
-            jax.distributed.initialize(**patience)
+            _initialize()
         except ValueError:  # a TPU without a cluster around it
             return False
         return True
@@ -82,8 +86,14 @@ def _start(coordinator, processes, process):
         )
     if not coordinator.rpartition(':')[2].isdigit():
         raise BadInput('--coordinator', coordinator, 'is not HOST:PORT of process 0')
-    jax.distributed.initialize(coordinator, processes, process, **patience)
+    _initialize(coordinator, processes, process)
     return True
+
+
+def _initialize(*address):
+    jax.distributed.initialize(
+        *address, heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=LEAVE_SECONDS
+    )
 
 
 def _on_tpu():
@@ -95,32 +105,32 @@ def _on_tpu():
     )
 
 
-def is_first():
-    """Whether this process writes the files that all share."""
+def is_first() -> bool:
+    """Whether this process writes the files that all processes share."""
     return jax.process_index() == 0
 
 
-def put(tree, sharding):
-    """Host arrays that every process has, laid out by a sharding; each puts what its own devices hold."""
+def put(tree: Any, sharding: Sharding) -> Any:
+    """Puts host arrays that every process has onto devices; each process puts the shards of its own devices."""
 
-    def one(array):
+    def put_array(array):
         array = np.asarray(array)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(put_array, tree)
 
 
-def held(sharding, shape):
-    """Slices of the part of an array that this process's devices hold; sharding may be a device."""
-    indices = list(_sharding(sharding).addressable_devices_indices_map(shape).values())
+def local_slices(sharding: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Slices, one an axis, of the part of an array on this process's devices; sharding may be a device."""
+    indices = list(_as_sharding(sharding).addressable_devices_indices_map(shape).values())
     ends = [[index[axis].indices(size) for index in indices] for axis, size in enumerate(shape)]
-    return tuple(slice(min(start for start, _, _ in found), max(stop for _, stop, _ in found)) for found in ends)
+    return tuple(slice(min(start for start, _, _ in axis), max(stop for _, stop, _ in axis)) for axis in ends)
 
 
-def put_held(part, slices, sharding, shape):
-    """The array of a shape whose part at those slices this process has, laid out."""
+def put_local(part: np.ndarray, slices: tuple[slice, ...], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
+    """The array of a shape on its devices, from the part at local_slices that this process has."""
 
-    def local(index):
+    def shard(index):
         ends = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
         return part[
             tuple(
@@ -129,72 +139,76 @@ def put_held(part, slices, sharding, shape):
             )
         ]
 
-    return jax.make_array_from_callback(shape, _sharding(sharding), local)
+    return jax.make_array_from_callback(shape, _as_sharding(sharding), shard)
 
 
-def _sharding(place):
-    return jax.sharding.SingleDeviceSharding(place) if isinstance(place, jax.Device) else place
+def _as_sharding(sharding) -> Any:
+    return jax.sharding.SingleDeviceSharding(sharding) if isinstance(sharding, jax.Device) else sharding
 
 
-def fetch(tree):
-    """Arrays on the host, whole, wherever their parts lie; all processes must call it."""
+def fetch(tree: Any) -> Any:
+    """Whole host arrays, wherever their shards are; all processes must call it."""
 
-    def whole(array):
+    def fetch_array(array):
         if isinstance(array, jax.Array) and not array.is_fully_addressable and not array.is_fully_replicated:
             return multihost_utils.process_allgather(array, tiled=True)
         return array
 
-    return jax.device_get(jax.tree.map(whole, tree))
+    return jax.device_get(jax.tree.map(fetch_array, tree))
 
 
-def exchange(where, value):
+def exchange(where: str, value: str) -> list[str]:
     """[value of process 0, of process 1, ...], small texts; all processes must call it, in the same order.
 
-    where names the place in the program. RuntimeError when a process is at another one, failed, or does not come.
+    where names the place in the program. RuntimeError when a process is at another place, failed, or does not come.
     """
     if jax.process_count() == 1:
         return [value]
-    client, meeting = _client(), next(_meetings)
+    client, meeting = _client(), next(_meeting_numbers)
     client.key_value_set(_key(meeting, jax.process_index()), json.dumps([where, _name(), value]))
-    said = [json.loads(_wait(client, meeting, process, where)) for process in range(jax.process_count())]
-    if meeting:  # all have read what was said before
+    messages = [json.loads(_receive(client, meeting, process, where)) for process in range(jax.process_count())]
+    if meeting:  # every process has come here, hence every process has read the meeting before
         client.key_value_delete(_key(meeting - 1, jax.process_index()))
-    _compare(where, [(name, {'place in the program': place}) for place, name, _ in said])
-    return [value for _, _, value in said]
+    _check_equal(where, [(name, {'place in the program': place}) for place, name, _ in messages])
+    return [value for _, _, value in messages]
 
 
-def _wait(client, meeting, process, where):
-    """What a process says at a meeting."""
-    for _ in range(PATIENCE // LOOK):
+def _receive(client, meeting, process, where):
+    """The message of a process at a meeting."""
+    for _ in range(MEETING_SECONDS // POLL_SECONDS):
         try:
-            return client.blocking_key_value_get(_key(meeting, process), LOOK * 1000)
+            return client.blocking_key_value_get(_key(meeting, process), POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
         for _, message in client.key_value_dir_get(FAILED):
             raise RuntimeError(f'at {where}: {message}')
-    raise RuntimeError(f'at {where}: process {process} has not come for {PATIENCE} s')
+    raise RuntimeError(f'at {where}: process {process} has not come for {MEETING_SECONDS} s')
 
 
-def agree(where, values, stop=False):
-    """Whether any process wants to stop; RuntimeError naming the process whose values are not those of the others.
+def agree(where: str, values: Mapping[str, Any], stop: bool = False) -> bool:
+    """Whether any process wants to stop; RuntimeError that names the process whose values differ from the others'.
 
-    values is a dict of texts and numbers. All processes must call it, in the same order.
+    values are texts and numbers by name. All processes must call it, in the same order.
     """
     if jax.process_count() == 1:
         return stop
-    values = {name: str(value) for name, value in values.items()}
-    said = [json.loads(text) for text in exchange(where, json.dumps([_name(), values, stop]))]
-    _compare(where, [(name, found) for name, found, _ in said])
-    return any(wants for _, _, wants in said)
+    texts = {name: str(value) for name, value in values.items()}
+    messages = [json.loads(text) for text in exchange(where, json.dumps([_name(), texts, stop]))]
+    _check_equal(where, [(name, texts) for name, texts, _ in messages])
+    return any(stops for _, _, stops in messages)
 
 
-def _compare(where, said):
-    """RuntimeError when the dicts of (name of the process, dict) differ."""
-    for key in {key: None for _, values in said for key in values}:
-        found = [values.get(key) for _, values in said]
-        usual = max(found, key=found.count)
-        odd = [f'{name} has {value!r}' for (name, _), value in zip(said, found, strict=True) if value != usual]
+def _check_equal(where, values_by_process):
+    """RuntimeError when the dicts of the pairs (name of the process, dict) differ."""
+    for key in {key: None for _, values in values_by_process for key in values}:
+        column = [values.get(key) for _, values in values_by_process]
+        usual = max(column, key=column.count)
+        odd = [
+            f'{name} has {value!r}'
+            for (name, _), value in zip(values_by_process, column, strict=True)
+            if value != usual
+        ]
         if odd:
             raise RuntimeError(
                 f'at {where}, the processes differ in {key}: {"; ".join(odd)}; the others have '
@@ -202,30 +216,32 @@ def _compare(where, said):
             )
 
 
-def gather(value):
+def gather(value: Any) -> list[Any]:
     """[value of process 0, of process 1, ...], anything that can be pickled; all processes must call it."""
     if jax.process_count() == 1:
         return [value]
     content = pickle.dumps(value)
-    # coming together first: on CPUs a collective waits no longer than 30 s for another process
+    # the processes meet first: on CPUs a collective waits at most 30 s for another process
     sizes = [int(size) for size in exchange('gathering', str(len(content)))]
-    padded = np.zeros(1 << (max(sizes) - 1).bit_length(), np.uint8)  # few sizes, each compiled once
+    padded = np.zeros(1 << (max(sizes) - 1).bit_length(), np.uint8)  # powers of two, so that few sizes are compiled
     padded[: len(content)] = np.frombuffer(content, np.uint8)
-    pieces = multihost_utils.process_allgather(padded)
-    return [pickle.loads(piece[:size].tobytes()) for piece, size in zip(pieces, sizes, strict=True)]
+    rows = multihost_utils.process_allgather(padded)
+    return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def gather_rows(rows, tree):
-    """The tree of host arrays of all rows in order, from those of this process's rows."""
+def gather_rows(rows: Sequence[int] | Int[np.ndarray, ' R'], tree: Any) -> Any:
+    """The host arrays of all rows, in order, from those of this process's rows; all processes must call it."""
     if jax.process_count() == 1:
         return tree
-    places, trees = zip(*gather((np.asarray(rows, int), tree)), strict=True)
-    order = np.argsort(np.concatenate(places))
-    return jax.tree.map(lambda *parts: np.concatenate(parts)[order], *trees)
+    rows_by_process, trees = zip(*gather((np.asarray(rows, int), tree)), strict=True)
+    order = np.argsort(np.concatenate(rows_by_process))
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[order], *trees)
 
 
-def by_group(function, groups, *columns):
-    """function(groups, *columns), a tree of arrays of rows; each process does its share of the groups.
+def by_group(
+    function: Callable[..., Any], groups: Sequence[Any] | np.ndarray, *columns: Sequence[Any] | np.ndarray
+) -> Any:
+    """function(groups, *columns), a tree of arrays of rows; each process computes its share of the groups.
 
     A column has equally many rows for each group. All processes must call it.
     """
@@ -245,5 +261,5 @@ def _name():
     return f'process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}'
 
 
-def _client():
+def _client() -> Any:
     return distributed.global_state.client

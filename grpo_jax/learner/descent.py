@@ -20,7 +20,7 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut, learns=T
         params, opt_state, skipped = carry
         minibatch, packed = part
         loss, grads, metrics = gradient(params, minibatch, packed)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # without tokens (all groups dropped) there is nothing to learn, and momentum must not act alone
         apply = learns & finite & jnp.any(minibatch.loss_mask)

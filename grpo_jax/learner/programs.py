@@ -73,7 +73,7 @@ def make_learner(
     needed = algorithm.needed_logprobs(learning.updates)
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     known = [*needed, *(('values', 'returns') if algorithm.needs_values else ())]
-    experience = batches.abstract_experience(shapes, specs.rows(mesh), columns, known)
+    experience = batches.abstract_experience(shapes, specs.over_rows(mesh), columns, known)
     packed = _abstract_packed(setup, mesh, shapes)
 
     def new_state(params):
@@ -93,7 +93,7 @@ def make_learner(
         initial=jax.jit(new_state, out_shardings=state_shardings),
         pack=pack,
         logprobs=compiled.make_executable(
-            known_first, (state, experience.rollout, packed if needed else None), devices, specs.rows(mesh)
+            known_first, (state, experience.rollout, packed if needed else None), devices, specs.over_rows(mesh)
         ),
         update=compiled.make_executable(
             updated, (state, experience, packed), devices, (state_shardings, specs.replicated(mesh)), donate=0
@@ -144,7 +144,7 @@ def make_reward_learner(
         params=param_shardings, opt_state=moment_shardings(optimizer, shape.opt_state, param_shardings, mesh, in_host)
     )
     state = _laid_out(shape, state_shardings)
-    rows = specs.rows(mesh)
+    rows = specs.over_rows(mesh)
     rollout = batches.abstract_rollout(shapes, rows)
     batch = LabelledBatch(rollout, rollout.logprobs, rollout.completion_mask)
     return RewardLearner(

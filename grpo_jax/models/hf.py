@@ -190,13 +190,13 @@ def load_params(folder, c, shardings):
         path = '/'.join(k.key for k in key)
         layered = path.startswith('layers/')
         shape = param.shape[1:] if layered else param.shape
-        held = processes.held(sharding, param.shape)
+        held = processes.local_slices(sharding, param.shape)
         of_layer = held[1:] if layered else held
         arrays = [
             _to_ours(path, _read(files[name], name), shape, name)[of_layer]
             for name in (names[path][held[0]] if layered else names[path])
         ]
-        return processes.put_held(np.stack(arrays) if layered else arrays[0], held, sharding, param.shape)
+        return processes.put_local(np.stack(arrays) if layered else arrays[0], held, sharding, param.shape)
 
     return jax.tree_util.tree_map_with_path(
         leaf, table, shardings, is_leaf=lambda node: isinstance(node, transformer.Param)

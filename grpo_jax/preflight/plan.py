@@ -98,7 +98,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     check_context(settings, folder)
     config = with_mesh(config, model_config, name, len(topology.devices(name, slices)), slices)
     mesh = topology.mesh(name, config.mesh, slices)
-    chip = chips.of(mesh.devices.flat[0].device_kind)
+    chip = chips.lookup(mesh.devices.flat[0].device_kind)
     if chip is None:
         raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
     specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
@@ -174,7 +174,7 @@ def jobs_of(plan):
     experiment, algorithm, shapes, learner = plan.experiment, plan.algorithm, plan.shapes, plan.learner
     params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
     state, of_params = plan.state_bytes()
-    rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.rows(experiment.mesh)))
+    rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(experiment.mesh)))
     jobs = [
         Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
         Job('learner.initial', 'start', lambda: learner.initial.trace(params), 0),

@@ -129,7 +129,7 @@ def speed_of_sampler(engine):
         return {}
     stats = engine.stats
     found = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
-    chip = chips.of(engine.device_kind)
+    chip = chips.lookup(engine.device_kind)
     if chip:
         found['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
     return found

@@ -139,7 +139,7 @@ class SamplerPrograms:
         reasons = [reason for reason, found in hindered.items() if found]
         if wanted == 'on' and reasons:
             raise BadInput('rollout.kernels', wanted, f'cannot work with {reasons[0]}; choose auto')
-        chip = chips.of(device.device_kind)
+        chip = chips.lookup(device.device_kind)
         return not reasons and (wanted == 'on' or (wanted == 'auto' and chip is not None and chip.cores > 1))
 
     @property
@@ -172,7 +172,7 @@ class SamplerPrograms:
 
     def inputs(self):
         """Abstract (params, prompts, key) of a call."""
-        rows = specs.rows(self._mesh)
+        rows = specs.over_rows(self._mesh)
         p, q = self._shapes.prompts, self._shapes.queries
         prompts = Prompts(
             *(

@@ -1,1 +1,1 @@
-"""The mesh, how values lie on it, and compiled programs."""
+"""The mesh, the shardings of values on it, and executables."""

@@ -1,9 +1,11 @@
-"""Batches on the mesh: their sizes, what divides them, and how host arrays of rows come onto it."""
+"""Batches on the mesh: their sizes, their abstract forms, and the checks that the mesh divides them."""
 
+from collections.abc import Iterable, Sequence
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
@@ -14,7 +16,7 @@ from grpo_jax.types import Experience, Rollout
 
 
 class Shapes(NamedTuple):
-    """The sizes that programs are compiled for."""
+    """The sizes that executables are compiled for."""
 
     prompts: int  # P
     group_size: int  # G
@@ -22,15 +24,16 @@ class Shapes(NamedTuple):
     tokens: int  # C
 
 
-def put_rows(tree, mesh):
-    """Host arrays with a leading row axis, laid out on the mesh; every process has all rows."""
-    return processes.put(tree, specs.rows(mesh))
+def put_rows(tree: Any, mesh: Mesh) -> Any:
+    """Puts host arrays with a leading row axis onto the mesh; every process has all rows."""
+    return processes.put(tree, specs.over_rows(mesh))
 
 
-def abstract_rollout(shapes, rows):
-    """ShapeDtypeStructs of a Rollout of these shapes."""
+def abstract_rollout(shapes: Shapes, rows: Any) -> Any:
+    """A Rollout of ShapeDtypeStructs; rows is their sharding."""
     b, q, c = shapes.prompts * shapes.group_size, shapes.queries, shapes.tokens
-    return Rollout(
+    abstract_type: Any = Rollout  # with abstract arrays in the places of arrays
+    return abstract_type(
         tokens=abstract((b, q + c), jnp.int32, rows),
         prompt_mask=abstract((b, q), bool, rows),
         completion_mask=abstract((b, c), bool, rows),
@@ -41,11 +44,12 @@ def abstract_rollout(shapes, rows):
     )
 
 
-def abstract_experience(shapes, rows, columns, known):
-    """ShapeDtypeStructs of an Experience with `columns` columns of advantages and the optional fields known."""
+def abstract_experience(shapes: Shapes, rows: Any, columns: int, known: Iterable[str]) -> Any:
+    """An Experience of ShapeDtypeStructs: `columns` columns of advantages, and those optional fields that are known."""
     rollout = abstract_rollout(shapes, rows)
     floats = rollout.logprobs
-    return Experience(
+    abstract_type: Any = Experience
+    return abstract_type(
         rollout=rollout,
         advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
         rewards=abstract(floats.shape[:1], jnp.float32, rows),
@@ -54,8 +58,8 @@ def abstract_experience(shapes, rows, columns, known):
     )
 
 
-def check_divides(mesh, name, count, axes=ROW_AXES):
-    """BadInput when the devices along the axes do not divide a count, which has that name."""
+def check_divides(mesh: Mesh, name: str, count: int, axes: Sequence[str] = ROW_AXES):
+    """BadInput for the setting `name` when the devices along some axes do not divide it."""
     devices = devices_along(mesh, axes)
     if count % devices:
         raise BadInput(
@@ -66,17 +70,17 @@ def check_divides(mesh, name, count, axes=ROW_AXES):
         )
 
 
-def check_columns(mesh, shapes):
-    """BadInput when the context axis does not divide the columns of a row."""
-    columns, parts = shapes.queries + shapes.tokens, mesh.shape['context']
-    if columns % parts:
+def check_columns(mesh: Mesh, shapes: Shapes):
+    """BadInput when axis context does not divide the columns of a row, Q + C."""
+    columns, devices = shapes.queries + shapes.tokens, mesh.shape['context']
+    if columns % devices:
         raise BadInput(
             'data.max_prompt_tokens + rollout.max_tokens',
             columns,
-            f'must be a multiple of mesh.context = {parts}; the next one is {columns + -columns % parts}',
+            f'must be a multiple of mesh.context = {devices}; the next one is {columns + -columns % devices}',
         )
 
 
-def devices_along(mesh, axes):
-    """The number of devices along the axes."""
+def devices_along(mesh: Mesh, axes: Sequence[str]) -> int:
+    """The number of devices that some axes of a mesh span together."""
     return math.prod(mesh.shape[axis] for axis in axes)

@@ -1,4 +1,4 @@
-"""Compiled programs: each is compiled once, for fixed shapes, and refuses others by name."""
+"""Executables: each is compiled once, for fixed shapes, and refuses arguments of other shapes by name."""
 
 from collections.abc import Callable
 import functools
@@ -9,24 +9,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from grpo_jax.hosts import json_file
 from grpo_jax.sharding import specs
 from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import Param
 
-# of a learner's programs on CPUs, jaxlib 0.10.2: YNN's sums over a row took a quarter of an update, and oneDNN's
-# products of a thousand tokens are up to 1.4 x as fast as Eigen's; but a compilation cache cannot hold oneDNN's
+# options of the learner's executables on CPUs, measured with jaxlib 0.10.2: YNN's sums over a row took a quarter of an
+# update; oneDNN's products of a thousand tokens are up to 1.4 x as fast as Eigen's, but no compilation cache takes them
 ON_CPU = {'xla_cpu_experimental_ynn_fusion_type': ''}
 UNCACHED = {'xla_cpu_use_onednn': True, 'xla_cpu_experimental_onednn_fusion_type': 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
 
 
 class Executable:
-    """A function for fixed shapes, traced when that is asked for, compiled by `compile` or when it is first called."""
+    """A function for fixed shapes; `traced` traces it, `compile` or the first call compiles it."""
 
-    def __init__(self, trace: Callable | None, function: Callable | None = None):
-        self.hash = ''  # of the lowered text, which tells two runs' programs apart
-        self._trace, self._function = trace, function
+    def __init__(self, trace: Callable[[], Any] | None, function: Callable | None = None):
+        self.hash = ''  # of the lowered text; it tells the executables of two runs apart
+        self._trace: Any = trace
+        self._function: Any = function
 
     def __call__(self, *arguments):
         return (self._function or self.compile()._function)(*arguments)
@@ -36,8 +38,8 @@ class Executable:
         """The jax.stages.Traced."""
         return self._trace()
 
-    def compile(self):
-        """Itself, compiled."""
+    def compile(self) -> 'Executable':
+        """Compiles the executable, and returns it."""
         lowered = self.traced.lower()
         self.hash, self._function = hashed(lowered.as_text()), lowered.compile()
         return self
@@ -56,7 +58,7 @@ def make_executable(
     donate is the number of the argument whose memory the results may take. Under `jax.disable_jit()` the function is
     called as it is, to be stepped through.
     """
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
         return Executable(None, function)
     jitted = jax.jit(
         function,
@@ -68,40 +70,40 @@ def make_executable(
     return executable.compile() if devices.compile_now else executable
 
 
-def options_on(mesh):
-    """Compiler options of a learner's programs on a mesh: on CPUs, those above that XLA knows."""
+def options_on(mesh: Mesh) -> dict[str, Any]:
+    """Compiler options of the learner's executables on a mesh: on CPUs, those above that this XLA accepts."""
     if mesh.devices.flat[0].platform != 'cpu':
         return {}
-    known = _known()
-    return {name: known[name] for name in known if name in ON_CPU or not jax.config.jax_compilation_cache_dir}
+    cached = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+    return {name: value for name, value in _accepted().items() if name in ON_CPU or not cached}
 
 
 @functools.cache
-def _known():
-    """The options that this jaxlib takes; it refuses others."""
+def _accepted():
+    """The options that this jaxlib accepts; it raises for others."""
 
-    def takes(**option):
+    def accepts(**option):
         try:
             jax.jit(lambda x: x @ x, compiler_options=option).lower(jnp.ones((2, 2))).compile()
         except jax.errors.JaxRuntimeError:
             return False
         return True
 
-    return {name: value for name, value in (ON_CPU | UNCACHED).items() if takes(**{name: value})}
+    return {name: value for name, value in (ON_CPU | UNCACHED).items() if accepts(**{name: value})}
 
 
-def compile_traced(traced):
-    """Program of a traced function."""
+def compile_traced(traced: Any) -> Executable:
+    """Executable of a traced function."""
     return Executable(lambda: traced).compile()
 
 
-def device_bytes(tree):
-    """Bytes in the memory of one device of arrays, or abstract ones, with shardings."""
+def device_bytes(tree: Any) -> int:
+    """Bytes that arrays, or abstract arrays with shardings, take in the memory of one device."""
     return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != specs.HOST)
 
 
-def waiting_bytes(tree):
-    """Bytes of one device that lie in its host's memory."""
+def waiting_bytes(tree: Any) -> int:
+    """Bytes of one device's arrays that are in the memory of its host."""
     return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind == specs.HOST)
 
 
@@ -109,25 +111,27 @@ def _bytes(arrays):
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 
-def hashed(text):
-    """16 hexadecimal digits that stand for a text."""
+def hashed(text: str) -> str:
+    """16 hexadecimal digits of the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def write_hashes(workdir, **programs):
-    """Writes the programs' hashes to programs.json: what two runs computed differently shows there."""
-    json_file.write(os.path.join(workdir, 'programs.json'), {n: p.hash for n, p in programs.items()})
+def write_hashes(workdir: str, **executables: Any):
+    """Writes the executables' hashes to programs.json, which shows what two runs compute differently."""
+    json_file.write(
+        os.path.join(workdir, 'programs.json'), {name: executable.hash for name, executable in executables.items()}
+    )
 
 
-def abstract(shape, dtype, sharding_):
+def abstract(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     """ShapeDtypeStruct with a sharding."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def abstract_params(table, mesh):
-    """ShapeDtypeStruct of each parameter of a table with its training sharding."""
+def abstract_params(table: Any, mesh: Mesh) -> Any:
+    """ShapeDtypeStruct, with its training sharding, of each parameter of a table."""
     return jax.tree.map(
-        lambda param, s: abstract(param.shape, jnp.float32, s),
+        lambda param, sharding: abstract(param.shape, jnp.float32, sharding),
         table,
         specs.params(table, mesh),
         is_leaf=lambda node: isinstance(node, Param),

@@ -1,17 +1,19 @@
 """Shardings of parameters, state and batches, all derived from the parameter table."""
 
+from typing import Any
+
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from grpo_jax.errors import BadInput
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import map_table
 
-HOST = 'pinned_host'  # a memory kind: the part of a host's memory that its devices read by themselves
+HOST = 'pinned_host'  # a memory kind: the part of the host's memory that its devices read directly
 
 
-def params(table, mesh):
-    """NamedSharding of each parameter of a table for training; BadInput when an axis does not divide a dimension."""
+def params(table: Any, mesh: Mesh) -> Any:
+    """Training NamedSharding of each parameter of a table; BadInput when a mesh axis does not divide a dimension."""
 
     def leaf(path, param):
         for size, axis in zip(param.shape, param.axes, strict=True):
@@ -27,25 +29,25 @@ def params(table, mesh):
     return map_table(leaf, table)
 
 
-def sampler_params(table, mesh):
-    """The training layout with fsdp dropped: decoding must not gather weights at every step."""
+def sampler_params(table: Any, mesh: Mesh) -> Any:
+    """The training shardings without fsdp: decoding must not gather weights at every step."""
 
     def leaf(path, param):
-        return NamedSharding(mesh, PartitionSpec(*(a if a == 'tensor' else None for a in param.axes)))
+        return NamedSharding(mesh, PartitionSpec(*(axis if axis == 'tensor' else None for axis in param.axes)))
 
     return map_table(leaf, table)
 
 
-def rows(mesh):
-    """Sharding of arrays whose first axis is rows (or prompts): split over data, fsdp and context."""
+def over_rows(mesh: Mesh) -> NamedSharding:
+    """Sharding of arrays whose first axis is rows or prompts: data, fsdp and context split it."""
     return NamedSharding(mesh, PartitionSpec(ROW_AXES))
 
 
-def replicated(mesh):
-    """Sharding of small values that every device holds."""
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Sharding of small values, of which every device has a copy."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def in_host(shardings):
-    """The same shardings in the hosts' memory."""
-    return jax.tree.map(lambda one: one.with_memory_kind(HOST), shardings)
+def in_host(shardings: Any) -> Any:
+    """The same shardings, in the memory of the hosts."""
+    return jax.tree.map(lambda sharding: sharding.with_memory_kind(HOST), shardings)

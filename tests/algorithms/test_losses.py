@@ -272,7 +272,7 @@ def test_rows_on_eight_devices_give_the_same(preset):
     method = fixture.algorithm(preset)
     mesh = meshes.make({'data': 4, 'fsdp': 2, 'tensor': 1})
     experience = fixture.worked(method)
-    cut = jax.device_put((experience, jnp.asarray(fixture.LOGPROBS, jnp.float32)), specs.rows(mesh))
+    cut = jax.device_put((experience, jnp.asarray(fixture.LOGPROBS, jnp.float32)), specs.over_rows(mesh))
     alone, spread = fixture.loss_and_gradient(method, experience), fixture.loss_and_gradient(method, *cut)
     assert alone[0] == pytest.approx(spread[0], abs=1e-6)
     np.testing.assert_allclose(alone[1], spread[1], atol=1e-7)

@@ -70,7 +70,7 @@ def sample(tiny):
     def call(made, prompts=None, *, method='__call__', seed=0, step=0, rollout=None, **options):
         made = engine(c, made) if isinstance(made, str) else made
         mesh = made.programs._mesh
-        rows = specs.rows(mesh)
+        rows = specs.over_rows(mesh)
         prompts = jax.device_put(make_prompts() if prompts is None else prompts, rows)
         before = () if rollout is None else (jax.device_put(rollout, rows),)
         steps = () if method == 'replay' else (step,)
