@@ -147,7 +147,8 @@ def prefill(
 
     def layer_step(x, weights):
         def attend(q, k, v):
-            return attention.attend(q, k, v, mask), (k.swapaxes(1, 2), v.swapaxes(1, 2))
+            keys_values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+            return attention.attend(q, k, v, mask), keys_values
 
         return block(weights, x, angles, c, attend)
 
