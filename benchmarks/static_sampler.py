@@ -42,13 +42,7 @@ def sample(params, prompts, keys, limit, c, max_tokens, temperature):
         def layer_step(carry, inputs):
             x, cache = carry
             weights, layer = inputs
-
-            def attend_here(q, k, v):
-                nonlocal cache
-                out, cache = attend(q, k, v, layer, n, cache)
-                return out
-
-            return (transformer.block(weights, x, angles, c, attend_here), cache), None
+            return transformer.block(weights, x, angles, c, lambda q, k, v: attend(q, k, v, layer, n, cache)), None
 
         x = params['embed'][last][:, None]
         (x, cache), _ = jax.lax.scan(layer_step, (x, cache), (params['layers'], jnp.arange(c.layers)))

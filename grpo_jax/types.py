@@ -8,6 +8,7 @@ H head dim.
 its fields would refuse what is right.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, no_type_check
 
 from flax import struct
@@ -103,10 +104,10 @@ class Param(NamedTuple):
     offset: float = 0.0
 
 
-def map_table(function, table):
+def map_table(function: Callable[[str, Param], Any], table: Any) -> Any:
     """The table's tree with function(path, param) at each leaf; path is like 'layers/wq'."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, param: function('/'.join(key.key for key in path), param),
+        lambda path, param: function(jax.tree_util.keystr(path, simple=True, separator='/'), param),
         table,
         is_leaf=lambda node: isinstance(node, Param),
     )

@@ -1,13 +1,15 @@
-"""The learner's forward pass on a mesh: which collectives it makes is written down here, not left to the partitioner.
+"""The collectives of the learner's forward pass on a mesh, written down here and not left to the partitioner.
 
 Rows are cut over data and fsdp, columns over context, heads, mlp and vocabulary over tensor. Each layer's weights are
-gathered along fsdp when it comes to them, and their gradients scattered; keys and values are gathered along context.
-To the embedding and the head, which are larger than their tokens' vectors, it is the tokens that travel along fsdp.
+gathered along fsdp when the layer runs, and their gradients scattered; keys and values are gathered along context.
+Embedding and head are larger than the vectors of their tokens, so their tokens travel along fsdp.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from grpo_jax.models import attention, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
@@ -17,16 +19,17 @@ from grpo_jax.sharding.mesh import AXES, BATCH_AXES
 TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
-def make_collectives(c, mesh):
-    """Collectives of a model on the mesh."""
+def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh) -> Collectives:
+    """The Collectives of a model on the mesh; ALONE on one device."""
     if mesh.size == 1:
         return ALONE
-    whole = specs.sampler_params(transformer.param_table(c), mesh)['layers']
+    gathered = specs.sampler_params(transformer.param_table(model_config), mesh)['layers']
+    embed_spec, shards = _spec(model_config, 'embed'), _vocab_shards(model_config, mesh)
 
-    def weights(of_layer):
+    def weights(layer):
         return {
-            name: jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*whole[name].spec[1:])))
-            for name, w in of_layer.items()
+            name: jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*gathered[name].spec[1:])))
+            for name, w in layer.items()
         }
 
     def hidden(x):
@@ -38,38 +41,47 @@ def make_collectives(c, mesh):
         )
 
     def attend(q, k, v, visible):
-        def own(q, k, v, visible):
-            return attention.attend(q, k, v, visible, jax.lax.axis_index('context') * q.shape[1])
-
         queries, keys = PartitionSpec(BATCH_AXES, 'context', 'tensor'), PartitionSpec(BATCH_AXES, None, 'tensor')
-        return on_devices(own, (queries, keys, keys, PartitionSpec(BATCH_AXES)), queries)(q, k, v, visible)
+        in_specs = (queries, keys, keys, PartitionSpec(BATCH_AXES))
+        return on_devices(_attend_own_columns, in_specs, queries)(q, k, v, visible)
 
     def embed(table, tokens, dtype):
-        def look_up(table, tokens):
-            # the tokens travel, not the table: every device looks all of them up in its part of the width
-            everyone = jax.lax.all_gather(tokens, 'fsdp', axis=0, tiled=True)
-            places = everyone - jax.lax.axis_index('tensor') * table.shape[0]
-            inside = (places >= 0) & (places < table.shape[0])
-            rows = jnp.where(inside[..., None], table[jnp.where(inside, places, 0)], 0)
-            rows = jax.lax.psum(rows, 'tensor')
-            return jax.lax.all_to_all(rows, 'fsdp', split_axis=0, concat_axis=2, tiled=True).astype(dtype)
-
-        return on_devices(look_up, (_spec(c, 'embed'), TOKENS), TOKENS)(table, tokens)
-
-    shards = _vocab_shards(c, mesh)
+        embed_own_tokens = functools.partial(_embed_own_tokens, dtype=dtype)
+        return on_devices(embed_own_tokens, (embed_spec, TOKENS), TOKENS)(table, tokens)
 
     def head(function, weights, *arrays):
-        def own(weights, *arrays):
-            return function({name: _by_vocabulary(w, _spec(c, name)) for name, w in weights.items()}, *arrays, shards)
+        weight_specs = {name: _spec(model_config, name) for name in weights}
+
+        def head_of_own_vocabulary(weights, *arrays):
+            by_vocabulary = {name: _by_vocabulary(w, weight_specs[name]) for name, w in weights.items()}
+            return function(by_vocabulary, *arrays, shards)
 
         columns = arrays[0].shape[1]
         padding = -columns % mesh.shape['context']
         arrays = [jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2)) for x in arrays]
-        specs = {name: _spec(c, name) for name in weights}
-        found = on_devices(own, (specs, *(TOKENS for _ in arrays)), TOKENS)(weights, *arrays)
-        return jax.tree.map(lambda x: x[:, :columns], found)
+        in_specs = (weight_specs, *(TOKENS for _ in arrays))
+        outputs = on_devices(head_of_own_vocabulary, in_specs, TOKENS)(weights, *arrays)
+        return jax.tree.map(lambda x: x[:, :columns], outputs)
 
     return Collectives(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
+
+
+def _attend_own_columns(q, k, v, visible):
+    """Attention of a device's columns of queries over all columns of keys."""
+    return attention.attend(q, k, v, visible, jax.lax.axis_index('context') * q.shape[1])
+
+
+def _embed_own_tokens(table, tokens, dtype):
+    """Embeddings of a device's tokens, given its part of the table.
+
+    The tokens travel, not the table: every device looks up the tokens of all in its part of vocabulary and width.
+    """
+    all_tokens = jax.lax.all_gather(tokens, 'fsdp', axis=0, tiled=True)
+    places = all_tokens - jax.lax.axis_index('tensor') * table.shape[0]
+    inside = (places >= 0) & (places < table.shape[0])
+    rows = jnp.where(inside[..., None], table[jnp.where(inside, places, 0)], 0)
+    rows = jax.lax.psum(rows, 'tensor')
+    return jax.lax.all_to_all(rows, 'fsdp', split_axis=0, concat_axis=2, tiled=True).astype(dtype)
 
 
 def _by_vocabulary(w, spec):
@@ -81,28 +93,28 @@ def _by_vocabulary(w, spec):
     return jax.lax.all_to_all(jnp.pad(w, padding), 'fsdp', split_axis=vocabulary, concat_axis=width, tiled=True)
 
 
-def _vocab_shards(c, mesh):
-    """VocabShards of heads whose vocabulary is cut over tensor and fsdp; tokens are gathered along fsdp."""
+def _vocab_shards(model_config, mesh):
+    """VocabShards of a vocabulary cut over tensor, then fsdp; tokens are gathered along fsdp."""
     axes = 'tensor', 'fsdp'
-    of_tensor = c.vocab_size // mesh.shape['tensor']
+    tensor_size = model_config.vocab_size // mesh.shape['tensor']  # ids of the devices with one place on tensor
 
-    def own(x):
+    def own_tokens(x):
         size = x.shape[0] // mesh.shape['fsdp']
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index('fsdp') * size, size)
 
-    def span(size):
-        start = jax.lax.axis_index('fsdp') * size  # the last part may be shorter
-        return jax.lax.axis_index('tensor') * of_tensor + start, jnp.clip(of_tensor - start, 0, size)
+    def vocab_range(size):
+        start = jax.lax.axis_index('fsdp') * size  # the last shard may be shorter
+        return jax.lax.axis_index('tensor') * tensor_size + start, jnp.clip(tensor_size - start, 0, size)
 
     return VocabShards(
         gather_tokens=lambda x: jax.lax.all_gather(x, 'fsdp', tiled=True),
-        own_tokens=own,
+        own_tokens=own_tokens,
         sum_vocab=lambda x: jax.lax.psum(x, axes),
         max_vocab=lambda x: jax.lax.pmax(x, axes),
         max_tokens=lambda x: jax.lax.pmax(x, 'fsdp'),
-        vocab_range=span,
+        vocab_range=vocab_range,
     )
 
 
-def _spec(c, name):
-    return PartitionSpec(*transformer.param_table(c)[name].axes)
+def _spec(model_config, name):
+    return PartitionSpec(*transformer.param_table(model_config)[name].axes)

@@ -1,54 +1,64 @@
 """Rotary positions and attention: the one place that multiplies queries with keys."""
 
+from collections.abc import Mapping
 import math
-from typing import no_type_check
+from typing import Any, no_type_check
 
 from flax import struct
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-AT_ONCE = 512  # queries whose weights exist at once, recomputed in the backward pass, of a row with
-MANY = 2**19  # more pairs of a query and a key than that
+QUERY_CHUNK = 512  # queries of a long row whose weights exist at once; the backward pass recomputes the weights
+CHUNK_ABOVE_PAIRS = 2**19  # a row is long if it has more pairs of a query and a key than this
 MASKED = -2e38  # finite, so that a row without any allowed key yields a mean and not NaN
+
+Angles = tuple[Float[Array, 'B T 1 h'], Float[Array, 'B T 1 h']]  # (cos, sin) of rotary positions; h = H / 2
 
 
 @no_type_check
 @struct.dataclass
 class Packed:
-    """What may attend to what in rows of groups one after another: a prompt, then completions that share it.
+    """Which tokens attend to which in rows of groups one after another: a prompt, then completions that share it.
 
-    A completion sees its prompt and itself. Groups begin at multiples of `block`, so that a block's queries have
-    one prompt; a completion reaches `tokens` columns back at most, a prompt has `queries` at most.
+    A completion attends to its prompt and to itself. Groups begin at multiples of `block`, so that the queries of a
+    block have one prompt. A completion has at most `tokens` columns, a prompt at most `queries`.
     """
 
-    part: jax.Array  # i32[B, T] 0: of a prompt, above: of the completion of that number, -1: of nothing
-    start: jax.Array  # i32[B, T / block] column where the prompt of the block's group begins
-    length: jax.Array  # i32[B, T / block] its tokens
+    part: Int[Array, 'B T']  # 0: of a prompt, above: of the completion of that number, -1: of nothing
+    start: Int[Array, 'B blocks']  # column where the prompt of the block's group begins
+    length: Int[Array, 'B blocks']  # tokens of that prompt
     block: int = struct.field(pytree_node=False)
     queries: int = struct.field(pytree_node=False)
     tokens: int = struct.field(pytree_node=False)
 
 
-def attend(q, k, v, visible, first=0):
-    """Attention output [B, T, N, H] of queries [B, T, N, H] over keys and values [B, S, K, H].
+def attend(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K H'],
+    visible: Bool[Array, 'B S'] | Packed,
+    first: int | Int[Array, ''] = 0,
+) -> Float[Array, 'B T N H']:
+    """Attention output of queries over keys and values.
 
-    visible is bool[B, S], the valid columns of causal attention, or Packed. The queries are those of columns
+    visible marks the valid columns of causal attention, or is Packed. The queries are those of columns
     first .. first + T. Logits and softmax are float32.
     """
     if isinstance(visible, Packed):
         return _attend_packed(q, k, v, visible, first)
-    if q.shape[1] * k.shape[1] <= MANY or q.shape[1] % AT_ONCE:
+    if q.shape[1] * k.shape[1] <= CHUNK_ABOVE_PAIRS or q.shape[1] % QUERY_CHUNK:
         return _softmax_attention(q, k, v, causal(visible, first, q.shape[1]))
 
     @jax.checkpoint
-    def of_some(some):
-        start, queries = some
-        return _softmax_attention(queries, k, v, causal(visible, first + start, AT_ONCE))
+    def attend_chunk(chunk):
+        start, queries = chunk
+        return _softmax_attention(queries, k, v, causal(visible, first + start, QUERY_CHUNK))
 
-    starts = jnp.arange(0, q.shape[1], AT_ONCE)
-    found = jax.lax.map(of_some, (starts, q.reshape(len(q), -1, AT_ONCE, *q.shape[2:]).swapaxes(0, 1)))
-    return found.swapaxes(0, 1).reshape(q.shape)
+    starts = jnp.arange(0, q.shape[1], QUERY_CHUNK)
+    chunks = q.reshape(len(q), -1, QUERY_CHUNK, *q.shape[2:]).swapaxes(0, 1)
+    return jax.lax.map(attend_chunk, (starts, chunks)).swapaxes(0, 1).reshape(q.shape)
 
 
 def _softmax_attention(q, k, v, allowed):
@@ -62,8 +72,10 @@ def _softmax_attention(q, k, v, allowed):
     return out.reshape(b, t, n, h).astype(q.dtype)
 
 
-def causal(mask, first=0, count=None):
-    """Allowed pairs bool[B, 1, T, S] of a left- or right-padded batch with mask bool[B, S].
+def causal(
+    mask: Bool[Array, 'B S'], first: int | Int[Array, ''] = 0, count: int | None = None
+) -> Bool[Array, 'B 1 T S']:
+    """Allowed pairs of a query and a key in a left- or right-padded batch.
 
     The queries are those of columns first .. first + count; by default all.
     """
@@ -75,34 +87,35 @@ def causal(mask, first=0, count=None):
 def _attend_packed(q, k, v, packed, first):
     """attend by blocks of queries, each over the columns that its completions may reach and over its prompt."""
     rows, columns = packed.part.shape
-    block, whole = packed.block, columns // packed.block
+    block, all_blocks = packed.block, columns // packed.block
     blocks, first = q.shape[1] // block, first // block
-    back = min(-(-(packed.tokens - 1) // block), whole - 1)  # earlier blocks that a completion reaches into
+    back = min(-(-(packed.tokens - 1) // block), all_blocks - 1)  # earlier blocks that a completion reaches into
 
-    def own(x):
+    def query_blocks(x):
+        """[B, all blocks, ...] -> [B, blocks, ...]: the blocks of these queries."""
         return jax.lax.dynamic_slice_in_dim(x, first, blocks, 1)
 
     def band(x, fill=0):
         """[B, S, ...] -> [B, blocks, (back + 1) * block, ...]: a block and those before it."""
         cut = jnp.pad(x, ((0, 0), (back * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill)
-        cut = cut.reshape(rows, whole + back, block, *x.shape[2:])
+        cut = cut.reshape(rows, all_blocks + back, block, *x.shape[2:])
         return jnp.concatenate([jax.lax.dynamic_slice_in_dim(cut, first + i, blocks, 1) for i in range(back + 1)], 2)
 
-    start, length = own(packed.start)[..., None], own(packed.length)[..., None]
-    of_prompt = jnp.arange(min(packed.queries, columns))
-    places = jnp.minimum(start + of_prompt, columns - 1).reshape(rows, -1)
+    start, length = query_blocks(packed.start)[..., None], query_blocks(packed.length)[..., None]
+    prompt_columns = jnp.arange(min(packed.queries, columns))
+    places = jnp.minimum(start + prompt_columns, columns - 1).reshape(rows, -1)
 
     def prompt(x):
         """[B, S, ...] -> [B, blocks, queries, ...]: the prompt of a block's group."""
         return jnp.take_along_axis(x, places[..., None, None], 1).reshape(rows, blocks, -1, *x.shape[2:])
 
-    mine = own(packed.part.reshape(rows, whole, block))[..., None]
+    part = query_blocks(packed.part.reshape(rows, all_blocks, block))[..., None]
     within = jnp.arange(block)[:, None]
-    same = (mine > 0) & (mine == band(packed.part, -1)[:, :, None])
-    causal_ = jnp.arange((back + 1) * block) <= back * block + within
+    same_completion = (part > 0) & (part == band(packed.part, -1)[:, :, None])
+    not_later = jnp.arange((back + 1) * block) <= back * block + within
     column = (first + jnp.arange(blocks)[:, None]) * block + within[:, 0]
-    seen = (of_prompt < length[..., None]) & (of_prompt <= (column - start)[..., None])
-    allowed = jnp.concatenate([same & causal_, seen], -1)
+    prompt_token = (prompt_columns < length[..., None]) & (prompt_columns <= (column - start)[..., None])
+    allowed = jnp.concatenate([same_completion & not_later, prompt_token], -1)
 
     def flat(x):
         return x.reshape(rows * blocks, *x.shape[2:])
@@ -112,16 +125,18 @@ def _attend_packed(q, k, v, packed, first):
         *(flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v)),
         flat(allowed)[:, None],
     )
-    if q.shape[1] * inputs[1].shape[1] <= MANY:
+    if q.shape[1] * inputs[1].shape[1] <= CHUNK_ABOVE_PAIRS:
         return _softmax_attention(*inputs).reshape(q.shape)
     one = jax.checkpoint(lambda inputs: _softmax_attention(*(x[None] for x in inputs))[0])
-    return jax.lax.map(one, inputs, batch_size=max(1, AT_ONCE // block)).reshape(q.shape)
+    return jax.lax.map(one, inputs, batch_size=max(1, QUERY_CHUNK // block)).reshape(q.shape)
 
 
-def rope_frequencies(head_dim, theta, scaling):
-    """(inverse frequencies f64[H/2], factor on cos and sin) of the rotary embedding.
+def rope_frequencies(
+    head_dim: int, theta: float, scaling: tuple[tuple[str, Any], ...]
+) -> tuple[Float[np.ndarray, ' h'], float]:
+    """(inverse frequencies f64, factor on cos and sin) of the rotary embedding.
 
-    `scaling` is a tuple of (name, value) pairs as in Hugging Face's rope_parameters; types default,
+    `scaling` has (name, value) pairs as in Hugging Face's rope_parameters; types default,
     linear, llama3 and yarn follow transformers' modeling_rope_utils (YaRN: arXiv 2309.00071).
     """
     base = theta ** -(np.arange(0, head_dim, 2) / head_dim)
@@ -141,7 +156,7 @@ def rope_frequencies(head_dim, theta, scaling):
     return _yarn(base, head_dim, theta, options)
 
 
-def _yarn(base, head_dim, theta, options):
+def _yarn(base, head_dim: int, theta: float, options: Mapping):
     factor, original = options['factor'], options['original_max_position_embeddings']
 
     def magnitude(scale, coefficient=1.0):
@@ -166,18 +181,20 @@ def _yarn(base, head_dim, theta, options):
     return frequencies, attention
 
 
-def rope_angles(positions, head_dim, theta, scaling):
-    """(cos, sin), each f32[B, T, 1, H/2], for positions i32[B, T]."""
+def rope_angles(
+    positions: Int[Array, 'B T'], head_dim: int, theta: float, scaling: tuple[tuple[str, Any], ...]
+) -> Angles:
+    """(cos, sin), each f32, of positions."""
     frequencies, factor = rope_frequencies(head_dim, theta, scaling)
     # float32: bfloat16 rounds position 257 to 256
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles)[:, :, None] * factor, jnp.sin(angles)[:, :, None] * factor
 
 
-def rotate(x, angles):
-    """x [B, T, N, H] turned by the angles; pairs are (i, i + H/2), Hugging Face's layout."""
+def rotate(x: Float[Array, 'B T N H'], angles: Angles) -> Float[Array, 'B T N H']:
+    """x rotated by the angles; pairs are (i, i + H/2), as in Hugging Face's models."""
     cos, sin = (angle[..., None, :] for angle in angles)
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
     # the reversal is a plain read to XLA on CPUs, where splitting and joining halves took half of a decode step
-    turned = halves * cos + halves[..., ::-1, :] * jnp.concatenate([-sin, sin], -2)
-    return turned.reshape(x.shape).astype(x.dtype)
+    rotated = halves * cos + halves[..., ::-1, :] * jnp.concatenate([-sin, sin], -2)
+    return rotated.reshape(x.shape).astype(x.dtype)

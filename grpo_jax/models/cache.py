@@ -4,18 +4,20 @@ Columns lie in blocks: keys [L, J, R, K, H, S] and values [L, J, R, K, S, H] hol
 for R rows, so that a block of a layer is one contiguous piece, and a dynamic number of blocks is read.
 The cache is [prompts, stored once per group | own chunks]; a chunk that is full is never written or
 copied again. All rows write the same column, since XLA turns writes at a column per row into copies
-of the cache; a row's first valid column (`start`) makes up for it. Flat chunks are for models.decode_kernel.
+of the cache; each row has a first valid column (`start`) instead. Flat chunks are for models.decode_kernel.
 """
 
 import math
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 from flax import struct
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models.attention import MASKED
+from grpo_jax.models.linear import to_int8
 
 
 @no_type_check
@@ -25,39 +27,49 @@ class Chunk:
 
     k: jax.Array  # [L, J, R, K, H, S]; flat: [L, J, R, S, K * H]
     v: jax.Array  # [L, J, R, K, S, H]; flat: as k
-    k_scale: jax.Array | None = None  # f32[L, J, R, K, S], only with int8
-    v_scale: jax.Array | None = None  # f32[L, J, R, K, S]
+    k_scale: Float[Array, 'L J R K S'] | None = None  # only with int8
+    v_scale: Float[Array, 'L J R K S'] | None = None
 
     @property
-    def columns(self):
+    def columns(self) -> int:
         """J * S."""
         return self.k.shape[1] * self.block
 
     @property
-    def block(self):
+    def block(self) -> int:
         """S."""
         return self.k.shape[3 if self.flat else 5]
 
     @property
-    def flat(self):
-        """Whether it is laid out for the kernel."""
+    def flat(self) -> bool:
+        """Whether the chunk has the kernel's shape."""
         return self.k.ndim == 5
 
 
 @no_type_check
 @struct.dataclass
 class KVCache:
-    """What B rows have seen. Chunks are filled in order; only the last one is written."""
+    """Keys and values of the tokens before the newest one of B rows.
+
+    Chunks are filled in order; only the last one is written.
+    """
 
     prompt: Chunk  # of P prompts, each read by B / P consecutive rows; left-padded
-    prompt_start: jax.Array  # i32[P] first valid column of each prompt
-    chunks: tuple  # of Chunk
-    start: jax.Array  # i32[B] first valid own column of each row
-    length: jax.Array  # i32[] own columns written
+    prompt_start: Int[Array, ' P']  # first valid column of each prompt
+    chunks: tuple[Chunk, ...]
+    start: Int[Array, ' B']  # first valid own column of each row
+    length: Int[Array, '']  # own columns written
+
+    def with_last_chunk(self, chunk: Chunk) -> 'KVCache':
+        """The cache with another last chunk."""
+        return self.replace(chunks=self.chunks[:-1] + (chunk,))
 
 
-def empty(c, rows, columns, *, block, dtype, flat=False):
-    """An empty Chunk of at least that many columns, in blocks of `block`; dtype may be int8, if it is not flat."""
+def empty(c: Any, rows: int, columns: int, *, block: int, dtype: Any, flat: bool = False) -> Chunk:
+    """An empty Chunk of at least that many columns, in blocks of `block`, for a ModelConfig.
+
+    dtype may be int8 if the chunk is not flat.
+    """
     blocks = -(-columns // block)
     if flat:
         shape = (c.layers, blocks, rows, block, c.kv_heads * c.head_dim)
@@ -69,8 +81,8 @@ def empty(c, rows, columns, *, block, dtype, flat=False):
     return Chunk(k, v, jnp.zeros((*shape, block)), jnp.zeros((*shape, block)))
 
 
-def of_prefill(k, v, like):
-    """Chunk holding k, v [L, R, K, T, H] in its last T columns, with the columns, block and dtype of `like`."""
+def prompt_chunk(k: Float[Array, 'L R K T H'], v: Float[Array, 'L R K T H'], like: Chunk) -> Chunk:
+    """Chunk with k and v in its last T columns, with the columns, block and dtype of `like`."""
     layers, rows, heads, t, h = k.shape
     pad = ((0, 0), (0, 0), (0, 0), (like.columns - t, 0), (0, 0))
     k, v = (jnp.pad(x, pad).reshape(layers, rows, heads, -1, like.block, h) for x in (k, v))
@@ -80,7 +92,7 @@ def of_prefill(k, v, like):
     if like.k_scale is None:
         k, v = k.transpose(0, 3, 1, 2, 5, 4), v.transpose(0, 3, 1, 2, 4, 5)
         return Chunk(k.astype(like.k.dtype), v.astype(like.v.dtype))
-    (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
+    (k, k_scale), (v, v_scale) = _quantize(k), _quantize(v)
     return Chunk(
         k.transpose(0, 3, 1, 2, 5, 4),
         v.transpose(0, 3, 1, 2, 4, 5),
@@ -89,18 +101,24 @@ def of_prefill(k, v, like):
     )
 
 
-def quantize(x):
-    """(int8 values, f32 scales) of x over its last axis, so that values * scale is nearest to x."""
-    x = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(x), -1) / 127
-    return jnp.round(x / jnp.maximum(scale, 1e-30)[..., None]).astype(jnp.int8), scale
+def _quantize(x):
+    """(int8 values, f32 scales) of x, with one scale for the numbers of the last axis."""
+    values, scale = to_int8(x, (-1,))
+    return values, scale[..., 0]
 
 
-def extend(q, k, v, angles, cache, layer):
-    """(attention output [B, 1, N, H], the last Chunk) of the newest token's q [B, 1, N, H], k and v [B, 1, K, H].
+def extend(
+    q: Float[Array, 'B 1 N H'],
+    k: Float[Array, 'B 1 K H'],
+    v: Float[Array, 'B 1 K H'],
+    angles: Any,
+    cache: KVCache,
+    layer: int | Int[Array, ''],
+) -> tuple[Float[Array, 'B 1 N H'], Chunk]:
+    """(attention output, the last Chunk with the newest token) of the newest token's q, k and v.
 
-    q and k are not yet turned by the angles, which are those of attention.rope_angles, or decode_kernel.turns of them
-    for flat chunks.
+    q and k are not yet rotated. The angles are those of attention.rope_angles; for flat chunks they are
+    decode_kernel.rope_factors.
     """
     if cache.prompt.flat:
         out, chunk = decode_kernel.attend(q[:, 0], k[:, 0], v[:, 0], angles, cache, layer)
@@ -110,8 +128,8 @@ def extend(q, k, v, angles, cache, layer):
     return attend(q[:, 0], cache, layer)[:, None], cache.chunks[-1]
 
 
-def write(cache, layer, k, v):
-    """The cache with k, v [B, K, H] in the next column of a layer."""
+def write(cache: KVCache, layer: int | Int[Array, ''], k: Float[Array, 'B K H'], v: Float[Array, 'B K H']) -> KVCache:
+    """The cache with k and v in the next column of a layer."""
     chunk = cache.chunks[-1]
     column = cache.length - sum(full.columns for full in cache.chunks[:-1])
     block, column = jnp.divmod(column, chunk.block)
@@ -122,17 +140,14 @@ def write(cache, layer, k, v):
         return jax.lax.dynamic_update_slice(array, jnp.expand_dims(new, (0, 1, axis)).astype(array.dtype), at)
 
     if chunk.k_scale is None:
-        chunk = Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4))
-    else:
-        (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
-        chunk = Chunk(
-            put(chunk.k, k, 5), put(chunk.v, v, 4), put(chunk.k_scale, k_scale, 4), put(chunk.v_scale, v_scale, 4)
-        )
-    return cache.replace(chunks=cache.chunks[:-1] + (chunk,))
+        return cache.with_last_chunk(Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4)))
+    (k, k_scale), (v, v_scale) = _quantize(k), _quantize(v)
+    scales = put(chunk.k_scale, k_scale, 4), put(chunk.v_scale, v_scale, 4)
+    return cache.with_last_chunk(Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4), *scales))
 
 
-def attend(q, cache, layer):
-    """Attention output [B, N, H] of the newest token's queries q [B, N, H] over the whole cache of a layer.
+def attend(q: Float[Array, 'B N H'], cache: KVCache, layer: int | Int[Array, '']) -> Float[Array, 'B N H']:
+    """Attention output of the newest token's queries over the whole cache of a layer.
 
     One softmax over prompt and own columns, in float32, by running maximum and sum over blocks
     (arXiv 2205.14135, alg. 1). Only blocks that hold a valid column are read, and a prompt's blocks
@@ -140,20 +155,32 @@ def attend(q, cache, layer):
     """
     b, n, h = q.shape
     heads = cache.chunks[-1].k.shape[3]
-    q = q.reshape(b, heads, n // heads, h)
-    running = (jnp.full(q.shape[:3], MASKED), jnp.zeros(q.shape[:3]), jnp.zeros(q.shape, jnp.float32))
+    grouped = q.reshape(b, heads, n // heads, h)
+    shape = grouped.shape[:3]
+    running = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
     first = jnp.min(cache.prompt_start) // cache.prompt.block
-    running = _absorb(running, q, cache.prompt, layer, 0, cache.prompt_start, cache.prompt.columns - 1, first)
-    written = 0
+    prompt_columns = _Columns(0, cache.prompt_start, cache.prompt.columns - 1, first)
+    running = _absorb(running, grouped, cache.prompt, layer, prompt_columns)
+    offset = 0
     for chunk in cache.chunks:
-        running = _absorb(running, q, chunk, layer, written, cache.start, cache.length)
-        written += chunk.columns
+        running = _absorb(running, grouped, chunk, layer, _Columns(offset, cache.start, cache.length, 0))
+        offset += chunk.columns
     _, total, out = running
     return (out / total[..., None]).reshape(b, n, h).astype(q.dtype)
 
 
-def _absorb(running, q, chunk, layer, offset, start, last, first=0):
-    """running (maximum, sum, output) over columns start..last of a chunk whose first column is `offset`."""
+class _Columns(NamedTuple):
+    """The columns of a chunk that are attended to."""
+
+    offset: int  # the chunk's first column
+    start: jax.Array  # i32[R] first valid column of each row
+    last: int | jax.Array  # last valid column
+    first_block: int | jax.Array  # blocks of the chunk before this one hold no valid column
+
+
+def _absorb(running, q, chunk, layer, valid_columns):
+    """The running (maximum, sum, output) of queries [B, K, N / K, H] after the valid _Columns of a chunk."""
+    offset, start, last, first_block = valid_columns
     rows, block = chunk.k.shape[2], chunk.block
     b, heads, group, h = q.shape
     fold = b // rows
@@ -197,7 +224,7 @@ def _absorb(running, q, chunk, layer, offset, start, last, first=0):
         return new_highest, total, out * decay[..., None] + mixed
 
     blocks = jnp.clip((last - offset) // block + 1, 0, chunk.k.shape[1])
-    running = jax.lax.fori_loop(first, blocks, absorb_block, running)
+    running = jax.lax.fori_loop(first_block, blocks, absorb_block, running)
     return jax.tree.map(unfolded, running) if fold > 1 else running
 
 

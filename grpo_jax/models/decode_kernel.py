@@ -1,128 +1,189 @@
 """Attention of one new token over the cache in one Pallas kernel for TPUs, which also writes the token's column.
 
-XLA's form of it (models.cache.attend) is as good where scores and running sums stay on the chip. On chips of two cores
-its fusions are split over both, and what one passes to the next goes through main memory: more bytes than keys and
-values of few heads have. Here a grid step has a block of columns of some rows on the chip, and only that is read.
+XLA's form (models.cache.attend) is as good where scores and running sums stay on the chip. On chips of two cores XLA
+splits its fusions over both, and what one fusion passes to the next goes through main memory: more bytes than keys and
+values of few heads have. Here a grid step has a block of columns of some rows on the chip, and reads only that.
+
+The grid has a row for each tile of rows, which the cores share, and a step for each block of columns. Every tile begins
+(B), absorbs the blocks that hold a valid column (a), and finishes (F):
+
+    step      first[0] = 0       first[1]         first[2]
+               |  prompt          | own chunk      | last own chunk
+    tile 0     | B  |    | a  | a | a | a | a | a  | a | a |   | F |
+    tile 1     | B  |    | a  | a | a | a | a | a  | a | a |   | F |
+
+B rotates q and k and attends to the new column; F writes the output and the new column.
 
 Chunks are flat, [L, J, R, S, K * H]: a column of a row is one line of a tile, and writing it rewrites LINES lines.
-Queries have zeros where other heads' keys lie, so that one product serves all heads.
+Queries have zeros at the lanes of other heads' keys, so that one product serves all heads.
 """
 
+from collections.abc import Sequence
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
 
 from grpo_jax.models import pallas
-from grpo_jax.models.attention import MASKED
+from grpo_jax.models.attention import MASKED, Angles
 
 LANES = 128  # of a vector register
 LINES = 16  # that are written at once: of a bfloat16 tile
 MEMORY = 8 * 2**20  # bytes of blocks on the chip, with those that are on their way
+LAYER, LENGTH, FIRST_BLOCK = range(3)  # places in sizes: layer, own columns written, first prompt block to read
 
 
-def turns(angles, heads):
-    """What turns flat keys: f32[B, heads * H] factors of a lane, and of the one it pairs with (attention.rotate)."""
+def rope_factors(angles: Angles, heads: int) -> Sequence[Float[Array, 'B W']]:
+    """Factors that rotate flat keys, W = K * H: of a lane, and of the lane that it pairs with (attention.rotate)."""
     cos, sin = (angle[:, 0, 0] for angle in angles)
     factors = [jnp.tile(jnp.concatenate(halves, -1), heads) for halves in ((cos, cos), (-sin, sin))]
     return jax.lax.optimization_barrier(factors)  # or XLA repeats them in every layer
 
 
-class _Scratch(NamedTuple):
-    """What stays on the chip from one grid step to the next: the new column, and what each line of queries found."""
+def attend(
+    q: Float[Array, 'B N H'],
+    k: Float[Array, 'B K H'],
+    v: Float[Array, 'B K H'],
+    factors: Sequence[Float[Array, 'B W']],
+    cache: Any,
+    layer: int | Int[Array, ''],
+) -> tuple[Float[Array, 'B N H'], Any]:
+    """(attention output, the last Chunk with the new column) of the newest token over a KVCache; factors: rope_factors.
 
-    k: jax.Array  # f32[rows, K * H], turned
-    v: jax.Array  # f32[rows, K * H]
-    queries: jax.Array  # f32[rows * lines, K * H], turned; this and the others by row, head and query
-    highest: jax.Array  # f32[rows * lines, LANES], score
-    total: jax.Array  # f32[rows * lines, LANES], of the scores' exponentials
-    mixed: jax.Array  # f32[rows * lines, K * H], values times those
-
-
-def attend(q, k, v, turns_, cache, layer):
-    """(attention output [B, N, H], the last Chunk) of the newest token's q [B, N, H], k and v [B, K, H].
-
-    As attention.rotate, cache.write and cache.attend together, of flat chunks. Heads may be cut over axes of the mesh
-    that `shard_map` has left to the partitioner, which cannot cut a kernel.
+    The same as attention.rotate, cache.write and cache.attend together, of flat chunks. Heads may be cut over axes of
+    the mesh that `shard_map` has left to the partitioner, which cannot cut a kernel.
     """
     heads, columns = PartitionSpec(None, 'tensor'), PartitionSpec(None, None, None, None, 'tensor')
     rest = PartitionSpec()
     specs = cache.replace(prompt=columns, prompt_start=rest, chunks=columns, start=rest, length=rest)
     return pallas.on_devices(_attend, (heads, heads, heads, heads, specs, rest), (heads, columns))(
-        q, k, v, turns_, cache, layer
+        q, k, v, factors, cache, layer
     )
 
 
-def _attend(q, k, v, turns_, cache, layer):
-    (b, n, h), heads, fold = q.shape, k.shape[1], q.shape[0] // cache.prompt_start.shape[0]
-    chunks, width, lines = (cache.prompt, *cache.chunks), heads * h, -(-n // heads // 8) * 8
-    blocks = [chunk.k.shape[1] for chunk in chunks]
-    first = [sum(blocks[:i]) for i in range(len(chunks))]  # grid step in which a chunk's blocks begin
-    begun = [sum(chunk.columns for chunk in chunks[1:i]) for i in range(len(chunks))]  # own column where it begins
-    rows = _rows_at_once(b, fold, chunks)
-    prompts, tiles = max(rows // fold, 1), max(fold // rows, 1)  # of a tile of rows, that share a prompt
+class _Tiling(NamedTuple):
+    """How the grid cuts rows and columns, fixed when the kernel is compiled."""
 
-    def place(sizes):
-        """(block, line) of the new column in the last chunk."""
-        return jnp.divmod(sizes[1] - begun[-1], chunks[-1].block)
+    rows: int  # of a tile
+    fold: int  # rows that share a prompt
+    heads: int  # of keys
+    lines: int  # of the queries of a row and a head, in whole register tiles
+    blocks: list[int]  # of each chunk, the prompt's first
+    first: list[int]  # grid step in which a chunk's blocks begin
+    offsets: list[int]  # own column where a chunk begins
 
-    def of_prompts(tile, step, sizes, *_):
-        return sizes[0], jnp.clip(step, sizes[2], blocks[0] - 1), tile // tiles, 0, 0
+    @property
+    def prompts(self):
+        """Prompts of a tile."""
+        return max(self.rows // self.fold, 1)
 
-    def of_own(i, tile, step, sizes, *_):  # a block that stays where it is is not read again
-        most = place(sizes)[0] if i == len(chunks) - 1 else blocks[i] - 1
-        return sizes[0], jnp.clip(step - first[i], 0, most), tile, 0, 0
+    @property
+    def tiles(self):
+        """Tiles that share a prompt."""
+        return max(self.fold // self.rows, 1)
 
-    def written(tile, step, sizes, *_):
-        block, line = place(sizes)
-        return sizes[0], block, tile, line // LINES, 0
 
-    by_query, by_row = (pl.BlockSpec((rows, count, width), lambda tile, *_: (tile, 0, 0)) for count in (n // heads, 1))
-    by_chunk = [
-        pl.BlockSpec(
-            (1, 1, prompts if i == 0 else rows, *chunk.k.shape[3:]),
-            of_prompts if i == 0 else functools.partial(of_own, i),
-        )
-        for i, chunk in enumerate(chunks)
-    ]
-    new_lines = pl.BlockSpec((1, 1, rows, LINES, width), written)
+class _Scratch(NamedTuple):
+    """What stays on the chip from one grid step to the next: the new column, and the running sums of each query."""
+
+    k: Any  # f32[rows, K * H], rotated
+    v: Any  # f32[rows, K * H]
+    queries: Any  # f32[rows * lines, K * H], rotated; this and the others by row, head and query
+    highest: Any  # f32[rows * lines, LANES], score
+    total: Any  # f32[rows * lines, LANES], of the scores' exponentials
+    mixed: Any  # f32[rows * lines, K * H], values times those
+
+
+class _Step(NamedTuple):
+    """The variables of a grid step: numbers, and the Refs of inputs, outputs and scratch on the chip."""
+
+    tiling: _Tiling
+    scale: float  # of scores
+    tile: jax.Array  # i32[] which of the grid
+    position: jax.Array  # i32[] of the step within its tile
+    length: jax.Array  # i32[] own columns written
+    sizes: Any  # i32[3]
+    start: Any  # i32[B]
+    prompt_start: Any  # i32[P]
+    q: Any  # [rows, N / K, K * H]
+    k: Any  # [rows, 1, K * H]; as v, cos and sin
+    v: Any
+    cos: Any
+    sin: Any
+    chunks: list[tuple[Any, Any]]  # keys and values [1, 1, rows or prompts, S, K * H]
+    out: Any  # as q
+    out_k: Any  # [1, 1, rows, LINES, K * H]; as out_v
+    out_v: Any
+    scratch: _Scratch
+
+    def item_lines(self, i, count=1):
+        """The lines of queries of item i, of `count` rows."""
+        size = self.tiling.heads * self.tiling.lines
+        return pl.ds(pl.multiple_of(i * count * size, 8), count * size)
+
+    def head_lines(self, i, head):
+        """The lines of row i's queries of a head."""
+        size = self.tiling.heads * self.tiling.lines
+        return pl.ds(pl.multiple_of(i * size + head * self.tiling.lines, 8), self.q.shape[1])
+
+
+def _attend(q, k, v, factors, cache, layer):
+    """attend on one device."""
+    (b, n, h), heads, chunks = q.shape, k.shape[1], (cache.prompt, *cache.chunks)
+    width, tiling = heads * h, _cut(q, heads, cache)
     scalars = (
         jnp.stack([layer, cache.length, jnp.min(cache.prompt_start) // cache.prompt.block]).astype(jnp.int32),
         cache.start,
         cache.prompt_start,
     )
     inputs = (
-        _swapped(q, heads),
-        *(x.reshape(b, 1, width) for x in (k, v, *turns_)),
+        _by_query(q, heads),
+        *(x.reshape(b, 1, width) for x in (k, v, *factors)),
         *(array for chunk in chunks for array in (chunk.k, chunk.v)),
     )
+    in_specs, out_specs = _block_specs(tiling, chunks, n // heads)
     last = len(scalars) + len(inputs)
+    lines = heads * tiling.lines
     out, k, v = pallas.call(
-        functools.partial(
-            _kernel, scale=1 / math.sqrt(h), rows=rows, fold=fold, lines=lines, heads=heads, first=first, begun=begun
-        ),
+        functools.partial(_kernel, tiling=tiling, scale=1 / math.sqrt(h)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(b // rows, sum(blocks)),
-            in_specs=[by_query, *[by_row] * 4, *(spec for spec in by_chunk for _ in 'kv')],
-            out_specs=[by_query, new_lines, new_lines],
+            grid=(b // tiling.rows, sum(tiling.blocks)),
+            in_specs=in_specs,
+            out_specs=out_specs,
             scratch_shapes=_Scratch(
-                *[pltpu.VMEM((rows, width), jnp.float32)] * 2,
-                *[pltpu.VMEM((rows * heads * lines, size), jnp.float32) for size in (width, LANES, LANES, width)],
+                *[pltpu.VMEM((tiling.rows, width), jnp.float32)] * 2,
+                *[pltpu.VMEM((tiling.rows * lines, size), jnp.float32) for size in (width, LANES, LANES, width)],
             ),
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (inputs[0], *inputs[-2:])],
         input_output_aliases={last - 2: 1, last - 1: 2},
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
-        cost_estimate=_cost(inputs[0], heads * lines, tiles, chunks),
+        cost_estimate=_cost(inputs[0], lines, tiling.tiles, chunks),
         name='decode_attention',
     )(*scalars, *inputs)
     return out.reshape(b, n // heads, heads, h).swapaxes(1, 2).reshape(q.shape), cache.chunks[-1].replace(k=k, v=v)
+
+
+def _cut(q, heads, cache):
+    """_Tiling of queries [B, N, H] over a KVCache."""
+    chunks, fold = (cache.prompt, *cache.chunks), q.shape[0] // cache.prompt_start.shape[0]
+    blocks = [chunk.k.shape[1] for chunk in chunks]
+    return _Tiling(
+        rows=_rows_at_once(q.shape[0], fold, chunks),
+        fold=fold,
+        heads=heads,
+        lines=-(-q.shape[1] // heads // 8) * 8,
+        blocks=blocks,
+        first=[sum(blocks[:i]) for i in range(len(chunks))],
+        offsets=[sum(chunk.columns for chunk in chunks[1:i]) for i in range(len(chunks))],
+    )
 
 
 def _rows_at_once(b, fold, chunks):
@@ -136,8 +197,42 @@ def _rows_at_once(b, fold, chunks):
     return max(fitting, default=1)
 
 
-def _swapped(q, heads):
-    """[B, N / K, K * H]: the i-th query of every head of keys side by side."""
+def _block_specs(tiling, chunks, queries):
+    """(specs of the inputs, specs of the outputs): the blocks of a grid step, for that many queries of a head."""
+    width, last = chunks[0].k.shape[4], len(chunks) - 1
+
+    def new_column(sizes):
+        """(block, line) of the new column in the last chunk."""
+        return jnp.divmod(sizes[LENGTH] - tiling.offsets[-1], chunks[-1].block)
+
+    def prompt_index(tile, step, sizes, *_):
+        return sizes[LAYER], jnp.clip(step, sizes[FIRST_BLOCK], tiling.blocks[0] - 1), tile // tiling.tiles, 0, 0
+
+    def own_index(i, tile, step, sizes, *_):  # a block that stays in its place is not read again
+        most = new_column(sizes)[0] if i == last else tiling.blocks[i] - 1
+        return sizes[LAYER], jnp.clip(step - tiling.first[i], 0, most), tile, 0, 0
+
+    def new_index(tile, step, sizes, *_):
+        block, line = new_column(sizes)
+        return sizes[LAYER], block, tile, line // LINES, 0
+
+    by_query, by_row = (
+        pl.BlockSpec((tiling.rows, count, width), lambda tile, *_: (tile, 0, 0)) for count in (queries, 1)
+    )
+    by_chunk = [
+        pl.BlockSpec(
+            (1, 1, tiling.prompts if i == 0 else tiling.rows, *chunk.k.shape[3:]),
+            prompt_index if i == 0 else functools.partial(own_index, i),
+        )
+        for i, chunk in enumerate(chunks)
+    ]
+    new_lines = pl.BlockSpec((1, 1, tiling.rows, LINES, width), new_index)
+    in_specs = [by_query, *[by_row] * 4, *(spec for spec in by_chunk for _ in 'kv')]
+    return in_specs, [by_query, new_lines, new_lines]
+
+
+def _by_query(q, heads):
+    """[B, N, H] -> [B, N / K, K * H]: the i-th query of every head of keys side by side."""
     b, n, h = q.shape
     return q.reshape(b, heads, n // heads, h).swapaxes(1, 2).reshape(b, n // heads, heads * h)
 
@@ -147,7 +242,7 @@ def _cost(q, lines, tiles, chunks):
     (b, _, width), columns = q.shape, sum(chunk.columns for chunk in chunks)
     item = chunks[0].k.dtype.itemsize
     prompt, *own = (2 * math.prod(chunk.k.shape[1:]) * item for chunk in chunks)
-    padded = 2 * b * -(-q.shape[1] // 8) * 8 * width * q.dtype.itemsize  # q and output, in whole tiles
+    padded = 2 * b * -(-q.shape[1] // 8) * 8 * width * q.dtype.itemsize  # q and output, in whole register tiles
     new = 2 * b * width * ((1 + LINES) * item + 4)
     return pl.CostEstimate(
         flops=4 * b * lines * width * columns,
@@ -156,95 +251,103 @@ def _cost(q, lines, tiles, chunks):
     )
 
 
-def _kernel(sizes, start, prompt_start, q, k, v, cos, sin, *refs, scale, rows, fold, lines, heads, first, begun):
-    """A grid step: the blocks of some rows that are on the chip are absorbed into running maximum, sum and output."""
-    *held, out, out_k, out_v = refs[: -len(_Scratch._fields)]
-    scratch = _Scratch(*refs[-len(_Scratch._fields) :])
-    tile, step = pl.program_id(0), pl.program_id(1)
-    chunks = list(zip(held[::2], held[1::2], strict=True))
-    length, size = sizes[1], heads * lines
+def _kernel(*refs, tiling, scale):
+    """A grid step: begin in a tile's first, absorb the blocks that are on the chip, finish in the tile's last."""
+    scalars, inputs = refs[:3], refs[3:8]
+    *blocks, out, out_k, out_v = refs[8 : -len(_Scratch._fields)]
+    tile, position = pl.program_id(0), pl.program_id(1)
+    chunks = list(zip(blocks[::2], blocks[1::2], strict=True))
+    scratch, length = _Scratch(*refs[-len(_Scratch._fields) :]), scalars[0][LENGTH]
+    step = _Step(tiling, scale, tile, position, length, *scalars, *inputs, chunks, out, out_k, out_v, scratch)
 
-    def some(i, count=1):
-        """The lines of queries of item i, of `count` rows."""
-        return pl.ds(pl.multiple_of(i * count * size, 8), count * size)
+    pl.when(position == 0)(functools.partial(_begin, step))
 
-    def of_head(i, head):
-        """The lines of row i's queries of a head."""
-        return pl.ds(pl.multiple_of(i * size + head * lines, 8), q.shape[1])
-
-    @pl.when(step == 0)
-    def _():
-        scratch.queries[...] = jnp.zeros_like(scratch.queries)
-
-        def begin(i, _):
-            scratch.k[pl.ds(i, 1)] = _turned(k[i], cos[i], sin[i], heads, out_k.dtype)
-            scratch.v[pl.ds(i, 1)] = v[i].astype(jnp.float32)
-            x = _turned(q[i], cos[i], sin[i], heads, q.dtype)
-            for head in range(heads):
-                scratch.queries[of_head(i, head)] = jnp.where(_lanes(head, heads, x.shape), x, 0.0)
-            _open(some(i), pl.ds(i, 1), scratch, scale)
-
-        jax.lax.fori_loop(0, rows, begin, None)
-
-    for number, (keys, values) in enumerate(chunks):
-        items, block = keys.shape[2], step - first[number]
-        left = begun[number] + block * keys.shape[3]  # column
-        wanted = (block >= 0) & (left < length) if number else step >= sizes[2]
+    for number, (keys, _) in enumerate(chunks):
+        block = position - tiling.first[number]
+        column = tiling.offsets[number] + block * keys.shape[3]  # the block's first
+        valid = (block >= 0) & (column < length) if number else position >= step.sizes[FIRST_BLOCK]
         if number + 1 < len(chunks):
-            wanted &= step < first[number + 1]
+            valid &= position < tiling.first[number + 1]
+        pl.when(valid)(functools.partial(_absorb, step, number, column))
 
-        @pl.when(wanted)
-        def _(number=number, keys=keys, values=values, items=items, left=left):
-            absorb = functools.partial(_absorb, scratch=scratch, scale=scale, dtype=q.dtype)
-
-            def of_prompt(i, _):
-                low = prompt_start[tile * rows // fold + i]
-                absorb(some(i, rows // items), keys[0, 0, i], values[0, 0, i], lambda at: left + at >= low)
-
-            def own(i, _):
-                low = start[tile * rows + i]
-                absorb(some(i), keys[0, 0, i], values[0, 0, i], lambda at: (left + at >= low) & (left + at < length))
-
-            jax.lax.fori_loop(0, items, own if number else of_prompt, None)
-
-    @pl.when(step == pl.num_programs(1) - 1)
-    def _():
-        keys, values = chunks[-1]
-        line = (length - begun[-1]) % keys.shape[3]
-        around = pl.ds(pl.multiple_of(line // LINES * LINES, LINES), LINES)
-        here = jax.lax.broadcasted_iota(jnp.int32, out_k.shape[3:], 0) == line % LINES
-
-        def end(i, _):
-            found = [
-                jnp.where(_lanes(head, heads, q.shape[1:]), scratch.mixed[mine] / scratch.total[mine][:, :1], 0.0)
-                for head in range(heads)
-                for mine in [of_head(i, head)]
-            ]
-            out[i] = sum(found).astype(out.dtype)
-            for source, new, target in ((keys, scratch.k, out_k), (values, scratch.v, out_v)):
-                target[0, 0, i] = jnp.where(here, new[pl.ds(i, 1)].astype(target.dtype), source[0, 0, i, around])
-
-        jax.lax.fori_loop(0, rows, end, None)
+    pl.when(position == pl.num_programs(1) - 1)(functools.partial(_finish, step))
 
 
-def _open(mine, row, scratch, scale):
-    """Attention of some lines of queries begins with the new column of their row."""
-    score = jnp.sum(scratch.queries[mine] * scratch.k[row], -1, keepdims=True) * scale
-    scratch.highest[mine] = jnp.broadcast_to(score, scratch.highest[mine].shape)
-    scratch.total[mine] = jnp.ones_like(scratch.total[mine])
-    scratch.mixed[mine] = jnp.broadcast_to(scratch.v[row], scratch.mixed[mine].shape)
+def _begin(step):
+    """Rotates the queries and the new key of each row, and begins attention with the new column."""
+    tiling, scratch = step.tiling, step.scratch
+    scratch.queries[...] = jnp.zeros_like(scratch.queries)
+
+    def begin_row(i, _):
+        row = pl.ds(i, 1)
+        scratch.k[row] = _rotated(step.k[i], step.cos[i], step.sin[i], tiling.heads, step.out_k.dtype)
+        scratch.v[row] = step.v[i].astype(jnp.float32)
+        x = _rotated(step.q[i], step.cos[i], step.sin[i], tiling.heads, step.q.dtype)
+        for head in range(tiling.heads):
+            scratch.queries[step.head_lines(i, head)] = jnp.where(_lanes(head, tiling.heads, x.shape), x, 0.0)
+        lines = step.item_lines(i)
+        score = jnp.sum(scratch.queries[lines] * scratch.k[row], -1, keepdims=True) * step.scale
+        scratch.highest[lines] = jnp.broadcast_to(score, scratch.highest[lines].shape)
+        scratch.total[lines] = jnp.ones_like(scratch.total[lines])
+        scratch.mixed[lines] = jnp.broadcast_to(scratch.v[row], scratch.mixed[lines].shape)
+
+    jax.lax.fori_loop(0, tiling.rows, begin_row, None)
 
 
-def _absorb(mine, keys, values, seen, scratch, scale, dtype):
-    """A block of keys and values, [S, K * H], joins what some lines have found; seen(columns) are valid."""
-    scores = _product(scratch.queries[mine].astype(dtype), keys, 1) * scale
-    scores = jnp.where(seen(jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)), scores, MASKED)
-    highest = scratch.highest[mine]
+def _absorb(step, number, column):
+    """Absorbs a block of a chunk, whose first column is `column`, into running maximum, sum and output."""
+    tiling, (keys, values) = step.tiling, step.chunks[number]
+    items = keys.shape[2]
+
+    def absorb_prompt(i, _):
+        low = step.prompt_start[step.tile * tiling.rows // tiling.fold + i]
+        lines = step.item_lines(i, tiling.rows // items)
+        _absorb_item(step, lines, keys[0, 0, i], values[0, 0, i], lambda at: column + at >= low)
+
+    def absorb_row(i, _):
+        low = step.start[step.tile * tiling.rows + i]
+        lines = step.item_lines(i)
+
+        def is_valid(at):
+            return (column + at >= low) & (column + at < step.length)
+
+        _absorb_item(step, lines, keys[0, 0, i], values[0, 0, i], is_valid)
+
+    jax.lax.fori_loop(0, items, absorb_row if number else absorb_prompt, None)
+
+
+def _absorb_item(step, lines, keys, values, is_valid):
+    """Absorbs keys and values [S, K * H] for those lines of queries; is_valid maps places i32[., S] in the block."""
+    scratch, dtype = step.scratch, step.q.dtype
+    scores = _product(scratch.queries[lines].astype(dtype), keys, 1) * step.scale
+    scores = jnp.where(is_valid(jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)), scores, MASKED)
+    highest = scratch.highest[lines]
     most = jnp.maximum(highest, jnp.max(scores, -1, keepdims=True))
     weights, decay = jnp.exp(scores - most[:, :1]), jnp.exp(highest - most)
-    scratch.highest[mine] = most
-    scratch.total[mine] = scratch.total[mine] * decay + jnp.sum(weights, -1, keepdims=True)
-    scratch.mixed[mine] = scratch.mixed[mine] * decay[:, :1] + _product(weights.astype(dtype), values, 0)
+    scratch.highest[lines] = most
+    scratch.total[lines] = scratch.total[lines] * decay + jnp.sum(weights, -1, keepdims=True)
+    scratch.mixed[lines] = scratch.mixed[lines] * decay[:, :1] + _product(weights.astype(dtype), values, 0)
+
+
+def _finish(step):
+    """Writes each row's output, and the new column in the lines around it."""
+    tiling, scratch, out_k = step.tiling, step.scratch, step.out_k
+    keys, values = step.chunks[-1]
+    line = (step.length - tiling.offsets[-1]) % keys.shape[3]
+    around = pl.ds(pl.multiple_of(line // LINES * LINES, LINES), LINES)
+    is_new = jax.lax.broadcasted_iota(jnp.int32, out_k.shape[3:], 0) == line % LINES
+
+    def finish_row(i, _):
+        def head_output(head):
+            lines, lanes = step.head_lines(i, head), _lanes(head, tiling.heads, step.q.shape[1:])
+            return jnp.where(lanes, scratch.mixed[lines] / scratch.total[lines][:, :1], 0.0)
+
+        outputs = [head_output(head) for head in range(tiling.heads)]
+        step.out[i] = sum(outputs).astype(step.out.dtype)
+        for source, new, target in ((keys, scratch.k, out_k), (values, scratch.v, step.out_v)):
+            target[0, 0, i] = jnp.where(is_new, new[pl.ds(i, 1)].astype(target.dtype), source[0, 0, i, around])
+
+    jax.lax.fori_loop(0, tiling.rows, finish_row, None)
 
 
 def _lanes(head, heads, shape):
@@ -253,8 +356,8 @@ def _lanes(head, heads, shape):
     return (lane >= head * width) & (lane < (head + 1) * width)
 
 
-def _turned(x, cos, sin, heads, dtype):
-    """f32: x [M, K * H] turned by its angles, as rounded to dtype."""
+def _rotated(x, cos, sin, heads, dtype):
+    """f32: x [M, K * H] rotated by its rope_factors, as rounded to dtype."""
     width, half = x.shape[-1], x.shape[-1] // heads // 2
     x, lane = x.astype(jnp.float32), jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
     other = jnp.where(lane % (2 * half) < half, pltpu.roll(x, width - half, 1), pltpu.roll(x, half, 1))

@@ -1,22 +1,34 @@
 """A scalar head on the decoder: what critics and reward models are."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 from grpo_jax.models import transformer
-from grpo_jax.models.collectives import ALONE
+from grpo_jax.models.collectives import ALONE, Collectives
 
 
-def param_table(c):
+def param_table(c: transformer.ModelConfig) -> dict[str, Any]:
     """The decoder's table with value_head [D], which starts at 0, in place of lm_head."""
     table = {name: param for name, param in transformer.param_table(c).items() if name != 'lm_head'}
     return table | {'value_head': transformer.Param((c.width,), (None,), 0.0)}
 
 
-def values(params, tokens, mask, c, *, remat, dtype, collectives=ALONE):
-    """f32[B, T]: the head's score of the text up to and with each token; not meaningful where masked.
+def values(
+    params: transformer.Params,
+    tokens: Int[Array, 'B T'],
+    mask: Bool[Array, 'B T'],
+    c: transformer.ModelConfig,
+    *,
+    remat: str,
+    dtype: Any,
+    collectives: Collectives = ALONE,
+) -> Float[Array, 'B T']:
+    """The head's float32 value of the text up to and with each token; not meaningful where masked.
 
-    tokens i32[B, T], mask bool[B, T]. Computes in dtype; remat is that of transformer.forward.
+    Computes in dtype; remat is that of transformer.forward.
     """
     compute = jax.tree.map(lambda p: p.astype(dtype), params)
     hidden = transformer.forward(

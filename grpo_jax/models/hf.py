@@ -1,15 +1,19 @@
 """Hugging Face folders in and out: config.json, safetensors (single or sharded), tokenizer files.
 
 Every field of ModelConfig is read from config.json through transformers, whose defaults are the
-family's own. A folder name that is not on disk is taken for a hub name.
+family's own. A path that is no folder is taken for a hub name.
 """
 
+from collections.abc import Mapping
 import json
+import math
 import os
 import re
 import shutil
+from typing import Any
 
 import jax
+from jax.tree_util import keystr
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -26,35 +30,37 @@ FILES = re.compile(
     r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'
     r'chat_template).*\.(json|txt|jinja|model)'
 )
+# Name of a tensor, and its axes from ours to Hugging Face's: 'dnh->nh,d' is [D, N, H] stored as [N * H, D]. Theirs are
+# linear weights [out, in]. Axis letters are those of types.py.
 LAYER_NAMES = {
-    'attn_norm': 'input_layernorm.weight',
-    'mlp_norm': 'post_attention_layernorm.weight',
-    'wq': 'self_attn.q_proj.weight',
-    'bq': 'self_attn.q_proj.bias',
-    'q_norm': 'self_attn.q_norm.weight',
-    'wk': 'self_attn.k_proj.weight',
-    'bk': 'self_attn.k_proj.bias',
-    'k_norm': 'self_attn.k_norm.weight',
-    'wv': 'self_attn.v_proj.weight',
-    'bv': 'self_attn.v_proj.bias',
-    'wo': 'self_attn.o_proj.weight',
-    'bo': 'self_attn.o_proj.bias',
-    'w_gate': 'mlp.gate_proj.weight',
-    'b_gate': 'mlp.gate_proj.bias',
-    'w_up': 'mlp.up_proj.weight',
-    'b_up': 'mlp.up_proj.bias',
-    'w_down': 'mlp.down_proj.weight',
-    'b_down': 'mlp.down_proj.bias',
+    'attn_norm': ('input_layernorm.weight', 'd->d'),
+    'mlp_norm': ('post_attention_layernorm.weight', 'd->d'),
+    'wq': ('self_attn.q_proj.weight', 'dnh->nh,d'),
+    'bq': ('self_attn.q_proj.bias', 'nh->nh'),
+    'q_norm': ('self_attn.q_norm.weight', 'h->h'),
+    'wk': ('self_attn.k_proj.weight', 'dkh->kh,d'),
+    'bk': ('self_attn.k_proj.bias', 'kh->kh'),
+    'k_norm': ('self_attn.k_norm.weight', 'h->h'),
+    'wv': ('self_attn.v_proj.weight', 'dkh->kh,d'),
+    'bv': ('self_attn.v_proj.bias', 'kh->kh'),
+    'wo': ('self_attn.o_proj.weight', 'nhd->d,nh'),
+    'bo': ('self_attn.o_proj.bias', 'd->d'),
+    'w_gate': ('mlp.gate_proj.weight', 'df->f,d'),
+    'b_gate': ('mlp.gate_proj.bias', 'f->f'),
+    'w_up': ('mlp.up_proj.weight', 'df->f,d'),
+    'b_up': ('mlp.up_proj.bias', 'f->f'),
+    'w_down': ('mlp.down_proj.weight', 'fd->d,f'),
+    'b_down': ('mlp.down_proj.bias', 'd->d'),
 }
 NAMES = {
-    'embed': 'model.embed_tokens.weight',
-    'final_norm': 'model.norm.weight',
-    'lm_head': 'lm_head.weight',
-    'value_head': 'score.weight',
+    'embed': ('model.embed_tokens.weight', 'vd->v,d'),
+    'final_norm': ('model.norm.weight', 'd->d'),
+    'lm_head': ('lm_head.weight', 'dv->v,d'),
+    'value_head': ('score.weight', 'd->,d'),
 }
 
 
-def find(path):
+def find(path: str) -> str:
     """The local folder of a model: a path from here, one from the repository's root, or a hub snapshot."""
     for folder in (path, os.path.join(ROOT, path)):
         if path and os.path.isdir(folder):
@@ -66,8 +72,8 @@ def find(path):
     import huggingface_hub  # only for hub names
 
     try:
-        wanted = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
-        return huggingface_hub.snapshot_download(path, allow_patterns=wanted)
+        patterns = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
+        return huggingface_hub.snapshot_download(path, allow_patterns=patterns)
     except Exception as error:  # the hub's client raises a different type for each way of failing
         raise BadInput(
             'model.path',
@@ -76,7 +82,7 @@ def find(path):
         ) from None
 
 
-def load_config(folder):
+def load_config(folder: str) -> transformer.ModelConfig:
     """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
     path = os.path.join(folder, 'config.json')
     if not os.path.isfile(path):
@@ -128,12 +134,12 @@ def load_config(folder):
     )
 
 
-def context_length(folder):
-    """Positions that the model was made for (max_position_embeddings)."""
+def context_length(folder: str) -> int:
+    """Number of positions that the model is for (max_position_embeddings)."""
     return transformers.AutoConfig.from_pretrained(folder).max_position_embeddings
 
 
-def load_tokenizer(folder):
+def load_tokenizer(folder: str) -> Any:
     """The folder's tokenizer; BadInput when there is none.
 
     A bare sentencepiece model is refused: without tokenizer_config.json, transformers guesses its prefix wrong.
@@ -150,7 +156,7 @@ def load_tokenizer(folder):
         ) from None
 
 
-def stop_tokens(folder, tokenizer):
+def stop_tokens(folder: str, tokenizer: Any) -> tuple[int, ...]:
     """Sorted ids that end a completion: eos of generation_config.json, and of the tokenizer."""
     ids = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     path = os.path.join(folder, 'generation_config.json')
@@ -163,7 +169,7 @@ def stop_tokens(folder, tokenizer):
     return tuple(sorted(ids))
 
 
-def load_params(folder, c, shardings):
+def load_params(folder: str, c: transformer.ModelConfig, shardings: Any) -> dict[str, Any]:
     """Float32 parameters of the folder's safetensors, each leaf placed by its sharding (or device) as it is read.
 
     A process keeps what its own devices hold, and of the rest no more than a tensor at a time.
@@ -173,64 +179,65 @@ def load_params(folder, c, shardings):
     """
     files = _tensor_files(folder)
     table = _table(shardings, c)
-    known = {name for names in _tensor_names(table, c).values() for name in names}
-    missing = sorted(known - files.keys())
-    extra = sorted(
-        n
-        for n in files.keys() - known
-        if not n.endswith('rotary_emb.inv_freq') and not (c.tie_embeddings and n == NAMES['lm_head'])
-    )
-    if missing or extra:
-        raise BadInput(
-            'model.path', folder, f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}'
-        )
     names = _tensor_names(table, c)
+    _check_names({name for layers, _ in names.values() for name in layers}, set(files), folder, c)
 
     def leaf(key, param, sharding):
-        path = '/'.join(k.key for k in key)
-        layered = path.startswith('layers/')
-        shape = param.shape[1:] if layered else param.shape
-        held = processes.local_slices(sharding, param.shape)
-        of_layer = held[1:] if layered else held
-        arrays = [
-            _to_ours(path, _read(files[name], name), shape, name)[of_layer]
-            for name in (names[path][held[0]] if layered else names[path])
-        ]
-        return processes.put_local(np.stack(arrays) if layered else arrays[0], held, sharding, param.shape)
+        path = keystr(key, simple=True, separator='/')
+        layers, axes = names[path]
+        slices = processes.local_slices(sharding, param.shape)  # of this process
+        if not path.startswith('layers/'):
+            part = _to_ours(axes, _read(files[layers[0]], layers[0]), param.shape, layers[0])[slices]
+        else:
+            part = np.stack(
+                [
+                    _to_ours(axes, _read(files[name], name), param.shape[1:], name)[slices[1:]]
+                    for name in layers[slices[0]]
+                ]
+            )
+        return processes.put_local(part, slices, sharding, param.shape)
 
     return jax.tree_util.tree_map_with_path(
         leaf, table, shardings, is_leaf=lambda node: isinstance(node, transformer.Param)
     )
 
 
-def has_head(folder):
+def _check_names(known, stored, folder, c):
+    """BadInput when the stored tensors are not those of the model; tied heads and rotary frequencies may be there."""
+    missing = sorted(known - stored)
+    extra = sorted(
+        n
+        for n in stored - known
+        if not n.endswith('rotary_emb.inv_freq') and not (c.tie_embeddings and n == NAMES['lm_head'][0])
+    )
+    if missing or extra:
+        raise BadInput(
+            'model.path', folder, f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}'
+        )
+
+
+def has_head(folder: str) -> bool:
     """Whether the folder's weights are those of a sequence classification."""
-    return NAMES['value_head'] in _tensor_files(folder)
+    return NAMES['value_head'][0] in _tensor_files(folder)
 
 
-def save(folder, source, params, c, dtype, **settings):
+def save(
+    folder: str, source: str, params: Mapping[str, Any], c: transformer.ModelConfig, dtype: Any, **settings: Any
+) -> None:
     """Writes a folder that transformers loads: weights as `dtype`, and the config and tokenizer files of `source`.
 
     Params with a value_head become a sequence classification with one label. settings replace those of config.json.
     """
     os.makedirs(folder, exist_ok=True)
     copy_files(source, folder)
-    table = _table(params, c)
-    names = _tensor_names(table, c)
+    names = _tensor_names(_table(params, c), c)
     tensors = {}
-
-    def leaf(path, _, value):
+    for key, value in jax.tree_util.tree_leaves_with_path(params):
+        path = keystr(key, simple=True, separator='/')
+        layers, axes = names[path]
         value = np.asarray(value).astype(dtype)
-        layers = value if path.startswith('layers/') else [value]
-        for name, array in zip(names[path], layers, strict=True):
-            tensors[name] = np.ascontiguousarray(_to_theirs(path, array))
-
-    jax.tree_util.tree_map_with_path(
-        lambda path, param, value: leaf('/'.join(k.key for k in path), param, value),
-        table,
-        params,
-        is_leaf=lambda node: isinstance(node, transformer.Param),
-    )
+        for name, array in zip(layers, value if path.startswith('layers/') else [value], strict=True):
+            tensors[name] = np.ascontiguousarray(_to_theirs(axes, array))
     save_file(tensors, os.path.join(folder, 'model.safetensors'), metadata={'format': 'pt'})
     path = os.path.join(folder, 'config.json')
     with open(path, encoding='utf8') as file:
@@ -248,7 +255,7 @@ def save(folder, source, params, c, dtype, **settings):
         json.dump(config, file, indent=2)
 
 
-def copy_files(source, folder):
+def copy_files(source: str, folder: str) -> None:
     """Copies config and tokenizer files, no weights."""
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(source)):
@@ -262,10 +269,11 @@ def _table(tree, c):
 
 
 def _tensor_names(table, c):
-    """Our path -> Hugging Face tensor names, one a layer for stacked parameters."""
-    names = {path: [name] for path, name in NAMES.items() if path in table}
+    """Our path -> (Hugging Face tensor names, one a layer for stacked parameters; axes as in NAMES)."""
+    names = {path: ([name], axes) for path, (name, axes) in NAMES.items() if path in table}
     for key in table['layers']:
-        names[f'layers/{key}'] = [f'model.layers.{i}.{LAYER_NAMES[key]}' for i in range(c.layers)]
+        name, axes = LAYER_NAMES[key]
+        names[f'layers/{key}'] = [f'model.layers.{i}.{name}' for i in range(c.layers)], axes
     return names
 
 
@@ -296,23 +304,19 @@ def _read(path, name):
         return np.asarray(tensors.get_tensor(name)).astype(np.float32)
 
 
-def _to_ours(path, array, shape, name):
-    """Hugging Face stores linear weights [out, in]; ours are [in, out] with heads split."""
-    ours = array if array.ndim < 2 or path == 'embed' else array.T
-    # the way back tells a transposed weight, which has as many numbers
-    if ours.size != np.prod(shape) or _to_theirs(path, ours.reshape(shape)).shape != array.shape:
+def _to_ours(axes, array, shape, name):
+    """The array as our parameter of that shape; axes as in NAMES."""
+    ours, theirs = axes.split('->')
+    sizes = dict(zip(ours, shape, strict=True))
+    if array.shape != tuple(math.prod(sizes[axis] for axis in group) for group in theirs.split(',')):
         raise BadInput(name, array.shape, f'does not fit the shape {shape} that config.json gives')
-    return ours.reshape(shape)
+    theirs = theirs.replace(',', '')
+    return array.reshape([sizes[axis] for axis in theirs]).transpose([theirs.index(axis) for axis in ours])
 
 
-def _to_theirs(path, array):
-    """The inverse of _to_ours for one layer."""
-    key = path.rpartition('/')[2]
-    if path == 'embed' or key.endswith('norm'):
-        return array
-    if path == 'value_head':
-        return array[None]
-    if key.startswith('b'):
-        return array.reshape(-1)
-    inputs = array.shape[0] * array.shape[1] if key == 'wo' else array.shape[0]
-    return array.reshape(inputs, -1).T
+def _to_theirs(axes, array):
+    """The inverse of _to_ours."""
+    ours, theirs = axes.split('->')
+    sizes = dict(zip(ours, array.shape, strict=True))
+    array = array.transpose([ours.index(axis) for axis in theirs.replace(',', '')])
+    return array.reshape([math.prod(sizes[axis] for axis in group) for group in theirs.split(',')])

@@ -1,18 +1,99 @@
-"""Products of activations with matrices, whose gradients are made in an order that CPUs are fast at.
+"""Products of activations with weight matrices and lookups in embeddings; either's weights may be in int8.
 
-oneDNN copies the second factor of a product into blocks, and XLA turns the first one so that its rows are summed over:
-of a gradient of [D, F], which sums over tokens, both factors as they are. Here it is the narrower one that is turned.
+Int8 weights are for rollouts: a decode step reads half the bytes of bfloat16, and the sampler agrees less well with the
+learner.
 """
 
+from collections.abc import Sequence
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+# the axes that a product with the matrix sums over; every other element has its own scale
+SUMMED_AXES = {
+    'wq': (1,),
+    'wk': (1,),
+    'wv': (1,),
+    'wo': (1, 2),
+    'w_gate': (1,),
+    'w_up': (1,),
+    'w_down': (1,),
+    'lm_head': (0,),
+    'embed': (1,),
+}
+
+
+class Int8(NamedTuple):
+    """An array as values * scale; in a tree of shardings, the shardings of both."""
+
+    values: Any  # i8, of the array's shape
+    scale: Any  # f32, 1 along the axes that share a scale
+
+
+def matmul(
+    spec: str, x: Float[Array, '...'], w: Float[Array, '...'] | Int8, preferred_element_type: Any = None
+) -> Float[Array, '...']:
+    """jnp.einsum(spec, x, w) for a weight matrix w, like 'btd,df->btf'.
+
+    The axes of w that the product sums over come first in w or last: spec says which they are. XLA fuses the conversion
+    of int8 into the read of the values. CPUs compute the gradient of w in an order of its own, unless
+    preferred_element_type is given.
+    """
+    if isinstance(w, Int8):
+        inputs, output = spec.replace('...', '').split('->')
+        summed, matrix = set(inputs) - set(output), inputs.split(',')[1]
+        scale = w.scale.reshape([n for n, axis in zip(w.scale.shape, matrix, strict=True) if axis not in summed])
+        y = jnp.einsum(spec, x, w.values.astype(x.dtype), preferred_element_type=preferred_element_type)
+        return y * scale.astype(y.dtype)
+    if preferred_element_type is not None:
+        return jnp.einsum(spec, x, w, preferred_element_type=preferred_element_type)
+    return _product(spec, x, w)
+
+
+def lookup(table: Float[Array, 'V D'] | Int8, index: Int[Array, '*B'], dtype: Any) -> Float[Array, '*B D']:
+    """Rows of an embedding table; those of an Int8 come in dtype."""
+    if not isinstance(table, Int8):
+        return table[index]
+    return (table.values[index] * table.scale[index]).astype(dtype)
+
+
+def to_int8(x: Float[Array, '...'], axes: Sequence[int]) -> Int8:
+    """The Int8 nearest to x, with one scale for all elements along the axes."""
+    x = x.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(x), axes, keepdims=True) / 127
+    return Int8(jnp.round(x / jnp.maximum(scale, 1e-30)).astype(jnp.int8), scale)
+
+
+def matrices_to_int8(params: Any) -> Any:
+    """The parameters with every matrix as an Int8; norms and biases stay."""
+
+    def leaf(path, array):
+        axes = SUMMED_AXES.get(path[-1].key)
+        return array if axes is None else to_int8(array, axes)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def int8_shardings(shardings: Any, table: Any) -> Any:
+    """The shardings of matrices_to_int8(params), given the shardings of params and the parameter table."""
+
+    def leaf(path, sharding, param):
+        axes = SUMMED_AXES.get(path[-1].key)
+        if axes is None:
+            return sharding
+        spec = tuple(sharding.spec) + (None,) * (len(param.shape) - len(sharding.spec))
+        scale_spec = PartitionSpec(*(None if i in axes else axis for i, axis in enumerate(spec)))
+        return Int8(sharding, NamedSharding(sharding.mesh, scale_spec))
+
+    return jax.tree_util.tree_map_with_path(leaf, shardings, table)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def einsum(spec, x, w):
-    """jnp.einsum(spec, x, w), like 'btd,df->btf': w has what is summed first, then what the output ends with."""
+def _product(spec, x, w):
     return jnp.einsum(spec, x, w)
 
 
@@ -20,27 +101,35 @@ def _forward(spec, x, w):
     return jnp.einsum(spec, x, w), (x, w)
 
 
-def _backward(spec, kept, dy):
-    x, w = kept
-    (of_x, of_w), of_y = spec.split('->')[0].split(','), spec.split('->')[1]
+def _backward(spec, saved, dy):
+    x, w = saved
+    (x_axes, w_axes), y_axes = spec.split('->')[0].split(','), spec.split('->')[1]
     dw = jax.lax.platform_dependent(
         x,
         dy,
-        cpu=functools.partial(_narrow_first, of_x, of_w, of_y),
-        default=functools.partial(jnp.einsum, f'{of_x},{of_y}->{of_w}'),
+        cpu=functools.partial(_cpu_weight_gradient, x_axes, w_axes, y_axes),
+        default=functools.partial(jnp.einsum, f'{x_axes},{y_axes}->{w_axes}'),
     )
-    return jnp.einsum(f'{of_y},{of_w}->{of_x}', dy, w), dw
+    return jnp.einsum(f'{y_axes},{w_axes}->{x_axes}', dy, w), dw
 
 
-def _narrow_first(of_x, of_w, of_y, x, dy):
-    """The matrix's gradient, of which only the narrower factor is transposed; XLA by itself transposes both."""
-    summed, free = (''.join(axis for axis in of_w if axis in of) for of in (of_x, of_y))
-    tokens = ''.join(axis for axis in of_x if axis not in of_w)
-    factors = (of_x, x, summed), (of_y, dy, free)
-    (of_narrow, narrow, rows), (of_wide, wide, columns) = sorted(factors, key=lambda factor: factor[1].size)
-    turned = jax.lax.optimization_barrier(jnp.einsum(f'{of_narrow}->{rows}{tokens}', narrow))
-    product = jnp.einsum(f'{rows}{tokens},{of_wide}->{rows}{columns}', turned, wide)
-    return jnp.einsum(f'{rows}{columns}->{of_w}', jax.lax.optimization_barrier(product))
+_product.defvjp(_forward, _backward)
 
 
-einsum.defvjp(_forward, _backward)
+# An example: the gradient of 'btnh,nhd->btd' is the einsum 'btnh,btd->nhd' of x and dy, which sums over the tokens bt.
+# The axes of w are nh, which the forward product sums, and d, which is free. oneDNN copies the second factor of a
+# product into blocks, and XLA transposes the first one so that its summed axes come last; by itself XLA transposes
+# both. If dy is the narrower one, which has fewer numbers than x, the three steps here are
+#   'btd->dbt'       only the narrower factor is transposed
+#   'dbt,btnh->dnh'  the product reads the wider factor as it is
+#   'dnh->nhd'       the axes come in the order of w
+# The barriers keep XLA from joining the steps again.
+def _cpu_weight_gradient(x_axes, w_axes, y_axes, x, dy):
+    """The gradient of w, for which only the narrower of x and dy is transposed."""
+    summed, free = (''.join(axis for axis in w_axes if axis in axes) for axes in (x_axes, y_axes))
+    tokens = ''.join(axis for axis in x_axes if axis not in w_axes)
+    factors = (x_axes, x, summed), (y_axes, dy, free)
+    (narrow_axes, narrow, rows), (wide_axes, wide, columns) = sorted(factors, key=lambda factor: factor[1].size)
+    transposed = jax.lax.optimization_barrier(jnp.einsum(f'{narrow_axes}->{rows}{tokens}', narrow))
+    product = jnp.einsum(f'{rows}{tokens},{wide_axes}->{rows}{columns}', transposed, wide)
+    return jnp.einsum(f'{rows}{columns}->{w_axes}', jax.lax.optimization_barrier(product))

@@ -1,21 +1,23 @@
 """How Pallas kernels for TPUs are called: on every device of a mesh, and interpreted on other platforms."""
 
+from collections.abc import Callable
 import functools
+from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
 
 
-def call(kernel, **options):
+def call(kernel: Callable[..., None], **options: Any) -> Callable[..., Any]:
     """As pl.pallas_call, a function of the kernel's inputs; off TPUs it interprets the kernel."""
     compiled, interpreted = (pl.pallas_call(kernel, **options, interpret=i) for i in (False, True))
     return functools.partial(jax.lax.platform_dependent, tpu=compiled, default=interpreted)
 
 
-def on_devices(function, in_specs, out_specs):
+def on_devices(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """The function as each device runs it on its part of the inputs; the function itself without a mesh.
 
-    The partitioner cannot cut a kernel. Specs are of the axes of the mesh that `shard_map` has left to it.
+    The partitioner cannot cut a kernel. Specs name axes of the mesh that `shard_map` has left to the partitioner.
     """
     mesh = jax.sharding.get_abstract_mesh()
     free = set(mesh.axis_names) - set(mesh.manual_axes)

@@ -2,23 +2,28 @@
 
 One table (`param_table`) is the only place that spells a parameter's name, shape and mesh axes; init,
 shardings, Hugging Face names and counts are maps over it. Layers are stacked on a leading axis and
-run by `lax.scan`. `forward` (learner), `prefill` and `decode` (sampler) share one `block` and differ in
-what attends to what.
+run by `lax.scan`. `forward` (learner), `prefill` and `decode` (sampler) share one `block`; they differ in
+which tokens attend to which.
 """
 
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import math
+from typing import Any
 import zlib
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models import cache as kv_cache
-from grpo_jax.models.collectives import ALONE
-from grpo_jax.models.quantize import product, rows
+from grpo_jax.models.collectives import ALONE, Collectives
+from grpo_jax.models.linear import lookup, matmul
 from grpo_jax.types import Param, map_table
+
+Params = Mapping[str, Any]  # arrays by name, as param_table nests them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +47,8 @@ class ModelConfig:
     tie_embeddings: bool
 
 
-# what the backward pass computes again of a layer: nothing; all but its products with weights, so attention and what
-# goes element by element; all of it
+# What the backward pass computes again of a layer. none: nothing. dots: all but its products with weights, which is
+# attention and the elementwise operations. full: all of it.
 REMAT = {
     'none': lambda step: step,
     'dots': functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
@@ -51,7 +56,7 @@ REMAT = {
 }
 
 
-def param_table(c):
+def param_table(c: ModelConfig) -> dict[str, Any]:
     """Nested dict of Param for every weight of the model."""
     d, f, n, k, h, layers = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
     fan_in, residual = d**-0.5, 1 / math.sqrt(2 * layers)
@@ -89,7 +94,7 @@ def param_table(c):
     return table
 
 
-def init(key, c):
+def init(key: Any, c: ModelConfig) -> Params:
     """Random float32 parameters of the table."""
 
     def leaf(path, param):
@@ -99,127 +104,166 @@ def init(key, c):
     return map_table(leaf, param_table(c))
 
 
-def positions_of(mask):
-    """Positions i32[B, T] of a padded batch: valid tokens count from 0, padding is 0."""
+def positions_of(mask: Bool[Array, 'B T']) -> Int[Array, 'B T']:
+    """Positions of a padded batch: valid tokens count from 0, padding is 0."""
     return jnp.maximum(jnp.cumsum(mask, -1) - 1, 0).astype(jnp.int32)
 
 
-def forward(params, tokens, positions, visible, c, *, remat='none', collectives=ALONE):
-    """Hidden [B, T, D] after the last norm for tokens i32[B, T] at positions i32[B, T].
+def forward(
+    params: Params,
+    tokens: Int[Array, 'B T'],
+    positions: Int[Array, 'B T'],
+    visible: Bool[Array, 'B T'] | attention.Packed,
+    c: ModelConfig,
+    *,
+    remat: str = 'none',
+    collectives: Collectives = ALONE,
+) -> Float[Array, 'B T D']:
+    """Hidden states after the last norm.
 
-    visible bool[B, T] marks valid tokens, of causal attention, or is an attention.Packed. Computes in the dtype of
-    params; norms and softmax are float32. remat names what of REMAT the backward pass recomputes.
+    visible marks the valid tokens of causal attention, or is an attention.Packed. Computes in the dtype of params;
+    norms and softmax are float32. remat is a key of REMAT.
     """
-    angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
+    angles = _angles(positions, c)
 
     def layer_step(x, weights):
-        x = block(collectives.weights(weights), x, angles, c, lambda q, k, v: collectives.attend(q, k, v, visible))
+        def attend(q, k, v):
+            return collectives.attend(q, k, v, visible), None
+
+        x, _ = block(collectives.weights(weights), x, angles, c, attend)
         return collectives.hidden(x), None
 
-    x = collectives.hidden(collectives.embed(params['embed'], tokens, params['final_norm'].dtype))
+    with jax.named_scope('embed'):
+        x = collectives.hidden(collectives.embed(params['embed'], tokens, params['final_norm'].dtype))
     x, _ = jax.lax.scan(REMAT[remat](layer_step), x, params['layers'])
     return rms_norm(x, params['final_norm'], c.norm_eps)
 
 
-def prefill(params, tokens, positions, mask, c):
-    """Keys and values, each [L, B, K, T, H], of tokens i32[B, T]; arguments as in forward."""
-    angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
+def prefill(
+    params: Params, tokens: Int[Array, 'B T'], positions: Int[Array, 'B T'], mask: Bool[Array, 'B T'], c: ModelConfig
+) -> tuple[Float[Array, 'L B K T H'], Float[Array, 'L B K T H']]:
+    """Keys and values of all layers; arguments as in forward."""
+    angles = _angles(positions, c)
 
     def layer_step(x, weights):
-        kept = []
-
         def attend(q, k, v):
-            kept.extend((k.swapaxes(1, 2), v.swapaxes(1, 2)))
-            return attention.attend(q, k, v, mask)
+            keys_values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+            return attention.attend(q, k, v, mask), keys_values
 
-        return block(weights, x, angles, c, attend), tuple(kept)
+        return block(weights, x, angles, c, attend)
 
     return jax.lax.scan(layer_step, _embed(params, tokens), params['layers'])[1]
 
 
-def decode(params, tokens, positions, cache, c):
-    """(hidden [B, D] after the last norm, KVCache) of one new token i32[B] a row at positions i32[B].
+def decode(
+    params: Params, tokens: Int[Array, ' B'], positions: Int[Array, ' B'], cache: kv_cache.KVCache, c: ModelConfig
+) -> tuple[Float[Array, 'B D'], kv_cache.KVCache]:
+    """(hidden states after the last norm, cache) of one new token a row.
 
     Its keys and values are written to the cache's next column, in the scan's carry: through scan
     inputs and outputs XLA would copy the whole cache.
     """
-    angles = attention.rope_angles(positions[:, None], c.head_dim, c.rope_theta, c.rope_scaling)
+    angles = _angles(positions[:, None], c)
     if cache.prompt.flat:
-        angles = decode_kernel.turns(angles, c.kv_heads)
+        angles = decode_kernel.rope_factors(angles, c.kv_heads)
 
     def layer_step(carry, inputs):
-        x, last_chunk = carry
-        weights, layer = inputs
-        seen = cache.replace(chunks=cache.chunks[:-1] + (last_chunk,))
+        (x, last_chunk), (weights, layer) = carry, inputs
 
         def attend(q, k, v):
-            nonlocal last_chunk
-            out, last_chunk = kv_cache.extend(q, k, v, angles, seen, layer)
-            return out
+            return kv_cache.extend(q, k, v, angles, cache.with_last_chunk(last_chunk), layer)
 
-        x = block(weights, x, None, c, attend)
-        return (x, last_chunk), None
+        return block(weights, x, None, c, attend), None
 
     carry = (_embed(params, tokens)[:, None], cache.chunks[-1])
     (x, last_chunk), _ = jax.lax.scan(layer_step, carry, (params['layers'], jnp.arange(c.layers)))
-    cache = cache.replace(chunks=cache.chunks[:-1] + (last_chunk,), length=cache.length + 1)
+    cache = cache.with_last_chunk(last_chunk).replace(length=cache.length + 1)
     return rms_norm(x, params['final_norm'], c.norm_eps)[:, 0], cache
 
 
-def block(w, x, angles, c, attend):
-    """One layer of x [B, T, D]; attend maps q [B, T, N, H] and k, v [B, T, K, H] to [B, T, N, H].
+def block(
+    w: Params,
+    x: Float[Array, 'B T D'],
+    angles: attention.Angles | None,
+    c: ModelConfig,
+    attend: Callable[..., tuple[Array, Any]],
+) -> tuple[Float[Array, 'B T D'], Any]:
+    """(x after one layer with weights w, what attend returned beside its output).
 
-    angles turn q and k; with None, attend has to.
+    attend(q, k, v) -> (output [B, T, N, H], any value), for q [B, T, N, H] and k, v [B, T, K, H]. The angles rotate
+    q and k; if they are None, attend rotates.
     """
     y = rms_norm(x, w['attn_norm'], c.norm_eps)
-    q = product('btd,dnh->btnh', y, w['wq'])
-    k = product('btd,dkh->btkh', y, w['wk'])
-    v = product('btd,dkh->btkh', y, w['wv'])
+    with jax.named_scope('attention'):
+        out, value = _attention(w, y, angles, c, attend)
+    x = x + out
+    y = rms_norm(x, w['mlp_norm'], c.norm_eps)
+    with jax.named_scope('mlp'):
+        return x + _mlp(w, y, c), value
+
+
+def _attention(w, y, angles, c, attend):
+    """(output [B, T, D], attend's other value) of the normed y [B, T, D]."""
+    q = matmul('btd,dnh->btnh', y, w['wq'])
+    k = matmul('btd,dkh->btkh', y, w['wk'])
+    v = matmul('btd,dkh->btkh', y, w['wv'])
     if c.qkv_bias:
         q, k, v = q + w['bq'], k + w['bk'], v + w['bv']
     if c.qk_norm:
         q, k = rms_norm(q, w['q_norm'], c.norm_eps), rms_norm(k, w['k_norm'], c.norm_eps)
     if angles is not None:
         q, k = attention.rotate(q, angles), attention.rotate(k, angles)
-    out = product('btnh,nhd->btd', attend(q, k, v), w['wo'])
-    x = x + (out + w['bo'] if c.out_bias else out)
-    y = rms_norm(x, w['mlp_norm'], c.norm_eps)
-    gate, up = product('btd,df->btf', y, w['w_gate']), product('btd,df->btf', y, w['w_up'])
+    mixed, value = attend(q, k, v)
+    out = matmul('btnh,nhd->btd', mixed, w['wo'])
+    return out + w['bo'] if c.out_bias else out, value
+
+
+def _mlp(w, y, c):
+    """Output [B, T, D] of the normed y [B, T, D]."""
+    gate, up = matmul('btd,df->btf', y, w['w_gate']), matmul('btd,df->btf', y, w['w_up'])
     if c.mlp_bias:
         gate, up = gate + w['b_gate'], up + w['b_up']
     out = _gated(gate, up, w['w_down'])
-    return x + (out + w['b_down'] if c.mlp_bias else out)
+    return out + w['b_down'] if c.mlp_bias else out
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False)  # cheaper computed twice than kept for the backward pass
+@functools.partial(jax.checkpoint, prevent_cse=False)  # cheaper computed twice than stored for the backward pass
 def _gated(gate, up, w_down):
-    return product('btf,fd->btd', jax.nn.silu(gate) * up, w_down)
+    return matmul('btf,fd->btd', jax.nn.silu(gate) * up, w_down)
 
 
-def head_weights(params, c):
+def head_weights(params: Params, c: ModelConfig) -> Params:
     """The part of the parameters that unembed reads."""
     name = 'embed' if c.tie_embeddings else 'lm_head'
     return {name: params[name]}
 
 
-def unembed(params, hidden, c):
-    """Float32 logits [..., V] of hidden [..., D]."""
+@jax.named_scope('head')
+def unembed(params: Params, hidden: Float[Array, '... D'], c: ModelConfig) -> Float[Array, '... V']:
+    """Float32 logits."""
     if c.tie_embeddings:
-        return product('...d,vd->...v', hidden, params['embed'], preferred_element_type=jnp.float32)
-    return product('...d,dv->...v', hidden, params['lm_head'], preferred_element_type=jnp.float32)
+        return matmul('...d,vd->...v', hidden, params['embed'], preferred_element_type=jnp.float32)
+    return matmul('...d,dv->...v', hidden, params['lm_head'], preferred_element_type=jnp.float32)
 
 
-def unembed_transposed(params, hidden, c):
-    """Float32 logits [V, N] of hidden [N, D]; XLA on CPUs multiplies up to twice as fast by this order."""
-    spec, (weights,) = 'vd,nd->vn' if c.tie_embeddings else 'dv,nd->vn', head_weights(params, c).values()
+@jax.named_scope('head')
+def unembed_transposed(params: Params, hidden: Float[Array, 'X D'], c: ModelConfig) -> Float[Array, 'V X']:
+    """Float32 logits, vocabulary first; XLA on CPUs multiplies up to twice as fast by this order."""
+    spec, (weights,) = 'vd,xd->vx' if c.tie_embeddings else 'dv,xd->vx', head_weights(params, c).values()
     return jnp.einsum(spec, weights, hidden, preferred_element_type=jnp.float32)
 
 
+def _angles(positions, c):
+    return attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
+
+
+@jax.named_scope('embed')
 def _embed(params, tokens):
-    return rows(params['embed'], tokens, params['final_norm'].dtype)
+    return lookup(params['embed'], tokens, params['final_norm'].dtype)
 
 
-def rms_norm(x, scale, eps):
+@jax.named_scope('norm')
+def rms_norm(x: Float[Array, '... D'], scale: Float[Array, ' D'], eps: float) -> Float[Array, '... D']:
     """x normalized over its last axis in float32, times scale, in x's dtype."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)

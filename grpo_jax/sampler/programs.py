@@ -18,7 +18,7 @@ import numpy as np
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.models import cache as kv_cache
-from grpo_jax.models import decode_kernel, quantize, transformer
+from grpo_jax.models import decode_kernel, linear, transformer
 from grpo_jax.sampler import engine
 from grpo_jax.sampler import wave as waves
 from grpo_jax.sampler.generate import row_keys
@@ -190,7 +190,7 @@ class SamplerPrograms:
         def whole(part, layout):
             part = jax.tree.map(lambda p: p.astype(self._dtype), part)
             part = jax.lax.with_sharding_constraint(part, layout)
-            return quantize.matrices(part) if self._weights_dtype == jnp.int8 else part
+            return linear.matrices_to_int8(part) if self._weights_dtype == jnp.int8 else part
 
         def weights(params):
             # a layer at a time, or what is gathered lies in memory twice
@@ -203,7 +203,7 @@ class SamplerPrograms:
 
         result = layout
         if self._weights_dtype == jnp.int8:
-            result = quantize.layout(layout, transformer.param_table(self._c))
+            result = linear.int8_shardings(layout, transformer.param_table(self._c))
         return self._call('weights', weights, params, layout=result)
 
     def new_book(self, prompts, key, step, given, limit):

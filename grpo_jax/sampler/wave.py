@@ -302,7 +302,7 @@ def _prefill(params, tokens, mask, c, chunks, widths):
         k, v = transformer.prefill(params, *part, c)
         filled, column = [], 0
         for chunk, width in zip(chunks, widths, strict=True):
-            new = kv_cache.of_prefill(k[..., column : column + width, :], v[..., column : column + width, :], chunk)
+            new = kv_cache.prompt_chunk(k[..., column : column + width, :], v[..., column : column + width, :], chunk)
             filled.append(
                 jax.tree.map(
                     lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, i * at_once, 2), chunk, new

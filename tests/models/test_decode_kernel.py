@@ -25,7 +25,7 @@ def cache_of(flat, length, chunks, prompts, dtype):
 
     def filled(seed, rows, columns, block):
         k, v = normal(seed, 2, LAYERS, rows, HEADS, columns, H)
-        return kv_cache.of_prefill(k, v, kv_cache.empty(MODEL, rows, columns, block=block, dtype=dtype, flat=flat))
+        return kv_cache.prompt_chunk(k, v, kv_cache.empty(MODEL, rows, columns, block=block, dtype=dtype, flat=flat))
 
     return kv_cache.KVCache(
         prompt=filled(0, prompts, 64, 32),
@@ -48,8 +48,8 @@ def test_same_attention_and_same_column_written(prompts, fits, chunks, length, m
     angles = attention.rope_angles(jnp.arange(B)[:, None] * 7 + 3, H, 1e4, ())
     both = [cache_of(flat, length, chunks, prompts, jnp.float32) for flat in (False, True)]
     expected, written = jax.jit(kv_cache.extend)(q, k, v, angles, both[0], 1)
-    found, flat = jax.jit(kv_cache.extend)(q, k, v, decode_kernel.turns(angles, HEADS), both[1], 1)
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    out, flat = jax.jit(kv_cache.extend)(q, k, v, decode_kernel.rope_factors(angles, HEADS), both[1], 1)
+    np.testing.assert_allclose(out, expected, atol=2e-6)
     for array, other in ((flat.k, written.k.transpose(0, 1, 2, 5, 3, 4)), (flat.v, written.v.swapaxes(3, 4))):
         np.testing.assert_allclose(array, other.reshape(array.shape), atol=1e-6)  # the new key is turned
     for old, new in ((both[1].chunks[-1].k, flat.k), (both[1].chunks[-1].v, flat.v)):
@@ -61,10 +61,10 @@ def test_bfloat16_is_as_near_to_float32_as_before():
     angles = attention.rope_angles(jnp.arange(B)[:, None], H, 1e4, ())
 
     def out(flat, dtype):
-        turns = decode_kernel.turns(angles, HEADS) if flat else angles
+        factors = decode_kernel.rope_factors(angles, HEADS) if flat else angles
         inputs = [x.astype(dtype) for x in (q, k, v)]
         cache = cache_of(flat, 40, (64,), 2, dtype)
-        return jax.jit(kv_cache.extend)(*inputs, turns, cache, 0)[0].astype(jnp.float32)
+        return jax.jit(kv_cache.extend)(*inputs, factors, cache, 0)[0].astype(jnp.float32)
 
     exact = out(False, jnp.float32)
     before, now = (np.abs(out(flat, jnp.bfloat16) - exact).max() for flat in (False, True))
@@ -73,7 +73,7 @@ def test_bfloat16_is_as_near_to_float32_as_before():
 
 def test_its_operations_are_those_it_tells():
     cache = cache_of(True, 40, (64,), 2, jnp.float32)
-    angles = decode_kernel.turns(attention.rope_angles(jnp.zeros((B, 1)), H, 1e4, ()), HEADS)
+    angles = decode_kernel.rope_factors(attention.rope_angles(jnp.zeros((B, 1)), H, 1e4, ()), HEADS)
     traced = jax.jit(kv_cache.extend).trace(
         normal(7, B, 1, 6, H), normal(8, B, 1, HEADS, H), normal(9, B, 1, HEADS, H), angles, cache, 1
     )

@@ -4,6 +4,7 @@ import json
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -28,7 +29,8 @@ def load(folder):
 
 
 def scores(params, tokens, mask, c):
-    return np.asarray(heads.values(params, tokens, mask, c, remat='none', dtype=np.float32))
+    inputs = jnp.asarray(tokens), jnp.asarray(mask)
+    return np.asarray(heads.values(params, *inputs, c, remat='none', dtype=np.float32))
 
 
 def padded():
@@ -39,8 +41,8 @@ def padded():
     return np.where(mask, tokens, PAD), mask
 
 
-def last(found, mask):
-    return found[np.arange(len(mask)), mask.sum(1) - 1]
+def last(values, mask):
+    return values[np.arange(len(mask)), mask.sum(1) - 1]
 
 
 def theirs(torch, model, tokens, mask):

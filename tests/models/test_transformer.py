@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.models import attention, quantize, transformer
+from grpo_jax.models import attention, linear, transformer
 from grpo_jax.models import cache as kv_cache
 
 # whole functions, compiled once a shape and without optimizing: compiling is nearly all that these tests do
@@ -53,7 +53,7 @@ def decode(params, c, prompts, mask, completions, chunks, *, block=1, dtype=jnp.
 
     k, v = prefill(params, prompts, transformer.positions_of(mask), mask, c)
     rows, lengths = len(completions), jnp.sum(mask, -1)
-    bank = kv_cache.of_prefill(k, v, empty(*prompts.shape))
+    bank = kv_cache.prompt_chunk(k, v, empty(*prompts.shape))
     cache = kv_cache.KVCache(
         prompt=bank,
         prompt_start=bank.columns - lengths,
@@ -97,7 +97,7 @@ def test_an_int8_cache_is_close_to_the_float_one(tiny):
 def test_int8_weights_are_close_to_the_float_ones(full):
     c, params = full
     prompts, mask, _ = prompts_and_completions()
-    rounded = quantize.matrices(params)
+    rounded = linear.matrices_to_int8(params)
     exact, close = logits(params, prompts, mask, c)[mask], logits(rounded, prompts, mask, c)[mask]
     assert 0 < jnp.max(jnp.abs(close - exact)) < 0.2 and jnp.std(exact) > 0.5
 
@@ -105,14 +105,14 @@ def test_int8_weights_are_close_to_the_float_ones(full):
 @pytest.mark.parametrize('shape', [(5,), (2, 3, 8)])
 def test_quantizing_moves_no_value_by_more_than_half_a_step(shape):
     x = jax.random.normal(jax.random.key(3), shape)
-    values, scale = kv_cache.quantize(x)
-    assert values.dtype == jnp.int8 and scale.shape == shape[:-1]
-    assert jnp.all(jnp.abs(values * scale[..., None] - x) <= scale[..., None] * 0.5001)
-    np.testing.assert_allclose(scale * 127, jnp.abs(x).max(-1), rtol=1e-6)
+    values, scale = linear.to_int8(x, (-1,))
+    assert values.dtype == jnp.int8 and scale.shape == (*shape[:-1], 1)
+    assert jnp.all(jnp.abs(values * scale - x) <= scale * 0.5001)
+    np.testing.assert_allclose(scale * 127, jnp.abs(x).max(-1, keepdims=True), rtol=1e-6)
 
 
 def test_quantizing_zeros_gives_zeros():
-    values, scale = kv_cache.quantize(jnp.zeros((2, 4)))
+    values, scale = linear.to_int8(jnp.zeros((2, 4)), (-1,))
     assert not np.any(values) and not np.any(scale)
 
 
@@ -186,20 +186,17 @@ def test_the_scan_over_layers_equals_a_loop_over_blocks(tiny):
     tokens, mask, _ = prompts_and_completions()
     positions = transformer.positions_of(mask)
     scanned, (keys, values) = forward(params, tokens, positions, mask, c), prefill(params, tokens, positions, mask, c)
-    kept = []
-
-    def attend(q, k, v):
-        kept.append((k, v))
-        return attention.attend(q, k, v, mask)
-
-    x = params['embed'][tokens]
+    x, layers = params['embed'][tokens], []
     angles = attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
     for index in range(c.layers):
         weights = {name: value[index] for name, value in params['layers'].items()}
-        x = transformer.block(weights, x, angles, c, attend)
+        x, keys_values = transformer.block(
+            weights, x, angles, c, lambda q, k, v: (attention.attend(q, k, v, mask), (k, v))
+        )
+        layers.append(keys_values)
     looped = transformer.rms_norm(x, params['final_norm'], c.norm_eps)
     np.testing.assert_allclose(jnp.where(mask[..., None], scanned - looped, 0), 0, atol=1e-5)
-    for stacked, of_layers in zip((keys, values), zip(*kept, strict=True), strict=True):
+    for stacked, of_layers in zip((keys, values), zip(*layers, strict=True), strict=True):
         np.testing.assert_allclose(stacked.swapaxes(2, 3), jnp.stack(of_layers), atol=1e-5)
 
 
@@ -225,9 +222,9 @@ def test_remat_changes_no_gradient(tiny, remat):
 def test_remat_recomputes_products_and_keeps_less(tiny):
     c, params = tiny
     traced = [gradient.trace(params, c, remat) for remat in ('none', 'dots', 'full')]
-    none, dots, full = (str(found.jaxpr).count(' = dot_general[') for found in traced)
+    none, dots, full = (str(program.jaxpr).count(' = dot_general[') for program in traced)
     assert none < dots < full
-    none, dots, full = (found.lower().compile().memory_analysis().temp_size_in_bytes for found in traced)
+    none, dots, full = (program.lower().compile().memory_analysis().temp_size_in_bytes for program in traced)
     assert none > dots > full
 
 
