@@ -35,11 +35,14 @@ OPTIMIZER = optax.adam(3e-3)
 
 @jax.jit
 def sample(params, prompts, keys, step):
+    """A Rollout of G completions for each prompt."""
     return sampler.generate(params, prompts, keys, step, MODEL, SAMPLING, {}, block=8)
 
 
 @jax.jit
 def update(params, opt_state, experience):
+    """(params, opt_state) after one update on the experience."""
+
     def loss(params):
         logprobs, _ = learner.completion_logprobs(
             params, experience.rollout, MODEL, temperature=1.0, chunk=1024, remat='none'

@@ -8,9 +8,9 @@ import optax
 def descend(params, opt_state, batch, packed, gradient, optimizer, cut, learns=True):
     """(params, opt_state, skipped i32[], metrics f32[] by name) after cut.epochs * cut.minibatches optimizer updates.
 
-    A minibatch holds whole groups of the batch, an Experience or a LabelledBatch. gradient(params, minibatch, packed) is
-    (loss, gradient, metrics), with the minibatch's part of packed, PackedRows or None. Without learns, a bool[], nothing
-    but the metrics changes. An update whose loss or gradient is not finite is skipped and counted. Metrics are means
+    A minibatch holds whole groups of the batch, an Experience or a LabelledBatch. gradient(params, minibatch, packed)
+    is (loss, gradient, metrics), with the minibatch's part of packed, PackedRows or None. Without learns, a bool[],
+    nothing but the metrics changes. An update whose loss or gradient is not finite is skipped and counted. Metrics are means
     over the minibatches; those named *_max are maxima. With cut.offload, opt_state lies in the host's memory between
     updates, and must be given there.
     """
