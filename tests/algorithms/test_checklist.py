@@ -144,7 +144,7 @@ def test_k1_in_the_reward_has_the_gradient_of_the_reverse_kl():
 
 @pytest.mark.parametrize('preset', fixture.PRESETS)
 def test_first_update_is_at_ratio_one_and_has_a_gradient(preset):
-    method = fixture.algorithm(preset, fixed_length=5, pass_k=2)
+    method = fixture.algorithm_with(preset, fixture.SMALL)
     experience = fixture.worked(method, old=fixture.LOGPROBS, sampler=fixture.LOGPROBS)
     _, gradient, metrics = fixture.loss_and_gradient(method, experience)
     # what clip_low and clip_high count is every lost gradient: a row outside DPO's pair has A = 0 and neither sign

@@ -205,7 +205,7 @@ def test_a_preset_changes_nothing_but_algorithm_and_collection(preset):
 
 def test_reward_minus_value_is_the_case_lambda_1():
     rewards, critic = np.array([0, 0, 0, 1.0]), np.array([0.2, 0.4, 0.5, 0.8])
-    found = groups.generalized(rewards, np.ones(4, bool), critic, 1.0, 1.0)
+    found = groups.generalized_advantages(rewards, np.ones(4, bool), critic, 1.0, 1.0)
     np.testing.assert_allclose(found, 1 - critic)
 
 

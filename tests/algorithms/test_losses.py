@@ -24,7 +24,7 @@ def weights_of(method, mask):
 @pytest.fixture(params=fixture.PRESETS)
 def method(request):
     """The algorithm of each preset, with the example's row length."""
-    return fixture.algorithm(request.param, fixed_length=5, pass_k=2)
+    return fixture.algorithm_with(request.param, fixture.SMALL)
 
 
 def test_prompt_mean_counts_each_prompt_once():
