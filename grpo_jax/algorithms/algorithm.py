@@ -144,11 +144,8 @@ def make(section: Any, collection: Any = None) -> Algorithm:
 
 
 def adapt(
-    algorithm: Algorithm,
-    coefficients: Mapping[str, Float[Array, '']],
-    metrics: Mapping[str, Float[Array, '']],
-    rows: int,
-) -> dict[str, Float[Array, '']]:
+    algorithm: Algorithm, coefficients: Mapping[str, float | Float[Array, '']], metrics: Mapping[str, Any], rows: int
+) -> dict[str, Any]:
     """The coefficients after a step of `rows` rows with such metrics.
 
     kl_coef follows kl_target: times 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593, section

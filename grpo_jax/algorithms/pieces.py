@@ -63,11 +63,12 @@ class Inputs(Mapping[str, Any]):
 def properties(**values: Any) -> Callable[[Callable], Callable]:
     """Decorator that writes properties on a piece; TypeError for one that PROPERTIES lacks."""
 
+    for name in values:
+        if name not in PROPERTIES:
+            raise TypeError(f'{name} is no property of pieces; they are {", ".join(PROPERTIES)}')
+
     def write(piece):
-        for name, value in values.items():
-            if name not in PROPERTIES:
-                raise TypeError(f'{name} is no property of pieces; they are {", ".join(PROPERTIES)}')
-            setattr(piece, name, value)
+        vars(piece).update(values)
         return piece
 
     return write

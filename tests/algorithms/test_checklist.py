@@ -36,7 +36,8 @@ def test_tokens_with_a_clamped_ratio_are_counted(where, share):
 )
 def test_rows_with_a_clamped_ratio_are_counted(ratio, shift):
     # 2 tokens of 15 nats have a product of e^30, beyond e^20, and a mean of e^15, beyond e^10: no gradient is left
-    method = fixture.algorithm('grpo', ratio=ratio, surrogate='importance', log_clip=100.0, **fixture.NO_KL)
+    changes = dict(ratio=ratio, surrogate='importance', **fixture.NO_KL)
+    method = fixture.algorithm_with('grpo', dict(log_clip=100.0), **changes)
     old = fixture.LOGPROBS - np.where(np.arange(8)[:, None] == 0, shift, 0)
     _, gradient, metrics = fixture.loss_and_gradient(method, fixture.worked(method, old=old))
     assert np.all(gradient[0] == 0) and np.all(gradient[1, :4] != 0)

@@ -25,7 +25,7 @@ ADVANTAGES = {
 
 def values(name, rewards=fixture.REWARDS, **numbers):
     """Advantages [P, G, ...] through the public entry point."""
-    method = fixture.algorithm('cispo', advantage=name, **numbers)
+    method = fixture.algorithm_with('cispo', numbers, advantage=name)
     found = algorithms.compute_advantages(method, rewards, mask=MASK, kl=KL)
     return found.reshape(*rewards.shape, -1)
 
