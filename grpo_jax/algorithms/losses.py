@@ -116,7 +116,7 @@ def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
     for group in range(len(counts)):
         place[owner == group] = np.arange(counts[group])
 
-    def padded(x, fill=0):
+    def padded(x, fill: float = 0):
         full = np.full((len(counts), counts.max(), *x.shape[1:]), fill, x.dtype)
         full[owner, place] = x
         return full
@@ -140,15 +140,16 @@ def by_token(algorithm: Algorithm) -> bool:
 def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Array, 'B C']]:
     """What the loss of a minibatch needs of the whole of it, as a dict of f32[B, C], so that it may be cut."""
     mask, rollout = experience.rollout.loss_mask, experience.rollout
+    old_logprobs: Any = experience.old_logprobs  # None where no piece reads it
     inputs = pieces.Inputs(
         {
             'mask': mask,
             'advantages': experience.advantages,
             'group_ids': experience.group_ids,
-            'old_logprobs': experience.old_logprobs,
+            'old_logprobs': old_logprobs,
             'old_entropy': experience.old_entropy,
-            'log_rho': lambda: jnp.where(mask, experience.old_logprobs - rollout.logprobs, 0.0),
-            'covariance': lambda: reductions.token_covariance(experience.advantages, experience.old_logprobs, mask),
+            'log_rho': lambda: jnp.where(mask, old_logprobs - rollout.logprobs, 0.0),
+            'covariance': lambda: reductions.token_covariance(experience.advantages, old_logprobs, mask),
         }
     )
     prepared = {'selected': pieces.call(algorithm.selection, inputs)}
@@ -201,7 +202,7 @@ def policy_loss(
     """
     entropy = jnp.zeros_like(logprobs) if entropy is None else entropy
     prepared = prepare(algorithm, experience)
-    coefficients = algorithm.coefficients
+    coefficients: dict[str, Any] = dict(algorithm.coefficients)
     if algorithm.entropy_target:
         mask = experience.rollout.loss_mask
         coefficients['entropy_acts'] = jnp.mean(entropy, where=mask) <= algorithm.entropy_target
@@ -259,7 +260,8 @@ def metrics(
         'correction_mean': mean(pieces.call(algorithm.correction, inputs)),
     }
     if algorithm.needs_reference:
-        reference = jnp.where(mask, experience.ref_logprobs, logprobs)
+        ref_logprobs: Any = experience.ref_logprobs
+        reference = jnp.where(mask, ref_logprobs, logprobs)
         diagnostics['kl_ref'] = mean(kl.k3(logprobs, reference))
         bound = pieces.property_of(algorithm.kl, 'clamped_at')
         diagnostics['kl_clamped_share'] = mean(kl_clamped(logprobs, reference, bound))
@@ -270,10 +272,10 @@ def _row_inputs(algorithm, logprobs, entropy, experience):
     """What a row's pieces may read, 0 where masked: masked before any exp, or masked tokens' gradients were NaN."""
     rollout, mask = experience.rollout, experience.rollout.loss_mask
 
-    def masked(x):
+    def masked(x) -> Any:
         return None if x is None else jnp.where(mask, x, 0.0)
 
-    def fixed(x):
+    def fixed(x) -> Any:
         return None if x is None else jax.lax.stop_gradient(masked(x))
 
     live, sampler = masked(logprobs), fixed(rollout.logprobs)

@@ -117,7 +117,7 @@ def _conditions(algorithm):
         'kl_coef': (True, ''),  # check holds these three against kl and the regularizers
         'kl_target': (True, ''),
         'entropy_target': (True, ''),
-        'kl_corrected': (corrected, 'a correction, and a kl in the loss'),
+        'kl_corrected': (corrected, 'a correction and a kl in the loss'),
         'kl_horizon': (algorithm.kl_target, 'a kl_target above 0'),
         'entropy_delta': (algorithm.entropy_target, 'an entropy_target above 0'),
         'entropy_coef': ('entropy_coef' in algorithm.reads, 'a regularizer that reads entropy_coef'),
@@ -141,7 +141,7 @@ def _explain_inert(number, readers, conditions, chosen):
     wanting += [conditions[number][1]] if number in conditions else []
     if not wanting:
         return 'no piece has a number of this name'
-    keys = readers or [key for key in chosen if key in conditions[number][1]]
+    keys = readers or [key for key in chosen if key in conditions[number][1].split()]
     instead = [f'{key} {" and ".join(map(pieces.name_of, chosen[key])) or "()"}' for key in keys]
     with_chosen = f' with {", ".join(instead)}' if instead else ''
     return f'nothing reads it{with_chosen}; it is for {"; ".join(wanting)}'
