@@ -18,7 +18,8 @@ def get_config(preset='dr_grpo'):
     config.rollout.group_size = 8
     config.rollout.max_tokens = 32
     config.reward.step_rewards = 'calculator'  # each column is an equation
-    config.algorithm.fixed_length = 32
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = 32
     config.critic_optimizer.learning_rate = 1e-3
     config.supervised.updates = 450
     config.supervised.batch = 128

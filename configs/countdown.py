@@ -22,7 +22,8 @@ def get_config(preset='dr_grpo'):
     config.rollout.max_tokens = 12
     config.reward.parts = (('countdown', 1.0),)
     config.reward.verifier = 'countdown'
-    config.algorithm.fixed_length = 12
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = 12
     config.supervised.updates = 700
     config.supervised.batch = 64
     config.supervised.optimizer.learning_rate = 3e-3

@@ -24,7 +24,8 @@ def get_config(preset='dr_grpo'):
     config.data.template = '{prompt}\nReason step by step, then write the final number after ####.'
     config.rollout.group_size = 8
     config.rollout.max_tokens = 512
-    config.algorithm.fixed_length = 512
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = 512
     config.learner.microbatches = 4
     config.learner.remat = 'full'
     config.evaluation.every = 50

@@ -21,7 +21,8 @@ def get_config(preset='dr_grpo'):
     config.data.max_prompt_tokens = 16
     config.rollout.group_size = 8
     config.rollout.max_tokens = 8
-    config.algorithm.fixed_length = 8
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = 8
     config.supervised.updates = 3000
     config.supervised.batch = 64
     config.supervised.optimizer.learning_rate = 2e-3

@@ -15,7 +15,8 @@ def get_config(preset='grpo_process'):
     config.rollout.max_tokens = 56
     config.reward.parts = (('calculator', 1.0), ('numeric', 1.0))
     config.reward.step_rewards = 'calculator'
-    config.algorithm.fixed_length = 56
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = 56
     config.supervised.updates = 1000
     config.evaluation.prompts = 256
     return config

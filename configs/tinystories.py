@@ -23,7 +23,8 @@ def get_config(preset='dr_grpo'):
     config.reward.parts = (('contains', 1.0),)
     config.reward.truncated_reward = -0.5
     config.reward.verifier = ''
-    config.algorithm.fixed_length = 64
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = 64
     config.optimizer.learning_rate = 1e-3
     config.evaluation.prompts = 24
     return config

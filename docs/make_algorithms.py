@@ -20,7 +20,7 @@ from grpo_jax.algorithms.algorithm import MODULES  # noqa: E402
 TARGET = os.path.join(ROOT, 'docs', 'algorithms.md')
 NOTES = os.path.join(ROOT, 'docs', 'algorithms_notes.md')
 
-# preset -> (evidence, when to use it); the grades are explained in algorithms_notes.md
+# preset -> (evidence, when to use it); the grades are explained in algorithms_notes.md. A preset needs no entry.
 ADVICE = {
     'cispo': ('P', 'several updates a rollout, where a clip would silence rare tokens'),
     'clip_cov': ('S', 'the entropy collapses early'),
@@ -68,8 +68,8 @@ def text():
     """The whole page."""
     with open(NOTES, encoding='utf8') as file:
         page = file.read()
-    for name, made in {'advice': advice(), 'composition': composition(), 'pieces': all_pieces()}.items():
-        page = page.replace(f'<!-- {name} -->', made)
+    for name, tables in {'advice': advice(), 'composition': composition(), 'pieces': all_pieces()}.items():
+        page = page.replace(f'<!-- {name} -->', tables)
     return f'<!-- Written by docs/make_algorithms.py, from presets, pieces and algorithms_notes.md. -->\n\n{page}'
 
 
@@ -78,7 +78,7 @@ def advice():
     return table(
         'preset | what | paper | evidence | take it for',
         [
-            (f'`{name}`', _headline(_preset(name).__doc__), _papers(_preset(name).__doc__), *ADVICE[name])
+            (f'`{name}`', _headline(_preset(name).__doc__), _papers(_preset(name).__doc__), *ADVICE.get(name, ('', '')))
             for name in sweep.choose('all')
         ],
     )
@@ -127,25 +127,18 @@ def composition():
 def all_pieces():
     """A table for each module: name, formula, source and numbers of its pieces."""
     defaults = importlib.import_module('configs.default').get_config().algorithm
-    found = []
+    tables = []
     for key, module in MODULES.items():
         rows = []
-        for name, piece in sorted(pieces_of(module).items()):
+        for name, piece in sorted(pieces.named(module).items()):
             numbers = ', '.join(f'`{n}` {_number(defaults[n])}' for n in _numbers(piece))
             rows.append((f'`{name}`', *_split(piece.__doc__), numbers))
-        found.append(
+        tables.append(
             f'**`algorithm.{key}`**, in grpo_jax/algorithms/{os.path.basename(module.__file__)}: '
             f'{_plain(_paragraph(module.__doc__))}\n\n'
             + table('name | formula | source | its keys, with defaults', rows)
         )
-    return '\n\n'.join(found)
-
-
-def pieces_of(module):
-    """The pieces of a module by name; helpers beside them say first which array they return."""
-    return {
-        name: piece for name, piece in pieces.named(module).items() if not re.match(r'(bool|[fi]\d+)\[', piece.__doc__)
-    }
+    return '\n\n'.join(tables)
 
 
 def table(headings, rows):
@@ -177,11 +170,11 @@ def _without_parentheses(line):
 
 def _papers(docstring):
     """Links to the papers that a preset's first paragraph names first, or the words in its parentheses."""
-    found = re.search(r'\(([^()]*)\)', _paragraph(docstring))
-    if not found:
+    source = re.search(r'\(([^()]*)\)', _paragraph(docstring))
+    if not source:
         return ''
-    ids = re.search(r'arXiv ((?:\d{4}\.\d{5}(?:, )?)+)', found[1])
-    return ', '.join(_link(number) for number in ids[1].strip(', ').split(', ')) if ids else found[1]
+    ids = re.search(r'arXiv ((?:\d{4}\.\d{5}(?:, )?)+)', source[1])
+    return ', '.join(_link(number) for number in ids[1].strip(', ').split(', ')) if ids else source[1]
 
 
 def _split(docstring):
@@ -218,7 +211,9 @@ def _code(key, name, section):
 
 
 def _numbers(piece):
-    return [n for n, p in inspect.signature(piece).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    """The config keys of a piece: its own numbers, behind those of the algorithm that it reads."""
+    own = set(entry.Algorithm._fields) - set(MODULES)
+    return [name for name in pieces.reads(piece) if name in own] + list(pieces.numbers(piece))
 
 
 def _number(value):

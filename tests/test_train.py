@@ -159,6 +159,16 @@ def test_a_variant_written_in_a_notebook_trains(tmp_path):
     assert int(train.run(config, str(tmp_path), algorithm=mine).step) == 1
 
 
+def test_a_critics_advantage_written_in_a_notebook_trains(tmp_path):
+    def mine(rewards, values, mask):
+        return (rewards[..., None] - values) * mask
+
+    config = tiny_run.config(steps=1, supervised__updates=0)
+    method = algorithms.make(config.algorithm)._replace(advantage=mine, discount=0.9)
+    train.run(config, str(tmp_path), algorithm=method)
+    assert np.isfinite(tiny_run.rows(tmp_path)[0]['critic/loss'])
+
+
 def test_a_step_that_is_not_finite_is_skipped_dumped_and_at_last_stops_the_run(tmp_path):
     def broken(ratio, advantages, logprobs):
         return jnp.nan * ratio

@@ -10,7 +10,8 @@ def get_config(preset, *, blurts, habit, share, max_tokens):
     config.data.options = {'digits': 2, 'count': 6000, 'blurts': blurts, 'wrong': 0.8, 'habit': habit, 'share': share}
     config.data.max_prompt_tokens = 6
     config.rollout.max_tokens = max_tokens
-    config.algorithm.fixed_length = max_tokens
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = max_tokens
     config.supervised.updates = 250
     config.supervised.batch = 64
     config.evaluation.prompts = 64

@@ -2,22 +2,25 @@
 
 What an estimator may read: rewards f64[P, G]; mask bool[P, G, C], tokens i32[P, G, C], token_rewards,
 sampler_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts f64[K, P, G] and part_weights f64[K];
-initial_entropy f64[]. NaN rewards are unscorable completions: outside every statistic, advantage 0.
-Where an estimator compares within a group, a group whose rewards are all equal gets exactly 0, by
+initial_entropy f64[]; discount f64[], the algorithm's. NaN rewards are unscorable completions: outside every statistic,
+advantage 0. Where an estimator compares within a group, a group whose rewards are all equal gets exactly 0, by
 max == min: through eps, float rounding would leak.
 """
 
+from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from grpo_jax.algorithms import groups
+from grpo_jax.algorithms import groups, pieces, reductions
 
 
-def ones(rewards):
+@pieces.properties(alone=True)
+def ones(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """1 for every completion: supervised learning on what is there."""
     return np.ones_like(rewards)
 
 
-def correct(rewards):
+@pieces.properties(alone=True)
+def correct(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """1 for completions with a positive reward, else 0: rejection-sampling fine-tuning (arXiv 2308.01825).
 
     Wrong completions are ignored, not punished.
@@ -25,22 +28,25 @@ def correct(rewards):
     return (rewards > 0).astype(float)
 
 
-def best_and_worst(rewards):
+def best_and_worst(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """+1 for a group's best and -1 for its worst completion, the first of equals, else 0: the pairs of DPO."""
     signs = np.zeros_like(rewards)
-    rows = np.flatnonzero(~groups.dead_groups(rewards))
-    if len(rows):
-        signs[rows, np.nanargmax(rewards[rows], 1)] = 1
-        signs[rows, np.nanargmin(rewards[rows], 1)] = -1
+    alive = np.flatnonzero(~groups.dead_groups(rewards))
+    if len(alive):
+        signs[alive, np.nanargmax(rewards[alive], 1)] = 1
+        signs[alive, np.nanargmin(rewards[alive], 1)] = -1
     return signs
 
 
-def reward(rewards, *, baseline):
+@pieces.properties(alone=True)
+def reward(rewards: Float[np.ndarray, 'P G'], *, baseline: float = 0.0) -> Float[np.ndarray, 'P G']:
     """r - baseline, a constant: REINFORCE."""
     return rewards - baseline
 
 
-def group_norm(rewards, *, std_ddof, std_eps):
+def group_norm(
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: float = 1e-6
+) -> Float[np.ndarray, 'P G']:
     """(r - mean) / (std + eps) within the group: GRPO (arXiv 2402.03300, section 4.1.2).
 
     The paper leaves ddof and eps open; both are arguments here.
@@ -48,23 +54,26 @@ def group_norm(rewards, *, std_ddof, std_eps):
     return group_mean(rewards) / (groups.group_std(rewards, std_ddof) + std_eps)
 
 
-def group_mean(rewards):
+def group_mean(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """r - mean within the group: Dr. GRPO (arXiv 2503.20783, section 3.2)."""
-    return groups.centred(rewards, groups.mean_of(rewards))
+    return groups.centre(rewards, groups.group_means(rewards))
 
 
-def leave_one_out(rewards):
+def leave_one_out(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """r minus the mean of the others = G / (G - 1) times group_mean: RLOO (arXiv 2402.14740, eq. 8)."""
     counts = np.sum(np.isfinite(rewards), 1, keepdims=True)
     return group_mean(rewards) * counts / np.maximum(counts - 1, 1)
 
 
-def leave_one_out_norm(rewards, *, std_ddof, std_eps):
+def leave_one_out_norm(
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: float = 1e-6
+) -> Float[np.ndarray, 'P G']:
     """leave_one_out / (std + eps) within the group."""
     return leave_one_out(rewards) / (groups.group_std(rewards, std_ddof) + std_eps)
 
 
-def hybrid(rewards, *, std_ddof, std_eps):
+@pieces.properties(over_batch=True)
+def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: float = 1e-6) -> Float[np.ndarray, 'P G']:
     """(r - group mean) / (std + eps) of all raw rewards of the batch: Lite PPO (arXiv 2508.08221).
 
     Dead groups enter the std, as published; their own advantage stays 0.
@@ -72,13 +81,19 @@ def hybrid(rewards, *, std_ddof, std_eps):
     return group_mean(rewards) / (groups.batch_std(rewards, std_ddof) + std_eps)
 
 
-def batch_centred_std(rewards, *, std_ddof, std_eps):
+@pieces.properties(over_batch=True)
+def batch_centred_std(
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: float = 1e-6
+) -> Float[np.ndarray, 'P G']:
     """a / (std + eps) of the batch, with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
     centred = group_mean(rewards)
     return centred / (groups.batch_std(centred, std_ddof) + std_eps)
 
 
-def group_mean_batch_std(rewards, mask, *, std_ddof):
+@pieces.properties(over_batch=True, by_token=False)
+def group_mean_batch_std(
+    rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C'], *, std_ddof: int = 1
+) -> Float[np.ndarray, 'P G']:
     """a whitened over all tokens of the batch, with a = r - group mean: REINFORCE++-baseline (arXiv 2501.03262).
 
     The mean over tokens takes groups off their centre where length goes with reward; dead groups stay at 0.
@@ -89,7 +104,10 @@ def group_mean_batch_std(rewards, mask, *, std_ddof):
     return np.where(groups.dead_groups(rewards)[:, None], 0.0, whitened)
 
 
-def reinforce_pp(token_rewards, mask, *, discount, std_ddof):
+@pieces.properties(alone=True)
+def reinforce_pp(
+    token_rewards: Float[np.ndarray, 'P G C'], mask: Bool[np.ndarray, 'P G C'], discount: float, *, std_ddof: int = 1
+) -> Float[np.ndarray, 'P G C']:
     """Discounted sums of token rewards to come, whitened over the batch's tokens: REINFORCE++ (arXiv 2501.03262)."""
     total, sums = 0.0, np.zeros_like(token_rewards)
     for t in reversed(range(mask.shape[-1])):
@@ -99,19 +117,41 @@ def reinforce_pp(token_rewards, mask, *, discount, std_ddof):
     return groups.whiten(sums, mask, std_ddof)
 
 
-def gae(token_rewards, mask, values, *, discount, gae_lambda):
+@pieces.properties(alone=True)
+def gae(
+    token_rewards: Float[np.ndarray, 'P G C'],
+    mask: Bool[np.ndarray, 'P G C'],
+    values: Float[np.ndarray, 'P G C'],
+    discount: float,
+    *,
+    gae_lambda: float = 0.95,
+) -> Float[np.ndarray, 'P G C']:
     """Generalized advantages, whitened over the batch's tokens: PPO (arXiv 1506.02438, eq. 16; 1707.06347, eq. 11)."""
-    return groups.whiten(groups.generalized(token_rewards, mask, values, discount, gae_lambda), mask, 1)
+    return groups.whiten(groups.generalized_advantages(token_rewards, mask, values, discount, gae_lambda), mask, 1)
 
 
-def gae_by_length(token_rewards, mask, values, *, discount, length_alpha):
+@pieces.properties(alone=True)
+def gae_by_length(
+    token_rewards: Float[np.ndarray, 'P G C'],
+    mask: Bool[np.ndarray, 'P G C'],
+    values: Float[np.ndarray, 'P G C'],
+    discount: float,
+    *,
+    length_alpha: float = 0.05,
+) -> Float[np.ndarray, 'P G C']:
     """gae with lambda = 1 - 1 / (length_alpha n) for a completion of n tokens: VAPO (arXiv 2504.05118, eq. 8)."""
     lengths = np.maximum(mask.sum(-1), 1)
     lambdas = np.clip(1 - 1 / (length_alpha * lengths), 0.0, 1.0)
-    return groups.whiten(groups.generalized(token_rewards, mask, values, discount, lambdas), mask, 1)
+    return groups.whiten(groups.generalized_advantages(token_rewards, mask, values, discount, lambdas), mask, 1)
 
 
-def process(step_rewards, mask, *, std_ddof, std_eps):
+def process(
+    step_rewards: Float[np.ndarray, 'P G C'],
+    mask: Bool[np.ndarray, 'P G C'],
+    *,
+    std_ddof: int = 1,
+    std_eps: float = 1e-6,
+) -> Float[np.ndarray, 'P G C']:
     """Sum of the normalized rewards of steps that end at or after a token (arXiv 2402.03300, section 4.1.3).
 
     Normalized over all steps of all completions of the group; step_rewards is NaN where no step ends.
@@ -122,25 +162,35 @@ def process(step_rewards, mask, *, std_ddof, std_eps):
     return np.flip(np.cumsum(np.flip(normalized, -1), -1), -1) * mask
 
 
-def maxrl(rewards, *, std_eps):
+@pieces.properties(nonnegative=True)
+def maxrl(rewards: Float[np.ndarray, 'P G'], *, std_eps: float = 1e-6) -> Float[np.ndarray, 'P G']:
     """(r - mean) / (mean + eps) within the group, 0 where the mean is not positive: MaxRL (arXiv 2602.02710)."""
-    mean = groups.mean_of(rewards)
+    mean = groups.group_means(rewards)
     return np.where(mean > 0, group_mean(rewards) / (np.maximum(mean, 0) + std_eps), 0.0)
 
 
-def opo(rewards, mask):
+@pieces.properties(by_token=False)
+def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> Float[np.ndarray, 'P G']:
     """r minus the group's mean weighted by lengths: OPO (arXiv 2505.23585)."""
     lengths = mask.sum(-1) * np.isfinite(rewards)
     mean = np.nansum(rewards * lengths, 1, keepdims=True) / np.maximum(lengths.sum(1, keepdims=True), 1)
-    return groups.centred(rewards, mean)
+    return groups.centre(rewards, mean)
 
 
-def pkpo(rewards, *, pass_k):
+@pieces.properties(nonnegative=True)
+def pkpo(rewards: Float[np.ndarray, 'P G'], *, pass_k: int = 4) -> Float[np.ndarray, 'P G']:
     """groups.pass_at_k_rewards less their group mean: PKPO (arXiv 2505.15201)."""
     return group_mean(groups.pass_at_k_rewards(rewards, pass_k))
 
 
-def gdpo(parts, part_weights, *, std_ddof, std_eps):
+@pieces.properties(over_batch=True)
+def gdpo(
+    parts: Float[np.ndarray, 'K P G'],
+    part_weights: Float[np.ndarray, ' K'],
+    *,
+    std_ddof: int = 1,
+    std_eps: float = 1e-6,
+) -> Float[np.ndarray, 'P G']:
     """Reward parts normalized in their groups, and their weighted sum in the batch: GDPO (arXiv 2601.05242)."""
     normed = np.stack([group_norm(part, std_ddof=std_ddof, std_eps=std_eps) for part in parts])
     total = np.sum(part_weights[:, None, None] * np.nan_to_num(normed), 0)
@@ -150,28 +200,47 @@ def gdpo(parts, part_weights, *, std_ddof, std_eps):
     return np.where(dead[:, None], 0.0, total - np.nanmean(total)) / scale
 
 
-def xrpo_sharpen(rewards, mask, sampler_logprobs, *, std_ddof, std_eps, sharpen, sharpen_cap):
+@pieces.properties(by_token=False)
+def xrpo_sharpen(
+    rewards: Float[np.ndarray, 'P G'],
+    mask: Bool[np.ndarray, 'P G C'],
+    sampler_logprobs: Float[np.ndarray, 'P G C'],
+    *,
+    std_ddof: int = 1,
+    std_eps: float = 1e-6,
+    sharpen: float = 1.0,
+    sharpen_cap: float = 0.5,
+) -> Float[np.ndarray, 'P G']:
     """group_norm, and for correct completions a bonus where they were unlikely: XRPO (arXiv 2510.06672).
 
     bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), s being the mean logprob of the tokens.
     The paper's constants are not verified; 1 and 0.5 come from secondary sources.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
-    likelihood = groups.token_mean(sampler_logprobs, mask)
-    mean = groups.mean_of(np.where(np.isfinite(rewards), likelihood, np.nan))
-    novelty = np.exp(np.minimum(likelihood - mean, 20.0))
+    likelihood = groups.completion_means(sampler_logprobs, mask)
+    mean = groups.group_means(np.where(np.isfinite(rewards), likelihood, np.nan))
+    novelty = np.exp(np.minimum(likelihood - mean, reductions.MAX_LOG_RATIO))
     bonus = np.minimum(np.maximum(sharpen * (1 - novelty), 0), sharpen_cap * values)
     return values + np.where(rewards > 0, np.maximum(bonus, 0), 0.0)
 
 
-def grpo_lambda(rewards, mask, *, efficient_share, efficient_alpha, std_ddof, std_eps):
+@pieces.properties(by_token=False)
+def grpo_lambda(
+    rewards: Float[np.ndarray, 'P G'],
+    mask: Bool[np.ndarray, 'P G C'],
+    *,
+    efficient_share: float = 0.2,
+    efficient_alpha: float = 0.2,
+    std_ddof: int = 1,
+    std_eps: float = 1e-6,
+) -> Float[np.ndarray, 'P G']:
     """group_norm of rewards that fall with length in the best groups: GRPO-lambda (arXiv 2505.18086, section 3).
 
     In the efficient_share of groups with the highest pass rate, a correct completion of n tokens is worth
     1 - efficient_alpha sigmoid((n - mean) / std) of the group's correct lengths, a wrong one 0.
     """
     right, lengths = rewards > 0, mask.sum(-1)
-    pass_rate = groups.mean_of(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
+    pass_rate = groups.group_means(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
     best = np.argsort(-pass_rate, kind='stable')[: round(efficient_share * len(rewards))]
     shaped = rewards.copy()
     for group in best:
@@ -181,7 +250,18 @@ def grpo_lambda(rewards, mask, *, efficient_share, efficient_alpha, std_ddof, st
     return group_norm(shaped, std_ddof=std_ddof, std_eps=std_eps)
 
 
-def gtpo(rewards, tokens, mask, old_entropy, initial_entropy, *, std_ddof, std_eps, entropy_penalty, entropy_cut):
+def gtpo(
+    rewards: Float[np.ndarray, 'P G'],
+    tokens: Int[np.ndarray, 'P G C'],
+    mask: Bool[np.ndarray, 'P G C'],
+    old_entropy: Float[np.ndarray, 'P G C'],
+    initial_entropy: float | np.floating,
+    *,
+    std_ddof: int = 1,
+    std_eps: float = 1e-6,
+    entropy_penalty: float = 0.1,
+    entropy_cut: float = 0.6931,
+) -> Float[np.ndarray, 'P G C']:
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 
     H is the completion's mean entropy; delta drops completions with H above entropy_cut (ln 2) when the run
@@ -189,8 +269,8 @@ def gtpo(rewards, tokens, mask, old_entropy, initial_entropy, *, std_ddof, std_e
     prefix and suffix weights multiplied.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
-    entropy = groups.token_mean(old_entropy, mask)
-    kept = (entropy <= entropy_cut) | (initial_entropy > entropy_cut)
-    shaped = np.where(groups.dead_groups(rewards)[:, None], 0.0, (values - entropy_penalty * entropy) * kept)
+    entropy = groups.completion_means(old_entropy, mask)
+    delta = (entropy <= entropy_cut) | (initial_entropy > entropy_cut)
+    shaped = np.where(groups.dead_groups(rewards)[:, None], 0.0, (values - entropy_penalty * entropy) * delta)
     weights = np.stack([groups.conflict_weights(*group) for group in zip(tokens, mask, values, strict=True)])
     return shaped[..., None] * weights

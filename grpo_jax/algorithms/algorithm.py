@@ -1,7 +1,9 @@
 """An algorithm is a value: a NamedTuple of small functions, put together from a config section."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
 
 from grpo_jax.algorithms import (
     advantages,
@@ -50,47 +52,48 @@ class Algorithm(NamedTuple):
     denominator: str = 'all'  # tokens that the weights count: all or selected
     dead_groups: str = 'keep'  # what becomes of groups whose rewards are all equal
     source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
-    critic_lambda: float = 1.0  # of the returns that a critic learns
+    discount: float = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
+    critic_lambda: float = 0.95  # of the returns that a critic learns
     advantage_clip: float = 0.0  # bound of |A|; 0: none
-    covariance_share: float = 0.0  # of tokens that count as of top covariance
+    covariance_share: float = 2e-4  # of tokens that count as of top covariance
     entropy_coef: float = 0.0
     entropy_target: float = 0.0  # nats; 0: the coefficient stays
-    entropy_delta: float = 0.0  # its change a step
+    entropy_delta: float = 0.005  # its change a step
     kl_target: float = 0.0  # of the adaptive kl_coef; 0: it stays
-    kl_horizon: float = 1.0  # rows in which it may change by its own size
+    kl_horizon: float = 10000.0  # rows in which it may change by its own size
 
     @property
-    def reads(self):
+    def reads(self) -> set[str]:
         """Names of all data that the pieces on the device read."""
         on_device = (self.ratio, self.surrogate, self.kl, self.correction, self.selection, *self.regularizers)
         return {name for piece in on_device for name in pieces.reads(piece)}
 
     @property
-    def needs_entropy_gradient(self):
+    def needs_entropy_gradient(self) -> bool:
         """Whether the learner must differentiate the entropy."""
         return 'entropy' in self.reads
 
     @property
-    def needs_reference(self):
+    def needs_reference(self) -> bool:
         """Whether the reference policy scores the rollout."""
         return 'ref_logprobs' in self.reads
 
     @property
-    def advantage_reads(self):
+    def advantage_reads(self) -> set[str]:
         """Names of the data that the advantage reads on the host."""
         return set(pieces.reads(self.advantage))
 
     @property
-    def needs_values(self):
+    def needs_values(self) -> bool:
         """Whether there is a critic."""
         return 'values' in self.advantage_reads
 
     @property
-    def keeps_reference(self):
+    def keeps_reference(self) -> bool:
         """Whether the state holds a reference policy."""
         return self.needs_reference or self.source == 'reference'
 
-    def needed_logprobs(self, updates):
+    def needed_logprobs(self, updates: int) -> set[str]:
         """Names of Experience's fields that scoring passes must fill, with so many updates on one rollout.
 
         Updated once, the old policy is the one that learns, and the update knows its logprobs.
@@ -98,31 +101,32 @@ class Algorithm(NamedTuple):
         before = {*pieces.reads(self.selection), *self.advantage_reads, *(self.reads & {'top_covariance'})}
         if self.denominator == 'selected':
             before |= {*pieces.reads(self.correction)}
-        found = {'old_entropy'} & before
+        needed = {'old_entropy'} & before
         if (
             before & {'old_logprobs', 'log_rho', 'covariance', 'top_covariance'}
             or self.kl_placement != 'loss'
             or (updates > 1 and self.ratio_base == 'old')
         ):
-            found.add('old_logprobs')
+            needed.add('old_logprobs')
         if self.needs_reference:
-            found.add('ref_logprobs')
-        return found
+            needed.add('ref_logprobs')
+        return needed
 
     @property
-    def coefficients(self):
+    def coefficients(self) -> dict[str, float]:
         """The numbers that may adapt during a run, as they begin."""
-        found = {'kl_coef': self.kl_coef, 'entropy_coef': self.entropy_coef}
-        return found | ({'entropy_acts': 1.0} if self.entropy_target else {})
+        coefficients = {'kl_coef': self.kl_coef, 'entropy_coef': self.entropy_coef}
+        return coefficients | ({'entropy_acts': 1.0} if self.entropy_target else {})
 
 
-def make(section, collection=None):
-    """Algorithm from a config section that names the pieces and lists their numbers.
+def make(section: Any, collection: Any = None) -> Algorithm:
+    """Algorithm from a config section that names the pieces and lists numbers; source and dead_groups of collection.
 
-    A piece's keyword-only arguments are bound from the section's keys of the same names. Raises
-    BadInput for an unknown piece, or a combination that cannot work.
+    A piece's keyword-only arguments are bound from the section's keys of the same names, where it has them. Raises
+    BadInput for an unknown piece, a combination that cannot work, or a number that differs from its default and that
+    nothing reads.
     """
-    chosen = {
+    chosen: dict[str, Any] = {
         key: pieces.choose(module, key, section[key], section)
         for key, module in MODULES.items()
         if key != 'regularizers'
@@ -135,11 +139,14 @@ def make(section, collection=None):
         numbers |= {name: collection[name] for name in ('source', 'dead_groups')}
     algorithm = Algorithm(**chosen, **numbers)
     validation.check(algorithm)
+    validation.refuse_inert_numbers(algorithm, section, MODULES)
     return algorithm
 
 
-def adapt(algorithm, coefficients, found, rows):
-    """The coefficients after a step of `rows` rows with metrics `found`.
+def adapt(
+    algorithm: Algorithm, coefficients: Mapping[str, float | Float[Array, '']], metrics: Mapping[str, Any], rows: int
+) -> dict[str, Any]:
+    """The coefficients after a step of `rows` rows with such metrics.
 
     kl_coef follows kl_target: times 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593, section
     2.2). entropy_coef rises by entropy_delta while the entropy is at or below its target, falls above it, and
@@ -147,10 +154,10 @@ def adapt(algorithm, coefficients, found, rows):
     """
     adapted = dict(coefficients)
     if algorithm.kl_target:
-        error = (found['kl_ref'] / algorithm.kl_target - 1).clip(-0.2, 0.2)
+        error = (metrics['kl_ref'] / algorithm.kl_target - 1).clip(-0.2, 0.2)
         adapted['kl_coef'] = coefficients['kl_coef'] * (1 + error * rows / algorithm.kl_horizon)
     if algorithm.entropy_target:
-        low = found['entropy'] <= algorithm.entropy_target
+        low = metrics['entropy'] <= algorithm.entropy_target
         change = (2.0 * low - 1.0) * algorithm.entropy_delta
         adapted['entropy_coef'] = (coefficients['entropy_coef'] + change).clip(0.0)
         adapted['entropy_acts'] = 1.0 * low

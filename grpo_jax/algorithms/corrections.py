@@ -6,56 +6,72 @@ read mask bool[B, C], advantages f32[B, 1 or C] and drift f32[B, C], the sampler
 """
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
-from grpo_jax.algorithms import reductions
+from grpo_jax.algorithms import pieces, reductions
 
 
-def none(mask):
+def none(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """1."""
     return jnp.ones(mask.shape, jnp.float32)
 
 
-def truncated(log_rho, *, rho_max):
+def truncated(log_rho: Float[Array, 'B C'], *, rho_max: float = 2.0) -> Float[Array, 'B C']:
     """min(rho, rho_max) by token: TIS (https://fengyao.notion.site/off-policy-rl)."""
-    return jnp.minimum(reductions.exp(log_rho), rho_max)
+    return jnp.minimum(reductions.clamped_exp(log_rho), rho_max)
 
 
-def icepop(log_rho, *, icepop_low, icepop_high):
+def icepop(log_rho: Float[Array, 'B C'], *, icepop_low: float = 0.5, icepop_high: float = 5.0) -> Float[Array, 'B C']:
     """rho by token, 0 outside [icepop_low, icepop_high]: IcePop (arXiv 2510.18855)."""
-    return _within(reductions.exp(log_rho), reductions.exp(log_rho), icepop_low, icepop_high)
+    rho = reductions.clamped_exp(log_rho)
+    return _keep_within(rho, rho, icepop_low, icepop_high)
 
 
-def truncated_product(log_rho, mask, *, rho_max):
+def truncated_product(
+    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, rho_max: float = 2.0
+) -> Float[Array, 'B C']:
     """min(product of rho, rho_max), on each of a row's tokens."""
-    return jnp.broadcast_to(jnp.minimum(reductions.exp(reductions.total(log_rho, mask)), rho_max), mask.shape)
+    product = reductions.clamped_exp(reductions.row_sum(log_rho, mask))
+    return jnp.broadcast_to(jnp.minimum(product, rho_max), mask.shape)
 
 
-def masked_product(log_rho, mask, *, product_max):
+def masked_product(
+    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, product_max: float = 3.0
+) -> Float[Array, 'B C']:
     """Product of rho on each of a row's tokens, 0 for rows above product_max: MIS, as TRL's sequence_mask."""
-    product = reductions.exp(reductions.total(log_rho, mask))
-    return jnp.broadcast_to(_within(product, product, 0.0, product_max), mask.shape)
+    product = reductions.clamped_exp(reductions.row_sum(log_rho, mask))
+    return jnp.broadcast_to(_keep_within(product, product, 0.0, product_max), mask.shape)
 
 
-def masked_geometric(log_rho, mask, *, geometric_low, geometric_high):
+def masked_geometric(
+    log_rho: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    *,
+    geometric_low: float = 0.999,
+    geometric_high: float = 1.002,
+) -> Float[Array, 'B C']:
     """rho by token, 0 for rows whose geometric mean is outside [geometric_low, geometric_high]."""
-    mean = reductions.mean(log_rho, mask)
-    return _within(reductions.exp(log_rho), reductions.exp(mean), geometric_low, geometric_high)
+    mean = reductions.row_mean(log_rho, mask)
+    rho = reductions.clamped_exp(log_rho)
+    return _keep_within(rho, reductions.clamped_exp(mean), geometric_low, geometric_high)
 
 
-def veto(log_rho, mask, *, veto_below):
+def veto(log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, veto_below: float = 1e-4) -> Float[Array, 'B C']:
     """1, or 0 for rows with a token whose rho is below veto_below."""
     worst = jnp.min(jnp.where(mask, log_rho, 0.0), -1, keepdims=True)
-    return jnp.broadcast_to(jnp.where(reductions.exp(worst) < veto_below, 0.0, 1.0), mask.shape)
+    return jnp.broadcast_to(jnp.where(reductions.clamped_exp(worst) < veto_below, 0.0, 1.0), mask.shape)
 
 
-def opsm(drift, mask, advantages, *, opsm_delta):
+def opsm(
+    drift: Float[Array, 'B C'], mask: Bool[Array, 'B C'], advantages: pieces.Advantages, *, opsm_delta: float = 0.5
+) -> Float[Array, 'B C']:
     """1, or 0 for rows with A < 0 whose mean drift is above opsm_delta: DeepSeek-V3.2 (arXiv 2512.02556, section 3.1).
 
     The paper gives no delta; 0.5 is TRL's suggestion.
     """
-    mean = reductions.mean(drift, mask)
+    mean = reductions.row_mean(drift, mask)
     return jnp.broadcast_to(jnp.where((advantages < 0) & (mean > opsm_delta), 0.0, 1.0), mask.shape)
 
 
-def _within(weight, value, low, high):
+def _keep_within(weight, value, low, high):
     return jnp.where((value >= low) & (value <= high), weight, 0.0)

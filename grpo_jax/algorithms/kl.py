@@ -7,47 +7,55 @@ gradient of k1 is zero, that of k2 is the reverse KL's, that of k3 the forward K
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-MAX_DIFFERENCE = 20.0
+from grpo_jax.algorithms import pieces, reductions
+
 MAX_K3 = 10.0  # beyond it one token would outweigh the batch; the clamp also stops its gradient
 
 
-def none(logprobs):
+def none(logprobs: Float[Array, '...']) -> Float[Array, '...']:
     """0, without a reference."""
     return jnp.zeros_like(logprobs)
 
 
-def k1(logprobs, ref_logprobs):
+@pieces.properties(for_reward=True)
+def k1(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
     """logprobs - ref: unbiased, signed; for the reward, not for the loss."""
     return -_difference(logprobs, ref_logprobs)
 
 
-def absolute(logprobs, ref_logprobs):
+def absolute(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
     """|logprobs - ref|."""
     return jnp.abs(_difference(logprobs, ref_logprobs))
 
 
-def k2(logprobs, ref_logprobs):
+def k2(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
     """(ref - logprobs)^2 / 2: slightly biased in value, exact reverse-KL gradient as a loss."""
     return 0.5 * jnp.square(_difference(logprobs, ref_logprobs))
 
 
-def k3(logprobs, ref_logprobs):
+@pieces.properties(clamped_at=MAX_K3)
+def k3(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
     """e^d - d - 1 >= 0: GRPO's term (arXiv 2402.03300, eq. 4), clamped to 10."""
     d = _difference(logprobs, ref_logprobs)
     return jnp.minimum(jnp.expm1(d) - d, MAX_K3)
 
 
-def k3_importance(logprobs, ref_logprobs, token_ratio):
+@pieces.properties(clamped_at=MAX_K3)
+def k3_importance(
+    logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...'], token_ratio: Float[Array, '...']
+) -> Float[Array, '...']:
     """token_ratio * k3, both differentiated: exact reverse-KL gradient, DeepSeek-V3.2 (arXiv 2512.02556, eq. 7)."""
     return token_ratio * k3(logprobs, ref_logprobs)
 
 
-def k3_straight_through(logprobs, ref_logprobs):
+@pieces.properties(clamped_at=MAX_K3)
+def k3_straight_through(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
     """The value of k3 with the gradient of k2."""
     pull = k2(logprobs, ref_logprobs)
     return pull + jax.lax.stop_gradient(k3(logprobs, ref_logprobs) - pull)
 
 
 def _difference(logprobs, ref_logprobs):
-    return jnp.clip(ref_logprobs - logprobs, -MAX_DIFFERENCE, MAX_DIFFERENCE)
+    return reductions.clamp(ref_logprobs - logprobs)

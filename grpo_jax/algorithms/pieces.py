@@ -1,50 +1,130 @@
 """Pieces: plain functions whose positional parameters name the data they read.
 
 A surrogate that reads ratio and advantages is `def mine(ratio, advantages): ...`; the caller passes what is
-named, and computes nothing that no piece names. Keyword-only parameters are numbers, bound once from the
-config section's keys of the same names.
+named, and computes nothing that no piece names. Keyword-only parameters are numbers: a config section's key of the
+same name replaces the default of the signature. What a run must know of a piece besides stands in its attributes,
+which are written with `properties`; a piece without them has the values of PROPERTIES.
 """
 
+from collections.abc import Callable, Iterator, Mapping
 import functools
 import inspect
+import math
+from types import ModuleType
+from typing import Any
+
+from jaxtyping import Array, Float
 
 from grpo_jax.errors import BadInput
 
+Advantages = Float[Array, 'B #C']
 
-def choose(module, key, name, section):
-    """The function of `module` that the config names, with its numbers bound; BadInput for an unknown one."""
+# the properties of pieces -> their values for a piece that does not name them
+PROPERTIES = {
+    'by_token': None,  # an advantage differs by token; None: it may, if the piece reads data by token
+    'alone': False,  # an advantage needs no other completion of the prompt
+    'over_batch': False,  # an advantage normalizes over the groups of a batch
+    'nonnegative': False,  # an advantage needs rewards of at least 0
+    'bounded': False,  # a surrogate stops the policy far from the base of the ratio
+    'row_mean': False,  # a ratio is exp of a row's mean, whose gradient at ratio 1 is that of ratio token
+    'near_one': False,  # a ratio lies within some 1e-3 of 1
+    'suits_weights': None,  # the weights that a ratio of whole rows is meant for
+    'for_reward': False,  # a KL estimator is unbiased in value, and its expected gradient is 0
+    'clamped_at': math.inf,  # value above which a KL estimator is clamped
+    'zero_at_first': False,  # a regularizer is 0 while the policy is the old one
+}
+BY_TOKEN = {'mask', 'tokens', 'token_rewards', 'step_rewards', 'sampler_logprobs', 'old_entropy', 'values', 'kl'}
+
+
+class Inputs(Mapping[str, Any]):
+    """Data by name; a function without arguments stands for its value, and runs once, when the value is first read."""
+
+    def __init__(self, data: Mapping[str, Any]):
+        self._data = dict(data)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._data and callable(self._data[name]):
+            self._data[name] = self._data[name]()
+        return self._data[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._data
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __or__(self, other: Mapping[str, Any]) -> 'Inputs':
+        return Inputs(self._data | dict(other))
+
+
+def properties(**values: Any) -> Callable[[Callable], Callable]:
+    """Decorator that writes properties on a piece; TypeError for one that PROPERTIES lacks."""
+
+    for name in values:
+        if name not in PROPERTIES:
+            raise TypeError(f'{name} is no property of pieces; they are {", ".join(PROPERTIES)}')
+
+    def write(piece):
+        vars(piece).update(values)
+        return piece
+
+    return write
+
+
+def property_of(piece: Callable, name: str) -> Any:
+    """The property of a piece, whether numbers are bound to it or not."""
+    while isinstance(piece, functools.partial):
+        piece = piece.func
+    return getattr(piece, name, PROPERTIES[name])
+
+
+def is_by_token(advantage: Callable) -> bool:
+    """Whether an advantage has a column for each token: its property by_token, else whether it reads data by token."""
+    by_token = property_of(advantage, 'by_token')
+    return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
+
+
+def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
+    """The function of `module` that the config names, with the section's numbers bound; BadInput for an unknown one."""
     choices = named(module)
     if name not in choices:
         raise BadInput(f'algorithm.{key}', name, 'choose one of ' + ', '.join(sorted(choices)))
-    numbers = [n for n, p in inspect.signature(choices[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    return functools.partial(choices[name], **{n: section[n] for n in numbers}) if numbers else choices[name]
+    bound = {number: section[number] for number in numbers(choices[name]) if number in section}
+    return functools.partial(choices[name], **bound) if bound else choices[name]
 
 
-def named(module):
+def named(module: ModuleType) -> dict[str, Callable]:
     """The pieces of a module by name."""
     return {
-        name: f
-        for name, f in vars(module).items()
-        if inspect.isfunction(f) and f.__module__ == module.__name__ and not name.startswith('_')
+        name: piece
+        for name, piece in vars(module).items()
+        if inspect.isfunction(piece) and piece.__module__ == module.__name__ and not name.startswith('_')
     }
 
 
-def reads(piece):
+def reads(piece: Callable) -> list[str]:
     """The names of the data that a piece reads, in order."""
-    return [n for n, p in inspect.signature(piece).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [name for name, p in inspect.signature(piece).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-def name_of(piece):
+def numbers(piece: Callable) -> dict[str, Any]:
+    """The numbers of a piece by name: those bound to it, and the defaults of its signature."""
+    parameters = inspect.signature(piece).parameters
+    return {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def name_of(piece: Callable) -> str:
     """The piece's own name, whether numbers are bound to it or not."""
     return getattr(piece, 'func', piece).__name__
 
 
-def call(piece, data):
-    """piece of the data that it names; data maps names to values, or to functions without arguments.
-
-    TypeError when it names something that data lacks.
-    """
-    missing = [name for name in reads(piece) if name not in data]
+def call(piece: Callable, data: Mapping[str, Any]) -> Any:
+    """piece of the data that it names; TypeError when it names something that data lacks."""
+    inputs = data if isinstance(data, Inputs) else Inputs(data)
+    missing = [name for name in reads(piece) if name not in inputs]
     if missing:
-        raise TypeError(f'{name_of(piece)} reads {missing[0]}, and there is only {", ".join(sorted(data))}')
-    return piece(*(value() if callable(value := data[name]) else value for name in reads(piece)))
+        raise TypeError(f'{name_of(piece)} reads {missing[0]}, and there is only {", ".join(sorted(inputs))}')
+    return piece(*(inputs[name] for name in reads(piece)))

@@ -1,43 +1,51 @@
 """Policy ratios f32[B, C] from log ratios f32[B, C] (now less the base, 0 on masked tokens).
 
-Log ratios are clamped to +-20 before exp (float32 overflows at 88.7), means of a row to +-10; a clamped
-element has no gradient. A ratio may also read mask bool[B, C] and advantages f32[B, 1 or C].
+Log ratios are clamped to +-20 before exp, means of a row to +-10; a clamped element has no gradient. A ratio may also
+read mask bool[B, C] and advantages f32[B, 1 or C].
 """
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
-from grpo_jax.algorithms import reductions
+from grpo_jax.algorithms import pieces, reductions
 
 MAX_MEAN_LOG_RATIO = 10.0
 
 
-def token(log_ratio):
+def token(log_ratio: Float[Array, '...']) -> Float[Array, '...']:
     """exp(log ratio) of each token: PPO, GRPO."""
-    return reductions.exp(log_ratio)
+    return reductions.clamped_exp(log_ratio)
 
 
-def sequence_product(log_ratio, mask):
+def sequence_product(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """exp of the row's summed log ratio, on each of its tokens: RLOO (arXiv 2402.14740).
 
     With sequence_mean weights the row counts once, however long it is.
     """
-    return jnp.broadcast_to(reductions.exp(jnp.sum(log_ratio, -1, keepdims=True)), mask.shape)
+    return jnp.broadcast_to(reductions.clamped_exp(jnp.sum(log_ratio, -1, keepdims=True)), mask.shape)
 
 
-def sequence_geometric(log_ratio, mask):
+@pieces.properties(row_mean=True, near_one=True, suits_weights='sequence_mean')
+def sequence_geometric(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """exp of the row's mean log ratio, on each of its tokens: GSPO (arXiv 2507.18071, eq. 7)."""
-    return jnp.broadcast_to(reductions.exp(reductions.mean(log_ratio, mask), MAX_MEAN_LOG_RATIO), mask.shape)
+    mean = reductions.row_mean(log_ratio, mask)
+    return jnp.broadcast_to(reductions.clamped_exp(mean, MAX_MEAN_LOG_RATIO), mask.shape)
 
 
-def sequence_geometric_token(log_ratio, mask):
+@pieces.properties(row_mean=True, near_one=True)
+def sequence_geometric_token(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """The value of sequence_geometric, the gradient of each token's logprob: GSPO-token (arXiv 2507.18071, eq. 14)."""
-    mean = jax.lax.stop_gradient(reductions.mean(log_ratio, mask))
+    mean = jax.lax.stop_gradient(reductions.row_mean(log_ratio, mask))
     own = jnp.where(jnp.abs(mean) < MAX_MEAN_LOG_RATIO, log_ratio - jax.lax.stop_gradient(log_ratio), 0.0)
-    return reductions.exp(own + mean, MAX_MEAN_LOG_RATIO)
+    return reductions.clamped_exp(own + mean, MAX_MEAN_LOG_RATIO)
 
 
-def clipped_geometric(log_ratio, mask, advantages, *, log_clip):
+@pieces.properties(row_mean=True)
+def clipped_geometric(
+    log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C'], advantages: pieces.Advantages, *, log_clip: float = 0.4
+) -> Float[Array, 'B C']:
     """exp of the row's mean of log ratios clipped on the side that the advantage pushes to: GMPO (arXiv 2507.20673)."""
     clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, log_clip), jnp.maximum(log_ratio, -log_clip))
-    return jnp.broadcast_to(reductions.exp(reductions.mean(clipped, mask), MAX_MEAN_LOG_RATIO), mask.shape)
+    mean = reductions.row_mean(clipped, mask)
+    return jnp.broadcast_to(reductions.clamped_exp(mean, MAX_MEAN_LOG_RATIO), mask.shape)

@@ -1,42 +1,82 @@
-"""Sums and means over a row's tokens, quantiles, and the exp of log ratios, for pieces on the device."""
+"""Sums, means, quantiles and ranks over the tokens of a row or of a minibatch, and the exp of log ratios."""
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
-MAX_LOG_RATIO = 20.0
+from grpo_jax.algorithms import pieces
 
-
-def exp(log_ratio, most=MAX_LOG_RATIO):
-    """exp of the log ratio clamped to +-most; a clamped element has no gradient."""
-    return jnp.exp(jnp.clip(log_ratio, -most, most))
+MAX_LOG_RATIO = 20.0  # differences of logprobs are clamped to it: exp overflows float32 at 88.7
 
 
-def total(x, mask):
-    """f32[B, 1]: the sum over a row's tokens."""
+def clamp(difference: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> Float[Array, '...']:
+    """The difference of logprobs, between -most and most; a clamped element has no gradient."""
+    return jnp.clip(difference, -most, most)
+
+
+def clamped_exp(log_ratio: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> Float[Array, '...']:
+    """exp of the clamped log ratio."""
+    return jnp.exp(clamp(log_ratio, most))
+
+
+def row_sum(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
+    """The sum over a row's tokens."""
     return jnp.sum(jnp.where(mask, x, 0.0), -1, keepdims=True)
 
 
-def mean(x, mask):
-    """f32[B, 1]: the mean over a row's tokens, 0 for a row without any."""
-    return total(x, mask) / jnp.maximum(jnp.sum(mask, -1, keepdims=True), 1)
+def row_mean(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
+    """The mean over a row's tokens, 0 for a row without any."""
+    return row_sum(x, mask) / jnp.maximum(jnp.sum(mask, -1, keepdims=True), 1)
 
 
-def quantile(x, mask, share):
-    """f32[]: the share-quantile of x where mask is true, between neighbours as numpy does it; 0 without any.
+def batch_mean(x: Float[Array, 'B _'] | Bool[Array, 'B _'], mask: Bool[Array, 'B C']) -> Float[Array, '']:
+    """The mean over all tokens, 0 without any."""
+    return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
-    Negative x count as 0. The bits of floats that are not negative have their order, so that each is found by 31
-    halvings: a sort of all tokens takes XLA half a minute to compile for TPUs.
+
+def token_covariance(
+    advantages: pieces.Advantages, logprobs: Float[Array, 'B C'], mask: Bool[Array, 'B C']
+) -> Float[Array, 'B C']:
+    """(A - mean A)(logprob - mean logprob) over the minibatch's tokens (arXiv 2505.22617, eq. 9)."""
+
+    def centred(x):
+        return jnp.where(mask, x - batch_mean(x, mask), 0.0)
+
+    return centred(advantages) * centred(logprobs)
+
+
+def mark_highest(values: Float[Array, 'B C'], mask: Bool[Array, 'B C'], count: Float[Array, '']) -> Float[Array, 'B C']:
+    """1 for the `count` (rounded down) highest values where mask is true, else 0; ties go to the earlier."""
+    order = jnp.argsort(-jnp.where(mask, values, -jnp.inf).reshape(-1), stable=True)
+    rank = jnp.zeros(order.shape, jnp.int32).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
+    return ((rank.reshape(mask.shape) < jnp.floor(count)) & mask).astype(jnp.float32)
+
+
+def same_group(group_ids: Int[Array, ' B']) -> Float[Array, 'B B']:
+    """1 where two rows are of one group, else 0; its product with f32[B] sums over each row's group.
+
+    The ids are of the whole rollout, also in a microbatch, so their number is unknown to segment_sum; B is small.
+    """
+    return (group_ids[:, None] == group_ids[None]).astype(jnp.float32)
+
+
+def quantile(x: Float[Array, 'B C'], mask: Bool[Array, 'B C'], share: float) -> Float[Array, '']:
+    """The share-quantile of x where mask is true, between neighbours as numpy does it; 0 without any.
+
+    Negative x count as 0. The bits of nonnegative floats, read as integers, have the order of the floats, so 31
+    halvings of the range of integers find the float of a given rank. A sort of all tokens would take XLA half a minute
+    to compile for TPUs.
     """
     bits = jax.lax.bitcast_convert_type(jnp.maximum(x, 0.0), jnp.int32)
     count = jnp.sum(mask)
     place = share * jnp.maximum(count - 1, 0)
 
-    def ranked(rank):
-        def halve(i, found):
-            tried = found | (1 << (30 - i))
-            return jnp.where(jnp.sum(mask & (bits < tried)) <= rank, tried, found)
+    def find_ranked(rank):
+        def halve(i, below):
+            middle = below | (1 << (30 - i))
+            return jnp.where(jnp.sum(mask & (bits < middle)) <= rank, middle, below)
 
         return jax.lax.bitcast_convert_type(jax.lax.fori_loop(0, 31, halve, jnp.int32(0)), jnp.float32)
 
-    low, high = ranked(jnp.floor(place)), ranked(jnp.ceil(place))
+    low, high = find_ranked(jnp.floor(place)), find_ranked(jnp.ceil(place))
     return jnp.where(count > 0, low + (high - low) * (place - jnp.floor(place)), 0.0)

@@ -6,14 +6,20 @@ advantages f32[B, 1 or C], mask bool[B, C], rewards f32[B], and entropy_coef f32
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from grpo_jax.algorithms import pieces, reductions
 
 
-def entropy_bonus(entropy, entropy_coef):
+def entropy_bonus(entropy: Float[Array, 'B C'], entropy_coef: float | Float[Array, '']) -> Float[Array, 'B C']:
     """-entropy_coef * entropy: pays for keeping the distribution wide (arXiv 1602.01783, section 4)."""
     return -entropy_coef * entropy
 
 
-def llds(log_ratio, advantages, mask, *, llds_coef):
+@pieces.properties(zero_at_first=True)
+def llds(
+    log_ratio: Float[Array, 'B C'], advantages: pieces.Advantages, mask: Bool[Array, 'B C'], *, llds_coef: float = 0.2
+) -> Float[Array, 'B C']:
     """llds_coef * what a token has lost since the old policy, in spans that lost in sum: LLDS (arXiv 2512.04220).
 
     Only rows with A >= 0. A span is a run of trained tokens; a single-turn completion is one, and then this is
@@ -27,16 +33,23 @@ def llds(log_ratio, advantages, mask, *, llds_coef):
     return llds_coef * jnp.where(gate, jnp.maximum(lost, 0.0), 0.0)
 
 
-def positive_nll(logprobs, rewards, *, positive_nll_coef):
+def positive_nll(
+    logprobs: Float[Array, 'B C'], rewards: Float[Array, ' B'], *, positive_nll_coef: float = 0.1
+) -> Float[Array, 'B C']:
     """-positive_nll_coef * logprob in completions with a positive reward: VAPO (arXiv 2504.05118, eq. 11)."""
     return -positive_nll_coef * jnp.where(rewards > 0, 1.0, 0.0)[:, None] * logprobs
 
 
-def behaviour_k2(logprobs, sampler_logprobs, *, behaviour_coef):
+def behaviour_k2(
+    logprobs: Float[Array, 'B C'], sampler_logprobs: Float[Array, 'B C'], *, behaviour_coef: float = 1e-3
+) -> Float[Array, 'B C']:
     """behaviour_coef * (logprob - sampler's)^2: a pull to the policy that sampled (prime-rl's default with DPPO)."""
-    return behaviour_coef * jnp.square(jnp.clip(logprobs - sampler_logprobs, -20.0, 20.0))
+    return behaviour_coef * jnp.square(reductions.clamp(logprobs - sampler_logprobs))
 
 
-def kl_cov(log_ratio, top_covariance, *, kl_cov_coef):
+@pieces.properties(zero_at_first=True)
+def kl_cov(
+    log_ratio: Float[Array, 'B C'], top_covariance: Float[Array, 'B C'], *, kl_cov_coef: float = 1.0
+) -> Float[Array, 'B C']:
     """kl_cov_coef * |log ratio| on the tokens of highest covariance: KL-Cov (arXiv 2505.22617, eq. 12)."""
     return kl_cov_coef * top_covariance * jnp.abs(log_ratio)

@@ -1,21 +1,23 @@
 """Which tokens of a minibatch the policy loss is for, f32[B, C]; chosen on the whole minibatch, before it is cut.
 
 What a selection may read: mask bool[B, C], advantages f32[B, 1 or C], old_logprobs, old_entropy and log_rho
-f32[B, C], all of the policy at the start of the step.
+f32[B, C], all of the policy at the start of the step, and covariance f32[B, C] (reductions.token_covariance).
 """
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
-from grpo_jax.algorithms import covariance as covariances
 from grpo_jax.algorithms import reductions
 
 
-def all_tokens(mask):
+def all_tokens(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """1."""
     return jnp.ones(mask.shape, jnp.float32)
 
 
-def high_entropy(old_entropy, mask, *, entropy_share):
+def high_entropy(
+    old_entropy: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, entropy_share: float = 0.2
+) -> Float[Array, 'B C']:
     """Tokens whose entropy is in the batch's highest entropy_share (arXiv 2506.01939, eq. 5).
 
     The loss is still divided by all tokens, as in TRL, unless denominator is 'selected'.
@@ -24,7 +26,7 @@ def high_entropy(old_entropy, mask, *, entropy_share):
     return ((old_entropy >= threshold) & mask).astype(jnp.float32)
 
 
-def m2po(log_rho, mask, *, second_moment):
+def m2po(log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, second_moment: float = 0.04) -> Float[Array, 'B C']:
     """Drops the tokens with the largest log_rho^2 until the mean of the rest is at most second_moment.
 
     M2PO (arXiv 2510.01161, algorithm 1).
@@ -33,15 +35,22 @@ def m2po(log_rho, mask, *, second_moment):
     ascending = jnp.sort(square)
     finite = jnp.where(jnp.isfinite(ascending), ascending, 0.0)
     means = jnp.cumsum(finite) / jnp.arange(1, len(finite) + 1)
-    kept = jnp.sum(jnp.isfinite(ascending) & (means <= second_moment))
-    limit = jnp.where(kept > 0, ascending[jnp.maximum(kept - 1, 0)], -jnp.inf)
+    count = jnp.sum(jnp.isfinite(ascending) & (means <= second_moment))
+    limit = jnp.where(count > 0, ascending[jnp.maximum(count - 1, 0)], -jnp.inf)
     return (square <= limit).reshape(mask.shape).astype(jnp.float32)
 
 
-def clip_cov(covariance, mask, *, covariance_low, covariance_high, covariance_share):
+def clip_cov(
+    covariance: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    *,
+    covariance_low: float = 1.0,
+    covariance_high: float = 5.0,
+    covariance_share: float = 2e-4,
+) -> Float[Array, 'B C']:
     """All but the covariance_share of tokens with the highest covariance between the two bounds.
 
     Clip-Cov (arXiv 2505.22617, eq. 11) drops as many at random among those between the bounds.
     """
     inside = mask & (covariance >= covariance_low) & (covariance <= covariance_high)
-    return 1.0 - covariances.highest(covariance, inside, covariance_share * jnp.sum(mask))
+    return 1.0 - reductions.mark_highest(covariance, inside, covariance_share * jnp.sum(mask))

@@ -6,11 +6,15 @@ f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B].
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
-from grpo_jax.algorithms import reductions
+from grpo_jax.algorithms import pieces, reductions
 
 
-def clip(ratio, advantages, *, clip_low, clip_high):
+@pieces.properties(bounded=True)
+def clip(
+    ratio: Float[Array, 'B C'], advantages: pieces.Advantages, *, clip_low: float = 0.2, clip_high: float = 0.2
+) -> Float[Array, 'B C']:
     """max(-A x, -A clip(x, 1 - clip_low, 1 + clip_high)): PPO (arXiv 1707.06347, eq. 7).
 
     clip_high > clip_low is DAPO's clip-higher (arXiv 2503.14476, eq. 10). The gradient is zero iff
@@ -20,23 +24,34 @@ def clip(ratio, advantages, *, clip_low, clip_high):
     return jnp.maximum(-advantages * ratio, -advantages * clipped)
 
 
-def dual_clip(ratio, advantages, *, clip_low, clip_high, dual_clip):
+@pieces.properties(bounded=True)
+def dual_clip(
+    ratio: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float = 3.0,  # the config key; in the body the name is the number
+) -> Float[Array, 'B C']:
     """clip, and for A < 0 at most -dual_clip A: a bound on far-off negative tokens (arXiv 1912.09729, eq. 5)."""
     loss = clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
 
-def policy_gradient(advantages, logprobs):
+def policy_gradient(advantages: pieces.Advantages, logprobs: Float[Array, 'B C']) -> Float[Array, 'B C']:
     """-A logprob: REINFORCE; with A = 1 cross entropy. The ratio is not used."""
     return -advantages * logprobs
 
 
-def importance(ratio, advantages):
+def importance(ratio: Float[Array, 'B C'], advantages: pieces.Advantages) -> Float[Array, 'B C']:
     """-A x, without a trust region of its own: for ratios that are clipped already, or masked by a selection."""
     return -advantages * ratio
 
 
-def cispo(ratio, advantages, logprobs, *, cispo_cap):
+@pieces.properties(bounded=True)
+def cispo(
+    ratio: Float[Array, 'B C'], advantages: pieces.Advantages, logprobs: Float[Array, 'B C'], *, cispo_cap: float = 5.0
+) -> Float[Array, 'B C']:
     """-min(x, cispo_cap) A logprob, the weight not differentiated: CISPO (arXiv 2506.13585, eq. 4).
 
     cispo_cap is absolute; verl's epsilon is cispo_cap - 1.
@@ -44,13 +59,29 @@ def cispo(ratio, advantages, logprobs, *, cispo_cap):
     return -jax.lax.stop_gradient(jnp.minimum(ratio, cispo_cap)) * advantages * logprobs
 
 
-def sapo(ratio, advantages, *, sapo_positive, sapo_negative):
+@pieces.properties(bounded=True)
+def sapo(
+    ratio: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    *,
+    sapo_positive: float = 1.0,
+    sapo_negative: float = 1.05,
+) -> Float[Array, 'B C']:
     """-(4 / tau) sigmoid(tau (x - 1)) A, tau by the sign of A: SAPO (arXiv 2511.20347)."""
     tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
     return -(4 / tau) * jax.nn.sigmoid(tau * (ratio - 1)) * advantages
 
 
-def dppo_tv(ratio, advantages, logprobs, base_logprobs, *, dppo_low, dppo_high):
+@pieces.properties(bounded=True)
+def dppo_tv(
+    ratio: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    logprobs: Float[Array, 'B C'],
+    base_logprobs: Float[Array, 'B C'],
+    *,
+    dppo_low: float = 0.2,
+    dppo_high: float = 0.2,
+) -> Float[Array, 'B C']:
     """-A x where the token's probability has not moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
 
     Far: now less base is above dppo_high for A > 0, or below -dppo_low for A < 0.
@@ -60,7 +91,16 @@ def dppo_tv(ratio, advantages, logprobs, base_logprobs, *, dppo_low, dppo_high):
     return jnp.where(far, 0.0, -advantages * ratio)
 
 
-def dppo_kl(ratio, advantages, logprobs, base_logprobs, *, dppo_low, dppo_high):
+@pieces.properties(bounded=True)
+def dppo_kl(
+    ratio: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    logprobs: Float[Array, 'B C'],
+    base_logprobs: Float[Array, 'B C'],
+    *,
+    dppo_low: float = 0.2,
+    dppo_high: float = 0.2,
+) -> Float[Array, 'B C']:
     """dppo_tv with the distance KL(base || now) of the two outcomes, this token or another (arXiv 2602.04879)."""
     now, base = (jnp.clip(jnp.exp(jax.lax.stop_gradient(x)), 1e-6, 1 - 1e-6) for x in (logprobs, base_logprobs))
     distance = base * jnp.log(base / now) + (1 - base) * jnp.log((1 - base) / (1 - now))
@@ -68,18 +108,36 @@ def dppo_kl(ratio, advantages, logprobs, base_logprobs, *, dppo_low, dppo_high):
     return jnp.where(far, 0.0, -advantages * ratio)
 
 
-def vespo(log_ratio, advantages, logprobs, mask, *, vespo_powers, vespo_rates):
+@pieces.properties(bounded=True)
+def vespo(
+    log_ratio: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    logprobs: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    *,
+    vespo_powers: tuple[float, float] = (2.0, 3.0),
+    vespo_rates: tuple[float, float] = (3.0, 2.0),
+) -> Float[Array, 'B C']:
     """-W^k e^(lambda (1 - W)) A logprob, the weight not differentiated, W the row's ratio: VESPO (arXiv 2602.10693).
 
     vespo_powers and vespo_rates are k and lambda for positive and for negative advantages.
     """
     power, rate = (jnp.where(advantages > 0, *pair) for pair in (vespo_powers, vespo_rates))
-    total = jnp.clip(reductions.total(log_ratio, mask), -reductions.MAX_LOG_RATIO, reductions.MAX_LOG_RATIO)
-    weight = jnp.exp(power * total + rate * (1 - jnp.exp(total)))
+    log_product = reductions.clamp(reductions.row_sum(log_ratio, mask))
+    weight = jnp.exp(power * log_product + rate * (1 - jnp.exp(log_product)))
     return -jax.lax.stop_gradient(weight) * advantages * logprobs
 
 
-def dpo(logprobs, ref_logprobs, advantages, mask, group_ids, *, dpo_beta, dpo_length_norm):
+def dpo(
+    logprobs: Float[Array, 'B C'],
+    ref_logprobs: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    mask: Bool[Array, 'B C'],
+    group_ids: Int[Array, ' B'],
+    *,
+    dpo_beta: float = 0.1,
+    dpo_length_norm: bool = False,
+) -> Float[Array, 'B C']:
     """-log sigmoid(beta (chosen - rejected)) on the pair's tokens: DPO (arXiv 2305.18290, eq. 7).
 
     chosen and rejected are summed logprobs less the reference's, of the group's rows with advantage +1 and -1
@@ -90,6 +148,5 @@ def dpo(logprobs, ref_logprobs, advantages, mask, group_ids, *, dpo_beta, dpo_le
     if dpo_length_norm:
         gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)
     sign = jnp.sign(advantages[:, 0])
-    same = (group_ids[:, None] == group_ids[None]).astype(jnp.float32)
-    margin = dpo_beta * (same @ (sign * gain))
+    margin = dpo_beta * (reductions.same_group(group_ids) @ (sign * gain))
     return jnp.broadcast_to(-jax.nn.log_sigmoid(margin)[:, None], mask.shape)

@@ -1,9 +1,17 @@
-"""What cannot work is refused, and what works without any effect is said, each with the reason."""
+"""Refuses what cannot work and what nothing reads, and warns of what has no effect, each with the reason."""
 
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
 import numpy as np
 
 from grpo_jax.algorithms import pieces
 from grpo_jax.errors import BadInput
+
+if TYPE_CHECKING:
+    from grpo_jax.algorithms.algorithm import Algorithm
 
 CHOICES = {
     'kl_placement': ('loss', 'reward_token', 'reward_sequence'),
@@ -13,34 +21,35 @@ CHOICES = {
     'source': ('policy', 'reference', 'demonstrations', 'pairs'),
 }
 SECTIONS = {'dead_groups': 'collection', 'source': 'collection'}
-BOUNDED = {'clip', 'dual_clip', 'cispo', 'sapo', 'dppo_tv', 'dppo_kl', 'vespo'}
-ALONE = {'ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length'}
+RUN_NUMBERS = {'critic_warmup': 0, 'value_clip': 0.2}  # numbers of the section that the run reads, with defaults
 
 
-def check(algorithm):
+def check(algorithm: 'Algorithm') -> None:
     """BadInput for a combination that cannot work, whatever the run."""
     kl, placement = pieces.name_of(algorithm.kl), algorithm.kl_placement
+    has_kl = 'ref_logprobs' in pieces.reads(algorithm.kl)
+    for_reward = pieces.property_of(algorithm.kl, 'for_reward')
     for key, choices in CHOICES.items():
         if getattr(algorithm, key) not in choices:
             raise BadInput(
                 f'{SECTIONS.get(key, "algorithm")}.{key}', getattr(algorithm, key), 'choose ' + ' or '.join(choices)
             )
-    if kl == 'k1' and placement == 'loss':
+    if for_reward and placement == 'loss':
         raise BadInput(
             'algorithm.kl',
-            'k1',
+            kl,
             'as a loss its expected gradient is zero, so it only adds '
             'noise; use k2 (exact gradient), k3, or a kl_placement in the reward',
         )
-    if kl not in ('k1', 'none') and placement != 'loss':
+    if has_kl and not for_reward and placement != 'loss':
         raise BadInput('algorithm.kl', kl, f'only k1 is unbiased in the reward; use k1 with kl_placement={placement!r}')
-    if (kl == 'none') != (algorithm.kl_coef == 0) or algorithm.kl_coef < 0:
+    if has_kl == (algorithm.kl_coef == 0) or algorithm.kl_coef < 0:
         raise BadInput(
             'algorithm.kl_coef',
             algorithm.kl_coef,
             f'does not fit algorithm.kl={kl!r}: set kl to k2 or k3 and kl_coef above 0, or kl to none and kl_coef to 0',
         )
-    if kl == 'none' and placement != 'loss':
+    if not has_kl and placement != 'loss':
         raise BadInput('algorithm.kl_placement', placement, 'needs a KL estimator; set kl to k1 and kl_coef above 0')
     by_token = 'token_rewards' in pieces.reads(algorithm.advantage)
     if placement == 'reward_token' and not by_token:
@@ -69,67 +78,134 @@ def check(algorithm):
             'selected',
             'opsm drops rows as the policy moves, after the denominators are known; use all',
         )
-    if algorithm.kl_target and (kl == 'none' or algorithm.kl_horizon <= 0):
+    if algorithm.kl_target and (not has_kl or algorithm.kl_horizon <= 0):
         raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term and a kl_horizon above 0')
     if algorithm.entropy_target and not algorithm.needs_entropy_gradient:
         raise BadInput('algorithm.entropy_target', algorithm.entropy_target, "needs regularizers=('entropy_bonus',)")
     _numbers(algorithm)
 
 
-def check_run(algorithm, *, group_size, prompts, updates):
+def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[str, ModuleType]) -> None:
+    """BadInput for a number of the section that differs from its default and that nothing reads.
+
+    modules has the module of each key of the section that chooses pieces.
+    """
+    chosen = {key: getattr(algorithm, key) for key in modules}
+    chosen = {key: piece if isinstance(piece, tuple) else (piece,) for key, piece in chosen.items()}
+    conditions = _conditions(algorithm)
+    read = {number for several in chosen.values() for piece in several for number in pieces.numbers(piece)}
+    read |= {number for number, (holds, _) in conditions.items() if holds}
+    defaults = {**algorithm._field_defaults, **RUN_NUMBERS}
+    for number in (key for key in section if key not in {*read, *modules, *CHOICES}):
+        readers = {key: _pieces_with(number, module) for key, module in modules.items()}
+        for named in readers.values():
+            for piece in named.values():
+                defaults[number] = pieces.numbers(piece)[number]
+        if number in defaults and section[number] == defaults[number]:
+            continue
+        raise BadInput(f'algorithm.{number}', section[number], _explain_inert(number, readers, conditions, chosen))
+
+
+def _conditions(algorithm):
+    """Of each number that is in no piece's signature: whether it is read, and the condition for it in words."""
+    critic = (algorithm.needs_values, 'an advantage that reads values')
+    corrected = (
+        algorithm.kl_coef and algorithm.kl_placement == 'loss' and pieces.name_of(algorithm.correction) != 'none'
+    )
+    return {
+        'advantage_clip': (True, ''),
+        'kl_coef': (True, ''),  # check holds these three against kl and the regularizers
+        'kl_target': (True, ''),
+        'entropy_target': (True, ''),
+        'kl_corrected': (corrected, 'a correction and a kl in the loss'),
+        'kl_horizon': (algorithm.kl_target, 'a kl_target above 0'),
+        'entropy_delta': (algorithm.entropy_target, 'an entropy_target above 0'),
+        'entropy_coef': ('entropy_coef' in algorithm.reads, 'a regularizer that reads entropy_coef'),
+        'covariance_share': ('top_covariance' in algorithm.reads, 'a regularizer that reads top_covariance'),
+        'discount': (
+            algorithm.needs_values or 'discount' in algorithm.advantage_reads,
+            'an advantage that reads discount or values',
+        ),
+        **dict.fromkeys(('critic_lambda', 'critic_warmup', 'value_clip'), critic),
+    }
+
+
+def _pieces_with(number, module):
+    return {name: piece for name, piece in pieces.named(module).items() if number in pieces.numbers(piece)}
+
+
+def _explain_inert(number, readers, conditions, chosen):
+    """Why nothing reads the number: who would, and which pieces are chosen instead."""
+    readers = {key: named for key, named in readers.items() if named}
+    wanting = [f'{key} {" or ".join(sorted(named))}' for key, named in readers.items()]
+    wanting += [conditions[number][1]] if number in conditions else []
+    if not wanting:
+        return 'no piece has a number of this name'
+    keys = readers or [key for key in chosen if key in conditions[number][1].split()]
+    instead = [f'{key} {" and ".join(map(pieces.name_of, chosen[key])) or "()"}' for key in keys]
+    with_chosen = f' with {", ".join(instead)}' if instead else ''
+    return f'nothing reads it{with_chosen}; it is for {"; ".join(wanting)}'
+
+
+def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates: int) -> list[str]:
     """Warnings, as a list of sentences, of what is inert in such a run; BadInput for what cannot work in it.
 
     updates: optimizer updates on one rollout.
     """
-    advantage = pieces.name_of(algorithm.advantage)
-    if group_size < 2 and advantage not in ALONE:
+    advantage, numbers = pieces.name_of(algorithm.advantage), pieces.numbers(algorithm.advantage)
+    if group_size < 2 and not pieces.property_of(algorithm.advantage, 'alone'):
         raise BadInput(
             'rollout.group_size',
             group_size,
             f'advantage {advantage} compares completions of one prompt and needs at least 2',
         )
-    if prompts < 2 and advantage in ('hybrid', 'batch_centred_std', 'group_mean_batch_std', 'gdpo'):
+    if prompts < 2 and pieces.property_of(algorithm.advantage, 'over_batch'):
         raise BadInput(
             'data.prompts_per_step',
             prompts,
             f'advantage {advantage} normalizes over the batch, which '
             'with one group is that group; use 2 or more, or group_norm',
         )
-    if advantage == 'pkpo' and algorithm.advantage.keywords['pass_k'] > group_size:
-        raise BadInput(
-            'algorithm.pass_k',
-            algorithm.advantage.keywords['pass_k'],
-            f'cannot be above rollout.group_size = {group_size}',
-        )
-    found, surrogate, ratio = [], pieces.name_of(algorithm.surrogate), pieces.name_of(algorithm.ratio)
+    if numbers.get('pass_k', 0) > group_size:
+        raise BadInput('algorithm.pass_k', numbers['pass_k'], f'cannot be above rollout.group_size = {group_size}')
+    warnings = []
     if updates == 1 and algorithm.ratio_base == 'old':
-        inert = 'with one update per rollout the policy is still the old one'
-        if surrogate in BOUNDED:
-            found.append(f'{inert}: the bound of surrogate {surrogate} has no effect')
-        if ratio not in ('token', 'sequence_product') and 'ratio' in algorithm.reads:
-            found.append(f'{inert}: ratio {ratio} gives the gradient of ratio token')
-        found += [
-            f'{inert}: regularizer {pieces.name_of(r)} is 0'
-            for r in algorithm.regularizers
-            if pieces.name_of(r) in ('llds', 'kl_cov')
+        warnings += [
+            f'with one update per rollout the policy is still the old one: {text}' for text in _inert(algorithm)
         ]
+    bounds, ratio = pieces.numbers(algorithm.surrogate), pieces.name_of(algorithm.ratio)
     if (
-        ratio in ('sequence_geometric', 'sequence_geometric_token')
-        and 'clip_low' in _bound(algorithm.surrogate)
-        and max(_bound(algorithm.surrogate)[n] for n in ('clip_low', 'clip_high')) >= 0.05
+        pieces.property_of(algorithm.ratio, 'near_one')
+        and 'clip_low' in bounds
+        and max(bounds['clip_low'], bounds['clip_high']) >= 0.05
     ):
-        found.append(
+        warnings.append(
             f'{ratio} ratios lie within some 1e-3 of 1: a clip range of 0.05 or more never acts; '
             'GSPO uses 3e-4 and 4e-4'
         )
-    if ratio == 'sequence_geometric' and pieces.name_of(algorithm.weights) != 'sequence_mean':
-        found.append('ratio sequence_geometric is one number a row; without weights sequence_mean long rows count more')
-    return found
+    suited = pieces.property_of(algorithm.ratio, 'suits_weights')
+    if suited and pieces.name_of(algorithm.weights) != suited:
+        warnings.append(f'ratio {ratio} is one number a row; without weights {suited} long rows count more')
+    return warnings
 
 
-def check_rewards(algorithm, rewards):
+def _inert(algorithm):
+    """What has no effect while the policy is the old one, as a list of clauses."""
+    clauses = []
+    if pieces.property_of(algorithm.surrogate, 'bounded'):
+        clauses.append(f'the bound of surrogate {pieces.name_of(algorithm.surrogate)} has no effect')
+    if pieces.property_of(algorithm.ratio, 'row_mean') and 'ratio' in algorithm.reads:
+        clauses.append(f'ratio {pieces.name_of(algorithm.ratio)} gives the gradient of ratio token')
+    return clauses + [
+        f'regularizer {pieces.name_of(regularizer)} is 0'
+        for regularizer in algorithm.regularizers
+        if pieces.property_of(regularizer, 'zero_at_first')
+    ]
+
+
+def check_rewards(algorithm: 'Algorithm', rewards: Float[np.ndarray, 'P G']) -> None:
     """BadInput when the algorithm cannot work with such rewards f64[P, G]."""
-    if pieces.name_of(algorithm.advantage) in ('maxrl', 'pkpo') and np.nanmin(rewards, initial=0.0) < 0:
+    if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(rewards, initial=0.0) < 0:
         raise BadInput(
             'algorithm.advantage',
             pieces.name_of(algorithm.advantage),
@@ -148,7 +224,7 @@ def _numbers(algorithm):
         algorithm.selection,
         *algorithm.regularizers,
     ):
-        bound |= _bound(piece)
+        bound |= pieces.numbers(piece)
     positive = (
         'fixed_length',
         'loss_denominator',
@@ -178,7 +254,3 @@ def _numbers(algorithm):
             raise BadInput(f'algorithm.{name}_low', bound[f'{name}_low'], f'is above {name}_high: nothing is left')
     if bound.get('std_ddof', 0) not in (0, 1):
         raise BadInput('algorithm.std_ddof', bound['std_ddof'], 'must be 0 or 1')
-
-
-def _bound(piece):
-    return getattr(piece, 'keywords', {})

@@ -5,30 +5,37 @@ same loss by construction. They may read mask bool[B, C] and group_ids i32[B]; r
 """
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from grpo_jax.algorithms import reductions
 
 
-def sequence_mean(mask):
+def sequence_mean(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """Mean over rows of the mean over a row's tokens: GRPO (arXiv 2402.03300, eq. 3)."""
     lengths = jnp.sum(mask, -1, keepdims=True)
     return mask / jnp.maximum(lengths, 1) / jnp.maximum(jnp.sum(lengths > 0), 1)
 
 
-def token_mean(mask):
+def token_mean(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """Mean over all tokens of the minibatch: DAPO as published in code (arXiv 2503.14476)."""
     return mask / jnp.maximum(jnp.sum(mask), 1)
 
 
-def sequence_sum(mask):
+def sequence_sum(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """Mean over rows of the sum over a row's tokens: the policy gradient's own form (REINFORCE)."""
     return mask / jnp.maximum(jnp.sum(jnp.any(mask, -1)), 1)
 
 
-def constant(mask, *, loss_denominator):
+def constant(mask: Bool[Array, 'B C'], *, loss_denominator: float = 1024.0) -> Float[Array, 'B C']:
     """Sum over all tokens / loss_denominator."""
     return mask / loss_denominator
 
 
-def fixed_length(mask, *, fixed_length):
+def fixed_length(
+    mask: Bool[Array, 'B C'],
+    *,
+    fixed_length: int = 1024,  # the config key; in the body the name is the number
+) -> Float[Array, 'B C']:
     """Sum over a row's tokens / fixed_length, mean over rows: Dr. GRPO (arXiv 2503.20783, section 3.2).
 
     Rows are not divided by their own length, which removes the length bias.
@@ -37,10 +44,10 @@ def fixed_length(mask, *, fixed_length):
     return mask / (fixed_length * jnp.maximum(rows, 1))
 
 
-def prompt_mean(mask, group_ids):
+def prompt_mean(mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B']) -> Float[Array, 'B C']:
     """Mean over prompts of the mean over a group's tokens: DAPO as printed (arXiv 2503.14476, eq. 8)."""
     lengths = jnp.sum(mask, -1).astype(jnp.float32)
-    same = (group_ids[:, None] == group_ids[None, :]).astype(jnp.float32)
+    same = reductions.same_group(group_ids)
     group_tokens = same @ lengths
     alive = group_tokens > 0
     prompts = jnp.sum(jnp.where(alive, 1 / jnp.sum(same, -1), 0.0))

@@ -13,6 +13,7 @@ import numpy as np
 from configs import algorithms as presets
 from configs import default
 from grpo_jax import algorithms
+from grpo_jax.algorithms import pieces
 from grpo_jax.types import Experience, Rollout
 
 _i, _t = np.meshgrid(np.arange(8), np.arange(5), indexing='ij')
@@ -30,6 +31,9 @@ NO_KL = dict(kl='none', kl_coef=0.0, kl_placement='loss')
 PRESETS = sorted(name[:-3] for name in os.listdir(os.path.dirname(presets.__file__)) if name[0] != '_')
 
 
+SMALL = dict(fixed_length=5, pass_k=2)  # numbers that fit the example
+
+
 @functools.cache
 def algorithm(preset, **numbers):
     """The preset's algorithm with some entries of its sections replaced."""
@@ -38,6 +42,14 @@ def algorithm(preset, **numbers):
         section = config.collection if name in config.collection else config.algorithm
         section[name] = value
     return algorithms.make(config.algorithm, config.collection)
+
+
+def algorithm_with(preset, numbers, **changes):
+    """algorithm with those of the numbers that its pieces have: of the others none may be set."""
+    method = algorithm(preset, **changes)
+    chosen = (method.advantage, method.ratio, method.surrogate, method.weights, method.correction, method.selection)
+    present = {number for piece in (*chosen, *method.regularizers) for number in pieces.numbers(piece)}
+    return algorithm(preset, **changes, **{name: value for name, value in numbers.items() if name in present})
 
 
 def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, entropy=ENTROPY, group_ids=None):

@@ -14,7 +14,7 @@ ESTIMATORS = ['group_norm', 'group_mean', 'leave_one_out']
 
 def advantages(rewards, name, **numbers):
     """f32[P, G] through the public entry point."""
-    method = fixture.algorithm('grpo', advantage=name, **numbers)
+    method = fixture.algorithm_with('grpo', numbers, advantage=name)
     values = algorithms.compute_advantages(method, np.array(rewards))
     dead = algorithms.dead_groups(np.array(rewards))
     assert values.dtype == np.float32 and values.shape == (np.size(rewards), 1)

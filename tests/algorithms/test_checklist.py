@@ -36,7 +36,8 @@ def test_tokens_with_a_clamped_ratio_are_counted(where, share):
 )
 def test_rows_with_a_clamped_ratio_are_counted(ratio, shift):
     # 2 tokens of 15 nats have a product of e^30, beyond e^20, and a mean of e^15, beyond e^10: no gradient is left
-    method = fixture.algorithm('grpo', ratio=ratio, surrogate='importance', log_clip=100.0, **fixture.NO_KL)
+    changes = dict(ratio=ratio, surrogate='importance', **fixture.NO_KL)
+    method = fixture.algorithm_with('grpo', dict(log_clip=100.0), **changes)
     old = fixture.LOGPROBS - np.where(np.arange(8)[:, None] == 0, shift, 0)
     _, gradient, metrics = fixture.loss_and_gradient(method, fixture.worked(method, old=old))
     assert np.all(gradient[0] == 0) and np.all(gradient[1, :4] != 0)
@@ -144,7 +145,7 @@ def test_k1_in_the_reward_has_the_gradient_of_the_reverse_kl():
 
 @pytest.mark.parametrize('preset', fixture.PRESETS)
 def test_first_update_is_at_ratio_one_and_has_a_gradient(preset):
-    method = fixture.algorithm(preset, fixed_length=5, pass_k=2)
+    method = fixture.algorithm_with(preset, fixture.SMALL)
     experience = fixture.worked(method, old=fixture.LOGPROBS, sampler=fixture.LOGPROBS)
     _, gradient, metrics = fixture.loss_and_gradient(method, experience)
     # what clip_low and clip_high count is every lost gradient: a row outside DPO's pair has A = 0 and neither sign

@@ -30,7 +30,7 @@ def test_a_product_of_4000_ratios_overflows_and_their_geometric_mean_does_not():
 
 def by_length(weights, **numbers):
     """How many times as hard a token of a row of 1 is pushed as one of a row of 4, with the same advantage."""
-    method = fixture.algorithm('dr_grpo', weights=weights, surrogate='policy_gradient', fixed_length=5, **numbers)
+    method = fixture.algorithm_with('dr_grpo', fixture.SMALL, weights=weights, surrogate='policy_gradient', **numbers)
     experience = fixture.experience(np.ones((8, 1), np.float32))
     pushed = algorithms.gradient_coefficients(method, jnp.asarray(fixture.LOGPROBS, jnp.float32), experience)
     return float(pushed[3, 0] / pushed[1, 0])
@@ -205,7 +205,7 @@ def test_a_preset_changes_nothing_but_algorithm_and_collection(preset):
 
 def test_reward_minus_value_is_the_case_lambda_1():
     rewards, critic = np.array([0, 0, 0, 1.0]), np.array([0.2, 0.4, 0.5, 0.8])
-    found = groups.generalized(rewards, np.ones(4, bool), critic, 1.0, 1.0)
+    found = groups.generalized_advantages(rewards, np.ones(4, bool), critic, 1.0, 1.0)
     np.testing.assert_allclose(found, 1 - critic)
 
 

@@ -42,7 +42,7 @@ WITHIN_GROUPS = [
 
 def method_of(estimator, **numbers):
     numbers = dict(pass_k=2, efficient_share=0.5, entropy_cut=5.0) | numbers
-    return fixture.algorithm('dapo', advantage=estimator, dead_groups='keep', **numbers)
+    return fixture.algorithm_with('dapo', numbers, advantage=estimator, dead_groups='keep')
 
 
 def of(rows, estimator, rewards=DISTINCT):

@@ -24,7 +24,7 @@ def weights_of(method, mask):
 @pytest.fixture(params=fixture.PRESETS)
 def method(request):
     """The algorithm of each preset, with the example's row length."""
-    return fixture.algorithm(request.param, fixed_length=5, pass_k=2)
+    return fixture.algorithm_with(request.param, fixture.SMALL)
 
 
 def test_prompt_mean_counts_each_prompt_once():
@@ -37,7 +37,7 @@ def test_prompt_mean_counts_each_prompt_once():
 
 def test_prompt_mean_with_reinforce_gives_the_hand_gradient():
     # gradient -A w: row 0 -.5 / 20, row 5 -.25 / 28
-    method = fixture.algorithm('dapo', **PROMPT_MEAN, surrogate='policy_gradient')
+    method = fixture.algorithm('gpg', **PROMPT_MEAN)
     gradient = fixture.loss_and_gradient(method, fixture.worked(method))[1]
     np.testing.assert_allclose(gradient[0, :2], -0.025, rtol=1e-6)
     np.testing.assert_allclose(gradient[5, :3], -0.25 / 28, rtol=1e-6)
@@ -69,7 +69,7 @@ def test_fixed_length_divides_by_rows_with_tokens():
 @pytest.mark.parametrize('preset, expected', [('grpo', 0), ('dapo', 0.214779), ('dr_grpo', 0.0625), ('rloo', 0)])
 def test_on_policy_loss_is_the_mean_of_minus_advantage(preset, expected):
     # sequence means of -A vanish since A sums to 0 in a group. dr_grpo: -1+2+1.5-.5-2.5+3 = 2.5, over 5 tokens * 8 rows
-    method = fixture.algorithm(preset, std_ddof=0, fixed_length=5, **fixture.NO_KL)
+    method = fixture.algorithm_with(preset, fixture.SMALL | dict(std_ddof=0), **fixture.NO_KL)
     loss, _, metrics = fixture.loss_and_gradient(method, fixture.worked(method, old=None))
     assert loss == pytest.approx(expected, abs=1.5e-6)
     assert (metrics['clip_low_share'], metrics['clip_high_share'], metrics['kl_old']) == (0, 0, 0)

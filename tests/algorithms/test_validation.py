@@ -80,7 +80,6 @@ def test_what_cannot_work_is_refused(preset, changes, words):
         ('grpo', dict(regularizers=('entropy_bonus',), entropy_target=0.5)),
         ('grpo', dict(std_ddof=0)),
         ('grpo', dict(std_ddof=1)),
-        ('grpo', dict(cispo_cap=0.1, fixed_length=0)),  # numbers that none of its pieces has
     ],
 )
 def test_what_works_is_not_refused(preset, changes):
@@ -174,7 +173,7 @@ LONE = ['ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length']
 @pytest.mark.parametrize('advantage', COMPARING)
 def test_a_group_of_one_is_refused_where_completions_are_compared(advantage):
     # hybrid too: r less the mean of one is 0, whatever the std of the batch
-    method = fixture.algorithm('dapo', advantage=advantage, pass_k=1)
+    method = fixture.algorithm_with('dapo', dict(pass_k=1), advantage=advantage)
     refused(
         f'rollout.group_size = 1, advantage {advantage} compares, at least 2',
         validation.check_run,
@@ -219,7 +218,7 @@ def test_pass_at_more_than_the_group_is_refused(pass_k, size):
 
 @pytest.mark.parametrize('preset', ['maxrl', 'pkpo'])
 def test_negative_rewards_are_refused_where_the_estimator_divides_by_them(preset):
-    method = fixture.algorithm(preset, pass_k=2)
+    method = fixture.algorithm_with(preset, dict(pass_k=2))
     refused(
         f"algorithm.advantage = '{preset}', at least 0, -0.5, reward.parts",
         algorithms.compute_advantages,
@@ -245,7 +244,7 @@ def test_negative_rewards_are_fine_elsewhere(preset):
 @pytest.mark.parametrize('updates', [1, 2, 16])
 @pytest.mark.parametrize('base', ['old', 'sampler'])
 def test_a_bound_without_effect_is_said(surrogate, updates, base):
-    found = warnings('dapo', dict(surrogate=surrogate, ratio_base=base), updates=updates)
+    found = warnings('lite_ppo', dict(surrogate=surrogate, ratio_base=base), updates=updates)
     inert = updates == 1 and base == 'old' and surrogate not in ('policy_gradient', 'importance')
     assert [f'the bound of surrogate {surrogate} has no effect' in text for text in found] == [True] * inert
 

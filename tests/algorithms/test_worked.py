@@ -25,7 +25,7 @@ ADVANTAGES = {
 
 def values(name, rewards=fixture.REWARDS, **numbers):
     """Advantages [P, G, ...] through the public entry point."""
-    method = fixture.algorithm('cispo', advantage=name, **numbers)
+    method = fixture.algorithm_with('cispo', numbers, advantage=name)
     found = algorithms.compute_advantages(method, rewards, mask=MASK, kl=KL)
     return found.reshape(*rewards.shape, -1)
 
@@ -237,10 +237,10 @@ def test_llds():
 )
 def test_generalized_advantages(lambda_, expected):
     rewards, critic = np.array([0, 0, 0, 1.0]), np.array([0.2, 0.4, 0.5, 0.8])
-    found = groups.generalized(rewards, np.ones(4, bool), critic, 1.0, lambda_)
+    found = groups.generalized_advantages(rewards, np.ones(4, bool), critic, 1.0, lambda_)
     np.testing.assert_allclose(found, expected, **fixture.ROUNDED)
     # a masked token in between changes nothing for the others
-    gap = groups.generalized(
+    gap = groups.generalized_advantages(
         np.insert(rewards, 2, 9.0), np.array([1, 1, 0, 1, 1], bool), np.insert(critic, 2, 9.0), 1.0, lambda_
     )
     np.testing.assert_allclose(gap, np.insert(expected, 2, 0), **fixture.ROUNDED)
