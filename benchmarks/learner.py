@@ -105,7 +105,7 @@ def compare(name, case, repeats):
     tokens = int(rollout.completion_mask.sum() + rollout.prompt_mask.sum())
     computed = int(plan.count[0]) * case['rows'] * case['columns']
     operations = {
-        way: flops.count(learner.update.traced.jaxpr, turns=(int(plan.count[0]),))[0]
+        way: flops.count(learner.update.traced.jaxpr, trip_counts=(int(plan.count[0]),))[0]
         for way, learner in learners.items()
     }
     print(

@@ -82,7 +82,7 @@ def needs(program):
     try:
         memory = program.compile().memory
     except jax.errors.JaxRuntimeError as error:
-        return f'refused: {compiler.needed(str(error)) / 2**20:.0f} in all'
+        return f'refused: {compiler.needed_bytes(str(error)) / 2**20:.0f} in all'
     return (
         f'arguments {memory.argument_size_in_bytes / 2**20:7.0f}  temporaries {memory.temp_size_in_bytes / 2**20:7.0f}'
     )

@@ -75,7 +75,7 @@ def loop(experiment, learner, experience, title, examples, beginning=Experiment.
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
         state = learner.initial(beginning(experiment))
-    writer = metrics.writer(experiment.workdir, int(state.step), steps, title, shown=('loss',))
+    writer = metrics.open_writer(experiment.workdir, int(state.step), steps, title, shown=('loss',))
     with watch.Watch(config.log.hang_after) as watched:
         for step in range(int(state.step), steps):
             watched.step(f'{title}, step {step}')

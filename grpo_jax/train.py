@@ -44,7 +44,7 @@ def run(config, workdir, algorithm=None, functions=None):
         state = learner.initial(supervised.cold_start(experiment))
     claim(experiment)
     compiled.write_hashes(workdir, **built)
-    writer = metrics.writer(workdir, int(state.step), config.steps, 'train')
+    writer = metrics.open_writer(workdir, int(state.step), config.steps, 'train')
 
     with watch.Watch(config.log.hang_after) as watched:
         for step in range(int(state.step), config.steps):
@@ -75,13 +75,13 @@ def run(config, workdir, algorithm=None, functions=None):
                 ),
             )
             state, learned = learner.update(state, experience)
-            row |= jax.device_get(learned) | metrics.of_completions(rewarded)
-            row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
+            row |= jax.device_get(learned) | metrics.completion_metrics(rewarded)
+            row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
             clock.lap('update')
 
             if _due(step, config.log.rollouts):
                 writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
-            writer.step(step, row, clock.seconds | metrics.speed_of_sampler(collector.sample))
+            writer.step(step, row, clock.seconds | metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
                 _keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), config.learner.max_bad_steps)
             stop = processes.agree(f'the end of step {step}', row, watched.stopping)
@@ -95,7 +95,7 @@ def run(config, workdir, algorithm=None, functions=None):
     writer.evaluation(config.steps, evaluate.evaluate(evaluator, state.params))
     writer.close()
     checkpoints.close()
-    evaluate.table(os.path.join(workdir, 'evaluations.jsonl'))
+    evaluate.print_changes(os.path.join(workdir, 'evaluations.jsonl'))
     return state
 
 
@@ -105,7 +105,7 @@ def finished(config, workdir):
     if not all(os.path.isfile(path) for path in paths):
         return False
     same = json_file.read(paths[0]) == recorded_config(config)
-    steps, evaluations = len(metrics.read(paths[1])), metrics.read(paths[2])
+    steps, evaluations = len(metrics.read_rows(paths[1])), metrics.read_rows(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps

@@ -86,7 +86,7 @@ def test_a_tenth_of_what_a_reward_model_learns_from_is_older(iterated):
 def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
     made, workdir, _, _ = iterated
     folder = os.path.join(workdir, '0', 'reward_model', 'reward_model')
-    changed = iterate.of_reward_model(made, 1, folder, [iterated[2]])
+    changed = iterate.reward_model_config(made, 1, folder, [iterated[2]])
     begun = reward_model.beginning(open_experiment(changed, str(tmp_path)))
     assert np.any(np.asarray(begun['value_head']))
     changed.supervised.updates, changed.supervised.optimizer.learning_rate = 1, 0.0

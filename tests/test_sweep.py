@@ -91,8 +91,8 @@ def test_the_table_holds_the_numbers_of_the_runs(swept):
             'pass@1_after': [x['pass@1'] for x in after],
             'reward_after': [x['reward'] for x in after],
         }.items():
-            found = [float(row[f'{column}_{part}']) for part in ('mean', 'min', 'max')]
-            np.testing.assert_allclose(found, [np.mean(values), min(values), max(values)], err_msg=column)
+            numbers = [float(row[f'{column}_{part}']) for part in ('mean', 'min', 'max')]
+            np.testing.assert_allclose(numbers, [np.mean(values), min(values), max(values)], err_msg=column)
         assert float(row['seconds_min']) > 0
 
 
@@ -220,7 +220,7 @@ def test_overrides_hold_for_every_preset():
         '--config.algorithm.clip_high=0.3',
         "--config.reward.parts=(('numeric', 2.0),)",
     )
-    get_config = sweep.from_flag(flag)
+    get_config = sweep.config_from_flag(flag)
     for preset in ('dapo', 'grpo'):
         config = get_config(preset)
         assert (config.steps, config.data.options.digits, config.algorithm.clip_high) == (20, 1, 0.3)
@@ -232,4 +232,4 @@ def test_overrides_hold_for_every_preset():
 @pytest.mark.parametrize('arguments, words', [((':dapo',), 'leave out'), (('', '--config.seed=3'), '--seeds')])
 def test_what_the_sweep_decides_itself_is_refused(arguments, words):
     with pytest.raises(BadInput, match=words):
-        sweep.from_flag(flag_of(*arguments))
+        sweep.config_from_flag(flag_of(*arguments))

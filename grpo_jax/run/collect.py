@@ -163,7 +163,7 @@ class Collector:
         return (tries > 0) & (hits >= self._section['retire_above'] * tries)
 
     def _score(self, examples, rollout):
-        texts, truncated, lengths = metrics.completions_of(self._ex.tokenizer, rollout)
+        texts, truncated, lengths = metrics.decode_completions(self._ex.tokenizer, rollout)
         score = functools.partial(rewards.compute_rewards, self._ex.reward_functions)
         rewarded = processes.by_group(score, examples, texts, truncated, lengths)
         if self._section['source'] == 'pairs':
