@@ -28,7 +28,8 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     url_infos = None  # of downloads; to learn that nothing is downloaded, tfds would import what it does not require
 
     def __init__(self, name, rows, folder):
-        self.name, self._rows = name, rows
+        self.name = name  # pyright: ignore[reportAttributeAccessIssue]  # tfds derives it from the class's name
+        self._rows = rows
         super().__init__(data_dir=folder, file_format='array_record')
 
     def _info(self):

@@ -13,14 +13,20 @@ import pytest
 
 from grpo_jax import sweep, train
 from grpo_jax.errors import BadInput
-from tests import tiny_run
+from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PRESETS, SEEDS = ['grpo', 'dr_grpo'], 2
+SETTINGS = dict(steps=2, evaluation__prompts=4, log__rollouts=0, supervised__updates=2)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def small(tmp_path_factory):
+    SETTINGS['model__path'] = small_model.write(tmp_path_factory.mktemp('small'))
 
 
 def get_config(preset='dr_grpo'):
-    return tiny_run.config(preset=preset, steps=2, evaluation__prompts=4, log__rollouts=0)
+    return tiny_run.config(preset=preset, **SETTINGS)
 
 
 @pytest.fixture(scope='module')

@@ -188,7 +188,7 @@ def estimate(plan: plans.Plan, base: Verdict) -> tuple[dict[str, Any], int | flo
     cut = before.mesh.shape['tensor'] / plan.mesh.shape['tensor']
     phases = {phase: size for phase, (size, _) in base.phases.items()}
 
-    def scaled(phase, fixed, rows):
+    def scaled(phase: str, fixed: int, rows: float) -> float:
         activations = max(phases.get(phase, 0) - state_before - fixed / param_bytes * params_before, 0)
         return state + fixed + activations * cut * rows
 
@@ -200,11 +200,9 @@ def estimate(plan: plans.Plan, base: Verdict) -> tuple[dict[str, Any], int | flo
     rows = plan.microbatch_rows() / max(before.microbatch_rows(), 1)
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.sampler_bytes.values()), 0) * cut
-    engines = {
-        id(engine.plan): engine.plan
-        for engine in (plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples))
-    }
-    whole = max(p.bytes(p.prompts, p.prompts * p.group, len(p.chunks)) for p in engines.values())
+    engines: list[Any] = [plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples)]
+    schedules = [engine.plan for engine in engines]
+    whole = max(x.bytes(x.prompts, x.prompts * x.group, len(x.chunks)) for x in schedules)
     return {
         'update': scaled('update', 2 * param_bytes, rows * saved),
         'score': scaled('score', 0, batch_rows(plan) / batch_rows(before)) + returns * param_bytes,

@@ -356,8 +356,8 @@ def replica_groups(attributes: str, devices: int) -> list[list[int]]:
         return [[int(n) for n in group.split(',')] for group in re.findall(r'\{([\d,]+)\}', pairs[1])]
     iota = re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', attributes)
     if iota:
-        shape, dims, order = ([int(n) for n in part.split(',')] if part else None for part in iota.groups())
-        return np.arange(devices).reshape(dims).transpose(order).reshape(shape).tolist()
+        shape, dims, axes = ([int(n) for n in part.split(',')] if part else None for part in iota.groups())
+        return np.arange(devices).reshape(dims or ()).transpose(axes).reshape(shape or ()).tolist()
     # mesh['a'=1,'b'=4] {'b'}: devices in the order of a grid, groups along the named axes; device_ids=([2,8]T(1,0))
     # gives another order
     grid = re.search(

@@ -40,7 +40,7 @@ def judge(reward_functions: RewardFunctions, examples: Sequence[Example], comple
     rewarded = _compute_rewards(reward_functions, examples, completions)
     shape, correct = (len(examples), -1), {}
     answers = np.full(len(completions.texts), None)
-    if reward_functions.verifier:
+    if reward_functions.verifier and reward_functions.extract:
         answers[:] = [reward_functions.extract(text) for text in completions.texts]
         correct[''] = rewarded.parts[reward_functions.verifier].reshape(shape) >= 1
     if reward_functions.strict:
@@ -80,7 +80,7 @@ def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
             'failed': np.any(list(rewarded.failures.values()), 0),
         }
         if correct:
-            rows['unparsed'] = np.equal(answers, None)
+            rows['unparsed'] = np.array([text is None for text in answers.flat])
         for name, values in rows.items():
             figures[prefix + name] = statistics.average(np.reshape(values, answers.shape))
     return figures
