@@ -17,7 +17,7 @@ NOTEBOOKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 @pytest.mark.parametrize('name', sorted(os.listdir(NOTEBOOKS)))
 def test_cells_run(name, tmp_path, monkeypatch):
     matplotlib.use('agg')
-    run = train.run
+    run, small = train.run, tiny_run.config()
 
     def run_less(config, *arguments, **options):
         """Fewer steps than the notebook asks for, of which its cells then read."""
@@ -25,7 +25,7 @@ def test_cells_run(name, tmp_path, monkeypatch):
         return run(config, *arguments, **options)
 
     monkeypatch.setattr(train, 'run', run_less)
-    monkeypatch.setattr(arithmetic, 'get_config', lambda preset: tiny_run.config(preset=preset))
+    monkeypatch.setattr(arithmetic, 'get_config', lambda preset: small)
     monkeypatch.setattr(sys, 'path', list(sys.path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'configs').mkdir()  # so that the notebook stays in this folder
