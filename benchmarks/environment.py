@@ -1,15 +1,17 @@
 """What every benchmark prints and how it times: environment, the machine's matrix rate, interleaved CPU-seconds."""
 
+from collections.abc import Callable, Mapping
 import os
 import platform
 import statistics
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def describe():
+def describe() -> str:
     """One line: processor, cores, Python, jax, device, load."""
     cpu = platform.processor() or 'CPU'
     if os.path.exists('/proc/cpuinfo'):
@@ -21,7 +23,7 @@ def describe():
     )
 
 
-def matrix_rate(size=1024, repeats=7):
+def matrix_rate(size: int = 1024, repeats: int = 7) -> float:
     """Measured FLOP per CPU-second of a square float32 matrix product."""
     x = jnp.ones((size, size))
     product = jax.jit(lambda x: x @ x).lower(x).compile()
@@ -29,12 +31,12 @@ def matrix_rate(size=1024, repeats=7):
     return 2 * size**3 / seconds['product']
 
 
-def interleaved(candidates, repeats):
+def interleaved(candidates: Mapping[str, Callable], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
     """(median CPU-seconds, last result) by name of callables, warmed up before, that run in turn `repeats` times."""
     seconds, results = {name: [] for name in candidates}, {}
     for _ in range(repeats):
         for name, run in candidates.items():
-            begun = time.process_time()
+            started = time.process_time()
             results[name] = run()
-            seconds[name].append(time.process_time() - begun)
+            seconds[name].append(time.process_time() - started)
     return {name: statistics.median(values) for name, values in seconds.items()}, results

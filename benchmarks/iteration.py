@@ -24,16 +24,16 @@ class Gate:
     WARM = 3  # iterations that compile
 
     def __init__(self):
-        self._calls, self._begun = 0, 0.0
+        self._calls, self._started = 0, 0.0
 
     def __call__(self, completions):
-        spent = time.process_time() - self._begun
+        spent = time.process_time() - self._started
         self._calls += 1
         if self._calls >= self.WARM:
             print('ready' if self._calls == self.WARM else f'seconds {spent}', file=sys.__stdout__, flush=True)
             if not sys.stdin.readline():
                 os._exit(0)  # the trainers have no other way to end in the middle
-        self._begun = time.process_time()
+        self._started = time.process_time()
         return [sum(token % 2 for token in tokens) / len(tokens) for tokens in completions]
 
 
@@ -47,16 +47,17 @@ def ours(case):
     from benchmarks.rollout import MODEL
     from configs import default
     from grpo_jax import algorithms, sampler
-    from grpo_jax.learner import programs
     from grpo_jax.learner.experience import make_experience
+    from grpo_jax.learner.programs import make_learner
     from grpo_jax.models import transformer
-    from grpo_jax.sharding import mesh
+    from grpo_jax.sampler.programs import make_sampler
+    from grpo_jax.sharding import batches, mesh
     from grpo_jax.types import Prompts
 
     prompts, group, queries, most = case['prompts'], case['group'], case['queries'], case['most']
-    shapes, one = programs.Shapes(prompts, group, queries, most), mesh.make({})
+    shapes, one = batches.Shapes(prompts, group, queries, most), mesh.make({})
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
-    engine = programs.make_sampler(
+    engine = make_sampler(
         MODEL,
         one,
         shapes,
@@ -68,7 +69,7 @@ def ours(case):
         budget=0,
         ahead=False,
     )
-    learner = programs.make_learner(
+    learner = make_learner(
         MODEL,
         method,
         optax.adamw(1e-5),
@@ -90,8 +91,8 @@ def ours(case):
         tokens = jnp.asarray(rng.integers(3, MODEL.vocab_size, (prompts, queries)), jnp.int32)
         batch = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(prompts, dtype=jnp.int32))
         rollout = engine(state.params, batch, jax.random.key(7), int(state.step), limit=lengths)
-        found = np.asarray(rollout.tokens[:, queries:])
-        rewards = np.array(reward([row[:n].tolist() for row, n in zip(found, lengths, strict=True)]))
+        completions = np.asarray(rollout.tokens[:, queries:])
+        rewards = np.array(reward([row[:n].tolist() for row, n in zip(completions, lengths, strict=True)]))
         rewards = rewards.reshape(prompts, group)
         experience, _ = make_experience(
             method,
@@ -188,25 +189,13 @@ def tunix(case):
 def trl(case):
     """Trains for ever with trl.GRPOTrainer."""
     from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
     import torch
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = case['prompts'] * case['group']
-    words = ['<pad>', '<s>', '</s>', '<unk>', *(f'w{i}' for i in range(508))]
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unk>'))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token='<pad>',
-        bos_token='<s>',
-        eos_token='</s>',
-        unk_token='<unk>',
-        padding_side='left',
-    )
+    tokenizer, gate = words_tokenizer(), Gate()
     texts = [' '.join(f'w{int(i)}' for i in torch.randint(0, 508, (case['queries'],))) for _ in range(64)]
     config = Qwen2Config(
         vocab_size=512,
@@ -221,7 +210,6 @@ def trl(case):
         eos_token_id=2,
         pad_token_id=0,
     )
-    gate = Gate()
 
     def reward(completion_ids, **_):
         return gate(completion_ids)
@@ -229,7 +217,7 @@ def trl(case):
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=rows,
+            per_device_train_batch_size=case['prompts'] * case['group'],
             num_generations=case['group'],
             max_completion_length=case['most'],
             gradient_accumulation_steps=1,
@@ -254,6 +242,24 @@ def trl(case):
         ).train()
 
 
+def words_tokenizer():
+    """A tokenizer of transformers with one token a word, w0 to w507."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ['<pad>', '<s>', '</s>', '<unk>', *(f'w{i}' for i in range(508))]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unk>'))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token='<pad>',
+        bos_token='<s>',
+        eos_token='</s>',
+        unk_token='<unk>',
+        padding_side='left',
+    )
+
+
 def main():
     """The command, and the worker that it starts."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -271,18 +277,19 @@ def main():
     for name, case in CASES.items():
         if arguments.only not in name:
             continue
-        case = case | {'lengths': peers.lengths_of(case).tolist()}
+        lengths = peers.lengths_of(case).tolist()
+        case = case | {'lengths': lengths}
         # equal: a group is a packed row; long-tailed: rows of four prompts with their completions
         full = case['queries'] + case['group'] * case['most']
         case |= dict(columns=full, rows=1) if name == 'equal' else dict(columns=1024, rows=1)
         timed = peers.medians(case, arguments, __file__)
-        found = {peer: seconds for peer, (seconds, _) in timed.items()}
+        seconds = {peer: median for peer, (median, _) in timed.items()}
         print(
             f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, lengths mean '
-            f'{sum(case["lengths"]) / len(case["lengths"]):.0f} max {case["most"]}: '
-            + ', '.join(f'{peer} {value:.2f}' for peer, value in found.items())
+            f'{sum(lengths) / len(lengths):.0f} max {case["most"]}: '
+            + ', '.join(f'{peer} {value:.2f}' for peer, value in seconds.items())
             + ' CPU-s an iteration; '
-            + ', '.join(f'{value / found["ours"]:.2f} x {peer}' for peer, value in found.items() if peer != 'ours'),
+            + ', '.join(f'{value / seconds["ours"]:.2f} x {peer}' for peer, value in seconds.items() if peer != 'ours'),
             flush=True,
         )
 

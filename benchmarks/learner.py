@@ -62,12 +62,12 @@ def experience_of(case):
     )
 
 
-def build_learner(c, case, **options):
+def build_learner(model_config, case, **options):
     """Learner of dr_grpo by gradient descent; its new parameters show the gradient."""
     shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
     options = dict(minibatches=1, microbatches=1, chunk=1024, remat='none', dtype=jnp.float32) | options
     return make_learner(
-        c,
+        model_config,
         algorithms.make(default.get_config('dr_grpo').algorithm),
         optax.sgd(1.0),
         mesh.make({}),
@@ -105,7 +105,7 @@ def compare(name, case, repeats):
     tokens = int(rollout.completion_mask.sum() + rollout.prompt_mask.sum())
     computed = int(plan.count[0]) * case['rows'] * case['columns']
     operations = {
-        way: flops.count(learner.update.traced.jaxpr, turns=(int(plan.count[0]),))[0]
+        way: flops.count(learner.update.traced.jaxpr, trip_counts=(int(plan.count[0]),))[0]
         for way, learner in learners.items()
     }
     print(
@@ -123,13 +123,15 @@ def compare(name, case, repeats):
 
 def memory():
     """Prints the compiled memory of an update at a large vocabulary, with the head in chunks and whole."""
-    c = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
+    model_config = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
     case = dict(prompts=16, group=8, queries=16, most=128)
-    found = {chunk: build_learner(c, case, chunk=chunk).update.memory.temp_size_in_bytes for chunk in (512, 16384)}
+    sizes = {
+        chunk: build_learner(model_config, case, chunk=chunk).update.memory.temp_size_in_bytes for chunk in (512, 16384)
+    }
     print(
-        f'vocabulary {c.vocab_size}, B*C = 16384: temporaries of the update '
-        + ', '.join(f'{size / 2**30:.2f} GiB with chunks of {chunk}' for chunk, size in found.items())
-        + f': {found[16384] / found[512]:.1f} x',
+        f'vocabulary {model_config.vocab_size}, B*C = 16384: temporaries of the update '
+        + ', '.join(f'{size / 2**30:.2f} GiB with chunks of {chunk}' for chunk, size in sizes.items())
+        + f': {sizes[16384] / sizes[512]:.1f} x',
         flush=True,
     )
 

@@ -95,7 +95,7 @@ def assess(job, c, mesh, text, temp):
         read = {name: w for name, w in job.weights.items() if name != 'embed' or c.tie_embeddings}
         blocks = [] if cache.prompt.flat else [chunk.k.shape[1] for chunk in cache.chunks]
         traffic = hlo.Traffic(text)
-        step, needed = traffic.of_step(blocks), compiled.device_bytes(read) + held
+        step, needed = traffic.count_step(blocks), compiled.device_bytes(read) + held
         result |= dict(
             step=step,
             needed=needed,

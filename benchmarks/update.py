@@ -36,20 +36,20 @@ def ours(case):
     from benchmarks.rollout import MODEL
     from configs import default
     from grpo_jax import algorithms
-    from grpo_jax.learner import programs
+    from grpo_jax.learner.programs import make_learner
     from grpo_jax.models import transformer
-    from grpo_jax.sharding import mesh
+    from grpo_jax.sharding import batches, mesh
     from grpo_jax.types import Experience, Rollout
 
-    c = dataclasses.replace(MODEL, vocab_size=case['vocabulary'], tie_embeddings=True)
+    model_config = dataclasses.replace(MODEL, vocab_size=case['vocabulary'], tie_embeddings=True)
     prompts, completions = tokens_of(case)
     rows, most = completions.shape
-    learner = programs.make_learner(
-        c,
+    learner = make_learner(
+        model_config,
         algorithms.make(default.get_config('grpo').algorithm),
         optax.adamw(1e-5),
         mesh.make({}),
-        programs.Shapes(case['prompts'], case['group'], case['queries'], most),
+        batches.Shapes(case['prompts'], case['group'], case['queries'], most),
         dtype=jnp.float32,
         epochs=1,
         minibatches=1,
@@ -76,10 +76,10 @@ def ours(case):
         advantages,
         jnp.zeros(rows),
         None,
-        zeros - jnp.log(c.vocab_size),
+        zeros - jnp.log(model_config.vocab_size),
         jnp.arange(rows, dtype=jnp.int32) // case['group'],
     )
-    state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c))
+    state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
 
     def run():
         nonlocal state
@@ -138,11 +138,11 @@ def main():
     print(environment.describe())
     for name, case in CASES.items():
         if arguments.only in name:
-            found = peers.medians(case, arguments, __file__)
+            figures = peers.medians(case, arguments, __file__)
             print(
                 f'vocabulary {name}: '
                 + ', '.join(
-                    f'{peer} {seconds:.2f} CPU-s, {peak:.2f} GiB at most' for peer, (seconds, peak) in found.items()
+                    f'{peer} {seconds:.2f} CPU-s, {peak:.2f} GiB at most' for peer, (seconds, peak) in figures.items()
                 ),
                 flush=True,
             )

@@ -45,14 +45,14 @@ def main():
     devices = len(topology.devices(arguments.topology))
     mesh = topology.mesh(arguments.topology, {'data': 1, 'fsdp': devices, 'tensor': 1})
     optimizer = optimizers.make(default.get_config().optimizer, 100)
-    c = hf.load_config(os.path.join(plans.MODELS, 'Qwen2.5-0.5B'))
+    model_config = hf.load_config(os.path.join(plans.MODELS, 'Qwen2.5-0.5B'))
     print(f'jax {jax.__version__}, {arguments.topology}, MiB of one device; state: weights, moments, reference, critic')
     for preset, remat, offload in CASES:
         if arguments.only not in ('', preset):
             continue
-        began = time.monotonic()
+        started = time.monotonic()
         learner = make_learner(
-            c,
+            model_config,
             algorithms.make(default.get_config(preset).algorithm),
             optimizer,
             mesh,
@@ -72,7 +72,7 @@ def main():
         print(
             f'{preset:8} remat {remat:5} offload {"+".join(offload) or "-":20} '
             f'state {compiled.device_bytes(learner.state) / 2**20:7.0f}  {needs(learner.update)}  '
-            f'compiled in {time.monotonic() - began:.0f} s',
+            f'compiled in {time.monotonic() - started:.0f} s',
             flush=True,
         )
 
@@ -82,7 +82,7 @@ def needs(program):
     try:
         memory = program.compile().memory
     except jax.errors.JaxRuntimeError as error:
-        return f'refused: {compiler.needed(str(error)) / 2**20:.0f} in all'
+        return f'refused: {compiler.needed_bytes(str(error)) / 2**20:.0f} in all'
     return (
         f'arguments {memory.argument_size_in_bytes / 2**20:7.0f}  temporaries {memory.temp_size_in_bytes / 2**20:7.0f}'
     )

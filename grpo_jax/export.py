@@ -15,7 +15,7 @@ from grpo_jax.run import cli
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
 
-def export(workdir, out, dtype):
+def export(workdir: str, out: str, dtype: str) -> None:
     """Writes the newest checkpoint's policy to the new folder `out`, in dtype 'float32' or 'bfloat16'."""
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
@@ -29,7 +29,7 @@ def export(workdir, out, dtype):
     os.replace(temporary, out)
 
 
-def main():
+def main() -> None:
     """The command."""
     export(flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.dtype)
     print(f'wrote {flags.FLAGS.out}')

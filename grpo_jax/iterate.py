@@ -4,33 +4,34 @@ DeepSeekMath (arXiv 2402.03300), algorithm 1: an iteration trains the reward mod
 older ones, then the policy against it, from where both were, with that policy as the reference.
 """
 
+from collections.abc import Sequence
 import copy
 import os
+from typing import Any
 
 from absl import flags
-import rich.console
-import rich.table
 
 from grpo_jax import export, reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.rewards import model
-from grpo_jax.run import cli, metrics
+from grpo_jax.run import cli, metrics, tables
 
 
-def run(config, workdir, iterations, labelled):
+def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[str, Any]]:
     """One dict an iteration: evaluation.json of its reward model, and the policy's last evaluation in 'policy'.
 
-    labelled is a folder of rollouts (jsonl) that reward.verifier scored, for the first reward model, which begins as
-    the policy in model.path. Iteration i is in workdir/<i>/reward_model and workdir/<i>/policy, a train.run each.
+    labelled is a folder of rollouts (jsonl) that reward.verifier scored. The first reward model learns from them and
+    begins as the policy in model.path. Iteration i is in workdir/<i>/reward_model and workdir/<i>/policy.
     """
     check(config, iterations)
-    rollouts, reward_folder, policy, found = [labelled], config.model.path, config.model.path, []
+    rollouts, reward_folder, policy = [labelled], config.model.path, config.model.path
+    results = []
     for i in range(iterations):
         folders = {name: os.path.join(workdir, str(i), name) for name in ('reward_model', 'policy', 'exported')}
-        learning = of_reward_model(config, i, reward_folder, rollouts)
+        learning = reward_model_config(config, i, reward_folder, rollouts)
         reward_folder = _train_reward_model(learning, folders['reward_model'])
-        learning = of_policy(config, i, policy, reward_folder)
+        learning = policy_config(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
             train.run(learning, folders['policy'])
             model.load.cache_clear()  # the next iteration has another
@@ -39,15 +40,15 @@ def run(config, workdir, iterations, labelled):
             export.export(folders['policy'], policy, 'float32')
         processes.agree(f'the policy of iteration {i}', {})
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
-        found.append(
+        results.append(
             json_file.read(os.path.join(folders['reward_model'], 'evaluation.json'))
-            | {'policy': metrics.read(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]}
+            | {'policy': metrics.read_rows(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]}
         )
-    return found
+    return results
 
 
-def check(config, iterations):
-    """BadInput for what cannot be iterated."""
+def check(config: Any, iterations: int) -> None:
+    """Raises BadInput for what cannot be iterated."""
     if iterations < 1:
         raise BadInput('--iterations', iterations, 'must be at least 1')
     parts = [name for name, _ in config.reward.parts]
@@ -68,10 +69,11 @@ def check(config, iterations):
         raise BadInput('model.random_init', True, 'an iteration goes on from weights; export a policy first')
 
 
-def of_reward_model(config, i, folder, rollouts):
+def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str]) -> Any:
     """The config of iteration i's reward model, which begins as the model in `folder`.
 
-    It learns from the last of the folders `rollouts`, and as a share of reward_model.replay from those before.
+    The reward model learns from the last of the folders `rollouts`, and as a share of reward_model.replay from the
+    earlier ones.
     """
     changed, replay, older = _changed(config, i, folder), config.reward_model.replay, len(rollouts) - 1
     weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
@@ -89,10 +91,10 @@ def of_reward_model(config, i, folder, rollouts):
     return changed
 
 
-def of_policy(config, i, folder, reward_folder):
-    """The config of iteration i's policy, which begins as the one in `folder` and learns from the reward model."""
+def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
+    """The config of iteration i's policy, which begins as the policy in `folder` and learns from the reward model."""
     changed = _changed(config, i, folder)
-    changed.supervised.updates = 0  # those are of the reward model
+    changed.supervised.updates = 0  # the config's updates are the reward model's
     changed.reward.options.model.folder = reward_folder
     changed.log.rollouts = 1
     return changed
@@ -113,22 +115,29 @@ def _train_reward_model(config, workdir):
     return folder
 
 
-def table(found):
+def print_iterations(results: Sequence[dict[str, Any]]) -> None:
     """Prints an iteration a row."""
-    shown = rich.table.Table(title='held-out figures by iteration')
-    for heading in ('iteration', 'reward model: pairs right', 'area under curve', 'policy: reward', 'greedy', 'pass@1'):
-        shown.add_column(heading, justify='right')
-    for i, row in enumerate(found):
+    headings = [
+        'iteration',
+        'reward model:\npairs right',
+        'area under\ncurve',
+        'policy:\nreward',
+        'policy:\ngreedy',
+        'policy:\npass@1',
+    ]
+    rows = []
+    for i, row in enumerate(results):
         numbers = [row['accuracy'], row['auc'], *(row['policy'].get(name) for name in ('reward', 'greedy', 'pass@1'))]
-        shown.add_row(str(i), *('' if number is None else f'{number:.3f}' for number in numbers))
-    rich.console.Console().print(shown)
+        rows.append([str(i), *('' if number is None else f'{number:.3f}' for number in numbers)])
+    tables.show(tables.make_table(headings, rows, title='held-out figures by iteration'))
 
 
-def main():
+def main() -> None:
     """The command."""
-    found = run(flags.FLAGS.config, flags.FLAGS.workdir, flags.FLAGS.iterations, flags.FLAGS.labelled)
+    values = flags.FLAGS
+    results = run(values.config, values.workdir, values.iterations, values.labelled)
     if processes.is_first():
-        table(found)
+        print_iterations(results)
 
 
 if __name__ == '__main__':

@@ -2,8 +2,8 @@
 
     python -m grpo_jax.prepare --name=gsm8k --folder=FOLDER --out=DIR
 
-FOLDER holds <name>_train.jsonl and <name>_test.jsonl, or what else data.files.rows finds. What it writes,
-DIR/<name>/<version>, is a folder that the data sets gsm8k, math and files read.
+FOLDER holds <name>_train.jsonl and <name>_test.jsonl, or other files that data.files.rows finds. The written folder,
+DIR/<name>/<version>, is one that the data sets gsm8k, math and files read.
 """
 
 import os
@@ -17,7 +17,7 @@ from grpo_jax.data.records import checked, lookup, sound, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.run import cli
 
-# fields, and those that a row may lack, which are then ''
+# (required fields, optional fields: '' where a row lacks them)
 FIELDS = {'gsm8k': (('question', 'answer'), ()), 'math': (('problem', 'answer'), ('subject', 'level'))}
 
 
@@ -25,15 +25,16 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Writes the rows, dicts of text, of each split in their order."""
 
     VERSION = tfds.core.Version('1.0.0')
-    url_infos = None  # of downloads; to find that there are none, tfds imports what it does not require
+    url_infos = None  # of downloads; to learn that nothing is downloaded, tfds would import what it does not require
 
     def __init__(self, name, rows, folder):
-        self.name, self._rows = name, rows
+        self.name = name  # pyright: ignore[reportAttributeAccessIssue]  # tfds derives it from the class's name
+        self._rows = rows
         super().__init__(data_dir=folder, file_format='array_record')
 
     def _info(self):
         fields, optional = FIELDS[self.name]
-        # shuffled, a row's number would no more be its line's
+        # a shuffled row's number would no longer be that of its line
         return tfds.core.DatasetInfo(
             builder=self,
             disable_shuffling=True,
@@ -47,10 +48,10 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         yield from enumerate(rows)
 
 
-def prepare(name, folder, out):
-    """The folder that it wrote, of the splits train and test in `folder` as files.rows finds them.
+def prepare(name: str, folder: str, out: str) -> str:
+    """Writes the splits train and test in `folder`, as files.rows finds them, and returns the written folder.
 
-    A malformed row is counted, and written without text: whoever reads it finds it malformed again.
+    A malformed row is counted, and is written without text, so that a reader finds it malformed again.
     """
     fields, optional = FIELDS[name]
 
@@ -59,20 +60,20 @@ def prepare(name, folder, out):
             field: '' if lookup(row, field) is None else text_field(row, field, where) for field in optional
         }
 
-    found = {split: checked(text, files.rows(folder, split, f'{name}_')) for split in ('train', 'test')}
+    splits = {split: checked(text, files.rows(folder, split, f'{name}_')) for split in ('train', 'test')}
     empty = dict.fromkeys(fields + optional, '')
-    for split, rows in found.items():
+    for split, rows in splits.items():
         sound(rows, strict=False, split=split)
-        found[split] = [empty if isinstance(row, BadInput) else row for row in rows]
-    builder = FromFiles(name, found, out)
+        splits[split] = [empty if isinstance(row, BadInput) else row for row in rows]
+    builder = FromFiles(name, splits, out)
     if os.path.exists(builder.data_dir):
         raise BadInput('--out', out, f'has {builder.data_dir} already, and nothing is overwritten; name another')
-    with tempfile.TemporaryDirectory() as downloads:  # of which there are none
+    with tempfile.TemporaryDirectory() as downloads:  # it stays empty
         builder.download_and_prepare(download_dir=downloads)
     return builder.data_dir
 
 
-def main():
+def main() -> None:
     """The command."""
     print(prepare(flags.FLAGS.name, flags.FLAGS.folder, flags.FLAGS.out))
 

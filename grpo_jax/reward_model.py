@@ -3,16 +3,15 @@
 The policy's decoder with a scalar head, on the data set's labels; its folder is workdir/reward_model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
+from jaxtyping import Shaped
 import numpy as np
-import rich.console
-import rich.table
 
-from grpo_jax import data, supervised
+from grpo_jax import data, statistics, supervised
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner import build_optimizer, reward_model
@@ -20,28 +19,32 @@ from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.models import heads, hf
 from grpo_jax.rewards import model as models
 from grpo_jax.rewards import process
-from grpo_jax.run import cli, demonstrations
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run import cli, demonstrations, tables
+from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.sharding import batches, specs
 from grpo_jax.types import LabelledBatch
 
-DRAWS = 2000  # of the bootstrap
+RESAMPLES = 2000  # of the bootstrap
+
+
+Marks = list[tuple[int, float]]  # (index of a token, label in [0, 1]) of a completion
+Scores = tuple[Shaped[np.ndarray, ' _'], Shaped[np.ndarray, ' _']]  # (scores, labels) of an example's marks
 
 
 class Labelled(NamedTuple):
     """Examples of a split with their labels."""
 
     dataset: data.Dataset
-    completions: list  # token ids of each completion of an example
-    marks: list  # for each completion of an example, a list of (index of a token, label in [0, 1])
+    completions: list[list[list[int]]]  # token ids of each completion of an example
+    marks: list[list[Marks]]  # of each completion of an example
 
 
 class Objective(NamedTuple):
     """What a reward model is trained on."""
 
-    fields: tuple  # of an example's meta
+    fields: tuple[str, ...]  # of an example's meta
     completions: int  # of an example
-    loss: Callable  # of learner.scores
+    loss: Callable  # of learner.reward_model
     encode: Callable  # (example, tokenizer, section) -> (completions, marks)
 
 
@@ -59,7 +62,7 @@ def run(config, workdir):
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     experiment, objective = open_experiment(config, workdir), OBJECTIVES[section.objective]
     settings = experiment.settings
-    train, test = read(experiment, objective, 'train'), read(experiment, objective, 'test')
+    train, test = (read_labelled(experiment, objective, split) for split in ('train', 'test'))
     shapes = experiment.shapes(settings.supervised.batch, objective.completions)
     optimizer = build_optimizer(settings.supervised.optimizer, settings.supervised.updates)
     learner = make_reward_learner(
@@ -80,7 +83,7 @@ def run(config, workdir):
     json_file.write(os.path.join(workdir, 'evaluation.json'), results)
     params = processes.fetch(state.params)
     if processes.is_first():
-        table(results)
+        print_results(results)
         save(experiment, params)
     return state
 
@@ -93,8 +96,8 @@ def initial_params(experiment):
     return hf.load_params(experiment.folder, experiment.model_config, specs.params(table, experiment.mesh))
 
 
-def read(experiment, objective, split):
-    """Labelled examples of a split."""
+def read_labelled(experiment: Experiment, objective: Objective, split: str) -> Labelled:
+    """The examples of a split that have what the objective reads, with their labels."""
     marks = {}
 
     def encode(example):
@@ -121,8 +124,8 @@ def _steps(example, tokenizer, section):
         raise BadInput(
             f'steps of example {example.id}',
             steps,
-            f'one is blank or holds {separator!r}, by which a '
-            'completion is parted into steps; choose another reward_model.separator',
+            f'one is blank or holds {separator!r}, by which a completion is parted into steps; '
+            'choose another reward_model.separator',
         )
     if len(steps) != len(labels):
         raise BadInput(f'labels of example {example.id}', len(labels), f'there must be one for each of {len(steps)}')
@@ -131,7 +134,11 @@ def _steps(example, tokenizer, section):
         first = labels.index(0.0)
         labels = labels[:first] + [0.0] * (len(labels) - first)
     return [row], [
-        [(place, _in_unit(label, example)) for place, label in zip(last, labels, strict=True) if label is not None]
+        [
+            (position, _in_unit(label, example))
+            for position, label in zip(last, labels, strict=True)
+            if label is not None
+        ]
     ]
 
 
@@ -178,7 +185,7 @@ def predict(experiment, learner, state, labelled, shapes):
     return predictions
 
 
-def judge(train, test, objective):
+def judge(train: Sequence[Scores], test: Sequence[Scores], objective: str) -> dict[str, Any]:
     """Results on the test split by name, from (scores, labels) of each example; a label from 0.5 on is right.
 
     majority is the accuracy of the train split's commoner label, position that of the commoner one at the same step.
@@ -186,91 +193,70 @@ def judge(train, test, objective):
     bootstrap draws of examples. train_mean and train_std are of the scores, for rewards.model. For pairs, accuracy is
     the share whose chosen completion scores higher, and majority is a half.
     """
-    every, labels = (np.concatenate(column) for column in zip(*test, strict=True))
-    right = [(found > 0) == (label >= 0.5) for found, label in test]
+    scores, labels = (np.concatenate(column) for column in zip(*test, strict=True))
+    hits = [(values > 0) == (marked >= 0.5) for values, marked in test]
     if objective == 'pairwise':
-        right = [np.array([found[0] > found[1]]) for found, _ in test]
+        hits = [np.array([values[0] > values[1]]) for values, _ in test]
         baselines = {'majority': [np.full(1, 0.5) for _ in test]}
     else:
-        baselines = {'majority': _commoner(train, test, lambda place: 0)}
+        baselines = {'majority': _baseline_hits(train, test, lambda position: 0)}
     if objective == 'steps':
-        baselines['position'] = _commoner(train, test, lambda place: place)
-    known = np.concatenate([found for found, _ in train])
+        baselines['position'] = _baseline_hits(train, test, lambda position: position)
+    wrong = statistics.precision_recall(scores <= 0, labels < 0.5)
     results = {
         'examples': len(test),
         'labels': len(labels),
         'wrong': int(np.sum(labels < 0.5)),
-        'auc': auc(every, labels >= 0.5),
-        **_of_wrong(every, labels),
-        **_bounded('accuracy', right),
+        'auc': statistics.auc(scores, labels >= 0.5),
+        **{f'wrong_{name}': value for name, value in wrong.items()},
+        **_mean_and_bounds('accuracy', hits),
     }
-    for name, correct in baselines.items():
-        results |= {name: float(np.mean(np.concatenate(correct)))}
-        results |= _bounded(f'over_{name}', [a - 1.0 * b for a, b in zip(right, correct, strict=True)])
-    return results | {'train_mean': float(known.mean()), 'train_std': float(known.std())}
+    for name, baseline in baselines.items():
+        gains = [ours - 1.0 * theirs for ours, theirs in zip(hits, baseline, strict=True)]
+        results |= {name: float(np.mean(np.concatenate(baseline)))} | _mean_and_bounds(f'over_{name}', gains)
+    train_scores = np.concatenate([values for values, _ in train])
+    return results | {'train_mean': float(train_scores.mean()), 'train_std': float(train_scores.std())}
 
 
-def auc(found, right):
-    """The chance that a right one scores higher than a wrong one, ties counting half; None without one of either."""
-    good, bad = found[right], np.sort(found[~right])
-    if not len(good) or not len(bad):
-        return None
-    return float(np.mean(np.searchsorted(bad, good, 'left') + np.searchsorted(bad, good, 'right')) / (2 * len(bad)))
-
-
-def _of_wrong(found, labels):
-    """Precision, recall and F1 of the wrong ones, those of a score of at most 0."""
-    said, wrong = found <= 0, labels < 0.5
-    hits = int(np.sum(said & wrong))
-    return {
-        'wrong_precision': hits / max(int(said.sum()), 1),
-        'wrong_recall': hits / max(int(wrong.sum()), 1),
-        'wrong_f1': 2 * hits / max(int(said.sum() + wrong.sum()), 1),
-    }
-
-
-def _commoner(train, test, key):
-    """For each test example, whether the train split's commoner label at the same key(place) is each of its labels."""
+def _baseline_hits(train, test, key):
+    """bool[n] an example: whether the train split's commoner label at the same key(position) is each test label."""
     votes, every = {}, []
     for _, labels in train:
-        for place, label in enumerate(labels):
-            votes.setdefault(key(place), []).append(label >= 0.5)
+        for position, label in enumerate(labels):
+            votes.setdefault(key(position), []).append(label >= 0.5)
             every.append(label >= 0.5)
-    said = {place: np.mean(found) >= 0.5 for place, found in votes.items()}
+    commoner = {at: np.mean(labels) >= 0.5 for at, labels in votes.items()}
+    default = np.mean(every) >= 0.5
     return [
         np.array(
-            [said.get(key(place), np.mean(every) >= 0.5) == (label >= 0.5) for place, label in enumerate(labels)], bool
+            [commoner.get(key(position), default) == (label >= 0.5) for position, label in enumerate(labels)], bool
         )
         for _, labels in test
     ]
 
 
-def _bounded(name, values):
+def _mean_and_bounds(name, values):
     """The mean over all values of all examples, and its 2.5 % and 97.5 % quantiles over draws of examples."""
-    totals, counts = np.array([[np.sum(row), len(row)] for row in values]).T
-    draws = np.random.default_rng(0).integers(0, len(values), (DRAWS, len(values)))
-    means = totals[draws].sum(1) / np.maximum(counts[draws].sum(1), 1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return {name: float(totals.sum() / counts.sum()), f'{name}_low': float(low), f'{name}_high': float(high)}
+    totals, sizes = np.array([[np.sum(row), len(row)] for row in values]).T[:, :, None]
+    (low,), (high,) = statistics.bootstrap_ratio(totals, sizes, tail=0.025, resamples=RESAMPLES, seed=0)
+    return {name: float(totals.sum() / sizes.sum()), f'{name}_low': float(low), f'{name}_high': float(high)}
 
 
-def table(results):
-    """Prints the results."""
-    shown = rich.table.Table(title='held-out labels')
-    shown.add_column('')
-    shown.add_column('', justify='right')
+def print_results(results: dict[str, Any]) -> None:
+    """Prints the results of judge."""
+    rows = []
     for name, value in results.items():
         if not name.endswith(('_low', '_high')):
-            bounds = f'{name}_low', f'{name}_high'
-            between = f' ({results[bounds[0]]:.3f} to {results[bounds[1]]:.3f})' if bounds[0] in results else ''
-            shown.add_row(name, f'{value:.3f}{between}' if isinstance(value, float) else str(value))
-    rich.console.Console().print(shown)
+            low, high = (results.get(f'{name}_{end}') for end in ('low', 'high'))
+            interval = '' if low is None else f' ({low:.3f} to {high:.3f})'
+            rows.append([name, f'{value:.3f}{interval}' if isinstance(value, float) else str(value)])
+    tables.show(tables.make_table(['', ''], rows, title='held-out labels'))
 
 
-def save(experiment, params):
+def save(experiment: Experiment, params: Any) -> None:
     """Writes workdir/reward_model: a sequence classification, and how its texts are written."""
     folder = os.path.join(experiment.workdir, 'reward_model')
-    if os.path.exists(folder):  # of this very run, which had come to its end
+    if os.path.exists(folder):  # a finished run is judged again, and its folder stays
         return
     temporary = f'{folder}.writing'
     hf.save(
@@ -289,7 +275,7 @@ def save(experiment, params):
     os.replace(temporary, folder)
 
 
-def main():
+def main() -> None:
     """The command."""
     run(flags.FLAGS.config, flags.FLAGS.workdir)
 

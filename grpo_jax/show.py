@@ -1,5 +1,8 @@
 """The exact text and token ids that the model will see. `python -m grpo_jax.show --config=... [--prompts=4]`."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from absl import flags
 
 from grpo_jax import data
@@ -7,7 +10,7 @@ from grpo_jax.models import hf
 from grpo_jax.run import cli
 
 
-def lines(config, count):
+def lines(config: Any, count: int) -> Iterator[str]:
     """Yields the lines to print for the first `count` prompts of step 0, and the tokens that end a completion."""
     folder = hf.find(config.model.path)
     tokenizer = hf.load_tokenizer(folder)
@@ -24,7 +27,7 @@ def lines(config, count):
         yield f'ids  {ids}'
 
 
-def main():
+def main() -> None:
     """The command."""
     for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
         print(line)

@@ -1,4 +1,4 @@
-"""Figures of an evaluation, in numpy alone: pass@k, majority votes, means, and intervals over prompts.
+"""Figures of evaluations: pass@k, majority votes, means, intervals over prompts or examples, and those of classifiers.
 
 N prompts, n completions of each; a figure has one number a prompt, and its value is their mean.
 """
@@ -6,11 +6,13 @@ N prompts, n completions of each; a figure has one number a prompt, and its valu
 import collections
 import math
 
+from jaxtyping import Bool, Float, Shaped
 import numpy as np
+import scipy.stats
 
 
-def pass_at_k(correct, k):
-    """f64[N]: 1 - C(n - c, k) / C(n, k), the chance that k of the n hold one of the c correct; correct bool[N, n].
+def pass_at_k(correct: Bool[np.ndarray, 'N n'], k: int) -> Float[np.ndarray, ' N']:
+    """1 - C(n - c, k) / C(n, k): the chance that k of the n completions hold one of the c correct ones.
 
     Unbiased (arXiv 2107.03374, eq. 1). pass@1 is c / n, which others call avg@n.
     """
@@ -20,39 +22,68 @@ def pass_at_k(correct, k):
     return chances[correct.sum(1)]
 
 
-def majority(answers, correct):
-    """f64[N]: the share of correct completions among those with the most frequent answer; bool[N, n] correct.
+def majority(answers: Shaped[np.ndarray, 'N n'], correct: Bool[np.ndarray, 'N n']) -> Float[np.ndarray, ' N']:
+    """The share of correct completions among those with the most frequent answer.
 
-    answers str or None [N, n]; None does not vote, and without any vote nothing is correct. A tie is a fair draw: the
+    Answers are str or None. None does not vote, and without any vote nothing is correct. A tie is a fair draw: the
     answers that are most frequent count alike.
     """
     shares = np.zeros(len(answers))
-    for row, (said, hits) in enumerate(zip(answers, correct, strict=True)):
-        votes = collections.Counter(answer for answer in said if answer is not None)
+    for row, (texts, hits) in enumerate(zip(answers, correct, strict=True)):
+        votes = collections.Counter(text for text in texts if text is not None)
         if votes:
             most = max(votes.values())
-            shares[row] = np.mean([hit for answer, hit in zip(said, hits, strict=True) if votes[answer] == most])
+            shares[row] = np.mean([hit for text, hit in zip(texts, hits, strict=True) if votes[text] == most])
     return shares
 
 
-def average(values):
-    """f64[N]: means of f64[N, n] over what is a number, NaN where nothing is."""
+def average(values: Shaped[np.ndarray, 'N n']) -> Float[np.ndarray, ' N']:
+    """Means over the finite values of each row, NaN for a row without one."""
     return np.ma.masked_invalid(values).mean(1).filled(np.nan)
 
 
-def bootstrap(values, *, level, resamples, seed):
-    """(low f64[F], high f64[F]): percentile intervals of the means over prompts of F figures, values f64[N, F].
-
-    A resample draws N prompts with replacement, the same ones for every figure; NaN is no value. What all prompts agree
-    on has an interval of no width: nothing is known of prompts that were not seen.
-    """
-    prompts = len(values)
-    drawn = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
-    drawn += prompts * np.arange(resamples)[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+def bootstrap(
+    values: Shaped[np.ndarray, 'N F'], *, level: float, resamples: int, seed: int
+) -> tuple[Float[np.ndarray, ' F'], Float[np.ndarray, ' F']]:
+    """(low, high): percentile intervals of the means over N prompts of F figures; NaN is no value."""
     known = np.isfinite(values)
-    with np.errstate(invalid='ignore'):  # a resample may hold nothing that is known
-        means = counts @ np.where(known, values, 0.0) / (counts @ known)
-    tail = (1 - level) / 2
+    return bootstrap_ratio(np.where(known, values, 0.0), known, tail=(1 - level) / 2, resamples=resamples, seed=seed)
+
+
+def bootstrap_ratio(
+    totals: Shaped[np.ndarray, 'N F'], sizes: Shaped[np.ndarray, 'N F'], *, tail: float, resamples: int, seed: int
+) -> tuple[Float[np.ndarray, ' F'], Float[np.ndarray, ' F']]:
+    """(low, high): percentile intervals of sum(totals) / sum(sizes), which leave out the share `tail` on either side.
+
+    A resample draws N rows with replacement, the same ones for every figure; one without any size does not count. What
+    all rows agree on has an interval of no width: nothing is known of rows that were not seen.
+    """
+    rows = len(totals)
+    drawn = np.random.default_rng(seed).integers(rows, size=(resamples, rows))
+    drawn += rows * np.arange(resamples)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+    with np.errstate(invalid='ignore'):
+        means = counts @ totals / (counts @ sizes)
     low, high = np.nanquantile(means, [tail, 1 - tail], axis=0)
     return low, high
+
+
+def auc(values: Shaped[np.ndarray, ' n'], right: Bool[np.ndarray, ' n']) -> float | None:
+    """The chance that a right one has a higher value than a wrong one, ties counting half; None without one of either.
+
+    The area under the curve of true over false positives, which is Mann and Whitney's U over all pairs.
+    """
+    good, bad = values[right], values[~right]
+    if not len(good) or not len(bad):
+        return None
+    return float(scipy.stats.mannwhitneyu(good, bad, method='asymptotic').statistic / len(good) / len(bad))
+
+
+def precision_recall(predicted: Bool[np.ndarray, ' n'], actual: Bool[np.ndarray, ' n']) -> dict[str, float]:
+    """{'precision', 'recall', 'f1'} of predictions; 0 where there is nothing to divide by."""
+    hits = int(np.sum(predicted & actual))
+    return {
+        'precision': hits / max(int(predicted.sum()), 1),
+        'recall': hits / max(int(actual.sum()), 1),
+        'f1': 2 * hits / max(int(predicted.sum() + actual.sum()), 1),
+    }

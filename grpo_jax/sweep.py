@@ -1,11 +1,13 @@
 """Every preset with every seed on one experiment, then a table and curves. `python -m grpo_jax.sweep`."""
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 import csv
 import functools
 import math
 import os
 import shutil
 import sys
+from typing import Any
 
 from absl import flags
 import jax
@@ -13,13 +15,10 @@ from matplotlib.figure import Figure
 from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 import numpy as np
-import rich.box
-import rich.console
-import rich.table
 
 from grpo_jax import ROOT, supervised, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run import cli, metrics
+from grpo_jax.run import cli, metrics, tables
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {
@@ -39,11 +38,14 @@ ELSEWHERE = '*: learns from completions of another policy or of chosen groups; i
 INK, BLUE, GREY = '#333333', '#2a6fbb', '#cfcfcf'
 
 
-def run(get_config, presets, seeds, workdir):
-    """The table's rows, dicts of (mean, min, max) by column, best first; trains what is not finished yet.
+Rows = list[dict[str, Any]]  # of the table: (mean, min, max) by column, and preset, mark, status, failures, curves
 
-    get_config is that of an experiment's file. The run of a preset and a seed is in workdir/<preset>/<seed>;
-    one that BadInput or FloatingPointError ends is recorded as failed, and the sweep goes on.
+
+def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, workdir: str) -> Rows:
+    """The table's rows, best first; trains what is not finished yet.
+
+    get_config is the function of an experiment's file. The run of a preset and a seed is in workdir/<preset>/<seed>.
+    A run that BadInput or FloatingPointError ends is recorded as failed, and the sweep goes on.
     """
     if jax.process_count() > 1:
         raise BadInput('--processes', jax.process_count(), 'a sweep is for one process; start its runs one by one')
@@ -55,27 +57,28 @@ def run(get_config, presets, seeds, workdir):
         for (preset, _), config in configs.items()
         if config.collection.source != 'policy' or config.collection.dead_groups in ('resample', 'replay')
     }
-    outcomes = {}  # of the runs so far: the message of a failure, or None
+    outcomes: dict[tuple[str, int], str | None] = {}  # of the runs so far: the message of a failure, or None
+    rows: Rows = []
     for number, ((preset, seed), config) in enumerate(configs.items(), 1):
         folder = _folder(workdir, preset, seed)
         outcomes[preset, seed] = None
         try:
             if not train.finished(config, folder):
                 print(f'{number} of {len(configs)}: {preset}, seed {seed}', file=sys.stderr, flush=True)
-                beginning = os.path.join(folder, 'cold_start')
-                if config.supervised.updates and not os.path.exists(beginning):
-                    _copy_cold_start(cold_start(seed), beginning)
+                own_start = os.path.join(folder, 'cold_start')
+                if config.supervised.updates and not os.path.exists(own_start):
+                    _copy_cold_start(cold_start(seed), own_start)
                 train.run(config, folder)
         except (BadInput, FloatingPointError) as error:
             outcomes[preset, seed] = ' '.join(str(error).split())
         rows = summarize(outcomes, seeds, elsewhere, workdir)
         write_table(rows, workdir)
     draw(rows, workdir)
-    show(rows)
+    print_table(rows)
     return rows
 
 
-def choose(names):
+def choose(names: str) -> list[str]:
     """The presets that a comma-separated list names, or all; BadInput for an unknown one."""
     folder = os.path.join(ROOT, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
@@ -88,7 +91,9 @@ def choose(names):
     return chosen
 
 
-def summarize(outcomes, seeds, elsewhere, workdir):
+def summarize(
+    outcomes: Mapping[tuple[str, int], str | None], seeds: int, elsewhere: Collection[str], workdir: str
+) -> Rows:
     """The table's rows, by held-out reward; outcomes maps (preset, seed) to the message of a failure, or None.
 
     elsewhere: the presets whose training reward is not that of the policy's own samples.
@@ -115,7 +120,7 @@ def summarize(outcomes, seeds, elsewhere, workdir):
     return sorted(rows, key=lambda row: -np.nan_to_num(row['reward_after'][0], nan=-np.inf))
 
 
-def write_table(rows, workdir):
+def write_table(rows: Rows, workdir: str) -> None:
     """Writes table.md, for people, and table.csv, with mean, least and greatest in columns of their own."""
     os.makedirs(workdir, exist_ok=True)
     with open(os.path.join(workdir, 'table.csv'), 'w', encoding='utf8', newline='') as file:
@@ -137,7 +142,7 @@ def write_table(rows, workdir):
         file.writelines(f'\nFailed: {line}\n' for line in _failure_lines(rows))
 
 
-def show(rows):
+def print_table(rows: Rows) -> None:
     """Prints the table, narrower: means before and after, and the range of the held-out reward."""
     columns = {
         'training reward': ('reward_first', 'reward_last'),
@@ -147,13 +152,7 @@ def show(rows):
         'entropy': ('entropy',),
         's/step': ('seconds',),
     }
-    shown = rich.table.Table(
-        title=f'{len(rows)} presets, means over seeds', box=rich.box.SIMPLE_HEAD, collapse_padding=True
-    )
-    shown.add_column('preset', no_wrap=True)
-    for heading in (*columns, 'range held-out'):
-        shown.add_column(heading, justify='right', no_wrap=heading != 'range held-out')
-    shown.add_column('runs', no_wrap=True)
+    lines = []
     for row in rows:
         cells = [
             ' → '.join(filter(None, (_cell(row, name, spread=False, cut=1) for name in names)))
@@ -161,15 +160,19 @@ def show(rows):
         ]
         _, least, most = row['reward_after']
         ends = f'{least:.2f} to {most:.2f}' if most > least else ''
-        shown.add_row(row['preset'] + row['mark'], *cells, ends, row['status'])
-    # a pipe has no width of its own
-    console = rich.console.Console(width=None if sys.stdout.isatty() else 120)
-    console.print(shown)
-    for line in [ELSEWHERE] * any(row['mark'] for row in rows) + _failure_lines(rows):
-        console.print(line, markup=False, highlight=False)
+        lines.append([row['preset'] + row['mark'], *cells, ends, row['status']])
+    table = tables.make_table(
+        ['preset', *columns, 'range held-out', 'runs'],
+        lines,
+        title=f'{len(rows)} presets, means over seeds',
+        dense=True,
+        wrapped=['range held-out'],
+    )
+    notes = [ELSEWHERE] if any(row['mark'] for row in rows) else []
+    tables.show(table, *notes, *_failure_lines(rows))
 
 
-def draw(rows, workdir):
+def draw(rows: Rows, workdir: str) -> None:
     """Writes curves.png: reward by step, a panel a preset, over the means of all the others."""
     drawn = [row for row in rows if len(row['curves'])]
     if not drawn:
@@ -218,7 +221,7 @@ def draw(rows, workdir):
     figure.savefig(os.path.join(workdir, 'curves.png'), dpi=160)
 
 
-def from_flag(flag):
+def config_from_flag(flag: Any) -> Callable[..., Any]:
     """get_config(preset) of a parsed --config flag without its preset; the overrides hold for every preset."""
     file, _, preset = config_flags.get_config_filename(flag).partition(':')
     overrides = config_flags.get_override_values(flag)
@@ -261,29 +264,24 @@ def _copy_cold_start(source, target):
 
 
 def _measure(folder):
-    """The numbers of a finished run by column, NaN for what it has not."""
-    evaluations = metrics.read(os.path.join(folder, 'evaluations.jsonl'))
-    timings = metrics.read(os.path.join(folder, 'timings.jsonl'))
-    # median: the first step compiles
-    found = {
-        'seconds': np.median(
-            [
-                sum(x for name, x in row.items() if name not in ('step', 'evaluate') and '/' not in name)
-                for row in timings
-            ]
-        )
-    }
+    """The numbers of a finished run by column, NaN for what the run does not have."""
+    evaluations = metrics.read_rows(os.path.join(folder, 'evaluations.jsonl'))
+    timings = metrics.read_rows(os.path.join(folder, 'timings.jsonl'))
+    seconds = [
+        sum(x for name, x in row.items() if name not in ('step', 'evaluate') and '/' not in name) for row in timings
+    ]
+    numbers = {'seconds': np.median(seconds)}  # median: the first step compiles
     for when, row in (('before', evaluations[0]), ('after', evaluations[-1])):
-        found |= {f'{name}_{when}': row.get(name, math.nan) for name in ('reward', 'greedy', 'pass@1')}
+        numbers |= {f'{name}_{when}': row.get(name, math.nan) for name in ('reward', 'greedy', 'pass@1')}
     rewards = _series(folder, 'reward')
     quarter = max(1, len(rewards) // 4)
-    found |= {name: _mean(_series(folder, name)[-quarter:]) for name in ('length', 'entropy')}
-    return found | {'reward_first': _mean(rewards[:quarter]), 'reward_last': _mean(rewards[-quarter:])}
+    numbers |= {name: _mean(_series(folder, name)[-quarter:]) for name in ('length', 'entropy')}
+    return numbers | {'reward_first': _mean(rewards[:quarter]), 'reward_last': _mean(rewards[-quarter:])}
 
 
 def _series(folder, name):
     """f64[steps] of a metric, NaN where it is not finite or missing."""
-    rows = metrics.read(os.path.join(folder, 'metrics.jsonl'))
+    rows = metrics.read_rows(os.path.join(folder, 'metrics.jsonl'))
     return np.array([math.nan if row.get(name) is None else row[name] for row in rows])
 
 
@@ -293,7 +291,7 @@ def _mean(values):
 
 
 def _spread(values):
-    """(mean, min, max) of the values that are there."""
+    """(mean, min, max) of the values that are numbers."""
     values = [x for x in values if not math.isnan(x)]
     return (_mean(values), float(min(values)), float(max(values))) if values else (math.nan,) * 3
 
@@ -322,12 +320,12 @@ def _failure_lines(rows):
     return lines
 
 
-def main():
+def main() -> None:
     """The command."""
     presets, seeds = choose(flags.FLAGS.presets), flags.FLAGS.seeds
     if seeds < 1:
         raise BadInput('--seeds', seeds, 'must be at least 1')
-    run(from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)
+    run(config_from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)
 
 
 if __name__ == '__main__':

@@ -76,18 +76,18 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                     experiment.mesh,
                 )
                 state, learned = learner.update(state, experience, learner.pack(experience.rollout))
-                row |= jax.device_get(learned) | metrics.of_completions(rewarded)
-                row |= draw.counts | {'reference_renewed': renewed} | metrics.of_sampler(collector.sample)
+                row |= jax.device_get(learned) | metrics.completion_metrics(rewarded)
+                row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
 
             if loop.due(step, settings.cadence.rollouts):
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
-            loop.log(step, row, metrics.speed_of_sampler(collector.sample))
+            loop.log(step, row, metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
                 keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), settings.learning.max_bad_steps)
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
-    evaluate.table(os.path.join(workdir, 'evaluations.jsonl'))
+    evaluate.print_changes(os.path.join(workdir, 'evaluations.jsonl'))
     return state
 
 
@@ -136,7 +136,7 @@ def finished(config, workdir) -> bool:
     if not all(os.path.isfile(path) for path in paths):
         return False
     same = json_file.read(paths[0]) == recorded_config(config)
-    steps, evaluations = len(metrics.read(paths[1])), metrics.read(paths[2])
+    steps, evaluations = len(metrics.read_rows(paths[1])), metrics.read_rows(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps

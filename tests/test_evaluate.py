@@ -13,6 +13,7 @@ from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.figures import Completions, compute_figures, judge, summarize, summarize_by_subject
 from grpo_jax.types import Example
 from grpo_jax.workers import pool
 from tests import tiny_run
@@ -41,15 +42,14 @@ def reward_functions(tmp_path_factory):
 def figures(reward_functions, examples=EXAMPLES, samples=SAMPLES):
     """The figures of those completions; every fifth sample is truncated, and all greedy ones."""
     truncated = [i % 5 == 4 for i in range(len(samples))]
-    sampled = evaluate.judge(reward_functions, examples, samples, truncated, list(range(1, len(samples) + 1)))
-    greedy = evaluate.judge(
-        reward_functions, examples, GREEDY[: len(examples)], [True] * len(examples), [2] * len(examples)
-    )
-    return evaluate.figures(greedy, sampled)
+    lengths, prompts = list(range(1, len(samples) + 1)), len(examples)
+    sampled = judge(reward_functions, examples, Completions(samples, truncated, lengths))
+    greedy = judge(reward_functions, examples, Completions(GREEDY[:prompts], [True] * prompts, [2] * prompts))
+    return compute_figures(greedy, sampled)
 
 
-def means(found):
-    return {name: np.mean(values) for name, values in found.items()}
+def means(by_name):
+    return {name: np.mean(values) for name, values in by_name.items()}
 
 
 def test_figures_by_hand(reward_functions):
@@ -75,10 +75,10 @@ def test_figures_by_hand(reward_functions):
 
 
 def test_strict_figures_stand_beside_lenient_ones(reward_functions):
-    found = means(figures(reward_functions._replace(strict=hashed)))
+    measured = means(figures(reward_functions._replace(strict=hashed)))
     lenient = means(figures(reward_functions))
-    assert {name: found[name] for name in lenient} == lenient
-    assert {name: value for name, value in found.items() if name not in lenient} == pytest.approx(
+    assert {name: measured[name] for name in lenient} == lenient
+    assert {name: value for name, value in measured.items() if name not in lenient} == pytest.approx(
         {
             'strict/greedy': 1 / 3,
             'strict/pass@1': 1 / 12,
@@ -96,20 +96,20 @@ def test_samples_that_are_no_power_of_two(reward_functions):
 
 
 def test_without_a_verifier_there_are_no_answers(reward_functions):
-    found = figures(reward_functions._replace(verifier='', extract=None))
-    assert list(found) == [
+    measured = figures(reward_functions._replace(verifier='', extract=None))
+    assert list(measured) == [
         prefix + name for prefix in ('', 'greedy/') for name in ('reward', 'length', 'truncated', 'failed')
     ]
 
 
 def test_what_cannot_be_scored_is_wrong_and_has_no_reward(reward_functions):
     unscorable = [EXAMPLES[0], EXAMPLES[1]._replace(answer='many')]
-    found = figures(reward_functions, unscorable, SAMPLES[:8])
-    np.testing.assert_array_equal(found['pass@1'], [0.5, 0])
-    np.testing.assert_array_equal(found['reward'], [0.5, np.nan])
-    only = evaluate.summary(found, 0, [1])
+    measured = figures(reward_functions, unscorable, SAMPLES[:8])
+    np.testing.assert_array_equal(measured['pass@1'], [0.5, 0])
+    np.testing.assert_array_equal(measured['reward'], [0.5, np.nan])
+    only = summarize(measured, 0, [1])
     assert 'reward' not in only and only['pass@1']['mean'] == 0
-    assert evaluate.summary(found, 0)['reward']['mean'] == 0.5
+    assert summarize(measured, 0)['reward']['mean'] == 0.5
 
 
 def test_a_verifier_that_fails_is_counted(reward_functions):
@@ -119,15 +119,15 @@ def test_a_verifier_that_fails_is_counted(reward_functions):
         return numeric.reward(completion, example)
 
     part = reward_functions.parts['numeric']._replace(function=slow)
-    found = figures(reward_functions._replace(parts={'numeric': part}, strict=slow))
-    np.testing.assert_array_equal(found['failed'], [1 / 4, 0, 0])
-    np.testing.assert_array_equal(found['pass@1'], found['strict/pass@1'])
+    measured = figures(reward_functions._replace(parts={'numeric': part}, strict=slow))
+    np.testing.assert_array_equal(measured['failed'], [1 / 4, 0, 0])
+    np.testing.assert_array_equal(measured['pass@1'], measured['strict/pass@1'])
 
 
 def test_tables_by_subject(reward_functions):
-    found = evaluate.by_subject(figures(reward_functions), EXAMPLES, 0)
-    assert list(found) == ['subject'] and list(found['subject']) == ['products', 'sums']
-    products, sums = found['subject'].values()
+    measured = summarize_by_subject(figures(reward_functions), EXAMPLES, 0)
+    assert list(measured) == ['subject'] and list(measured['subject']) == ['products', 'sums']
+    products, sums = measured['subject'].values()
     assert (products['prompts'], sums['prompts']) == (1, 2)
     assert sums['figures']['greedy'] == {'mean': 0.5, 'low': 0, 'high': 1}
     assert sums['figures']['maj@4'] == {'mean': 0.75, 'low': 0.5, 'high': 1}
@@ -137,10 +137,10 @@ def test_tables_by_subject(reward_functions):
 def test_only_fields_that_divide_the_prompts_have_a_table():
     def of(*values):
         examples = [Example('', '', i, {'source': value}) for i, value in enumerate(values)]
-        found = evaluate.by_subject({'row': np.arange(len(values))}, examples, 0)
+        measured = summarize_by_subject({'row': np.arange(len(values), dtype=float)}, examples, 0)
         return {
             name: {value: group['figures']['row']['mean'] for value, group in table.items()}
-            for name, table in found.items()
+            for name, table in measured.items()
         }
 
     assert of('a', 'a') == of('a', 'b') == of(None, None) == {}
@@ -149,17 +149,17 @@ def test_only_fields_that_divide_the_prompts_have_a_table():
 
 
 def test_what_is_printed(reward_functions, capsys):
-    found = figures(reward_functions._replace(strict=hashed))
+    measured = figures(reward_functions._replace(strict=hashed))
     content = {
         'prompts': 3,
         'split': 'test',
         'samples': 4,
         'sampling': {'temperature': 0.7},
         'verifier': 'numeric',
-        'figures': evaluate.summary(found, 0),
-        'tables': evaluate.by_subject(found, EXAMPLES, 0),
+        'figures': summarize(measured, 0),
+        'tables': summarize_by_subject(measured, EXAMPLES, 0),
     }
-    evaluate.show(content)
+    evaluate.print_report(content)
     printed = capsys.readouterr().out
     assert '3 test prompts, 4 samples at temperature 0.7, verifier numeric' in printed and evaluate.TIES in printed
     rows = {

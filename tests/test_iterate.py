@@ -14,8 +14,9 @@ from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment
 from tests import small_model, tiny_run
 
+ITERATIONS = 2
 SETTINGS = dict(
-    steps=3,
+    steps=2,
     data__prompts_per_step=10,
     reward__parts=(('model', 1.0), ('numeric', 0.0)),
     reward__self_test=1.0,
@@ -32,7 +33,7 @@ def config(**changes):
 
 @pytest.fixture(scope='module')
 def iterated(tmp_path_factory):
-    """(config, workdir, labelled, what run returned) of three iterations; the verifier likes odd lengths."""
+    """(config, workdir, labelled, what run returned) of two iterations; the verifier likes odd lengths."""
     root = tmp_path_factory.mktemp('iterate')
     paths = {name: str(root / name) for name in ('start', 'policy', 'labelled', 'work')}
     with pytest.MonkeyPatch.context() as patched:
@@ -50,33 +51,35 @@ def iterated(tmp_path_factory):
             paths['labelled'],
         )
         labelled = os.path.join(paths['labelled'], 'rollouts')
-        yield made, paths['work'], labelled, iterate.run(made, paths['work'], 3, labelled)
+        yield made, paths['work'], labelled, iterate.run(made, paths['work'], ITERATIONS, labelled)
 
 
 def configs(workdir, name):
     """The config.json of each iteration's reward model or policy."""
-    found = []
-    for i in range(3):
+    recorded = []
+    for i in range(ITERATIONS):
         with open(os.path.join(workdir, str(i), name, 'config.json'), encoding='utf8') as file:
-            found.append(json.load(file))
-    return found
+            recorded.append(json.load(file))
+    return recorded
 
 
 def test_an_iteration_begins_with_what_the_last_one_made(iterated):
     made, workdir, _, _ = iterated
     judges, policies = configs(workdir, 'reward_model'), configs(workdir, 'policy')
-    folders = [os.path.join(workdir, str(i), 'reward_model', 'reward_model') for i in range(3)]
-    exported = [os.path.join(workdir, str(i), 'exported') for i in range(3)]
-    assert [judge['model']['path'] for judge in judges] == [made.model.path, *folders[:2]]
-    assert [policy['model']['path'] for policy in policies] == [made.model.path, *exported[:2]]
+    folders = [os.path.join(workdir, str(i), 'reward_model', 'reward_model') for i in range(ITERATIONS)]
+    exported = [os.path.join(workdir, str(i), 'exported') for i in range(ITERATIONS)]
+    assert [judge['model']['path'] for judge in judges] == [made.model.path, *folders[:-1]]
+    assert [policy['model']['path'] for policy in policies] == [made.model.path, *exported[:-1]]
     assert [policy['reward']['options']['model']['folder'] for policy in policies] == folders
-    assert [policy['seed'] for policy in policies] == [0, 1, 2]
+    assert [policy['seed'] for policy in policies] == list(range(ITERATIONS))
 
 
 def test_a_tenth_of_what_a_reward_model_learns_from_is_older(iterated):
     made, workdir, labelled, _ = iterated
     folders = [labelled, *(os.path.join(workdir, str(i), 'policy', 'rollouts') for i in range(2))]
-    for i, judge in enumerate(configs(workdir, 'reward_model')):
+    judges = configs(workdir, 'reward_model')
+    judges.append(iterate.reward_model_config(made, 2, '', folders).to_dict())  # of a third iteration
+    for i, judge in enumerate(judges):
         parts = judge['data']['options']['parts']
         assert [part['options']['folder'] for part in parts] == folders[: i + 1]
         np.testing.assert_allclose([part['weight'] for part in parts], [0.1 / i] * i + [0.9] if i else [1.0])
@@ -86,7 +89,7 @@ def test_a_tenth_of_what_a_reward_model_learns_from_is_older(iterated):
 def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
     made, workdir, _, _ = iterated
     folder = os.path.join(workdir, '0', 'reward_model', 'reward_model')
-    changed = iterate.of_reward_model(made, 1, folder, [iterated[2]])
+    changed = iterate.reward_model_config(made, 1, folder, [iterated[2]])
     begun = reward_model.beginning(open_experiment(changed, str(tmp_path)))
     assert np.any(np.asarray(begun['value_head']))
     changed.supervised.updates, changed.supervised.optimizer.learning_rate = 1, 0.0
@@ -95,11 +98,11 @@ def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
 
 
 def test_what_is_done_is_not_done_again(iterated, monkeypatch):
-    made, workdir, labelled, found = iterated
+    made, workdir, labelled, results = iterated
     for module in (train, reward_model, export):
         monkeypatch.setattr(module, 'export' if module is export else 'run', lambda *_: pytest.fail('done again'))
-    assert iterate.run(made, workdir, 3, labelled) == found
-    assert [set(row) >= {'accuracy', 'auc', 'policy'} for row in found] == [True] * 3
+    assert iterate.run(made, workdir, ITERATIONS, labelled) == results
+    assert [set(row) >= {'accuracy', 'auc', 'policy'} for row in results] == [True] * ITERATIONS
 
 
 @pytest.mark.parametrize(

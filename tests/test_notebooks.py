@@ -8,6 +8,7 @@ import matplotlib
 import pytest
 
 from configs import arithmetic
+from grpo_jax import train
 from tests import tiny_run
 
 NOTEBOOKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'notebooks')
@@ -16,7 +17,14 @@ NOTEBOOKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 @pytest.mark.parametrize('name', sorted(os.listdir(NOTEBOOKS)))
 def test_cells_run(name, tmp_path, monkeypatch):
     matplotlib.use('agg')
-    small = tiny_run.config()
+    run, small = train.run, tiny_run.config()
+
+    def run_less(config, *arguments, **options):
+        """Fewer steps than the notebook asks for, of which its cells then read."""
+        config.steps, config.supervised.updates = min(config.steps, 3), 4
+        return run(config, *arguments, **options)
+
+    monkeypatch.setattr(train, 'run', run_less)
     monkeypatch.setattr(arithmetic, 'get_config', lambda preset: small)
     monkeypatch.setattr(sys, 'path', list(sys.path))
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import reward_model
+from grpo_jax import reward_model, statistics
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.programs import make_reward_learner
@@ -66,17 +66,22 @@ def test_losses_by_hand():
     mask = jnp.array([[True, False], [False, True]])
     pair = pairwise(jnp.array([[1.0, 9.0], [9.0, 0.5]]), None, mask)
     np.testing.assert_allclose(pair, [[0.474077], [0.474077]], rtol=1e-5)  # -log sigmoid(0.5)
-    found = labelled(jnp.array([[0.0, 2.0, -1.0]]), jnp.array([[1.0, 0.0, 0.25]]), None)
+    losses = labelled(jnp.array([[0.0, 2.0, -1.0]]), jnp.array([[1.0, 0.0, 0.25]]), None)
     # ln 2; log(1 + e^2); -(0.25 log sigmoid(-1) + 0.75 log sigmoid(1))
-    np.testing.assert_allclose(found, [[0.693147, 2.126928, 0.563262]], rtol=1e-5)
+    np.testing.assert_allclose(losses, [[0.693147, 2.126928, 0.563262]], rtol=1e-5)
 
 
 def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
     made = config(reward_model__objective='pairwise', data__name='rollouts')
     made.data.options = letters(tmp_path)
     experiment, objective = open_experiment(made, str(tmp_path / 'run')), reward_model.OBJECTIVES['pairwise']
-    found, shapes = reward_model.read(experiment, objective, 'train'), experiment.shapes(8, objective.completions)
-    experience = batches.put_rows(reward_model.as_experience(experiment, found, np.arange(8), shapes), experiment.mesh)
+    examples, shapes = (
+        reward_model.read_labelled(experiment, objective, 'train'),
+        experiment.shapes(8, objective.completions),
+    )
+    experience = batches.put_rows(
+        reward_model.as_experience(experiment, examples, np.arange(8), shapes), experiment.mesh
+    )
     updated = []
     for microbatches, remat, offload in ((1, 'none', ()), (4, 'dots', ('optimizer',))):
         learner = make_reward_learner(
@@ -111,25 +116,25 @@ def test_figures_by_hand():
         (np.array([-2.0, -3.0]), np.array([1.0, 0.0])),
         (np.array([1.0]), np.array([0.0])),
     ]
-    found = reward_model.judge(train, test, 'steps')
+    results = reward_model.judge(train, test, 'steps')
     # train says right (3 of 4 labels), and wrong at the second step
-    assert found['examples'] == 3 and found['labels'] == 5 and found['wrong'] == 3
-    assert found['accuracy'] == pytest.approx(3 / 5) and found['majority'] == pytest.approx(2 / 5)
-    assert found['position'] == pytest.approx(4 / 5)
-    assert found['over_majority'] == pytest.approx(1 / 5) and found['over_position'] == pytest.approx(-1 / 5)
-    # wrong is said of -1, -2 and -3, twice truly
-    assert (found['wrong_precision'], found['wrong_recall']) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
-    assert found['auc'] == pytest.approx((3 + 1) / 6)  # 3 beats -1, -3 and 1; -2 beats -3
-    assert found['train_mean'] == pytest.approx(0.5) and found['train_std'] == pytest.approx(0.75**0.5)
+    assert results['examples'] == 3 and results['labels'] == 5 and results['wrong'] == 3
+    assert results['accuracy'] == pytest.approx(3 / 5) and results['majority'] == pytest.approx(2 / 5)
+    assert results['position'] == pytest.approx(4 / 5)
+    assert results['over_majority'] == pytest.approx(1 / 5) and results['over_position'] == pytest.approx(-1 / 5)
+    # -1, -2 and -3 are called wrong, two of them rightly
+    assert (results['wrong_precision'], results['wrong_recall']) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert results['auc'] == pytest.approx((3 + 1) / 6)  # 3 beats -1, -3 and 1; -2 beats -3
+    assert results['train_mean'] == pytest.approx(0.5) and results['train_std'] == pytest.approx(0.75**0.5)
     # by example: +1, 0 and 0 of 2, 2 and 1 labels
-    assert found['over_majority_low'] == 0 and found['over_majority_high'] == pytest.approx(1 / 2)
+    assert results['over_majority_low'] == 0 and results['over_majority_high'] == pytest.approx(1 / 2)
 
 
 def test_figures_of_pairs_by_hand():
     test = [(np.array([s, t]), np.array([1.0, 0.0])) for s, t in [(1, 0), (-1, -2), (0, 0), (3, 4)]]
-    found = reward_model.judge(test, test, 'pairwise')
-    assert found['accuracy'] == 0.5 and found['majority'] == 0.5 and found['over_majority'] == 0
-    assert found['auc'] == pytest.approx((3 + 1 + (1 + 0.5 + 0.5) + 3) / 16)
+    results = reward_model.judge(test, test, 'pairwise')
+    assert results['accuracy'] == 0.5 and results['majority'] == 0.5 and results['over_majority'] == 0
+    assert results['auc'] == pytest.approx((3 + 1 + (1 + 0.5 + 0.5) + 3) / 16)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=2, max_size=12))
@@ -137,8 +142,8 @@ def test_figures_of_pairs_by_hand():
 def test_auc_is_the_chance_that_a_right_one_scores_higher(rows):
     values, right = np.array([v for v, _ in rows], float), np.array([r for _, r in rows])
     pairs = [(a > b) + 0.5 * (a == b) for a in values[right] for b in values[~right]]
-    found = reward_model.auc(values, right)
-    assert found == (pytest.approx(np.mean(pairs)) if pairs else None)
+    area = statistics.auc(values, right)
+    assert area == (pytest.approx(np.mean(pairs)) if pairs else None)
 
 
 # data
@@ -263,8 +268,8 @@ def test_a_stopped_run_goes_on_exactly_and_its_folder_scores_as_it_did(tmp_path,
 
 def test_a_completion_is_read_as_it_was_in_training(tmp_path):
     experiment = open_experiment(config(), str(tmp_path))
-    found = reward_model.read(experiment, reward_model.OBJECTIVES['steps'], 'test')
-    for example, (row,), (marks,) in zip(*found.dataset[:1], found.completions, found.marks, strict=True):
+    examples = reward_model.read_labelled(experiment, reward_model.OBJECTIVES['steps'], 'test')
+    for example, (row,), (marks,) in zip(*examples.dataset[:1], examples.completions, examples.marks, strict=True):
         text = ' '.join(example.meta['steps'])
         ids, last = process.tokenize(experiment.tokenizer, [step for step, _ in process.split(text, ' ')], ' ')
         assert row == ids and [place for place, _ in marks] == last[: len(marks)]

@@ -126,3 +126,18 @@ def test_prompts_without_a_value_count_in_no_mean():
     assert low < np.nanmean(some) < high
     assert high - low == pytest.approx(2 * 1.96 * np.nanstd(some) / 10, rel=0.15)  # of 100 prompts, not of 200
     np.testing.assert_allclose(interval([0.7] + [np.nan] * 9)[:, 0], [0.7, 0.7], rtol=1e-12)
+
+
+def test_a_ratio_is_bounded_by_draws_of_rows_with_their_sizes():
+    # two rows, 0 of 1 and 3 of 3: draws of both, or of one twice, give 0, 3/4 and 1 with chances 1/4, 1/2, 1/4
+    totals, sizes = np.array([[0], [3]]), np.array([[1], [3]])
+    for tail, expected in [(0.025, (0, 1)), (0.3, (0.75, 0.75))]:
+        low, high = statistics.bootstrap_ratio(totals, sizes, tail=tail, resamples=2000, seed=0)
+        assert (low[0], high[0]) == expected
+
+
+def test_precision_and_recall_by_hand():
+    predicted, actual = np.array([True, True, True, False]), np.array([True, True, False, False])
+    assert statistics.precision_recall(predicted, actual) == {'precision': 2 / 3, 'recall': 1.0, 'f1': 4 / 5}
+    nothing = np.zeros(2, bool)
+    assert statistics.precision_recall(nothing, nothing) == {'precision': 0, 'recall': 0, 'f1': 0}

@@ -13,14 +13,20 @@ import pytest
 
 from grpo_jax import sweep, train
 from grpo_jax.errors import BadInput
-from tests import tiny_run
+from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PRESETS, SEEDS = ['grpo', 'dr_grpo'], 2
+SETTINGS = dict(steps=2, evaluation__prompts=4, log__rollouts=0, supervised__updates=2)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def small(tmp_path_factory):
+    SETTINGS['model__path'] = small_model.write(tmp_path_factory.mktemp('small'))
 
 
 def get_config(preset='dr_grpo'):
-    return tiny_run.config(preset=preset, steps=2, evaluation__prompts=4, log__rollouts=0)
+    return tiny_run.config(preset=preset, **SETTINGS)
 
 
 @pytest.fixture(scope='module')
@@ -91,8 +97,8 @@ def test_the_table_holds_the_numbers_of_the_runs(swept):
             'pass@1_after': [x['pass@1'] for x in after],
             'reward_after': [x['reward'] for x in after],
         }.items():
-            found = [float(row[f'{column}_{part}']) for part in ('mean', 'min', 'max')]
-            np.testing.assert_allclose(found, [np.mean(values), min(values), max(values)], err_msg=column)
+            numbers = [float(row[f'{column}_{part}']) for part in ('mean', 'min', 'max')]
+            np.testing.assert_allclose(numbers, [np.mean(values), min(values), max(values)], err_msg=column)
         assert float(row['seconds_min']) > 0
 
 
@@ -220,7 +226,7 @@ def test_overrides_hold_for_every_preset():
         '--config.algorithm.clip_high=0.3',
         "--config.reward.parts=(('numeric', 2.0),)",
     )
-    get_config = sweep.from_flag(flag)
+    get_config = sweep.config_from_flag(flag)
     for preset in ('dapo', 'grpo'):
         config = get_config(preset)
         assert (config.steps, config.data.options.digits, config.algorithm.clip_high) == (20, 1, 0.3)
@@ -232,4 +238,4 @@ def test_overrides_hold_for_every_preset():
 @pytest.mark.parametrize('arguments, words', [((':dapo',), 'leave out'), (('', '--config.seed=3'), '--seeds')])
 def test_what_the_sweep_decides_itself_is_refused(arguments, words):
     with pytest.raises(BadInput, match=words):
-        sweep.from_flag(flag_of(*arguments))
+        sweep.config_from_flag(flag_of(*arguments))

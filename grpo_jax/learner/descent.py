@@ -10,9 +10,9 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut, learns=T
 
     A minibatch holds whole groups of the batch, an Experience or a LabelledBatch. gradient(params, minibatch, packed)
     is (loss, gradient, metrics), with the minibatch's part of packed, PackedRows or None. Without learns, a bool[],
-    nothing but the metrics changes. An update whose loss or gradient is not finite is skipped and counted. Metrics are means
-    over the minibatches; those named *_max are maxima. With cut.offload, opt_state lies in the host's memory between
-    updates, and must be given there.
+    nothing but the metrics changes. An update whose loss or gradient is not finite is skipped and counted. Metrics are
+    means over the minibatches; those named *_max are maxima. With cut.offload, opt_state lies in the host's memory
+    between updates, and must be given there.
     """
     parts = jax.tree.map(lambda x: interleave(x, cut.minibatches, cut.group_size), batch), packed
 

@@ -1,4 +1,4 @@
-"""Whether a run fits TPUs that are not here, and what it would cost them. Needs the extra [tpu], and no TPU.
+"""Tells whether a run fits TPUs that are not here, and its least time there. Needs the extra [tpu], and no TPU.
 
     python -m grpo_jax.preflight --config=configs/gsm8k.py --topology=v5e:4x4 [--slices=2] [--json[=FILE]]
 
@@ -11,8 +11,10 @@ import sys
 # before jax is imported; see grpo_jax.preflight.topology
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
 
+from collections.abc import Sequence
 import json
 import subprocess
+from typing import Any
 
 from absl import flags
 
@@ -22,60 +24,63 @@ from grpo_jax.preflight import advice, compiler, plan, report, scale, verdict
 from grpo_jax.run import cli
 
 
-def run(config, topology, *, slices, cache, output, sizes, at_once):
+def run(config: Any, topology: str, *, slices: int, cache: str, output: str, sizes: Sequence[int], at_once: int) -> int:
     """The exit status.
 
-    at_once: how many programs are compiled at a time. output is '', a file for JSON, or '-' for JSON instead of tables;
-    sizes are numbers of chips to predict for.
+    output is '', a file for JSON, or '-' for JSON instead of tables. sizes are numbers of chips to predict for.
+    at_once is how many programs are compiled at a time.
     """
     shown = output != '-'
-    made = plan.make(config, topology, slices)
+    planned = plan.make(config, topology, slices)
     progress = compiler.Progress()
-    compiling = dict(cache=os.path.expanduser(cache), progress=progress, at_once=at_once)
+    compiling = compiler.Compiling(os.path.expanduser(cache), progress, at_once)
     try:
-        found = verdict.of(made, **compiling)
+        checked = verdict.compile_and_check(planned, compiling)
         if shown:
             progress.close()
-            report.show(found)
-        remedy, better = (None, None) if found.fits else advice.advise(found, told=_told, **compiling)
+            report.print_verdict(checked)
+        remedy = better = None
+        if not checked.fits:
+            remedy, better = advice.advise(checked, tell=_tell, compiling=compiling)
     finally:
         progress.close()
-    named = remedy and advice.settings(made, remedy)
-    content = report.as_json(found, remedy and (named, better))
+    content = report.as_json(checked)
+    if remedy and better:
+        content['advice'] = {'settings': advice.settings(planned, remedy), 'verdict': report.as_json(better)}
     if sizes:
-        content['scale'] = scale.predict(found, sizes)
+        content['scale'] = scale.predict(checked, sizes)
         if shown:
-            scale.show(content['scale'])
-    if shown and remedy:
-        print(f'\nWith {named} it fits (compiled):')
-        report.show(better)
-    elif shown and not found.fits:
+            scale.print_predictions(content['scale'])
+    if shown and remedy and better:
+        print(f'\nWith {advice.settings(planned, remedy)} it fits (compiled):')
+        report.print_verdict(better)
+    elif shown and not checked.fits:
         print('\nNo setting was found that fits; take a larger topology or chip, or a smaller model')
     if output == '-':
         print(json.dumps(content, indent=1))
     elif output:
         json_file.write(output, content)
-    return 0 if found.fits else 1
+    return 0 if checked.fits else 1
 
 
-def _told(text):
+def _tell(text):
     print(f'preflight: {text}', file=sys.stderr, flush=True)
 
 
 def _in_child():
-    """The exit status of the same command in a process of its own, and in another when the compiler takes that down.
+    """The exit status of the same command in a process of its own, and in a second one when the first is killed.
 
-    libtpu 0.0.42 now and then dies when it compiles two programs at once; what was done by then is in the cache.
+    libtpu 0.0.42 now and then dies when it compiles two programs at once; what was compiled by then is in the cache.
     """
     for at_once in (os.cpu_count(), 1):
         status = subprocess.call([sys.executable, '-m', 'grpo_jax.preflight', *sys.argv[1:], f'--at_once={at_once}'])
         if status >= 0:
             return status
-        _told(f'the compiler died of signal {-status} with {at_once} programs at once')
+        _tell(f'the compiler died of signal {-status} with {at_once} programs at once')
     return 128 - status
 
 
-def main():
+def main() -> None:
     """The command."""
     values = flags.FLAGS
     if not values.at_once:

@@ -1,8 +1,10 @@
-"""What to change in a config that does not fit: candidates by arithmetic, the first that fits by compiling it."""
+"""Finds what to change in a config that does not fit: orders candidates by cost, and compiles the likely ones."""
 
+from collections.abc import Callable, Iterator
+import contextlib
 import logging
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,50 +14,87 @@ from grpo_jax.errors import BadInput
 from grpo_jax.preflight import plan as plans
 from grpo_jax.preflight import topology as topologies
 from grpo_jax.preflight import verdict as verdicts
+from grpo_jax.preflight.compiler import Compiling
+from grpo_jax.preflight.verdict import Verdict
 from grpo_jax.sharding.mesh import AXES
 
 SQUARES = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')
 SLICES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}
 TRIES = 4  # candidates that are compiled
-KEPT = {'none': 1.0, 'dots': 0.4, 'full': 0.2}  # of activations by learner.remat; estimates, to sort candidates out
-ROOM = 0.95  # of the memory that a candidate may need by estimate
+SAVED = {'none': 1.0, 'dots': 0.4, 'full': 0.2}  # share of the activations by learner.remat; estimates
+ROOM = 0.95  # share of the memory that a candidate may need by estimate
 GIB = 2**30
+
+
+class Costs(NamedTuple):
+    """How unwelcome each change is; the sum orders the candidates, and only its order has a meaning."""
+
+    larger_slice: float = 20.0  # for each size up: more money, and chips that one may not get
+    half_prompts: float = 6.0  # for each halving: the only change of the results
+    other_mesh: float = 2.0  # other communication, and a mesh was perhaps chosen on purpose
+    tensor_shard: float = 0.01  # for each: communication in every layer, so fewer come first
+    smaller_cache: float = 1.5  # rows wait for room, so a rollout has more decode steps
+    offload: float = 1.6  # a part of the state crosses the host's link in every step
+    microbatches: float = 1.0  # smaller matrix products
+    microbatch: float = 0.001  # for each: fewer come first
+    remat: float = 0.5  # computes activations twice
+    saved: float = -0.2  # for the share of activations that is kept: less recomputation comes first
+
+
+COSTS = Costs()
 
 
 class Candidate(NamedTuple):
     """A change of the config."""
 
-    cost: float  # how little one wants it
+    cost: float  # of Costs, in all
     topology: str
-    overrides: dict  # by dotted key
-    smaller_cache: bool  # also rollout.cache_gib, by what is left for it
+    overrides: dict[str, Any]  # by dotted key
+    smaller_cache: bool  # whether rollout.cache_gib becomes what is left for it
+
+    def plus(self, cost: float, **overrides: Any) -> 'Candidate':
+        """The candidate with more overrides, by key with __ for the dot."""
+        changes = {key.replace('__', '.'): value for key, value in overrides.items()}
+        return self._replace(cost=self.cost + cost, overrides=self.overrides | changes)
 
 
-def advise(verdict, *, told, **compiling):
-    """(Candidate, Verdict) of the least change found that fits, compiled; (None, None) when there is none.
+def advise(
+    verdict: Verdict, *, tell: Callable[[str], Any], compiling: Compiling
+) -> tuple[Candidate, Verdict] | tuple[None, None]:
+    """(Candidate, Verdict) of the least change that fits, compiled; (None, None) when none of the compiled ones does.
 
-    told(text) is called before a candidate is compiled; compiling is for compiler.measure.
+    tell(text) is called before a candidate is compiled.
     """
     base, tries = verdict, 0
     for candidate in candidates(verdict.plan):
-        logging.disable(logging.WARNING)  # what the config made it warn of has been said
-        found = sized(verdict.plan, candidate, base)
-        logging.disable(logging.NOTSET)
-        if found is None:
+        with _quiet():
+            planned = plan_candidate(verdict.plan, candidate, base)
+        if planned is None:
             continue
-        candidate, plan = found
-        told(f'trying {settings(verdict.plan, candidate)}')
-        tried = verdicts.of(plan, **compiling)
-        if tried.fits:
-            return candidate, tried
-        base, tries = tried, tries + 1  # the next estimates start from what is known now
+        candidate, plan = planned
+        tell(f'trying {settings(verdict.plan, candidate)}')
+        compiled = verdicts.compile_and_check(plan, compiling)
+        if compiled.fits:
+            return candidate, compiled
+        base, tries = compiled, tries + 1  # the next estimates start from what is known now
         if tries == TRIES:
             break
     return None, None
 
 
-def settings(plan, candidate):
+@contextlib.contextmanager
+def _quiet():
+    """Without the warnings of a config, which the config of the first plan has caused already."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def settings(plan: plans.PlannedRun, candidate: Candidate) -> str:
     """The flags that make a candidate of the plan."""
     flags = [
         f'--config.{key}=' + (f'"{value}"' if isinstance(value, tuple) else f'{value}')
@@ -64,112 +103,117 @@ def settings(plan, candidate):
     return ' '.join(([f'--topology={candidate.topology}'] if candidate.topology != plan.topology else []) + flags)
 
 
-def candidates(plan):
-    """[Candidate] from the least change on: what computes the same comes first, then fewer prompts, then more chips."""
-    config, c, found = plan.config, plan.experiment.model_config, []
+def candidates(plan: plans.PlannedRun) -> list[Candidate]:
+    """The candidates by cost: changes that compute the same come first, then fewer prompts, then more chips."""
+    remat, offload = plan.config.learner.remat, set(plan.config.learner.offload)
+    every = list(_meshes_and_batches(plan))
+    every += [
+        candidate.plus(COSTS.remat + COSTS.saved * SAVED[less], learner__remat=less)
+        for less in SAVED
+        if SAVED[less] < SAVED[remat]
+        for candidate in every
+    ]
+    names = ('optimizer', 'reference') if plan.algorithm.keeps_reference else ('optimizer',)
+    if set(names) - offload:
+        every += [
+            candidate.plus(COSTS.offload, learner__offload=names)
+            for candidate in every
+            if candidate.topology == plan.topology
+            and not any(key.startswith(('mesh', 'data')) for key in candidate.overrides)
+        ]
+    every += [candidate.plus(COSTS.smaller_cache)._replace(smaller_cache=True) for candidate in every]
+    changes = [x for x in every if x.overrides or x.smaller_cache or x.topology != plan.topology]
+    return sorted(changes, key=lambda candidate: candidate.cost)
+
+
+def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
+    """Candidates of other slices, meshes, prompts a step and microbatches; the first one changes nothing."""
+    config = plan.config
     kind, _, size = plan.topology.partition(':')
     sizes = SLICES[kind]
     larger = sizes[sizes.index(size) :] if size in sizes else (size,)
     for step, name in enumerate(larger):
         count = len(topologies.devices(f'{kind}:{name}', plan.slices))
-        for mesh in plans.meshes(c, count, plan.slices):
-            of_mesh = {f'mesh.{axis}': mesh[axis] for axis in AXES if mesh[axis] != config.mesh[axis]}
+        for mesh in plans.meshes(plan.experiment.model_config, count, plan.slices):
+            axes = {f'mesh.{axis}': mesh[axis] for axis in AXES if mesh[axis] != config.mesh[axis]}
+            of_mesh = (COSTS.other_mesh + COSTS.tensor_shard * mesh['tensor']) * bool(axes)
             shards = count // mesh['tensor']
             for halvings in range(3):
                 prompts = config.data.prompts_per_step >> halvings
                 rows = prompts * config.rollout.group_size // shards // config.learner.minibatches
-                for micro in (config.learner.microbatches << n for n in range(10)):
-                    if prompts % shards or micro > max(rows, 1):
+                for microbatches in (config.learner.microbatches << n for n in range(10)):
+                    if prompts % shards or microbatches > max(rows, 1):
                         continue
-                    changes = of_mesh | ({'data.prompts_per_step': prompts} if halvings else {})
-                    cost = 20 * step + 6 * halvings + (2 + mesh['tensor'] / 100) * bool(of_mesh)
-                    if micro != config.learner.microbatches:
-                        changes, cost = changes | {'learner.microbatches': micro}, cost + 1 + micro / 1000
-                    found.append(Candidate(cost, f'{kind}:{name}', changes, False))
-    less = [remat for remat in KEPT if KEPT[remat] < KEPT[config.learner.remat]]
-    found += [
-        x._replace(
-            cost=x.cost + 0.5 - 0.2 * KEPT[remat],  # what recomputes less comes first
-            overrides=x.overrides | {'learner.remat': remat},
-        )
-        for remat in less
-        for x in found
-    ]
-    names = ('optimizer', 'reference') if plan.algorithm.keeps_reference else ('optimizer',)
-    if set(names) - set(config.learner.offload):
-        found += [
-            x._replace(cost=x.cost + 1.6, overrides=x.overrides | {'learner.offload': names})
-            for x in found
-            if x.topology == plan.topology and not any(key.startswith(('mesh', 'data')) for key in x.overrides)
-        ]
-    found += [x._replace(cost=x.cost + 1.5, smaller_cache=True) for x in found]
-    return sorted(
-        (x for x in found if x.overrides or x.smaller_cache or x.topology != plan.topology),
-        key=lambda candidate: candidate.cost,
-    )
+                    cost = COSTS.larger_slice * step + COSTS.half_prompts * halvings + of_mesh
+                    changes = axes | ({'data.prompts_per_step': prompts} if halvings else {})
+                    if microbatches != config.learner.microbatches:
+                        changes = changes | {'learner.microbatches': microbatches}
+                        cost += COSTS.microbatches + COSTS.microbatch * microbatches
+                    yield Candidate(cost, f'{kind}:{name}', changes, False)
 
 
-def sized(plan, candidate, base):
-    """(Candidate, its Plan) that should fit by estimate from a Verdict, with the size of its cache; or None."""
+def plan_candidate(
+    plan: plans.PlannedRun, candidate: Candidate, base: Verdict
+) -> tuple[Candidate, plans.PlannedRun] | None:
+    """(the candidate with the size of its cache, its plan) if it fits by estimate from the base; else None."""
     try:
-        made = _made(plan, candidate)
-        rest, held = estimate(made, base)
-        most = ROOM * made.chip.memory
+        changed = _change(plan, candidate)
+        phases, cache = estimate(changed, base)
+        most = ROOM * changed.chip.memory
         if not candidate.smaller_cache:
-            return (candidate, made) if max(rest['update'], rest['score'], rest['rollout'] + held) <= most else None
-        budget = math.floor((most - rest['rollout']) / GIB * 4) / 4  # quarters of a GiB
-        if max(rest['update'], rest['score']) > most or budget <= 0 or budget * GIB >= held:
+            fits = max(phases['update'], phases['score'], phases['rollout'] + cache) <= most
+            return (candidate, changed) if fits else None
+        budget = math.floor((most - phases['rollout']) / GIB * 4) / 4  # quarters of a GiB
+        if max(phases['update'], phases['score']) > most or budget <= 0 or budget * GIB >= cache:
             return None
-        candidate = candidate._replace(overrides=candidate.overrides | {'rollout.cache_gib': budget})
-        made = _made(plan, candidate)
-        made.engine.plan.wave_prompts()  # raises when the budget holds not even one group
-        return candidate, made
+        candidate = candidate.plus(0.0, rollout__cache_gib=budget)
+        changed = _change(plan, candidate)
+        changed.engine.plan.wave_prompts()  # raises when the budget holds not even one group
+        return candidate, changed
     except BadInput:  # sizes that do not divide
         return None
 
 
-def _made(plan, candidate):
+def _change(plan, candidate):
     return plans.make(plans.changed(plan.config, candidate.overrides), candidate.topology, plan.slices)
 
 
-def estimate(plan, base):
+def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int | float]:
     """({'update', 'score', 'rollout'} bytes of a device in use then, without cache; bytes of cache) of a plan.
 
-    What is in the state and the sampler's weights is exact. Temporaries are those of the base, a Verdict, in
-    proportion: of the update to the rows of a microbatch on a device, of score to those of the batch, both without
-    two copies of the gradient, and all to 1 / tensor.
+    The sizes of the state and of the sampler's weights are exact. Temporaries are those of the base in proportion:
+    the update's to the rows of a microbatch on a device, those of score to the rows of the batch, both without two
+    copies of the gradient, and all of them to 1 / tensor.
     """
-    before, (state, of_params) = base.plan, plan.state_bytes()
+    before, (state, param_bytes) = base.plan, plan.state_bytes()
     state_before, params_before = before.state_bytes()
     cut = before.mesh.shape['tensor'] / plan.mesh.shape['tensor']
     phases = {phase: size for phase, (size, _) in base.phases.items()}
 
-    def scaled(phase, fixed, rows):
-        activations = max(phases.get(phase, 0) - state_before - fixed / of_params * params_before, 0)
+    def scaled(phase: str, fixed: int, rows: float) -> float:
+        activations = max(phases.get(phase, 0) - state_before - fixed / param_bytes * params_before, 0)
         return state + fixed + activations * cut * rows
 
-    def batch(which):
-        return which.shapes.prompts * which.shapes.group_size / which.row_shards()
+    def batch_rows(plan: plans.PlannedRun) -> float:
+        return plan.shapes.prompts * plan.shapes.group_size / plan.row_shards()
 
-    kept = KEPT[plan.config.learner.remat] / KEPT[before.config.learner.remat]
+    saved = SAVED[plan.config.learner.remat] / SAVED[before.config.learner.remat]
     returns = 'reference' in set(plan.config.learner.offload) - set(before.config.learner.offload)
     rows = plan.microbatch_rows() / max(before.microbatch_rows(), 1)
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
-    extra = max(sampling - state_before - sum(base.held.values()), 0) * cut
-    engines = {
-        id(engine.plan): engine.plan
-        for engine in (plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples))
-    }
-    whole = max(p.bytes(p.prompts, p.prompts * p.group, len(p.chunks)) for p in engines.values())
+    extra = max(sampling - state_before - sum(base.sampler_bytes.values()), 0) * cut
+    engines: list[Any] = [plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples)]
+    schedules = [engine.plan for engine in engines]
+    whole = max(x.bytes(x.prompts, x.prompts * x.group, len(x.chunks)) for x in schedules)
     return {
-        'update': scaled('update', 2 * of_params, rows * kept),
-        'score': scaled('score', 0, batch(plan) / batch(before)) + returns * of_params,
-        'rollout': state + plan.lent_bytes() + weight_bytes(plan) + base.held['book'] + extra,
+        'update': scaled('update', 2 * param_bytes, rows * saved),
+        'score': scaled('score', 0, batch_rows(plan) / batch_rows(before)) + returns * param_bytes,
+        'rollout': state + plan.lent_bytes() + weight_bytes(plan) + base.sampler_bytes['book'] + extra,
     }, whole
 
 
-def weight_bytes(plan):
-    """Bytes of the sampler's weights on a device, all matrices in their dtype."""
+def weight_bytes(plan: plans.PlannedRun) -> int:
+    """Bytes of the sampler's weights on a device, with all matrices in their dtype."""
     kind = jnp.dtype(plan.config.rollout.weights_dtype or plan.experiment.dtype)
     whole = sum(x.size for x in jax.tree.leaves(plan.learner.state.params))
     return whole * kind.itemsize // plan.mesh.shape['tensor']

@@ -1,5 +1,6 @@
 """Compiles programs for absent devices, on all cores, and keeps what was read off them in a cache folder."""
 
+from collections.abc import Callable, Sequence
 import concurrent.futures
 import gzip
 import hashlib
@@ -9,15 +10,24 @@ import os
 import re
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import rich.console
 import rich.progress
 
 from grpo_jax.preflight import flops, hlo
+from grpo_jax.preflight import plan as plans
 
 FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment that changes what the compiler does
+
+
+class Compiling(NamedTuple):
+    """How programs are compiled."""
+
+    cache: str  # folder of what was compiled before
+    progress: Callable[[str, dict, int, int], Any]  # called as (name, fields of Measured, done, all) after each one
+    at_once: int  # programs that are compiled at a time
 
 
 class Measured(NamedTuple):
@@ -37,104 +47,99 @@ class Measured(NamedTuple):
     refused: float  # bytes that the program would need, where the compiler says that they do not fit; else 0
 
     @property
-    def collective_bytes(self):
+    def collective_bytes(self) -> tuple[int | float, int | float]:
         """Bytes sent, within slices and across."""
         return sum(self.within.values()), sum(self.across.values())
 
 
-def measure(jobs, mesh, *, topology, slices, cache, progress, at_once):
-    """[Measured] of plan.Jobs, at_once compiled at a time; progress(name, seconds, done, all) is called as they come.
+def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compiling) -> list[Measured]:
+    """Traces and compiles the programs of a plan, and reads off them what can be known.
 
-    Programs are traced one after another, and each is compiled as soon as it is; equal ones once.
+    Programs are traced one after another, and each is compiled as soon as it is traced; equal ones once.
     """
-    compiled, done, results = {}, 0, []
-    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+    devices, slices = plan.mesh.size, plan.slices
+    compiled, results = {}, []
+    with concurrent.futures.ThreadPoolExecutor(compiling.at_once) as pool:
         for job in jobs:
             traced = job.trace()
             operations, unknown = flops.count(traced.jaxpr, job.turns)
             lowered = traced.lower()
-            key = key_of(lowered.as_text(), topology, slices)
+            key = cache_key(lowered.as_text(), plan.topology, slices)
             if key not in compiled:
-                compiled[key] = pool.submit(read_or_compile, key, lowered, cache)
-            results.append((job, compiled[key], operations / mesh.size, unknown))
-        for future in concurrent.futures.as_completed(compiled.values()):
-            done += 1
+                compiled[key] = pool.submit(read_or_compile, key, lowered, compiling.cache)
+            results.append((job, compiled[key], operations / devices, unknown))
+        for done, future in enumerate(concurrent.futures.as_completed(compiled.values()), 1):
             job = next(job for job, other, *_ in results if other is future)
-            progress(job.name, future.result()[0], done, len(compiled))
-    found = []
+            compiling.progress(job.name, future.result()[0], done, len(compiled))
+    every = []
     for job, future, operations, unknown in results:
         fields, text = future.result()
-        moved = movement(text, mesh.size, slices, job.text_turns)
-        found.append(Measured(**fields | moved | {'flops': operations, 'unknown': unknown + moved['unknown']}))
-    return found
+        moved = read_movement(text, devices, slices, job.text_turns)
+        every.append(Measured(**fields | moved | {'flops': operations, 'unknown': unknown + moved['unknown']}))
+    return every
 
 
-def key_of(text, topology, slices):
-    """The name under which a program lies in the cache: everything that it depends on, hashed."""
+def cache_key(text: str, topology: str, slices: int) -> str:
+    """The name of a program in the cache: the hash of everything that the compiled program depends on."""
     versions = [importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'libtpu')]
     parts = [text, topology, slices, versions, [os.environ.get(name, '') for name in FLAGS]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def read_or_compile(key, lowered, cache):
+def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[dict[str, Any], str]:
     """(bytes and seconds, fields of Measured; compiled text) from the cache, or from compiling, into it."""
     path = os.path.join(cache, f'{key}.json.gz')
     if os.path.exists(path):
         with gzip.open(path, 'rt', encoding='utf8') as file:
-            found, text = json.load(file)
-        return found | {'cached': True}, text
-    found, text = make_executable(lowered)
+            fields, text = json.load(file)
+        return fields | {'cached': True}, text
+    fields, text = compile_and_measure(lowered)
     os.makedirs(cache, exist_ok=True)
     with gzip.open(f'{path}.writing', 'wt', encoding='utf8') as file:
-        json.dump((found, text), file)
+        json.dump((fields, text), file)
     os.replace(f'{path}.writing', path)
-    return found | {'cached': False}, text
+    return fields | {'cached': False}, text
 
 
-def make_executable(lowered):
-    """What read_or_compile finds; the text is '' of a program that the compiler refuses."""
-    begun = time.monotonic()
+def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
+    """(bytes and seconds, compiled text); the text is '' of a program that the compiler refuses."""
+    started = time.monotonic()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error) or 'hbm' not in str(error).lower():
             raise
-        return {
-            'seconds': time.monotonic() - begun,
-            'refused': needed(str(error)),
-            'arguments': 0,
-            'outputs': 0,
-            'temporaries': 0,
-            'peak': 0,
-        }, ''
-    memory = compiled.memory_analysis()
+        sizes = dict.fromkeys(('arguments', 'outputs', 'temporaries', 'peak'), 0)
+        return {'seconds': time.monotonic() - started, 'refused': needed_bytes(str(error)), **sizes}, ''
+    memory: Any = compiled.memory_analysis()
     return {
-        'seconds': time.monotonic() - begun,
+        'seconds': time.monotonic() - started,
         'refused': 0,
         'arguments': memory.argument_size_in_bytes,
         'outputs': memory.output_size_in_bytes - memory.alias_size_in_bytes,
         'temporaries': memory.temp_size_in_bytes,
         'peak': getattr(memory, 'peak_memory_in_bytes', 0),
-    }, compiled.as_text()
+    }, compiled.as_text() or ''
 
 
-def movement(text, devices, slices, turns):
+def read_movement(text: str, devices: int, slices: int, trip_counts: Sequence[int]) -> dict[str, Any]:
     """Fields of Measured that are read off the compiled text."""
     if not text:
         return {'traffic': 0.0, 'within': {}, 'across': {}, 'unknown': 0}
     traffic, within, across = hlo.Traffic(text), {}, {}
-    moved = traffic.of_program(turns)
-    for found in hlo.collectives(text, devices, turns):
-        per = devices // slices  # data, the first axis of the mesh, goes over the slices
-        kind = across if any(len({place // per for place in group}) > 1 for group in found.groups) else within
-        kind[found.op] = kind.get(found.op, 0.0) + found.bytes
+    moved = traffic.count_program(trip_counts)
+    for collective in hlo.collectives(text, devices, trip_counts):
+        of_slice = devices // slices  # data, the first axis of the mesh, goes over the slices
+        leaves = any(len({device // of_slice for device in group}) > 1 for group in collective.groups)
+        kind = across if leaves else within
+        kind[collective.op] = kind.get(collective.op, 0.0) + collective.bytes
     return {'traffic': moved, 'within': within, 'across': across, 'unknown': traffic.unknown}
 
 
-def needed(message):
-    """Bytes that a program needs, from the compiler's refusal; infinity when it does not say."""
-    found = re.search(r'(?:temporaries \(|Used )([\d.]+)([GMK])', message)
-    return float(found[1]) * {'G': 2**30, 'M': 2**20, 'K': 2**10}[found[2]] if found else float('inf')
+def needed_bytes(message: str) -> float:
+    """Bytes that a program needs, from the compiler's refusal; infinity when the message has no size."""
+    size = re.search(r'(?:temporaries \(|Used )([\d.]+)([GMK])', message)
+    return float(size[1]) * {'G': 2**30, 'M': 2**20, 'K': 2**10}[size[2]] if size else float('inf')
 
 
 class Progress:
@@ -155,14 +160,14 @@ class Progress:
             self._task = self._bar.add_task('', total=None, shown='')
             self._bar.start()
 
-    def __call__(self, name, found, done, every):
-        text = f'{name} from the cache' if found['cached'] else f'{name} in {found["seconds"]:.0f} s'
+    def __call__(self, name: str, fields: dict[str, Any], done: int, every: int) -> None:
+        text = f'{name} from the cache' if fields['cached'] else f'{name} in {fields["seconds"]:.0f} s'
         if self._bar:
             self._bar.update(self._task, completed=done, total=every, shown=text)
         else:
             print(f'preflight: {done} of {every}: {text}', file=sys.stderr, flush=True)
 
-    def close(self):
+    def close(self) -> None:
         """Takes the bar away."""
         if self._bar:
             self._bar.stop()

@@ -1,32 +1,36 @@
 """A verdict as tables for people and as JSON for programs."""
 
-import rich.box
-import rich.console
+from typing import Any
+
 import rich.table
 
 from grpo_jax.preflight import verdict as verdicts
+from grpo_jax.preflight.plan import Plan
+from grpo_jax.preflight.verdict import Verdict
+from grpo_jax.run import tables
 from grpo_jax.sharding import compiled
 from grpo_jax.sharding.mesh import AXES
 
+WIDTH = 150
 GIB = 2**30
 
 
-def as_json(verdict, advice=None):
+def as_json(verdict: Verdict) -> dict[str, Any]:
     """Dict of everything that is printed; bytes, seconds and operations of one chip."""
     plan = verdict.plan
     prompts, rows = verdicts.largest_batch(verdict)
-    found = {
+    return {
         'topology': plan.topology,
         'slices': plan.slices,
         'chips': plan.mesh.size,
-        'mesh': mesh_of(plan),
+        'mesh': mesh_sizes(plan),
         'memory': plan.chip.memory,
         'fits': verdict.fits,
         'peak': verdict.peak,
         'free': verdict.free,
         'state': plan.state_bytes()[0],
         'waiting': compiled.waiting_bytes(plan.learner.state),
-        **verdict.held,
+        **verdict.sampler_bytes,
         'step_seconds': verdict.seconds,
         'largest_prompts_per_step': prompts,
         'largest_microbatch_rows_of_a_chip': rows,
@@ -43,128 +47,99 @@ def as_json(verdict, advice=None):
             for job, measured, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True)
         ],
     }
-    if advice:
-        found['advice'] = {'settings': advice[0], 'verdict': as_json(advice[1])}
-    return found
 
 
-def mesh_of(plan):
+def mesh_sizes(plan: Plan) -> dict[str, int]:
     """{axis: size}."""
     return {axis: plan.mesh.shape[axis] for axis in AXES}
 
 
-def show(verdict):
+def print_verdict(verdict: Verdict) -> None:
     """Prints the tables of a verdict."""
-    plan, console = verdict.plan, rich.console.Console(width=150, soft_wrap=False)
-    mesh = ' x '.join(f'{axis} {size}' for axis, size in mesh_of(plan).items())
-    of_slices = f'{plan.slices} slices of ' if plan.slices > 1 else ''
-    console.print(
-        f'{of_slices}{plan.topology}: {plan.mesh.size} chips of {plan.chip.memory / GIB:.2f} GiB; '
+    plan = verdict.plan
+    mesh = ' x '.join(f'{axis} {size}' for axis, size in mesh_sizes(plan).items())
+    slices = f'{plan.slices} slices of ' if plan.slices > 1 else ''
+    lines = [
+        f'{slices}{plan.topology}: {plan.mesh.size} chips of {plan.chip.memory / GIB:.2f} GiB; '
         f'mesh {mesh}; {plan.microbatch_rows()} rows of a microbatch a chip',
-        highlight=False,
-    )
-    console.print(programs_table(verdict))
-    console.print(
+        programs_table(verdict),
         "arg, out, temp: bytes of the program; peak: the compiler's own figure; in use: with what waits "
         'beside it. TFLOP: matrix products, what is recomputed twice. Loops that end with the longest '
         'completion count in full.',
-        highlight=False,
-    )
-    unknown = [job.name for job, found in zip(verdict.jobs, verdict.measured, strict=True) if found.unknown]
+    ]
+    unknown = [job.name for job, measured in zip(verdict.jobs, verdict.measured, strict=True) if measured.unknown]
     if unknown:
-        console.print(f'with loops of unknown length, counted once: {", ".join(unknown)}', highlight=False)
-    console.print(phases_table(verdict))
-    console.print(summary(verdict), highlight=False)
+        lines.append(f'with loops of unknown length, counted once: {", ".join(unknown)}')
+    tables.show(*lines, phases_table(verdict), summary(verdict), width=WIDTH)
 
 
-def _table(title, columns):
-    table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify='left', pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify='right' if i else 'left', no_wrap=bool(i))
-    return table
+PROGRAM_COLUMNS = (
+    'program',
+    'compile\ns',
+    'arg\nGiB',
+    'out\nGiB',
+    'temp\nGiB',
+    'peak\nGiB',
+    'in use\nGiB',
+    'TFLOP',
+    'HBM\nGB',
+    'collectives\nGB sent',
+    'at least\nms',
+    'bound by',
+    'runs\na step',
+)
 
 
-def programs_table(verdict):
+def programs_table(verdict: Verdict) -> rich.table.Table:
     """Table of programs: compile time, memory, work, and what bounds their time."""
-    table = _table(
-        'Programs, figures of one chip',
-        [
-            'program',
-            'compile\ns',
-            'arg\nGiB',
-            'out\nGiB',
-            'temp\nGiB',
-            'peak\nGiB',
-            'in use\nGiB',
-            'TFLOP',
-            'HBM\nGB',
-            'collectives\nGB sent',
-            'at least\nms',
-            'bound by',
-            'runs\na step',
-        ],
-    )
-    for job, found, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True):
-        if found.refused:
-            table.add_row(
-                job.name,
-                f'{found.seconds:.0f}',
-                '-',
-                '-',
-                '-',
-                '-',
-                f'{size / GIB:.2f}',
-                f'{found.flops / 1e12:.2f}',
-                '',
-                'too large for the compiler',
-                '',
-                '',
-                '',
-            )
+    rows = []
+    for job, measured, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True):
+        head = [job.name, 'cached' if measured.cached and not measured.refused else f'{measured.seconds:.0f}']
+        in_use, operations = f'{size / GIB:.2f}', f'{measured.flops / 1e12:.2f}'
+        if measured.refused:
+            rows.append([*head, '-', '-', '-', '-', in_use, operations, '', 'too large for the compiler', '', '', ''])
             continue
-        bounds = verdicts.bounds(found, verdict.plan.chip)
-        by = max(bounds, key=bounds.get)
-        sizes = [found.arguments, found.outputs, found.temporaries, found.peak, size]
-        table.add_row(
-            job.name,
-            'cached' if found.cached else f'{found.seconds:.0f}',
-            *(f'{n / GIB:.2f}' for n in sizes),
-            f'{found.flops / 1e12:.2f}',
-            f'{found.traffic / 1e9:.1f}',
-            _collectives(found),
-            f'{bounds[by] * 1e3:.1f}',
-            by,
-            f'{job.runs:g}' if job.runs else '',
+        bounds = verdicts.bounds(measured, verdict.plan.chip)
+        by = max(bounds, key=lambda name: bounds[name])
+        sizes = [measured.arguments, measured.outputs, measured.temporaries, measured.peak]
+        rows.append(
+            [
+                *head,
+                *(f'{n / GIB:.2f}' for n in sizes),
+                in_use,
+                operations,
+                f'{measured.traffic / 1e9:.1f}',
+                _collectives(measured),
+                f'{bounds[by] * 1e3:.1f}',
+                by,
+                f'{job.runs:g}' if job.runs else '',
+            ]
         )
-    return table
+    return tables.make_table(
+        PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=PROGRAM_COLUMNS[:1]
+    )
 
 
-def _collectives(found):
-    kinds = [f'{op} {size / 1e9:.2f}' for op, size in sorted(found.within.items()) if size >= 5e6]
-    kinds += [f'{op} between slices {size / 1e9:.2f}' for op, size in sorted(found.across.items()) if size >= 5e6]
+def _collectives(measured):
+    """Text of the collectives that send at least 5 MB."""
+    kinds = [f'{op} {size / 1e9:.2f}' for op, size in sorted(measured.within.items()) if size >= 5e6]
+    kinds += [f'{op} between slices {size / 1e9:.2f}' for op, size in sorted(measured.across.items()) if size >= 5e6]
     return '\n'.join(kinds)
 
 
-def phases_table(verdict):
-    """Table of what lives at the same time."""
-    table = _table(
-        'In use at the same time, GiB of one chip',
-        ['phase', 'state', "sampler's weights", 'book', 'cache', 'the rest', 'sum', 'free', 'most during'],
-    )
-    sizes = {'state': verdict.plan.state_bytes()[0]} | verdict.held
+def phases_table(verdict: Verdict) -> rich.table.Table:
+    """Table of what is in memory at the same time."""
+    headings = ['phase', 'state', "sampler's weights", 'book', 'cache', 'the rest', 'sum', 'free', 'most during']
+    sizes, rows = {'state': verdict.plan.state_bytes()[0]} | verdict.sampler_bytes, []
     for phase, (size, name) in verdict.phases.items():
         job = next(job for job in verdict.jobs if job.name == name)
         parts = [sizes[part] * (part in job.holds) for part in sizes]
-        table.add_row(
-            phase,
-            *(f'{n / GIB:.2f}' for n in (*parts, size - sum(parts), size)),
-            f'{1 - size / verdict.plan.chip.memory:.0%}',
-            name,
-        )
-    return table
+        gib = [f'{n / GIB:.2f}' for n in (*parts, size - sum(parts), size)]
+        rows.append([phase, *gib, f'{1 - size / verdict.plan.chip.memory:.0%}', name])
+    return tables.make_table(headings, rows, title='In use at the same time, GiB of one chip', dense=True)
 
 
-def summary(verdict):
+def summary(verdict: Verdict) -> str:
     """Lines: the verdict, the largest batch, and the least time of a step."""
     prompts, rows = verdicts.largest_batch(verdict)
     memory, plan = verdict.plan.chip.memory / GIB, verdict.plan

@@ -1,28 +1,29 @@
 """A prediction for other numbers of chips, from the counts of one compiled plan. Arithmetic only."""
 
+from collections.abc import Iterable, Sequence
 import math
-
-import rich.box
-import rich.console
-import rich.table
+from typing import Any
 
 from grpo_jax.preflight import verdict as verdicts
+from grpo_jax.preflight.report import WIDTH
+from grpo_jax.preflight.verdict import Verdict
+from grpo_jax.run import tables
 
 LARGEST = {'v5e': 256, 'v6e': 256, 'v4': 4096, 'v5p': 8960}  # chips of a slice
 
 
-def predict(verdict, sizes):
+def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
     """One dict for each number of chips, with as much of the batch on each chip as in the verdict's plan.
 
-    Products and traffic of a chip then stay what they are. What a ring over n chips sends grows as (n - 1) / n. Over
-    s slices, each microbatch's gradient crosses the network, 2 (s - 1) / s times in float32. A program takes as long as
+    Products and traffic of a chip then stay as they are. What a ring over n chips sends grows as (n - 1) / n. Over
+    s slices, each microbatch's gradient crosses the network 2 (s - 1) / s times in float32. A program takes as long as
     its slowest resource, all others hidden behind it.
     """
     plan, chip = verdict.plan, verdict.plan.chip
     shapes, learner = plan.shapes, plan.config.learner
     tensor, before = plan.mesh.shape['tensor'], plan.row_shards()
     whole = plan.state_bytes()[1] * plan.mesh.shape['fsdp']  # float32 parameters that a tensor shard has
-    found = []
+    predictions = []
     for count in sizes:
         slices = math.ceil(count / LARGEST[plan.topology.partition(':')[0]])
         shards = count // tensor
@@ -44,7 +45,7 @@ def predict(verdict, sizes):
             talking += job.runs * max(links, network)
             working += job.runs * bounds['products']
         tokens = shapes.prompts * shapes.group_size * shapes.tokens / plan.mesh.size
-        found.append(
+        predictions.append(
             {
                 'chips': count,
                 'slices': slices,
@@ -58,18 +59,16 @@ def predict(verdict, sizes):
                 'communication': talking / seconds,
             }
         )
-    return found
+    return predictions
 
 
 def _ring(n):
     return (n - 1) / n
 
 
-def show(rows):
+def print_predictions(predictions: Sequence[dict[str, Any]]) -> None:
     """Prints the predictions."""
-    title = 'PREDICTION for other numbers of chips, by arithmetic from the plan above: not compiled, not measured'
-    table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify='left', pad_edge=False)
-    for name in (
+    headings = [
         'chips',
         'slices',
         'mesh\ndata x fsdp x tensor',
@@ -78,10 +77,9 @@ def show(rows):
         'tokens / s / chip\nat most',
         'products / peak\nat most',
         'communication\n/ step',
-    ):
-        table.add_column(name, justify='right')
-    for row in rows:
-        table.add_row(
+    ]
+    rows = [
+        [
             str(row['chips']),
             str(row['slices']),
             f'{row["data"]} x {row["fsdp"]} x {row["tensor"]}',
@@ -90,5 +88,8 @@ def show(rows):
             f'{row["tokens_a_second_and_chip"]:.0f}',
             f'{row["share_of_peak"]:.0%}',
             f'{row["communication"]:.0%}',
-        )
-    rich.console.Console(width=150).print(table)
+        ]
+        for row in predictions
+    ]
+    title = 'PREDICTION for other numbers of chips, by arithmetic from the plan above: not compiled, not measured'
+    tables.show(tables.make_table(headings, rows, title=title, dense=True), width=WIDTH)

@@ -9,8 +9,10 @@ and on a machine without accelerators JAX_PLATFORMS=cpu. What is compiled for su
 its memory_analysis() and as_text() are those of the real device.
 """
 
+from collections.abc import Sequence
 import importlib.util
 import math
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils, topologies
@@ -24,7 +26,7 @@ from grpo_jax.sharding.mesh import AXES
 OPTIONS = {'v4': {'chip_config_name': 'megacore'}}
 
 
-def devices(name, slices=1):
+def devices(name: str, slices: int = 1) -> Sequence[Any]:
     """The devices of `slices` slices of a topology, in its order. Count them: some kinds have two a chip."""
     if importlib.util.find_spec('libtpu') is None:
         raise BadInput('--topology', name, 'needs the TPU compiler, libtpu; install the extra [tpu]')
@@ -39,22 +41,23 @@ def devices(name, slices=1):
         ) from None
 
 
-def mesh(name, section, slices=1):
+def mesh(name: str, section: Any, slices: int = 1) -> jax.sharding.Mesh:
     """jax Mesh over all devices of a topology; section has the sizes of the axes.
 
     Axis data goes over the slices first. BadInput when the sizes do not multiply to the number of devices, or the
     slices do not divide data.
     """
-    found, shape = devices(name, slices), tuple(section.get(axis, 1) for axis in AXES)
-    if math.prod(shape) != len(found):
+    all_devices = devices(name, slices)
+    shape = tuple(section.get(axis, 1) for axis in AXES)
+    if math.prod(shape) != len(all_devices):
         raise BadInput(
             'mesh',
             dict(section),
-            f'has {math.prod(shape)} devices and {name} has {len(found)}; '
+            f'has {math.prod(shape)} devices and {name} has {len(all_devices)}; '
             f'choose sizes of {", ".join(AXES)} whose product is that',
         )
     if slices == 1:
-        return meshes.over(found, shape)
+        return meshes.over(all_devices, shape)
     if shape[0] % slices:
         raise BadInput(
             'mesh.data',
@@ -63,5 +66,5 @@ def mesh(name, section, slices=1):
             f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}',
         )
     over_slices = (slices,) + (1,) * (len(AXES) - 1)
-    placed = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), over_slices, devices=found)
+    placed = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), over_slices, devices=all_devices)
     return jax.sharding.Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from grpo_jax.preflight import compiler
 from grpo_jax.preflight import plan as plans
+from grpo_jax.sharding import chips
 
 PHASES = ('start', 'cold start', 'rollout', 'score', 'update', 'evaluation')
 
@@ -14,15 +15,15 @@ class Verdict(NamedTuple):
     plan: plans.PlannedRun
     jobs: list[plans.Job]
     measured: list[compiler.Measured]
-    held: dict[str, int]  # bytes of the sampler's weights, book and cache on a device
+    sampler_bytes: dict[str, int]  # of the sampler's weights, book and cache on a device
 
     @property
-    def totals(self):
+    def totals(self) -> list[int | float]:
         """Bytes of a device in use while each program runs."""
-        return [total(job, found) for job, found in zip(self.jobs, self.measured, strict=True)]
+        return [total(job, measured) for job, measured in zip(self.jobs, self.measured, strict=True)]
 
     @property
-    def phases(self):
+    def phases(self) -> dict[str, tuple[int | float, str]]:
         """{phase: (bytes in use at most, name of the program that runs then)}."""
         runs = list(zip(self.jobs, self.totals, strict=True))
         return {
@@ -32,60 +33,59 @@ class Verdict(NamedTuple):
         }
 
     @property
-    def peak(self):
+    def peak(self) -> int | float:
         """The most bytes of a device in use."""
         return max(self.totals)
 
     @property
-    def fits(self):
-        """Whether that is there, and the compiler refused nothing."""
-        return self.peak <= self.plan.chip.memory and not any(found.refused for found in self.measured)
+    def fits(self) -> bool:
+        """Whether a chip has that many, and the compiler refused nothing."""
+        return self.peak <= self.plan.chip.memory and not any(measured.refused for measured in self.measured)
 
     @property
-    def free(self):
+    def free(self) -> int | float:
         """The share of a chip's memory that is never in use."""
         return 1 - self.peak / self.plan.chip.memory
 
     @property
-    def seconds(self):
+    def seconds(self) -> int | float:
         """The least seconds of a step on the devices, all completions at full length."""
         return sum(
-            job.runs * max(bounds(found, self.plan.chip).values())
-            for job, found in zip(self.jobs, self.measured, strict=True)
+            job.runs * max(bounds(measured, self.plan.chip).values())
+            for job, measured in zip(self.jobs, self.measured, strict=True)
         )
 
 
-def of(plan, **compiling):
-    """Verdict of a plan, whose programs it compiles; compiling is for compiler.measure."""
-    jobs, held = plans.jobs_of(plan)
-    measured = compiler.measure(jobs, plan.mesh, topology=plan.topology, slices=plan.slices, **compiling)
-    return Verdict(plan, jobs, measured, held)
+def compile_and_check(plan: plans.PlannedRun, compiling: compiler.Compiling) -> Verdict:
+    """Verdict of a plan, after its programs have been compiled."""
+    jobs, sampler_bytes = plans.jobs_of(plan)
+    return Verdict(plan, jobs, compiler.measure(jobs, plan, compiling), sampler_bytes)
 
 
-def total(job, found):
+def total(job: plans.Job, measured: compiler.Measured) -> int | float:
     """Bytes of a device in use while a program runs: what waits, its arguments, results and temporaries."""
-    if found.refused:
-        return job.alive + found.refused
-    return job.alive + job.arguments * found.arguments + found.outputs + found.temporaries
+    if measured.refused:
+        return job.alive + measured.refused
+    return job.alive + job.arguments * measured.arguments + measured.outputs + measured.temporaries
 
 
-def bounds(found, chip):
+def bounds(measured: compiler.Measured, chip: chips.Chip) -> dict[str, int | float]:
     """Least seconds of a run by what bounds it: products, memory, links between chips, network between slices."""
-    within, across = found.collective_bytes
+    within, across = measured.collective_bytes
     return {
-        'products': found.flops / chip.flops,
-        'memory': found.traffic / chip.bandwidth,
+        'products': measured.flops / chip.flops,
+        'memory': measured.traffic / chip.bandwidth,
         'links': within / chip.links,
         'network': across / chip.network,
     }
 
 
-def largest_batch(verdict):
+def largest_batch(verdict: Verdict) -> tuple[int, int]:
     """(prompts a step, rows of a microbatch on a device) that would fit, by arithmetic; rows are 0 when none would.
 
-    The cache and the book grow with the prompts, the batch's other arrays are small beside them, and there are as many
-    rows in a microbatch as now. The update's temporaries are taken as proportional to those rows, which is more than
-    they are.
+    The cache and the book grow with the prompts. The batch's other arrays are small beside them, and a microbatch has
+    as many rows as now. The update's temporaries are taken as proportional to the rows of a microbatch, which
+    overestimates them.
     """
     plan, chip = verdict.plan, verdict.plan.chip
     shards, engine = plan.row_shards(), plan.engine.plan
@@ -97,19 +97,17 @@ def largest_batch(verdict):
         ),
         default=0,
     )
-    a_prompt = programs_bytes(verdict) / engine.prompts
-    more = int((chip.memory - sampling) // a_prompt)
+    more = int((chip.memory - sampling) // (bytes_of_prompts(verdict) / engine.prompts))
     prompts = max(engine.prompts + more, 0) * shards
-    update, found = next(
-        (job, found) for job, found in zip(verdict.jobs, verdict.measured, strict=True) if job.name == 'learner.update'
-    )
-    temporaries = found.temporaries or found.refused - plan.state_bytes()[0]
-    free = chip.memory - total(update, found)
+    by_name = {job.name: (job, measured) for job, measured in zip(verdict.jobs, verdict.measured, strict=True)}
+    update, measured = by_name['learner.update']
+    temporaries = measured.temporaries or measured.refused - plan.state_bytes()[0]
+    free = chip.memory - total(update, measured)
     rows = int(plan.microbatch_rows() * (1 + free / temporaries)) if 0 < temporaries < float('inf') else 0
     return prompts, max(rows, 0)
 
 
-def programs_bytes(verdict):
-    """Bytes on a device of what grows with the prompts: book and, without a budget, cache."""
+def bytes_of_prompts(verdict: Verdict) -> int:
+    """Bytes on a device of the arrays that grow with the prompts: book and, without a budget, cache."""
     limited = verdict.plan.engine.plan.budget
-    return verdict.held['book'] + (0 if limited else verdict.held['cache'])
+    return verdict.sampler_bytes['book'] + (0 if limited else verdict.sampler_bytes['cache'])

@@ -276,7 +276,7 @@ class Collector:
     def _rewards_of(self, examples, rollout):
         """The Rewards of a rollout on the host."""
         experiment = self._experiment
-        columns = metrics.completions_of(experiment.tokenizer, rollout)
+        columns = metrics.decode_completions(experiment.tokenizer, rollout)
         compute = functools.partial(rewards.compute_rewards, experiment.reward_functions)
         rewarded = processes.by_group(compute, examples, *columns)
         if self._collection.source == 'pairs':  # the data says which is better

@@ -46,8 +46,8 @@ class Loop:
     def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""
         first = int(state.step)
-        self.writer = metrics.writer(self._workdir, first, self._steps, self._title, self._shown)
-        self._stack.callback(self.writer.close)
+        writer = metrics.open_writer(self._workdir, first, self._steps, self._title, self._shown)
+        self.writer = self._stack.enter_context(writer)
         self._watch = self._stack.enter_context(watch.Watch(self._cadence.hang_after))
         for step in range(first, self._steps):
             self._watch.step(f'{self._title}, step {step}')

@@ -1,38 +1,41 @@
 """What a run writes down: metrics.jsonl, timings.jsonl, TensorBoard, rollout dumps, and the progress bar."""
 
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import os
 import sys
 import time
+from typing import Any
 
+from jaxtyping import Bool, Int
 import numpy as np
+import rich.console
 import rich.progress
 from tensorboardX import SummaryWriter
 
 from grpo_jax.hosts import processes
+from grpo_jax.rewards import Rewards
 from grpo_jax.sharding import chips
+from grpo_jax.types import Example, Experience, Rollout
 
 
-def writer(*arguments, **options):
-    """Writer of the first process; what the others call in its place writes nothing."""
-    return Writer(*arguments, **options) if processes.is_first() else Silence()
-
-
-class Silence:
-    """A Writer that writes nothing."""
-
-    def __getattr__(self, name):
-        return lambda *_: None
+def open_writer(
+    workdir: str, first_step: int, steps: int, title: str, shown: Sequence[str] = ('reward', 'length')
+) -> 'Writer | SilentWriter':
+    """The first process's Writer, or a SilentWriter in the others; `shown` names metrics of the progress bar."""
+    return Writer(workdir, first_step, steps, title, shown) if processes.is_first() else SilentWriter()
 
 
 class Writer:
     """Writes one row a step; on resume the rows from first_step on are dropped, so that none repeats.
 
+    A context manager: its end closes every file, also after an exception.
+
     metrics.jsonl holds only what is a function of config and seed, so that a resumed run's file equals an
     uninterrupted one's; times go to timings.jsonl.
     """
 
-    def __init__(self, workdir, first_step, steps, title, shown=('reward', 'length')):
+    def __init__(self, workdir, first_step, steps, title, shown):
         self._shown = shown
         self._rollouts = os.path.join(workdir, 'rollouts')
         os.makedirs(self._rollouts, exist_ok=True)
@@ -41,13 +44,19 @@ class Writer:
         self._evaluations = _reopen(os.path.join(workdir, 'evaluations.jsonl'), first_step)
         self._board = SummaryWriter(os.path.join(workdir, 'tensorboard'), purge_step=first_step)
         self._progress = _Progress(first_step, steps, title)
-        self._expected = None
+        self._expected = None  # tokens of a rollout: those of the last one
 
-    def step(self, step, row, timings):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
         """Appends a step's metrics and timings (seconds by stage), and moves the progress bar."""
-        row = {'step': step} | {name: round_trip(value) for name, value in sorted(row.items())}
+        row = {'step': step} | {name: json_float(value) for name, value in sorted(row.items())}
         self._metrics.write(json.dumps(row) + '\n')
-        self._timings.write(json.dumps({'step': step} | timings) + '\n')
+        self._timings.write(json.dumps({'step': step, **timings}) + '\n')
         _to_disk(self._metrics)
         _to_disk(self._timings)
         for name, value in (row | {f'seconds/{k}': v for k, v in timings.items()}).items():
@@ -59,25 +68,25 @@ class Writer:
             shown['tokens/s'] = f'{row["tokens"] / timings["sample"]:.0f}'
         self._progress.step(step, '  '.join(f'{name} {value}' for name, value in shown.items()))
 
-    def sampling(self, tokens, live, slots):
-        """Shows how far a rollout is: its tokens, those of the last one for comparison, and the slots in use."""
+    def sampling(self, tokens: int, live: int, slots: int) -> None:
+        """Shows how far a rollout is: its tokens beside those of the last rollout, and the slots in use."""
         expected = f' of about {self._expected:.0f}' if self._expected else ''
         self._progress.show(f'sampling: {tokens}{expected} tokens, {live} of {slots} slots')
 
-    def evaluation(self, step, results):
+    def evaluation(self, step: int, results: Mapping[str, float]) -> None:
         """Appends the results of an evaluation before step `step`."""
-        self._evaluations.write(json.dumps({'step': step} | results) + '\n')
+        self._evaluations.write(json.dumps({'step': step, **results}) + '\n')
         _to_disk(self._evaluations)
         for name, value in results.items():
             self._board.add_scalar(f'evaluation/{name.replace("@", "_at_")}', value, step)
 
-    def rollouts(self, step, rows):
+    def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion."""
         path = os.path.join(self._rollouts, f'{step:06d}.jsonl')
         _write_whole(path, [json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
 
-    def close(self):
-        """Flushes and closes every file and the progress bar."""
+    def close(self) -> None:
+        """Flushes and closes every file and the progress bar; a second call does nothing."""
         self._progress.close()
         self._metrics.close()
         self._timings.close()
@@ -85,18 +94,45 @@ class Writer:
         self._board.close()
 
 
-def completions_of(tokenizer, rollout):
-    """(texts, truncated bool[B], lengths i64[B]) of a rollout, on the host; special tokens are not shown."""
+class SilentWriter:
+    """Stands in for a Writer in all processes but the first: the same methods, which write nothing."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
+        """Writes nothing."""
+
+    def sampling(self, tokens: int, live: int, slots: int) -> None:
+        """Shows nothing."""
+
+    def evaluation(self, step: int, results: Mapping[str, float]) -> None:
+        """Writes nothing."""
+
+    def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes nothing."""
+
+    def close(self) -> None:
+        """Closes nothing."""
+
+
+def decode_completions(
+    tokenizer: Any, rollout: Rollout
+) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
+    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; special tokens are not shown."""
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1] :]
     texts = tokenizer.batch_decode(
-        [row[kept] for row, kept in zip(tokens, mask, strict=True)], skip_special_tokens=True
+        [row[in_completion] for row, in_completion in zip(tokens, mask, strict=True)], skip_special_tokens=True
     )
     return texts, truncated, mask.sum(1)
 
 
-def of_completions(rewarded):
-    """Means of a rewards.Scored's parts and failures, and lengths and truncation, by name."""
+def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
+    """Means of the parts and failures of a reward, and lengths and truncation, by name."""
     lengths = rewarded.lengths
     row = {f'reward/{name}': np.nanmean(values) for name, values in rewarded.parts.items()}
     row |= {f'reward_{name}': failed.mean() for name, failed in rewarded.failures.items()}
@@ -109,8 +145,8 @@ def of_completions(rewarded):
     }
 
 
-def of_sampler(engine):
-    """What the schedule of the last rollout was, by name; a function of the samples' lengths. {} without a sampler."""
+def sampler_metrics(engine: Any) -> dict[str, Any]:
+    """The schedule of the engine's last rollout by name, a function of the completions' lengths; {} without engine."""
     if engine is None:
         return {}
     stats = engine.stats
@@ -123,58 +159,43 @@ def of_sampler(engine):
     }
 
 
-def speed_of_sampler(engine):
-    """Tokens a second of the last rollout, and the fraction of what memory bandwidth allows, where that is known."""
+def sampler_speed(engine: Any) -> dict[str, float]:
+    """Tokens a second of the last rollout, and the share of the memory bandwidth that it used where that is known."""
     if engine is None:
         return {}
     stats = engine.stats
-    found = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
+    speed = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
     chip = chips.lookup(engine.device_kind)
     if chip:
-        found['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
-    return found
+        speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
+    return speed
 
 
-def rollout_rows(examples, rewarded, experience):
+def rollout_rows(examples: Sequence[Example], rewarded: Rewards, experience: Experience) -> list[dict[str, Any]]:
     """One dict a completion, with its prompt, gold answer, rewards by part and advantage, for a dump."""
     group = len(rewarded.texts) // len(examples)
     advantages = processes.fetch(experience.advantages)
-    owners = [examples[i // group] for i in range(len(rewarded.texts))]
     return [
         {
-            'id': owners[i].id,
-            'prompt': owners[i].prompt,
-            'answer': owners[i].answer,
+            'id': examples[i // group].id,
+            'prompt': examples[i // group].prompt,
+            'answer': examples[i // group].answer,
             'completion': text,
-            'reward': round_trip(rewarded.rewards[i]),
-            'parts': {name: round_trip(values[i]) for name, values in rewarded.parts.items()},
-            'advantage': round_trip(advantages[i, 0]),
+            'reward': json_float(rewarded.rewards[i]),
+            'parts': {name: json_float(values[i]) for name, values in rewarded.parts.items()},
+            'advantage': json_float(advantages[i, 0]),
         }
         for i, text in enumerate(rewarded.texts)
     ]
 
 
-class Stopwatch:
-    """Seconds spent in named stages of one step."""
-
-    def __init__(self):
-        self.seconds = {}
-        self._last = time.monotonic()
-
-    def lap(self, name):
-        """Adds the time since the last lap to stage `name`."""
-        now = time.monotonic()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
-
-
-def round_trip(value):
-    """value as a float that JSON can hold; None for NaN and infinities."""
+def json_float(value: Any) -> float | None:
+    """A number as a float that JSON can hold; None for NaN and infinities."""
     value = float(value)
     return value if np.isfinite(value) else None
 
 
-def read(path):
+def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl file as dicts."""
     with open(path, encoding='utf8') as lines:
         return [json.loads(line) for line in lines]
@@ -188,14 +209,14 @@ def _to_disk(file):
 
 def _reopen(path, first_step):
     """path opened for appending, cut to whole rows of steps before first_step."""
-    kept = []
+    earlier = []
     if os.path.exists(path):
         with open(path, encoding='utf8') as lines:
             for line in lines:
                 # a killed run may leave half a row, which is always of a step not yet in a checkpoint
                 if line.endswith('\n') and json.loads(line)['step'] < first_step:
-                    kept.append(line)
-    _write_whole(path, kept)
+                    earlier.append(line)
+    _write_whole(path, earlier)
     return open(path, 'a', encoding='utf8')
 
 
@@ -210,7 +231,7 @@ class _Progress:
     """A bar on a terminal, else a line every tenth of the run."""
 
     def __init__(self, first_step, steps, title):
-        self._steps, self._title, self._begun = steps, title, time.monotonic()
+        self._steps, self._title, self._started = steps, title, time.monotonic()
         self._first, self._bar = first_step, None
         if sys.stderr.isatty():
             self._bar = rich.progress.Progress(
@@ -228,7 +249,7 @@ class _Progress:
         if self._bar:
             self._bar.update(self._task, completed=step + 1, shown=text)
         elif (step + 1) % max(self._steps // 10, 1) == 0 or step + 1 == self._steps:
-            elapsed = time.monotonic() - self._begun
+            elapsed = time.monotonic() - self._started
             left = elapsed / (step + 1 - self._first) * (self._steps - step - 1)
             print(f'{self._title} {step + 1}/{self._steps}  {text}  {left:.0f} s left', file=sys.stderr, flush=True)
 

@@ -157,7 +157,7 @@ def test_shared_prompts_save_a_third_of_the_operations():
     padded, packed = (
         flops.count(
             small_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, ahead=False, **options).update.traced.jaxpr,
-            turns=(1,),
+            trip_counts=(1,),
         )
         for options in ({}, dict(pack_columns=9 * 128, pack_rows=2))
     )
