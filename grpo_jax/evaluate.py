@@ -99,9 +99,7 @@ def judge(reward_functions, examples, texts, truncated, lengths):
         answers[:] = [reward_functions.extract(text) for text in texts]
         correct[''] = rewarded.parts[reward_functions.verifier].reshape(shape) >= 1
     if reward_functions.strict:
-        alone = reward_functions._replace(
-            parts={'strict': rewards.Part(reward_functions.strict, 1.0)}, verifier='strict'
-        )
+        alone = reward_functions._replace(parts={'strict': rewards.Part(reward_functions.strict, 1.0)})
         strict = _scored(alone, examples, texts, truncated, lengths)
         correct['strict/'] = strict.parts['strict'].reshape(shape) >= 1
     return Verdicts(rewarded, answers.reshape(shape), correct)

@@ -14,7 +14,6 @@ import rich.table
 from grpo_jax import export, reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.rewards import model
 from grpo_jax.run import cli, metrics
 
 
@@ -33,7 +32,6 @@ def run(config, workdir, iterations, labelled):
         learning = of_policy(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
             train.run(learning, folders['policy'])
-            model.load.cache_clear()  # the next iteration has another
         policy = folders['exported']
         if not os.path.exists(policy):
             export.export(folders['policy'], policy, 'float32')
@@ -75,7 +73,7 @@ def of_reward_model(config, i, folder, rollouts):
     """
     changed, replay, older = _changed(config, i, folder), config.reward_model.replay, len(rollouts) - 1
     weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
-    parts = [
+    sources = [
         {
             'name': 'rollouts',
             'source': str(k),
@@ -85,7 +83,7 @@ def of_reward_model(config, i, folder, rollouts):
         for k, (weight, path) in enumerate(zip(weights, rollouts, strict=True))
         if weight
     ]
-    changed.data.name, changed.data.options = 'mixture', {'parts': parts}
+    changed.data.name, changed.data.options = 'mixture', {'sources': sources}
     return changed
 
 

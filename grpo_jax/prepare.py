@@ -13,7 +13,7 @@ from absl import flags
 import tensorflow_datasets as tfds
 
 from grpo_jax.data import files
-from grpo_jax.data.records import checked, lookup, sound, text_field
+from grpo_jax.data.records import convert_rows, drop_malformed, lookup, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.run import cli
 
@@ -59,10 +59,10 @@ def prepare(name, folder, out):
             field: '' if lookup(row, field) is None else text_field(row, field, where) for field in optional
         }
 
-    found = {split: checked(text, files.rows(folder, split, f'{name}_')) for split in ('train', 'test')}
+    found = {split: convert_rows(text, files.rows(folder, split, f'{name}_')) for split in ('train', 'test')}
     empty = dict.fromkeys(fields + optional, '')
     for split, rows in found.items():
-        sound(rows, strict=False, split=split)
+        drop_malformed(rows, strict=False, split=split)
         found[split] = [empty if isinstance(row, BadInput) else row for row in rows]
     builder = FromFiles(name, found, out)
     if os.path.exists(builder.data_dir):

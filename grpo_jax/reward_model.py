@@ -19,8 +19,8 @@ from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner import reward_model
 from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.models import heads, hf
-from grpo_jax.rewards import model as models
 from grpo_jax.rewards import process
+from grpo_jax.rewards.model import TEXTS_FILE, encode_completion
 from grpo_jax.run import cli, demonstrations
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sharding import batches, specs
@@ -74,7 +74,7 @@ def run(config, workdir):
     )
 
     def experience(step):
-        chosen = data.indices(config.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)
+        chosen = data.indices(config.seed, step, shapes.prompts, len(train.completions), train.dataset.sources)
         return as_experience(experiment, train, chosen, shapes)
 
     state = supervised.loop(experiment, learner, experience, 'reward model', train.dataset.examples, beginning)
@@ -111,12 +111,12 @@ def read(experiment, objective, split):
 
 
 def _pair(example, tokenizer, section):
-    rows = [models.encode(tokenizer, example.meta[field]) for field in ('demonstration', 'rejected')]
+    rows = [encode_completion(tokenizer, example.meta[field]) for field in ('demonstration', 'rejected')]
     return rows, [[(len(row) - 1, label)] for row, label in zip(rows, (1.0, 0.0), strict=True)]
 
 
 def _point(example, tokenizer, section):
-    row = models.encode(tokenizer, example.meta['demonstration'])
+    row = encode_completion(tokenizer, example.meta['demonstration'])
     return [row], [[(len(row) - 1, _in_unit(example.meta['label'], example))]]
 
 
@@ -286,7 +286,7 @@ def save(experiment, params):
     )
     section = experiment.config.data
     json_file.write(
-        os.path.join(temporary, models.FILE),
+        os.path.join(temporary, TEXTS_FILE),
         {
             'chat': section.chat,
             'system': section.system,

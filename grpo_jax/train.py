@@ -40,7 +40,7 @@ def run(config, workdir, algorithm=None, functions=None):
     agree(experiment, checkpoints.latest_step(), built, collector.examples)
     state = checkpoint.restore(checkpoints, learner.state)
     if state is None:
-        gold.check(experiment.reward_functions, collector.examples, config.reward.self_test)
+        gold.check(experiment.reward_functions, collector.examples)
         state = learner.initial(supervised.cold_start(experiment))
     claim(experiment)
     compiled.write_hashes(workdir, **built)
@@ -66,12 +66,16 @@ def run(config, workdir, algorithm=None, functions=None):
                 algorithm,
                 state.aux,
                 draw.rollout,
-                rewards.shaped(experiment.reward_functions, rewarded, shapes.group_size),
+                rewards.shape_rewards(experiment.reward_functions, rewarded, shapes.group_size),
                 logprobs,
                 put,
                 dead=algorithms.dead_groups(rewarded.rewards.reshape(shapes.prompts, -1)),
-                **rewards.known(
-                    experiment.reward_functions, draw.examples, rewarded, draw.rollout, experiment.tokenizer
+                **rewards.advantage_inputs(
+                    experiment.reward_functions,
+                    draw.examples,
+                    rewarded,
+                    lambda rollout=draw.rollout: processes.fetch((rollout.tokens, rollout.completion_mask)),
+                    experiment.tokenizer,
                 ),
             )
             state, learned = learner.update(state, experience)
@@ -90,11 +94,13 @@ def run(config, workdir, algorithm=None, functions=None):
             if stop:
                 writer.close()
                 checkpoints.close()
+                experiment.reward_functions.close()
                 raise Stopped(workdir, step)
 
     writer.evaluation(config.steps, evaluate.evaluate(evaluator, state.params))
     writer.close()
     checkpoints.close()
+    experiment.reward_functions.close()
     evaluate.table(os.path.join(workdir, 'evaluations.jsonl'))
     return state
 

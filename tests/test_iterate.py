@@ -77,7 +77,7 @@ def test_a_tenth_of_what_a_reward_model_learns_from_is_older(iterated):
     made, workdir, labelled, _ = iterated
     folders = [labelled, *(os.path.join(workdir, str(i), 'policy', 'rollouts') for i in range(2))]
     for i, judge in enumerate(configs(workdir, 'reward_model')):
-        parts = judge['data']['options']['parts']
+        parts = judge['data']['options']['sources']
         assert [part['options']['folder'] for part in parts] == folders[: i + 1]
         np.testing.assert_allclose([part['weight'] for part in parts], [0.1 / i] * i + [0.9] if i else [1.0])
     assert made.reward_model.replay == 0.1

@@ -120,7 +120,7 @@ class Collector:
         """Draw of the next prompts, scored while others still decode; moves aux on."""
         experiment, shapes = self._ex, self._shapes
         chosen, position = data.walk(
-            experiment.config.seed, int(aux['position']), shapes.prompts, self._retired(aux), self._dataset.parts
+            experiment.config.seed, int(aux['position']), shapes.prompts, self._retired(aux), self._dataset.sources
         )
         aux['position'] = jnp.int32(position)
         examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, experiment.pad_token)

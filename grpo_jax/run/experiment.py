@@ -147,7 +147,7 @@ class Experiment(NamedTuple):
 
     def load(self, split):
         """The Dataset of a split."""
-        return data.load(self.config.data, split, self.tokenizer)
+        return data.load(data.DataOptions.from_config(self.config.data), split, self.tokenizer)
 
     def params(self):
         """Float32 parameters on the mesh: drawn, or read from the model's folder."""
@@ -172,7 +172,8 @@ def open_experiment(config, workdir, folder=None, functions=None):
     specs.params(transformer.param_table(c), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    reward_functions = rewards.make(config.reward, config.rollout.max_tokens, functions)
+    options = rewards.RewardOptions.from_config(config.reward)
+    reward_functions = rewards.build(options, config.rollout.max_tokens, functions)
     _fits_workdir(config, workdir)
     return Experiment(config, workdir, folder, c, tokenizer, stop_tokens, pad_token, mesh, reward_functions, {})
 
@@ -243,11 +244,10 @@ def check(config):
     if set(config.learner.offload) - {'optimizer', 'reference'}:
         raise BadInput('learner.offload', config.learner.offload, 'choose from optimizer and reference')
     reference.check(config.collection)
+    data.DataOptions.from_config(config.data)
     for name, value, least in [
         ('steps', config.steps, 1),
         ('rollout.group_size', rollout.group_size, 1),
-        ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
-        ('data.prompts_per_step', config.data.prompts_per_step, 1),
         ('rollout.max_tokens', rollout.max_tokens, 1),
         ('learner.epochs', config.learner.epochs, 1),
         ('learner.minibatches', config.learner.minibatches, 1),
