@@ -48,7 +48,7 @@ def _humaneval(row, i, where):
     setup += [part for part in tree.body if part is not checks[0]]
     meta = {
         'before': prompt,
-        'setup': ast.unparse(setup),
+        'setup': ast.unparse(setup),  # pyright: ignore[reportArgumentType]  # a list of statements will do
         'tests': _tests(checks[0].body),
         'names': {name: name, checks[0].args.args[0].arg: name},
         'demonstration': solution,

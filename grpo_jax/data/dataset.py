@@ -108,7 +108,7 @@ def _import(name):
         if error.name != f'grpo_jax.data.{name}':
             raise
         module = None
-    if not hasattr(module, 'examples'):
+    if module is None or not hasattr(module, 'examples'):
         raise BadInput('data.name', name, 'no such file in grpo_jax/data; add one with examples(split, **options)')
     return module
 
@@ -177,4 +177,5 @@ def prompts(
         tokens[row, length - len(ids) :] = ids
         mask[row, length - len(ids) :] = True
     chosen_examples = [dataset.examples[index] for index in chosen]
-    return chosen_examples, Prompts(tokens, mask, np.array([example.id for example in chosen_examples], np.int32))
+    ids = np.array([example.id for example in chosen_examples], np.int32)
+    return chosen_examples, Prompts(tokens, mask, ids)  # pyright: ignore[reportArgumentType]  # host arrays

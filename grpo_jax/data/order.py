@@ -1,6 +1,6 @@
 """The order in which examples are served: a pure function of seed and position, so that resuming needs no iterator."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import functools
 import sys
 
@@ -38,7 +38,7 @@ def indices(seed: int, step: int, count: int, size: int, sources: Sequence[tuple
     return walk(seed, step * count, count, np.zeros(size, bool), sources)[0]
 
 
-def _mix(seed: int, sources: Sequence[tuple]) -> Callable[[int], int]:
+def _mix(seed, sources):
     """Function of the position in a mixture: the index there."""
     import grain  # seconds to import, needed for mixtures alone
 

@@ -47,7 +47,7 @@ def examples(split: str, *, folder: str, least: float, by: str = '') -> list[Exa
 
 
 def _row(row, _, where, by):
-    """(prompt, answer, completion, reward); the reward of a completion that no part could score is None."""
+    """(prompt, answer, completion, reward); the reward of a completion of which no part could tell is None."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')

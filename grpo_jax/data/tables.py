@@ -27,7 +27,7 @@ def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
     """As parquet, of a split of a tensorflow-datasets folder with array_record files."""
     import tensorflow_datasets as tfds  # seconds to import
 
-    builder = tfds.builder_from_directory(folder)
+    builder: Any = tfds.builder_from_directory(folder)
     info = builder.info
     if split not in info.splits:
         raise BadInput('data.options.folder', folder, f'has no split {split}, only {sorted(info.splits)}')

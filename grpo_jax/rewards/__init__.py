@@ -7,8 +7,8 @@ A part is a module of this package, a function FILE.py:NAME of the user's, or a 
     reward(completions, examples, **options) -> list                called once a step
 
 Options are keyword-only, and bound by name to config.reward.options[part]; one that is annotated with a NamedTuple
-takes the options of its fields. Some names are not options but what the run lends: `pool`, its worker processes;
-`sandbox`, for programs; `models`, the reward models that were loaded; `correct`, the verifier's verdict (bool or None).
+takes the options of its fields. Four names are no options; the run supplies them: `pool`, its worker processes;
+`sandbox`, for programs; `models`, the loaded reward models; `correct`, the verifier's verdict (bool or None).
 
 The verifier decides what is correct. Its module also has extract(completion) -> str | None. With a stricter reading,
 its module has strict, called like reward. Where the gold completion is not example.answer, its module has

@@ -49,7 +49,7 @@ def run(file: str, name: str, completion: str, example: Any, options: dict) -> A
 @functools.cache
 def _import(file):
     """The module of a file, once a process, as imports go."""
-    spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(file))[0], file)
+    spec: Any = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(file))[0], file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

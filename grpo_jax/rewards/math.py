@@ -166,7 +166,7 @@ def _same_number(a, b, *_):
 
     a, b = a.doit(), b.doit()
     if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
-        return a.shape == b.shape and all(_same_number(x, y) for x, y in zip(a, b, strict=True))
+        return a.shape == b.shape and all(_same_number(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
     if a == b:
         return True
     if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr) and a.is_number and b.is_number):

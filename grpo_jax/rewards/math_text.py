@@ -248,7 +248,7 @@ def _values(text):
             pieces.append((match.start(), match.end(), match[1].rstrip('.,/'), False))
             continue
         value = text[opened.end() : match.start()] if opened else ''
-        if not 0 < len(value.strip()) <= LONGEST or _word(value):
+        if opened is None or not 0 < len(value.strip()) <= LONGEST or _word(value):
             opened = match  # the last sign opened no formula: it may be one of money
             continue
         start, opened = opened.start(), None
@@ -319,7 +319,7 @@ def split_unit(text: str) -> tuple[str, str]:
     r"""(value, unit) of an answer; the unit in one spelling like \text{cm}^2, or ''."""
     match = UNIT.search(text)
     value = text[: match.start()] if match else ''
-    if not re.search(r'[0-9A-Za-z)\]}]$', value):
+    if match is None or not re.search(r'[0-9A-Za-z)\]}]$', value):
         return text, ''
     space, in_text, plain, power = match.groups()
     words = re.findall('[a-z]+', (in_text or plain or '').lower().replace('.', ''))

@@ -44,7 +44,7 @@ class RewardModel(NamedTuple):
     separator: str  # between steps
     params: Any  # on the host where it is parked, else on the device
     values: Callable  # (params, tokens i32[B, T], mask bool[B, T]) -> f32[B, T]
-    device: jax.Device
+    device: Any  # a jax.Device
     context: int  # tokens that it can read
     batch: int  # rows at once
 
@@ -136,7 +136,8 @@ def compute_values(model: RewardModel, rows: Sequence[list[int]]) -> list[Float[
 
     Computed in blocks of model.batch rows, padded to a power of two of columns: a bounded number of shapes to compile.
     """
-    values, by_columns = [None] * len(rows), collections.defaultdict(list)
+    by_columns = collections.defaultdict(list)
+    values: list[Any] = [None] * len(rows)
     for i, row in enumerate(rows):
         if len(row) <= model.context:
             by_columns[min(max(SHORTEST, 1 << (len(row) - 1).bit_length()), model.context)].append(i)

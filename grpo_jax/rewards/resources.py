@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 import concurrent.futures
 import threading
+from typing import Any
 import weakref
 
 from grpo_jax.workers.pool import Pool
@@ -14,7 +15,9 @@ class EventLoop:
     """An event loop on a thread of its own, started when first needed; it ends with close, and with the EventLoop."""
 
     def __init__(self):
-        self._lock, self._loop, self._thread = threading.Lock(), None, None
+        self._lock = threading.Lock()
+        self._loop: Any = None
+        self._thread: Any = None
 
     def submit(self, coroutine: Coroutine) -> concurrent.futures.Future:
         """The future of a coroutine, which has begun to run."""

@@ -36,13 +36,13 @@ class RewardStream:
         self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
 
-    def add(self, row: int, tokens: Sequence[int], truncated: bool):
+    def add(self, row: int | np.integer, tokens: Sequence | np.ndarray, truncated: bool | np.bool_):
         """Takes the completion of a row: its token ids, and whether its budget ended before a stop came."""
         future = self._reward_functions.resources.threads.submit(self._begin, self._example(row), tokens)
         self._rows[row] = future, truncated
 
     @property
-    def rows(self) -> list[int]:
+    def rows(self) -> list:
         """The numbers of the rows handed over, rising; with several processes, those of this process."""
         return sorted(self._rows)
 
@@ -66,8 +66,8 @@ def compute_rewards(
     reward_functions: RewardFunctions,
     examples: Sequence[Example],
     texts: Sequence[str] | np.ndarray,
-    truncated: Sequence[bool] | np.ndarray,
-    lengths: Sequence[int] | np.ndarray,
+    truncated: Sequence | np.ndarray,
+    lengths: Sequence | np.ndarray,
 ) -> Rewards:
     """Rewards of B completions at once; examples has P entries, B / P rows each."""
     owners = _repeat(examples, len(texts))
@@ -163,18 +163,19 @@ def advantage_inputs(
     fetch_tokens() gives (rollout.tokens, rollout.completion_mask) on the host.
     """
     parts = reward_functions.parts.values()
+    reward_steps: Any = reward_functions.steps
 
     def stack_parts():
         return np.stack(list(rewarded.parts.values())).reshape(len(parts), len(examples), -1)
 
     def compute_step_rewards():
         tokens, mask = fetch_tokens()
-        steps = reward_functions.steps(list(rewarded.texts), _repeat(examples, len(rewarded.texts)))
+        steps = reward_steps(list(rewarded.texts), _repeat(examples, len(rewarded.texts)))
         placed = place_step_rewards(steps, rewarded.rewards, tokens, mask, tokenizer)
         return placed.reshape(len(examples), -1, mask.shape[1])
 
     inputs = {'part_weights': np.array([part.weight for part in parts]), 'parts': stack_parts}
-    return inputs | ({'step_rewards': compute_step_rewards} if reward_functions.steps else {})
+    return inputs | ({'step_rewards': compute_step_rewards} if reward_steps else {})
 
 
 def place_step_rewards(

@@ -17,9 +17,9 @@ def reward(completions: Sequence[str], examples: Sequence[Example]) -> list[floa
     groups = {}
     for row, example in enumerate(examples):
         groups.setdefault(example.id, []).append(row)
-    dealt = [None] * len(completions)
+    dealt: list[float | None] = [None] * len(completions)
     for key, rows in groups.items():
         # any permutation, the identity too: if each reward had to move, a right completion would expect less
         for row, giver in zip(rows, np.random.default_rng(key).permutation(rows), strict=True):
-            dealt[row] = numeric.reward(completions[giver], examples[giver])
+            dealt[row] = numeric.reward(completions[int(giver)], examples[int(giver)])
     return dealt

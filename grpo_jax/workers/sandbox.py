@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import weakref
 
 from grpo_jax.errors import BadInput
@@ -29,7 +29,7 @@ NEEDED = {'landlock', 'system calls'}
 class Jail(NamedTuple):
     """A running jail.py."""
 
-    process: subprocess.Popen
+    process: Any  # a subprocess.Popen with pipes
     folder: str
     layers: tuple[str, ...]
 
