@@ -178,7 +178,8 @@ def test_threads_run_side_by_side():
         'import csv, hashlib, json, tempfile\nwith tempfile.TemporaryFile() as file: assert file.write(b"x")',
         'import threading\nthreads = [threading.Thread(target=print) for _ in range(9)]\n'
         'for t in threads: t.start()\nfor t in threads: t.join()',
-        'import os\nos.mkdir("a")\nopen("a/b", "w").write("x")\nos.rename("a/b", "a/c")\nassert open("a/c").read() == "x"',
+        'import os\nos.mkdir("a")\nopen("a/b", "w").write("x")\nos.rename("a/b", "a/c")\n'
+        'assert open("a/c").read() == "x"',
         'import signal\nsignal.alarm(5)',
         'try: input()\nexcept EOFError: pass',
         'if __name__ == "__main__": 1 / 0',
