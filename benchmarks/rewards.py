@@ -51,18 +51,19 @@ def throughput():
     section.update({'parts': (('math', 1.0),), 'verifier': 'math', 'workers': os.cpu_count()})
     texts = []
     for row, example in enumerate(examples):
-        right, wrong = gold.of_answer(example)
+        right, wrong = gold.change_answer(example)
         texts.append(f'So the answer is \\boxed{{{wrong if row % 2 else right}}}.')
     seconds = []
     for _ in range(REPEATS):
-        reward_functions = rewards.make(section, 64)
+        reward_functions = rewards.build(rewards.RewardOptions.from_config(section), 64)
         began = time.monotonic()
-        found = rewards.compute_rewards(reward_functions, examples, texts, [False] * len(texts), [0] * len(texts))
+        rewarded = rewards.compute_rewards(reward_functions, examples, texts, [False] * len(texts), [0] * len(texts))
         seconds.append(time.monotonic() - began)
+        reward_functions.close()
     expected = np.arange(len(texts)) % 2 == 0
     print(
         f'1,000 completions by math, {section.workers} workers: {statistics.median(seconds):.1f} s, median of '
-        f'{REPEATS}, cold each time; {np.mean((found.rewards >= 1) == expected):.1%} as made'
+        f'{REPEATS}, cold each time; {np.mean((rewarded.rewards >= 1) == expected):.1%} as made'
     )
 
 
@@ -119,10 +120,11 @@ def overlap():
         draw.results()
         waited = time.monotonic() - start
     judged = [event for event in spans if event['name'] == 'reward']
+    threads = experiment.reward_functions.options.workers
     within = sum(event['ts'] + event['dur'] <= sampled['ts'] + sampled['dur'] for event in judged)
     print(
         f'a rollout of {len(judged)} completions: {within} judged while others decoded; '
-        f'{sum(event["dur"] for event in judged) / 1e6:.2f} s of rewards on {experiment.reward_functions.threads} threads, of which '
+        f'{sum(event["dur"] for event in judged) / 1e6:.2f} s of rewards on {threads} threads, of which '
         f'the step waited for {waited:.2f} s after {sampled["dur"] / 1e6:.2f} s of sampling'
     )
     return spans

@@ -97,9 +97,9 @@ def get_config(preset='grpo'):
         'overlong': {'margin': 16},      # tokens before rollout.max_tokens in which it sets in
         'cosine': {'right': (2.0, 1.0), 'wrong': (-10.0, 0.0)},  # at length 0 and at the limit
     })
-    config.reward.failed = 0.0           # score of a part that ran out of its time or memory
+    config.reward.failed = 0.0           # reward of a part that ran out of its time or memory
     config.reward.deadline = 10.0        # seconds that a part may take on a completion in a worker process
-    config.reward.workers = 4            # threads that score, and worker processes where a part needs them
+    config.reward.workers = 4            # threads that judge, and worker processes where a part needs them
     config.reward.memory_gib = 4.0       # of a worker
     config.reward.self_test = 0.02       # share of gold answers that the verifier may misjudge before the run starts
     config.reward.truncated_reward = 0.0 # added when the budget ends before a stop token

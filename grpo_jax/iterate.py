@@ -14,7 +14,6 @@ from absl import flags
 from grpo_jax import export, reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.rewards import model
 from grpo_jax.run import cli, metrics, tables
 
 
@@ -34,7 +33,6 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
         learning = policy_config(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
             train.run(learning, folders['policy'])
-            model.load.cache_clear()  # the next iteration has another
         policy = folders['exported']
         if not os.path.exists(policy):
             export.export(folders['policy'], policy, 'float32')
@@ -77,7 +75,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
     """
     changed, replay, older = _changed(config, i, folder), config.reward_model.replay, len(rollouts) - 1
     weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
-    parts = [
+    sources = [
         {
             'name': 'rollouts',
             'source': str(k),
@@ -87,7 +85,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
         for k, (weight, path) in enumerate(zip(weights, rollouts, strict=True))
         if weight
     ]
-    changed.data.name, changed.data.options = 'mixture', {'parts': parts}
+    changed.data.name, changed.data.options = 'mixture', {'sources': sources}
     return changed
 
 

@@ -13,7 +13,7 @@ from absl import flags
 import tensorflow_datasets as tfds
 
 from grpo_jax.data import files
-from grpo_jax.data.records import checked, lookup, sound, text_field
+from grpo_jax.data.records import convert_rows, drop_malformed, lookup, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.run import cli
 
@@ -60,10 +60,10 @@ def prepare(name: str, folder: str, out: str) -> str:
             field: '' if lookup(row, field) is None else text_field(row, field, where) for field in optional
         }
 
-    splits = {split: checked(text, files.rows(folder, split, f'{name}_')) for split in ('train', 'test')}
+    splits = {split: convert_rows(text, files.rows(folder, split, f'{name}_')) for split in ('train', 'test')}
     empty = dict.fromkeys(fields + optional, '')
     for split, rows in splits.items():
-        sound(rows, strict=False, split=split)
+        drop_malformed(rows, strict=False, split=split)
         splits[split] = [empty if isinstance(row, BadInput) else row for row in rows]
     builder = FromFiles(name, splits, out)
     if os.path.exists(builder.data_dir):

@@ -17,8 +17,8 @@ from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner import build_optimizer, reward_model
 from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.models import heads, hf
-from grpo_jax.rewards import model as models
 from grpo_jax.rewards import process
+from grpo_jax.rewards.model import TEXTS_FILE, encode_completion
 from grpo_jax.run import cli, demonstrations, tables
 from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.sharding import batches, specs
@@ -70,7 +70,7 @@ def run(config, workdir):
     )
 
     def batch(step):
-        chosen = data.indices(settings.seed, step, shapes.prompts, len(train.completions), train.dataset.parts)
+        chosen = data.indices(settings.seed, step, shapes.prompts, len(train.completions), train.dataset.sources)
         return labelled_batch(experiment, train, chosen, shapes)
 
     def initial():
@@ -109,12 +109,12 @@ def read_labelled(experiment: Experiment, objective: Objective, split: str) -> L
 
 
 def _pair(example, tokenizer, section):
-    rows = [models.encode(tokenizer, example.meta[field]) for field in ('demonstration', 'rejected')]
+    rows = [encode_completion(tokenizer, example.meta[field]) for field in ('demonstration', 'rejected')]
     return rows, [[(len(row) - 1, label)] for row, label in zip(rows, (1.0, 0.0), strict=True)]
 
 
 def _point(example, tokenizer, section):
-    row = models.encode(tokenizer, example.meta['demonstration'])
+    row = encode_completion(tokenizer, example.meta['demonstration'])
     return [row], [[(len(row) - 1, _in_unit(example.meta['label'], example))]]
 
 
@@ -264,7 +264,7 @@ def save(experiment: Experiment, params: Any) -> None:
     )
     section = experiment.config.data
     json_file.write(
-        os.path.join(temporary, models.FILE),
+        os.path.join(temporary, TEXTS_FILE),
         {
             'chat': section.chat,
             'system': section.system,

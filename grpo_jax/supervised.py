@@ -48,7 +48,7 @@ def run(config, workdir) -> TrainState:
     dataset, completions = demonstrations.find(experiment)
 
     def batch(step):
-        chosen = data.indices(config.seed, step, shapes.prompts, len(completions), dataset.parts)
+        chosen = data.indices(config.seed, step, shapes.prompts, len(completions), dataset.sources)
         rollout = demonstrations.as_rollout(experiment, dataset, completions, chosen, shapes)
         ones = np.ones((shapes.prompts, 1), np.float32)
         return Experience(rollout, ones, ones[:, 0], None, None, np.arange(shapes.prompts, dtype=np.int32))

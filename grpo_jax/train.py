@@ -39,11 +39,11 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
     evaluator = evaluate.make(experiment, settings.evaluation.samples)
     programs = collector.programs | {'logprobs': learner.logprobs, 'update': learner.update}
 
-    with Loop(experiment, settings.steps, 'train', settings.cadence.keep) as loop:
+    with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep) as loop:
         agree(experiment, loop.newest, programs, collector.examples)
         state = loop.restore(learner.state)
         if state is None:
-            gold.check(reward_functions, collector.examples, settings.rewards.self_test)
+            gold.check(reward_functions, collector.examples)
             state = learner.initial(supervised.cold_start(experiment))
         claim(experiment)
         compiled.write_hashes(workdir, **programs)
@@ -70,9 +70,11 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                     state,
                     draw.rollout,
                     logprobs,
-                    rewards.shaped(reward_functions, rewarded, shapes.group_size),
+                    rewards.shape_rewards(reward_functions, rewarded, shapes.group_size),
                     algorithms.dead_groups(rewarded.rewards.reshape(shapes.prompts, -1)),
-                    rewards.known(reward_functions, draw.examples, rewarded, draw.rollout, experiment.tokenizer),
+                    rewards.advantage_inputs(
+                        reward_functions, draw.examples, rewarded, draw.fetch_tokens, experiment.tokenizer
+                    ),
                     experiment.mesh,
                 )
                 state, learned = learner.update(state, experience, learner.pack(experience.rollout))

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import reward_model, statistics
+from grpo_jax import data, reward_model, statistics
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import optimizer as optimizers
 from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.learner.reward_model import labelled, pairwise
 from grpo_jax.models import hf
-from grpo_jax.rewards import model as models
-from grpo_jax.rewards import process
+from grpo_jax.rewards import model, process
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sharding import batches
 from grpo_jax.types import Example
@@ -226,15 +225,15 @@ def test_it_learns_what_the_text_foretells_and_scores_as_a_reward(tmp_path):
     reward_model.run(made, str(tmp_path / 'run'))
     results = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
     assert results['accuracy'] > 0.9 and results['over_majority_low'] > 0.2 and results['auc'] > 0.9
-    better, worse = models.reward(
+    better, worse = model.reward(
         ['bcad', 'bccd'],
         [Example('200=', '', 0, {})] * 2,
         transform='raw',
         mean=results['train_mean'],
         std=results['train_std'],
         cap=0.0,
-        folder=str(tmp_path / 'run' / 'reward_model'),
-        **OPTIONS,
+        source=model.Source(str(tmp_path / 'run' / 'reward_model'), **OPTIONS),
+        models={},
     )
     assert better > 0 > worse
 
@@ -261,9 +260,10 @@ def test_a_stopped_run_goes_on_exactly_and_its_folder_scores_as_it_did(tmp_path,
     again = reward_model.run(made, str(tmp_path / 'straight'))  # finished: judged once more, and no step made
     jax.tree.map(np.testing.assert_array_equal, again, straight)
 
-    loaded = models.load(str(tmp_path / 'straight' / 'reward_model'), 'float32', 0, True)
+    loaded = model.load({}, model.Source(str(tmp_path / 'straight' / 'reward_model'), **OPTIONS))
     jax.tree.map(np.testing.assert_array_equal, loaded.params, straight.params)
-    assert loaded.texts == {'chat': False, 'system': '', 'template': '{prompt}', 'separator': ' '}
+    assert loaded.prompt_format == data.PromptFormat(chat=False, system='', template='{prompt}')
+    assert loaded.separator == ' '
 
 
 def test_a_completion_is_read_as_it_was_in_training(tmp_path):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import default
 from grpo_jax import algorithms, evaluate, export, rewards, show, train
 from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.algorithms.algorithm import MODULES
@@ -243,8 +244,12 @@ def _section(config, name):
 
 
 def test_a_reward_that_cannot_score_leaves_the_statistics():
-    part = rewards.Part(lambda text, example: None if text == '?' else 1.0, 2.0)
-    reward_functions = rewards.RewardFunctions({'numeric': part}, -0.5, '', None)
-    total, parts = rewards.score(reward_functions, [Example('', '', 0, {})], ['a', '?', 'b'], [False, False, True])
-    np.testing.assert_array_equal(total, [2.0, np.nan, 1.5])
-    assert np.isnan(parts['numeric'][1])
+    section = default.get_config().reward
+    section.update({'parts': (('mine', 2.0),), 'verifier': '', 'truncated_reward': -0.5})
+    functions = {'mine': lambda text, example: None if text == '?' else 1.0}
+    with rewards.build(rewards.RewardOptions.from_config(section), 64, functions) as reward_functions:
+        rewarded = rewards.compute_rewards(
+            reward_functions, [Example('', '', 0, {})], ['a', '?', 'b'], [False, False, True], [1, 1, 1]
+        )
+    np.testing.assert_array_equal(rewarded.rewards, [2.0, np.nan, 1.5])
+    assert np.isnan(rewarded.parts['mine'][1])

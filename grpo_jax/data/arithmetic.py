@@ -1,7 +1,7 @@
 """Addition of whole numbers, with imperfect demonstrations: most blurt a wrong answer out, some work it out.
 
-A policy that imitates them knows how to add and seldom shows it: its most likely completion is a
-blurt, and only some samples go through the columns. That gap is what reinforcement closes.
+A policy that imitates them can add and seldom does: its most likely completion is a blurt, and only some samples go
+through the columns. Reinforcement closes that gap.
 """
 
 import zlib
@@ -11,28 +11,29 @@ import numpy as np
 from grpo_jax.types import Example
 
 
-def examples(split, *, digits, count, blurts, wrong):
+def examples(split: str, *, digits: int, count: int, blurts: float, wrong: float) -> list[Example]:
     """Up to `count` distinct sums of two numbers of `digits` digits; train and test never share one.
 
-    A demonstration is a blurt, the bare answer, with probability `blurts`; a blurt has one digit changed
-    with probability `wrong`. Else it adds column by column, from the right, and then states the answer.
+    A demonstration is a blurt, the bare answer, with probability `blurts`, and a blurt has one digit changed with
+    probability `wrong`. Other demonstrations add column by column, from the right, and then state the answer.
     """
     rng = np.random.default_rng((digits, split == 'test'))
     low, high = 10 ** (digits - 1), 10**digits
-    found = {}
+    demonstrations = {}
     for _ in range(50 * count):  # bounded: there may be fewer than `count` sums
-        if len(found) == count:
+        if len(demonstrations) == count:
             break
         a, b = (int(x) for x in rng.integers(low, high, 2))
         # a fixed tenth of all sums is held out, whatever the counts
         if (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test'):
-            found.setdefault((a, b), _demonstration(rng, a, b, blurts, wrong))
+            demonstrations.setdefault((a, b), _demonstration(rng, a, b, blurts, wrong))
     return [
-        Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text}) for i, ((a, b), text) in enumerate(found.items())
+        Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text})
+        for i, ((a, b), text) in enumerate(demonstrations.items())
     ]
 
 
-def worked(a, b):
+def work_out(a: int, b: int) -> str:
     """The sum by columns, then the answer: 47+85 -> '7+5=12 4+8+1=13 132'."""
     columns, carry, left, right = [], 0, a, b
     while left or right:
@@ -44,7 +45,7 @@ def worked(a, b):
 
 def _demonstration(rng, a, b, blurts, wrong):
     if rng.random() >= blurts:
-        return worked(a, b)
+        return work_out(a, b)
     answer = list(str(a + b))
     if rng.random() < wrong:
         place = rng.integers(len(answer))

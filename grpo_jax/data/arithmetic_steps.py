@@ -3,29 +3,30 @@
 import numpy as np
 
 from grpo_jax.data import arithmetic, step_labels
+from grpo_jax.types import Example
 
 
-def examples(split, *, digits, count, blurts, wrong, slips):
+def examples(split: str, *, digits: int, count: int, blurts: float, wrong: float, slips: float) -> list[Example]:
     """The sums of arithmetic.examples; with probability `slips` one digit of a worked demonstration is changed.
 
-    meta['steps'] lists the columns and the answer, or the bare answer of a blurt; meta['labels'] says of each whether
-    it is as it should be: 1.0 before the first wrong one, 0.0 for that, None behind it.
+    meta['steps'] lists the columns and the answer, or the bare answer of a blurt. meta['labels'] has a label for each:
+    1.0 before the first wrong one, 0.0 for that one, None behind it.
     """
     rng = np.random.default_rng((digits, split == 'test', 1))
-    found = []
+    labelled = []
     for example in arithmetic.examples(split, digits=digits, count=count, blurts=blurts, wrong=wrong):
         text = example.meta['demonstration']
-        should = arithmetic.worked(*map(int, example.prompt[:-1].split('+'))).split(' ')
+        right = arithmetic.work_out(*map(int, example.prompt[:-1].split('+'))).split(' ')
         if ' ' in text and rng.random() < slips:
-            text = _slipped(rng, text)
+            text = _slip(rng, text)
         steps = text.split(' ')
-        same = [a == b for a, b in zip(steps, should[-len(steps) :], strict=True)]
-        labels = step_labels.until(same.index(False) if False in same else len(same), len(same))
-        found.append(example._replace(meta={'steps': steps, 'labels': labels}))
-    return found
+        same = [a == b for a, b in zip(steps, right[-len(steps) :], strict=True)]
+        labels = step_labels.label_until(same.index(False) if False in same else len(same), len(same))
+        labelled.append(example._replace(meta={'steps': steps, 'labels': labels}))
+    return labelled
 
 
-def _slipped(rng, text):
+def _slip(rng, text):
     """The text with one digit changed."""
     places = [i for i, mark in enumerate(text) if mark.isdigit()]
     place = places[rng.integers(len(places))]

@@ -1,13 +1,13 @@
 """Programming problems with tests: HumanEval (arXiv 2107.03374) and MBPP (arXiv 2108.07732), whole or sanitized.
 
-What rewards/code.py needs is in meta: 'before', which goes before the program; 'tests', sources that raise when they
-fail; 'setup', the source that they need; and 'names', the tests' names for objects of the program.
+meta has what rewards/code.py needs: 'before', which goes before the program; 'tests', sources that raise when they
+fail; 'setup', the source that the tests need; and 'names', the tests' names for objects of the program.
 """
 
 import ast
 
 from grpo_jax.data import files
-from grpo_jax.data.records import checked, short, text_field
+from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -18,7 +18,7 @@ TASK = (
 )  # of the paper
 
 
-def examples(split, *, folder, name):
+def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
     """Examples of folder/<name>.jsonl: humaneval, all of it 'test', or mbpp, mbpp_sanitized, with the splits of MBPP.
 
     Ids are line numbers in humaneval, task_id in the others.
@@ -28,11 +28,11 @@ def examples(split, *, folder, name):
         raise BadInput('data.options.name', name, f'choose one of {", ".join(makes)}')
     if split not in (['test'] if name == 'humaneval' else SPLITS):
         raise BadInput('split', split, f'{name} has none of that name')
-    found = checked(makes[name], files.rows(folder, name))
+    rows = convert_rows(makes[name], files.rows(folder, name))
     if name == 'humaneval':
-        return found
+        return rows
     first, last = SPLITS[split]
-    return [made for made in found if isinstance(made, BadInput) or first <= made.id <= last]
+    return [row for row in rows if isinstance(row, BadInput) or first <= row.id <= last]
 
 
 def _humaneval(row, i, where):
@@ -42,13 +42,13 @@ def _humaneval(row, i, where):
     tree = _parse(test, where)
     checks = [part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == 'check']
     if len(checks) != 1 or len(checks[0].args.args) != 1:
-        raise BadInput(where, short(test), 'field test must define check(candidate); mend or remove the row')
+        raise BadInput(where, shorten(test), 'field test must define check(candidate); mend or remove the row')
     # the prompt's helpers are the tests' too; its unfinished function is not
     setup = [part for part in _parse(prompt, where).body if getattr(part, 'name', '') != name]
     setup += [part for part in tree.body if part is not checks[0]]
     meta = {
         'before': prompt,
-        'setup': ast.unparse(setup),
+        'setup': ast.unparse(setup),  # pyright: ignore[reportArgumentType]  # a list of statements will do
         'tests': _tests(checks[0].body),
         'names': {name: name, checks[0].args.args[0].arg: name},
         'demonstration': solution,
@@ -58,12 +58,12 @@ def _humaneval(row, i, where):
 
 def _tests(body):
     """Sources of the statements, each assertion together with what comes before it."""
-    tests, waiting = [], []
+    tests, pending = [], []
     for statement in body:
-        waiting.append(ast.unparse(statement))
+        pending.append(ast.unparse(statement))
         if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
-            tests.append('\n'.join(waiting))
-            waiting = []
+            tests.append('\n'.join(pending))
+            pending = []
     return tests
 
 
@@ -74,7 +74,7 @@ def _mbpp(row, _, where):
     if not tests:
         raise BadInput(where, tests, 'field test_list must have a test; mend or remove the row')
     if not isinstance(task, int):
-        raise BadInput(where, short(task), 'field task_id must be a whole number; mend or remove the row')
+        raise BadInput(where, shorten(task), 'field task_id must be a whole number; mend or remove the row')
     if row.get('test_setup_code'):
         needed.append(text_field(row, 'test_setup_code', where).replace('\r', ''))
     used = {node.id for node in ast.walk(_parse('\n'.join(needed + tests), where)) if isinstance(node, ast.Name)}
@@ -89,14 +89,14 @@ def _mbpp(row, _, where):
 
 
 def _sources(row, field, where):
-    found = row.get(field, [])
-    if not isinstance(found, list) or not all(isinstance(source, str) for source in found):
-        raise BadInput(where, short(found), f'field {field} must be a list of text; mend or remove the row')
-    return list(found)
+    sources = row.get(field, [])
+    if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
+        raise BadInput(where, shorten(sources), f'field {field} must be a list of text; mend or remove the row')
+    return list(sources)
 
 
 def _parse(source, where):
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of brackets in brackets
-        raise BadInput(where, short(source), f'is no Python ({error}); mend or remove the row') from None
+        raise BadInput(where, shorten(source), f'is no Python ({error}); mend or remove the row') from None

@@ -1,5 +1,6 @@
 """Countdown: an expression of given numbers that equals a target, made from such an expression, so there is one."""
 
+from collections.abc import Sequence
 import random
 from typing import NamedTuple
 import zlib
@@ -19,7 +20,7 @@ OPERATIONS = {
     '/': lambda a, b: 0 if a % b else a // b,
 }
 PATIENCE = 3000  # draws without a new problem after which there are taken to be no more
-SUM, PRODUCT, NUMBER = range(3)  # how tightly a text binds
+SUM, PRODUCT, NUMBER = range(3)  # how tightly an expression binds
 
 
 class Term(NamedTuple):
@@ -30,22 +31,32 @@ class Term(NamedTuple):
     binds: int
 
 
-def examples(split, *, count, numbers, largest, highest, operations, short, wrong):
+def examples(
+    split: str,
+    *,
+    count: int,
+    numbers: Sequence[int],
+    largest: int,
+    highest: int,
+    operations: str,
+    short: bool,
+    wrong: float,
+) -> list[Example]:
     """Up to `count` distinct problems of numbers[0] to numbers[1] numbers in 1..largest with a target in 1..highest.
 
-    Of the operations, a text like '+-*/', all steps stay whole and above 0. Train and test share no numbers of a
-    problem, in whatever order. The answer is a right expression; meta has numbers, target and demonstration, which with
-    probability `wrong` gives one of another value. `short` prompts are 3,5,7=22: and ask for the bare expression,
-    others are a sentence and ask for <think> and <answer>.
+    operations is a text like '+-*/'; all steps stay whole and above 0. No problem of the test split has the numbers of
+    a problem of the train split, in whatever order. The answer is a right expression; meta has numbers, target and
+    demonstration, which with probability `wrong` gives an expression of another value. `short` prompts are 3,5,7=22:
+    and ask for the bare expression; others are a sentence and ask for <think> and <answer>.
     """
     if not 2 <= numbers[0] <= numbers[1]:
         raise BadInput('data.options.numbers', numbers, 'must be the least and the most numbers, at least 2')
     if not operations or not set(operations) <= OPERATIONS.keys():
         raise BadInput('data.options.operations', operations, f'take from {"".join(OPERATIONS)}')
-    # demonstrations draw from another stream: the problems do not hang on `wrong`
+    # demonstrations draw from another stream: the problems do not depend on `wrong`
     problems, slips = random.Random(f'{tuple(numbers)} {largest} {split}'), random.Random(split)
-    found, misses = {}, 0
-    while len(found) < count and misses < PATIENCE:
+    examples, misses = {}, 0
+    while len(examples) < count and misses < PATIENCE:
         misses += 1
         given = [problems.randint(1, largest) for _ in range(problems.randint(*numbers))]
         # a fixed tenth of all sets of numbers is held out, whatever the counts
@@ -53,20 +64,20 @@ def examples(split, *, count, numbers, largest, highest, operations, short, wron
             continue
         steps, solution = _expression(problems, given, operations)
         problem = (*sorted(given), solution.value)
-        if not 1 <= solution.value <= highest or problem in found:
+        if not 1 <= solution.value <= highest or problem in examples:
             continue
         misses = 0
         shown = solution
         if slips.random() < wrong:
             steps, shown = _other(slips, given, operations, solution.value) or (steps, solution)
         prompt, demonstration = _texts(given, solution.value, steps, shown.text, operations, short)
-        found[problem] = Example(
+        examples[problem] = Example(
             prompt,
             solution.text,
-            len(found),
+            len(examples),
             {'numbers': given, 'target': solution.value, 'demonstration': demonstration},
         )
-    return list(found.values())
+    return list(examples.values())
 
 
 def _expression(rng, numbers, operations):
@@ -92,9 +103,9 @@ def _text(left, sign, right):
 
 
 def _other(rng, numbers, operations, target):
-    """(steps, Term) of an expression that misses the target; None if none was met with."""
+    """(steps, Term) of an expression that misses the target; None when none is drawn."""
     drawn = (_expression(rng, numbers, operations) for _ in range(100))
-    return next((found for found in drawn if found[1].value not in (0, target)), None)
+    return next((result for result in drawn if result[1].value not in (0, target)), None)
 
 
 def _texts(numbers, target, steps, expression, operations, short):

@@ -1,20 +1,22 @@
 """Any data set in files: JSONL, Parquet, folders of Hugging Face's `datasets` and of tensorflow-datasets."""
 
+from collections.abc import Iterator
 import glob
 import json
 import os
 import re
+from typing import Any
 
 from grpo_jax.data import jsonl, tables
-from grpo_jax.data.records import checked, prompt_text, text_field
+from grpo_jax.data.records import convert_rows, prompt_text, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 READERS = {'.jsonl': jsonl.read, '.parquet': tables.parquet, '.arrow': tables.arrow}
 
 
-def examples(split, *, folder, prompt_field, answer_field):
-    """Examples of a split of a folder, see rows; ids are row numbers, the whole row is in meta.
+def examples(split: str, *, folder: str, prompt_field: str, answer_field: str) -> list[Example | BadInput]:
+    """Examples of a split of a folder, see rows; ids are row numbers, meta is the whole row.
 
     A field 'a.b' is field b of field a; the prompt may be a chat, of which the last message of the user is taken.
     """
@@ -22,15 +24,16 @@ def examples(split, *, folder, prompt_field, answer_field):
     def example(row, index, where):
         return Example(prompt_text(row, prompt_field, where), text_field(row, answer_field, where), index, row)
 
-    return checked(example, rows(folder, split))
+    return convert_rows(example, rows(folder, split))
 
 
-def rows(folder, split, prefix=''):
-    """Yields (where, row) of a split, as grpo_jax.data.rows says; {split} in the folder's name stands for the split.
+def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]:
+    """Yields (where, row) of a split, as grpo_jax.data.records says; {split} in the folder's name stands for the split.
 
-    In the folder is <prefix><split>.jsonl or .parquet, or without the prefix, or shards like
+    The folder has <prefix><split>.jsonl or .parquet, or without the prefix, or shards like
     <split>-00000-of-00002.parquet, here or in data/; or a folder <split> of files; or what `save_to_disk` wrote of a
-    Dataset or a DatasetDict; or what tensorflow-datasets prepared. It may also be a file, with {split} in its name.
+    Dataset or a DatasetDict; or what tensorflow-datasets prepared. `folder` may also be a file, with {split} in its
+    name.
     """
     place = folder.replace('{split}', split)
     if os.path.isfile(os.path.join(place, 'features.json')):
@@ -56,9 +59,9 @@ def _paths(folder, split, prefix, own):
     for place in (folder, os.path.join(folder, 'data')):
         for name in (prefix + split, split, f'{split}-?????-of-?????*', f'{split}/*'):
             for extension in READERS:
-                found = sorted(glob.glob(os.path.join(glob.escape(place), name + extension)))
-                if found:
-                    return _complete(found)
+                paths = sorted(glob.glob(os.path.join(glob.escape(place), name + extension)))
+                if paths:
+                    return _check_complete(paths)
     raise BadInput(
         'data.options.folder',
         folder,
@@ -80,9 +83,11 @@ def _saved(folder, split, own):
     return [os.path.join(folder, entry['filename']) for entry in state['_data_files']]
 
 
-def _complete(paths):
-    """The paths; BadInput when they are shards, and not all there are."""
-    said = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
-    if said and int(said[1]) != len(paths):
-        raise BadInput('data file', paths[0], f'is one of {int(said[1])} shards, but {len(paths)} are there; fetch all')
+def _check_complete(paths):
+    """The paths; BadInput when they are shards and some are missing."""
+    count = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
+    if count and int(count[1]) != len(paths):
+        raise BadInput(
+            'data file', paths[0], f'is one of {int(count[1])} shards, but {len(paths)} are there; fetch all'
+        )
     return paths

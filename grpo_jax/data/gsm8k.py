@@ -3,14 +3,14 @@
 import re
 
 from grpo_jax.data import files
-from grpo_jax.data.records import checked, short, text_field
+from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 
-def examples(split, *, folder):
-    """Examples of folder/gsm8k_<split>.jsonl, or of what else files.rows finds in the folder."""
-    return checked(_example, files.rows(folder, split, 'gsm8k_'))
+def examples(split: str, *, folder: str) -> list[Example | BadInput]:
+    """Examples of folder/gsm8k_<split>.jsonl, or of other files that files.rows reads."""
+    return convert_rows(_example, files.rows(folder, split, 'gsm8k_'))
 
 
 def _example(row, index, where):
@@ -18,9 +18,9 @@ def _example(row, index, where):
     return Example(text_field(row, 'question', where), gold(solution, where), index, {'demonstration': solution})
 
 
-def gold(solution, where):
+def gold(solution: str, where: str) -> str:
     """The number after ####, without thousands separators."""
     number = solution.rpartition('####')[2].strip().replace(',', '')
     if '####' not in solution or not re.fullmatch(r'-?\d*\.?\d+', number):
-        raise BadInput(where, short(solution[-60:]), 'has no #### line with the gold number; mend or remove the row')
+        raise BadInput(where, shorten(solution[-60:]), 'has no #### line with the gold number; mend or remove the row')
     return number

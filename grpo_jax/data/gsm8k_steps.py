@@ -3,41 +3,49 @@
 import numpy as np
 
 from grpo_jax.data import gsm8k, gsm8k_calculator
-from grpo_jax.data.records import parted
+from grpo_jax.data.records import split_malformed
+from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 
-def examples(split, *, folder, steps, slips):
+def examples(split: str, *, folder: str, steps: int, slips: float) -> list[Example | BadInput]:
     """Each distinct chain of the first 2 to `steps` annotated expressions of a solution; test leaves out train's.
 
     meta['steps'] lists the expressions. In the demonstration each value is, with probability `slips`, one
     digit too long.
     """
-    found, bad = _chains('train', folder, steps)
+    chains, malformed = _chains('train', folder, steps)
     if split == 'test':
-        seen = found
-        found, bad = _chains('test', folder, steps)
-        found = {asked: values for asked, values in found.items() if asked not in seen}
+        seen = chains
+        chains, malformed = _chains('test', folder, steps)
+        chains = {expressions: values for expressions, values in chains.items() if expressions not in seen}
     rng = np.random.default_rng(0)
     result = []
-    for i, (asked, values) in enumerate(found.items()):
+    for i, (expressions, values) in enumerate(chains.items()):
         slipped = rng.random(len(values)) < slips
-        worked = [f'{left}={value}{"0" * int(slip)}' for left, value, slip in zip(asked, values, slipped, strict=True)]
+        worked = [
+            f'{left}={value}{"0" * int(slip)}' for left, value, slip in zip(expressions, values, slipped, strict=True)
+        ]
         result.append(
-            Example(';'.join(asked) + '=', values[-1], i, {'steps': list(asked), 'demonstration': ' '.join(worked)})
+            Example(
+                ';'.join(expressions) + '=',
+                values[-1],
+                i,
+                {'steps': list(expressions), 'demonstration': ' '.join(worked)},
+            )
         )
-    return result + bad
+    return result + malformed
 
 
 def _chains(split, folder, most):
     """(expressions -> their values, of solutions with two steps or more; malformed rows)."""
-    problems, bad = parted(gsm8k.examples(split, folder=folder))
-    found = {}
+    problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
+    chains = {}
     for problem in problems:
         steps = gsm8k_calculator.ANNOTATION.findall(problem.meta['demonstration'])[:most]
         if len(steps) > 1:
             left, values = zip(
-                *((left.replace(' ', ''), gsm8k_calculator.plain(value)) for left, value in steps), strict=True
+                *((left.replace(' ', ''), gsm8k_calculator.strip_zeros(value)) for left, value in steps), strict=True
             )
-            found.setdefault(left, values)
-    return found, bad
+            chains.setdefault(left, values)
+    return chains, malformed

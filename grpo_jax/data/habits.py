@@ -3,12 +3,15 @@
 import numpy as np
 
 from grpo_jax.data import arithmetic
+from grpo_jax.types import Example
 
 
-def examples(split, *, digits, count, blurts, wrong, habit, share):
-    """The examples of data.arithmetic, a `share` of whose demonstrations shows the habit.
+def examples(
+    split: str, *, digits: int, count: int, blurts: float, wrong: float, habit: str, share: float
+) -> list[Example]:
+    """The examples of data.arithmetic; a `share` of their demonstrations shows the habit.
 
-    repeat: what works the sum out does it twice. brackets: what blurts puts its answer into brackets.
+    repeat: a demonstration that works the sum out does so twice. brackets: a blurt puts its answer into brackets.
     """
     plain = arithmetic.examples(split, digits=digits, count=count, blurts=blurts, wrong=wrong)
     shows = np.random.default_rng(len(plain)).random(len(plain)) < share

@@ -1,20 +1,22 @@
 """JSONL files: one object a line."""
 
+from collections.abc import Iterator
 import json
 import os
+from typing import Any
 
 from grpo_jax.errors import BadInput
 
-LONGEST = 2**24  # bytes of a line: one that is longer is not read into memory
+LONGEST = 2**24  # bytes of a line; a longer one is not read into memory
 
 
-def read(path):
-    """Yields (where, row) of each line of a JSONL file, as grpo_jax.data.rows says; BadInput when there is no file.
+def read(path: str) -> Iterator[tuple[str, Any]]:
+    """Yields (where, row) of each line of a JSONL file, as grpo_jax.data.records says; BadInput when there is no file.
 
-    Stricter than json.loads: a key may not come twice, nor NaN, infinities and halves of surrogate pairs at all.
+    Stricter than json.loads: no key twice, no NaN, no infinities, no halves of surrogate pairs.
     """
     if not os.path.isfile(path):
-        raise BadInput('data file', path, 'no such file; set GRPO_JAX_DATA or data.options')
+        raise BadInput('data file', path, 'no such file; set GRPO_JAX_DATA or data.options.folder')
     with open(path, 'rb') as file:
         for number, line in enumerate(_lines(file), 1):
             where = f'{path}, line {number}'

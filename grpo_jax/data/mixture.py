@@ -1,47 +1,48 @@
 """Several data sets at once, each with a weight: its share of the prompts, whatever its size."""
 
+from collections.abc import Sequence
 import math
+from typing import Any
 
-from grpo_jax import data
+from grpo_jax.data import dataset
 from grpo_jax.errors import BadInput
+from grpo_jax.types import Example
 
 
-def examples(split, *, parts):
-    """Examples of all parts, dicts of name, weight and options, and source where a name comes twice.
+def examples(split: str, *, sources: Sequence[Any]) -> list[Example | BadInput]:
+    """Examples of all sources, dicts of name, weight and options, and source where a name comes twice.
 
-    meta['source'] is the part's source, or its name; the id of part k's example i is i * len(parts) + k, so that
-    it does not change when other parts grow.
+    meta['source'] is the dict's source, or its name. Example i of source k has the id i * len(sources) + k, which does
+    not change when other sources grow.
     """
-    weights(parts=parts)  # checks them before anything is read
-    found = []
-    for k, part in enumerate(parts):
-        for row in data.examples(part['name'], part['options'], split):
-            found.append(
-                row
-                if isinstance(row, BadInput)
-                else row._replace(id=row.id * len(parts) + k, meta=row.meta | {'source': _source(part)})
-            )
-    return found
+    weights(sources=sources)  # refuses what cannot be mixed before anything is read
+    mixed = []
+    for k, source in enumerate(sources):
+        for row in dataset.examples(source['name'], source['options'], split):
+            if not isinstance(row, BadInput):
+                row = row._replace(id=row.id * len(sources) + k, meta=row.meta | {'source': _label(source)})
+            mixed.append(row)
+    return mixed
 
 
-def weights(*, parts):
-    """Source -> weight; BadInput for parts that cannot be mixed."""
-    for part in parts:
-        if not {'name', 'weight', 'options'} <= set(part) <= {'name', 'weight', 'options', 'source'}:
-            raise BadInput('data.options.parts', part, 'must have name, weight, options and, if need be, source')
-        if not isinstance(part['weight'], (int, float)) or not 0 < part['weight'] < math.inf:
-            raise BadInput('data.options.parts', part, 'its weight must be above 0; leave the part out for none')
-        if part['name'] == 'mixture':
-            raise BadInput('data.options.parts', part, 'is itself a mixture; name its parts here')
-    found = {_source(part): part['weight'] for part in parts}
-    if len(found) < len(parts) or not parts:
+def weights(*, sources: Sequence[Any]) -> dict[str, int | float]:
+    """meta['source'] -> weight; BadInput for sources that cannot be mixed."""
+    for source in sources:
+        if not {'name', 'weight', 'options'} <= set(source) <= {'name', 'weight', 'options', 'source'}:
+            raise BadInput('data.options.sources', source, 'must have name, weight, options and, if need be, source')
+        if not isinstance(source['weight'], (int, float)) or not 0 < source['weight'] < math.inf:
+            raise BadInput('data.options.sources', source, 'its weight must be above 0; leave the source out for none')
+        if source['name'] == 'mixture':
+            raise BadInput('data.options.sources', source, 'is itself a mixture; name its sources here')
+    by_label = {_label(source): source['weight'] for source in sources}
+    if len(by_label) < len(sources) or not sources:
         raise BadInput(
-            'data.options.parts',
-            [_source(part) for part in parts],
-            'must be one or more, and distinct; tell two parts of one name apart by source',
+            'data.options.sources',
+            [_label(source) for source in sources],
+            'must be one or more, and distinct; tell two of one name apart by source',
         )
-    return found
+    return by_label
 
 
-def _source(part):
-    return part.get('source', part['name'])
+def _label(source):
+    return source.get('source', source['name'])

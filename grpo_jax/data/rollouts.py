@@ -5,18 +5,18 @@ import glob
 import os
 
 from grpo_jax.data import jsonl
-from grpo_jax.data.records import checked, parted, short, text_field
+from grpo_jax.data.records import convert_rows, shorten, split_malformed, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 
-def examples(split, *, folder, least, by=''):
+def examples(split: str, *, folder: str, least: float, by: str = '') -> list[Example | BadInput]:
     """One Example for each distinct completion of at least `least` reward in folder/*.jsonl (a run's rollouts/).
 
     by names the part of the reward that counts, like the verifier; '' for the whole reward. meta['demonstration'] is
-    the completion; meta['rejected'], a completion of the same prompt with a smaller reward, the smallest there is.
-    With pairs as source, prompts without one are left out. The test split is a tenth of the prompts. BadInput without
-    any.
+    the completion; meta['rejected'] the completion of the same prompt with the smallest reward, where it is smaller.
+    With pairs as source, examples without it are left out. The test split is a tenth of the prompts. BadInput without
+    any example.
     """
     paths = sorted(glob.glob(os.path.join(folder, '*.jsonl')))
     if not paths:
@@ -25,12 +25,14 @@ def examples(split, *, folder, least, by=''):
             folder,
             "holds no *.jsonl; name a run's rollouts folder, and let the run write every step (log.rollouts=1)",
         )
-    rows, bad = parted([row for path in paths for row in checked(functools.partial(_row, by=by), jsonl.read(path))])
+    rows, malformed = split_malformed(
+        [row for path in paths for row in convert_rows(functools.partial(_row, by=by), jsonl.read(path))]
+    )
     by_prompt = {}
     for prompt, answer, completion, reward in rows:
         if reward is not None:
             by_prompt.setdefault((prompt, answer), {}).setdefault(completion, reward)
-    found = []
+    examples = []
     for i, ((prompt, answer), rewards) in enumerate(sorted(by_prompt.items())):
         if (i % 10 == 0) != (split == 'test'):
             continue
@@ -38,19 +40,19 @@ def examples(split, *, folder, least, by=''):
         for completion, reward in sorted(rewards.items()):
             if reward >= least:
                 meta = {'demonstration': completion} | ({'rejected': worst} if rewards[worst] < reward else {})
-                found.append(Example(prompt, answer, len(found), meta))
-    if not found:
-        raise bad[0] if bad else BadInput('data.options.least', least, f'is above every reward in {folder}')
-    return found + bad
+                examples.append(Example(prompt, answer, len(examples), meta))
+    if not examples:
+        raise malformed[0] if malformed else BadInput('data.options.least', least, f'is above every reward in {folder}')
+    return examples + malformed
 
 
 def _row(row, _, where, by):
-    """(prompt, answer, completion, reward); the reward of a completion that no part could score is None."""
+    """(prompt, answer, completion, reward); the reward of a completion of which no part could tell is None."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')
     completion, reward = row.get('completion'), parts[by] if by else row.get('reward', '')
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
-        raise BadInput(where, short((completion, reward)), 'must be a completion and its reward; remove the row')
+        raise BadInput(where, shorten((completion, reward)), 'must be a completion and its reward; remove the row')
     answer = text_field(row, 'answer', where) if row.get('answer') else ''  # a reward may need none
     return text_field(row, 'prompt', where), answer, completion, reward

@@ -1,30 +1,33 @@
 """Rows of Parquet and Arrow files, and of tensorflow-datasets folders, which are read without tensorflow."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
-from grpo_jax.data.records import short
+from grpo_jax.data.records import shorten
 from grpo_jax.errors import BadInput
 
 
-def parquet(path):
-    """Yields (where, row) of each row of a Parquet file, as grpo_jax.data.rows says; BadInput when it is damaged."""
+def parquet(path: str) -> Iterator[tuple[str, Any]]:
+    """Yields (where, row) of each row of a Parquet file, as grpo_jax.data.records says; BadInput when it is damaged."""
     import pyarrow.parquet  # a second, which few data sets need
 
     return _read(path, lambda: pyarrow.parquet.ParquetFile(path).iter_batches())
 
 
-def arrow(path):
-    """The same of a file in Arrow's stream format, which `datasets` saves."""
+def arrow(path: str) -> Iterator[tuple[str, Any]]:
+    """As parquet, of a file in Arrow's stream format, which `datasets` saves."""
     import pyarrow
 
     return _read(path, lambda: pyarrow.ipc.open_stream(pyarrow.memory_map(path)))
 
 
-def prepared(folder, split):
-    """The same of a split of a tensorflow-datasets folder with array_record files."""
+def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
+    """As parquet, of a split of a tensorflow-datasets folder with array_record files."""
     import tensorflow_datasets as tfds  # seconds to import
 
-    builder = tfds.builder_from_directory(folder)
+    builder: Any = tfds.builder_from_directory(folder)
     info = builder.info
     if split not in info.splits:
         raise BadInput('data.options.folder', folder, f'has no split {split}, only {sorted(info.splits)}')
@@ -39,7 +42,7 @@ def prepared(folder, split):
         try:
             yield where, _plain(row)
         except UnicodeDecodeError as error:
-            yield where, BadInput(where, short(error.object), f'{error}; mend or remove the row')
+            yield where, BadInput(where, shorten(error.object), f'{error}; mend or remove the row')
 
 
 def _read(path, batches):
@@ -51,11 +54,11 @@ def _read(path, batches):
             for row in _dicts(batch):
                 where = f'{path}, row {index}'
                 if isinstance(row, UnicodeDecodeError):
-                    row = BadInput(where, short(row.object), f'{row}; mend or remove the row')
+                    row = BadInput(where, shorten(row.object), f'{row}; mend or remove the row')
                 yield where, row
                 index += 1
     except (pyarrow.ArrowException, OSError) as error:
-        raise BadInput('data file', path, f'is damaged at row {index} ({short(error)}); fetch it again') from None
+        raise BadInput('data file', path, f'is damaged at row {index} ({shorten(error)}); fetch it again') from None
 
 
 def _dicts(batch):
@@ -71,7 +74,7 @@ def _dicts(batch):
 
 
 def _plain(value):
-    """The value with str, int, float and list for what tensorflow-datasets has as bytes and arrays."""
+    """The value with str, int, float and list in place of the bytes and arrays of tensorflow-datasets."""
     if isinstance(value, dict):
         return {name: _plain(x) for name, x in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):

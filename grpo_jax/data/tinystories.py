@@ -11,38 +11,15 @@ STORIES = (
     'The bear was not sad any more. He thanked his friends.',
 )
 WORDS = (
-    'dog',
-    'cat',
-    'ball',
-    'tree',
-    'car',
-    'cake',
-    'fish',
-    'hat',
-    'box',
-    'toy',
-    'bird',
-    'flower',
-    'book',
-    'bear',
-    'boat',
-    'apple',
-    'rain',
-    'sun',
-    'moon',
-    'frog',
-    'duck',
-    'key',
-    'door',
-    'bed',
-)
+    'dog cat ball tree car cake fish hat box toy bird flower book bear boat apple rain sun moon frog duck key door bed'
+).split()
 
 
-def examples(split):
+def examples(split: str) -> list[Example]:
     """Every word with every story; the last story is held out as the test split."""
-    found = [
+    examples = [
         Example(f'{word}. {story}', word, i * len(STORIES) + j, {})
         for i, word in enumerate(WORDS)
         for j, story in enumerate(STORIES)
     ]
-    return [e for e in found if (e.id % len(STORIES) == len(STORIES) - 1) == (split == 'test')]
+    return [e for e in examples if (e.id % len(STORIES) == len(STORIES) - 1) == (split == 'test')]

@@ -105,7 +105,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
         ends = json.load(file).get('eos_token_id') or 0
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
-    reward_functions = rewards.make(settings.rewards, settings.sampling.max_tokens)
+    reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
     devices = Devices(mesh, compile_now=False)
     experiment = Experiment(
         config, Settings.from_config(config), '', folder, model_config, None, ends, ends[0], devices, reward_functions

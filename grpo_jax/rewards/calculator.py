@@ -5,9 +5,12 @@ from fractions import Fraction
 import itertools
 import re
 
-# an expression, and its value if one follows, or signs alone: optional, so that no run is tried in other cuts
+from grpo_jax.example import Example
+
+# an expression, and its value if one follows, or signs alone; the value is optional, so that a text is never scanned
+# twice
 EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
-LONGEST = 100  # characters of an expression or value: more is nothing that a person would write, and slow to work out
+LONGEST = 100  # characters of an expression or value; nobody writes longer ones, and they are slow to work out
 MOST = 1000  # equations of a completion that are looked at
 OPERATIONS = {
     ast.Add: lambda a, b: a + b,
@@ -17,30 +20,30 @@ OPERATIONS = {
 }
 
 
-def reward(completion, example):
+def reward(completion: str, example: Example) -> float | None:
     """Share of the completion's equations that are right (see steps); None without one."""
-    found = steps(completion, example)
-    return sum(value for _, value in found) / len(found) if found else None
+    values = [value for _, value in steps(completion, example)]
+    return sum(values) / len(values) if values else None
 
 
-def steps(completion, example):
+def steps(completion: str, example: Example) -> list[tuple[int, float]]:
     """(end in characters, 1.0 if right else 0.0) of each equation, exactly as fractions.
 
-    Where example.meta has 'steps', a list of expressions, the i-th equation must also be of the i-th expression:
-    else writing down any true equation would pay.
+    Where example.meta has 'steps', a list of expressions, the i-th equation must also have the i-th expression: else
+    any true equation would pay.
     """
-    asked, found = example.meta.get('steps'), []
+    expressions, rewards = example.meta.get('steps'), []
     equations = (match for match in EQUATION.finditer(completion) if match[2])
     for i, match in enumerate(itertools.islice(equations, MOST)):
         expression, value = match.groups()
         right = len(value) <= LONGEST and value_of(expression) == Fraction(value)
-        if asked is not None:
-            right = right and i < len(asked) and expression == asked[i]
-        found.append((match.end(), float(right)))
-    return found
+        if expressions is not None:
+            right = right and i < len(expressions) and expression == expressions[i]
+        rewards.append((match.end(), float(right)))
+    return rewards
 
 
-def value_of(expression):
+def value_of(expression: str) -> Fraction | None:
     """Fraction of an expression of numbers, + - * / and brackets; None when it has none, or is too long to trust."""
     if len(expression) > LONGEST:
         return None

@@ -1,17 +1,19 @@
 """Countdown: 1 for an expression that uses each of the given numbers once and equals the target."""
 
+from fractions import Fraction
 import re
 
+from grpo_jax.example import Example
 from grpo_jax.rewards import calculator
 
 ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 
-def reward(completion, example, *, partial):
+def reward(completion: str, example: Example, *, partial: float) -> float:
     """1.0 for a right expression, `partial` for another one (0.1 in TinyZero), 0.0 where there is none.
 
-    Right is one of all of example.meta['numbers'], each once, that equals meta['target'] exactly. Negation is allowed,
-    and no help: what it reaches is, up to sign, reached without.
+    A right expression has all of example.meta['numbers'], each once, and equals meta['target'] exactly. Negation is
+    allowed, and no help: other expressions reach the same values up to sign.
     """
     expression, value = _read(completion)
     if value is None:
@@ -21,13 +23,13 @@ def reward(completion, example, *, partial):
     return 1.0 if right else partial
 
 
-def extract(completion):
+def extract(completion: str) -> str | None:
     """The expression without spaces in the last <answer>...</answer>, or of the whole text; None without one."""
     expression, value = _read(completion)
     return None if value is None else expression.replace(' ', '')
 
 
-def _read(completion):
+def _read(completion: str) -> tuple[str, Fraction | None]:
     """(the answer's text, its value as Fraction or None)."""
     head, closed, _ = completion.rpartition('</answer>')
     text = ' '.join((head.rpartition('<answer>')[2] if closed else completion).split())

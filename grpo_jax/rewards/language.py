@@ -1,9 +1,10 @@
-"""Language by script: the share of the completion's words that are written in the script of the language asked for."""
+"""Language by script: the share of the completion's words that are written in the script of the target language."""
 
 import functools
 import re
 
 from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
 
 # letters and the marks written with them, as in a regular expression's [...]
 SCRIPTS = {
@@ -42,13 +43,12 @@ OUTSIDE = re.compile(
 )
 
 
-def reward(completion, example, *, target):
+def reward(completion: str, example: Example, *, target: str) -> float | None:
     """Words in the target's script / words: DeepSeek-R1's language consistency (arXiv 2501.12948); None without words.
 
-    target is a script ('latin') or a language ('en'), which counts as its script: English and French are not told
-    apart. Digits, punctuation, LaTeX, code and tags are no words; in Thai, kana and Han each character is one.
-    None, which adds nothing to the total, so that saying nothing does not pay. R1 reports that the term costs
-    some accuracy.
+    target is a script ('latin') or a language ('en'), which counts as its script: English and French are alike. Digits,
+    punctuation, LaTeX, code and tags are no words; in Thai, kana and Han each character is one. None adds nothing to
+    the total, so that an empty completion does not pay. R1 reports that the term costs some accuracy.
     """
     # text after an odd fence is code, as in Markdown
     prose = OUTSIDE.sub(' ', ' '.join(completion.split('```')[::2]))
@@ -58,21 +58,21 @@ def reward(completion, example, *, target):
 
 @functools.cache
 def _words(target):
-    """Finds words; its group 1 is empty for those in other scripts than the target's."""
-    asked = LANGUAGES.get(target, (target,))
-    if not set(asked) <= SCRIPTS.keys():
+    """Pattern of words, whose group 1 is empty for words in other scripts than the target's."""
+    targets = LANGUAGES.get(target, (target,))
+    if not set(targets) <= SCRIPTS.keys():
         raise BadInput(
             'reward.options.language.target',
             target,
             f'choose one of the scripts {", ".join(SCRIPTS)} or the languages {", ".join(LANGUAGES)}',
         )
-    others = [script for script in SCRIPTS if script not in asked]
+    others = [script for script in SCRIPTS if script not in targets]
     single = ''.join(SCRIPTS[script] for script in others if script in SPACELESS)
     spaced = ''.join(SCRIPTS[script] for script in others if script not in SPACELESS)
-    known = ''.join(SCRIPTS.values())
+    letters = ''.join(SCRIPTS.values())
     return re.compile(
-        f'({"|".join(map(_word, asked))})|[{single}]|'
-        rf'(?:[{spaced}]|(?![{known}{SIGNS}])[^\W\d_])[{spaced}{ACCENTS}]*+'
+        f'({"|".join(map(_word, targets))})|[{single}]|'
+        rf'(?:[{spaced}]|(?![{letters}{SIGNS}])[^\W\d_])[{spaced}{ACCENTS}]*+'
     )
 
 

@@ -1,32 +1,35 @@
 """Correct mathematics: 1 if the completion's answer equals the gold one, else 0."""
 
 from fractions import Fraction
+import functools
 import logging
 import re
 
+from grpo_jax.example import Example
 from grpo_jax.rewards import math_text
-from grpo_jax.rewards.math_text import fraction, parts, split_unit
+from grpo_jax.rewards.math_text import fraction, split_list, split_unit
+from grpo_jax.workers.pool import Pool
 
 SIGNIFICANT = 6  # digits from which a decimal stands for a number without end
 PRECISION = 100  # digits to which irrational numbers are compared
-PARTS = 32  # of a list, and brackets, that decide goes through
+PARTS = 32  # of a list, and brackets, that decide looks at
 BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
 COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # where 2,6 may be a list
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
 NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # rather than a product of letters
 
 
-def reward(completion, example, *, pool):
+def reward(completion: str, example: Example, *, pool: Pool) -> float | None:
     """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer."""
     return _judge(math_text.lenient(completion), example, pool)
 
 
-def strict(completion, example, *, pool):
+def strict(completion: str, example: Example, *, pool: Pool) -> float | None:
     r"""reward, where only an answer in \boxed{} or after #### counts."""
     return _judge(math_text.strict(completion), example, pool)
 
 
-def extract(completion):
+def extract(completion: str) -> str | None:
     """The completion's answer in canonical form, in which numbers have one spelling; None without one."""
     return math_text.lenient(completion)
 
@@ -41,7 +44,7 @@ def _judge(answer, example, pool):
     return float(pool.cached(equivalent, gold, answer) if verdict is None else verdict)
 
 
-def decide(gold, answer):
+def decide(gold: str, answer: str) -> bool | None:
     """Whether two canonical texts are the same answer, exactly; None where that takes algebra.
 
     A unit may be missing on one side, but not differ. Order counts in brackets, and not in lists without them. A
@@ -67,28 +70,28 @@ def decide(gold, answer):
 
 
 def _decide_parts(gold, answer):
-    """decide, for lists and for what stands in brackets; None for anything else."""
+    """decide, of lists and of what is in brackets; None of anything else."""
     if len(re.findall(r'[(\[]', gold)) > PARTS:
         return None
-    golds, answers = parts(gold), parts(answer)
+    golds, answers = split_list(gold), split_list(answer)
     bracketed = gold[:1] in ('(', '[') and gold[0] + gold[-1] == answer[:1] + answer[-1:]
     if len(golds) == len(answers) == 1 and bracketed:
-        golds, answers = parts(gold[1:-1]), parts(answer[1:-1])
+        golds, answers = split_list(gold[1:-1]), split_list(answer[1:-1])
         if len(golds) == len(answers) > 1:
-            found = [decide(*pair) for pair in zip(golds, answers, strict=True)]
-            return False if False in found else None if None in found else True
+            verdicts = [decide(*pair) for pair in zip(golds, answers, strict=True)]
+            return False if False in verdicts else None if None in verdicts else True
     elif 1 < len(golds) == len(answers) <= PARTS:
         for part in golds:
-            found = [decide(part, other) for other in answers]
-            if True not in found:
-                return None if None in found else False
-            answers.pop(found.index(True))
+            verdicts = [decide(part, other) for other in answers]
+            if True not in verdicts:
+                return None if None in verdicts else False
+            answers.pop(verdicts.index(True))
         return True
     return None
 
 
 def _same_fraction(a, b):
-    """Whether Fractions are equal, or one has no end and is rounded by the other."""
+    """Whether Fractions are equal, or one has decimals without end that the other rounds."""
     return a == b or ((_places(a) is None or _places(b) is None) and (_rounds(a, b) or _rounds(b, a)))
 
 
@@ -111,20 +114,13 @@ def _places(number):
     return max(twos, fives) if rest == 1 else None
 
 
-def equivalent(gold, answer):
-    """Whether math-verify finds two canonical texts equal, with exact numbers; it may take for ever.
+def equivalent(gold: str, answer: str) -> bool:
+    """Whether math-verify takes two canonical texts for equal, with exact numbers; it may take for ever.
 
-    Its options are its authors', but for units, which decide looks at, and for text that it cannot read, which equals
-    nothing. y = 5 answers a gold 5, and 5 a gold y = 5: the problem names the letter; x = 5 is not y = 5.
+    y = 5 answers a gold 5, and 5 a gold y = 5, since the problem names the letter; x = 5 is not y = 5. Text that
+    math-verify cannot read equals nothing.
     """
-    from latex2sympy2_extended import NormalizationConfig  # a second to import, for workers alone
-    import math_verify
-    from math_verify import grader
-
-    logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that the timeouts are off: the pool's holds
-    grader.sympy_numeric_eq = _same_number
-    reading = NormalizationConfig(units=False, malformed_operators=True, nits=False, boxed='none')
-    reading = [math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=reading)]
+    math_verify, reading = _math_verify()
     parsed = [
         math_verify.parse(
             f'${_exact(split_unit(text)[0])}$', reading, fallback_mode='no_fallback', parsing_timeout=None
@@ -134,11 +130,28 @@ def equivalent(gold, answer):
     return math_verify.verify(*parsed, timeout_seconds=None)
 
 
+@functools.cache
+def _math_verify():
+    """(math_verify, how it reads a text), imported once a process; it takes a second, and workers alone need it.
+
+    Its options are its authors' choice, but for units, which decide compares. It has no option for exact numbers, so
+    the function that compares numbers is replaced; setup.py pins the version for that.
+    """
+    from latex2sympy2_extended import NormalizationConfig
+    import math_verify
+    from math_verify import grader
+
+    logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that its timeouts are off: the pool's holds
+    grader.sympy_numeric_eq = _same_number
+    reading = NormalizationConfig(units=False, malformed_operators=True, nits=False, boxed='none')
+    return math_verify, [math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=reading)]
+
+
 def _exact(text):
     """The text with fractions for decimals, which would be rounded."""
 
-    def spelled(found):
-        above, below = Fraction(found[0]).as_integer_ratio()
+    def spelled(match):
+        above, below = Fraction(match[0]).as_integer_ratio()
         return f'\\frac{{{above}}}{{{below}}}'
 
     return re.sub(r'[0-9]*\.[0-9]+', spelled, text)
@@ -153,7 +166,7 @@ def _same_number(a, b, *_):
 
     a, b = a.doit(), b.doit()
     if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
-        return a.shape == b.shape and all(_same_number(x, y) for x, y in zip(a, b, strict=True))
+        return a.shape == b.shape and all(_same_number(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
     if a == b:
         return True
     if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr) and a.is_number and b.is_number):

@@ -1,18 +1,18 @@
 """Answers as text: where a completion states one, and one spelling for those that are the same number.
 
-All of it is linear in the length of a completion, and works on a bounded number of its characters.
+All functions are linear in the length of a completion, and read a bounded number of its characters.
 """
 
 from fractions import Fraction
 import re
 
 TAIL = 20_000  # characters at the end of a completion that are looked at
-LONGEST = 1000  # characters of an answer; a longer one is noise
+LONGEST = 1000  # characters of an answer; longer text is noise
 LAYERS = 8  # of brackets around an answer that are taken off
 
 BRACES = re.compile(r'(\\{1,4}(?:boxed|fbox)\s*)?\{|\\.|\}', re.DOTALL)
 DECORATION = re.compile(r'\\(?:q?quad|text)(?![A-Za-z])|\\[()\[\],;: ]|[${}]')
-# what stands between boxes that are one list
+# what may stand between boxes that are one list
 JOINED = re.compile(r'(?:[^.\n]*(?:,|;|\band\b|\bor\b)\s*)? *(?:[A-Za-z]\w* *=)? *|[^A-Za-z0-9\n]{0,9}')
 MARK = re.compile(r'(?i:\banswers?[\s*]*(?:\b(?:is|are)\b|:)[\s*:]*)')
 SENTENCE = re.compile(r'\n|[.!?](?=\s|$)|<\|')
@@ -30,7 +30,7 @@ CHARACTERS = str.maketrans(
     | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
     | {
         '\b': r'\b',
-        '\f': r'\f',  # of \boxed and \frac that somebody unescaped
+        '\f': r'\f',  # of \boxed and \frac whose backslash was read as an escape
         '\u2212': '-',
         '\u2013': '-',
         '\uff0c': ',',
@@ -75,7 +75,7 @@ SPELLINGS = [
         (r'\{\s*,\s*\}', ','),
         (r'(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~', ' '),
         (r'(?<!\\)\\[()\[\]]', ''),
-        # signs of money, percent and degrees: the problem says which it asks for
+        # signs of money, percent and degrees, which the problem names
         (r'\\?[$%]|\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])', ''),
         (r'\\(?:mbox|textnormal|textbf|textrm|textit|mathrm|mathbf|mathit)(?![A-Za-z])', r'\\text'),
         (r'\\text\s*\{([ei])\}', r'\1'),  # the constants
@@ -87,8 +87,8 @@ SPELLINGS = [
         (r'(?<![A-Za-z\\])pi(?![A-Za-z])', r'\\pi '),
         (r'\\varnothing(?![A-Za-z])', r'\\emptyset'),
         (r'\\(l|g|n)eq(?![A-Za-z])', r'\\\1e'),
-        (r'_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?', lambda found: f'_{{{BASES.get(found[1], found[1])}}}'),
-        (r'(?<=[0-9])_\s*\{?\s*([0-9]+)\s*\}?', lambda found: '' if found[1] == '10' else f'_{{{found[1]}}}'),
+        (r'_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?', lambda match: f'_{{{BASES.get(match[1], match[1])}}}'),
+        (r'(?<=[0-9])_\s*\{?\s*([0-9]+)\s*\}?', lambda match: '' if match[1] == '10' else f'_{{{match[1]}}}'),
     ]
 ]
 # spaces but those within words or numbers, and after commas of a list, where 1, 234 is not 1,234
@@ -103,7 +103,7 @@ DECIMAL = re.compile(
 )
 FRACTION = re.compile(r'([-+]?)(?:([0-9]+)?\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|(?:([0-9]+) )?([0-9]+)/([0-9]+))')
 
-# spelling without the plural's s -> ours, or '' where it says nothing that the problem does not
+# spelling without the plural's s -> ours, or '' where the problem names the unit
 UNITS = {
     spelling: spellings.split()[0]
     for spellings in (
@@ -146,17 +146,17 @@ POWERS = {'square': '2', 'sq': '2', 'squared': '2', 'cubic': '3', 'cu': '3', 'cu
 UNIT = re.compile(r'(\s*)(?:\\text\s*\{([^{}]*)\}|(?<![A-Za-z\\])([A-Za-z][A-Za-z. ]+))\s*(?:\^\s*\{?([0-9])\}?)?$')
 
 
-def strict(completion):
-    """The canonical text of the completion's last boxed answer, else of that after its last ####; None without."""
+def strict(completion: str) -> str | None:
+    """The canonical text of the last boxed answer, else of the answer after the last ####; None without."""
     return _first(completion, (_boxed, _after_hashes))
 
 
-def lenient(completion):
+def lenient(completion: str) -> str | None:
     """strict, else of what is in <answer> tags, follows 'the answer is', or is the last number or formula."""
     return _first(completion, (_boxed, _after_hashes, _tagged, _marked, _last))
 
 
-def gold(answer):
+def gold(answer: str) -> str | None:
     """The canonical text of a data set's answer, which may be a whole solution; None without."""
     return _first(answer, (_boxed, _after_hashes, _tagged, _marked)) or canonical(answer) or lenient(answer)
 
@@ -178,14 +178,14 @@ def _boxed(text):
                 while boxes and boxes[-1][0] > start.start():
                     boxes.pop()  # inside of this one
                 boxes.append((start.start(), match.end(), text[start.end() : match.start()].strip()))
-    found = boxes[-1:]
+    joined = boxes[-1:]
     for box in reversed(boxes[:-1]):
-        between = text[box[1] : found[0][0]]
+        between = text[box[1] : joined[0][0]]
         if len(between) > 40 or not JOINED.fullmatch(DECORATION.sub('', between)):
             break
-        found.insert(0, box)
-    values = [value for _, _, value in found]
-    # one answer may stand there in two spellings
+        joined.insert(0, box)
+    values = [value for _, _, value in joined]
+    # the boxes may be one answer in two spellings
     return ', '.join(dict.fromkeys(canonical(value) or '' for value in values) if len(values) > 1 else values)
 
 
@@ -222,8 +222,8 @@ def _last(text):
     line = text.rstrip().rpartition('\n')[2].strip(' *#>')
     if _bare(line):
         return line
-    found = _values(text)
-    return next((value for value in reversed(found) if re.search('[0-9]', value)), found[-1] if found else '')
+    values = _values(text)
+    return next((value for value in reversed(values) if re.search('[0-9]', value)), values[-1] if values else '')
 
 
 def _bare(line):
@@ -236,32 +236,32 @@ def _bare(line):
 
 def _word(text):
     """The first word of prose in a text; None without one."""
-    found = WORD.search(NO_WORD.sub(' ', text))
-    return found and found[0]
+    match = WORD.search(NO_WORD.sub(' ', text))
+    return match and match[0]
 
 
 def _values(text):
     """The formulas of a text, and the numbers outside them, in their order; neighbouring formulas as one list."""
-    found, opened = [], None  # found: (start, end, value, whether it is a formula)
+    pieces, opened = [], None  # pieces: (start, end, value, whether it is a formula)
     for match in PIECE.finditer(text):
         if match[1]:
-            found.append((match.start(), match.end(), match[1].rstrip('.,/'), False))
+            pieces.append((match.start(), match.end(), match[1].rstrip('.,/'), False))
             continue
         value = text[opened.end() : match.start()] if opened else ''
-        if not 0 < len(value.strip()) <= LONGEST or _word(value):
-            opened = match  # what went before was no formula: a sign of money, say
+        if opened is None or not 0 < len(value.strip()) <= LONGEST or _word(value):
+            opened = match  # the last sign opened no formula: it may be one of money
             continue
         start, opened = opened.start(), None
-        while found and found[-1][0] >= start:
-            found.pop()  # inside of it
-        if found and found[-1][3] and start - found[-1][1] < 10 and BETWEEN.fullmatch(text, found[-1][1], start):
-            start, _, before, _ = found.pop()
+        while pieces and pieces[-1][0] >= start:
+            pieces.pop()  # inside of it
+        if pieces and pieces[-1][3] and start - pieces[-1][1] < 10 and BETWEEN.fullmatch(text, pieces[-1][1], start):
+            start, _, before, _ = pieces.pop()
             value = f'{before}, {value}'
-        found.append((start, match.end(), value, True))
-    return [value for _, _, value, _ in found]
+        pieces.append((start, match.end(), value, True))
+    return [value for _, _, value, _ in pieces]
 
 
-def canonical(text):
+def canonical(text: str) -> str | None:
     """The text in one spelling, numbers as 'p' or 'p/q' in lowest terms; None if nothing or too much is left of it."""
     if len(text) > LONGEST:
         return None
@@ -271,7 +271,7 @@ def canonical(text):
     for pattern, replacement in SPELLINGS:
         text = pattern.sub(replacement, text)
     text = re.sub(' +', ' ', text).strip(ENDS).rstrip(ENDS + '.')
-    if not any(c.isalnum() for c in text):
+    if not any(mark.isalnum() for mark in text):
         return None
     value, unit = split_unit(_unwrapped(_result(text)))
     column = COLUMN.fullmatch(value)
@@ -295,7 +295,7 @@ def _unwrapped(text):
         elif (
             text[:1] in ('{', '(')
             and _closing(text, 0) == len(text) - 1
-            and (text[0] == '{' or len(parts(text[1:-1])) == 1)
+            and (text[0] == '{' or len(split_list(text[1:-1])) == 1)
         ):
             text = text[1:-1].strip()
         else:
@@ -310,16 +310,16 @@ def _result(text):
         text = before if re.search('[0-9]', before) else f'{before}={after}'
     sides = re.split(r'(?<![<>!:])=', text)
     letters = re.search('[A-Za-z]', re.sub(r'\\[A-Za-z]+', '', sides[0] + sides[-1]))
-    if len(sides) > 1 and len(parts(text)) == 1 and not (sides[0].strip() and letters):
+    if len(sides) > 1 and len(split_list(text)) == 1 and not (sides[0].strip() and letters):
         text = sides[-1]
     return text.strip(ENDS)
 
 
-def split_unit(text):
+def split_unit(text: str) -> tuple[str, str]:
     r"""(value, unit) of an answer; the unit in one spelling like \text{cm}^2, or ''."""
     match = UNIT.search(text)
     value = text[: match.start()] if match else ''
-    if not re.search(r'[0-9A-Za-z)\]}]$', value):
+    if match is None or not re.search(r'[0-9A-Za-z)\]}]$', value):
         return text, ''
     space, in_text, plain, power = match.groups()
     words = re.findall('[a-z]+', (in_text or plain or '').lower().replace('.', ''))
@@ -337,7 +337,7 @@ def split_unit(text):
     return value, unit and f'\\text{{{unit}}}' + (power and f'^{power}')
 
 
-def fraction(text):
+def fraction(text: str) -> Fraction | None:
     """The Fraction that a canonical text spells: an integer, decimal, mixed or plain fraction; None for other text."""
     match = DECIMAL.fullmatch(text)
     if match:
@@ -358,19 +358,19 @@ def fraction(text):
     return -value if sign == '-' else value
 
 
-def parts(text):
+def split_list(text: str) -> list[str]:
     """The text split at the commas and semicolons outside all brackets."""
-    found, start, depth = [], 0, 0
-    for i, c in enumerate(text):
-        depth += (c in '([{') - (c in ')]}')
-        if c in ',;' and depth == 0:
-            found.append(text[start:i].strip())
+    items, start, depth = [], 0, 0
+    for i, mark in enumerate(text):
+        depth += (mark in '([{') - (mark in ')]}')
+        if mark in ',;' and depth == 0:
+            items.append(text[start:i].strip())
             start = i + 1
-    return [*found, text[start:].strip()]
+    return [*items, text[start:].strip()]
 
 
 def _closing(text, start):
-    """The index of the bracket that closes the one at start, of whatever kind; None without one."""
+    """The index of the bracket that closes the one at start, whatever their kinds; None without one."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] in '([{') - (text[i] in ')]}')

@@ -1,135 +1,154 @@
-"""The score of a completion by a reward model: a Hugging Face sequence classification with one label.
+"""A reward model as a reward: a Hugging Face sequence classification with one label.
 
-A folder that grpo_jax.reward_model wrote says in reward_model.json how its prompts were written and its steps parted;
-for another, the prompt goes through the chat template where the tokenizer has one. What is scored is the prompt, the
-completion and the stop token, read at the last.
+A folder that grpo_jax.reward_model wrote says in reward_model.json how its prompts were written, and what separated its
+steps. For another folder, the prompt goes through the chat template where the tokenizer has one. The model reads the
+prompt, the completion and the stop token; its value at the last counts.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
-import math
 import os
 from typing import Any, NamedTuple
 
 import jax
+from jaxtyping import Float
 import numpy as np
+from scipy.special import expit
 
 from grpo_jax import data
 from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
 from grpo_jax.models import heads, hf, transformer
 
-FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
+TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
 SHORTEST = 64  # columns of the smallest of the compiled shapes, which are powers of two
 
 
+class Source(NamedTuple):
+    """Where a reward model comes from, and how it computes."""
+
+    folder: str  # or the name of a model that is downloaded already
+    dtype: str  # of computation
+    batch: int  # rows at once
+    device: int  # index among this process's devices
+    park: bool  # the weights wait in the host's memory, and are on the device while it computes
+
+
 class RewardModel(NamedTuple):
-    """A reward model, ready to score."""
+    """A loaded reward model."""
 
     tokenizer: Any
-    texts: dict  # chat, system, template: of the prompt, as in config.data; separator: between steps
+    prompt_format: data.PromptFormat
+    separator: str  # between steps
     params: Any  # on the host where it is parked, else on the device
-    reward_functions: Callable
-    device: jax.Device
+    values: Callable  # (params, tokens i32[B, T], mask bool[B, T]) -> f32[B, T]
+    device: Any  # a jax.Device
     context: int  # tokens that it can read
+    batch: int  # rows at once
 
 
-def reward(completions, examples, *, folder, dtype, batch, device, park, transform, mean, std, cap):
-    """List of scores, f = (score - mean) / std, at most cap away from 0 where cap is above 0; see load and score.
+def reward(
+    completions: Sequence[str],
+    examples: Sequence[Example],
+    *,
+    source: Source,
+    models: dict,
+    transform: str,
+    mean: float,
+    std: float,
+    cap: float,
+) -> list[float | None]:
+    """(value - mean) / std of each completion, at most cap away from 0 where cap is above 0.
 
-    transform says what is scored: 'raw', the head's number, or 'sigmoid' of it. None where the text is too long.
+    transform: 'raw', the value is the head's number, or 'sigmoid' of it. None where the text is too long.
     """
     if transform not in ('raw', 'sigmoid'):
         raise BadInput('transform of a reward model', transform, 'choose raw or sigmoid')
     if std <= 0 or cap < 0:
         raise BadInput('std, cap of a reward model', (std, cap), 'std must be above 0, and cap 0 (none) or more')
-    model = load(folder, dtype, device, park)
+    model = load(models, source)
     prompts = encode_prompts(model, examples)
     rows = [
-        prompts[example.prompt] + encode(model.tokenizer, text)
+        prompts[example.prompt] + encode_completion(model.tokenizer, text)
         for example, text in zip(examples, completions, strict=True)
     ]
-    found = []
-    for scores in score(model, rows, batch):
-        value = None if scores is None else float(scores[-1])
+    rewards = []
+    for values in compute_values(model, rows):
+        value = None if values is None else float(values[-1])
         if value is not None:
-            value = ((sigmoid(value) if transform == 'sigmoid' else value) - mean) / std
+            value = ((float(expit(value)) if transform == 'sigmoid' else value) - mean) / std
             value = min(max(value, -cap), cap) if cap else value
-        found.append(value)
-    return found
+        rewards.append(value)
+    return rewards
 
 
-@functools.lru_cache
-def load(folder, dtype, device, park):
-    """RewardModel of a folder that computes in dtype on the device of that index, once a process.
+def load(models: dict, source: Source) -> RewardModel:
+    """The RewardModel of a source: from `models`, where it is put when it is loaded for the first time."""
+    if source not in models:
+        models[source] = _read(source)
+    return models[source]
 
-    park: the weights lie in the host's memory and are on the device while it scores.
-    """
-    folder = hf.find(folder)
-    c, tokenizer, place = hf.load_config(folder), hf.load_tokenizer(folder), device_at(device)
-    params = hf.load_params(folder, c, transformer.map_table(lambda *_: place, heads.param_table(c)))
-    params = jax.tree.map(lambda x: x.astype(dtype), params)
+
+def _read(source):
+    folder = hf.find(source.folder)
+    model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
+    device = _find_device(source.device)
+    table = transformer.map_table(lambda *_: device, heads.param_table(model_config))
+    params = jax.tree.map(lambda x: x.astype(source.dtype), hf.load_params(folder, model_config, table))
     texts = {'chat': bool(tokenizer.chat_template), 'system': '', 'template': '{prompt}', 'separator': '\n'}
-    path = os.path.join(folder, FILE)
+    path = os.path.join(folder, TEXTS_FILE)
     if os.path.isfile(path):
         texts = json_file.read(path)
     return RewardModel(
         tokenizer,
-        texts,
-        jax.device_get(params) if park else params,
-        make_scorer(c, dtype),
-        place,
+        data.PromptFormat(texts['chat'], texts['system'], texts['template']),
+        texts['separator'],
+        jax.device_get(params) if source.park else params,
+        jax.jit(functools.partial(heads.values, c=model_config, remat='none', dtype=source.dtype)),
+        device,
         hf.context_length(folder),
+        source.batch,
     )
 
 
-def device_at(index):
-    """The device of this process that has an index; BadInput when there are fewer."""
+def _find_device(index):
     devices = jax.local_devices()
     if not 0 <= index < len(devices):
         raise BadInput('device of a reward model', index, f'{len(devices)} devices are here, counted from 0')
     return devices[index]
 
 
-def make_scorer(c, dtype):
-    """(params, tokens i32[B, T], mask bool[B, T]) -> f32[B, T] on the arguments' device; compiled once a shape."""
-    return jax.jit(functools.partial(heads.values, c=c, remat='none', dtype=dtype))
-
-
-def encode_prompts(model, examples):
+def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> dict[str, list[int]]:
     """Prompt -> token ids, as the reward model was taught to read it."""
-    written = {name: model.texts[name] for name in ('chat', 'system', 'template')}
-    return {text: data.encode_prompt(model.tokenizer, text, **written) for text in {e.prompt for e in examples}}
+    texts = {example.prompt for example in examples}
+    return {text: data.encode_prompt(model.tokenizer, text, model.prompt_format) for text in texts}
 
 
-def encode(tokenizer, completion):
-    """Token ids of a completion and the stop token, whose score is that of the whole."""
+def encode_completion(tokenizer: Any, completion: str) -> list[int]:
+    """Token ids of a completion and the stop token, whose value is that of the whole."""
     return [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
 
 
-def score(model, rows, batch):
-    """For each list of token ids its scores f32[tokens], or None where it is longer than the model's context.
+def compute_values(model: RewardModel, rows: Sequence[list[int]]) -> list[Float[np.ndarray, ' tokens'] | None]:
+    """For each list of token ids the model's value at each, or None where it is longer than the model's context.
 
-    Scored in blocks of `batch` rows, padded to a power of two of columns: a bounded number of shapes to compile.
+    Computed in blocks of model.batch rows, padded to a power of two of columns: a bounded number of shapes to compile.
     """
-    found, by_length = [None] * len(rows), collections.defaultdict(list)
+    by_columns = collections.defaultdict(list)
+    values: list[Any] = [None] * len(rows)
     for i, row in enumerate(rows):
         if len(row) <= model.context:
-            by_length[min(max(SHORTEST, 1 << (len(row) - 1).bit_length()), model.context)].append(i)
+            by_columns[min(max(SHORTEST, 1 << (len(row) - 1).bit_length()), model.context)].append(i)
     params = jax.device_put(model.params, model.device)
-    for columns, members in by_length.items():
-        for start in range(0, len(members), batch):
-            block = members[start : start + batch]
-            tokens, mask = np.zeros((batch, columns), np.int32), np.zeros((batch, columns), bool)
+    for columns, members in by_columns.items():
+        for start in range(0, len(members), model.batch):
+            block = members[start : start + model.batch]
+            tokens, mask = np.zeros((model.batch, columns), np.int32), np.zeros((model.batch, columns), bool)
             for line, i in enumerate(block):
                 tokens[line, : len(rows[i])], mask[line, : len(rows[i])] = rows[i], True
-            scores = np.asarray(model.reward_functions(params, *jax.device_put((tokens, mask), model.device)))
+            block_values = np.asarray(model.values(params, *jax.device_put((tokens, mask), model.device)))
             for line, i in enumerate(block):
-                found[i] = scores[line, : len(rows[i])]
-    return found
-
-
-def sigmoid(x):
-    """1 / (1 + exp(-x)), for any float."""
-    return 0.5 * (1 + math.tanh(0.5 * x))
+                values[i] = block_values[line, : len(rows[i])]
+    return values

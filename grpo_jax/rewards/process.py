@@ -1,67 +1,72 @@
 """A process reward model: the chance that each step of a completion is right, by a model that read it so far.
 
-A step is what stands between two of the model's separators (see rewards.model); it is scored at the separator
+A step is what stands between two of the model's separators (see rewards.model). Its chance is read at the separator
 behind it. As in training, each step is tokenized by itself.
 """
 
+from collections.abc import Sequence
 import math
+from typing import Any
+
+from scipy.special import expit
 
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import model as models
+from grpo_jax.example import Example
+from grpo_jax.rewards.model import Source, compute_values, encode_prompts, load
 
 AGGREGATES = {'min': min, 'mean': lambda values: sum(values) / len(values), 'product': math.prod}
 
 
-def reward(completions, examples, *, folder, dtype, batch, device, park, aggregate):
-    """List of one number for each completion's steps: min, mean or product of their chances; None without a step."""
+def reward(
+    completions: Sequence[str], examples: Sequence[Example], *, source: Source, models: dict, aggregate: str
+) -> list[float | None]:
+    """For each completion the min, mean or product of its steps' chances; None without a step."""
     if aggregate not in AGGREGATES:
         raise BadInput('aggregate of a process reward model', aggregate, f'choose {", ".join(AGGREGATES)}')
-    found = steps(
-        completions, examples, folder=folder, dtype=dtype, batch=batch, device=device, park=park, centred=False
-    )
-    return [AGGREGATES[aggregate]([value for _, value in values]) if values else None for values in found]
+    rows = steps(completions, examples, source=source, models=models, centred=False)
+    return [AGGREGATES[aggregate]([chance for _, chance in row]) if row else None for row in rows]
 
 
-def steps(completions, examples, *, folder, dtype, batch, device, park, centred):
+def steps(
+    completions: Sequence[str], examples: Sequence[Example], *, source: Source, models: dict, centred: bool
+) -> list[list[tuple[int, float]]]:
     """For each completion a list of (end in characters, chance p in [0, 1] that the step is right).
 
-    centred: 2p - 1 instead of p. Of a text longer than the model's context no step is scored. The other options are
-    those of rewards.model.load and score.
+    centred: 2p - 1 instead of p. The list is empty for a text that is longer than the model's context.
     """
-    model = models.load(folder, dtype, device, park)
-    prompts, separator = models.encode_prompts(model, examples), model.texts['separator']
+    model = load(models, source)
+    prompts = encode_prompts(model, examples)
     ends, rows, places = [], [], []
     for text, example in zip(completions, examples, strict=True):
-        parted = split(text, separator)
-        ids, last = tokenize(model.tokenizer, [step for step, _ in parted], separator)
+        text_steps = split(text, model.separator)
+        ids, last = tokenize(model.tokenizer, [step for step, _ in text_steps], model.separator)
         prompt = prompts[example.prompt]
-        ends.append([end for _, end in parted])
+        ends.append([end for _, end in text_steps])
         rows.append(prompt + ids)
         places.append([len(prompt) + place for place in last])
-    found = []
-    for scores, row_ends, row_places in zip(models.score(model, rows, batch), ends, places, strict=True):
-        chances = [] if scores is None else [models.sigmoid(float(scores[place])) for place in row_places]
-        values = [2 * p - 1 for p in chances] if centred else chances
-        found.append(list(zip(row_ends, values, strict=False)))
-    return found
+    rewards = []
+    for values, row_ends, row_places in zip(compute_values(model, rows), ends, places, strict=True):
+        chances = [] if values is None else [float(expit(float(values[place]))) for place in row_places]
+        rewards.append(list(zip(row_ends, [2 * p - 1 for p in chances] if centred else chances, strict=False)))
+    return rewards
 
 
-def split(text, separator):
-    """(step, end in characters) of each part of a text between separators that is not blank."""
-    found, start = [], 0
-    for part in text.split(separator):
-        if part.strip():
-            found.append((part.strip(), start + len(part.rstrip())))
-        start += len(part) + len(separator)
-    return found
+def split(text: str, separator: str) -> list[tuple[str, int]]:
+    """(step, end in characters) of each piece of a text between separators that is not blank."""
+    pieces, start = [], 0
+    for piece in text.split(separator):
+        if piece.strip():
+            pieces.append((piece.strip(), start + len(piece.rstrip())))
+        start += len(piece) + len(separator)
+    return pieces
 
 
-def tokenize(tokenizer, steps_, separator):
-    """(token ids, index of each step's last token) of steps with a separator behind each."""
+def tokenize(tokenizer: Any, texts: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
+    """(token ids, index of each step's last token) of the texts of steps, with a separator behind each."""
     ids, last = [], []
-    if not steps_:
+    if not texts:
         return ids, last
-    for step in tokenizer([step.strip() + separator for step in steps_], add_special_tokens=False)['input_ids']:
+    for step in tokenizer([text.strip() + separator for text in texts], add_special_tokens=False)['input_ids']:
         ids += step
         last.append(len(ids) - 1)
     return ids, last

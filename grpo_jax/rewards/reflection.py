@@ -1,21 +1,25 @@
 """Bonus for phrases like "wait" and "let me check" in correct completions. Think twice before using it.
 
-It is hacked directly, by writing the phrases, and no ablation was found that supports it: DeepSeek-R1
+A policy hacks it directly, by writing the phrases, and no ablation is known that supports it: DeepSeek-R1
 (arXiv 2501.12948) rewards no content and saw reflection come by itself, and base models write such phrases
-without any reinforcement (arXiv 2503.20783). No part of the default config.
+without any reinforcement (arXiv 2503.20783). It is no part of the default config.
 """
 
+from collections.abc import Sequence
 import functools
 import itertools
 import re
 
 from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
 
 
-def reward(completion, example, *, correct, phrases, cap):
+def reward(
+    completion: str, example: Example, *, correct: bool | None, phrases: Sequence[str], cap: int
+) -> float | None:
     """How many of the phrases occur, in any case and as whole words, up to cap, if correct, else 0.0.
 
-    correct is what the verifier says; None where it cannot.
+    correct is the verifier's verdict, or None.
     """
     if correct is None:
         return None

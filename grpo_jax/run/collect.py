@@ -102,6 +102,10 @@ class Draw(NamedTuple):
     finish_rewards: Callable  # () -> rewards.Rewards
     counts: dict[str, float]  # what it took, by name
 
+    def fetch_tokens(self):
+        """(tokens i32[B, T], completion_mask bool[B, C]) on the host."""
+        return processes.fetch((self.rollout.tokens, self.rollout.completion_mask))
+
 
 class Group(NamedTuple):
     """Completions of one prompt, on the host."""
@@ -217,7 +221,7 @@ class Collector:
         experiment, shapes, collection = self._experiment, self._shapes, self._collection
         # 1. prompts: a function of the seed, the position and the retired examples
         position, retired = int(aux['position']), self._retired(aux)
-        chosen, position = data.walk(experiment.settings.seed, position, shapes.prompts, retired, self._dataset.parts)
+        chosen, position = data.walk(experiment.settings.seed, position, shapes.prompts, retired, self._dataset.sources)
         aux = aux | {'position': jnp.int32(position)}
         examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, experiment.pad_token)
         # 2. completions

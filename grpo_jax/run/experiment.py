@@ -161,7 +161,7 @@ def open_experiment(config, workdir: str, folder: str | None = None, functions: 
     specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    reward_functions = rewards.make(settings.rewards, settings.sampling.max_tokens, functions)
+    reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens, functions)
     _check_workdir(config, workdir)
     return Experiment(
         config, settings, workdir, folder, model_config, tokenizer, stop_tokens, pad_token, Devices(mesh),

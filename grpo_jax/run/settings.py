@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from grpo_jax.data import DataOptions
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization
+from grpo_jax.rewards import RewardOptions
 from grpo_jax.run.collect import Collection
 
 DTYPES = ('float32', 'bfloat16')
@@ -76,9 +78,9 @@ class Settings(NamedTuple):
     seed: int
     steps: int
     model: ModelSource
-    data: Any
+    data: DataOptions
     sampling: Any
-    rewards: Any
+    rewards: RewardOptions
     collection: Collection
     algorithm: Mapping  # of names and numbers, for algorithms.make
     learning: Learning
@@ -100,9 +102,9 @@ class Settings(NamedTuple):
             seed=config.seed,
             steps=config.steps,
             model=model,
-            data=config.data,
+            data=DataOptions.from_config(config.data),
             sampling=config.rollout,
-            rewards=config.reward,
+            rewards=RewardOptions.from_config(config.reward),
             collection=Collection.from_config(config.collection, corrected=corrected, verifier=config.reward.verifier),
             algorithm=algorithm,
             learning=Learning.from_config(

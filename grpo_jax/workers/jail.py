@@ -1,10 +1,11 @@
-"""The inside of the sandbox: a script that runs programs and their tests, in an interpreter that has nothing to hide.
+"""The inside of the sandbox: a script that runs programs and their tests, in an interpreter that holds no secrets.
 
-For each job it forks two processes. The program's is confined before it sees the first byte of the program, and holds
-no test. The judge's holds the tests and asks the program's, over a pipe, to call its functions; what comes back is
-plain data, and compared here. So nothing that a program does to its own interpreter can make a test pass.
+For each job it forks two processes. The program's process is confined before it sees the first byte of the program,
+and has no test. The judge's process has the tests. Over a pipe it asks the program's process to call functions; plain
+data comes back, and the judge compares it. So nothing that a program does to its own interpreter can make a test pass.
 """
 
+from collections.abc import Callable
 import contextlib
 import ctypes
 import errno
@@ -19,31 +20,19 @@ import signal
 import struct
 import sys
 import types
+from typing import Any
 
+# what programs often import
 PRELOADED = (
-    'bisect',
-    'cmath',
-    'collections',
-    'copy',
-    'dataclasses',
-    'datetime',
-    'decimal',
-    'fractions',
-    'functools',
-    'heapq',
-    'itertools',
-    'operator',
-    're',
-    'statistics',
-    'string',
-    'typing',
-)  # what programs often import
+    'bisect cmath collections copy dataclasses datetime decimal fractions functools heapq itertools operator re '
+    'statistics string typing'
+).split()
 FILE_MIB = 16  # a file's size
-FOLDER_MIB = 64  # of all files, where the folder is a file system of its own
+FOLDER_MIB = 64  # all files together, where the folder is a file system of its own
 OPEN_FILES = 64
 LONGEST = 2**24  # bytes of what a function returns, as text
 NOBODY = 65534  # the user's number inside
-CLOSED = 3  # exit status of a judge that found no more jobs
+CLOSED = 3  # exit status of a judge for which there were no more jobs
 
 NO_NEW_PRIVS, DUMPABLE, SECCOMP = 38, 4, 22  # of prctl
 NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_MOUNT = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x00020000
@@ -54,8 +43,8 @@ ALLOW, REFUSE, ABSENT = 0x7FFF0000, 0x00050001, 0x00050026  # of the filter: yes
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 MACHINES = {'x86_64': (1, 0xC000003E), 'aarch64': (2, 0xC00000B7)}  # column in CALLS, AUDIT_ARCH
 
-# What an interpreter needs that computes, waits, and reads and writes files: name, number on x86_64, on aarch64. No
-# call is among them that starts or touches another process, opens a socket, or changes owners or rights.
+# What an interpreter needs to compute, to wait, and to read and write files: name, number on x86_64, on aarch64. No
+# call among them starts or touches another process, opens a socket, or changes owners or rights.
 CALLS = """
 read 0 63, write 1 64, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62, mmap 9 222, mprotect 10 226,
 munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, pread64 17 67,
@@ -79,7 +68,7 @@ TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes,
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter_namespaces():
+def enter_namespaces() -> bool:
     """Gives the children of this process users, processes, network and IPC of their own; False where refused."""
     if not hasattr(libc, 'unshare'):
         return False
@@ -93,19 +82,12 @@ def enter_namespaces():
     return True
 
 
-def mount_folder(folder):
-    """Puts a small file system of its own under the folder, seen here alone; False where refused."""
-    return (
-        hasattr(libc, 'mount')
-        and not libc.unshare(NEW_MOUNT)
-        and not libc.mount(
-            b'tmpfs',
-            folder.encode(),
-            b'tmpfs',
-            ctypes.c_ulong(NOSUID_NODEV_NOEXEC),
-            f'size={FOLDER_MIB}m,nr_inodes=4k,mode=700'.encode(),
-        )
-    )
+def mount_folder(folder: str) -> bool:
+    """Mounts a small file system on the folder, which this process alone sees; False where refused."""
+    if not hasattr(libc, 'mount') or libc.unshare(NEW_MOUNT):
+        return False
+    flags, options = ctypes.c_ulong(NOSUID_NODEV_NOEXEC), f'size={FOLDER_MIB}m,nr_inodes=4k,mode=700'
+    return not libc.mount(b'tmpfs', folder.encode(), b'tmpfs', flags, options.encode())
 
 
 def give_up_rights():
@@ -116,7 +98,7 @@ def give_up_rights():
         libc.prctl(DUMPABLE, 0, 0, 0, 0)
 
 
-def landlock_rules(folder):
+def landlock_rules(folder: str) -> int | None:
     """Descriptor of Landlock's rules: anything in the folder, reading of Python's files; None without Landlock."""
     if sys.platform != 'linux':
         return None
@@ -132,12 +114,12 @@ def landlock_rules(folder):
     return rules
 
 
-def call_filter(files):
-    """The filter of system calls, BPF as bytes; None where there is none. files: whether files may be written."""
+def call_filter(files: bool) -> bytes | None:
+    """The filter of system calls, as BPF; None where the kernel has none. files: whether files may be written."""
     if sys.platform != 'linux' or platform.machine() not in MACHINES:
         return None
     libc.prctl(SECCOMP, 2, None)
-    if ctypes.get_errno() != errno.EFAULT:  # what a kernel says that would have read the filter
+    if ctypes.get_errno() != errno.EFAULT:  # the answer of a kernel that would have read the filter
         return None
     column, architecture = MACHINES[platform.machine()]
     judged, plain = _numbers(JUDGED_CALLS, column), _numbers(CALLS + (',' + FILE_CALLS if files else ''), column)
@@ -147,7 +129,7 @@ def call_filter(files):
     def when(name, *rows):
         return [(equal, 0, len(rows), judged[name]), *rows]
 
-    def argument(index):  # its low half
+    def argument(index):  # the low half
         return load, 0, 0, 16 + 8 * index
 
     rows = [
@@ -160,8 +142,8 @@ def call_filter(files):
         *when('fcntl', argument(1), (equal, 1, 0, F_DUPFD_CLOEXEC), (at_least, 1, 0, F_SETOWN), yes, no),
         *when('ioctl', argument(1), (at_least, 0, 1, 0x5400), (at_least, 0, 1, 0x5500), no, yes),  # of terminals
         *when('openat', argument(2), (any_bit, 0, 1, 0 if files else WRITING), no, yes),
-        *when('prlimit64', argument(0), (equal, 0, 1, 0), yes, no),
-    ]  # of itself
+        *when('prlimit64', argument(0), (equal, 0, 1, 0), yes, no),  # of itself
+    ]
     for number in plain.values():
         rows += [(equal, 0, 1, number), yes]
     return b''.join(struct.pack('HBBI', *row) for row in [*rows, no])
@@ -172,11 +154,11 @@ def _numbers(table, column):
     return {row[0]: int(row[column]) for row in rows if row[column] != '-'}
 
 
-def confine(memory, seconds, rules, calls):
+def confine(memory: int, seconds: int, rules: int | None, calls: bytes | None):
     """Limits this process, for good, to bytes of memory, seconds of CPU, Landlock's rules and the filter's calls."""
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: FILE_MIB * 2**20, resource.RLIMIT_CORE: 0}
     if calls is None:
-        limits[resource.RLIMIT_NPROC] = 0  # no process more, but for root
+        limits[resource.RLIMIT_NPROC] = 0  # no further process; root may all the same
     if sys.platform == 'linux':
         limits[resource.RLIMIT_AS] = memory  # macOS refuses it
     for name, most in limits.items():
@@ -191,8 +173,8 @@ def confine(memory, seconds, rules, calls):
             raise OSError(ctypes.get_errno(), 'seccomp refused')
 
 
-def pack(value, remember):
-    """A value in JSON's types: plain data whole and without its class, else the number that remember gives it."""
+def pack(value: Any, remember: Callable) -> Any:
+    """A value in JSON's types: plain data, whole and without its class; of other objects the number remember(value)."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -209,8 +191,8 @@ def pack(value, remember):
     return {'object': remember(value)}
 
 
-def unpack(value, find):
-    """What pack packed; find gives the object of a number."""
+def unpack(value: Any, find: Callable) -> Any:
+    """The value that pack packed; find(number) gives the object."""
     if isinstance(value, list):
         return [unpack(item, find) for item in value]
     if not isinstance(value, dict):
@@ -224,11 +206,11 @@ def unpack(value, find):
     return complex(*content) if kind == 'complex' else TYPES[kind](content)
 
 
-def run_program(requests, replies, rules, calls):
-    """The program's process: runs the program, then does with its objects what the judge asks for."""
+def run_program(requests: int, replies: int, rules: int | None, calls: bytes | None):
+    """The program's process: runs the program, then answers the judge's requests, which are about its objects."""
     _shut(requests, replies, rules)
-    with os.fdopen(requests, 'rb') as asked, os.fdopen(replies, 'w') as answers:
-        line = asked.readline()
+    with os.fdopen(requests, 'rb') as lines, os.fdopen(replies, 'w') as answers:
+        line = lines.readline()
         if not line:  # the judge had no job
             return
         job = json.loads(line)
@@ -241,18 +223,18 @@ def run_program(requests, replies, rules, calls):
             objects.append(value)
             return len(objects) - 1
 
-        does = {'call': lambda f, args, named: f(*args, **named), 'get': getattr, 'set': setattr, 'items': list}
-        for line in asked:
+        actions = {'call': lambda f, args, named: f(*args, **named), 'get': getattr, 'set': setattr, 'items': list}
+        for line in lines:
             try:
-                what, *args = unpack(json.loads(line), objects.__getitem__)
-                answer = json.dumps({'value': pack(does[what](*args), remember)})
+                action, *args = unpack(json.loads(line), objects.__getitem__)
+                answer = json.dumps({'value': pack(actions[action](*args), remember)})
             except BaseException as error:  # also SystemExit: the process is to answer the next test
                 answer = json.dumps({'error': type(error).__name__})
             print(answer, file=answers, flush=True)
 
 
 class Remote:
-    """An object of the program's process that is no plain data; one that compares equal to nothing but itself."""
+    """An object of the program's process that is no plain data. It equals nothing but itself."""
 
     def __init__(self, ask, number):
         vars(self).update(_ask=ask, _number=number)
@@ -270,28 +252,28 @@ class Remote:
         return iter(self._ask('items', self))
 
 
-def run_judge(requests, replies, verdict, rules, calls):
+def run_judge(requests: int, replies: int, verdict: int, rules: int | None, calls: bytes | None):
     """The judge's process: takes a job, and writes 1 or 0 for each of its tests; ends itself at the deadline."""
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(CLOSED)
     job = json.loads(line)
-    signal.setitimer(signal.ITIMER_REAL, job['timeout'])  # nothing catches it, whatever the process waits for
+    signal.setitimer(signal.ITIMER_REAL, job['timeout'])  # nothing catches the alarm, whatever the process waits for
     _shut(requests, replies, verdict, rules)
     seconds = math.ceil(job['timeout']) + 1
     confine(job['memory'], seconds, rules, calls)
-    with os.fdopen(requests, 'w') as asks, os.fdopen(replies) as answers:
+    with os.fdopen(requests, 'w') as requested, os.fdopen(replies) as answers:
 
         def send(value):
-            print(json.dumps(value), file=asks, flush=True)
+            print(json.dumps(value), file=requested, flush=True)
 
         def number(value):
             if isinstance(value, Remote):
                 return value._number
             raise TypeError(f'{type(value).__name__} cannot be sent to the program')
 
-        def ask(*what):
-            send(pack(list(what), number))
+        def ask(*request):
+            send(pack(list(request), number))
             answer = json.loads(answers.readline(LONGEST))
             if 'error' in answer:
                 raise RuntimeError(answer['error'])
@@ -307,8 +289,8 @@ def run_judge(requests, replies, verdict, rules, calls):
         namespace = {'__name__': 'tests'}
         try:
             send({'program': job['program'], 'memory': job['memory'], 'seconds': seconds})
-            for name, theirs in job['names'].items():
-                namespace[name] = ask('get', Remote(ask, 0), theirs)
+            for name, attribute in job['names'].items():
+                namespace[name] = ask('get', Remote(ask, 0), attribute)
             ready = passes(job['setup'])
         except Exception:
             ready = False  # a name would mean a builtin, or nothing
@@ -316,12 +298,12 @@ def run_judge(requests, replies, verdict, rules, calls):
         os.write(verdict, ''.join(passed).encode())
 
 
-def _shut(*kept):
-    """Closes everything but the kept descriptors; standard input and output lead nowhere."""
+def _shut(*descriptors):
+    """Closes all other descriptors; standard input and output lead nowhere."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(nowhere, fd)
-    for fd in set(range(3, OPEN_FILES)) - set(kept):
+    for fd in set(range(3, OPEN_FILES)) - set(descriptors):
         os.closerange(fd, fd + 1)
 
 
@@ -337,8 +319,8 @@ def _start(body, *args):
     return child
 
 
-def empty(folder):
-    """Deletes what is in the folder, however deep, by lifting it to the top."""
+def empty(folder: str):
+    """Deletes all that is in the folder, however deep: it lifts what is deep to the top."""
     while names := os.listdir(folder):
         for path in (os.path.join(folder, name) for name in names):
             if os.path.islink(path) or not os.path.isdir(path):
@@ -350,12 +332,12 @@ def empty(folder):
             os.rmdir(path)
 
 
-def run_job(folder, rules, calls, alone):
-    """Runs the next job to its end, and kills and deletes what is left of it; False when there are no more jobs."""
-    asked, answered, verdict = os.pipe(), os.pipe(), os.pipe()
-    program = _start(run_program, asked[0], answered[1], rules, calls)
-    judge = _start(run_judge, asked[1], answered[0], verdict[1], rules, calls)
-    for fd in (*asked, *answered, verdict[1]):
+def run_job(folder: str, rules: int | None, calls: bytes | None, alone: bool) -> bool:
+    """Runs the next job to its end, then kills and deletes what it left; False when there are no more jobs."""
+    requests, replies, verdict = os.pipe(), os.pipe(), os.pipe()
+    program = _start(run_program, requests[0], replies[1], rules, calls)
+    judge = _start(run_judge, requests[1], replies[0], verdict[1], rules, calls)
+    for fd in (*requests, *replies, verdict[1]):
         os.close(fd)
     with os.fdopen(verdict[0]) as pipe:
         passed = pipe.read()  # until the judge ends
@@ -372,8 +354,8 @@ def run_job(folder, rules, calls, alone):
     return True
 
 
-def serve(folder, alone):
-    """Says which layers hold the programs, then runs jobs from standard input until it closes."""
+def serve(folder: str, alone: bool):
+    """Writes which layers contain programs, then runs jobs from standard input until it closes."""
     mounted = alone and mount_folder(folder)
     give_up_rights()
     os.chdir(folder)
@@ -396,8 +378,8 @@ def serve(folder, alone):
         pass
 
 
-def main(folder):
-    """Serves in a child, which is the first process of its namespace, and deletes the folder after it."""
+def main(folder: str):
+    """Serves in a child, which is the first process of its namespace, and deletes the folder afterwards."""
     alone = enter_namespaces()
     server = os.fork()
     if not server:

@@ -4,6 +4,7 @@ Threads would not do: nothing stops one, and math-verify's alarms fail in them. 
 nothing of JAX is forked and the program's main module is not imported again.
 """
 
+from collections.abc import Callable
 import contextlib
 import importlib
 import math
@@ -16,8 +17,8 @@ import signal
 import subprocess
 import sys
 import threading
-
-from grpo_jax.errors import BadInput
+from typing import Any
+import weakref
 
 STARTING = 120.0  # seconds for a worker to start, and to import the module of a function
 CACHED = 100_000  # results that are remembered
@@ -32,41 +33,42 @@ class Died(Exception):
 
 
 class Pool:
-    """Up to `workers` processes, started when first needed; usable from several threads."""
+    """Up to `workers` processes, started when first needed; usable from several threads.
 
-    def __init__(self, workers, *, deadline, memory_gib):
+    The processes end with close, with the Pool, and with the interpreter.
+    """
+
+    def __init__(self, workers: int, *, deadline: float, memory_gib: float):
         """deadline: seconds a call may take; memory_gib: GiB of address space of a worker."""
-        for name, value in [
-            ('reward.workers', workers),
-            ('reward.deadline', deadline),
-            ('reward.memory_gib', memory_gib),
-        ]:
-            if value <= 0:
-                raise BadInput(name, value, 'must be above 0')
         self.workers, self._deadline, self._memory = workers, deadline, int(memory_gib * 2**30)
+        self._running = set()
         self._idle = queue.LifoQueue()
         for _ in range(workers):
             self._idle.put(None)
         self._results, self._lock = {}, threading.Lock()
+        weakref.finalize(self, _kill_all, self._running)
 
-    def call(self, function, *args):
+    def call(self, function: Callable, *args) -> Any:
         """function(*args) in a worker: its result, or what it raises; Expired at the deadline, Died with the worker.
 
-        The function is one of an importable module; it, its arguments and its result are pickled.
+        The function is one of an importable module. The function, its arguments and its result are pickled.
         """
         worker = self._idle.get()
         try:
             if worker is None or not worker.alive():
+                self._running.discard(worker)
                 worker = _Worker(self._deadline, self._memory)
+                self._running.add(worker)
             return worker.call(function, args, self._deadline)
         except (Expired, Died):
-            worker = None  # killed
+            self._running.discard(worker)  # killed
+            worker = None
             raise
         finally:
             self._idle.put(worker)
 
-    def cached(self, function, *args):
-        """call(function, *args), remembered by function and arguments; those that fail are tried again."""
+    def cached(self, function: Callable, *args) -> Any:
+        """call(function, *args), remembered by function and arguments; calls that fail are tried again."""
         key = function, args
         with self._lock:
             if key in self._results:
@@ -79,10 +81,11 @@ class Pool:
         return result
 
     def close(self):
-        """Ends the workers; the pool can be used again."""
+        """Ends the workers, each when its call has ended; the pool can be used again."""
         for _ in range(self.workers):
             worker = self._idle.get()
             if worker is not None:
+                self._running.discard(worker)
                 worker.kill()
             self._idle.put(None)
 
@@ -91,17 +94,17 @@ class _Worker:
     """One process, and the pipe to it."""
 
     def __init__(self, deadline, memory):
-        self._pipe, theirs = connection.Pipe()
+        self._pipe, child_end = connection.Pipe()
         environment = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path), 'OPENBLAS_NUM_THREADS': '1'}
         command = 'import sys; from grpo_jax.workers import pool; pool.serve(*map(float, sys.argv[1:]))'
         self._process = subprocess.Popen(
-            [sys.executable, '-c', command, str(theirs.fileno()), str(deadline), str(memory)],
+            [sys.executable, '-c', command, str(child_end.fileno()), str(deadline), str(memory)],
             env=environment,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[child_end.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        theirs.close()
+        child_end.close()
         self._imported = set()
 
     def alive(self):
@@ -109,25 +112,27 @@ class _Worker:
 
     def call(self, function, args, deadline):
         if function.__module__ not in self._imported:
-            self._ask((importlib.import_module, (function.__module__,), False), STARTING)
+            self._request((importlib.import_module, (function.__module__,), False), STARTING)
             self._imported.add(function.__module__)
-        return self._ask((function, args, True), deadline)
+        return self._request((function, args, True), deadline)
 
-    def _ask(self, what, deadline):
+    def _request(self, request, deadline):
+        """The answer to (function, args, whether its result is to be sent)."""
+        name = request[0].__name__
         try:
-            self._pipe.send(what)
+            self._pipe.send(request)
             if not self._pipe.poll(deadline):
                 self.kill()
-                raise Expired(f'{what[0].__name__} was still running after {deadline} s')
+                raise Expired(f'{name} was still running after {deadline} s')
             kind, value = self._pipe.recv()
         except (EOFError, OSError) as error:
             self.kill()
-            raise Died(f'{what[0].__name__} ended its worker (status {self._process.returncode})') from error
+            raise Died(f'{name} ended its worker (status {self._process.returncode})') from error
         if kind == 'result':
             return value
         if isinstance(value, MemoryError):
             self.kill()  # what is left of it is not to be trusted
-            raise Died(f'{what[0].__name__} ran out of memory')
+            raise Died(f'{name} ran out of memory')
         raise value
 
     def kill(self):
@@ -138,22 +143,30 @@ class _Worker:
         self._pipe.close()
 
 
-def serve(pipe, deadline, memory):
-    """The main loop of a worker process: calls what the pipe says, until it closes."""
+def _kill_all(workers):
+    while workers:
+        workers.pop().kill()
+
+
+def serve(pipe: float, deadline: float, memory: float):
+    """The main loop of a worker process: calls what the pipe says, until it closes.
+
+    pipe is the number of a descriptor; memory is in bytes.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     with connection.Connection(int(pipe)) as conversation:
         while True:
             try:
-                function, args, answer = conversation.recv()
+                function, args, answers = conversation.recv()
             except EOFError:
                 return
             # should the parent be killed in a call, nobody else would end it
             used = resource.getrusage(resource.RUSAGE_SELF)
-            most = math.ceil(used.ru_utime + used.ru_stime + (deadline if answer else STARTING)) + 1
+            most = math.ceil(used.ru_utime + used.ru_stime + (deadline if answers else STARTING)) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
             try:
                 result = function(*args)
-                conversation.send_bytes(reduction.ForkingPickler.dumps(('result', result if answer else None)))
+                conversation.send_bytes(reduction.ForkingPickler.dumps(('result', result if answers else None)))
             except Exception as error:
                 conversation.send(('raised', _sendable(error)))
 

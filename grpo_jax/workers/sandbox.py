@@ -1,10 +1,10 @@
 """Runs a program against tests, contained; docs/sandbox.md says by what, and what is not.
 
-jail.py does it, in a small interpreter of its own that is started once and kept: nothing of this process, its memory,
-environment or open files, is there to be found, and a job costs two forks of it.
+jail.py does the work, in a small interpreter of its own that is started once and serves many jobs. A program cannot
+reach this process, its memory, environment or open files; a job costs two forks of the small interpreter.
 """
 
-import atexit
+from collections.abc import Mapping, Sequence
 import contextlib
 import json
 import logging
@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
+import weakref
 
 from grpo_jax.errors import BadInput
 from grpo_jax.workers.pool import STARTING, Died, Expired
@@ -24,82 +25,93 @@ GRACE = 10.0  # seconds after its deadline in which a job must have ended itself
 SCRIPT = os.path.join(os.path.dirname(__file__), 'jail.py')
 NEEDED = {'landlock', 'system calls'}
 
-_idle = []  # jails that wait for a job
-
 
 class Jail(NamedTuple):
     """A running jail.py."""
 
-    process: subprocess.Popen
+    process: Any  # a subprocess.Popen with pipes
     folder: str
     layers: tuple[str, ...]
 
 
-def run(program, tests, *, names, setup, timeout, memory_mib):
-    """Whether each of the tests passed, a list of bool; Expired after `timeout` seconds, Died if the jail ended.
+class Sandbox:
+    """As many jails as jobs run at once, started when first needed; usable from several threads.
 
-    tests: sources, run in turn in one namespace that the program cannot reach; one passes unless it raises. The
-    namespace has the objects of the program that `names` maps its names to, and what the source `setup` makes of them.
+    The jails and their folders end with close, with the Sandbox, and with the interpreter.
     """
-    for name, value in [('timeout', timeout), ('memory_mib', memory_mib)]:
-        if value <= 0:
-            raise BadInput(name, value, 'must be above 0')
-    job = {
-        'program': program,
-        'tests': tests,
-        'names': names,
-        'setup': setup,
-        'timeout': timeout,
-        'memory': int(memory_mib * 2**20),
-    }
-    jail = _take()
-    try:
-        jail.process.stdin.write(json.dumps(job).encode() + b'\n')
-        jail.process.stdin.flush()
-        answer = _answer(jail.process, timeout + GRACE)
-    except BrokenPipeError as error:
-        _kill(jail)
-        raise Died('the sandbox ended before a program') from error
-    except BaseException:
-        _kill(jail)
-        raise
-    _idle.append(jail)
-    if answer['expired']:
-        raise Expired(f'the program was still running after {timeout} s')
-    if len(answer['passed']) != len(tests):
-        raise Died(f'the tests of the program ended at number {len(answer["passed"])} of {len(tests)}')
-    return [mark == '1' for mark in answer['passed']]
 
+    def __init__(self):
+        self._idle = []  # jails that wait for a job
+        weakref.finalize(self, _kill_all, self._idle)
 
-def layers():
-    """Names of what contains programs on this machine."""
-    jail = _take()
-    _idle.append(jail)
-    return jail.layers
+    def run(
+        self,
+        program: str,
+        tests: Sequence[str],
+        *,
+        names: Mapping[str, str],
+        setup: str,
+        timeout: float,
+        memory_mib: int,
+    ) -> list[bool]:
+        """Whether each of the tests passed; Expired after `timeout` seconds, Died if the jail ended.
 
-
-def close():
-    """Ends the waiting jails; the sandbox can be used again."""
-    while _idle:
-        _kill(_idle.pop())
-
-
-atexit.register(close)
-
-
-def _take():
-    """A jail that waits for a job."""
-    with contextlib.suppress(IndexError):
-        while True:  # other threads take and return jails
-            jail = _idle.pop()
-            if jail.process.poll() is None:
-                return jail
+        tests: sources, run in turn in one namespace that the program cannot reach; one passes unless it raises. The
+        namespace has the objects of the program that `names` maps its names to, and what the source `setup` makes of
+        them.
+        """
+        for name, value in [('timeout', timeout), ('memory_mib', memory_mib)]:
+            if value <= 0:
+                raise BadInput(name, value, 'must be above 0')
+        job = {
+            'program': program,
+            'tests': list(tests),
+            'names': dict(names),
+            'setup': setup,
+            'timeout': timeout,
+            'memory': int(memory_mib * 2**20),
+        }
+        jail = self._take()
+        try:
+            jail.process.stdin.write(json.dumps(job).encode() + b'\n')
+            jail.process.stdin.flush()
+            answer = _read_answer(jail.process, timeout + GRACE)
+        except BrokenPipeError as error:
             _kill(jail)
-    return _start()
+            raise Died('the sandbox ended before a program') from error
+        except BaseException:
+            _kill(jail)
+            raise
+        self._idle.append(jail)
+        if answer['expired']:
+            raise Expired(f'the program was still running after {timeout} s')
+        if len(answer['passed']) != len(tests):
+            raise Died(f'the tests of the program ended at number {len(answer["passed"])} of {len(tests)}')
+        return [mark == '1' for mark in answer['passed']]
+
+    def layers(self) -> tuple[str, ...]:
+        """Names of what contains programs on this machine."""
+        jail = self._take()
+        self._idle.append(jail)
+        return jail.layers
+
+    def close(self):
+        """Ends the waiting jails; the sandbox can be used again."""
+        _kill_all(self._idle)
+
+    def _take(self):
+        """A jail that waits for a job."""
+        with contextlib.suppress(IndexError):
+            while True:  # other threads take and return jails
+                jail = self._idle.pop()
+                if jail.process.poll() is None:
+                    return jail
+                _kill(jail)
+        return _start()
 
 
 def _start():
-    """A new jail, which has said what its layers are."""
+    """A new jail, which has named its layers."""
     folder = tempfile.mkdtemp(prefix='grpo_jax-')
     command = [sys.executable, '-s', '-S', '-P', '-B', '-Xutf8', SCRIPT, folder]
     # sets are to come in one order in every run; the interpreter may need the path to start
@@ -108,27 +120,32 @@ def _start():
         command, env=environment, cwd='/', start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        found = tuple(_answer(process, STARTING))
+        layers = tuple(_read_answer(process, STARTING))
     except BaseException:
         _kill(Jail(process, folder, ()))
         raise
-    if not NEEDED <= set(found):
+    if not NEEDED <= set(layers):
         logging.warning(
             'generated programs are held by %s alone: no %s on this machine; see docs/sandbox.md',
-            ', '.join(found),
-            ', '.join(sorted(NEEDED - set(found))),
+            ', '.join(layers),
+            ', '.join(sorted(NEEDED - set(layers))),
         )
-    return Jail(process, folder, found)
+    return Jail(process, folder, layers)
 
 
-def _answer(process, seconds):
-    """The next thing that the jail says; Died if that is nothing."""
+def _read_answer(process, seconds):
+    """The next line that the jail writes; Died if it writes none."""
     if not connection.wait([process.stdout], seconds):
         raise Died(f'the sandbox said nothing for {seconds} s')
     line = process.stdout.readline()
     if not line:
         raise Died('the sandbox ended')
     return json.loads(line)
+
+
+def _kill_all(jails):
+    while jails:
+        _kill(jails.pop())
 
 
 def _kill(jail):

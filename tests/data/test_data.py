@@ -103,20 +103,21 @@ def tokenizer():
     return hf.load_tokenizer(os.path.join(root, demo.get_config().model.path))
 
 
-def section(**changes):
-    """The demo's data section with few examples."""
+def make_options(**changes):
+    """The demo's data options with few examples."""
     options = {'digits': 2, 'count': 20, 'blurts': 0.5, 'wrong': 0.5}
-    return ConfigDict(demo.get_config().data.to_dict() | {'options': options} | changes)
+    section = ConfigDict(demo.get_config().data.to_dict() | {'options': options} | changes)
+    return data.DataOptions.from_config(section)
 
 
 def test_loaded_prompts_decode_to_the_text(tokenizer):
-    loaded = data.load(section(), 'train', tokenizer)
+    loaded = data.load(make_options(), 'train', tokenizer)
     assert [tokenizer.decode(ids) for ids in loaded.tokens] == [e.prompt for e in loaded.examples]
     assert len(loaded.examples) == 20
 
 
 def test_template_surrounds_the_prompt(tokenizer):
-    loaded = data.load(section(template='q {prompt}!', max_prompt_tokens=12), 'train', tokenizer)
+    loaded = data.load(make_options(template='q {prompt}!', max_prompt_tokens=12), 'train', tokenizer)
     assert tokenizer.decode(loaded.tokens[0]) == f'q {loaded.examples[0].prompt}!'
 
 
@@ -129,7 +130,7 @@ def test_prompts_that_are_too_long_are_left_out(tokenizer, tmp_path):
 
 def test_limit_that_leaves_no_prompt_is_refused(tokenizer):
     with pytest.raises(BadInput, match=r'^data.max_prompt_tokens = 5: leaves no prompt of 20 .* shortest has 6 tokens'):
-        data.load(section(max_prompt_tokens=5), 'train', tokenizer)  # 12+34= has 6
+        data.load(make_options(max_prompt_tokens=5), 'train', tokenizer)  # 12+34= has 6
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_limit_that_leaves_no_prompt_is_refused(tokenizer):
 )
 def test_data_section_that_cannot_work_is_refused(tokenizer, changes, message):
     with pytest.raises(BadInput, match=message):
-        data.load(section(**changes), 'train', tokenizer)
+        data.load(make_options(**changes), 'train', tokenizer)
 
 
 # arithmetic
@@ -194,7 +195,7 @@ def check_work(text, a, b):
 
 def test_worked_example_from_the_docstring():
     # 7+5 = 12, carry 1: 4+8+1 = 13
-    assert arithmetic.worked(47, 85) == '7+5=12 4+8+1=13 132'
+    assert arithmetic.work_out(47, 85) == '7+5=12 4+8+1=13 132'
 
 
 @pytest.mark.parametrize('digits', [2, 3])
@@ -232,7 +233,9 @@ def write_jsonl(path, rows):
 
 
 def from_files(folder, **changes):
-    return section(name='files', options={'folder': str(folder), 'prompt_field': 'q', 'answer_field': 'a'}, **changes)
+    return make_options(
+        name='files', options={'folder': str(folder), 'prompt_field': 'q', 'answer_field': 'a'}, **changes
+    )
 
 
 # gsm8k

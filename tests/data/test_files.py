@@ -186,7 +186,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r'holds no train.jsonl or .parquet'):
         files.examples('train', folder=str(tmp_path), **CHAT)
     with pytest.raises(BadInput, match=r'train.jsonl.*no such file'):
-        list(jsonl.read(tmp_path / 'train.jsonl'))
+        list(jsonl.read(str(tmp_path / 'train.jsonl')))
 
 
 # tensorflow-datasets
@@ -218,8 +218,8 @@ def prepared(tmp_path_factory):
 def test_gsm8k_from_tensorflow_datasets_is_that_from_the_file_and_needs_no_tensorflow(prepared):
     source = os.path.dirname(os.path.dirname(os.path.dirname(prepared[0])))
     for split in ('train', 'test'):
-        found, bad = records.parted(gsm8k.examples(split, folder=prepared[0]))
-        assert found == records.parted(gsm8k.examples(split, folder=source))[0]
+        found, bad = records.split_malformed(gsm8k.examples(split, folder=prepared[0]))
+        assert found == records.split_malformed(gsm8k.examples(split, folder=source))[0]
         assert [(e.id, e.answer) for e in found] == [(0, '2'), (2, '1234'), (3, '-3')]
         assert [str(error).split(' = ')[0] for error in bad] == [f'{prepared[0]}, {split} row 1']
     assert 'tensorflow' not in sys.modules
@@ -263,7 +263,7 @@ def test_real_data_sets_are_the_same_prepared(real, tmp_path, long):
             both = [
                 [
                     (e.prompt, e.answer, e.id)
-                    for e in records.parted(
+                    for e in records.split_malformed(
                         files.examples(split, folder=place, prompt_field=fields[0], answer_field=fields[1])
                     )[0]
                 ]

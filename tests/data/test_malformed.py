@@ -133,7 +133,7 @@ def test_line_is_reported_with_file_and_line_and_reason_and_the_others_keep_thei
 @pytest.mark.parametrize('name', FILES)
 def test_file(name, tmp_path):
     content, lines, good = FILES[name]
-    sound, bad = records.parted(found(tmp_path, content))
+    sound, bad = records.split_malformed(found(tmp_path, content))
     assert len(sound) == good
     assert [int(re.search(r'train\.jsonl, line (\d+) = ', str(error))[1]) for error in bad] == lines
 
@@ -202,7 +202,7 @@ def test_data_sets_made_of_gsm8k_pass_its_malformed_rows_on(tmp_path, module, op
     (tmp_path / 'train.jsonl').write_text('\n'.join(lines))
     (tmp_path / 'test.jsonl').write_text('\n'.join(lines).replace('1+2', '2+1'))
     for split in ('train', 'test'):
-        sound, bad = records.parted(module.examples(split, folder=str(tmp_path), **options))
+        sound, bad = records.split_malformed(module.examples(split, folder=str(tmp_path), **options))
         assert sound and [re.search(r'(\w+)\.jsonl, line 2', str(error))[1] for error in bad] == [split]
 
 
@@ -226,7 +226,7 @@ def load(folder, tokenizer, good, bad, strict=False):
     (folder / 'train.jsonl').write_bytes(b'{"q": 1}\n' * bad + GOOD * good)
     changes = {'name': 'files', 'options': {'folder': str(folder), 'prompt_field': 'q', 'answer_field': 'a'}}
     section = ConfigDict(demo.get_config().data.to_dict() | changes | {'strict': strict})
-    return data.load(section, 'train', tokenizer)
+    return data.load(data.DataOptions.from_config(section), 'train', tokenizer)
 
 
 def test_malformed_rows_are_left_out_and_counted_in_one_warning(tmp_path, tokenizer, caplog):
@@ -256,9 +256,11 @@ def test_file_without_rows_is_refused(tmp_path, tokenizer):
 
 @pytest.mark.parametrize('ids', [[0, 1, 1], [0, 1, 2**31], [0, 1, -1]], ids=str)
 def test_data_set_whose_ids_cannot_tell_prompts_apart_is_refused(tmp_path, tokenizer, monkeypatch, ids):
-    good = files.checked
+    genuine = files.convert_rows
     monkeypatch.setattr(
-        files, 'checked', lambda make, rows: [e._replace(id=i) for e, i in zip(good(make, rows), ids, strict=True)]
+        files,
+        'convert_rows',
+        lambda convert, rows: [e._replace(id=i) for e, i in zip(genuine(convert, rows), ids, strict=True)],
     )
     with pytest.raises(BadInput, match='ids that are not distinct'):
         load(tmp_path, tokenizer, good=3, bad=0)
@@ -281,8 +283,8 @@ def test_strict_run_ends_before_it_writes(tmp_path):
 def test_flag_strict_sets_the_config_also_for_a_sweep_which_reads_overrides(arguments, strict):
     script = (
         'import sys; from absl import flags; from ml_collections import config_flags; '
-        'from grpo_jax import program; program.define_flags(workdir=False); '
-        'program.run(lambda: print(flags.FLAGS.config.data.strict, '
+        'from grpo_jax.run import cli; cli.define_flags(workdir=False); '
+        'cli.run(lambda: print(flags.FLAGS.config.data.strict, '
         'config_flags.get_override_values(flags.FLAGS["config"])))'
     )
     done = subprocess.run(

@@ -30,7 +30,7 @@ def tokenizer():
     return hf.load_tokenizer(os.path.join(ROOT, demo.get_config().model.path))
 
 
-def write_parts(folder):
+def write_sources(folder):
     for name, size in SIZES.items():
         (folder / f'{name}_train.jsonl').write_text(
             ''.join(json.dumps({'q': f'{"1" * len(name)}+{i}', 'a': i}) + '\n' for i in range(size))
@@ -46,20 +46,23 @@ def write_parts(folder):
     ]
 
 
-def section(parts, **changes):
-    return ConfigDict(demo.get_config().data.to_dict() | {'name': 'mixture', 'options': {'parts': parts}} | changes)
+def options(sources, **changes):
+    section = ConfigDict(
+        demo.get_config().data.to_dict() | {'name': 'mixture', 'options': {'sources': sources}} | changes
+    )
+    return data.DataOptions.from_config(section)
 
 
 @pytest.fixture(scope='module')
 def mixed(tmp_path_factory, tokenizer):
     """The Dataset of a mixture of 5 and 40 examples with weights 3 and 1."""
-    return data.load(section(write_parts(tmp_path_factory.mktemp('parts'))), 'train', tokenizer)
+    return data.load(options(write_sources(tmp_path_factory.mktemp('sources'))), 'train', tokenizer)
 
 
 @pytest.fixture(scope='module', params=['single', 'mixture'])
 def dataset(request, mixed):
     """The same examples as one data set, and as a mixture."""
-    return mixed if request.param == 'mixture' else mixed._replace(parts=())
+    return mixed if request.param == 'mixture' else mixed._replace(sources=())
 
 
 def steps(dataset, first=0, last=STEPS, retired=None):
@@ -67,7 +70,7 @@ def steps(dataset, first=0, last=STEPS, retired=None):
     none = np.zeros(len(dataset.examples), bool)
     return np.array(
         [
-            data.walk(SEED, step * PROMPTS, PROMPTS, none if retired is None else retired, dataset.parts)[0]
+            data.walk(SEED, step * PROMPTS, PROMPTS, none if retired is None else retired, dataset.sources)[0]
             for step in range(first, last + 1)
         ]
     )
@@ -75,7 +78,7 @@ def steps(dataset, first=0, last=STEPS, retired=None):
 
 def test_order_is_that_of_earlier_versions(dataset):
     # a resumed run must see the prompts that the first part would have seen; the small ones are 0 to 4
-    expected = [4, 2, 1, 10, 3, 0, 3, 17] if dataset.parts else [44, 18, 21, 23, 4, 17, 41, 37]
+    expected = [4, 2, 1, 10, 3, 0, 3, 17] if dataset.sources else [44, 18, 21, 23, 4, 17, 41, 37]
     assert steps(dataset, last=0).tolist() == [expected]
 
 
@@ -84,54 +87,44 @@ def test_resumed_order_goes_on_where_it_stopped(dataset):
     np.testing.assert_array_equal(steps(dataset, first=11), whole[11:])
     position, none = 0, np.zeros(len(dataset.examples), bool)
     for row in whole:  # as the loop does, which keeps the position
-        chosen, position = data.walk(SEED, position, PROMPTS, none, dataset.parts)
+        chosen, position = data.walk(SEED, position, PROMPTS, none, dataset.sources)
         np.testing.assert_array_equal(chosen, row)
     assert position == whole.size
 
 
 def test_indices_are_the_walk_when_none_is_retired(dataset):
     for step, row in enumerate(steps(dataset)):
-        np.testing.assert_array_equal(data.indices(SEED, step, PROMPTS, len(dataset.examples), dataset.parts), row)
+        np.testing.assert_array_equal(data.indices(SEED, step, PROMPTS, len(dataset.examples), dataset.sources), row)
 
 
 PROCESS = """
 import json, sys
 import numpy as np
 from grpo_jax import data
-seed, steps, prompts, size, process, parts = json.loads(sys.argv[1])
-found = {}
-for kind, parts in [('single', ()), ('mixture', [(weight, np.array(where)) for weight, where in parts])]:
-    chosen = [data.indices(seed, step, prompts, size, parts) for step in range(steps + 1)]
-    for processes in (1, 2, 4):
-        if process < processes:
-            found[f'{kind} {processes}'] = [data.shard(row, process, processes).tolist() for row in chosen]
-print(json.dumps(found))
+seed, steps, prompts, size, sources = json.loads(sys.argv[1])
+mixed = [(weight, np.array(members)) for weight, members in sources]
+print(json.dumps({
+    kind: [data.indices(seed, step, prompts, size, sources).tolist() for step in range(steps + 1)]
+    for kind, sources in [('single', ()), ('mixture', mixed)]
+}))
 """
 
 
 @pytest.fixture(scope='module')
-def shares(mixed):
-    """What four processes say, each of its share if it were one of 1, 2 or 4."""
-    parts, running = [(weight, where.tolist()) for weight, where in mixed.parts], []
-    for process in range(4):
-        arguments = json.dumps([SEED, STEPS, PROMPTS, len(mixed.examples), process, parts])
-        running.append(
-            subprocess.Popen([sys.executable, '-c', PROCESS, arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE)
-        )
+def orders(mixed):
+    """The orders that two other processes compute."""
+    sources = [(weight, members.tolist()) for weight, members in mixed.sources]
+    arguments = json.dumps([SEED, STEPS, PROMPTS, len(mixed.examples), sources])
+    running = [
+        subprocess.Popen([sys.executable, '-c', PROCESS, arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
     return [json.loads(process.communicate(timeout=300)[0]) for process in running]
 
 
-@pytest.mark.parametrize('processes', [1, 2, 4])
-def test_shares_of_processes_are_together_the_order_of_one(dataset, shares, processes):
-    kind = f'{"mixture" if dataset.parts else "single"} {processes}'
-    together = np.concatenate([share[kind] for share in shares[:processes]], axis=1)
-    np.testing.assert_array_equal(together, steps(dataset))
-
-
-def test_processes_that_do_not_divide_the_prompts_are_refused():
-    assert data.shard(np.arange(6), 1, 3).tolist() == [2, 3]
-    with pytest.raises(BadInput, match=r'data.prompts_per_step = 6: must be a multiple of the 4 processes'):
-        data.shard(np.arange(6), 1, 4)
+def test_every_process_computes_the_same_order(dataset, orders):
+    for order in orders:
+        np.testing.assert_array_equal(order['mixture' if dataset.sources else 'single'], steps(dataset))
 
 
 @pytest.mark.parametrize('devices', [1, 2, 8])
@@ -150,18 +143,18 @@ def test_rows_lie_on_any_number_of_devices_in_the_same_order(dataset, devices):
 # mixtures
 
 
-def sources(dataset, chosen):
+def labels(dataset, chosen):
     return [dataset.examples[i].meta['source'] for i in np.ravel(chosen)]
 
 
-def test_parts_come_in_proportion_to_their_weights_whatever_their_sizes(mixed):
+def test_sources_come_in_proportion_to_their_weights_whatever_their_sizes(mixed):
     assert collections.Counter(e.meta['source'] for e in mixed.examples) == SIZES
     for last, count in [(STEPS, 168), (4, 40)]:
-        counts = collections.Counter(sources(mixed, steps(mixed, last=last)))
+        counts = collections.Counter(labels(mixed, steps(mixed, last=last)))
         assert counts['small'] == count * 3 // 4 and counts['large'] == count // 4
 
 
-def test_every_epoch_of_a_part_is_a_permutation_and_they_differ(mixed):
+def test_every_epoch_of_a_source_is_a_permutation_and_they_differ(mixed):
     whole = steps(mixed, last=2 * STEPS).ravel()
     epochs = np.array([i for i in whole if i < SIZES['small']])[:200].reshape(40, 5)
     assert (np.sort(epochs) == np.arange(5)).all() and len({tuple(epoch) for epoch in epochs}) > 20
@@ -171,58 +164,58 @@ def test_every_epoch_of_a_part_is_a_permutation_and_they_differ(mixed):
 
 def test_seeds_have_orders_of_their_own_also_an_epoch_later(mixed):
     none = np.zeros(len(mixed.examples), bool)
-    small = [[i for i in data.walk(seed, 0, 400, none, mixed.parts)[0] if i < 5] for seed in (0, 1)]
+    small = [[i for i in data.walk(seed, 0, 400, none, mixed.sources)[0] if i < 5] for seed in (0, 1)]
     assert small[0] != small[1] and small[0][5:255] != small[1][:250]
 
 
-def test_ids_are_distinct_and_stay_when_another_part_grows(tmp_path, mixed, tokenizer):
-    parts = write_parts(tmp_path)
+def test_ids_are_distinct_and_stay_when_another_source_grows(tmp_path, mixed, tokenizer):
+    sources = write_sources(tmp_path)
     before = {(e.meta['source'], e.answer): e.id for e in mixed.examples}
     assert len(set(before.values())) == sum(SIZES.values())
     with open(tmp_path / 'small_train.jsonl', 'a', encoding='utf8') as file:
         file.write('{"q": "new", "a": "-1"}\n' * 3)
-    grown = data.load(section(parts, max_prompt_tokens=64), 'train', tokenizer)
+    grown = data.load(options(sources, max_prompt_tokens=64), 'train', tokenizer)
     after = {(e.meta['source'], e.answer): e.id for e in grown.examples}
     assert {name: after[name] for name in before} == before and len(grown.examples) == 48
 
 
-def test_retired_examples_are_passed_over_and_a_retired_part_leaves_its_share_to_the_others(mixed):
+def test_retired_examples_are_passed_over_and_a_retired_source_leaves_its_share_to_the_others(mixed):
     retired = np.isin(np.arange(45), [0, 3, 10, 44])
     whole = steps(mixed, last=100).ravel()
-    chosen, _ = data.walk(SEED, 0, 300, retired, mixed.parts)
+    chosen, _ = data.walk(SEED, 0, 300, retired, mixed.sources)
     np.testing.assert_array_equal(chosen, whole[~retired[whole]][:300])
     retired = np.arange(45) < 5
-    chosen, end = data.walk(SEED, 0, 8, retired, mixed.parts)
-    assert set(sources(mixed, chosen)) == {'large'} and 29 <= end <= 32
+    chosen, end = data.walk(SEED, 0, 8, retired, mixed.sources)
+    assert set(labels(mixed, chosen)) == {'large'} and 29 <= end <= 32
     with pytest.raises(BadInput, match='all are retired'):
-        data.walk(SEED, 0, 1, np.ones(45, bool), mixed.parts)
+        data.walk(SEED, 0, 1, np.ones(45, bool), mixed.sources)
 
 
-def test_pick_keeps_the_parts_of_what_is_left(mixed):
+def test_pick_keeps_the_sources_of_what_is_left(mixed):
     picked = data.pick(mixed, [44, 2, 7, 0])
-    assert [(weight, where.tolist()) for weight, where in picked.parts] == [(3.0, [1, 3]), (1.0, [0, 2])]
-    assert sources(picked, picked.parts[0][1]) == ['small', 'small']
+    assert [(weight, members.tolist()) for weight, members in picked.sources] == [(3.0, [1, 3]), (1.0, [0, 2])]
+    assert labels(picked, picked.sources[0][1]) == ['small', 'small']
     alone = data.pick(mixed, [7, 8])
-    assert [(weight, where.tolist()) for weight, where in alone.parts] == [(1.0, [0, 1])]
-    assert set(sources(alone, steps(alone))) == {'large'}
+    assert [(weight, members.tolist()) for weight, members in alone.sources] == [(1.0, [0, 1])]
+    assert set(labels(alone, steps(alone))) == {'large'}
 
 
-def test_malformed_rows_of_parts_are_counted_together_and_named(tmp_path, tokenizer, caplog):
-    parts = write_parts(tmp_path)
+def test_malformed_rows_of_sources_are_counted_together_and_named(tmp_path, tokenizer, caplog):
+    sources = write_sources(tmp_path)
     (tmp_path / 'small_train.jsonl').write_text('{"q": "1+1", "a": 2}\n{\n')
-    dataset = data.load(section(parts), 'train', tokenizer)
+    dataset = data.load(options(sources), 'train', tokenizer)
     assert [e.id for e in dataset.examples[:2]] == [0, 1] and '1 of 42 rows' in caplog.text
     with pytest.raises(BadInput, match=r'small_train\.jsonl, line 2'):
-        data.load(section(parts, strict=True), 'train', tokenizer)
+        data.load(options(sources, strict=True), 'train', tokenizer)
 
 
-def test_parts_of_other_data_sets_need_no_source(tokenizer):
-    options = demo.get_config().data.options.to_dict() | {'count': 10}
-    parts = [
-        {'name': 'arithmetic', 'weight': 1, 'options': options},
+def test_sources_of_other_data_sets_need_no_source(tokenizer):
+    sums = demo.get_config().data.options.to_dict() | {'count': 10}
+    sources = [
+        {'name': 'arithmetic', 'weight': 1, 'options': sums},
         {'name': 'tinystories', 'weight': 1, 'options': {}},
     ]
-    found = mixture.examples('test', parts=parts)
+    found = mixture.examples('test', sources=sources)
     assert collections.Counter(e.meta['source'] for e in found) == {'arithmetic': 10, 'tinystories': 24}
     assert found[0].meta.keys() == {'demonstration', 'source'} and len({e.id for e in found}) == 34
 
@@ -231,7 +224,7 @@ FILES = {'name': 'files', 'weight': 1.0, 'options': {}}
 
 
 @pytest.mark.parametrize(
-    'parts, message',
+    'sources, message',
     [
         ([], r'= \[\]: must be one or more'),
         ([FILES, FILES], r"= \['files', 'files'\]: .*distinct"),
@@ -246,18 +239,18 @@ FILES = {'name': 'files', 'weight': 1.0, 'options': {}}
     ],
     ids=str,
 )
-def test_parts_that_cannot_be_mixed_are_refused(parts, message, tokenizer):
+def test_sources_that_cannot_be_mixed_are_refused(sources, message, tokenizer):
     with pytest.raises(BadInput, match=message):
-        data.load(section(parts), 'train', tokenizer)
+        data.load(options(sources), 'train', tokenizer)
 
 
-def test_part_of_which_nothing_is_left_is_refused(tmp_path, tokenizer):
-    parts = write_parts(tmp_path)
+def test_source_of_which_nothing_is_left_is_refused(tmp_path, tokenizer):
+    sources = write_sources(tmp_path)
     (tmp_path / 'small_train.jsonl').write_text('{"q": "1111111111", "a": 2}\n')
-    with pytest.raises(BadInput, match=r"data.options.parts = 'small': has no example that fits data.max_prompt"):
-        data.load(section(parts, max_prompt_tokens=8), 'train', tokenizer)
+    with pytest.raises(BadInput, match=r"data.options.sources = 'small': has no example that fits data.max_prompt"):
+        data.load(options(sources, max_prompt_tokens=8), 'train', tokenizer)
 
 
 def test_mixture_far_into_a_run_is_found_without_walking_there(mixed):
-    far = data.indices(SEED, 10**6, 256, len(mixed.examples), mixed.parts)
-    assert len(far) == 256 and set(sources(mixed, far)) == set(SIZES)
+    far = data.indices(SEED, 10**6, 256, len(mixed.examples), mixed.sources)
+    assert len(far) == 256 and set(labels(mixed, far)) == set(SIZES)

@@ -91,7 +91,7 @@ def test_qwen3_ids_are_the_published_ones(real, qwen3, special):
 
 @pytest.mark.parametrize(('system', 'before'), [('', ''), ('Be brief.', '<|im_start|>system\nBe brief.<|im_end|>\n')])
 def test_a_chat_prompt_is_one_rendering_of_the_template(qwen3, system, before):
-    ids = data.encode_prompt(qwen3, '2+2', chat=True, system=system, template='What is {prompt}?')
+    ids = data.encode_prompt(qwen3, '2+2', data.PromptFormat(True, system, 'What is {prompt}?'))
     assert qwen3.decode(ids) == f'{before}<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n'
     # the markers are tokens and not text that looks like them
     assert ids.count(151644) == (3 if system else 2) and ids.count(151645) == (2 if system else 1)
@@ -116,13 +116,13 @@ def test_a_template_that_begins_with_bos_gives_one_bos(real):
     tokenizer = hf.load_tokenizer(os.path.join(real, 'models', 'stories260K'))
     assert tokenizer.encode('Hi')[0] == tokenizer.bos_token_id == 1  # this tokenizer adds it by itself
     tokenizer.chat_template = '{{ bos_token }}{{ messages[0].content }}'
-    ids = data.encode_prompt(tokenizer, 'Hi', chat=True, system='', template='{prompt}')
+    ids = data.encode_prompt(tokenizer, 'Hi', data.PromptFormat(True, '', '{prompt}'))
     assert ids.count(1) == 1 and ids[0] == 1
 
 
 def test_a_plain_prompt_stays_open_after_one_bos(real):
     tokenizer = hf.load_tokenizer(os.path.join(real, 'models', 'stories260K'))
-    ids = data.encode_prompt(tokenizer, 'upon', chat=False, system='', template='Once {prompt} a time')
+    ids = data.encode_prompt(tokenizer, 'upon', data.PromptFormat(False, '', 'Once {prompt} a time'))
     assert ids == tokenizer.encode('Once upon a time') and ids[0] == 1 and tokenizer.eos_token_id not in ids
 
 

@@ -11,6 +11,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.rewards import code
 from grpo_jax.types import Example
 from grpo_jax.workers.pool import Expired
+from grpo_jax.workers.sandbox import Sandbox
 
 META = {
     'before': '',
@@ -21,8 +22,17 @@ META = {
 SQUARES = Example('', '', 0, META)
 
 
+SANDBOX = Sandbox()
+
+
+@pytest.fixture(scope='module', autouse=True)
+def close_sandbox():
+    yield
+    SANDBOX.close()
+
+
 def reward(completion, example=SQUARES, all_pass=False, timeout=10.0):
-    return code.reward(completion, example, all_pass=all_pass, timeout=timeout, memory_mib=512)
+    return code.reward(completion, example, sandbox=SANDBOX, all_pass=all_pass, timeout=timeout, memory_mib=512)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,11 @@ def test_shuffled_rewards_stay_with_their_prompt():
 @pytest.mark.parametrize('lab, name', [(random_reward, 'coin'), (shuffled_reward, 'shuffled')])
 def test_a_lab_trains_on_its_control_and_evaluates_the_truth(lab, name):
     section = lab.get_config().reward
-    reward_functions = rewards.make(section, 32)
+    reward_functions = rewards.build(rewards.RewardOptions.from_config(section), 32)
     completions, owners = group(right=3)
-    total, parts = rewards.score(reward_functions, EXAMPLES, completions, np.zeros(len(completions), bool))
+    nothing = np.zeros(len(completions), int)
+    rewarded = rewards.compute_rewards(reward_functions, EXAMPLES, completions, nothing > 0, nothing)
+    total, parts = rewarded.rewards, rewarded.parts
     np.testing.assert_array_equal(total, parts[name])
     np.testing.assert_array_equal(
         parts[reward_functions.verifier], [numeric.reward(*row) for row in zip(completions, owners, strict=True)]

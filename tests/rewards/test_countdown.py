@@ -212,7 +212,7 @@ def test_prompt_in_words_asks_for_the_tags_that_its_demonstration_has():
 
 def test_the_gold_self_test_refuses_changed_answers():
     for e in examples(size='three or four'):
-        right, changed = gold.of_answer(e)
+        right, changed = gold.change_answer(e)
         assert reward(right, e) == 1 and reward(changed, e) == 0.1
 
 

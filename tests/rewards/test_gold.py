@@ -16,11 +16,14 @@ def examples(*answers):
     return [Example('question', answer, i, {}) for i, answer in enumerate(answers)]
 
 
-def reward_functions(**functions):
+def check(bound, answers, function=None):
+    """gold.check of answers by a function, or by numeric."""
     section = default.get_config().reward
-    name = next(iter(functions), 'numeric')
-    section.update({'parts': [(name, 1.0)], 'verifier': '' if functions else 'numeric'})
-    return rewards.make(section, 64, functions)._replace(verifier=name)
+    section.update({'parts': [('mine' if function else 'numeric', 1.0)], 'verifier': '' if function else 'numeric'})
+    options = rewards.RewardOptions.from_config(section)
+    with rewards.build(options, 64, {'mine': function} if function else None) as reward_functions:
+        options = options._replace(self_test=bound, verifier='mine' if function else 'numeric')
+        gold.check(reward_functions._replace(options=options), examples(*answers))
 
 
 @pytest.mark.parametrize(
@@ -38,24 +41,24 @@ def reward_functions(**functions):
     ],
 )
 def test_a_changed_answer_is_one_off_in_its_last_number(answer, expected):
-    assert gold.of_answer(examples(answer)[0]) == (answer, expected)
+    assert gold.change_answer(examples(answer)[0]) == (answer, expected)
 
 
 def test_good_data_pass_and_the_share_is_printed(capsys):
-    gold.check(reward_functions(), examples('42', '1,234', '-0.5'), 0.0)
+    check(0.0, ['42', '1,234', '-0.5'])
     assert 'gold self-test: 0 of 3 answers are misjudged by numeric (0.00%)' in capsys.readouterr().out
 
 
 def test_gold_that_the_verifier_cannot_read_stops_the_run_above_the_bound(capsys):
     with pytest.raises(BadInput, match=r"25\.00% of the gold answers .* example 2 with answer 'many': 'many' refused"):
-        gold.check(reward_functions(), examples('1', '2', 'many', '4'), 0.2)
-    gold.check(reward_functions(), examples('1', '2', 'many', '4'), 0.25)
+        check(0.2, ['1', '2', 'many', '4'])
+    check(0.25, ['1', '2', 'many', '4'])
     assert '1 of 4' in capsys.readouterr().out
 
 
 def test_a_verifier_that_takes_everything_is_found_out():
     with pytest.raises(BadInput, match=r"100\.00% .* '2' accepted"):
-        gold.check(reward_functions(generous=lambda completion, example: 1.0), examples('1'), 0.5)
+        check(0.5, ['1'], lambda completion, example: 1.0)
 
 
 def test_a_verifier_that_fails_is_a_misjudgement():
@@ -63,7 +66,7 @@ def test_a_verifier_that_fails_is_a_misjudgement():
         return nested(completion, example)
 
     with pytest.raises(BadInput, match='recursion'):
-        gold.check(reward_functions(nested=nested), examples('1'), 0.5)
+        check(0.5, ['1'], nested)
 
 
 def test_a_run_on_bad_gold_stops_before_anything_is_written(tmp_path, monkeypatch):

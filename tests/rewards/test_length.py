@@ -20,7 +20,7 @@ def cosine(lengths, correct, **changes):
 
 
 def test_overlong_punishment_by_hand():
-    found = length.overlong(np.array([[80, 85, 90, 100, 101]]), None, limit=100, margin=20)
+    found = length.overlong(np.array([[80, 85, 90, 100, 101]]), np.zeros((1, 5), bool), limit=100, margin=20)
     np.testing.assert_allclose(found, [[0, -0.25, -0.5, -1, -1]])
 
 
@@ -33,9 +33,11 @@ def test_kimi_length_reward_by_hand():
 
 def test_cosine_by_hand():
     # 1 + cos(0, pi/3, pi/2, 2 pi/3, pi) = 2, 1.5, 1, .5, 0; right: .5 + .25 of that, less 1; wrong: -.5 - .25 of it
-    lengths = [[0, 100 / 3, 50, 200 / 3, 100]]
-    np.testing.assert_allclose(cosine(lengths, [[True] * 5]), [[0, -0.125, -0.25, -0.375, -0.5]], atol=1e-12)
-    np.testing.assert_allclose(cosine(lengths, [[False] * 5]), [[-1, -0.875, -0.75, -0.625, -0.5]], atol=1e-12)
+    lengths = [[0, 100, 150, 200, 300]]
+    np.testing.assert_allclose(cosine(lengths, [[True] * 5], limit=300), [[0, -0.125, -0.25, -0.375, -0.5]], atol=1e-12)
+    np.testing.assert_allclose(
+        cosine(lengths, [[False] * 5], limit=300), [[-1, -0.875, -0.75, -0.625, -0.5]], atol=1e-12
+    )
 
 
 def test_cosine_stays_at_its_end_beyond_the_limit():

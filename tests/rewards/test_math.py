@@ -14,11 +14,11 @@ import pytest
 
 from grpo_jax.data import gsm8k
 from grpo_jax.data import math as problems
-from grpo_jax.data.records import parted
+from grpo_jax.data.records import split_malformed
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import math, math_text
 from grpo_jax.types import Example
-from grpo_jax.workers import pool as pools
+from grpo_jax.workers.pool import Died, Expired, Pool
 
 
 def example(gold):
@@ -27,13 +27,16 @@ def example(gold):
 
 @pytest.fixture(scope='module')
 def pool():
-    made = pools.Pool(1, deadline=60.0, memory_gib=2)
-    yield made
-    made.close()
+    pool = Pool(1, deadline=60.0, memory_gib=2.0)
+    yield pool
+    pool.close()
 
 
-class NoPool:
+class NoPool(Pool):
     """For answers that must be decided without algebra."""
+
+    def __init__(self):
+        super().__init__(1, deadline=1.0, memory_gib=1.0)
 
     def cached(self, function, *args):
         raise AssertionError(f'{function.__name__}{args}')
@@ -539,12 +542,12 @@ def test_endless_algebra_of_all_kinds(long):
 
 def check_hostile(answers, deadline):
     """Asserts that each gets a verdict or a failure in time, and that its pool works afterwards."""
-    made = pools.Pool(1, deadline=deadline, memory_gib=2)
+    made = Pool(1, deadline=deadline, memory_gib=2.0)
     for answer in answers:
         began = time.monotonic()
         try:
             assert math.reward(f'\\boxed{{{answer}}}', example('5'), pool=made) == 0
-        except (pools.Expired, pools.Died):
+        except (Expired, Died):
             pass
         assert time.monotonic() - began < deadline + 20  # 20: for a new worker
         assert made.call(divmod, 7, 2) == (3, 1)
@@ -678,7 +681,7 @@ def test_all_reviewed_pairs(real, pool, long):
 def golds(real):
     """The examples of all splits, without the two that have no answer."""
     folder = os.path.join(real, 'math')
-    return parted(
+    return split_malformed(
         [
             *gsm8k.examples('train', folder=folder),
             *gsm8k.examples('test', folder=folder),
@@ -706,7 +709,7 @@ def test_all_gold_answers_verify_against_themselves_and_their_solutions(real, lo
 
 
 def test_a_thousand_easy_completions_take_seconds(real, long):
-    made = pools.Pool(2, deadline=10.0, memory_gib=2)
+    made = Pool(2, deadline=10.0, memory_gib=2.0)
     examples = golds(real)
     examples = examples[:500] + examples[-500:]
     began = time.monotonic()

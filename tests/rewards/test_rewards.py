@@ -3,7 +3,7 @@
 from fractions import Fraction
 import importlib
 import inspect
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -104,17 +104,28 @@ def test_contains(completion, answer, expected):
     assert contains.reward(completion, example(answer)) == expected
 
 
-def make(*parts, truncated=0.0, verifier=''):
+def build(max_tokens=64, functions=None, **changes):
     section = default.get_config().reward
-    section.update({'parts': parts, 'truncated': truncated, 'verifier': verifier})
-    return rewards.make(section, 64)
+    section.options = changes.pop('options', section.options)
+    section.update(changes)
+    return rewards.build(rewards.RewardOptions.from_config(section), max_tokens, functions)
+
+
+def compute(reward_functions, examples, texts, truncated):
+    """(rewards, parts) of completions; their lengths play no role."""
+    rewarded = rewards.compute_rewards(reward_functions, examples, texts, truncated, [0] * len(texts))
+    return rewarded.rewards, rewarded.parts
+
+
+def make(*parts, truncated=0.0, verifier=''):
+    return build(parts=parts, truncated_reward=truncated, verifier=verifier)
 
 
 def test_score_is_the_weighted_sum_over_groups_of_rows():
     # 2 examples of 2 rows each. numeric: 1 0 0 1, format: 1 1 0 0
     reward_functions = make(('numeric', 1.0), ('format', 0.25))
     completions = ['<think></think><answer>4</answer>', '<think></think><answer>5</answer>', '4', '5']
-    total, parts = rewards.score(reward_functions, [example('4'), example('5')], completions, np.zeros(4, bool))
+    total, parts = compute(reward_functions, [example('4'), example('5')], completions, np.zeros(4, bool))
     assert total.tolist() == [1.25, 0.25, 0, 1]
     assert parts['numeric'].tolist() == [1, 0, 0, 1] and parts['format'].tolist() == [1, 1, 0, 0]
     assert total.dtype == np.float64
@@ -122,20 +133,20 @@ def test_score_is_the_weighted_sum_over_groups_of_rows():
 
 def test_truncated_completions_get_the_extra_term():
     reward_functions = make(('numeric', 1.0), truncated=-0.5)
-    total, parts = rewards.score(reward_functions, [example('4')], ['4', '4', '5'], np.array([True, False, True]))
+    total, parts = compute(reward_functions, [example('4')], ['4', '4', '5'], np.array([True, False, True]))
     assert total.tolist() == [0.5, 1, -0.5]
     assert parts['numeric'].tolist() == [1, 1, 0]
 
 
 def test_completion_that_one_part_cannot_score_gets_the_others():
     reward_functions = make(('numeric', 1.0), ('format', 0.5))
-    total, parts = rewards.score(reward_functions, [example('many')], [GOOD, '4'], np.zeros(2, bool))
+    total, parts = compute(reward_functions, [example('many')], [GOOD, '4'], np.zeros(2, bool))
     assert total.tolist() == [0.5, 0] and np.all(np.isnan(parts['numeric']))
 
 
 def test_completion_that_no_part_can_score_is_nan_even_when_truncated():
     reward_functions = make(('numeric', 1.0), truncated=-0.5)
-    total, _ = rewards.score(reward_functions, [example('many'), example('4')], ['4', '4'], np.array([True, True]))
+    total, _ = compute(reward_functions, [example('many'), example('4')], ['4', '4'], np.array([True, True]))
     assert np.isnan(total[0]) and total[1] == 0.5
 
 
@@ -158,6 +169,29 @@ def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):
         make(*parts, verifier=verifier)
 
 
+@pytest.mark.parametrize('name, value', [('workers', 0), ('deadline', 0.0), ('memory_gib', -1.0)])
+def test_limits_of_workers_must_be_above_0(name, value):
+    with pytest.raises(BadInput, match=f'^reward.{name} = {value}: must be above 0'):
+        build(**{name: value})
+
+
+class Place(NamedTuple):
+    row: int
+    column: int
+
+
+def test_a_named_tuple_takes_the_options_of_its_fields():
+    def at(completion, example, *, place: Place, scale):
+        return scale * (10.0 * place.row + place.column)
+
+    changes = {'parts': (('at', 1.0),), 'verifier': ''}
+    options = {'at': {'row': 4, 'column': 2, 'scale': 0.5}}
+    reward_functions = build(functions={'at': at}, options=options, **changes)
+    assert compute(reward_functions, [example('')], [''], [False])[0].tolist() == [21.0]
+    with pytest.raises(BadInput, match=r'^reward.options.at = .*: lacks column, scale'):
+        build(functions={'at': at}, options={'at': {'row': 4}}, **changes)
+
+
 def test_every_default_option_is_one_that_its_reward_declares():
     for name, options in default.get_config().reward.options.items():
         if hasattr(length, name):
@@ -165,28 +199,21 @@ def test_every_default_option_is_one_that_its_reward_declares():
         else:
             module = importlib.import_module(f'grpo_jax.rewards.{name}')
             functions = [getattr(module, key) for key in ('reward', 'strict', 'steps') if hasattr(module, key)]
-        declared = {key for function in functions for key in inspect.signature(function).parameters}
-        assert set(options) <= declared, name
-        missing = (
-            {
-                key
-                for function in functions
-                for key, parameter in inspect.signature(function).parameters.items()
-                if parameter.kind is parameter.KEYWORD_ONLY
-            }
-            - set(options)
-            - {'pool', 'correct', 'limit'}
-        )
-        assert not missing, name
+        declared = {key for function in functions for key in option_names(function)}
+        assert declared - {'pool', 'sandbox', 'models', 'correct', 'limit'} == set(options), name
+
+
+def option_names(function):
+    for key, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            yield from getattr(parameter.annotation, '_fields', [key])
 
 
 # shaping by length
 
 
 def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
-    section = default.get_config().reward
-    section.length, section.length_weight = 'kimi', 2.0
-    reward_functions = rewards.make(section, 300)
+    reward_functions = build(300, length_shaping='kimi', length_shaping_weight=2.0)
     nothing = np.zeros(4, bool)
     rewarded = rewards.Rewards(
         np.array([''] * 4, object),
@@ -196,22 +223,20 @@ def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
         {'numeric': np.array([1.0, 0, 1, 0])},
         {},
     )
-    np.testing.assert_allclose(rewards.shaped(reward_functions, rewarded, 4), [[2, 5, 1, -1]])
+    np.testing.assert_allclose(rewards.shape_rewards(reward_functions, rewarded, 4), [[2, 5, 1, -1]])
 
 
 @pytest.mark.parametrize(
     'changes, words',
     [
-        (dict(length='short'), ['short', 'kimi']),
-        (dict(length='overlong', options={'overlong': {'margin': 300}}), ['overlong.margin = 300']),
-        (dict(steps='numeric'), ['numeric', 'steps(completion, example)']),
+        (dict(length_shaping='short'), ['short', 'kimi']),
+        (dict(length_shaping='overlong', options={'overlong': {'margin': 300}}), ['overlong.margin = 300']),
+        (dict(step_rewards='numeric'), ['numeric', 'steps(completion, example)']),
     ],
 )
 def test_shaping_that_cannot_work_is_refused(changes, words):
-    section = default.get_config().reward
-    section.update(changes)
     with pytest.raises(BadInput) as error:
-        rewards.make(section, 300)
+        build(300, **changes)
     assert all(word in str(error.value) for word in words)
 
 
@@ -266,16 +291,12 @@ class Words:
 
 
 def test_step_rewards_lie_on_the_token_that_ends_the_step_and_the_outcome_on_the_last():
-    section = default.get_config().reward
-    section.steps = 'calculator'
-    rollout = SimpleNamespace(
-        tokens=np.array([[9, 0, 1, 2, 0], [9, 1, 0, 0, 0]]),
-        completion_mask=np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool),
-    )
+    tokens = np.array([[9, 0, 1, 2, 0], [9, 1, 0, 0, 0]])
+    mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
     texts = ['48/2=24 48+24=720', '48+24=720 48/2=24']
-    reward_functions = rewards.make(section, 4)
+    reward_functions = build(4, step_rewards='calculator')
     rewarded = rewards.compute_rewards(reward_functions, [example('72')], texts, [False, False], [3, 2])
     rewarded = rewarded._replace(rewards=np.array([0.0, 5.0]))
-    found = rewards.known(reward_functions, [example('72')], rewarded, rollout, Words())['step_rewards']()
+    inputs = rewards.advantage_inputs(reward_functions, [example('72')], rewarded, lambda: (tokens, mask), Words())
     nan = np.nan
-    np.testing.assert_array_equal(found, [[[1, 0, 0, nan], [0, 6, nan, nan]]])
+    np.testing.assert_array_equal(inputs['step_rewards'](), [[[1, 0, 0, nan], [0, 6, nan, nan]]])

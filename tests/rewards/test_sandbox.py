@@ -19,6 +19,7 @@ from tests.rewards.hostile import ATTACKS, CHEATS, ENDED, READS_JUDGE, STOPPED
 TESTS = ('assert f(2) == 4', 'assert f(3) == 9')
 RIGHT = 'def f(x): return x * x'
 LISTING = 'import os\ndef f(x): return os.listdir()'
+SANDBOX = sandbox.Sandbox()
 JAIL = 4  # processes of a jail that waits: two that keep it, two for the next job
 
 
@@ -28,14 +29,13 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp('jails')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, 'tempdir', str(path))
-        sandbox.close()  # those of other tests
         yield str(path)
-        sandbox.close()
+        SANDBOX.close()
     assert processes(path) == [] and os.listdir(path) == []
 
 
 def run(program, tests=TESTS, names=('f',), setup='', timeout=10.0, memory_mib=512):
-    return sandbox.run(
+    return SANDBOX.run(
         textwrap.dedent(program),
         list(tests),
         names={name: name for name in names},
@@ -155,7 +155,7 @@ def test_every_run_has_the_same_order_of_sets_and_the_same_random_numbers():
     ).stdout
     for _ in range(2):
         assert run(program, [f'assert f(0) == {found}']) == [True]
-        sandbox.close()
+        SANDBOX.close()
 
 
 def test_threads_run_side_by_side():
@@ -168,7 +168,7 @@ def test_threads_run_side_by_side():
     for thread in threads:
         thread.join()
     assert sorted(found) == [(1, [False]), (2, [True]), (3, [False])]
-    sandbox.close()  # later tests count processes
+    SANDBOX.close()  # later tests count processes
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,8 @@ def test_threads_run_side_by_side():
         'import csv, hashlib, json, tempfile\nwith tempfile.TemporaryFile() as file: assert file.write(b"x")',
         'import threading\nthreads = [threading.Thread(target=print) for _ in range(9)]\n'
         'for t in threads: t.start()\nfor t in threads: t.join()',
-        'import os\nos.mkdir("a")\nopen("a/b", "w").write("x")\nos.rename("a/b", "a/c")\nassert open("a/c").read() == "x"',
+        'import os\nos.mkdir("a")\nopen("a/b", "w").write("x")\nos.rename("a/b", "a/c")\n'
+        'assert open("a/c").read() == "x"',
         'import signal\nsignal.alarm(5)',
         'try: input()\nexcept EOFError: pass',
         'if __name__ == "__main__": 1 / 0',
@@ -189,7 +190,7 @@ def test_what_right_programs_may_do_beside(program, folder):
     assert left_clean(folder)
 
 
-@pytest.mark.parametrize('limits', [{'timeout': 0}, {'memory_mib': -1}])
+@pytest.mark.parametrize('limits', [{'timeout': 0.0}, {'memory_mib': -1}])
 def test_numbers_that_cannot_work_are_refused(limits):
     with pytest.raises(BadInput, match=f'^{next(iter(limits))} = .*must be above 0'):
         run(RIGHT, **limits)
@@ -244,7 +245,7 @@ def target(tmp_path):
 @pytest.mark.parametrize('attack', ATTACKS)
 def test_attacks_fail(attack, target, folder):
     layer, program = ATTACKS[attack]
-    if layer not in sandbox.layers():
+    if layer not in SANDBOX.layers():
         pytest.skip(f'{layer} is not to be had here')
     before = os.stat(target[1])
     assert run(program, [f'assert attack{target}'], names=['attack']) == [False]
@@ -281,11 +282,11 @@ def without(monkeypatch, tmp_path):
             'jail = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(jail)\n'
             f'{refused}jail.main(sys.argv[1])\n'
         )
-        sandbox.close()
+        SANDBOX.close()
         monkeypatch.setattr(sandbox, 'SCRIPT', str(script))
 
     yield change
-    sandbox.close()
+    SANDBOX.close()
 
 
 LAYERS = {
@@ -299,7 +300,7 @@ LAYERS = {
 @pytest.mark.parametrize('missing', [[name] for name in LAYERS] + [['namespaces', 'landlock'], list(LAYERS)])
 def test_missing_layers_are_reported_and_made_up_for(missing, without, target, folder, caplog):
     without(*(LAYERS[name] for name in missing))
-    assert not set(missing) & set(sandbox.layers())
+    assert not set(missing) & set(SANDBOX.layers())
     assert ('held by' in caplog.text) == bool({'landlock', 'system calls'} & set(missing))
     assert run(RIGHT) == [True, True] and run('def f(x): return x') == [False, False]
     with pytest.raises(Expired):
@@ -337,11 +338,11 @@ def attempt(program):
 
 
 def test_a_killed_jail_is_replaced(folder):
-    sandbox.layers()
-    os.killpg(sandbox._idle[-1].process.pid, signal.SIGKILL)
-    sandbox._idle[-1].process.wait()
+    SANDBOX.layers()
+    os.killpg(SANDBOX._idle[-1].process.pid, signal.SIGKILL)
+    SANDBOX._idle[-1].process.wait()
     assert run(RIGHT) == [True, True]
-    killer = threading.Timer(0.3, os.killpg, (sandbox._idle[-1].process.pid, signal.SIGKILL))
+    killer = threading.Timer(0.3, os.killpg, (SANDBOX._idle[-1].process.pid, signal.SIGKILL))
     killer.start()
     with pytest.raises(Died):
         run('while True: pass')
@@ -350,9 +351,9 @@ def test_a_killed_jail_is_replaced(folder):
 
 
 def test_a_jail_that_does_not_end_its_job_is_killed(folder, monkeypatch):
-    sandbox.layers()
+    SANDBOX.layers()
     monkeypatch.setattr(sandbox, 'GRACE', 0.3)
-    os.killpg(sandbox._idle[-1].process.pid, signal.SIGSTOP)
+    os.killpg(SANDBOX._idle[-1].process.pid, signal.SIGSTOP)
     with pytest.raises(Died, match=r'said nothing for 0\.5 s'):
         run(RIGHT, timeout=0.2)
     assert left_clean(folder)
@@ -361,10 +362,10 @@ def test_a_jail_that_does_not_end_its_job_is_killed(folder, monkeypatch):
 def test_jails_end_with_their_parent(folder):
     program = (
         f'import sys, tempfile; sys.path[:0] = {sys.path!r}; tempfile.tempdir = {folder!r}\n'
-        'from grpo_jax.rewards import sandbox\nprint(sandbox.layers(), flush=True)\n'
+        'from grpo_jax.workers.sandbox import Sandbox\nsandbox = Sandbox()\nprint(sandbox.layers(), flush=True)\n'
         'sandbox.run("while True: pass", ["f"], names={}, setup="", timeout=1.0, memory_mib=512)'
     )
-    sandbox.close()
+    SANDBOX.close()
     with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         parent.stdout.readline()
         assert processes(folder)

@@ -1,7 +1,11 @@
 """How rewards are found, run and added up: threads, files, coroutines, batches, failures."""
 
 import asyncio
+import gc
 import os
+import subprocess
+import sys
+import threading
 import time
 
 import numpy as np
@@ -22,7 +26,16 @@ def make(*parts, verifier='', functions=None, options=None, **changes):
     section.update({'parts': parts, 'verifier': verifier} | changes)
     if options:
         section.options = options
-    return rewards.make(section, 64, functions)
+    return rewards.build(rewards.RewardOptions.from_config(section), 64, functions)
+
+
+def compute(reward_functions, examples, texts, truncated=None):
+    """(rewards, parts) of completions; their lengths play no role."""
+    none = np.zeros(len(texts), bool)
+    rewarded = rewards.compute_rewards(
+        reward_functions, examples, texts, none if truncated is None else truncated, np.zeros(len(texts), int)
+    )
+    return rewarded.rewards, rewarded.parts
 
 
 class Letters:
@@ -34,28 +47,28 @@ class Letters:
 
 
 def test_scoring_as_rows_come_in_equals_scoring_all_at_once():
-    reward_functions = make(('numeric', 1.0), ('format', 0.5), truncated=-1.0, verifier='numeric')
+    reward_functions = make(('numeric', 1.0), ('format', 0.5), truncated_reward=-1.0, verifier='numeric')
     examples = [example('12'), example('7')]
     completions = [[1, 2], [7], [7], [1, 2, 3]]
-    scoring = rewards.RewardStream(reward_functions, examples, 2, Letters())
+    stream = rewards.RewardStream(reward_functions, examples, 2, Letters())
     for row in (2, 0, 3, 1):
-        scoring.add(row, completions[row], row == 3)
-    found = scoring.results()
-    assert found.texts.tolist() == ['12', '7', '7', '123'] and found.lengths.tolist() == [2, 1, 1, 3]
-    expected, expected_parts = rewards.score(reward_functions, examples, found.texts, [False, False, False, True])
-    np.testing.assert_array_equal(found.rewards, expected)
-    np.testing.assert_array_equal(found.truncated, [False, False, False, True])
-    assert all(np.array_equal(found.parts[name], expected_parts[name]) for name in ('numeric', 'format'))
+        stream.add(row, completions[row], row == 3)
+    rewarded = stream.results()
+    assert rewarded.texts.tolist() == ['12', '7', '7', '123'] and rewarded.lengths.tolist() == [2, 1, 1, 3]
+    expected, expected_parts = compute(reward_functions, examples, rewarded.texts, [False, False, False, True])
+    np.testing.assert_array_equal(rewarded.rewards, expected)
+    np.testing.assert_array_equal(rewarded.truncated, [False, False, False, True])
+    assert all(np.array_equal(rewarded.parts[name], expected_parts[name]) for name in ('numeric', 'format'))
 
 
 def test_a_reward_that_raises_on_the_thread_is_heard():
     def broken(text, example):
         raise ValueError('no such answer')
 
-    scoring = rewards.RewardStream(make(('mine', 1.0), functions={'mine': broken}), [example('1')], 1, Letters())
-    scoring.add(0, [1], False)
+    stream = rewards.RewardStream(make(('mine', 1.0), functions={'mine': broken}), [example('1')], 1, Letters())
+    stream.add(0, [1], False)
     with pytest.raises(ValueError, match='no such answer'):
-        scoring.results()
+        stream.results()
 
 
 # a user's own
@@ -94,7 +107,7 @@ def file(tmp_path_factory):
 
 def test_a_function_of_a_file_runs_in_another_process_with_its_options(file):
     reward_functions = make((f'{file}:pid', 1.0), options={'pid': {'plus': 10**9}})
-    total, parts = rewards.score(reward_functions, [example('1')], ['a'], [False])
+    total, parts = compute(reward_functions, [example('1')], ['a'])
     assert parts['pid'][0] == total[0] > 10**9 and parts['pid'][0] != os.getpid() + 10**9
 
 
@@ -108,11 +121,11 @@ def test_a_function_of_a_file_can_be_the_verifier(file):
 )
 def test_a_part_that_fails_has_the_score_of_failure_and_is_counted(file, name, completions, failure):
     reward_functions = make((f'{file}:{name}', 1.0), ('numeric', 1.0), failed=-0.25, deadline=1.5)
-    found = rewards.compute_rewards(reward_functions, [example('4')], completions, [False] * 3, [1] * 3)
+    rewarded = rewards.compute_rewards(reward_functions, [example('4')], completions, [False] * 3, [1] * 3)
     failed = [name != 'hangs' or text == 'hang' for text in completions]
-    assert found.failures[failure].tolist() == failed
-    assert not found.failures['died' if failure == 'expired' else 'expired'].any()
-    assert found.rewards.tolist() == [-0.25 if bad else 1.0 for bad in failed]
+    assert rewarded.failures[failure].tolist() == failed
+    assert not rewarded.failures['died' if failure == 'expired' else 'expired'].any()
+    assert rewarded.rewards.tolist() == [-0.25 if bad else 1.0 for bad in failed]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +147,7 @@ def test_a_function_of_a_file_that_cannot_work_is_refused(file, path, message, t
 
 def test_functions_of_a_notebook_are_parts_by_name():
     reward_functions = make(('short', 2.0), functions={'short': lambda completion, example: 1.0 / len(completion)})
-    assert rewards.score(reward_functions, [example('')], ['ab', 'abcd'], [False, False])[0].tolist() == [1.0, 0.5]
+    assert compute(reward_functions, [example('')], ['ab', 'abcd'])[0].tolist() == [1.0, 0.5]
 
 
 def test_batched_rewards_see_all_completions_with_their_examples(file):
@@ -145,7 +158,7 @@ def test_batched_rewards_see_all_completions_with_their_examples(file):
         return [None if text == '?' else 1.0 for text in completions]
 
     reward_functions = make((f'{file}:of_all', 1.0), ('count', 1.0), functions={'count': count})
-    total, parts = rewards.score(reward_functions, [example('1'), example('22')], ['a', 'bb', '?', 'dd'], [False] * 4)
+    total, parts = compute(reward_functions, [example('1'), example('22')], ['a', 'bb', '?', 'dd'])
     assert parts['of_all'].tolist() == [2, 3, 3, 4] and calls == [4]
     assert np.isnan(parts['count'][2]) and total.tolist() == [3, 4, 3, 5]
 
@@ -162,9 +175,11 @@ def test_asynchronous_rewards_wait_side_by_side_until_their_deadline():
 
     reward_functions = make(('ask', 1.0), functions={'ask': ask}, deadline=2.0, workers=1)
     began = time.monotonic()
-    found = rewards.compute_rewards(reward_functions, [example('1')], ['a'] * 7 + ['slow'], [False] * 8, [1] * 8)
+    rewarded = rewards.compute_rewards(reward_functions, [example('1')], ['a'] * 7 + ['slow'], [False] * 8, [1] * 8)
     assert time.monotonic() - began < 20
-    assert found.rewards.tolist() == [1.0] * 7 + [0.0] and found.failures['expired'].tolist() == [False] * 7 + [True]
+    assert rewarded.rewards.tolist() == [1.0] * 7 + [0.0] and rewarded.failures['expired'].tolist() == [False] * 7 + [
+        True
+    ]
 
 
 def test_a_reward_can_ask_what_the_verifier_said():
@@ -172,8 +187,8 @@ def test_a_reward_can_ask_what_the_verifier_said():
         return {True: 1.0, False: -1.0, None: 0.5}[correct]
 
     reward_functions = make(('bonus', 1.0), ('numeric', 0.0), verifier='numeric', functions={'bonus': bonus})
-    assert rewards.score(reward_functions, [example('4')], ['4', '5'], [False] * 2)[0].tolist() == [1, -1]
-    assert rewards.score(reward_functions, [example('many')], ['4'], [False])[0].tolist() == [0.5]
+    assert compute(reward_functions, [example('4')], ['4', '5'])[0].tolist() == [1, -1]
+    assert compute(reward_functions, [example('many')], ['4'])[0].tolist() == [0.5]
     with pytest.raises(BadInput, match='which bonus asks what is correct'):
         make(('bonus', 1.0), functions={'bonus': bonus})
 
@@ -184,12 +199,63 @@ def test_scoring_goes_on_while_the_device_works():
         time.sleep(0.2)
         return 1.0
 
-    scoring = rewards.RewardStream(
+    stream = rewards.RewardStream(
         make(('slow', 1.0), functions={'slow': slow}, workers=1), [example('1')], 4, Letters()
     )
     for row in range(4):
-        scoring.add(row, [1], False)
+        stream.add(row, [1], False)
     time.sleep(0.9)  # the device
     began = time.monotonic()
-    scoring.results()
+    stream.results()
     assert time.monotonic() - began < 0.4
+
+
+# what ends with the rewards
+
+
+def test_close_ends_the_workers_the_threads_and_the_event_loop(file):
+    async def ask(completion, example):
+        await asyncio.sleep(100 if completion == 'slow' else 0)
+        return 1.0
+
+    before = set(threading.enumerate())
+    with make((f'{file}:pid', 1.0), ('ask', 1.0), functions={'ask': ask}, deadline=200.0) as reward_functions:
+        worker = int(compute(reward_functions, [example('1')], ['a'])[1]['pid'][0])
+        stream = rewards.RewardStream(reward_functions, [example('1')], 1, Slow())
+        stream.add(0, [1], False)
+        os.kill(worker, 0)
+        names = {thread.name for thread in set(threading.enumerate()) - before}
+        assert 'rewards' in names and any(name.startswith('reward_') for name in names)
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+    assert set(threading.enumerate()) <= before
+    with pytest.raises(RuntimeError, match='shutdown'):
+        stream.add(0, [1], False)
+
+
+class Slow:
+    """A tokenizer of texts that take their time."""
+
+    def decode(self, tokens, skip_special_tokens):
+        return 'slow'
+
+
+def test_rewards_that_nobody_closed_end_with_the_last_reference_and_with_the_interpreter(file):
+    reward_functions = make((f'{file}:pid', 1.0))
+    worker = int(compute(reward_functions, [example('1')], ['a'])[1]['pid'][0])
+    del reward_functions
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+    script = (
+        f'import os, sys; sys.path[:0] = {sys.path!r}\n'
+        'from grpo_jax.workers.pool import Pool\nfrom grpo_jax.workers.sandbox import Sandbox\n'
+        'pool, sandbox = Pool(1, deadline=9.0, memory_gib=2.0), Sandbox()\nsandbox.layers()\n'
+        'print(pool.call(os.getpid), sandbox._idle[0].process.pid, sandbox._idle[0].folder)'
+    )
+    done = subprocess.run([sys.executable, '-c', script], text=True, check=True, stdout=subprocess.PIPE)
+    worker, jail, folder = done.stdout.split()
+    assert not os.path.exists(folder)
+    for pid in (worker, jail):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)

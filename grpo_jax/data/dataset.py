@@ -1,0 +1,181 @@
+"""A split of a data set, tokenized: from config.data to the prompts of a batch."""
+
+from collections.abc import Sequence
+import importlib
+import inspect
+import logging
+from typing import Any, NamedTuple
+
+from jaxtyping import Int
+import numpy as np
+
+from grpo_jax.data.records import drop_malformed
+from grpo_jax.errors import BadInput
+from grpo_jax.types import Example, Prompts
+
+
+class PromptFormat(NamedTuple):
+    """How a prompt is written for the model."""
+
+    chat: bool  # through the tokenizer's chat template
+    system: str  # message of the chat; '' for none
+    template: str  # text around {prompt}
+
+
+class DataOptions(NamedTuple):
+    """config.data as plain values; configs/default.py says what each means."""
+
+    name: str
+    options: dict[str, Any]
+    prompts_per_step: int
+    max_prompt_tokens: int
+    prompt_format: PromptFormat
+    strict: bool
+
+    @classmethod
+    def from_config(cls, section: Any) -> 'DataOptions':
+        """The options of config.data; BadInput for a value that cannot work, whatever the data set."""
+        for name, least in [('max_prompt_tokens', 2), ('prompts_per_step', 1)]:
+            if section[name] < least:
+                raise BadInput(f'data.{name}', section[name], f'must be at least {least}')
+        return cls(
+            section['name'],
+            dict(section['options']),
+            section['prompts_per_step'],
+            section['max_prompt_tokens'],
+            PromptFormat(section['chat'], section['system'], section['template']),
+            section['strict'],
+        )
+
+
+class Dataset(NamedTuple):
+    """Examples and their token ids, in the same order."""
+
+    examples: list[Example]
+    tokens: list[list[int]]
+    sources: tuple = ()  # of a mixture: (weight, indices of the source's examples i64[n]) of each source
+
+
+def load(options: DataOptions, split: str, tokenizer: Any) -> Dataset:
+    """Dataset of a split, 'train' or 'test'.
+
+    Prompts longer than max_prompt_tokens and malformed rows are left out and counted. BadInput for the first malformed
+    row when strict, and when most rows are malformed.
+    """
+    sound = drop_malformed(examples(options.name, options.options, split), options.strict, split)
+    if not sound:
+        raise BadInput('data.options', options.options, f'gives no example of the {split} split')
+    ids = {example.id for example in sound}
+    if len(ids) < len(sound) or not all(0 <= i < 2**31 for i in ids):
+        raise BadInput('data.name', options.name, 'gives examples ids that are not distinct, or not in 0..2^31-1')
+    tokens = [encode_prompt(tokenizer, example.prompt, options.prompt_format) for example in sound]
+    longest = options.max_prompt_tokens
+    fitting = [i for i, prompt in enumerate(tokens) if len(prompt) <= longest]
+    if not fitting:
+        raise BadInput(
+            'data.max_prompt_tokens',
+            longest,
+            f'leaves no prompt of {len(tokens)} in the {split} '
+            f'split; the shortest has {min(map(len, tokens), default=0)} tokens',
+        )
+    if len(fitting) < len(tokens):
+        logging.warning(
+            '%d of %d %s prompts are longer than data.max_prompt_tokens=%d and left out',
+            len(tokens) - len(fitting),
+            len(tokens),
+            split,
+            longest,
+        )
+    dataset = pick(Dataset(sound, tokens), fitting)
+    return dataset._replace(sources=_sources(options, dataset.examples))
+
+
+def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
+    """The Examples of a split of the data set `name`, and a BadInput for each malformed row."""
+    module, options = _import(name), dict(options)
+    try:
+        inspect.signature(module.examples).bind(split, **options)
+    except TypeError as error:
+        raise BadInput('data.options', options, f'{error} of {module.__name__}.examples') from None
+    return module.examples(split, **options)
+
+
+def _import(name):
+    """The module of a data set."""
+    try:
+        module = importlib.import_module(f'grpo_jax.data.{name}')
+    except ModuleNotFoundError as error:
+        if error.name != f'grpo_jax.data.{name}':
+            raise
+        module = None
+    if module is None or not hasattr(module, 'examples'):
+        raise BadInput('data.name', name, 'no such file in grpo_jax/data; add one with examples(split, **options)')
+    return module
+
+
+def _sources(options, examples):
+    """Dataset.sources of the examples; () unless the data set has weights, BadInput for a source without example."""
+    module = _import(options.name)
+    if not hasattr(module, 'weights'):
+        return ()
+    names, sources = np.array([example.meta['source'] for example in examples]), []
+    for name, weight in module.weights(**options.options).items():
+        sources.append((weight, np.flatnonzero(names == name)))
+        if not len(sources[-1][1]):
+            raise BadInput(
+                'data.options.sources',
+                name,
+                f'has no example that fits data.max_prompt_tokens={options.max_prompt_tokens}; raise that, or leave '
+                'the source out',
+            )
+    return tuple(sources)
+
+
+def pick(dataset: Dataset, chosen: Sequence[int] | Int[np.ndarray, ' n']) -> Dataset:
+    """The Dataset of the chosen indices alone, and of the sources that they come from."""
+    sources = ((weight, np.flatnonzero(np.isin(chosen, members))) for weight, members in dataset.sources)
+    return Dataset(
+        [dataset.examples[i] for i in chosen],
+        [dataset.tokens[i] for i in chosen],
+        tuple(source for source in sources if len(source[1])),
+    )
+
+
+def spread(count: int, most: int) -> Int[np.ndarray, ' n']:
+    """Indices of n <= most of `count` examples, evenly over all of them."""
+    return np.unique(np.linspace(0, count - 1, most).astype(int))
+
+
+def encode_prompt(tokenizer: Any, text: str, prompt_format: PromptFormat) -> list[int]:
+    """Token ids of a prompt; special tokens are added once, by the chat template or by the tokenizer."""
+    text = prompt_format.template.replace('{prompt}', text)
+    if not prompt_format.chat:
+        ids = tokenizer.encode(text)
+        # some tokenizers close every text; a prompt must stay open
+        return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    if not tokenizer.chat_template:
+        raise BadInput(
+            'data.chat',
+            True,
+            f'the tokenizer in {tokenizer.name_or_path} has no chat template; '
+            'set data.chat=False or add chat_template to its tokenizer_config.json',
+        )
+    messages = [{'role': 'system', 'content': prompt_format.system}] if prompt_format.system else []
+    messages.append({'role': 'user', 'content': text})
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def prompts(
+    dataset: Dataset, chosen: Sequence[int] | Int[np.ndarray, ' P'], length: int, pad_token: int
+) -> tuple[list[Example], Prompts]:
+    """(examples, Prompts of host arrays left-padded to `length`) of the chosen indices."""
+    tokens = np.full((len(chosen), length), pad_token, np.int32)
+    mask = np.zeros((len(chosen), length), bool)
+    for row, index in enumerate(chosen):
+        ids = dataset.tokens[index]
+        tokens[row, length - len(ids) :] = ids
+        mask[row, length - len(ids) :] = True
+    chosen_examples = [dataset.examples[index] for index in chosen]
+    ids = np.array([example.id for example in chosen_examples], np.int32)
+    return chosen_examples, Prompts(tokens, mask, ids)  # pyright: ignore[reportArgumentType]  # host arrays

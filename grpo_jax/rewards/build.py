@@ -1,0 +1,190 @@
+"""From config.reward to the functions that reward a run's completions."""
+
+from collections.abc import Callable, Mapping
+import functools
+import importlib
+import inspect
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from grpo_jax.errors import BadInput
+from grpo_jax.rewards import custom, length
+from grpo_jax.rewards.resources import Resources
+
+
+class RewardOptions(NamedTuple):
+    """config.reward as plain values; configs/default.py says what each means."""
+
+    parts: tuple[tuple[str, float], ...]
+    options: dict[str, Any]
+    failed: float
+    deadline: float
+    workers: int
+    memory_gib: float
+    self_test: float
+    truncated_reward: float
+    step_rewards: str
+    length_shaping: str
+    length_shaping_weight: float
+    verifier: str
+
+    @classmethod
+    def from_config(cls, section: Any) -> 'RewardOptions':
+        """The options of config.reward; BadInput for a value that cannot work, whatever the rewards."""
+        for name in ('workers', 'deadline', 'memory_gib'):
+            if section[name] <= 0:
+                raise BadInput(f'reward.{name}', section[name], 'must be above 0')
+        if not section['parts']:
+            raise BadInput('reward.parts', section['parts'], 'name at least one reward')
+        names = sorted(custom.name_of(path) for path, _ in section['parts'])
+        if section['verifier'] and section['verifier'] not in names:
+            raise BadInput('reward.verifier', section['verifier'], f'must be one of reward.parts: {names}')
+        values = {name: section[name] for name in cls._fields}
+        parts = tuple((path, float(weight)) for path, weight in section['parts'])
+        return cls(**values | {'parts': parts, 'options': dict(section['options'])})
+
+
+class Part(NamedTuple):
+    """A reward with its options bound."""
+
+    function: Callable
+    weight: float
+    asynchronous: bool = False
+    batched: bool = False  # takes all completions at once
+    reads_correct: bool = False  # reads the verifier's verdict
+
+
+class RewardFunctions(NamedTuple):
+    """The rewards of a run; a context manager, since they share threads and processes that must end."""
+
+    options: RewardOptions
+    parts: dict[str, Part]
+    resources: Resources
+    extract: Callable | None = None  # the verifier's answer extraction
+    strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
+    gold: Callable | None = None  # (example) -> (a right completion, a wrong one), where the verifier has it
+    steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
+    shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], one of rewards.length
+
+    @property
+    def verifier(self) -> str:
+        """The part that decides what is correct (reward >= 1), or ''."""
+        return self.options.verifier
+
+    def close(self):
+        """Ends threads and processes, and lets go of reward models."""
+        self.resources.close()
+
+    def __enter__(self) -> 'RewardFunctions':
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+
+def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Callable] | None = None) -> RewardFunctions:
+    """The RewardFunctions of completions of up to max_tokens; BadInput for a reward that cannot work.
+
+    functions: rewards by name, beside those of this package. Nothing is started yet.
+    """
+    resources = Resources(workers=options.workers, deadline=options.deadline, memory_gib=options.memory_gib)
+    find = functools.partial(_find, functions=functions or {}, pool=resources.pool)
+    shared = {'pool': resources.pool, 'sandbox': resources.sandbox, 'models': resources.models}
+    bind = functools.partial(_bind, options=options.options, shared=shared)
+    sources = {custom.name_of(path): find(path) for path, _ in options.parts}
+    weights = {custom.name_of(path): weight for path, weight in options.parts}
+    parts = {name: _part(bind(name, source.reward), weights[name]) for name, source in sources.items()}
+    _check_verifier(options.verifier, parts, sources)
+    verifier = sources[options.verifier] if options.verifier else SimpleNamespace()
+    return RewardFunctions(
+        options,
+        parts,
+        resources,
+        extract=getattr(verifier, 'extract', None),
+        strict=bind(options.verifier, verifier.strict) if hasattr(verifier, 'strict') else None,
+        gold=getattr(verifier, 'gold', None),
+        steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,
+        shaping=_shaping(options, max_tokens) if options.length_shaping else None,
+    )
+
+
+def _find(path, functions, pool):
+    """The module of a part, or a namespace with its functions."""
+    if path in functions:
+        return SimpleNamespace(reward=functions[path])
+    if '.py' in path:
+        return custom.load(path, pool)
+    try:
+        return importlib.import_module(f'grpo_jax.rewards.{path}')
+    except ModuleNotFoundError as error:
+        if error.name != f'grpo_jax.rewards.{path}':
+            raise
+        raise BadInput(
+            'reward.parts',
+            path,
+            'no such file in grpo_jax/rewards; add one with reward(completion, '
+            'example), give FILE.py:NAME, or hand the function to train.run',
+        ) from None
+
+
+def _bind(name, function, options, shared):
+    """The function with the options that it declares, and with what the run lends; BadInput when an option lacks."""
+    values, bound, missing = dict(options.get(name, {})) | shared, {}, []
+    for key, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        fields = getattr(parameter.annotation, '_fields', ())  # of a NamedTuple
+        absent = [field for field in fields or [key] if field not in values]
+        if not absent:
+            bound[key] = parameter.annotation(*(values[field] for field in fields)) if fields else values[key]
+        elif parameter.default is parameter.empty and key != 'correct':
+            missing += absent
+    if missing:
+        raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), f'lacks {", ".join(sorted(missing))}')
+    return functools.partial(function, **bound)
+
+
+def _part(function, weight):
+    parameters = inspect.signature(function).parameters
+    return Part(
+        function,
+        weight,
+        asynchronous=inspect.iscoroutinefunction(function),
+        batched='completions' in parameters,
+        reads_correct='correct' in parameters,
+    )
+
+
+def _check_verifier(verifier, parts, sources):
+    """BadInput for a verifier that cannot decide what is correct."""
+    if verifier and not hasattr(sources[verifier], 'extract'):
+        raise BadInput('reward.verifier', verifier, "has no extract(completion); name another part, or '' for none")
+    plain = verifier and not (parts[verifier].asynchronous or parts[verifier].batched)
+    for name, part in parts.items():
+        if part.reads_correct and (name == verifier or not plain):
+            raise BadInput('reward.verifier', verifier, f'must be a plain function, which {name} asks what is correct')
+
+
+def _steps(path, find, bind):
+    """steps(completions, examples) of the reward that rewards steps."""
+    source = find(path)
+    if not hasattr(source, 'steps'):
+        raise BadInput('reward.step_rewards', path, "has no steps(completion, example); use calculator, or ''")
+    steps = bind(custom.name_of(path), source.steps)
+    if 'completions' in inspect.signature(steps).parameters:
+        return steps
+    return lambda completions, examples: [steps(*row) for row in zip(completions, examples, strict=True)]
+
+
+def _shaping(options, max_tokens):
+    """The shaping by length, with its options bound."""
+    name, shapings = options.length_shaping, {n: f for n, f in vars(length).items() if inspect.isfunction(f)}
+    if name not in shapings:
+        raise BadInput('reward.length_shaping', name, f"choose {', '.join(shapings)}, or ''")
+    shaping = _bind(name, shapings[name], options.options, {'limit': max_tokens})
+    margin = shaping.keywords.get('margin', 1)
+    if not 0 < margin < max_tokens:
+        raise BadInput(
+            f'reward.options.{name}.margin', margin, f'must lie between 0 and rollout.max_tokens = {max_tokens}'
+        )
+    return shaping

@@ -1,0 +1,76 @@
+"""What the rewards of a run share, and what ends with them: threads, processes, jails, reward models, an event loop."""
+
+import asyncio
+from collections.abc import Coroutine
+import concurrent.futures
+import threading
+from typing import Any
+import weakref
+
+from grpo_jax.workers.pool import Pool
+from grpo_jax.workers.sandbox import Sandbox
+
+
+class EventLoop:
+    """An event loop on a thread of its own, started when first needed; it ends with close, and with the EventLoop."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._loop: Any = None
+        self._thread: Any = None
+
+    def submit(self, coroutine: Coroutine) -> concurrent.futures.Future:
+        """The future of a coroutine, which has begun to run."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run_loop, args=[self._loop], name='rewards', daemon=True)
+                self._thread.start()
+                weakref.finalize(self, _stop_loop, self._loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self):
+        """Cancels what is still running; the loop can be used again."""
+        with self._lock:
+            if self._loop is not None:
+                _stop_loop(self._loop)
+                self._thread.join()
+                self._loop = None
+
+
+def _run_loop(loop):
+    loop.run_forever()
+    loop.run_until_complete(_cancel_others())
+    loop.close()
+
+
+async def _cancel_others():
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _stop_loop(loop):
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(loop.stop)
+
+
+class Resources:
+    """What the rewards of a run share; all of it is started when first needed, and ends with close."""
+
+    def __init__(self, *, workers: int, deadline: float, memory_gib: float):
+        """workers: threads that judge, and processes at most, each with memory_gib and `deadline` seconds a call."""
+        self.threads = concurrent.futures.ThreadPoolExecutor(workers, 'reward')
+        self.pool = Pool(workers, deadline=deadline, memory_gib=memory_gib)
+        self.sandbox = Sandbox()
+        self.models = {}  # reward models by where they come from, see rewards.model.load
+        self.event_loop = EventLoop()
+
+    def close(self):
+        """Ends all of it; what has not begun does not begin."""
+        self.threads.shutdown(cancel_futures=True)
+        self.event_loop.close()
+        self.pool.close()
+        self.sandbox.close()
+        self.models.clear()
