@@ -122,7 +122,7 @@ def sized(plan, candidate, base):
             return None
         candidate = candidate._replace(overrides=candidate.overrides | {'rollout.cache_gib': budget})
         made = _made(plan, candidate)
-        made.engine.plan.wave_prompts()  # raises when the budget holds not even one group
+        made.engine.schedule.fresh_batch()  # raises when the budget holds not even one group
         return candidate, made
     except BadInput:  # sizes that do not divide
         return None
@@ -157,10 +157,10 @@ def estimate(plan, base):
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.held.values()), 0) * cut
     engines = {
-        id(engine.plan): engine.plan
+        id(engine.schedule): engine.schedule
         for engine in (plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples))
     }
-    whole = max(p.bytes(p.prompts, p.prompts * p.group, len(p.chunks)) for p in engines.values())
+    whole = max(p.bytes(*p.whole) for p in engines.values())
     return {
         'update': scaled('update', 2 * of_params, rows * kept),
         'score': scaled('score', 0, batch(plan) / batch(before)) + returns * of_params,

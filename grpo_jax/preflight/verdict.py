@@ -88,7 +88,7 @@ def largest_batch(verdict):
     they are.
     """
     plan, chip = verdict.plan, verdict.plan.chip
-    shards, engine = plan.row_shards(), plan.engine.plan
+    shards, engine = plan.row_shards(), plan.engine.schedule
     sampling = max(
         (
             size
@@ -111,5 +111,5 @@ def largest_batch(verdict):
 
 def programs_bytes(verdict):
     """Bytes on a device of what grows with the prompts: book and, without a budget, cache."""
-    limited = verdict.plan.engine.plan.budget
+    limited = verdict.plan.engine.schedule.budget
     return verdict.held['book'] + (0 if limited else verdict.held['cache'])

@@ -54,46 +54,18 @@ class Experiment(NamedTuple):
         """The batches.Shapes of that many prompts and completions of each."""
         return batches.Shapes(prompts, group_size, self.config.data.max_prompt_tokens, self.config.rollout.max_tokens)
 
-    def sampling(self, **changes):
+    def sampling(self):
         """The sampler.Sampling of config.rollout."""
-        rollout = self.config.rollout
-        end = self.tokenizer.encode(rollout.thinking_end, add_special_tokens=False) if rollout.thinking_tokens else ()
-        options = {
-            name: rollout[name]
-            for name in (
-                'temperature',
-                'max_tokens',
-                'top_p',
-                'top_k',
-                'min_p',
-                'repetition_penalty',
-                'min_tokens',
-                'thinking_tokens',
-            )
-        }
-        return sampler.Sampling(
-            **options | dict(stop_tokens=self.stop_tokens, pad_token=self.pad_token, thinking_end=tuple(end)) | changes
-        )
+        return make_sampling(self.config).for_tokenizer(self.tokenizer, self.stop_tokens, self.pad_token)
 
     def sampler(self, group_size, **changes):
         """The sampler.engine.Engine of data.prompts_per_step prompts; changes replace fields of its Sampling."""
         which = (group_size, *sorted(changes.items()))
         if which not in self.samplers:
-            rollout = self.config.rollout
             shapes = self.shapes(self.config.data.prompts_per_step, group_size)
-            self.samplers[which] = make_sampler(
-                self.model_config,
-                self.mesh,
-                shapes,
-                self.sampling(**changes),
-                self.automata(),
-                dtype=self.dtype,
-                cache_dtype=rollout.cache_dtype or self.dtype,
-                weights_dtype=rollout.weights_dtype or self.dtype,
-                budget=int(rollout.cache_gib * 2**30),
-                kernels=rollout.kernels,
-                ahead=self.ahead,
-            )
+            devices = meshes.Devices(self.mesh, self.ahead)
+            sampling = self.sampling()._replace(**changes)
+            self.samplers[which] = make_sampler(self.model_config, devices, shapes, sampling, self.automata())
         return self.samplers[which]
 
     def learner(self, algorithm, shapes, collected):
@@ -115,15 +87,7 @@ class Experiment(NamedTuple):
 
     def automata(self):
         """Tables of sampler.stops for the strings that end a completion or its thinking."""
-        strings = self.end_strings()
-        texts = stops.bytes_of_tokens(self.tokenizer, self.model_config.vocab_size) if strings else ()
-        return {name: stops.table(wanted, texts) for name, wanted in strings.items()}
-
-    def end_strings(self):
-        """Strings that end a completion ('stop') and its thinking, where there are any."""
-        rollout = self.config.rollout
-        strings = {'stop': rollout.stop_strings, 'thinking': (rollout.thinking_end,) * (rollout.thinking_tokens > 0)}
-        return {name: wanted for name, wanted in strings.items() if wanted}
+        return stops.make_automata(self.sampling(), self.tokenizer, self.model_config.vocab_size)
 
     def learning(self, **changes):
         """The options of make_learner, from config.learner."""
@@ -188,54 +152,16 @@ def check_context(config, folder):
         )
 
 
+def make_sampling(config):
+    """The sampler.Sampling of config.rollout, without a tokenizer's ids; BadInput for what cannot work."""
+    algorithm = config.algorithm
+    corrected = algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
+    return sampler.Sampling.from_config(config.rollout, dtype=config.model.dtype, corrected=corrected)
+
+
 def check(config):
     """BadInput for a setting that cannot work, whatever the model."""
-    rollout = config.rollout
-    for name, neutral in [
-        ('top_p', 1.0),
-        ('top_k', 0),
-        ('min_p', 0.0),
-        ('repetition_penalty', 1.0),
-        ('min_tokens', 0),
-        ('cache_dtype', ''),
-        ('weights_dtype', ''),
-    ]:
-        # the logprobs of a quantized sampler are its own, so a correction knows the difference
-        corrected = name.endswith('_dtype') and (
-            config.algorithm.correction != 'none' or config.algorithm.ratio_base == 'sampler'
-        )
-        if rollout[name] != neutral and not rollout.accept_bias and not corrected:
-            raise BadInput(
-                f'rollout.{name}',
-                rollout[name],
-                'samples from another distribution than the one that is '
-                f'trained, which biases the gradient; use {neutral!r} or set rollout.accept_bias=True',
-            )
-    for name in ('cache_dtype', 'weights_dtype'):
-        if rollout[name] not in ('', 'int8'):
-            raise BadInput(f'rollout.{name}', rollout[name], "choose int8, or '' for model.dtype")
-    if rollout.kernels not in ('auto', 'on', 'off'):
-        raise BadInput('rollout.kernels', rollout.kernels, 'choose auto, on or off')
-    if '' in rollout.stop_strings or (rollout.thinking_tokens and not rollout.thinking_end):
-        raise BadInput(
-            'rollout.stop_strings, thinking_end',
-            (rollout.stop_strings, rollout.thinking_end),
-            'an empty string is everywhere; leave it out',
-        )
-    if not 0 <= rollout.min_tokens <= rollout.max_tokens or not 0 <= rollout.thinking_tokens < rollout.max_tokens:
-        raise BadInput(
-            'rollout.min_tokens, thinking_tokens',
-            (rollout.min_tokens, rollout.thinking_tokens),
-            f'must lie between 0 and rollout.max_tokens = {rollout.max_tokens}',
-        )
-    if rollout.repetition_penalty <= 0:
-        raise BadInput('rollout.repetition_penalty', rollout.repetition_penalty, 'must be above 0')
-    if rollout.cache_gib < 0:
-        raise BadInput('rollout.cache_gib', rollout.cache_gib, 'must be 0 (no limit) or more')
-    if rollout.temperature <= 0:
-        raise BadInput('rollout.temperature', rollout.temperature, 'training samples at a temperature above 0')
-    if not 0 < rollout.top_p <= 1:
-        raise BadInput('rollout.top_p', rollout.top_p, 'must be in (0, 1]')
+    make_sampling(config)
     if config.model.dtype not in ('float32', 'bfloat16'):
         raise BadInput('model.dtype', config.model.dtype, 'choose float32 or bfloat16')
     if config.learner.remat not in transformer.REMAT:
@@ -245,10 +171,8 @@ def check(config):
     reference.check(config.collection)
     for name, value, least in [
         ('steps', config.steps, 1),
-        ('rollout.group_size', rollout.group_size, 1),
         ('data.max_prompt_tokens', config.data.max_prompt_tokens, 2),
         ('data.prompts_per_step', config.data.prompts_per_step, 1),
-        ('rollout.max_tokens', rollout.max_tokens, 1),
         ('learner.epochs', config.learner.epochs, 1),
         ('learner.minibatches', config.learner.minibatches, 1),
         ('learner.microbatches', config.learner.microbatches, 1),

@@ -117,8 +117,8 @@ def of_sampler(engine):
     return {
         'sampler/steps': stats.steps,
         'sampler/utilisation': stats.utilisation,
-        'sampler/waves': stats.waves,
-        'sampler/parked': stats.parked,
+        'sampler/decode_batches': stats.decode_batches,
+        'sampler/preempted': stats.preempted,
         'sampler/cache_mib': stats.peak_bytes / 2**20,
     }
 

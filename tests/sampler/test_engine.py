@@ -14,8 +14,7 @@ import pytest
 from grpo_jax import errors, sampler
 from grpo_jax.models import transformer
 from grpo_jax.sampler import sampling as distribution
-from grpo_jax.sampler import stops
-from grpo_jax.sampler import wave as waves
+from grpo_jax.sampler import schedule, state, stops
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes
@@ -43,13 +42,11 @@ ENGINES = dict(
 )
 
 
-def build(c, sampling, mesh, segment, budget, tables=None, prompts=P, **options):
-    options = dict(dtype='float32', cache_dtype='float32', weights_dtype='float32', block=4, ahead=False) | options
+def build(c, sampling, mesh, segment, budget, tables=None, prompts=P, block=4, compile_now=False, **options):
+    devices = meshes.Devices(meshes.make(dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))), compile_now)
+    sampling = sampling._replace(cache_bytes=budget * COLUMN, **options)
     shapes = batches.Shapes(prompts, G, Q, C)
-    axes = dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))
-    return make_sampler(
-        c, meshes.make(axes), shapes, sampling, tables or {}, budget=budget * COLUMN, segment=segment, **options
-    )
+    return make_sampler(c, devices, shapes, sampling, tables or {}, block=block, segment=segment)
 
 
 @functools.cache
@@ -69,7 +66,7 @@ def sample(tiny):
 
     def call(made, prompts=None, *, method='__call__', seed=0, step=0, rollout=None, **options):
         made = engine(c, made) if isinstance(made, str) else made
-        mesh = made.programs._mesh
+        mesh = made.programs.mesh
         rows = specs.rows(mesh)
         prompts = jax.device_put(make_prompts() if prompts is None else prompts, rows)
         before = () if rollout is None else (jax.device_put(rollout, rows),)
@@ -184,13 +181,13 @@ def test_a_budget_parks_rows_and_changes_no_token(tiny, sample, name, seed):
     rollout = sample(name, make_prompts(), seed=seed)
     assert_equals_reference(tiny, rollout, make_prompts(), SAMPLINGS[sampling], seed=seed)
     stats = engine(tiny[0], name).stats
-    assert stats.parked > 0 and stats.waves > 1 and 0 < stats.peak_bytes <= budget * COLUMN
+    assert stats.preempted > 0 and stats.decode_batches > 1 and 0 < stats.peak_bytes <= budget * COLUMN
 
 
 def test_without_a_budget_one_wave_holds_all_rows(tiny, sample):
     rollout = sample('endless')
     stats = engine(tiny[0], 'endless').stats
-    assert (stats.waves, stats.parked, stats.steps, stats.tokens) == (1, 0, C, P * G * C)
+    assert (stats.decode_batches, stats.preempted, stats.steps, stats.tokens) == (1, 0, C, P * G * C)
     assert rollout.completion_mask.all() and rollout.truncated.all() and stats.utilisation == 1
     # the bank of 8 columns a prompt, and all rows at full length
     assert stats.peak_bytes == (P * 8 + P * G * C) * COLUMN
@@ -213,7 +210,7 @@ def test_ways_of_shrinking_to_one_size_do_not_share_programs(tiny, sample):
 
 def test_a_budget_below_one_group_is_refused_by_name(tiny):
     with pytest.raises(errors.BadInput, match=r'rollout\.cache_gib') as refused:
-        build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, 20, ahead=True)
+        build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, 20, compile_now=True)
     assert 'not even one group' in str(refused.value)
 
 
@@ -221,8 +218,8 @@ def test_the_least_budget_that_the_refusal_names_is_enough(tiny):
     # a group of 4 rows in 8 columns and its prompt's 8, and 2 rows of 8 that halving copies
     least = 4 * 8 + 8 + 2 * 8
     with pytest.raises(errors.BadInput):
-        build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, least - 1).plan.wave_prompts()
-    assert build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, least).plan.wave_prompts() == 1
+        build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, least - 1).schedule.fresh_batch()
+    assert build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, least).schedule.fresh_batch().prompts == 1
 
 
 def test_greedy_tokens_are_the_argmax_of_a_whole_forward_pass(tiny, sample):
@@ -300,7 +297,7 @@ def test_progress_counts_tokens_up_to_all_of_them(sample):
 
 
 def test_all_programs_are_there_before_the_first_call_and_none_comes_later(tiny, sample, capsys, caplog):
-    made = build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 12, 120, prompts=2, ahead=True)
+    made = build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 12, 120, prompts=2, compile_now=True)
     listed = capsys.readouterr().err
     names = made.programs.names
     assert listed.count('sampler: ') == 1 and f'{len(names)} programs' in listed
@@ -316,7 +313,7 @@ def test_all_programs_are_there_before_the_first_call_and_none_comes_later(tiny,
             limit=rng.integers(1, C + 1, 2 * G).astype(np.int32),
             finished=lambda *_: None,
         )
-        visited.add((made.stats.waves, made.stats.parked > 0))
+        visited.add((made.stats.decode_batches, made.stats.preempted > 0))
 
     rollout()
     with caplog.at_level(logging.DEBUG), jax.log_compiles():
@@ -336,10 +333,9 @@ def test_prompt_memory_does_not_grow_with_the_group(tiny, group):
 
     def cache(params):
         keys = sampler.row_keys(jax.random.key(0), 0, prompts.ids, group)
-        book = waves.new_book(prompts, keys, jnp.full((P * group, columns), -1), columns, ())
-        return waves.open_groups(
-            params, book, 0, c, SAMPLINGS['plain'], prompts=P, columns=columns, block=4, dtype=jnp.float32
-        ).cache
+        rollout_state = state.new_state(prompts, keys, jnp.full((P * group, columns), -1), columns, ())
+        cache_format = state.CacheFormat(4, jnp.float32)
+        return state.open_batch(params, rollout_state, 0, c, SAMPLINGS['plain'], cache_format, (P, columns)).cache
 
     lowered = jax.jit(cache).lower(params)
     memory = lowered.compile().memory_analysis()
@@ -434,7 +430,7 @@ def test_kernels_sample_the_same(tiny, sample, sampling, mesh, budget):
     rollout = sample(made, seed=8)
     assert completions(rollout) == completions(expected)
     np.testing.assert_allclose(rollout.logprobs, expected.logprobs, atol=2e-5)
-    assert made.stats.parked or not budget
+    assert made.stats.preempted or not budget
     again = sample(made, method='replay', rollout=rollout, seed=8)
     np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
 
@@ -453,6 +449,5 @@ def test_kernels_say_what_they_cannot(tiny, options, reason):
 def test_weights_are_gathered_without_a_second_copy_of_them(tiny, weights_dtype):
     deep = dataclasses.replace(tiny[0], layers=16)
     programs = build(deep, SAMPLINGS['plain'], (1, 4, 1), 8, 0, dtype='bfloat16', weights_dtype=weights_dtype).programs
-    wanted, _ = programs.traced(lambda: programs.weights(programs.inputs()[0]))
-    memory = wanted['weights'].lower().compile().memory_analysis()
+    memory = programs.trace(schedule.WEIGHTS).lower().compile().memory_analysis()
     assert memory.temp_size_in_bytes < 1.5 * memory.output_size_in_bytes  # 1.8 and 5 times, of all layers at once
