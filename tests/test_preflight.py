@@ -220,7 +220,7 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     experiment = Lazy(*open_experiment(config, str(tmp_path / 'run')))
     algorithm = algorithms.make(config.algorithm)
     shapes = train.shapes_of(experiment, algorithm)
-    learner = experiment.learner(algorithm, shapes, aux_of(config.algorithm, shapes, 40))
+    learner = experiment.learner(algorithm, shapes, aux_of(config.collection, shapes, 40))
     planned = next(job for job in jobs if job.name == 'learner.update')
     assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
     # and of the sampler's programs, those planned are among those that training compiles

@@ -57,7 +57,7 @@ class Programs(Protocol):
 
     def weights(self, params: Any) -> Any: ...
 
-    def new_state(self, prompts: Any, key: Any, step: int, given: Any, limit: Any) -> Any: ...
+    def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any) -> Any: ...
 
     def resume_state(self, rollout: Any, prompts: Any, key: Any, limit: Any) -> Any: ...
 
@@ -67,7 +67,7 @@ class Programs(Protocol):
 
     def resume_rows(self, weights: Any, rollout_state: Any, length: int, size: BatchSize) -> Any: ...
 
-    def decode(self, weights: Any, batch: Any, rollout_state: Any, step: int, size: BatchSize) -> Any: ...
+    def decode(self, weights: Any, batch: Any, rollout_state: Any, step: Any, size: BatchSize) -> Any: ...
 
     def add_chunk(self, batch: Any, size: BatchSize) -> Any: ...
 
@@ -84,7 +84,7 @@ class _Run:
 
     weights: Any
     state: Any
-    step: int
+    step: Any  # int, or i32[]
     finished: Finished | None
     progress: Progress | None
     unfinished: int = 0  # rows, in a batch or not
