@@ -43,9 +43,9 @@ def ours(case):
 
     from benchmarks.rollout import MODEL
     from grpo_jax import sampler
-    from grpo_jax.learner import programs
     from grpo_jax.models import transformer
-    from grpo_jax.sharding import mesh
+    from grpo_jax.sampler import programs
+    from grpo_jax.sharding import batches, mesh
     from grpo_jax.types import Prompts
 
     prompts, queries, most = case['prompts'], case['queries'], case['most']
@@ -54,15 +54,10 @@ def ours(case):
     batch = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(prompts, dtype=jnp.int32))
     engine = programs.make_sampler(
         MODEL,
-        mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}),
-        programs.Shapes(prompts, case['group'], queries, most),
+        mesh.Devices(mesh.make({}), compile_now=False),
+        batches.Shapes(prompts, case['group'], queries, most),
         sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0),
         {},
-        dtype='float32',
-        cache_dtype='float32',
-        weights_dtype='float32',
-        budget=0,
-        ahead=False,
     )
     lengths = np.asarray(case['lengths'], np.int32)
     return lambda: jax.block_until_ready(engine(params, batch, jax.random.key(7), 0, limit=lengths))

@@ -61,15 +61,10 @@ def compare(name, *, prompts, group, queries, lengths, repeats, full_rows=None, 
         budget = 2 * 4 * c.layers * c.kv_heads * c.head_dim * full_rows * (queries + most)
     engine = make_sampler(
         c,
-        mesh.make({'data': 1, 'fsdp': 1, 'tensor': 1}),
+        mesh.Devices(mesh.make({}), compile_now=False),
         batches.Shapes(prompts, group, queries, most),
-        sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0),
+        sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0, cache_bytes=budget),
         {},
-        dtype='float32',
-        cache_dtype='float32',
-        weights_dtype='float32',
-        budget=budget,
-        ahead=False,
     )
 
     at_once = full_rows // group if full_rows and in_batches else prompts
@@ -109,7 +104,7 @@ def compare(name, *, prompts, group, queries, lengths, repeats, full_rows=None, 
     )
     print(
         f'  steps {stats.steps} ({stats.steps / most:.3f} x longest), slot utilisation {stats.utilisation:.2f}, '
-        f'waves {stats.waves}, parked {stats.parked}, cache {stats.peak_bytes / 2**20:.0f} MiB'
+        f'decode batches {stats.decode_batches}, preempted {stats.preempted}, cache {stats.peak_bytes / 2**20:.0f} MiB'
         + (f' of {budget / 2**20:.0f}' if budget else '')
     )
     assert same == 1, 'the engine sampled other tokens than the static loop'

@@ -53,15 +53,10 @@ def stories():
     mask = np.array([[False] * (queries - len(ids)) + [True] * len(ids) for ids in prompts])
     engine = make_sampler(
         c,
-        one,
+        mesh.Devices(one, compile_now=False),
         batches.Shapes(len(prompts), GROUP, queries, TOKENS),
         sampler.Sampling(temperature=1.0, max_tokens=TOKENS, stop_tokens=(1, 2), pad_token=0),
         {},
-        dtype='float32',
-        cache_dtype='float32',
-        weights_dtype='float32',
-        budget=0,
-        ahead=False,
     )
     params = hf.load_params(folder, c, specs.params(transformer.param_table(c), one))
     batch = Prompts(jnp.asarray(tokens), jnp.asarray(mask), jnp.arange(len(prompts), dtype=jnp.int32))

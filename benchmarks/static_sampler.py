@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.models import attention, transformer
-from grpo_jax.sampler import sampling as distribution
+from grpo_jax.sampler import sampling
 
 
 def sample(params, prompts, keys, limit, c, max_tokens, temperature):
@@ -48,9 +48,9 @@ def sample(params, prompts, keys, limit, c, max_tokens, temperature):
         (x, cache), _ = jax.lax.scan(layer_step, (x, cache), (params['layers'], jnp.arange(c.layers)))
         logits = transformer.unembed(params, transformer.rms_norm(x, params['final_norm'], c.norm_eps)[:, 0], c)
         step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, n)
-        token = distribution.draw(logits, step_keys, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
+        token = sampling.draw(logits, step_keys, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
         alive = n < limit
-        logprob = jnp.where(alive, distribution.logprob(logits, token, temperature), 0.0)
+        logprob = jnp.where(alive, sampling.logprob(logits, token, temperature), 0.0)
         tokens = jax.lax.dynamic_update_slice(tokens, jnp.where(alive, token, 0)[:, None], (0, n))
         logprobs = jax.lax.dynamic_update_slice(logprobs, logprob[:, None], (0, n))
         return token, tokens, logprobs, cache, n + 1

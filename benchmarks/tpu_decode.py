@@ -2,7 +2,7 @@
 
 python -m benchmarks.tpu_decode [--topology=v5e:2x2] [--model=0.5B] [--json=FILE]
 
-Needs libtpu (see grpo_jax.preflight.topology). Prefill, decoding of a fresh wave (8 rows share a prompt) and of a
+Needs libtpu (see grpo_jax.preflight.topology). Prefill, decoding of a fresh batch (8 rows share a prompt) and of a
 shrunken one (each row has its own) are compiled, once with all columns in one chunk and once growing. Bounds: temporary
 memory of 5 % of the cache, so nowhere a copy of it; bytes of a decode step of 1.1 x (weights + live cache); within the
 loop no collective over the axes of rows. Exit status 1 when one does not hold.
@@ -25,9 +25,10 @@ from grpo_jax import sampler
 from grpo_jax.models import hf
 from grpo_jax.preflight import hlo, topology
 from grpo_jax.preflight import plan as plans
-from grpo_jax.sampler.programs import make_engine
+from grpo_jax.sampler import schedule
+from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.sharding.mesh import ROW_AXES
+from grpo_jax.sharding.mesh import ROW_AXES, Devices
 
 PROMPTS, GROUP, QUERIES, TOKENS = 8, 8, 256, 1024  # of a data shard
 MOST_TEMP, MOST_TRAFFIC = 0.05, 1.1
@@ -41,34 +42,27 @@ class Job(NamedTuple):
     name: str
     traced: jax.stages.Traced
     weights: dict
-    wave: object  # sampler.wave.Wave, in as many columns as it may reach
+    batch: object  # sampler.state.DecodeBatch, in as many columns as it may reach
 
 
 def build_engine(c, mesh, budget):
     """The engine as it is made for training, with the platform's block and segment."""
     shards = math.prod(mesh.shape[axis] for axis in ROW_AXES)
-    sampling = sampler.Sampling(temperature=1.0, max_tokens=TOKENS, stop_tokens=(151645,), pad_token=151643)
-    return make_engine(
-        c,
-        mesh,
-        batches.Shapes(PROMPTS * shards, GROUP, QUERIES, TOKENS),
-        sampling,
-        {},
-        dtype='bfloat16',
-        cache_dtype='bfloat16',
-        weights_dtype='bfloat16',
-        budget=budget,
-        ahead=False,
-    )
+    sampling = sampler.Sampling(1.0, TOKENS, (151645,), 151643, dtype='bfloat16', cache_bytes=budget)
+    shapes = batches.Shapes(PROMPTS * shards, GROUP, QUERIES, TOKENS)
+    return make_sampler(c, Devices(mesh, compile_now=False), shapes, sampling, {})
 
 
 def jobs_of(engine):
-    """The prefill of a fresh wave, and each decode program that `visit_largest` names."""
-    wanted, (weights, _, waves) = engine.programs.traced(engine.visit_largest)
-    decoding = {name: traced for name, traced in wanted.items() if name.startswith('decode')}
-    jobs = [Job(name, traced, weights, wave) for (name, traced), wave in zip(decoding.items(), waves, strict=True)]
-    name = next(name for name in wanted if name.startswith('open'))
-    return [Job(name, wanted[name], weights, waves[0])] + jobs
+    """The prefill of a fresh batch, and each decode program of `schedule.largest`."""
+    programs, setup = engine.programs, engine.programs.setup
+    keys = schedule.largest(engine.schedule)
+    decoding = [key for key in keys if key.kind == 'decode']
+    opening = next(key for key in keys if key.kind == 'open')
+    return [
+        Job(str(key), programs.trace(key), setup.abstract_weights, setup.abstract_batch(like))
+        for key, like in [(opening, decoding[0]), *((key, key) for key in decoding)]
+    ]
 
 
 def measure(job, c, mesh):
@@ -87,7 +81,7 @@ def measure(job, c, mesh):
 
 def assess(job, c, mesh, text, temp):
     """Dict of temporaries against the cache and, of a decode program, of one step."""
-    cache = job.wave.cache
+    cache = job.batch.cache
     held = compiled.device_bytes((cache.prompt, cache.chunks))
     result = dict(cache=held, temp_share=temp / held)
     if job.name.startswith('decode'):
@@ -163,13 +157,13 @@ def main():
         flush=True,
     )
     whole = build_engine(c, mesh, 0)
-    for engine in (whole, build_engine(c, mesh, whole.plan.bytes(PROMPTS, PROMPTS * GROUP, 1) - 1)):
+    for engine in (whole, build_engine(c, mesh, whole.schedule.bytes(PROMPTS, PROMPTS * GROUP, 1) - 1)):
         for job in jobs_of(engine):
             rows.append(
                 dict(
                     topology=arguments.topology,
                     model=arguments.model,
-                    chunks=engine.plan.chunks,
+                    chunks=engine.schedule.chunks,
                     **measure(job, c, mesh),
                 )
             )

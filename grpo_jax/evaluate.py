@@ -32,6 +32,7 @@ from grpo_jax.run.figures import (
 )
 from grpo_jax.sharding import batches, compiled
 
+UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels')  # fields of Sampling that a report leaves out
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
 TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a fair draw, unread answers do not vote'
 
@@ -104,9 +105,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
         'first_prompt': experiment.tokenizer.decode(dataset.tokens[0]),
         'seed': config.seed,
         'samples': evaluator.samples,
-        'sampling': experiment.sampling()._asdict()
-        | {name: config.rollout[name] for name in ('stop_strings', 'cache_dtype', 'weights_dtype')}
-        | {'dtype': config.model.dtype},
+        'sampling': {name: value for name, value in experiment.sampling._asdict().items() if name not in UNRECORDED},
         'reward': config.reward.to_dict(),
         'verifier': experiment.reward_functions.verifier,
         'ties': TIES,

@@ -19,6 +19,7 @@ from grpo_jax.preflight import __main__ as preflight
 from grpo_jax.preflight import advice, compiler, flops, hlo, plan, scale, topology, verdict
 from grpo_jax.run.collect import aux_of
 from grpo_jax.run.experiment import Experiment, open_experiment
+from grpo_jax.sampler import schedule
 from grpo_jax.sharding import chips
 from tests import tiny_run
 
@@ -219,12 +220,12 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     experiment = Lazy(*open_experiment(config, str(tmp_path / 'run')))
     algorithm = algorithms.make(config.algorithm)
     shapes = train.shapes_of(experiment, algorithm)
-    learner = experiment.learner(algorithm, shapes, aux_of(config.algorithm, shapes, 40))
+    learner = experiment.learner(algorithm, shapes, aux_of(config.collection, shapes, 40))
     planned = next(job for job in jobs if job.name == 'learner.update')
     assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
     # and of the sampler's programs, those planned are among those that training compiles
     engine = experiment.sampler(shapes.group_size)
-    compiled = {f'rollout: {name}' for name in engine.programs.traced(engine.visit_all)[0]}
+    compiled = {f'rollout: {key}' for key in schedule.reachable(engine.schedule)}
     planned = {job.name for job in jobs if job.phase == 'rollout'}
     assert len(planned) >= 5 and planned <= compiled
     assert held['weights'] and held['cache'] and made.state_bytes()[0] > 3 * made.state_bytes()[1]
@@ -374,14 +375,14 @@ def test_without_the_compiler_it_says_what_to_install(monkeypatch):
         plan.make(tiny_run.config(), 'v5e:2x2')
 
 
-def test_a_budget_of_cache_is_planned_with_parked_rows(slices):
+def test_a_budget_of_cache_is_planned_with_preempted_rows(slices):
     made = plan.make(
         tiny_run.config(rollout__cache_gib=0.0008, rollout__max_tokens=200, mesh__fsdp=4, algorithm__fixed_length=200),
         'v5e:2x2',
     )
     jobs, held = plan.jobs_of(made)
     kinds = [job.name.split()[1] for job in jobs if job.phase == 'rollout']
-    assert {'weights', 'open', 'decode', 'add', 'choose', 'take', 'reopen'} <= set(kinds)
+    assert {'weights', 'open', 'decode', 'add', 'choose', 'gather', 'resume'} <= set(kinds)
     assert 0 < held['cache'] <= 0.0008 * GIB
     whole = plan.make(tiny_run.config(rollout__max_tokens=200, mesh__fsdp=4), 'v5e:2x2')
     assert plan.jobs_of(whole)[1]['cache'] > held['cache']

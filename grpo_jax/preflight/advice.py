@@ -168,7 +168,7 @@ def plan_candidate(
             return None
         candidate = candidate.plus(0.0, rollout__cache_gib=budget)
         changed = _change(plan, candidate)
-        changed.engine.plan.wave_prompts()  # raises when the budget holds not even one group
+        changed.engine.schedule.fresh_batch()  # raises when the budget holds not even one group
         return candidate, changed
     except BadInput:  # sizes that do not divide
         return None
@@ -203,8 +203,7 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.sampler_bytes.values()), 0) * cut
     engines: list[Any] = [plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples)]
-    schedules = [engine.plan for engine in engines]
-    whole = max(x.bytes(x.prompts, x.prompts * x.group, len(x.chunks)) for x in schedules)
+    whole = max(engine.schedule.bytes(*engine.schedule.whole) for engine in engines)
     return {
         'update': scaled('update', 2 * param_bytes, rows * saved),
         'score': scaled('score', 0, batch_rows(plan) / batch_rows(before)) + returns * param_bytes,

@@ -1,6 +1,7 @@
 """The programs of a run on a topology, abstract: what grpo_jax.train would compile there, from the config alone."""
 
 from collections.abc import Callable
+import functools
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from grpo_jax.preflight import topology
 from grpo_jax.run import collect
 from grpo_jax.run.experiment import Experiment, check_context
 from grpo_jax.run.settings import Settings
+from grpo_jax.sampler import schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES, Devices
 
@@ -105,11 +107,11 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
         ends = json.load(file).get('eos_token_id') or 0
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
+    settings = Settings.from_config(config)
+    sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
     devices = Devices(mesh, compile_now=False)
-    experiment = Experiment(
-        config, Settings.from_config(config), '', folder, model_config, None, ends, ends[0], devices, reward_functions
-    )
+    experiment = Experiment(config, settings, '', folder, model_config, None, sampling, devices, reward_functions)
     algorithm = train.choose_algorithm(config)
     shapes = collect.step_shapes(experiment, algorithm)
     train.check_algorithm(experiment, algorithm, shapes)
@@ -203,45 +205,46 @@ def jobs_of(plan):
 
 
 def sampler_jobs(engine, phase, state, params):
-    """([Job], bytes of weights, book and cache by name) of an engine's programs that need most memory.
+    """([Job], bytes of weights, rollout state and cache by name) of an engine's programs that need most memory.
 
-    All sizes of a wave but the largest need less. Of an evaluation's, only the largest decode program counts: the
+    All smaller sizes of a decode batch need less. Of an evaluation's, only the largest decode program counts: the
     others differ from those of the rollout by the number of rows. state and params are bytes of one device.
     """
-    wanted, (weights, book, waves) = engine.programs.traced(engine.visit_largest)
-    plan = engine.plan
-    held = {'weights': compiled.device_bytes(weights), 'book': compiled.device_bytes(book)}
-    sizes = [compiled.device_bytes((wave.cache.prompt, wave.cache.chunks)) for wave in waves]
-    held['cache'] = max(sizes)
-    times = plan.prompts // plan.wave_prompts()
-    decoding, jobs = iter(zip(waves, sizes, strict=True)), []
-    for name, traced in wanted.items():
-        kind, runs, turns = name.split()[0], 0, ()
-        alive, arguments, holds = state, True, ('state', *held)
-        if kind == 'weights':
+    setup, keys = engine.programs.setup, schedule.largest(engine.schedule)
+    batches_of = {key: setup.abstract_batch(key) for key in keys if key.kind == 'decode'}
+    cache_bytes = {
+        key: compiled.device_bytes((batch.cache.prompt, batch.cache.chunks)) for key, batch in batches_of.items()
+    }
+    sizes = {
+        'weights': compiled.device_bytes(setup.abstract_weights),
+        'book': compiled.device_bytes(setup.abstract_state),
+        'cache': max(cache_bytes.values()),
+    }
+    times = engine.schedule.prompts // engine.schedule.fresh_batch().prompts
+    jobs = []
+    for key in keys:
+        runs, turns = 0, ()
+        alive, arguments, holds = state, True, ('state', *sizes)
+        if key.kind == 'weights':
             alive, runs, holds = state - params, 1, ('state', 'weights')
-        elif kind == 'open':
+        elif key.kind == 'open':
             runs = times
-        elif kind == 'decode':
-            wave, size = next(decoding)
-            runs = times * math.ceil(sum(plan.chunks) / plan.segment) if size == max(sizes) else 0
-            turns = (plan.segment,)
-            if not wave.cache.prompt.flat:
-                turns += tuple(chunk.k.shape[1] for chunk in (wave.cache.prompt, *wave.cache.chunks))
-        elif kind != 'reopen':  # what these read is among what is alive
-            alive, arguments = state + sum(held.values()), False
-        if phase == 'rollout' or (kind == 'decode' and runs):
+        elif key.kind == 'decode':
+            segments = math.ceil(sum(engine.schedule.chunks) / engine.schedule.segment)
+            runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
+            turns = _loop_turns(engine.schedule, batches_of[key].cache)
+        elif key.kind != 'resume':  # what these read is among what is alive
+            alive, arguments = state + sum(sizes.values()), False
+        if phase == 'rollout' or (key.kind == 'decode' and runs):
+            runs *= phase == 'rollout'
+            trace = functools.partial(engine.programs.trace, key)
             jobs.append(
-                Job(
-                    f'{phase}: {name}',
-                    phase,
-                    lambda traced=traced: traced,
-                    alive,
-                    arguments,
-                    holds,
-                    runs * (phase == 'rollout'),
-                    turns,
-                    turns[:1] + turns[2:],
-                )
+                Job(f'{phase}: {key}', phase, trace, alive, arguments, holds, runs, turns, turns[:1] + turns[2:])
             )
-    return jobs, held
+    return jobs, sizes
+
+
+def _loop_turns(sizes, cache):
+    """The most turns of a decode program's loops: over steps and, outside of kernels, blocks of prompt and chunks."""
+    blocks = () if cache.prompt.flat else tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks))
+    return (sizes.segment, *blocks)

@@ -88,7 +88,7 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
     overestimates them.
     """
     plan, chip = verdict.plan, verdict.plan.chip
-    shards, engine = plan.row_shards(), plan.engine.plan
+    shards, engine = plan.row_shards(), plan.engine.schedule
     sampling = max(
         (
             size
@@ -109,5 +109,5 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
 
 def bytes_of_prompts(verdict: Verdict) -> int:
     """Bytes on a device of the arrays that grow with the prompts: book and, without a budget, cache."""
-    limited = verdict.plan.engine.plan.budget
+    limited = verdict.plan.engine.schedule.budget
     return verdict.sampler_bytes['book'] + (0 if limited else verdict.sampler_bytes['cache'])

@@ -339,7 +339,7 @@ def split_groups(draw: Draw, step: int) -> list[Group]:
 def step_shapes(experiment, algorithm: Algorithm) -> batches.Shapes:
     """Shapes of a step's batch: as many rows, of more prompts, where completions are read from the data."""
     settings = experiment.settings
-    prompts, group_size = settings.data.prompts_per_step, settings.sampling.group_size
+    prompts, group_size = settings.data.prompts_per_step, settings.group_size
     if algorithm.source in READ_FROM_DATA:
         size = len(READ_FROM_DATA[algorithm.source])
         prompts, group_size = prompts * group_size // size, size

@@ -8,7 +8,6 @@ import os
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from grpo_jax import data, rewards, sampler
 from grpo_jax.algorithms import Algorithm
@@ -19,6 +18,7 @@ from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
+from grpo_jax.sampler.engine import Engine
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import compiled, specs
 from grpo_jax.sharding import mesh as meshes
@@ -38,8 +38,7 @@ class Experiment:
     folder: str  # of the model
     model_config: transformer.ModelConfig
     tokenizer: Any  # None where the devices are not here: programs do not depend on it
-    stop_tokens: tuple[int, ...]
-    pad_token: int
+    sampling: sampler.Sampling  # with the tokenizer's ids
     devices: Devices
     reward_functions: rewards.RewardFunctions
     samplers: dict = dataclasses.field(default_factory=dict)  # built so far, by what sets them apart
@@ -50,9 +49,9 @@ class Experiment:
         return self.devices.mesh
 
     @property
-    def dtype(self):
-        """The dtype of computation."""
-        return jnp.dtype(self.settings.model.dtype)
+    def pad_token(self) -> int:
+        """The token that fills a row after its end."""
+        return self.sampling.pad_token
 
     @property
     def key(self):
@@ -63,63 +62,24 @@ class Experiment:
         """The Shapes of that many prompts and completions of each."""
         return Shapes(prompts, group_size, self.settings.data.max_prompt_tokens, self.settings.sampling.max_tokens)
 
-    def sampler(self, group_size: int, greedy: bool = False):
-        """The sampler.engine.Engine of data.prompts_per_step prompts."""
+    def sampler(self, group_size: int, greedy: bool = False) -> Engine:
+        """The sampler of data.prompts_per_step prompts, built once."""
         if (group_size, greedy) not in self.samplers:
-            sampling = self.sampling(greedy)
+            sampling = self.sampling._replace(temperature=0.0) if greedy else self.sampling
             shapes = self.shapes(self.settings.data.prompts_per_step, group_size)
-            rollout = self.settings.sampling
             self.samplers[group_size, greedy] = make_sampler(
-                self.model_config,
-                self.mesh,
-                shapes,
-                sampling,
-                self.automata(),
-                dtype=self.dtype,
-                cache_dtype=rollout.cache_dtype or self.dtype,
-                weights_dtype=rollout.weights_dtype or self.dtype,
-                budget=int(rollout.cache_gib * 2**30),
-                kernels=rollout.kernels,
-                ahead=self.devices.compile_now,
+                self.model_config, self.devices, shapes, sampling, self.automata()
             )
         return self.samplers[group_size, greedy]
 
-    def sampling(self, greedy: bool = False):
-        """The sampler.Sampling of config.rollout."""
-        rollout = self.settings.sampling
-        end = ()
-        if rollout.thinking_tokens:
-            text = rollout.thinking_end
-            end = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else list(text.encode())
-        names = (
-            'temperature',
-            'max_tokens',
-            'top_p',
-            'top_k',
-            'min_p',
-            'repetition_penalty',
-            'min_tokens',
-            'thinking_tokens',
-        )
-        options = {name: rollout[name] for name in names}
-        options |= dict(stop_tokens=self.stop_tokens, pad_token=self.pad_token, thinking_end=tuple(end))
-        return sampler.Sampling(**options | ({'temperature': 0.0} if greedy else {}))
-
     def automata(self):
-        """Tables of sampler.stops for the strings that end a completion ('stop') or its thinking.
+        """Tables of sampler.stops for the strings that end a completion or its thinking; abstract without a tokenizer.
 
-        Without a tokenizer they are abstract: their shapes do not depend on it.
+        Their shapes do not depend on the tokenizer.
         """
-        rollout, vocab_size = self.settings.sampling, self.model_config.vocab_size
-        strings = {'stop': rollout.stop_strings, 'thinking': (rollout.thinking_end,) * (rollout.thinking_tokens > 0)}
-        strings = {name: ends for name, ends in strings.items() if ends}
         if self.tokenizer is None:
-            return {
-                name: jax.ShapeDtypeStruct((stops.states(ends), vocab_size), jnp.int32)
-                for name, ends in strings.items()
-            }
-        texts = stops.bytes_of_tokens(self.tokenizer, vocab_size) if strings else ()
-        return {name: stops.table(ends, texts) for name, ends in strings.items()}
+            return stops.abstract_automata(self.sampling, self.model_config.vocab_size)
+        return stops.make_automata(self.sampling, self.tokenizer, self.model_config.vocab_size)
 
     def learner(self, algorithm: Algorithm, shapes: Shapes, collected: Any) -> Learner:
         """The Learner of the run; collected is what run.collect keeps in the state."""
@@ -161,12 +121,12 @@ def open_experiment(config, workdir: str, folder: str | None = None, functions: 
     specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    sampling = settings.sampling.for_tokenizer(tokenizer, stop_tokens, pad_token)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens, functions)
     _check_workdir(config, workdir)
     return Experiment(
-        config, settings, workdir, folder, model_config, tokenizer, stop_tokens, pad_token, Devices(mesh),
-        reward_functions,
-    )  # fmt: skip
+        config, settings, workdir, folder, model_config, tokenizer, sampling, Devices(mesh), reward_functions
+    )
 
 
 def check_context(settings: Settings, folder: str):

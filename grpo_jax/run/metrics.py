@@ -153,8 +153,8 @@ def sampler_metrics(engine: Any) -> dict[str, Any]:
     return {
         'sampler/steps': stats.steps,
         'sampler/utilisation': stats.utilisation,
-        'sampler/waves': stats.waves,
-        'sampler/parked': stats.parked,
+        'sampler/decode_batches': stats.decode_batches,
+        'sampler/preempted': stats.preempted,
         'sampler/cache_mib': stats.peak_bytes / 2**20,
     }
 

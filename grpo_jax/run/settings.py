@@ -1,6 +1,5 @@
 """What a config says, as typed values: each package reads its own section, and here are those that belong to none."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from grpo_jax.data import DataOptions
@@ -8,6 +7,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization
 from grpo_jax.rewards import RewardOptions
 from grpo_jax.run.collect import Collection
+from grpo_jax.sampler import Sampling
 
 DTYPES = ('float32', 'bfloat16')
 
@@ -79,17 +79,18 @@ class Settings(NamedTuple):
     steps: int
     model: ModelSource
     data: DataOptions
-    sampling: Any
+    sampling: Sampling  # without a tokenizer's ids
+    group_size: int
     rewards: RewardOptions
     collection: Collection
-    algorithm: Mapping  # of names and numbers, for algorithms.make
+    algorithm: Any  # config.algorithm: names and numbers, for algorithms.make
     learning: Learning
     optimizer: Optimization
     critic_optimizer: Optimization
     supervised: Supervised
     evaluation: Evaluation
     cadence: Cadence
-    mesh: Mapping
+    mesh: Any  # config.mesh: devices along each axis
 
     @classmethod
     def from_config(cls, config):
@@ -103,7 +104,8 @@ class Settings(NamedTuple):
             steps=config.steps,
             model=model,
             data=DataOptions.from_config(config.data),
-            sampling=config.rollout,
+            sampling=Sampling.from_config(config.rollout, dtype=model.dtype, corrected=corrected),
+            group_size=config.rollout.group_size,
             rewards=RewardOptions.from_config(config.reward),
             collection=Collection.from_config(config.collection, corrected=corrected, verifier=config.reward.verifier),
             algorithm=algorithm,

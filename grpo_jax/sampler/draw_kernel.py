@@ -1,31 +1,45 @@
 """A token drawn from the model's last hidden values in one Pallas kernel for TPUs, without logits in main memory.
 
 XLA's form of it (transformer.unembed, sampling.draw and sampling.logprob) is as good where logits stay on the chip. On
-chips of two cores they are written to main memory, copied and read again. Here a grid step has a tile of the
-vocabulary's vectors on the chip and carries on what is known: the best noisy logit, and the sum over all. The noise is
-that of `jax.random.gumbel` with the row's key, bit for bit up to its logarithms.
+chips of two cores XLA writes logits to main memory, copies them and reads them again. Here a grid step reads a tile of
+the vocabulary's vectors and carries two things on: the best noisy logit, and the sum over all logits. The noise is that
+of `jax.random.gumbel` with the row's key, bit for bit up to its logarithms.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, Key
 import numpy as np
 
 from grpo_jax.models import pallas
 from grpo_jax.models.attention import MASKED
+from grpo_jax.sampler.sampling import Sampling
 
-CORES = 2  # that share the vocabulary
-TILE = 1024  # ids at once, at most, and no more than
-TILE_BYTES = 2**21  # bytes of their vectors and
-TILE_LOGITS = 2**16  # logits
+CORES = 2  # of a chip; they share the vocabulary
+# most of a tile, which is what a grid step reads of the vocabulary
+MAX_TILE_IDS = 1024
+MAX_TILE_BYTES = 2**21  # of the ids' vectors
+MAX_TILE_LOGITS = 2**16  # of all rows
 
 
-def fits(head, sampling, keys):
-    """Whether the kernel can draw these: from the whole distribution, with the vectors and keys that it reads."""
+class TileSizes(NamedTuple):
+    """What a grid step is a function of, beside its inputs."""
+
+    vocabulary: int  # ids on this device
+    tile: int  # ids of a grid step
+    steps: int  # of a core
+    transposed: bool  # weights are [D, V], not [V, D]
+    temperature: float
+
+
+def fits(head: dict[str, Any], sampling: Sampling, keys: Key[Array, ' B']) -> bool:
+    """Whether the kernel can draw: from the whole distribution, by vectors and keys of the kinds that it reads."""
     ((name, weights),) = head.items()
     return (
         not sampling.truncates
@@ -37,35 +51,42 @@ def fits(head, sampling, keys):
     )
 
 
-def draw(hidden, head, keys, told, temperature):
+def draw(
+    hidden: Float[Array, 'B D'],
+    head: dict[str, Any],
+    keys: Key[Array, ' B'],
+    given_tokens: Int[Array, ' B'],
+    temperature: float,
+) -> tuple[Int[Array, ' B'], Float[Array, ' B']]:
     """(tokens i32[B], logprobs f32[B]) of softmax(logits / temperature), hidden [B, D], one key a row.
 
-    head is transformer.head_weights; told i32[B] are tokens to take instead of drawn ones; -1: draw.
+    head is transformer.head_weights; given_tokens i32[B] are taken instead of drawn ones; -1: draw.
     """
     ((name, weights),) = head.items()
     transposed, keys = name == 'lm_head', jax.random.key_data(keys)
-    parts = jax.sharding.get_abstract_mesh().shape.get('tensor')
+    tensor = jax.sharding.get_abstract_mesh().shape.get('tensor')
 
-    def own(*inputs):
-        return _draw(*inputs, jax.lax.axis_index('tensor') if parts else 0, transposed, temperature)
+    def draw_own(*inputs):
+        return _draw(*inputs, jax.lax.axis_index('tensor') if tensor else 0, transposed, temperature)
 
     cut, same = PartitionSpec(*[None] * transposed, 'tensor'), PartitionSpec()
-    found = pallas.on_devices(own, (same, cut, same, same), PartitionSpec('tensor'))(hidden, weights, keys, told)
-    best, token, logit, highest, total, logit_told = found
+    draw_all = pallas.on_devices(draw_own, (same, cut, same, same), PartitionSpec('tensor'))
+    best, token, logit, highest, total, given_logit = draw_all(hidden, weights, keys, given_tokens)
     core = jnp.argmax(best, 0)[None]
     top = jnp.max(highest, 0)
     total = jnp.log(jnp.sum(total * jnp.exp(highest - top), 0)) + top
     drawn, logit = (jnp.take_along_axis(x, core, 0)[0] for x in (token, logit))
-    return jnp.where(told >= 0, told, drawn), jnp.where(told >= 0, jnp.sum(logit_told, 0), logit) - total
+    drawn = jnp.where(given_tokens >= 0, given_tokens, drawn)
+    return drawn, jnp.where(given_tokens >= 0, jnp.sum(given_logit, 0), logit) - total
 
 
-def _draw(hidden, weights, keys, told, part, transposed, temperature):
-    """Of each core, f32[CORES, B] (i32 the second): best noisy logit, its token and logit, maximum, sum, told's logit.
+def _draw(hidden, weights, keys, given_tokens, part, transposed, temperature):
+    """Six of f32[CORES, B] (i32 the second): best noisy logit, its token and logit, maximum, sum, given token's logit.
 
-    weights are the part-th equal part of the vocabulary's.
+    weights are those of the part-th of equal parts of the vocabulary.
     """
     (b, d), vocabulary = hidden.shape, weights.shape[transposed]
-    tile = min(TILE, TILE_BYTES // (d * weights.dtype.itemsize), TILE_LOGITS // b) // 128 * 128 or 128
+    tile = min(MAX_TILE_IDS, MAX_TILE_BYTES // (d * weights.dtype.itemsize), MAX_TILE_LOGITS // b) // 128 * 128 or 128
     tiles = -(-vocabulary // tile)
     steps = -(-tiles // CORES)
 
@@ -75,10 +96,9 @@ def _draw(hidden, weights, keys, told, part, transposed, temperature):
 
     whole, column = pl.BlockSpec((b, d), lambda *_: (0, 0)), pl.BlockSpec((b, 1), lambda *_: (0, 0))
     kinds = [jnp.float32, jnp.int32, *[jnp.float32] * 4]
-    found = pallas.call(
-        functools.partial(
-            _kernel, vocabulary=vocabulary, tile=tile, steps=steps, transposed=transposed, temperature=temperature
-        ),
+    sizes = TileSizes(vocabulary, tile, steps, transposed, temperature)
+    results = pallas.call(
+        functools.partial(_kernel, sizes=sizes),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(CORES, steps),
@@ -93,42 +113,26 @@ def _draw(hidden, weights, keys, told, part, transposed, temperature):
             bytes_accessed=weights.size * weights.dtype.itemsize + hidden.size * hidden.dtype.itemsize,
         ),
         name='draw',
-    )(jnp.asarray(part * vocabulary, jnp.int32)[None], hidden, weights, keys[:, :1], keys[:, 1:], told[:, None])
-    return [x[..., 0] for x in found]
+    )(jnp.asarray(part * vocabulary, jnp.int32)[None], hidden, weights, keys[:, :1], keys[:, 1:], given_tokens[:, None])
+    return [x[..., 0] for x in results]
 
 
-def _kernel(
-    first_id,
-    hidden,
-    weights,
-    key_0,
-    key_1,
-    told,
-    best,
-    token,
-    logit,
-    highest,
-    total,
-    logit_told,
-    *,
-    vocabulary,
-    tile,
-    steps,
-    transposed,
-    temperature,
-):
-    """A grid step: a tile of the vocabulary joins what a core has found."""
+def _kernel(*refs, sizes):
+    """A grid step: a tile of the vocabulary joins what its core carries, which the first step of a core begins."""
+    first_id, hidden, weights, key_0, key_1, given_token, *carried = refs
+    best, token, logit, highest, total, given_logit = carried
 
     @pl.when(pl.program_id(1) == 0)
     def _():
-        for ref, value in ((best, MASKED), (token, 0), (logit, 0), (highest, MASKED), (total, 0), (logit_told, 0)):
+        for ref, value in ((best, MASKED), (token, 0), (logit, 0), (highest, MASKED), (total, 0), (given_logit, 0)):
             ref[...] = jnp.full(ref.shape, value, ref.dtype)
 
-    contracted = (((1,), (0 if transposed else 1,)), ((), ()))
+    contracted = (((1,), (0 if sizes.transposed else 1,)), ((), ()))
     scaled = jax.lax.dot_general(hidden[...], weights[...], contracted, preferred_element_type=jnp.float32)
-    places = (pl.program_id(0) * steps + pl.program_id(1)) * tile + jax.lax.broadcasted_iota(jnp.int32, scaled.shape, 1)
-    ids, real = first_id[0] + places, places < vocabulary
-    scaled = jnp.where(real, scaled / temperature, MASKED)
+    tile_start = (pl.program_id(0) * sizes.steps + pl.program_id(1)) * sizes.tile
+    places = tile_start + jax.lax.broadcasted_iota(jnp.int32, scaled.shape, 1)
+    ids, real = first_id[0] + places, places < sizes.vocabulary
+    scaled = jnp.where(real, scaled / sizes.temperature, MASKED)
     noisy = jnp.where(real, scaled + _gumbel(key_0[...], key_1[...], ids), MASKED)
 
     most = jnp.max(noisy, -1, keepdims=True)
@@ -137,7 +141,7 @@ def _kernel(
     token[0] = jnp.where(better, first, token[0])
     logit[0] = jnp.where(better, _at(scaled, ids, first), logit[0])
     best[0] = jnp.maximum(most, best[0])
-    logit_told[0] += _at(jnp.where(real, scaled, 0.0), ids, told[...])
+    given_logit[0] += _at(jnp.where(real, scaled, 0.0), ids, given_token[...])
     top = jnp.maximum(highest[0], jnp.max(scaled, -1, keepdims=True))
     total[0] = total[0] * jnp.exp(highest[0] - top) + jnp.sum(
         jnp.where(real, jnp.exp(scaled - top), 0.0), -1, keepdims=True
@@ -145,9 +149,9 @@ def _kernel(
     highest[0] = top
 
 
-def _at(scaled, ids, wanted):
-    """f32[B, 1]: what a row has at the wanted id; 0 where the tile has no such id."""
-    return jnp.sum(jnp.where(ids == wanted, scaled, 0.0), -1, keepdims=True)
+def _at(scaled, ids, chosen):
+    """f32[B, 1]: what a row has at its chosen id i32[B, 1]; 0 where the tile has no such id."""
+    return jnp.sum(jnp.where(ids == chosen, scaled, 0.0), -1, keepdims=True)
 
 
 def _gumbel(key_0, key_1, ids):

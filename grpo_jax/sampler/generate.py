@@ -1,49 +1,81 @@
-"""A rollout as one pure function: the whole batch in one wave, in one loop, without a schedule."""
+"""A rollout in one function, without a schedule: the front page of the sampler.
+
+`generate` decodes the whole batch at once, in one program. The engine gives the same tokens, in many programs, with
+memory and work that follow the rows which are still alive. Its words, and where they live:
+
+    RolloutState   all rows of a rollout and their tokens so far (state.py)
+    DecodeBatch    the rows that are decoded together, with their keys and values (state.py)
+    prompt cache   keys and values of the prompts, stored once for all rows of a group
+    chunk          keys and values of some columns of the rows' own tokens; a batch gets one more when its last is full
+    segment        the decode steps between two visits of the host (decode.py)
+    shrink         copy the live rows of a batch into a smaller one, when its other rows have ended
+    preempted      a row that left its batch unfinished, for want of memory; its tokens stay in the RolloutState
+    resume         prefill preempted rows into a new batch, or go on with a paused Rollout (state.py)
+    Schedule       the sizes of a rollout, and what the engine chooses by them (schedule.py)
+    ProgramKey     what sets a compiled program apart; `schedule.reachable` lists all that a rollout may need
+    automaton      a table that moves over tokens until a string has come: a stop string, or thinking's end (stops.py)
+"""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
 
-from grpo_jax.sampler import wave as waves
+from grpo_jax.sampler import decode, state
+from grpo_jax.sampler.sampling import Sampling
+from grpo_jax.types import Prompts, Rollout
 
 
-def row_keys(seed, step, ids, group_size):
+def row_keys(seed: Key[Array, ''], step: Any, ids: Any, group_size: int) -> Key[Array, ' B']:
     """Keys [P * G], fold_in(seed, step, prompt id, sample index): functions of ids, not of the batch.
 
-    `seed` is a key, `step` i32[] or i32[P * G], `ids` i32[P].
+    `step` is i32[] or i32[P * G], `ids` i32[P].
     """
     ids = jnp.repeat(ids, group_size)
     samples = jnp.arange(ids.shape[0]) % group_size
 
     def key(step, prompt, sample):
-        of_step = jax.random.fold_in(seed, step)
-        return jax.random.fold_in(jax.random.fold_in(of_step, prompt), sample)
+        step_key = jax.random.fold_in(seed, step)
+        return jax.random.fold_in(jax.random.fold_in(step_key, prompt), sample)
 
     return jax.vmap(key)(jnp.broadcast_to(step, ids.shape), ids, samples)
 
 
-def generate(params, prompts, keys, version, c, sampling, tables, *, block, limit=None):
+def generate(
+    params: Any,
+    prompts: Prompts,
+    keys: Key[Array, ' B'],
+    version: Any,
+    c: Any,
+    sampling: Sampling,
+    tables: dict,
+    *,
+    block: int,
+    limit: Int[Array, ' B'] | None = None,
+) -> Rollout:
     """A Rollout of group_size = len(keys) / P completions for each of the Prompts.
 
     keys come from row_keys; the token at completion position n uses fold_in(key, n), whatever the batch
-    or mesh. version i32[] tags the tokens. sampling is a Sampling; a completion keeps its stop token and
-    is padded after it. tables holds the automata of stop strings ('stop') and of the end of thinking
-    ('thinking'), {} without any (see sampler.stops). block: columns of the cache that are read at once.
-    limit i32[P * G] ends rows earlier than sampling.max_tokens.
-
-    What the engine schedules in many programs is one program here, for notebooks and as the reference.
+    or mesh. version i32[] tags the tokens. c is the model's config. A completion keeps its stop token and is padded
+    after it. tables holds the automata of stop strings ('stop') and of the end of thinking ('thinking'), {} without
+    any (see sampler.stops). block: columns of the cache that are read at once. limit ends rows earlier than
+    sampling.max_tokens.
     """
-    given = jnp.full((keys.shape[0], sampling.max_tokens), -1, jnp.int32)
-    book = waves.new_book(prompts, keys, given, sampling.max_tokens if limit is None else limit, tables)
-    wave = waves.open_groups(
-        params,
-        book,
-        0,
-        c,
-        sampling,
-        prompts=prompts.ids.shape[0],
-        columns=sampling.max_tokens,
-        block=block,
-        dtype=params['final_norm'].dtype,
+    # 1. The state of all rows: no tokens yet.
+    given_tokens = jnp.full((keys.shape[0], sampling.max_tokens), -1, jnp.int32)
+    limit = sampling.max_tokens if limit is None else limit
+    rollout_state = state.new_state(prompts, keys, given_tokens, limit, tables)
+
+    # 2. Prefill: keys and values of each prompt, once for its group, and an empty cache for the rows' own tokens.
+    cache_format = state.CacheFormat(block, params['final_norm'].dtype)
+    sizes = (prompts.ids.shape[0], sampling.max_tokens)
+    batch = state.open_batch(params, rollout_state, 0, c, sampling, cache_format, sizes)
+
+    # 3. Decode: one token a row and step, until every row has met a stop or its limit.
+    _, rollout_state, _ = decode.decode_segment(
+        params, batch, rollout_state, tables, version, c, sampling, sampling.max_tokens
     )
-    _, book, _ = waves.segment(params, wave, book, tables, version, c, sampling, steps=sampling.max_tokens)
-    return waves.finish(book, sampling.pad_token)
+
+    # 4. The rollout: prompts and completions side by side, with padding.
+    return state.finish(rollout_state, sampling.pad_token)

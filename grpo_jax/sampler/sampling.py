@@ -1,15 +1,18 @@
-"""The token distribution: penalties, truncation, noise, and what ends or forces a completion."""
+"""How tokens are chosen: the options, and the token distribution with its penalties, truncation and noise."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
 
-NEVER = -jnp.inf
+from grpo_jax.errors import BadInput
+
+NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
 
 
 class Sampling(NamedTuple):
-    """How tokens are chosen; plain values, so that it can be a static argument."""
+    """config.rollout as the sampler needs it: plain values, so that it can be a static argument."""
 
     temperature: float  # logprobs are those of softmax(logits / temperature); 0: exact argmax
     max_tokens: int  # C
@@ -22,14 +25,110 @@ class Sampling(NamedTuple):
     min_tokens: int = 0  # no stop before that many tokens
     thinking_tokens: int = 0  # after that many the end of thinking is forced; 0: never
     thinking_end: tuple[int, ...] = ()  # the tokens that are forced
+    stop_strings: tuple[str, ...] = ()  # a completion ends with the token that completes one of them
+    thinking_text: str = ''  # the text of thinking_end
+    dtype: str = 'float32'  # of computation
+    cache_dtype: str = ''  # of keys and values: int8, or '' for dtype
+    weights_dtype: str = ''  # of the sampler's matrices: int8, or '' for dtype
+    cache_bytes: int = 0  # of keys and values on a device; 0: unlimited
+    kernels: str = 'auto'  # whether Pallas kernels decode: auto, on or off
+
+    @classmethod
+    def from_config(cls, section: Any, *, dtype: str, corrected: bool) -> 'Sampling':
+        """Sampling of config.rollout, without tokens, which `for_tokenizer` adds; BadInput for what cannot work.
+
+        dtype is that of computation; corrected: the algorithm corrects for a sampler with logprobs of its own.
+        """
+        _check_bias(section, corrected)
+        _check_choices(section)
+        _check_ranges(section)
+        same = ('temperature', 'max_tokens', 'top_p', 'top_k', 'min_p', 'repetition_penalty', 'min_tokens')
+        same += ('thinking_tokens', 'cache_dtype', 'weights_dtype', 'kernels')
+        return cls(
+            **{name: section[name] for name in same},
+            stop_tokens=(),
+            pad_token=0,
+            stop_strings=tuple(section.stop_strings),
+            thinking_text=section.thinking_end if section.thinking_tokens else '',
+            dtype=dtype,
+            cache_bytes=int(section.cache_gib * 2**30),
+        )
+
+    def for_tokenizer(self, tokenizer: Any, stop_tokens: tuple[int, ...], pad_token: int) -> 'Sampling':
+        """The Sampling with a tokenizer's ids; without a tokenizer, bytes stand for them, since no shape hangs on them."""
+        end = ()
+        if self.thinking_tokens and tokenizer is None:
+            end = self.thinking_text.encode()
+        elif self.thinking_tokens:
+            end = tokenizer.encode(self.thinking_text, add_special_tokens=False)
+        return self._replace(stop_tokens=stop_tokens, pad_token=pad_token, thinking_end=tuple(end))
 
     @property
-    def truncates(self):
+    def truncates(self) -> bool:
         """Whether tokens are drawn from anything but softmax(logits / temperature)."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1 or self.min_tokens > 0
 
+    @property
+    def end_strings(self) -> dict[str, tuple[str, ...]]:
+        """Strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
+        strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,) * bool(self.thinking_text)}
+        return {name: texts for name, texts in strings.items() if texts}
 
-def draw(logits, keys, *, temperature, top_p, top_k, min_p):
+
+def _check_bias(section, corrected):
+    """BadInput for samples from another distribution than the one that is trained, unless they are wanted."""
+    neutral_values = {'top_p': 1.0, 'top_k': 0, 'min_p': 0.0, 'repetition_penalty': 1.0, 'min_tokens': 0}
+    for name, neutral in (neutral_values | {'cache_dtype': '', 'weights_dtype': ''}).items():
+        # the logprobs of a quantized sampler are its own, so a correction knows the difference
+        accepted = section.accept_bias or (corrected and name.endswith('_dtype'))
+        if section[name] != neutral and not accepted:
+            raise BadInput(
+                f'rollout.{name}',
+                section[name],
+                'samples from another distribution than the one that is '
+                f'trained, which biases the gradient; use {neutral!r} or set rollout.accept_bias=True',
+            )
+
+
+def _check_choices(section):
+    """BadInput for a name that stands for nothing, and for empty strings."""
+    for name in ('cache_dtype', 'weights_dtype'):
+        if section[name] not in ('', 'int8'):
+            raise BadInput(f'rollout.{name}', section[name], "choose int8, or '' for model.dtype")
+    if section.kernels not in ('auto', 'on', 'off'):
+        raise BadInput('rollout.kernels', section.kernels, 'choose auto, on or off')
+    if '' in section.stop_strings or (section.thinking_tokens and not section.thinking_end):
+        raise BadInput(
+            'rollout.stop_strings, thinking_end',
+            (section.stop_strings, section.thinking_end),
+            'an empty string is everywhere; leave it out',
+        )
+
+
+def _check_ranges(section):
+    """BadInput for a number out of its range."""
+    if not 0 <= section.min_tokens <= section.max_tokens or not 0 <= section.thinking_tokens < section.max_tokens:
+        raise BadInput(
+            'rollout.min_tokens, thinking_tokens',
+            (section.min_tokens, section.thinking_tokens),
+            f'must lie between 0 and rollout.max_tokens = {section.max_tokens}',
+        )
+    if section.repetition_penalty <= 0:
+        raise BadInput('rollout.repetition_penalty', section.repetition_penalty, 'must be above 0')
+    if section.cache_gib < 0:
+        raise BadInput('rollout.cache_gib', section.cache_gib, 'must be 0 (no limit) or more')
+    if section.temperature <= 0:
+        raise BadInput('rollout.temperature', section.temperature, 'training samples at a temperature above 0')
+    if not 0 < section.top_p <= 1:
+        raise BadInput('rollout.top_p', section.top_p, 'must be in (0, 1]')
+    for name in ('group_size', 'max_tokens'):
+        if section[name] < 1:
+            raise BadInput(f'rollout.{name}', section[name], 'must be at least 1')
+
+
+def draw(
+    logits: Float[Array, 'B V'], keys: Key[Array, ' B'], *, temperature: float, top_p: float, top_k: int, min_p: float
+) -> Int[Array, ' B']:
     """Tokens i32[B] drawn from softmax(logits / temperature) truncated, logits f32[B, V], one key per row.
 
     temperature 0 is exact argmax. Noise is Gumbel, so a row's token depends on its own key alone and
@@ -46,12 +145,12 @@ def draw(logits, keys, *, temperature, top_p, top_k, min_p):
 
 
 def _argmax_on_cpu(x):
-    """argmax over the last axis; argmax's own reduction, and the noise that is fused with it, XLA does one by one."""
+    """argmax over the last axis. XLA on CPUs computes argmax's own reduction, and noise fused with it, one by one."""
     best = jnp.max(x, -1, keepdims=True)
     return jnp.min(jnp.where(x == best, jnp.arange(x.shape[-1]), x.shape[-1] - 1), -1)
 
 
-def logprob(logits, tokens, temperature):
+def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: float) -> Float[Array, ' B']:
     """log softmax(logits / temperature) f32[B] of tokens i32[B]: untruncated, the quantity that the learner computes.
 
     temperature 0 gives the logprob at temperature 1.
@@ -62,12 +161,12 @@ def logprob(logits, tokens, temperature):
     return jnp.sum(jnp.where(chosen, scaled, 0.0), -1) - jax.nn.logsumexp(scaled, -1)
 
 
-def penalize(logits, seen, penalty):
+def penalize(logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: float) -> Float[Array, 'B V']:
     """logits f32[B, V] with those of seen tokens bool[B, V] divided (if positive) or multiplied by the penalty."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def truncate(logprobs, *, top_p, top_k, min_p):
+def truncate(logprobs: Float[Array, 'B V'], *, top_p: float, top_k: int, min_p: float) -> Float[Array, 'B V']:
     """logprobs f32[B, V] with -inf outside the kept set; never empties a row.
 
     top_k keeps the k best; min_p those of at least min_p times the best's probability; top_p then the
@@ -75,14 +174,14 @@ def truncate(logprobs, *, top_p, top_k, min_p):
     """
     if top_k:
         kth = jax.lax.top_k(logprobs, min(top_k, logprobs.shape[-1]))[0][:, -1:]
-        logprobs = jnp.where(logprobs >= kth, logprobs, NEVER)
+        logprobs = jnp.where(logprobs >= kth, logprobs, NEVER_DRAWN)
     if min_p:
         best = jnp.max(logprobs, -1, keepdims=True)
-        logprobs = jnp.where(logprobs >= best + jnp.log(min_p), logprobs, NEVER)
+        logprobs = jnp.where(logprobs >= best + jnp.log(min_p), logprobs, NEVER_DRAWN)
     if top_p < 1:
         ordered = -jnp.sort(-logprobs, -1)
         mass = jax.nn.softmax(ordered, -1)
         inside = jnp.cumsum(mass, -1) - mass < top_p
         last = jnp.min(jnp.where(inside, ordered, jnp.inf), -1, keepdims=True)
-        logprobs = jnp.where(logprobs >= last, logprobs, NEVER)
+        logprobs = jnp.where(logprobs >= last, logprobs, NEVER_DRAWN)
     return logprobs

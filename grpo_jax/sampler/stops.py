@@ -4,56 +4,99 @@ A stop string may begin in one token and end in another. The automaton's state i
 text so far that begins a stop string; one look-up in a [states, V] table moves it over a whole token.
 """
 
+from collections.abc import Sequence
 import json
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
 import numpy as np
 
+from grpo_jax.sampler.sampling import Sampling
 
-def table(strings, token_bytes):
+Tables = dict[str, Any]  # i32[states, V] or its ShapeDtypeStruct, by automaton: 'stop', 'thinking'
+States = dict[str, Any]  # i32[B] by automaton
+
+
+def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[str, np.ndarray]:
+    """Tables of the strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
+    texts = bytes_of_tokens(tokenizer, vocab_size) if sampling.end_strings else ()
+    return {name: table(strings, texts) for name, strings in sampling.end_strings.items()}
+
+
+def abstract_automata(sampling: Sampling, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of `make_automata`, which do not depend on the tokenizer."""
+    return {
+        name: jax.ShapeDtypeStruct((states(strings), vocab_size), jnp.int32)
+        for name, strings in sampling.end_strings.items()
+    }
+
+
+def advance(tables: Tables, states: States, token: Int[Array, ' B'], valid: Bool[Array, ' B']) -> States:
+    """The automata's states after a token, where it is valid."""
+    return {name: jnp.where(valid, tables[name][state, token], state) for name, state in states.items()}
+
+
+def is_met(tables: Tables, states: States, name: str) -> Bool[Array, ' B']:
+    """Whether the automaton has met one of its strings."""
+    return states[name] == tables[name].shape[0] - 1
+
+
+def still_thinking(
+    tables: Tables, states: States, thinking: Bool[Array, ' B'], n: Int[Array, '...'], thinking_tokens: int
+) -> Bool[Array, ' B']:
+    """Rows that think on after the token at position n: thinking ends where its end was sampled within the budget."""
+    if not thinking_tokens:
+        return thinking
+    return thinking & ~(is_met(tables, states, 'thinking') & (n < thinking_tokens))
+
+
+def table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:
     """i32[states, V]: the state after a token; start in state 0, the last state means that a string was met.
 
     strings are non-empty; token_bytes has one bytes object a token (see bytes_of_tokens).
     """
     needles, prefixes = [string.encode() for string in strings], _prefixes(strings)
     number = {prefix: i for i, prefix in enumerate(prefixes)}
-    found = len(prefixes)
-    of_byte = np.full((found + 1, 256), found, np.int32)
+    met = len(prefixes)
+    next_state = np.full((met + 1, 256), met, np.int32)
     for prefix, state in number.items():
         for byte in range(256):
             text = prefix + bytes([byte])
             if not any(text.endswith(needle) for needle in needles):
-                of_byte[state, byte] = next(number[text[i:]] for i in range(len(text) + 1) if text[i:] in number)
+                next_state[state, byte] = next(number[text[i:]] for i in range(len(text) + 1) if text[i:] in number)
     lengths = np.array([len(text) for text in token_bytes])
-    result = np.repeat(np.arange(found + 1, dtype=np.int32)[:, None], len(token_bytes), 1)
+    result = np.repeat(np.arange(met + 1, dtype=np.int32)[:, None], len(token_bytes), 1)
     for position in range(lengths.max(initial=0)):
         tokens = np.flatnonzero(lengths > position)
-        result[:, tokens] = of_byte[result[:, tokens], np.array([token_bytes[t][position] for t in tokens])]
+        result[:, tokens] = next_state[result[:, tokens], np.array([token_bytes[t][position] for t in tokens])]
     return result
 
 
-def states(strings):
+def states(strings: Sequence[str]) -> int:
     """The number of states of the table for these strings."""
     return len(_prefixes(strings)) + 1
 
 
 def _prefixes(strings):
     """What may stand before a stop string's last byte, the shortest first."""
-    found = {needle[:n] for needle in (string.encode() for string in strings) for n in range(len(needle))}
-    return sorted(found, key=lambda prefix: (len(prefix), prefix))
+    prefixes = {needle[:n] for needle in (string.encode() for string in strings) for n in range(len(needle))}
+    return sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
 
 
-def bytes_of_tokens(tokenizer, vocab_size):
+def bytes_of_tokens(tokenizer: Any, vocab_size: int) -> list[bytes]:
     """The bytes that each of vocab_size ids adds to a decoded text; special and unused ids add none."""
     decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'], ensure_ascii=False)
     special = set(tokenizer.all_special_ids)
-    of_character = _byte_level() if 'ByteLevel' in decoder else None
+    byte_of = _byte_level() if 'ByteLevel' in decoder else None
     texts = []
     for token in range(vocab_size):
         piece = None if token in special or token >= len(tokenizer) else tokenizer.convert_ids_to_tokens(token)
         if piece is None:
             texts.append(b'')
-        elif of_character and all(character in of_character for character in piece):
-            texts.append(bytes(of_character[character] for character in piece))
+        elif byte_of and all(character in byte_of for character in piece):
+            texts.append(bytes(byte_of[character] for character in piece))
         elif len(piece) == 6 and piece.startswith('<0x') and 'ByteFallback' in decoder:
             texts.append(bytes([int(piece[3:5], 16)]))
         else:

@@ -29,6 +29,7 @@ ALL = [
 ]
 MESHES = [(2, 4, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
+SAMPLING = Sampling(temperature=1.0, max_tokens=SHAPES.tokens, stop_tokens=(1, 2, 3, 4), pad_token=0)
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
 
 
@@ -60,10 +61,7 @@ def sample(model, shape):
     mask = np.arange(6) >= 5 - np.arange(8)[:, None] % 6
     tokens = np.where(mask, rng.integers(2, 64, (8, 6)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
-    sampling = Sampling(temperature=1.0, max_tokens=SHAPES.tokens, stop_tokens=(1, 2, 3, 4), pad_token=0)
-    sampler = make_sampler(
-        c, mesh, SHAPES, sampling, {}, dtype='float32', cache_dtype='float32', weights_dtype='float32', budget=0
-    )
+    sampler = make_sampler(c, meshes.Devices(mesh), SHAPES, SAMPLING, {})
     params = jax.device_put(params, specs.params(transformer.param_table(c), mesh))
     return sampler(params, batches.put_rows(prompts, mesh), jax.random.key(0), 0)
 
@@ -179,7 +177,7 @@ def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, sizes, message):
 
 def test_prompts_that_do_not_divide_over_the_mesh_are_refused(model):
     with pytest.raises(BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; the next one is 8'):
-        make_sampler(model[0], make_mesh((2, 2, 1, 1)), SHAPES._replace(prompts=6), None, {})
+        make_sampler(model[0], meshes.Devices(make_mesh((2, 2, 1, 1))), SHAPES._replace(prompts=6), SAMPLING, {})
 
 
 def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(model):

@@ -30,11 +30,11 @@ def test_same_tokens_and_logprobs(vocabulary, tied, temperature, tensor):
     vectors = jnp.asarray(rng.normal(size=(vocabulary, 32)), jnp.float32)
     head = {'embed': vectors} if tied else {'lm_head': vectors.T}
     keys = jax.random.split(jax.random.key(3), rows)
-    told = jnp.asarray([-1] * (rows - 2) + [0, vocabulary - 1], jnp.int32)
+    given_tokens = jnp.asarray([-1] * (rows - 2) + [0, vocabulary - 1], jnp.int32)
 
-    def draw(hidden, head, keys, told):
+    def draw(hidden, head, keys, given_tokens):
         assert draw_kernel.fits(head, PLAIN, keys)
-        return draw_kernel.draw(hidden, head, keys, told, temperature)
+        return draw_kernel.draw(hidden, head, keys, given_tokens, temperature)
 
     if tensor > 1:
         same = jax.sharding.PartitionSpec()
@@ -46,10 +46,10 @@ def test_same_tokens_and_logprobs(vocabulary, tied, temperature, tensor):
             axis_names={'data', 'fsdp'},
             check_vma=False,
         )
-    tokens, logprobs = jax.jit(draw)(hidden, head, keys, told)
+    tokens, logprobs = jax.jit(draw)(hidden, head, keys, given_tokens)
     logits = hidden @ vectors.T
     expected = distribution.draw(logits, keys, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
-    expected = np.where(told >= 0, told, expected)
+    expected = np.where(given_tokens >= 0, given_tokens, expected)
     np.testing.assert_array_equal(tokens, expected)
     np.testing.assert_allclose(logprobs, distribution.logprob(logits, expected, temperature), atol=5e-6)
 

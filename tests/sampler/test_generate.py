@@ -143,9 +143,9 @@ def test_other_seed_or_step_gives_other_completions(generate, change):
 
 def by_prompt(rollout, ids):
     """Prompt id -> the completions of its group, in order."""
-    found = completions(rollout)
-    group = len(found) // len(ids)
-    return {i: found[n * group : (n + 1) * group] for n, i in enumerate(ids)}
+    texts = completions(rollout)
+    group = len(texts) // len(ids)
+    return {i: texts[n * group : (n + 1) * group] for n, i in enumerate(ids)}
 
 
 def test_order_of_prompts_does_not_change_a_prompts_completions(generate):

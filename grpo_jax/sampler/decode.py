@@ -1,0 +1,131 @@
+"""Decoding a DecodeBatch: a segment of many steps, the choice of a token, and what a token changes."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from grpo_jax.models import transformer
+from grpo_jax.sampler import draw_kernel, sampling, stops
+from grpo_jax.sampler.sampling import Sampling
+from grpo_jax.sampler.state import DecodeBatch, RolloutState, count_remaining
+
+
+class Report(NamedTuple):
+    """What the host reads after a segment, each i32[]."""
+
+    live: Int[Array, '']  # rows of the batch that still decode
+    steps: Int[Array, '']  # decode steps of the segment
+    unfinished: Int[Array, '']  # rows, in the batch or not
+    longest: Int[Array, '']  # tokens of the longest of them
+    tokens: Int[Array, '']  # of all rows so far
+
+
+def decode_segment(
+    params, batch: DecodeBatch, state: RolloutState, tables, version, model_config, options: Sampling, steps: int
+):
+    """(DecodeBatch, RolloutState, Report) after up to `steps` decode steps.
+
+    It ends earlier when no row of the batch is live or the last chunk is full. tables are the automata (see stops);
+    version i32[] tags the tokens.
+    """
+    queries = jnp.sum(state.prompts.mask, -1, dtype=jnp.int32)
+    keys, limit, given_tokens = state.keys[batch.rows], state.limit[batch.rows], state.given_tokens[batch.rows]
+    first = batch.cache.length - batch.cache.start
+    queries = queries[batch.rows // state.group]
+
+    def step(carry):
+        batch, records, done, i = carry
+        n = batch.cache.length - batch.cache.start
+        with jax.named_scope('decode'):
+            hidden, cache = transformer.decode(params, batch.last, queries - 1 + n, batch.cache, model_config)
+        with jax.named_scope('draw'):
+            token, logprob, forced = _choose_token(
+                params, hidden, batch, n, (keys, given_tokens), model_config, options
+            )
+        record = (token, logprob, forced, batch.live)
+        records = jax.tree.map(lambda all_, new: jax.lax.dynamic_update_index_in_dim(all_, new, i, 0), records, record)
+        batch, stopped = _after_token(batch.replace(cache=cache), token, n, tables, options)
+        live = batch.live & ~stopped & (n + 1 < limit)
+        return batch.replace(live=live), records, done | stopped, i + 1
+
+    rows = batch.rows.shape[0]
+    records = tuple(jnp.zeros((steps, rows), dtype) for dtype in (jnp.int32, jnp.float32, bool, bool))
+    columns = sum(chunk.columns for chunk in batch.cache.chunks)
+
+    def is_running(carry):
+        return (carry[3] < steps) & (carry[0].cache.length < columns) & jnp.any(carry[0].live)
+
+    start = (batch, records, jnp.zeros(rows, bool), jnp.int32(0))
+    batch, records, done, decoded = jax.lax.while_loop(is_running, step, start)
+    state = _write_records(state, batch, first, records, done, version)
+    return batch, state, Report(jnp.sum(batch.live, dtype=jnp.int32), decoded, *count_remaining(state))
+
+
+def _choose_token(params, hidden, batch, n, keys_and_given_tokens, model_config, options):
+    """(token i32[B], logprob f32[B], forced bool[B]) of each row at completion position n i32[B]."""
+    keys, given_tokens = keys_and_given_tokens
+    written, forced = _written_tokens(batch, n, given_tokens, options)
+    keys = jax.vmap(jax.random.fold_in)(keys, n)
+    head = transformer.head_weights(params, model_config)
+    if batch.cache.prompt.flat and draw_kernel.fits(head, options, keys):
+        return *draw_kernel.draw(hidden, head, keys, written, options.temperature), forced
+    logits = transformer.unembed(params, hidden, model_config)
+    proposal = logits
+    if batch.seen is not None:
+        proposal = sampling.penalize(proposal, batch.seen, options.repetition_penalty)
+    if options.min_tokens and options.stop_tokens:
+        is_stop = jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(options.stop_tokens))
+        proposal = jnp.where(is_stop & (n + 1 < options.min_tokens)[:, None], sampling.NEVER_DRAWN, proposal)
+    token = sampling.draw(
+        proposal, keys, temperature=options.temperature, top_p=options.top_p, top_k=options.top_k, min_p=options.min_p
+    )
+    token = jnp.where(written >= 0, written, token)
+    return token, sampling.logprob(logits, token, options.temperature), forced
+
+
+def _written_tokens(batch, n, given_tokens, options):
+    """(tokens i32[B] that are given or forced at completion position n i32[B], or -1, which of them are forced)."""
+    given = jnp.take_along_axis(given_tokens, n[:, None], 1, mode='clip')[:, 0]
+    if not options.thinking_tokens:
+        return given, jnp.zeros_like(batch.live)
+    place = n - options.thinking_tokens
+    forced = batch.thinking & (place >= 0) & (place < len(options.thinking_end))
+    ending = jnp.where(forced, jnp.asarray(options.thinking_end)[jnp.maximum(place, 0)], -1)
+    return jnp.where(given >= 0, given, ending), forced
+
+
+def _after_token(batch, token, n, tables, options):
+    """(DecodeBatch that has read the token, stopped bool[B])."""
+    states = stops.advance(tables, batch.states, token, batch.live)
+    stopped = jnp.isin(token, jnp.asarray(options.stop_tokens, jnp.int32))
+    if 'stop' in tables:
+        stopped |= stops.is_met(tables, states, 'stop')
+    seen = batch.seen
+    if seen is not None:
+        seen = seen | (jnp.arange(seen.shape[1]) == token[:, None])
+    thinking = stops.still_thinking(tables, states, batch.thinking, n, options.thinking_tokens)
+    batch = batch.replace(last=token, states=states, thinking=thinking, seen=seen)
+    return batch, stopped & batch.live & (n + 1 >= options.min_tokens)
+
+
+def _write_records(state, batch, first, records, done, version):
+    """The state with a segment's records, each [steps, B], of rows that began it at position first i32[B]."""
+    tokens, logprobs, forced, valid = (x.T for x in records)
+    columns = first[:, None] + jnp.arange(tokens.shape[1])
+    at = (batch.rows[:, None], jnp.where(valid, columns, state.tokens.shape[1]))  # beyond the end: dropped
+
+    def put(array, values):
+        return array.at[at].set(values, mode='drop')
+
+    return state.replace(
+        tokens=put(state.tokens, tokens),
+        logprobs=put(state.logprobs, logprobs),
+        forced=put(state.forced, forced),
+        version=put(state.version, version),
+        count=state.count.at[batch.rows].add(jnp.sum(valid, -1, dtype=jnp.int32)),
+        done=state.done.at[batch.rows].set(state.done[batch.rows] | done),
+        thinking=state.thinking.at[batch.rows].set(batch.thinking),
+        states={name: states.at[batch.rows].set(batch.states[name]) for name, states in state.states.items()},
+    )
