@@ -13,7 +13,7 @@ from absl import flags
 import tensorflow_datasets as tfds
 
 from grpo_jax.data import files
-from grpo_jax.data.records import convert_rows, drop_malformed, lookup, text_field
+from grpo_jax.data.records import convert_rows, drop_malformed, get_field, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.run import cli
 
@@ -57,7 +57,7 @@ def prepare(name: str, folder: str, out: str) -> str:
 
     def text(row, _, where):
         return {field: text_field(row, field, where) for field in fields} | {
-            field: '' if lookup(row, field) is None else text_field(row, field, where) for field in optional
+            field: '' if get_field(row, field) is None else text_field(row, field, where) for field in optional
         }
 
     splits = {split: convert_rows(text, files.rows(folder, split, f'{name}_')) for split in ('train', 'test')}

@@ -78,13 +78,13 @@ def run(config, workdir):
 
     training = supervised.Training(batch, learner, learner.update, initial)
     state = supervised.train(experiment, 'reward model', train.dataset.examples, training)
-    values = (predict(experiment, learner, state, labelled, shapes) for labelled in (train, test))
-    results = judge(*values, section.objective)
+    on_train, on_test = (predict(experiment, learner, state, labelled, shapes) for labelled in (train, test))
+    results = judge(on_train, on_test, section.objective)
     json_file.write(os.path.join(workdir, 'evaluation.json'), results)
     params = processes.fetch(state.params)
     if processes.is_first():
         print_results(results)
-        save(experiment, params)
+        save_folder(experiment, params)
     return state
 
 
@@ -104,7 +104,7 @@ def read_labelled(experiment: Experiment, objective: Objective, split: str) -> L
         completions, marks[example.id] = objective.encode(example, experiment.tokenizer, experiment.config.reward_model)
         return completions
 
-    dataset, completions = demonstrations.read(experiment, split, objective.fields, encode)
+    dataset, completions = demonstrations.read_completions(experiment, split, objective.fields, encode)
     return Labelled(dataset, completions, [marks[example.id] for example in dataset.examples])
 
 
@@ -253,7 +253,7 @@ def print_results(results: dict[str, Any]) -> None:
     tables.show(tables.make_table(['', ''], rows, title='held-out labels'))
 
 
-def save(experiment: Experiment, params: Any) -> None:
+def save_folder(experiment: Experiment, params: Any) -> None:
     """Writes workdir/reward_model: a sequence classification, and how its texts are written."""
     folder = os.path.join(experiment.workdir, 'reward_model')
     if os.path.exists(folder):  # a finished run is judged again, and its folder stays

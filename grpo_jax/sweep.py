@@ -73,7 +73,7 @@ def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, work
             outcomes[preset, seed] = ' '.join(str(error).split())
         rows = summarize(outcomes, seeds, elsewhere, workdir)
         write_table(rows, workdir)
-    draw(rows, workdir)
+    draw_curves(rows, workdir)
     print_table(rows)
     return rows
 
@@ -172,7 +172,7 @@ def print_table(rows: Rows) -> None:
     tables.show(table, *notes, *_failure_lines(rows))
 
 
-def draw(rows: Rows, workdir: str) -> None:
+def draw_curves(rows: Rows, workdir: str) -> None:
     """Writes curves.png: reward by step, a panel a preset, over the means of all the others."""
     drawn = [row for row in rows if len(row['curves'])]
     if not drawn:

@@ -3,13 +3,10 @@
 Axis letters (used in every shape of this package): P prompts, G group, B = P*G rows, Q prompt columns (left-padded),
 C completion columns, T = Q + C, S cache columns, V vocabulary, L layers, D width, F mlp, N query heads, K kv heads,
 H head dim.
-
-`no_type_check` on a pytree: jax puts shardings and abstract shapes in the places of its arrays, so that a check of
-its fields would refuse what is right.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, no_type_check
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, no_type_check
 
 from flax import struct
 import jax
@@ -17,10 +14,31 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_jax.example import Example as Example
 
+T = TypeVar('T')
 
-@no_type_check
-@struct.dataclass
-class Prompts:
+
+class Pytree:
+    """The base of every pytree: what `pytree` adds to it, for type checkers."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *leaves: Any, **named_leaves: Any): ...
+
+        def replace(self, **leaves: Any) -> Self:
+            """A copy with other leaves."""
+            ...
+
+
+def pytree(cls: type[T]) -> type[T]:
+    """The class as a frozen dataclass that is a tree of its fields to JAX.
+
+    Its fields are not checked: JAX puts shardings and abstract shapes in the places of arrays.
+    """
+    return no_type_check(struct.dataclass(cls))
+
+
+@pytree
+class Prompts(Pytree):
     """Tokenized prompts, left-padded."""
 
     tokens: Int[Array, 'P Q']
@@ -28,9 +46,8 @@ class Prompts:
     ids: Int[Array, ' P']
 
 
-@no_type_check
-@struct.dataclass
-class Rollout:
+@pytree
+class Rollout(Pytree):
     """Sampled completions; rows are grouped by prompt: row b belongs to prompt b // G."""
 
     tokens: Int[Array, 'B T']  # prompt (left-padded), then completion (right-padded)
@@ -47,9 +64,8 @@ class Rollout:
         return self.completion_mask & ~self.forced
 
 
-@no_type_check
-@struct.dataclass
-class Experience:
+@pytree
+class Experience(Pytree):
     """What an update of the policy learns from: a rollout, its advantages, and logprobs by whom."""
 
     rollout: Rollout
@@ -68,9 +84,8 @@ class Experience:
         return self.rollout.loss_mask
 
 
-@no_type_check
-@struct.dataclass
-class LabelledBatch:
+@pytree
+class LabelledBatch(Pytree):
     """What an update of a reward model learns from."""
 
     rollout: Rollout  # of completions that come with the data
@@ -83,9 +98,8 @@ class LabelledBatch:
         return self.label_mask
 
 
-@no_type_check
-@struct.dataclass
-class TrainState:
+@pytree
+class TrainState(Pytree):
     """All that a checkpoint needs; the data position is a function of step."""
 
     step: Int[Array, '']

@@ -320,7 +320,7 @@ def test_advice_is_the_least_change_that_fits(slices, monkeypatch, tmp_path, row
 
 def test_advice_knows_what_offloading_leaves(slices):
     made = plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4), 'v5e:2x2')
-    base = verdict.Verdict(made, [], [], dict.fromkeys(('weights', 'book', 'cache'), 0))
+    base = verdict.Verdict(made, [], [], dict.fromkeys(('weights', 'rollout', 'cache'), 0))
     candidate = next(x for x in advice.candidates(made) if 'learner.offload' in x.overrides)
     assert advice.settings(made, candidate) == "--config.learner.offload=\"('optimizer', 'reference')\""
     _, smaller = advice.plan_candidate(made, candidate, base)
@@ -330,7 +330,7 @@ def test_advice_knows_what_offloading_leaves(slices):
         tiny_run.config(preset='grpo', mesh__fsdp=4, collection__source='reference', learner__offload=('reference',)),
         'v5e:2x2',
     )
-    assert (made.lent_bytes(), lends.lent_bytes()) == (0, of_params)
+    assert (made.fetched_reference_bytes(), lends.fetched_reference_bytes()) == (0, of_params)
 
 
 def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):

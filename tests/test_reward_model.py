@@ -79,7 +79,7 @@ def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
         experiment.shapes(8, objective.completions),
     )
     experience = batches.put_rows(
-        reward_model.as_experience(experiment, examples, np.arange(8), shapes), experiment.mesh
+        reward_model.labelled_batch(experiment, examples, np.arange(8), shapes), experiment.mesh
     )
     updated = []
     for microbatches, remat, offload in ((1, 'none', ()), (4, 'dots', ('optimizer',))):
@@ -241,7 +241,7 @@ def test_it_learns_what_the_text_foretells_and_scores_as_a_reward(tmp_path):
 def test_a_stopped_run_goes_on_exactly_and_its_folder_scores_as_it_did(tmp_path, monkeypatch):
     made = config()
     straight = reward_model.run(made, str(tmp_path / 'straight'))
-    genuine, calls = reward_model.as_experience, []
+    genuine, calls = reward_model.labelled_batch, []
 
     def fails(*arguments):
         calls.append(None)
@@ -250,7 +250,7 @@ def test_a_stopped_run_goes_on_exactly_and_its_folder_scores_as_it_did(tmp_path,
         return genuine(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(reward_model, 'as_experience', fails)
+        patch.setattr(reward_model, 'labelled_batch', fails)
         reward_model.run(made, str(tmp_path / 'stopped'))
     resumed = reward_model.run(made, str(tmp_path / 'stopped'))
     jax.tree.map(np.testing.assert_array_equal, resumed, straight)

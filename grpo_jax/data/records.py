@@ -57,7 +57,7 @@ def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
     return sound
 
 
-def lookup(row: Mapping, field: str) -> Any:
+def get_field(row: Mapping, field: str) -> Any:
     """row[field], where 'a.b' is field b of the dict in field a; None when it is missing."""
     if field in row:
         return row[field]
@@ -69,17 +69,17 @@ def lookup(row: Mapping, field: str) -> Any:
 
 def text_field(row: Mapping, field: str, where: str) -> str:
     """The field's text or number as text; BadInput when it is missing, empty, not finite or of another type."""
-    return _text(lookup(row, field), row, field, where)
+    return _text(get_field(row, field), row, field, where)
 
 
 def prompt_text(row: Mapping, field: str, where: str) -> str:
     """As text_field; of a chat, a list of messages with role and content, the last message of the user."""
-    value = lookup(row, field)
+    value = get_field(row, field)
     if isinstance(value, list):
         contents = [
-            lookup(message, 'content')
+            get_field(message, 'content')
             for message in value
-            if isinstance(message, dict) and lookup(message, 'role') == 'user'
+            if isinstance(message, dict) and get_field(message, 'role') == 'user'
         ]
         value = contents[-1] if contents else value
     return _text(value, row, field, where)

@@ -30,7 +30,7 @@ def values(
     return columns[:, rollout.prompt_mask.shape[1] - 1 : -1]
 
 
-def update(
+def update_critic(
     critic,
     experience: Experience,
     model_config: ModelConfig,
@@ -66,8 +66,9 @@ def update(
     params, opt_state, _, metrics = descent.descend(
         critic['params'], critic['opt_state'], experience, None, gradient, optimizer, cut
     )
-    mask = experience.rollout.loss_mask
-    metrics['explained_variance'] = explained_variance(experience.values, experience.returns, mask)
+    predicted, returns, mask = experience.values, experience.returns, experience.rollout.loss_mask
+    assert predicted is not None and returns is not None, 'a critic learns from values and returns'
+    metrics['explained_variance'] = explained_variance(predicted, returns, mask)
     return {'params': params, 'opt_state': opt_state}, metrics
 
 

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from grpo_jax.learner.options import Cut
 
-def descend(params, opt_state, batch, packed, gradient, optimizer, cut, learns=True):
+
+def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, learns: bool | jax.Array = True):
     """(params, opt_state, skipped i32[], metrics f32[] by name) after cut.epochs * cut.minibatches optimizer updates.
 
     A minibatch holds whole groups of the batch, an Experience or a LabelledBatch. gradient(params, minibatch, packed)

@@ -31,10 +31,10 @@ def make_experience(
     (by rewards before shaping) leave the completion mask, and so every denominator.
     """
     group_size = rewards.shape[1]
-    host = _host_inputs(state.aux, rollout, logprobs, rewards.shape) | inputs
+    host = {**_host_inputs(state.aux, rollout, logprobs, rewards.shape), **inputs}
     kl_coef = float(state.aux['coefficients']['kl_coef'])
     advantages = compute_advantages(algorithm, rewards, kl_coef=kl_coef, **host)
-    fields = {'old_logprobs': None, 'ref_logprobs': None} | logprobs
+    fields = {'old_logprobs': None, 'ref_logprobs': None, **logprobs}
     if 'values' in logprobs:
         fields['returns'] = put_rows(critic_targets(algorithm, rewards, kl_coef=kl_coef, **host), mesh)
     if algorithm.dead_groups in ('drop', 'resample', 'replay'):

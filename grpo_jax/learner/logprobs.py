@@ -86,7 +86,7 @@ def _chunked(weights, hidden, targets, mask, shards: VocabShards, model_config, 
     order, rank = compact(flat_mask, size)
     chunks = -(-shards.max_tokens(jnp.sum(flat_mask)) // size)
 
-    def of_chunk(hidden, targets):
+    def chunk_values(hidden, targets):
         logits = transformer.unembed_transposed(weights, shards.gather_tokens(hidden), model_config)
         logits = logits / (head.temperature or 1.0)
         values = _picked_and_entropy(logits, shards.gather_tokens(targets), shards, head.entropy_gradient)
@@ -97,12 +97,12 @@ def _chunked(weights, hidden, targets, mask, shards: VocabShards, model_config, 
 
     def one_chunk(chunk):
         index, places = chunk
-        hidden_, targets_, mask_ = (
+        chunk_hidden, chunk_targets, chunk_mask = (
             jnp.take(x.reshape(count, *x.shape[2:]), places, 0, mode='fill', fill_value=0)
             for x in (hidden, targets, mask)
         )
-        values = jax.lax.cond(index < chunks, of_chunk, nothing, hidden_, targets_)
-        return [jnp.where(mask_, x, 0.0) for x in values]
+        values = jax.lax.cond(index < chunks, chunk_values, nothing, chunk_hidden, chunk_targets)
+        return [jnp.where(chunk_mask, x, 0.0) for x in values]
 
     one_chunk = jax.checkpoint(one_chunk) if len(order) > 1 else one_chunk
     values = jax.lax.map(one_chunk, (jnp.arange(len(order)), order))

@@ -1,6 +1,6 @@
 """The learner's options: config.learner as a typed value."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_jax.errors import BadInput
 from grpo_jax.models import transformer
@@ -40,8 +40,9 @@ class Learning(NamedTuple):
     @classmethod
     def from_config(cls, section, **others):
         """Learning of config.learner; others are its fields that stand elsewhere. BadInput for what cannot work."""
-        names = [name for name in cls._fields if name in section]
-        learning = cls(**{name: section[name] for name in names} | {'offload': frozenset(section['offload'])} | others)
+        values: dict[str, Any] = {name: section[name] for name in cls._fields if name in section} | others
+        values['offload'] = frozenset(section['offload'])
+        learning = cls(**values)
         if learning.remat not in transformer.REMAT:
             raise BadInput('learner.remat', learning.remat, 'choose ' + ', '.join(transformer.REMAT))
         if learning.offload - set(OFFLOADABLE):

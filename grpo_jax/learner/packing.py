@@ -5,9 +5,8 @@ logprobs scattered back (`completion_logprobs`), so that losses and metrics neve
 step takes is a number and not a shape: the program is compiled once, and its time follows the tokens there are.
 """
 
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -17,7 +16,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner import descent
 from grpo_jax.learner.logprobs import Head, TokenLogprobs, token_logprobs
 from grpo_jax.models import attention, transformer
-from grpo_jax.types import Experience, Rollout
+from grpo_jax.types import Experience, Pytree, Rollout, pytree
 
 
 class Packing(NamedTuple):
@@ -45,9 +44,8 @@ class Packing(NamedTuple):
         return -(-groups * -(-self.group_size // self.completions) // self.rows)
 
 
-@no_type_check
-@struct.dataclass
-class PackedRows:
+@pytree
+class PackedRows(Pytree):
     """Where the tokens of a step lie, by minibatch and microbatch."""
 
     cells: Int[Array, 'minibatches M rows columns']  # b * T + t of the token in its minibatch, -1: none
@@ -102,8 +100,8 @@ def _packed_rows(prompts, lengths, packing):
     """
     room, rows = np.zeros(0, int), []
     groups = [
-        [(int(length), i * packing.group_size + j) for j, length in enumerate(of_group) if length]
-        for i, of_group in enumerate(lengths)
+        [(int(length), i * packing.group_size + j) for j, length in enumerate(group_lengths) if length]
+        for i, group_lengths in enumerate(lengths)
     ]
     for i in sorted(range(len(groups)), key=lambda i: -lengths[i].sum()):
         prompt, left = int(prompts[i]), sorted(groups[i], reverse=True)
@@ -182,7 +180,7 @@ def rollout_logprobs(
     """TokenLogprobs of all completions, without a gradient."""
     parts = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), packing.group_size), rollout)
 
-    def of_minibatch(part):
+    def minibatch_logprobs(part):
         rollout, packed = part
 
         def add(index, seen):
@@ -192,7 +190,7 @@ def rollout_logprobs(
         empty = jnp.zeros(rollout.completion_mask.shape)
         return jax.lax.fori_loop(0, packed.count, add, (empty, empty))
 
-    minibatches = jax.lax.map(of_minibatch, (parts, packed))
+    minibatches = jax.lax.map(minibatch_logprobs, (parts, packed))
     return TokenLogprobs(*(descent.deal_back(x, packing.group_size) for x in minibatches))
 
 
@@ -217,16 +215,16 @@ def _text(rollout, cells):
     """Text of a rollout's tokens at cells i32[rows, columns]."""
     queries = rollout.prompt_mask.shape[1]
     row, column = jnp.divmod(cells, rollout.tokens.shape[1])
-    there, of_prompt = cells >= 0, (cells >= 0) & (column < queries)
+    there, in_prompt = cells >= 0, (cells >= 0) & (column < queries)
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     positions = jnp.where(there, transformer.positions_of(mask).reshape(-1)[cells], 0)
     places = jnp.arange(cells.shape[1])
-    start = jax.lax.cummax(jnp.where(of_prompt & (positions == 0), places, 0), axis=1)
+    start = jax.lax.cummax(jnp.where(in_prompt & (positions == 0), places, 0), axis=1)
     length = jnp.where(there, rollout.prompt_mask.sum(-1)[row], 0)
     return Text(
         tokens=jnp.where(there, rollout.tokens.reshape(-1)[cells], 0),
         positions=positions,
-        part=jnp.where(there, jnp.where(of_prompt, 0, row + 1), -1),
+        part=jnp.where(there, jnp.where(in_prompt, 0, row + 1), -1),
         start=start,
         length=length,
         source=jnp.where(column == queries, start + length - 1, jnp.maximum(places - 1, 0)),

@@ -125,7 +125,7 @@ def make_reward_learner(
     batches.check_columns(mesh, shapes)
     learning = learning._replace(epochs=1, minibatches=1)
     collectives = partition.make_collectives(model_config, mesh)
-    setup = reward_model.Setup(model_config, loss, optimizer, learning, shapes.group_size, collectives)
+    setup = reward_model.RewardSetup(model_config, loss, optimizer, learning, shapes.group_size, collectives)
 
     def new_state(params):
         params = params if 'value_head' in params else critic.new(params)
@@ -135,7 +135,7 @@ def make_reward_learner(
         return reward_model.completion_values(state.params, rollout, setup)
 
     def updated(state, batch):
-        return reward_model.update(state, batch, setup)
+        return reward_model.update_reward_model(state, batch, setup)
 
     shape = jax.eval_shape(new_state, abstract_params(transformer.param_table(model_config), mesh))
     param_shardings = specs.params(table, mesh)
@@ -222,8 +222,8 @@ def _pack(rollout: Rollout, setup, mesh):
     """PackedRows of a rollout's completions, chosen on the host and put on the mesh; None where rows are padded."""
     if setup.packing is None:
         return None
-    masks = processes.fetch((rollout.prompt_mask, rollout.completion_mask))
-    packed = packing.pack(*masks, setup.packing, setup.learning.minibatches)
+    prompt_mask, completion_mask = processes.fetch((rollout.prompt_mask, rollout.completion_mask))
+    packed = packing.pack(prompt_mask, completion_mask, setup.packing, setup.learning.minibatches)
     return jax.tree.map(processes.put, packed, _packed_shardings(mesh))
 
 

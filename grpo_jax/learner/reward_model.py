@@ -17,7 +17,7 @@ from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import LabelledBatch, Rollout, TrainState
 
 
-class Setup(NamedTuple):
+class RewardSetup(NamedTuple):
     """What all updates of a reward model share: static values, which their program closes over."""
 
     model_config: ModelConfig
@@ -28,7 +28,7 @@ class Setup(NamedTuple):
     collectives: Collectives = ALONE
 
 
-def completion_values(params, rollout: Rollout, setup: Setup, remat: str = 'none') -> Float[Array, 'B C']:
+def completion_values(params, rollout: Rollout, setup: RewardSetup, remat: str = 'none') -> Float[Array, 'B C']:
     """f32[B, C]: the value of a completion up to and with each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     dtype, collectives = setup.learning.dtype, setup.collectives
@@ -38,7 +38,9 @@ def completion_values(params, rollout: Rollout, setup: Setup, remat: str = 'none
     return columns[:, rollout.prompt_mask.shape[1] :]
 
 
-def update(state: TrainState, batch: LabelledBatch, setup: Setup) -> tuple[TrainState, dict[str, jax.Array]]:
+def update_reward_model(
+    state: TrainState, batch: LabelledBatch, setup: RewardSetup
+) -> tuple[TrainState, dict[str, jax.Array]]:
     """(TrainState, metrics f32[] by name) after one update on the mean of setup.loss over the tokens with a label.
 
     An update that is not finite is skipped and counted in state.aux['bad_steps'].

@@ -8,7 +8,7 @@ import optax
 
 from grpo_jax import algorithms
 from grpo_jax.learner import critic, descent, packing
-from grpo_jax.learner.logprobs import Head, completion_logprobs
+from grpo_jax.learner.logprobs import Head, rollout_logprobs
 from grpo_jax.learner.options import Learning
 from grpo_jax.learner.packing import PackedRows, Packing
 from grpo_jax.models.collectives import ALONE, Collectives
@@ -39,7 +39,7 @@ def new_aux(algorithm: algorithms.Algorithm, params, critic_optimizer=None) -> d
     """What a TrainState's aux holds at the start of a run from the policy's params."""
     coefficients = {name: jnp.float32(value) for name, value in algorithm.coefficients.items()}
     aux = {'bad_steps': jnp.int32(0), 'coefficients': coefficients, 'initial_entropy': jnp.float32(jnp.nan)}
-    if algorithm.needs_values:
+    if algorithm.needs_values and critic_optimizer is not None:
         critic_params = critic.new(params)
         aux['critic'] = {'params': critic_params, 'opt_state': critic_optimizer.init(critic_params)}
     return aux
@@ -67,7 +67,7 @@ def update(
         'initial_entropy': jnp.where(jnp.isnan(initial), metrics['entropy'], initial),
     }
     if algorithm.needs_values:
-        aux['critic'], critic_metrics = critic.update(
+        aux['critic'], critic_metrics = critic.update_critic(
             aux['critic'], experience, setup.model_config, setup.critic_optimizer, learning, cut, setup.collectives
         )
         metrics |= {f'critic/{name}': value for name, value in critic_metrics.items()}
@@ -77,7 +77,7 @@ def update(
 def policy_gradient(setup: Setup, coefficients: dict):
     """gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend."""
     algorithm, learning, head = setup.algorithm, setup.learning, setup.head
-    together = setup.group_size if 'group_ids' in algorithm.reads else 1
+    together, sizes = setup.group_size if 'group_ids' in algorithm.reads else 1, setup.packing
 
     def gradient(params, minibatch, packed):
         # cast once, not in each microbatch; the gradients of a cast are casts, so these sum to the parameters' own
@@ -86,15 +86,13 @@ def policy_gradient(setup: Setup, coefficients: dict):
 
         def padded_loss(compute, part):
             microbatch, prepared = part
-            logprobs, entropy = completion_logprobs(
-                compute, microbatch.rollout, setup.model_config, remat=learning.remat, **head._asdict()
-            )
+            logprobs, entropy = rollout_logprobs(compute, microbatch.rollout, setup.model_config, head, learning.remat)
             losses = algorithms.token_losses(algorithm, logprobs, entropy, microbatch, prepared, coefficients)
             return jnp.sum(prepared['weights'] * losses), (logprobs, entropy)
 
         def packed_loss(compute, cells):
             tokens = packing.completion_logprobs(
-                compute, minibatch.rollout, cells, setup.model_config, setup.packing, head, learning.remat
+                compute, minibatch.rollout, cells, setup.model_config, sizes, head, learning.remat
             )
             microbatch = packing.only(minibatch, tokens.present)
             losses = algorithms.token_losses(
@@ -102,7 +100,7 @@ def policy_gradient(setup: Setup, coefficients: dict):
             )
             return jnp.sum(jnp.where(tokens.present, prepared['weights'] * losses, 0.0)), tokens
 
-        if packed is None:
+        if packed is None or sizes is None:
             loss, grads, (logprobs, entropy) = descent.accumulate(
                 padded_loss, compute, (minibatch, prepared), microbatches=learning.microbatches, together=together
             )

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 import math
-from typing import Any, no_type_check
+from typing import Any
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
+
+from grpo_jax.types import Pytree, pytree
 
 QUERY_CHUNK = 512  # queries of a long row whose weights exist at once; the backward pass recomputes the weights
 CHUNK_ABOVE_PAIRS = 2**19  # a row is long if it has more pairs of a query and a key than this
@@ -17,9 +19,8 @@ MASKED = -2e38  # finite, so that a row without any allowed key yields a mean an
 Angles = tuple[Float[Array, 'B T 1 h'], Float[Array, 'B T 1 h']]  # (cos, sin) of rotary positions; h = H / 2
 
 
-@no_type_check
-@struct.dataclass
-class Packed:
+@pytree
+class Packed(Pytree):
     """Which tokens attend to which in rows of groups one after another: a prompt, then completions that share it.
 
     A completion attends to its prompt and to itself. Groups begin at multiples of `block`, so that the queries of a
@@ -120,15 +121,18 @@ def _attend_packed(q, k, v, packed, first):
     def flat(x):
         return x.reshape(rows * blocks, *x.shape[2:])
 
-    inputs = (
-        q.reshape(rows * blocks, block, *q.shape[2:]),
-        *(flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v)),
-        flat(allowed)[:, None],
-    )
-    if q.shape[1] * inputs[1].shape[1] <= CHUNK_ABOVE_PAIRS:
-        return _softmax_attention(*inputs).reshape(q.shape)
-    one = jax.checkpoint(lambda inputs: _softmax_attention(*(x[None] for x in inputs))[0])
-    return jax.lax.map(one, inputs, batch_size=max(1, QUERY_CHUNK // block)).reshape(q.shape)
+    queries = q.reshape(rows * blocks, block, *q.shape[2:])
+    keys, values = (flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v))
+    mask = flat(allowed)[:, None]
+    if q.shape[1] * keys.shape[1] <= CHUNK_ABOVE_PAIRS:
+        return _softmax_attention(queries, keys, values, mask).reshape(q.shape)
+
+    @jax.checkpoint
+    def one(inputs):
+        q, k, v, mask = (x[None] for x in inputs)
+        return _softmax_attention(q, k, v, mask)[0]
+
+    return jax.lax.map(one, (queries, keys, values, mask), batch_size=max(1, QUERY_CHUNK // block)).reshape(q.shape)
 
 
 def rope_frequencies(

@@ -8,9 +8,8 @@ of the cache; each row has a first valid column (`start`) instead. Flat chunks a
 """
 
 import math
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -18,11 +17,11 @@ from jaxtyping import Array, Float, Int
 from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models.attention import MASKED
 from grpo_jax.models.linear import to_int8
+from grpo_jax.types import Pytree, pytree
 
 
-@no_type_check
-@struct.dataclass
-class Chunk:
+@pytree
+class Chunk(Pytree):
     """J blocks of S columns of R rows, in the dtype of computation or in int8 with a scale a column."""
 
     k: jax.Array  # [L, J, R, K, H, S]; flat: [L, J, R, S, K * H]
@@ -46,9 +45,8 @@ class Chunk:
         return self.k.ndim == 5
 
 
-@no_type_check
-@struct.dataclass
-class KVCache:
+@pytree
+class KVCache(Pytree):
     """Keys and values of the tokens before the newest one of B rows.
 
     Chunks are filled in order; only the last one is written.
@@ -125,7 +123,7 @@ def extend(
         return out[:, None], chunk
     q, k = attention.rotate(q, angles), attention.rotate(k, angles)
     cache = write(cache, layer, k[:, 0], v[:, 0])
-    return attend(q[:, 0], cache, layer)[:, None], cache.chunks[-1]
+    return attend_cached(q[:, 0], cache, layer)[:, None], cache.chunks[-1]
 
 
 def write(cache: KVCache, layer: int | Int[Array, ''], k: Float[Array, 'B K H'], v: Float[Array, 'B K H']) -> KVCache:
@@ -146,7 +144,7 @@ def write(cache: KVCache, layer: int | Int[Array, ''], k: Float[Array, 'B K H'],
     return cache.with_last_chunk(Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4), *scales))
 
 
-def attend(q: Float[Array, 'B N H'], cache: KVCache, layer: int | Int[Array, '']) -> Float[Array, 'B N H']:
+def attend_cached(q: Float[Array, 'B N H'], cache: KVCache, layer: int | Int[Array, '']) -> Float[Array, 'B N H']:
     """Attention output of the newest token's queries over the whole cache of a layer.
 
     One softmax over prompt and own columns, in float32, by running maximum and sum over blocks

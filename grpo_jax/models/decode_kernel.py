@@ -1,8 +1,8 @@
 """Attention of one new token over the cache in one Pallas kernel for TPUs, which also writes the token's column.
 
-XLA's form (models.cache.attend) is as good where scores and running sums stay on the chip. On chips of two cores XLA
-splits its fusions over both, and what one fusion passes to the next goes through main memory: more bytes than keys and
-values of few heads have. Here a grid step has a block of columns of some rows on the chip, and reads only that.
+XLA's form (models.cache.attend_cached) is as good where scores and running sums stay on the chip. On chips of two
+cores XLA splits its fusions over both, and what one fusion passes to the next goes through main memory: more bytes
+than keys and values of few heads have. Here a grid step has a block of columns of some rows on the chip, and reads only that.
 
 The grid has a row for each tile of rows, which the cores share, and a step for each block of columns. Every tile begins
 (B), absorbs the blocks that hold a valid column (a), and finishes (F):
@@ -56,8 +56,8 @@ def attend(
 ) -> tuple[Float[Array, 'B N H'], Any]:
     """(attention output, the last Chunk with the new column) of the newest token over a KVCache; factors: rope_factors.
 
-    The same as attention.rotate, cache.write and cache.attend together, of flat chunks. Heads may be cut over axes of
-    the mesh that `shard_map` has left to the partitioner, which cannot cut a kernel.
+    The same as attention.rotate, cache.write and cache.attend_cached together, of flat chunks. Heads may be cut over
+    axes of the mesh that `shard_map` has left to the partitioner, which cannot cut a kernel.
     """
     heads, columns = PartitionSpec(None, 'tensor'), PartitionSpec(None, None, None, None, 'tensor')
     rest = PartitionSpec()
@@ -258,7 +258,8 @@ def _kernel(*refs, tiling, scale):
     tile, position = pl.program_id(0), pl.program_id(1)
     chunks = list(zip(blocks[::2], blocks[1::2], strict=True))
     scratch, length = _Scratch(*refs[-len(_Scratch._fields) :]), scalars[0][LENGTH]
-    step = _Step(tiling, scale, tile, position, length, *scalars, *inputs, chunks, out, out_k, out_v, scratch)
+    bound = tiling, scale, tile, position, length, *scalars, *inputs, chunks, out, out_k, out_v, scratch
+    step = _Step._make(bound)
 
     pl.when(position == 0)(functools.partial(_begin, step))
 
@@ -343,7 +344,8 @@ def _finish(step):
             return jnp.where(lanes, scratch.mixed[lines] / scratch.total[lines][:, :1], 0.0)
 
         outputs = [head_output(head) for head in range(tiling.heads)]
-        step.out[i] = sum(outputs).astype(step.out.dtype)
+        mixed: Any = sum(outputs)
+        step.out[i] = mixed.astype(step.out.dtype)
         for source, new, target in ((keys, scratch.k, out_k), (values, scratch.v, step.out_v)):
             target[0, 0, i] = jnp.where(is_new, new[pl.ds(i, 1)].astype(target.dtype), source[0, 0, i, around])
 

@@ -136,7 +136,7 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
         count = len(topologies.devices(f'{kind}:{name}', plan.slices))
         for mesh in plans.meshes(plan.experiment.model_config, count, plan.slices):
             axes = {f'mesh.{axis}': mesh[axis] for axis in AXES if mesh[axis] != config.mesh[axis]}
-            of_mesh = (COSTS.other_mesh + COSTS.tensor_shard * mesh['tensor']) * bool(axes)
+            mesh_cost = (COSTS.other_mesh + COSTS.tensor_shard * mesh['tensor']) * bool(axes)
             shards = count // mesh['tensor']
             for halvings in range(3):
                 prompts = config.data.prompts_per_step >> halvings
@@ -144,7 +144,7 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
                 for microbatches in (config.learner.microbatches << n for n in range(10)):
                     if prompts % shards or microbatches > max(rows, 1):
                         continue
-                    cost = COSTS.larger_slice * step + COSTS.half_prompts * halvings + of_mesh
+                    cost = COSTS.larger_slice * step + COSTS.half_prompts * halvings + mesh_cost
                     changes = axes | ({'data.prompts_per_step': prompts} if halvings else {})
                     if microbatches != config.learner.microbatches:
                         changes = changes | {'learner.microbatches': microbatches}
@@ -207,12 +207,12 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
     return {
         'update': scaled('update', 2 * param_bytes, rows * saved),
         'score': scaled('score', 0, batch_rows(plan) / batch_rows(before)) + returns * param_bytes,
-        'rollout': state + plan.lent_bytes() + weight_bytes(plan) + base.sampler_bytes['book'] + extra,
+        'rollout': state + plan.fetched_reference_bytes() + weight_bytes(plan) + base.sampler_bytes['rollout'] + extra,
     }, whole
 
 
 def weight_bytes(plan: plans.PlannedRun) -> int:
     """Bytes of the sampler's weights on a device, with all matrices in their dtype."""
-    kind = jnp.dtype(plan.config.rollout.weights_dtype or plan.experiment.dtype)
+    kind = jnp.dtype(plan.experiment.sampling.weights_dtype or plan.experiment.sampling.dtype)
     whole = sum(x.size for x in jax.tree.leaves(plan.learner.state.params))
     return whole * kind.itemsize // plan.mesh.shape['tensor']

@@ -62,7 +62,7 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     with concurrent.futures.ThreadPoolExecutor(compiling.at_once) as pool:
         for job in jobs:
             traced = job.trace()
-            operations, unknown = flops.count(traced.jaxpr, job.turns)
+            operations, unknown = flops.count(traced.jaxpr, job.trip_counts)
             lowered = traced.lower()
             key = cache_key(lowered.as_text(), plan.topology, slices)
             if key not in compiled:
@@ -74,7 +74,7 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     every = []
     for job, future, operations, unknown in results:
         fields, text = future.result()
-        moved = read_movement(text, devices, slices, job.text_turns)
+        moved = read_movement(text, devices, slices, job.text_trip_counts)
         every.append(Measured(**fields | moved | {'flops': operations, 'unknown': unknown + moved['unknown']}))
     return every
 
@@ -129,8 +129,8 @@ def read_movement(text: str, devices: int, slices: int, trip_counts: Sequence[in
     traffic, within, across = hlo.Traffic(text), {}, {}
     moved = traffic.count_program(trip_counts)
     for collective in hlo.collectives(text, devices, trip_counts):
-        of_slice = devices // slices  # data, the first axis of the mesh, goes over the slices
-        leaves = any(len({device // of_slice for device in group}) > 1 for group in collective.groups)
+        devices_per_slice = devices // slices  # data, the first axis of the mesh, goes over the slices
+        leaves = any(len({device // devices_per_slice for device in group}) > 1 for group in collective.groups)
         kind = across if leaves else within
         kind[collective.op] = kind.get(collective.op, 0.0) + collective.bytes
     return {'traffic': moved, 'within': within, 'across': across, 'unknown': traffic.unknown}

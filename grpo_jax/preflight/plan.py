@@ -32,9 +32,9 @@ class Job(NamedTuple):
     arguments: bool = True  # whether its arguments come on top of these
     holds: tuple[str, ...] = ('state',)  # what is among all of it, of state and the names in jobs_of's sizes
     runs: float = 0  # a step; 0: a variant of another one, or not in every step
-    turns: tuple[int, ...] = ()  # of loops whose text does not tell, the most: over steps, blocks of the prompt,
+    trip_counts: tuple[int, ...] = ()  # of loops whose text does not tell, the most: over steps, blocks of the prompt,
     # blocks of each chunk
-    text_turns: tuple[int, ...] = ()  # the same without those that the compiled text tells
+    text_trip_counts: tuple[int, ...] = ()  # the same without those that the compiled text tells
 
 
 class PlannedRun(NamedTuple):
@@ -64,10 +64,10 @@ class PlannedRun(NamedTuple):
         """Bytes of the TrainState on a device, and of the parameters among it."""
         return compiled.device_bytes(self.learner.state), compiled.device_bytes(self.learner.state.params)
 
-    def lent_bytes(self):
+    def fetched_reference_bytes(self) -> int:
         """Bytes on a device of a reference that waits in the hosts' memory and is sampled from."""
-        lent = self.algorithm.source == 'reference' and 'reference' in self.config.learner.offload
-        return lent * self.state_bytes()[1]
+        fetched = self.algorithm.source == 'reference' and 'reference' in self.config.learner.offload
+        return fetched * self.state_bytes()[1]
 
     def row_shards(self):
         """Devices that the rows of a batch are split over."""
@@ -119,13 +119,13 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     return PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner)
 
 
-def with_mesh(config, c, name, count, slices):
+def with_mesh(config, model_config, name, count, slices):
     """The config with a mesh of `count` devices: its own, or one along fsdp where all axes are 1."""
     section = config.mesh
     wanted = math.prod(section[axis] for axis in AXES)
     if wanted == count:
         return config
-    chosen = choose_mesh(config, c, count, slices)
+    chosen = choose_mesh(config, model_config, count, slices)
     if wanted > 1:
         rest = wanted // section.fsdp  # the nearest: other axes as they are
         near = dict(section) | {'fsdp': count // rest} if count % rest == 0 else chosen
@@ -138,25 +138,29 @@ def with_mesh(config, c, name, count, slices):
     return changed(config, {f'mesh.{axis}': size for axis, size in chosen.items()})
 
 
-def choose_mesh(config, c, count, slices):
+def choose_mesh(config, model_config, count, slices):
     """{axis: size}: data over slices and fsdp within; tensor, and then data, take what rows or width do not divide."""
     rows = config.data.prompts_per_step
     batch = rows * config.rollout.group_size // (config.learner.minibatches * config.learner.microbatches)
-    found = meshes(c, count, slices)
+    candidates = meshes(model_config, count, slices)
     return next(
-        (sizes for sizes in found if not rows % (count // sizes['tensor']) and not batch % (count // sizes['tensor'])),
-        found[0],
+        (
+            sizes
+            for sizes in candidates
+            if not rows % (count // sizes['tensor']) and not batch % (count // sizes['tensor'])
+        ),
+        candidates[0],
     )
 
 
-def meshes(c, count, slices):
+def meshes(model_config, count, slices):
     """[{axis: size}] of meshes that divide the model, by tensor, which must divide the heads of keys and values."""
-    within, found = count // slices, []
-    for tensor in (n for n in range(1, within + 1) if within % n == 0 and c.kv_heads % n == 0):
+    within, candidates = count // slices, []
+    for tensor in (n for n in range(1, within + 1) if within % n == 0 and model_config.kv_heads % n == 0):
         cut = within // tensor
-        fsdp = max(n for n in range(1, cut + 1) if cut % n == 0 and c.width % n == 0)
-        found.append(dict.fromkeys(AXES, 1) | {'data': count // tensor // fsdp, 'fsdp': fsdp, 'tensor': tensor})
-    return found
+        fsdp = max(n for n in range(1, cut + 1) if cut % n == 0 and model_config.width % n == 0)
+        candidates.append(dict.fromkeys(AXES, 1) | {'data': count // tensor // fsdp, 'fsdp': fsdp, 'tensor': tensor})
+    return candidates
 
 
 def changed(config, overrides):
@@ -172,10 +176,10 @@ def changed(config, overrides):
 
 
 def jobs_of(plan):
-    """([Job], the slowest to compile first; bytes on a device of the sampler's weights, book and cache, by name)."""
+    """([Job], the slowest to compile first; bytes on a device of the sampler's weights, rollout and cache, by name)."""
     experiment, algorithm, shapes, learner = plan.experiment, plan.algorithm, plan.shapes, plan.learner
     params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
-    state, of_params = plan.state_bytes()
+    state, param_bytes = plan.state_bytes()
     rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(experiment.mesh)))
     jobs = [
         Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
@@ -193,15 +197,16 @@ def jobs_of(plan):
         _, cold = supervised.build_learner(experiment)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
     reads = algorithm.source in collect.READ_FROM_DATA
-    found, held = sampler_jobs(plan.engine, 'evaluation' if reads else 'rollout', state + plan.lent_bytes(), of_params)
-    jobs += found
+    phase = 'evaluation' if reads else 'rollout'
+    more, sizes = sampler_jobs(plan.engine, phase, state + plan.fetched_reference_bytes(), param_bytes)
+    jobs += more
     for engine in evaluate.samplers(experiment, experiment.config.evaluation.samples):
         if engine is not plan.engine:
             jobs += [
                 job._replace(holds=('state', 'weights'))  # its cache is another one
-                for job in sampler_jobs(engine, 'evaluation', state, of_params)[0]
+                for job in sampler_jobs(engine, 'evaluation', state, param_bytes)[0]
             ]
-    return jobs, held
+    return jobs, sizes
 
 
 def sampler_jobs(engine, phase, state, params):
@@ -217,13 +222,13 @@ def sampler_jobs(engine, phase, state, params):
     }
     sizes = {
         'weights': compiled.device_bytes(setup.abstract_weights),
-        'book': compiled.device_bytes(setup.abstract_state),
+        'rollout': compiled.device_bytes(setup.abstract_state),
         'cache': max(cache_bytes.values()),
     }
     times = engine.schedule.prompts // engine.schedule.fresh_batch().prompts
     jobs = []
     for key in keys:
-        runs, turns = 0, ()
+        runs, trip_counts = 0, ()
         alive, arguments, holds = state, True, ('state', *sizes)
         if key.kind == 'weights':
             alive, runs, holds = state - params, 1, ('state', 'weights')
@@ -232,19 +237,29 @@ def sampler_jobs(engine, phase, state, params):
         elif key.kind == 'decode':
             segments = math.ceil(sum(engine.schedule.chunks) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
-            turns = _loop_turns(engine.schedule, batches_of[key].cache)
+            trip_counts = _loop_trip_counts(engine.schedule, batches_of[key].cache)
         elif key.kind != 'resume':  # what these read is among what is alive
             alive, arguments = state + sum(sizes.values()), False
         if phase == 'rollout' or (key.kind == 'decode' and runs):
             runs *= phase == 'rollout'
             trace = functools.partial(engine.programs.trace, key)
             jobs.append(
-                Job(f'{phase}: {key}', phase, trace, alive, arguments, holds, runs, turns, turns[:1] + turns[2:])
+                Job(
+                    f'{phase}: {key}',
+                    phase,
+                    trace,
+                    alive,
+                    arguments,
+                    holds,
+                    runs,
+                    trip_counts,
+                    trip_counts[:1] + trip_counts[2:],
+                )
             )
     return jobs, sizes
 
 
-def _loop_turns(sizes, cache):
-    """The most turns of a decode program's loops: over steps and, outside of kernels, blocks of prompt and chunks."""
+def _loop_trip_counts(sizes, cache):
+    """The most trips of a decode program's loops: over steps and, outside of kernels, blocks of prompt and chunks."""
     blocks = () if cache.prompt.flat else tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks))
     return (sizes.segment, *blocks)

@@ -5,7 +5,7 @@ from typing import Any
 import rich.table
 
 from grpo_jax.preflight import verdict as verdicts
-from grpo_jax.preflight.plan import Plan
+from grpo_jax.preflight.plan import PlannedRun
 from grpo_jax.preflight.verdict import Verdict
 from grpo_jax.run import tables
 from grpo_jax.sharding import compiled
@@ -49,7 +49,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def mesh_sizes(plan: Plan) -> dict[str, int]:
+def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
     """{axis: size}."""
     return {axis: plan.mesh.shape[axis] for axis in AXES}
 
@@ -129,7 +129,7 @@ def _collectives(measured):
 
 def phases_table(verdict: Verdict) -> rich.table.Table:
     """Table of what is in memory at the same time."""
-    headings = ['phase', 'state', "sampler's weights", 'book', 'cache', 'the rest', 'sum', 'free', 'most during']
+    headings = ['phase', 'state', "sampler's weights", 'rollout', 'cache', 'the rest', 'sum', 'free', 'most during']
     sizes, rows = {'state': verdict.plan.state_bytes()[0]} | verdict.sampler_bytes, []
     for phase, (size, name) in verdict.phases.items():
         job = next(job for job in verdict.jobs if job.name == name)

@@ -15,7 +15,7 @@ class Verdict(NamedTuple):
     plan: plans.PlannedRun
     jobs: list[plans.Job]
     measured: list[compiler.Measured]
-    sampler_bytes: dict[str, int]  # of the sampler's weights, book and cache on a device
+    sampler_bytes: dict[str, int]  # of the sampler's weights, rollout and cache on a device
 
     @property
     def totals(self) -> list[int | float]:
@@ -83,7 +83,7 @@ def bounds(measured: compiler.Measured, chip: chips.Chip) -> dict[str, int | flo
 def largest_batch(verdict: Verdict) -> tuple[int, int]:
     """(prompts a step, rows of a microbatch on a device) that would fit, by arithmetic; rows are 0 when none would.
 
-    The cache and the book grow with the prompts. The batch's other arrays are small beside them, and a microbatch has
+    The cache and the rollout grow with the prompts. The batch's other arrays are small beside them, and a microbatch has
     as many rows as now. The update's temporaries are taken as proportional to the rows of a microbatch, which
     overestimates them.
     """
@@ -108,6 +108,6 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
 
 
 def bytes_of_prompts(verdict: Verdict) -> int:
-    """Bytes on a device of the arrays that grow with the prompts: book and, without a budget, cache."""
+    """Bytes on a device of the arrays that grow with the prompts: rollout and, without a budget, cache."""
     limited = verdict.plan.engine.schedule.budget
-    return verdict.sampler_bytes['book'] + (0 if limited else verdict.sampler_bytes['cache'])
+    return verdict.sampler_bytes['rollout'] + (0 if limited else verdict.sampler_bytes['cache'])

@@ -113,7 +113,7 @@ def _find(path, functions, pool):
     if path in functions:
         return SimpleNamespace(reward=functions[path])
     if '.py' in path:
-        return custom.load(path, pool)
+        return custom.load_file(path, pool)
     try:
         return importlib.import_module(f'grpo_jax.rewards.{path}')
     except ModuleNotFoundError as error:

@@ -17,7 +17,7 @@ def name_of(path: str) -> str:
     return path.rpartition(':')[2]
 
 
-def load(path: str, pool: Pool) -> SimpleNamespace:
+def load_file(path: str, pool: Pool) -> SimpleNamespace:
     """The functions of path's file: reward, and extract and steps where it has them.
 
     Functions that are asynchronous or take all completions at once stay in this process.

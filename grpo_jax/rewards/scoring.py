@@ -36,7 +36,7 @@ class RewardStream:
         self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
 
-    def add(self, row: int | np.integer, tokens: Sequence | np.ndarray, truncated: bool | np.bool_):
+    def add(self, row: int | np.integer, tokens: Sequence | np.ndarray, truncated: bool | np.generic):
         """Takes the completion of a row: its token ids, and whether its budget ended before a stop came."""
         future = self._reward_functions.resources.threads.submit(self._begin, self._example(row), tokens)
         self._rows[row] = future, truncated

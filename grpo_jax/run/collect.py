@@ -314,7 +314,7 @@ class Collector:
 
 def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:
     """ShapeDtypeStructs of what a Collector of `count` examples has in TrainState.aux."""
-    aux = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
+    aux: dict[str, Any] = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
     if collection.retire_above:
         aux |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
     if collection.keeps_groups:

@@ -19,10 +19,10 @@ def find(experiment, fields=('demonstration',)):
     def encode(example):
         return [experiment.tokenizer.encode(example.meta[field], add_special_tokens=False) + [stop] for field in fields]
 
-    return read(experiment, 'train', fields, encode)
+    return read_completions(experiment, 'train', fields, encode)
 
 
-def read(experiment, split, fields, encode):
+def read_completions(experiment, split, fields, encode):
     """(Dataset, encode(example) of each) of the split's examples whose meta has all fields and whose completions fit.
 
     encode(example) lists an example's completions, each a list of tokens that must not pass rollout.max_tokens.

@@ -190,11 +190,11 @@ def recorded_config(config):
 
 def _differences(old, new, prefix=''):
     """Dotted key -> (old, new) where two nested dicts differ."""
-    found = {}
+    changes = {}
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            found |= _differences(a, b, f'{prefix}{key}.')
+            changes |= _differences(a, b, f'{prefix}{key}.')
         elif a != b:
-            found[f'{prefix}{key}'] = (a, b)
-    return found
+            changes[f'{prefix}{key}'] = (a, b)
+    return changes

@@ -45,7 +45,9 @@ def decode_segment(
                 params, hidden, batch, n, (keys, given_tokens), model_config, options
             )
         record = (token, logprob, forced, batch.live)
-        records = jax.tree.map(lambda all_, new: jax.lax.dynamic_update_index_in_dim(all_, new, i, 0), records, record)
+        records = jax.tree.map(
+            lambda whole, new: jax.lax.dynamic_update_index_in_dim(whole, new, i, 0), records, record
+        )
         batch, stopped = _after_token(batch.replace(cache=cache), token, n, tables, options)
         live = batch.live & ~stopped & (n + 1 < limit)
         return batch.replace(live=live), records, done | stopped, i + 1

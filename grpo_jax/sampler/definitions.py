@@ -37,7 +37,7 @@ BATCH = state.DecodeBatch(
 )
 
 
-class Program(NamedTuple):
+class Definition(NamedTuple):
     """A function to compile; `Setup.inputs` has its abstract arguments."""
 
     function: Callable
@@ -46,7 +46,7 @@ class Program(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class SamplerSetup:
     """What all programs of a sampler are functions of: `program` defines each of them, `inputs` its arguments."""
 
     model_config: transformer.ModelConfig
@@ -78,7 +78,7 @@ class Setup:
             for name, table in self.automata.items()
         }
 
-    def program(self, key: ProgramKey) -> Program:
+    def program(self, key: ProgramKey) -> Definition:
         """The program of a key."""
         return DEFINITIONS[key.kind](self, key)
 
@@ -207,7 +207,7 @@ def _weights(setup, key):
             'layers': jax.tree.map(lambda p: p[:, 0], layers)
         }
 
-    return Program(weights, shardings=linear.int8_shardings(shardings, table) if in_int8 else shardings)
+    return Definition(weights, shardings=linear.int8_shardings(shardings, table) if in_int8 else shardings)
 
 
 def _state(setup, key):
@@ -219,7 +219,7 @@ def _state(setup, key):
         given = jnp.full(size, -1, jnp.int32) if given is None else given
         return state.new_state(prompts, keys, given, limit, tuple(setup.tables))
 
-    return Program(new_state)
+    return Definition(new_state)
 
 
 def _resumed_state(setup, key):
@@ -229,7 +229,7 @@ def _resumed_state(setup, key):
         keys = row_keys(key, rollout.version[:, 0], prompts.ids, setup.shapes.group_size)
         return state.resume_state(rollout, prompts, keys, limit, tables, setup.sampling)
 
-    return Program(resume_state)
+    return Definition(resume_state)
 
 
 def _remaining(setup, key):
@@ -242,7 +242,7 @@ def _remaining(setup, key):
         unfinished, longest, tokens = setup.per_shard(count_remaining, (ROWS,), ROWS)(rollout_state)
         return jnp.max(unfinished), jnp.max(longest), jnp.sum(tokens)
 
-    return Program(over_shards)
+    return Definition(over_shards)
 
 
 def _open(setup, key):
@@ -255,7 +255,7 @@ def _open(setup, key):
         )
         return _with_length_per_shard(batch)
 
-    return Program(setup.per_shard(open_batch, (SAME, ROWS, SAME), BATCH))
+    return Definition(setup.per_shard(open_batch, (SAME, ROWS, SAME), BATCH))
 
 
 def _resume(setup, key):
@@ -268,7 +268,7 @@ def _resume(setup, key):
         )
         return _with_length_per_shard(batch)
 
-    return Program(setup.per_shard(resume_rows, (SAME, ROWS, SAME), BATCH))
+    return Definition(setup.per_shard(resume_rows, (SAME, ROWS, SAME), BATCH))
 
 
 def _decode(setup, key):
@@ -287,7 +287,7 @@ def _decode(setup, key):
         most = jax.tree.map(jnp.max, report)
         return batch, rollout_state, most._replace(tokens=jnp.sum(report.tokens))
 
-    return Program(over_shards, donated=(1, 2))
+    return Definition(over_shards, donated=(1, 2))
 
 
 def _add(setup, key):
@@ -297,7 +297,7 @@ def _add(setup, key):
         rows, (columns,) = setup.shards * key.rows, key.columns
         return kv_cache.empty(setup.model_config, rows, columns, **setup.cache_format._asdict())
 
-    return Program(empty)
+    return Definition(empty)
 
 
 def _choose(setup, key):
@@ -307,19 +307,19 @@ def _choose(setup, key):
         batch, order = state.choose_rows(_with_scalar_length(batch), key.survivors)
         return _with_length_per_shard(batch), order
 
-    return Program(setup.per_shard(choose_rows, (BATCH,), (BATCH, ROWS)))
+    return Definition(setup.per_shard(choose_rows, (BATCH,), (BATCH, ROWS)))
 
 
 def _gather(setup, key):
     """state.gather_rows of the prompt cache, or of a chunk."""
     rows_per_prompt = key.rows // key.prompts if key.prompts else 1
     gather = functools.partial(state.gather_rows, rows_per_prompt=rows_per_prompt)
-    return Program(setup.per_shard(gather, (CHUNKS, ROWS), CHUNKS))
+    return Definition(setup.per_shard(gather, (CHUNKS, ROWS), CHUNKS))
 
 
 def _finish(setup, key):
     """The Rollout."""
-    return Program(functools.partial(state.finish, pad_token=setup.sampling.pad_token))
+    return Definition(functools.partial(state.finish, pad_token=setup.sampling.pad_token))
 
 
 DEFINITIONS = {

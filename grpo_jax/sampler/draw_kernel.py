@@ -6,6 +6,7 @@ the vocabulary's vectors and carries two things on: the best noisy logit, and th
 of `jax.random.gumbel` with the row's key, bit for bit up to its logarithms.
 """
 
+from collections.abc import Mapping
 import functools
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class TileSizes(NamedTuple):
     temperature: float
 
 
-def fits(head: dict[str, Any], sampling: Sampling, keys: Key[Array, ' B']) -> bool:
+def fits(head: Mapping[str, Any], sampling: Sampling, keys: Key[Array, ' B']) -> bool:
     """Whether the kernel can draw: from the whole distribution, by vectors and keys of the kinds that it reads."""
     ((name, weights),) = head.items()
     return (
@@ -46,14 +47,14 @@ def fits(head: dict[str, Any], sampling: Sampling, keys: Key[Array, ' B']) -> bo
         and sampling.temperature > 0
         and isinstance(weights, jax.Array)
         and str(jax.random.key_impl(keys)) == 'threefry2x32'
-        and jax.config.jax_threefry_partitionable
+        and jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
         and weights.shape[name == 'lm_head'] % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0
     )
 
 
 def draw(
     hidden: Float[Array, 'B D'],
-    head: dict[str, Any],
+    head: Mapping[str, Any],
     keys: Key[Array, ' B'],
     given_tokens: Int[Array, ' B'],
     temperature: float,
@@ -66,8 +67,9 @@ def draw(
     transposed, keys = name == 'lm_head', jax.random.key_data(keys)
     tensor = jax.sharding.get_abstract_mesh().shape.get('tensor')
 
-    def draw_own(*inputs):
-        return _draw(*inputs, jax.lax.axis_index('tensor') if tensor else 0, transposed, temperature)
+    def draw_own(hidden, weights, keys, given_tokens):
+        first_part = jax.lax.axis_index('tensor') if tensor else 0
+        return _draw(hidden, weights, keys, given_tokens, first_part, transposed, temperature)
 
     cut, same = PartitionSpec(*[None] * transposed, 'tensor'), PartitionSpec()
     draw_all = pallas.on_devices(draw_own, (same, cut, same, same), PartitionSpec('tensor'))

@@ -42,7 +42,7 @@ class Stats(NamedTuple):
 
 
 @runtime_checkable
-class Programs(Protocol):
+class ProgramTable(Protocol):
     """What an Engine needs of its programs: rollout states and batches are theirs, and sizes are the engine's.
 
     RolloutState, DecodeBatch and weights may be anything that one method returns and another takes. Numbers that the
@@ -118,7 +118,7 @@ class _Run:
 class Engine:
     """Samples rollouts in decode batches, with the programs that its schedule can reach."""
 
-    def __init__(self, schedule: Schedule, programs: Programs, shards: int):
+    def __init__(self, schedule: Schedule, programs: ProgramTable, shards: int):
         self.schedule, self.programs, self._shards = schedule, programs, shards
         self.stats: Stats | None = None  # of the last rollout
 

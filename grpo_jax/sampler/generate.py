@@ -64,8 +64,8 @@ def generate(
     """
     # 1. The state of all rows: no tokens yet.
     given_tokens = jnp.full((keys.shape[0], sampling.max_tokens), -1, jnp.int32)
-    limit = sampling.max_tokens if limit is None else limit
-    rollout_state = state.new_state(prompts, keys, given_tokens, limit, tables)
+    row_limit = sampling.max_tokens if limit is None else limit
+    rollout_state = state.new_state(prompts, keys, given_tokens, row_limit, tables)
 
     # 2. Prefill: keys and values of each prompt, once for its group, and an empty cache for the rows' own tokens.
     cache_format = state.CacheFormat(block, params['final_norm'].dtype)

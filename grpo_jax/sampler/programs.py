@@ -14,7 +14,7 @@ import numpy as np
 from grpo_jax.errors import BadInput
 from grpo_jax.models import decode_kernel, transformer
 from grpo_jax.sampler import schedule, state
-from grpo_jax.sampler.definitions import Setup, cuts_heads, without_chunks
+from grpo_jax.sampler.definitions import SamplerSetup, cuts_heads, without_chunks
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import BatchSize, ProgramKey
@@ -61,8 +61,8 @@ def make_sampler(
         column_bytes=_column_bytes(model_config, mesh, cache_dtype),
     )
     cache_format = state.CacheFormat(block, cache_dtype, flat)
-    programs = SamplerPrograms(Setup(model_config, mesh, shapes, sampling, automata, sizes, cache_format))
-    if devices.compile_now and not jax.config.jax_disable_jit:
+    programs = SamplerPrograms(SamplerSetup(model_config, mesh, shapes, sampling, automata, sizes, cache_format))
+    if devices.compile_now and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         programs.compile_all()
     return Engine(sizes, programs, shards)
 
@@ -98,7 +98,7 @@ class SamplerPrograms:
     `compile_all` fills the table beforehand; what is missing is compiled when it is first called.
     """
 
-    def __init__(self, setup: Setup):
+    def __init__(self, setup: SamplerSetup):
         self.setup = setup
         self.mesh, self.device_kind = setup.mesh, setup.mesh.devices.flat[0].device_kind
         self.weight_bytes = _weight_bytes(setup)
@@ -134,7 +134,7 @@ class SamplerPrograms:
         print(f'sampler: {len(keys)} programs: {"; ".join(map(str, keys))}', file=sys.stderr)
 
     def _call(self, key, *arguments):
-        if jax.config.jax_disable_jit:
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
             return self.setup.program(key).function(*arguments)
         if key not in self._executables:
             self._executables[key] = compiled.compile_traced(self.trace(key))

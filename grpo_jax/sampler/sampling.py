@@ -55,7 +55,7 @@ class Sampling(NamedTuple):
         )
 
     def for_tokenizer(self, tokenizer: Any, stop_tokens: tuple[int, ...], pad_token: int) -> 'Sampling':
-        """The Sampling with a tokenizer's ids; without a tokenizer, bytes stand for them, since no shape hangs on them."""
+        """The Sampling with a tokenizer's ids; without one, bytes stand for them: no shape depends on them."""
         end = ()
         if self.thinking_tokens and tokenizer is None:
             end = self.thinking_text.encode()

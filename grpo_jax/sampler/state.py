@@ -10,9 +10,8 @@ the j-th of [last prompt token, its tokens].
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -22,7 +21,7 @@ from grpo_jax.models import cache as kv_cache
 from grpo_jax.models import transformer
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.sampling import Sampling
-from grpo_jax.types import Prompts, Rollout
+from grpo_jax.types import Prompts, Pytree, Rollout, pytree
 
 Number = int | np.integer | Int[Array, '']
 PREFILL_TOKENS = 8192  # at most, in one pass through the model; bounds the activations of a prefill
@@ -36,9 +35,8 @@ class CacheFormat(NamedTuple):
     flat: bool = False  # in the order that models.decode_kernel reads
 
 
-@no_type_check
-@struct.dataclass
-class RolloutState:
+@pytree
+class RolloutState(Pytree):
     """All N = P * G rows of a rollout."""
 
     prompts: Prompts
@@ -65,9 +63,8 @@ class RolloutState:
         return ~self.done & (self.count < self.limit)
 
 
-@no_type_check
-@struct.dataclass
-class DecodeBatch:
+@pytree
+class DecodeBatch(Pytree):
     """B rows that are decoded together."""
 
     cache: kv_cache.KVCache
@@ -350,8 +347,10 @@ def _prefill(params, tokens, mask, model_config, chunks, widths):
     positions = transformer.positions_of(mask)
 
     def fill(i, chunks):
-        part = [jax.lax.dynamic_slice_in_dim(x, i * at_once, at_once) for x in (tokens, positions, mask)]
-        k, v = transformer.prefill(params, *part, model_config)
+        def part(x):
+            return jax.lax.dynamic_slice_in_dim(x, i * at_once, at_once)
+
+        k, v = transformer.prefill(params, part(tokens), part(positions), part(mask), model_config)
         filled, column = [], 0
         for chunk, width in zip(chunks, widths, strict=True):
             new = kv_cache.prompt_chunk(k[..., column : column + width, :], v[..., column : column + width, :], chunk)

@@ -70,7 +70,7 @@ def table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarra
     result = np.repeat(np.arange(met + 1, dtype=np.int32)[:, None], len(token_bytes), 1)
     for position in range(lengths.max(initial=0)):
         tokens = np.flatnonzero(lengths > position)
-        result[:, tokens] = next_state[result[:, tokens], np.array([token_bytes[t][position] for t in tokens])]
+        result[:, tokens] = next_state[result[:, tokens], np.array([token_bytes[int(t)][position] for t in tokens])]
     return result
 
 
