@@ -91,6 +91,7 @@ def policy_gradient(setup: Setup, coefficients: dict):
             return jnp.sum(prepared['weights'] * losses), (logprobs, entropy)
 
         def packed_loss(compute, cells):
+            assert sizes is not None, 'there are packed rows'
             tokens = packing.completion_logprobs(
                 compute, minibatch.rollout, cells, setup.model_config, sizes, head, learning.remat
             )
@@ -100,7 +101,7 @@ def policy_gradient(setup: Setup, coefficients: dict):
             )
             return jnp.sum(jnp.where(tokens.present, prepared['weights'] * losses, 0.0)), tokens
 
-        if packed is None or sizes is None:
+        if packed is None:
             loss, grads, (logprobs, entropy) = descent.accumulate(
                 padded_loss, compute, (minibatch, prepared), microbatches=learning.microbatches, together=together
             )

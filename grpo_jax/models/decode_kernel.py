@@ -2,7 +2,8 @@
 
 XLA's form (models.cache.attend_cached) is as good where scores and running sums stay on the chip. On chips of two
 cores XLA splits its fusions over both, and what one fusion passes to the next goes through main memory: more bytes
-than keys and values of few heads have. Here a grid step has a block of columns of some rows on the chip, and reads only that.
+than keys and values of few heads have. Here a grid step has a block of columns of some rows on the chip, and reads
+only that.
 
 The grid has a row for each tile of rows, which the cores share, and a step for each block of columns. Every tile begins
 (B), absorbs the blocks that hold a valid column (a), and finishes (F):

@@ -83,8 +83,8 @@ def bounds(measured: compiler.Measured, chip: chips.Chip) -> dict[str, int | flo
 def largest_batch(verdict: Verdict) -> tuple[int, int]:
     """(prompts a step, rows of a microbatch on a device) that would fit, by arithmetic; rows are 0 when none would.
 
-    The cache and the rollout grow with the prompts. The batch's other arrays are small beside them, and a microbatch has
-    as many rows as now. The update's temporaries are taken as proportional to the rows of a microbatch, which
+    The cache and the rollout grow with the prompts. The batch's other arrays are small beside them, and a microbatch
+    has as many rows as now. The update's temporaries are taken as proportional to the rows of a microbatch, which
     overestimates them.
     """
     plan, chip = verdict.plan, verdict.plan.chip
