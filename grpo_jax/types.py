@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, no_type_check
 
 from flax import struct
 import jax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
+import numpy as np
 
 from grpo_jax.example import Example as Example
+
+if TYPE_CHECKING:
+    from jaxtyping import Array as Array
+else:
+    Array = jax.Array | np.ndarray  # in signatures: JAX takes NumPy's arrays wherever it takes its own
 
 T = TypeVar('T')
 

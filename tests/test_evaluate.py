@@ -96,7 +96,7 @@ def test_samples_that_are_no_power_of_two(reward_functions):
 
 
 def test_without_a_verifier_there_are_no_answers(reward_functions):
-    measured = figures(reward_functions._replace(verifier='', extract=None))
+    measured = figures(reward_functions._replace(options=reward_functions.options._replace(verifier=''), extract=None))
     assert list(measured) == [
         prefix + name for prefix in ('', 'greedy/') for name in ('reward', 'length', 'truncated', 'failed')
     ]

@@ -6,6 +6,7 @@ import pytest
 
 from grpo_jax import train
 from grpo_jax.errors import BadInput
+from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
 from tests import tiny_run
 
@@ -52,4 +53,4 @@ def test_the_reference_can_be_sampled_from_where_it_waits(tmp_path):
 
 def test_other_names_are_refused():
     with pytest.raises(BadInput, match=r"learner.offload = \('moments',\)"):
-        train.experiment.check(tiny_run.config(learner__offload=('moments',)))
+        Settings.from_config(tiny_run.config(learner__offload=('moments',)))

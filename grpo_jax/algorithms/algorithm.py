@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from grpo_jax.algorithms import (
     advantages,
@@ -17,6 +17,7 @@ from grpo_jax.algorithms import (
     validation,
     weights,
 )
+from grpo_jax.types import Array
 
 # config key -> the module whose functions it chooses from
 MODULES = {

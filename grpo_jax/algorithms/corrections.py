@@ -6,9 +6,10 @@ read mask bool[B, C], advantages f32[B, 1 or C] and drift f32[B, C], the sampler
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.types import Array
 
 
 def none(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:

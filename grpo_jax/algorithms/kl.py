@@ -7,9 +7,10 @@ gradient of k1 is zero, that of k2 is the reverse KL's, that of k3 the forward K
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.types import Array
 
 MAX_K3 = 10.0  # beyond it one token would outweigh the batch; the clamp also stops its gradient
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32
+from jaxtyping import Bool, Float, Float32
 import numpy as np
 from numpy.typing import ArrayLike
 
 from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, validation
 from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.errors import BadInput
-from grpo_jax.types import Experience
+from grpo_jax.types import Array, Experience
 
 PADDING = {'step_rewards': np.nan}  # what stands for a completion that is missing, where 0 would be a value
 

@@ -13,9 +13,10 @@ import math
 from types import ModuleType
 from typing import Any
 
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from grpo_jax.errors import BadInput
+from grpo_jax.types import Array
 
 Advantages = Float[Array, 'B #C']
 

@@ -6,9 +6,10 @@ read mask bool[B, C] and advantages f32[B, 1 or C].
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.types import Array
 
 MAX_MEAN_LOG_RATIO = 10.0
 

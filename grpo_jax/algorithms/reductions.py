@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from grpo_jax.algorithms import pieces
+from grpo_jax.types import Array
 
 MAX_LOG_RATIO = 20.0  # differences of logprobs are clamped to it: exp overflows float32 at 88.7
 

@@ -6,9 +6,10 @@ advantages f32[B, 1 or C], mask bool[B, C], rewards f32[B], and entropy_coef f32
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.types import Array
 
 
 def entropy_bonus(entropy: Float[Array, 'B C'], entropy_coef: float | Float[Array, '']) -> Float[Array, 'B C']:

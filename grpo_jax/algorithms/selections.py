@@ -5,9 +5,10 @@ f32[B, C], all of the policy at the start of the step, and covariance f32[B, C] 
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import reductions
+from grpo_jax.types import Array
 
 
 def all_tokens(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:

@@ -6,9 +6,10 @@ f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B].
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.types import Array
 
 
 @pieces.properties(bounded=True)

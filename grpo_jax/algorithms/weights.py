@@ -5,9 +5,10 @@ same loss by construction. They may read mask bool[B, C] and group_ids i32[B]; r
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from grpo_jax.algorithms import reductions
+from grpo_jax.types import Array
 
 
 def sequence_mean(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import weights
 from grpo_jax.learner import descent
@@ -10,7 +10,7 @@ from grpo_jax.learner.options import Cut, Learning
 from grpo_jax.models import heads
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.transformer import ModelConfig
-from grpo_jax.types import Experience, Rollout
+from grpo_jax.types import Array, Experience, Rollout
 
 
 def new(params):

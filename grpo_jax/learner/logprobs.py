@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from grpo_jax.models import transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
-from grpo_jax.types import Rollout
+from grpo_jax.types import Array, Rollout
 
 
 class Head(NamedTuple):

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import descent
 from grpo_jax.learner.logprobs import Head, TokenLogprobs, token_logprobs
 from grpo_jax.models import attention, transformer
-from grpo_jax.types import Experience, Pytree, Rollout, pytree
+from grpo_jax.types import Array, Experience, Pytree, Rollout, pytree
 
 
 class Packing(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 import optax
 
 from grpo_jax.algorithms import weights
@@ -14,7 +14,7 @@ from grpo_jax.learner.options import Learning
 from grpo_jax.models import heads
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.transformer import ModelConfig
-from grpo_jax.types import LabelledBatch, Rollout, TrainState
+from grpo_jax.types import Array, LabelledBatch, Rollout, TrainState
 
 
 class RewardSetup(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any
 from flax import struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from grpo_jax.types import Pytree, pytree
+from grpo_jax.types import Array, Pytree, pytree
 
 QUERY_CHUNK = 512  # queries of a long row whose weights exist at once; the backward pass recomputes the weights
 CHUNK_ABOVE_PAIRS = 2**19  # a row is long if it has more pairs of a query and a key than this

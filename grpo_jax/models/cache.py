@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models.attention import MASKED
 from grpo_jax.models.linear import to_int8
-from grpo_jax.types import Pytree, pytree
+from grpo_jax.types import Array, Pytree, pytree
 
 
 @pytree

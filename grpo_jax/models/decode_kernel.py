@@ -29,10 +29,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from grpo_jax.models import pallas
 from grpo_jax.models.attention import MASKED, Angles
+from grpo_jax.types import Array
 
 LANES = 128  # of a vector register
 LINES = 16  # that are written at once: of a bfloat16 tile

@@ -4,10 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from grpo_jax.models import transformer
 from grpo_jax.models.collectives import ALONE, Collectives
+from grpo_jax.types import Array
 
 
 def param_table(c: transformer.ModelConfig) -> dict[str, Any]:

@@ -60,7 +60,7 @@ NAMES = {
 }
 
 
-def find(path: str) -> str:
+def find(path: str | os.PathLike[str]) -> str:
     """The local folder of a model: a path from here, one from the repository's root, or a hub snapshot."""
     for folder in (path, os.path.join(ROOT, path)):
         if path and os.path.isdir(folder):
@@ -82,7 +82,7 @@ def find(path: str) -> str:
         ) from None
 
 
-def load_config(folder: str) -> transformer.ModelConfig:
+def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
     path = os.path.join(folder, 'config.json')
     if not os.path.isfile(path):
@@ -134,12 +134,12 @@ def load_config(folder: str) -> transformer.ModelConfig:
     )
 
 
-def context_length(folder: str) -> int:
+def context_length(folder: str | os.PathLike[str]) -> int:
     """Number of positions that the model is for (max_position_embeddings)."""
     return transformers.AutoConfig.from_pretrained(folder).max_position_embeddings
 
 
-def load_tokenizer(folder: str) -> Any:
+def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     """The folder's tokenizer; BadInput when there is none.
 
     A bare sentencepiece model is refused: without tokenizer_config.json, transformers guesses its prefix wrong.
@@ -156,7 +156,7 @@ def load_tokenizer(folder: str) -> Any:
         ) from None
 
 
-def stop_tokens(folder: str, tokenizer: Any) -> tuple[int, ...]:
+def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any) -> tuple[int, ...]:
     """Sorted ids that end a completion: eos of generation_config.json, and of the tokenizer."""
     ids = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     path = os.path.join(folder, 'generation_config.json')
@@ -169,7 +169,7 @@ def stop_tokens(folder: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def load_params(folder: str, c: transformer.ModelConfig, shardings: Any) -> dict[str, Any]:
+def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shardings: Any) -> dict[str, Any]:
     """Float32 parameters of the folder's safetensors, each leaf placed by its sharding (or device) as it is read.
 
     A process keeps what its own devices hold, and of the rest no more than a tensor at a time.
@@ -216,13 +216,18 @@ def _check_names(known, stored, folder, c):
         )
 
 
-def has_head(folder: str) -> bool:
+def has_head(folder: str | os.PathLike[str]) -> bool:
     """Whether the folder's weights are those of a sequence classification."""
     return NAMES['value_head'][0] in _tensor_files(folder)
 
 
 def save(
-    folder: str, source: str, params: Mapping[str, Any], c: transformer.ModelConfig, dtype: Any, **settings: Any
+    folder: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    params: Mapping[str, Any],
+    c: transformer.ModelConfig,
+    dtype: Any,
+    **settings: Any,
 ) -> None:
     """Writes a folder that transformers loads: weights as `dtype`, and the config and tokenizer files of `source`.
 
@@ -255,7 +260,7 @@ def save(
         json.dump(config, file, indent=2)
 
 
-def copy_files(source: str, folder: str) -> None:
+def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Copies config and tokenizer files, no weights."""
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(source)):

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
+
+from grpo_jax.types import Array
 
 # the axes that a product with the matrix sums over; every other element has its own scale
 SUMMED_AXES = {

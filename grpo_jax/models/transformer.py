@@ -15,13 +15,13 @@ import zlib
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.linear import lookup, matmul
-from grpo_jax.types import Param, map_table
+from grpo_jax.types import Array, Param, map_table
 
 Params = Mapping[str, Any]  # arrays by name, as param_table nests them
 

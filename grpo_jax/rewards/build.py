@@ -36,9 +36,6 @@ class RewardOptions(NamedTuple):
                 raise BadInput(f'reward.{name}', section[name], 'must be above 0')
         if not section['parts']:
             raise BadInput('reward.parts', section['parts'], 'name at least one reward')
-        names = sorted(custom.name_of(path) for path, _ in section['parts'])
-        if section['verifier'] and section['verifier'] not in names:
-            raise BadInput('reward.verifier', section['verifier'], f'must be one of reward.parts: {names}')
         values = {name: section[name] for name in cls._fields}
         parts = tuple((path, float(weight)) for path, weight in section['parts'])
         return cls(**values | {'parts': parts, 'options': dict(section['options'])})
@@ -157,6 +154,8 @@ def _part(function, weight):
 
 def _check_verifier(verifier, parts, sources):
     """BadInput for a verifier that cannot decide what is correct."""
+    if verifier and verifier not in parts:
+        raise BadInput('reward.verifier', verifier, f'must be one of reward.parts: {sorted(parts)}')
     if verifier and not hasattr(sources[verifier], 'extract'):
         raise BadInput('reward.verifier', verifier, "has no extract(completion); name another part, or '' for none")
     plain = verifier and not (parts[verifier].asynchronous or parts[verifier].batched)

@@ -45,7 +45,8 @@ def judge(reward_functions: RewardFunctions, examples: Sequence[Example], comple
         correct[''] = rewarded.parts[reward_functions.verifier].reshape(shape) >= 1
     if reward_functions.strict:
         alone = reward_functions._replace(
-            parts={'strict': rewards.Part(reward_functions.strict, 1.0)}, verifier='strict'
+            parts={'strict': rewards.Part(reward_functions.strict, 1.0)},
+            options=reward_functions.options._replace(verifier='strict'),
         )
         strict = _compute_rewards(alone, examples, completions)
         correct['strict/'] = strict.parts['strict'].reshape(shape) >= 1

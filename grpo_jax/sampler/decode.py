@@ -4,12 +4,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
 from grpo_jax.models import transformer
 from grpo_jax.sampler import draw_kernel, sampling, stops
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.state import DecodeBatch, RolloutState, count_remaining
+from grpo_jax.types import Array
 
 
 class Report(NamedTuple):

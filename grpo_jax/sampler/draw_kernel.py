@@ -15,12 +15,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Float, Int, Key
 import numpy as np
 
 from grpo_jax.models import pallas
 from grpo_jax.models.attention import MASKED
 from grpo_jax.sampler.sampling import Sampling
+from grpo_jax.types import Array
 
 CORES = 2  # of a chip; they share the vocabulary
 # most of a tile, which is what a grid step reads of the vocabulary

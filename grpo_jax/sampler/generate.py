@@ -20,11 +20,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key
+from jaxtyping import Int, Key
 
 from grpo_jax.sampler import decode, state
 from grpo_jax.sampler.sampling import Sampling
-from grpo_jax.types import Prompts, Rollout
+from grpo_jax.types import Array, Prompts, Rollout
 
 
 def row_keys(seed: Key[Array, ''], step: Any, ids: Any, group_size: int) -> Key[Array, ' B']:

@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key
 
 from grpo_jax.errors import BadInput
+from grpo_jax.types import Array
 
 NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key
 import numpy as np
 
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models import transformer
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.sampling import Sampling
-from grpo_jax.types import Prompts, Pytree, Rollout, pytree
+from grpo_jax.types import Array, Prompts, Pytree, Rollout, pytree
 
 Number = int | np.integer | Int[Array, '']
 PREFILL_TOKENS = 8192  # at most, in one pass through the model; bounds the activations of a prefill

@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Bool, Int
 import numpy as np
 
 from grpo_jax.sampler.sampling import Sampling
+from grpo_jax.types import Array
 
 Tables = dict[str, Any]  # i32[states, V] or its ShapeDtypeStruct, by automaton: 'stop', 'thinking'
 States = dict[str, Any]  # i32[B] by automaton

@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from grpo_jax.learner import Learning
 from grpo_jax.learner import critic as critics
 
-OPTIONS = dict(value_clip=0.2, group_size=2, epochs=1, minibatches=1, microbatches=1, remat='none', dtype=jnp.float32)
+LEARNING = Learning(value_clip=0.2)
 
 
 def test_clipped_value_loss_by_hand():
@@ -33,7 +34,7 @@ def test_explained_variance():
 def test_a_value_sees_only_what_came_before_its_token(tiny, rollout):
     c, params = tiny
     critic = critics.new(params) | {'value_head': jax.random.normal(jax.random.key(0), params['final_norm'].shape)}
-    values = jax.jit(functools.partial(critics.values, c=c, remat='none', dtype=jnp.float32))
+    values = jax.jit(functools.partial(critics.values, model_config=c, remat='none', dtype=jnp.float32))
     before = values(critic, rollout)
     queries = rollout.prompt_mask.shape[1]
     after = values(critic, rollout.replace(tokens=rollout.tokens.at[:, queries + 2].set(9)))
@@ -63,15 +64,16 @@ def test_the_critic_learns_a_return_that_the_tokens_foretell(tiny, experience):
     @jax.jit
     def learn(critic):
         values = critics.values(critic['params'], experience.rollout, c, remat='none', dtype=jnp.float32)
-        return critics.update(critic, experience.replace(values=values, returns=returns), c, optimizer, **OPTIONS)
+        known = experience.replace(values=values, returns=returns)
+        return critics.update_critic(critic, known, c, optimizer, LEARNING, LEARNING.cut(2))
 
-    found = []
+    rows = []
     for _ in range(60):
         critic, metrics = learn(critic)
-        found.append(metrics)
-    assert float(found[0]['explained_variance']) == pytest.approx(0, abs=1e-6)
-    assert float(found[-1]['explained_variance']) > 0.9
-    assert float(found[-1]['loss']) < 0.1 * float(found[0]['loss'])
+        rows.append(metrics)
+    assert float(rows[0]['explained_variance']) == pytest.approx(0, abs=1e-6)
+    assert float(rows[-1]['explained_variance']) > 0.9
+    assert float(rows[-1]['loss']) < 0.1 * float(rows[0]['loss'])
 
 
 def test_microbatches_change_nothing(tiny, experience, assert_close):
@@ -84,7 +86,7 @@ def test_microbatches_change_nothing(tiny, experience, assert_close):
     optimizer, body = optax.sgd(0.1), critics.new(params)
     critic = {'params': body, 'opt_state': optimizer.init(body)}
     whole, cut = (
-        jax.jit(lambda n=n: critics.update(critic, known, c, optimizer, **OPTIONS | {'microbatches': n}))()
-        for n in (1, 4)
+        jax.jit(lambda cut=cut: critics.update_critic(critic, known, c, optimizer, cut, cut.cut(2)))()
+        for cut in (LEARNING, LEARNING._replace(microbatches=4))
     )
     assert_close(cut, whole)

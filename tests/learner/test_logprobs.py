@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+from jax.extend.core import jaxprs_in_params
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def largest_float(jaxpr):
         for variable in equation.outvars:
             if jnp.issubdtype(variable.aval.dtype, jnp.floating):
                 largest = max(largest, variable.aval.size)
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in_params(equation.params):
             largest = max(largest, largest_float(inner))
     return largest
 

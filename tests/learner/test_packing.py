@@ -21,10 +21,10 @@ MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gra
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 
 
-def small_learner(c, preset, mesh, *, shapes=SHAPES, **options):
+def small_learner(c, preset, mesh, *, shapes=SHAPES, compile_now=True, **options):
     method = algorithms.make(default.get_config(preset).algorithm)
     learning = Learning(**dict(chunk=16) | options)
-    return make_learner(c, method, Optimizers(MOMENTUM), Devices(meshes.make(mesh)), shapes, learning)
+    return make_learner(c, method, Optimizers(MOMENTUM), Devices(meshes.make(mesh), compile_now), shapes, learning)
 
 
 def learn(tiny, experience, preset, mesh, **options):
@@ -156,7 +156,9 @@ def test_shared_prompts_save_a_third_of_the_operations():
     shapes = batches.Shapes(prompts=2, group_size=8, queries=128, tokens=128)
     padded, packed = (
         flops.count(
-            small_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, ahead=False, **options).update.traced.jaxpr,
+            small_learner(
+                c, 'dr_grpo', {}, shapes=shapes, chunk=1024, compile_now=False, **options
+            ).update.traced.jaxpr,
             trip_counts=(1,),
         )
         for options in ({}, dict(pack_columns=9 * 128, pack_rows=2))

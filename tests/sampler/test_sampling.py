@@ -117,15 +117,15 @@ def test_a_penalty_of_one_changes_nothing():
 def test_draws_without_banned_tokens_follow_the_rest_of_the_distribution():
     banned = np.isin(np.arange(8), [0, 5])
     assert_follow(
-        draw_of(jnp.where(banned, sampling.NEVER, jnp.asarray(SIGNED, jnp.float32))),
+        draw_of(jnp.where(banned, sampling.NEVER_DRAWN, jnp.asarray(SIGNED, jnp.float32))),
         np.where(banned, 0, np.exp(SIGNED)),
     )
 
 
 def test_truncation_counts_only_tokens_that_are_not_banned():
-    logprobs = jnp.log(jnp.asarray(PROBABILITIES)).at[1].set(sampling.NEVER)
+    logprobs = jnp.log(jnp.asarray(PROBABILITIES)).at[1].set(sampling.NEVER_DRAWN)
     survivors = [
-        sampling.truncate(logprobs[None], **WHOLE | options)[0] > sampling.NEVER
+        sampling.truncate(logprobs[None], **WHOLE | options)[0] > sampling.NEVER_DRAWN
         for options in (dict(top_k=2), dict(top_p=0.6), dict(min_p=0.5))
     ]
     # .1 .2 .3 are left, renormalized .167 .333 .5
