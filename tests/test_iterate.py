@@ -16,7 +16,7 @@ from tests import small_model, tiny_run
 
 ITERATIONS = 2
 SETTINGS = dict(
-    steps=2,
+    steps=3,
     data__prompts_per_step=10,
     reward__parts=(('model', 1.0), ('numeric', 0.0)),
     reward__self_test=1.0,

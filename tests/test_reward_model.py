@@ -11,7 +11,7 @@ import pytest
 
 from grpo_jax import data, reward_model, statistics
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner import Learning, build_optimizer
 from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.learner.reward_model import labelled, pairwise
 from grpo_jax.models import hf
@@ -78,28 +78,20 @@ def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
         reward_model.read_labelled(experiment, objective, 'train'),
         experiment.shapes(8, objective.completions),
     )
-    experience = batches.put_rows(
-        reward_model.labelled_batch(experiment, examples, np.arange(8), shapes), experiment.mesh
-    )
+    batch = batches.put_rows(reward_model.labelled_batch(experiment, examples, np.arange(8), shapes), experiment.mesh)
     updated = []
     for microbatches, remat, offload in ((1, 'none', ()), (4, 'dots', ('optimizer',))):
+        learning = Learning(microbatches=microbatches, remat=remat, offload=frozenset(offload))
+        optimizer = build_optimizer(experiment.settings.supervised.optimizer, 1)
         learner = make_reward_learner(
-            experiment.model_config,
-            optimizers.make(made.supervised.optimizer, 1),
-            experiment.mesh,
-            shapes,
-            loss=objective.loss,
-            microbatches=microbatches,
-            remat=remat,
-            offload=offload,
-            dtype=experiment.dtype,
+            experiment.model_config, objective.loss, optimizer, experiment.devices, shapes, learning
         )
         state = learner.initial(experiment.params())
         # a head of zeros sends no gradient to the decoder
         state = state.replace(
             params=state.params | {'value_head': jnp.linspace(-0.1, 0.1, experiment.model_config.width)}
         )
-        updated.append(jax.device_get(learner.update(state, experience)[1]))
+        updated.append(jax.device_get(learner.update(state, batch)[1]))
     metrics, again = updated
     assert metrics['loss'] == pytest.approx(again['loss'], abs=1e-6)
     assert metrics['grad_norm'] == pytest.approx(again['grad_norm'], rel=1e-5) and metrics['grad_norm'] > 1e-3

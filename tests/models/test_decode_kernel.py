@@ -73,7 +73,7 @@ def test_bfloat16_is_as_near_to_float32_as_before():
 
 def test_its_operations_are_those_it_tells():
     cache = cache_of(True, 40, (64,), 2, jnp.float32)
-    angles = decode_kernel.rope_factors(attention.rope_angles(jnp.zeros((B, 1)), H, 1e4, ()), HEADS)
+    angles = decode_kernel.rope_factors(attention.rope_angles(jnp.zeros((B, 1), jnp.int32), H, 1e4, ()), HEADS)
     traced = jax.jit(kv_cache.extend).trace(
         normal(7, B, 1, 6, H), normal(8, B, 1, HEADS, H), normal(9, B, 1, HEADS, H), angles, cache, 1
     )
