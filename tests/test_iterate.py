@@ -80,9 +80,9 @@ def test_a_tenth_of_what_a_reward_model_learns_from_is_older(iterated):
     judges = configs(workdir, 'reward_model')
     judges.append(iterate.reward_model_config(made, 2, '', folders).to_dict())  # of a third iteration
     for i, judge in enumerate(judges):
-        parts = judge['data']['options']['parts']
-        assert [part['options']['folder'] for part in parts] == folders[: i + 1]
-        np.testing.assert_allclose([part['weight'] for part in parts], [0.1 / i] * i + [0.9] if i else [1.0])
+        sources = judge['data']['options']['sources']
+        assert [source['options']['folder'] for source in sources] == folders[: i + 1]
+        np.testing.assert_allclose([source['weight'] for source in sources], [0.1 / i] * i + [0.9] if i else [1.0])
     assert made.reward_model.replay == 0.1
 
 

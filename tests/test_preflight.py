@@ -1,5 +1,6 @@
 """Counts of operations and traffic, the plan of a run, verdict and advice; the whole command where libtpu is."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -12,13 +13,13 @@ from jax.sharding import AxisType, PartitionSpec
 import pytest
 
 from configs import gsm8k
-from grpo_jax import algorithms, train
+from grpo_jax import train
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, transformer
 from grpo_jax.preflight import __main__ as preflight
 from grpo_jax.preflight import advice, compiler, flops, hlo, plan, scale, topology, verdict
-from grpo_jax.run.collect import aux_of
-from grpo_jax.run.experiment import Experiment, open_experiment
+from grpo_jax.run.collect import abstract_aux, step_shapes
+from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import chips
 from tests import tiny_run
@@ -206,21 +207,18 @@ def slices(monkeypatch):
 
     monkeypatch.setattr(topology, 'devices', devices)
     monkeypatch.setattr(advice, 'SLICES', {'v5e': ('2x2', '2x4')})
-    monkeypatch.setattr(chips, 'of', lambda kind: chips.TPUS['v5e']._replace(memory=GIB))
-
-
-class Lazy(Experiment):
-    ahead = False
+    monkeypatch.setattr(chips, 'lookup', lambda kind: chips.TPUS['v5e']._replace(memory=GIB))
 
 
 def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     config = tiny_run.config(mesh__fsdp=4)
     made = plan.make(config, 'v5e:2x2')
     jobs, held = plan.jobs_of(made)
-    experiment = Lazy(*open_experiment(config, str(tmp_path / 'run')))
-    algorithm = algorithms.make(config.algorithm)
-    shapes = train.shapes_of(experiment, algorithm)
-    learner = experiment.learner(algorithm, shapes, aux_of(config.collection, shapes, 40))
+    experiment = open_experiment(config, str(tmp_path / 'run'))
+    experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
+    algorithm = train.choose_algorithm(config)
+    shapes = step_shapes(experiment, algorithm)
+    learner = experiment.learner(algorithm, shapes, abstract_aux(experiment.settings.collection, shapes, 40))
     planned = next(job for job in jobs if job.name == 'learner.update')
     assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
     # and of the sampler's programs, those planned are among those that training compiles

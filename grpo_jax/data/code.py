@@ -99,7 +99,7 @@ def _sources(row, field, where):
 def _parse(source, where):
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore', SyntaxWarning)  # of an odd escape in a sound program
+            warnings.simplefilter('ignore')  # of an odd escape in a sound program
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of brackets in brackets
         raise BadInput(where, shorten(source), f'is no Python ({error}); mend or remove the row') from None
