@@ -9,6 +9,7 @@ import numpy as np
 from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
+from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.models import hf
 from grpo_jax.run import cli
 
@@ -23,10 +24,8 @@ def export(workdir: str, out: str, dtype: str) -> None:
     params = processes.fetch(evaluate.load_policy(experiment))
     if not processes.is_first():
         return
-    # a folder appears under its name only when it is whole
-    temporary = f'{os.path.normpath(out)}.writing'
-    hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
-    os.replace(temporary, out)
+    with atomic_folder(out) as temporary:
+        hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
 
 
 def main() -> None:

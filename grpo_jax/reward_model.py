@@ -14,6 +14,7 @@ import numpy as np
 from grpo_jax import data, statistics, supervised
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
+from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.learner import build_optimizer, reward_model
 from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.models import heads, hf
@@ -258,21 +259,11 @@ def save_folder(experiment: Experiment, params: Any) -> None:
     folder = os.path.join(experiment.workdir, 'reward_model')
     if os.path.exists(folder):  # a finished run is judged again, and its folder stays
         return
-    temporary = f'{folder}.writing'
-    hf.save(
-        temporary, experiment.folder, params, experiment.model_config, np.float32, pad_token_id=experiment.pad_token
-    )
-    section = experiment.config.data
-    json_file.write(
-        os.path.join(temporary, TEXTS_FILE),
-        {
-            'chat': section.chat,
-            'system': section.system,
-            'template': section.template,
-            'separator': experiment.config.reward_model.separator,
-        },
-    )
-    os.replace(temporary, folder)
+    separator, pad_token = experiment.config.reward_model.separator, experiment.pad_token
+    texts = experiment.settings.data.prompt_format._asdict() | {'separator': separator}
+    with atomic_folder(folder) as temporary:
+        hf.save(temporary, experiment.folder, params, experiment.model_config, np.float32, pad_token_id=pad_token)
+        json_file.write(os.path.join(temporary, TEXTS_FILE), texts)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.run import cli, demonstrations
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment
-from grpo_jax.run.loop import Loop
+from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.sharding import batches
 from grpo_jax.types import Experience, TrainState
 
@@ -54,7 +54,9 @@ def run(config, workdir) -> TrainState:
         return Experience(rollout, ones, ones[:, 0], None, None, np.arange(shapes.prompts, dtype=np.int32))
 
     def update(state, experience):
-        return learner.update(state, experience, learner.pack(experience.rollout))
+        packed = learner.pack(experience.rollout)
+        with on_devices():
+            return learner.update(state, experience, packed)
 
     def initial():
         return learner.initial(experiment.params())
@@ -95,7 +97,8 @@ def train(experiment: Experiment, title: str, examples, training: Training) -> T
             state = training.initial()
         for step in loop.steps(state):
             with loop.stage('update'):
-                state, learned = training.update(state, batches.put_rows(training.batch(step), experiment.mesh))
+                batch = batches.put_rows(training.batch(step), experiment.mesh)
+                state, learned = training.update(state, batch)
                 learned = jax.device_get(learned)
             row = {name: learned[name] for name in ('loss', 'grad_norm', 'entropy', 'finite') if name in learned}
             loop.log(step, row)

@@ -18,6 +18,7 @@ import numpy as np
 
 from grpo_jax import ROOT, supervised, train
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.run import cli, metrics, tables
 
 # columns of the table: name -> (heading, digits after the point)
@@ -257,10 +258,9 @@ def _cold_start(get_config, seed, workdir):
 
 def _copy_cold_start(source, target):
     """Gives a run the finished cold start, whole or not at all."""
-    shutil.rmtree(f'{target}.copying', ignore_errors=True)
-    # its config.json names another algorithm; the run writes its own
-    shutil.copytree(source, f'{target}.copying', ignore=shutil.ignore_patterns('config.json'))
-    os.rename(f'{target}.copying', target)
+    with atomic_folder(target) as temporary:
+        # its config.json names another algorithm; the run writes its own
+        shutil.copytree(source, temporary, ignore=shutil.ignore_patterns('config.json'), dirs_exist_ok=True)
 
 
 def _measure(folder):

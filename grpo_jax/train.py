@@ -14,7 +14,7 @@ from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
 from grpo_jax.run import cli, collect, metrics, reference
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
-from grpo_jax.run.loop import Loop
+from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.types import Experience
 
@@ -61,7 +61,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
 
             with loop.stage('reward'):
                 packed = learner.pack(draw.rollout)
-                logprobs = learner.logprobs(state, draw.rollout, packed)
+                with on_devices():
+                    logprobs = learner.logprobs(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
 
             with loop.stage('update'):
@@ -77,7 +78,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                     ),
                     experiment.mesh,
                 )
-                state, learned = learner.update(state, experience, learner.pack(experience.rollout))
+                packed = learner.pack(experience.rollout)
+                with on_devices():
+                    state, learned = learner.update(state, experience, packed)
                 row |= jax.device_get(learned) | metrics.completion_metrics(rewarded)
                 row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
 
@@ -128,6 +131,13 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
         algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
     ):
         logging.warning(warning)
+    section, most = experiment.settings.algorithm, experiment.settings.sampling.max_tokens
+    if section.weights == 'fixed_length' and section.fixed_length != most:
+        logging.warning(
+            'algorithm.fixed_length = %d is not rollout.max_tokens = %d, by which Dr. GRPO divides',
+            section.fixed_length,
+            most,
+        )
     if 'reference' in learning.offload and not algorithm.keeps_reference:
         logging.warning('learner.offload names the reference, and this algorithm keeps none')
 
@@ -160,7 +170,7 @@ def keep_bad_batch(workdir: str, step: int, experience: Experience, count: int, 
 
 def main():
     """The command."""
-    run(flags.FLAGS.config, flags.FLAGS.workdir, profile=cli.profile_steps())
+    run(flags.FLAGS.config, flags.FLAGS.workdir, profile=cli.parse_steps(flags.FLAGS.profile))
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import glob
 import inspect
 import os
 import shutil
@@ -17,7 +18,10 @@ from configs import default
 from grpo_jax import algorithms, evaluate, export, rewards, show, train
 from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.algorithms.algorithm import MODULES
+from grpo_jax.errors import BadInput
+from grpo_jax.learner import Learning
 from grpo_jax.models import hf, transformer
+from grpo_jax.run import cli
 from grpo_jax.types import Example
 from tests import tiny_run
 
@@ -27,7 +31,30 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
     workdir = str(tmp_path_factory.mktemp('runs') / 'tiny')
-    return workdir, train.run(tiny_run.config(log__rollouts=2), workdir)
+    return workdir, train.run(tiny_run.config(log__rollouts=2), workdir, profile=(1, 2))
+
+
+def test_a_profile_is_written_for_tensorboard(finished):
+    traces = glob.glob(os.path.join(finished[0], 'profile', 'plugins', 'profile', '*', '*.xplane.pb'))
+    assert len(traces) == 1
+    with open(traces[0], 'rb') as file:
+        trace = file.read()
+    assert all(name in trace for name in (b'sample', b'reward', b'update'))  # the stages, by name
+
+
+def test_profile_steps_are_two_rising_numbers():
+    values = {'3:5': (3, 5), '4:4': (4, 4)}
+    for text, steps in values.items():
+        assert cli.parse_steps(text) == steps
+    for text in ('5', '5:3', 'a:b', ':', '1:2:3', '-1:2'):
+        with pytest.raises(BadInput, match='--profile'):
+            cli.parse_steps(text)
+
+
+def test_an_option_of_the_learner_is_one_field_and_one_key():
+    # with its use these are the three edits that a new one takes: options.py, default.py, where it acts
+    elsewhere = {'dtype', 'temperature', 'value_clip', 'critic_warmup'}  # of the model, the rollout, the algorithm
+    assert set(Learning._fields) - elsewhere == set(tiny_run.config().learner)
 
 
 def test_a_run_leaves_its_files(finished):

@@ -62,6 +62,7 @@ NAMES = {
 
 def find(path: str | os.PathLike[str]) -> str:
     """The local folder of a model: a path from here, one from the repository's root, or a hub snapshot."""
+    path = os.fspath(path)
     for folder in (path, os.path.join(ROOT, path)):
         if path and os.path.isdir(folder):
             return folder

@@ -16,6 +16,7 @@ import jax
 import rich.console
 import rich.progress
 
+from grpo_jax.hosts.files import atomic_write
 from grpo_jax.preflight import flops, hlo
 from grpo_jax.preflight import plan as plans
 
@@ -95,9 +96,8 @@ def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[
         return fields | {'cached': True}, text
     fields, text = compile_and_measure(lowered)
     os.makedirs(cache, exist_ok=True)
-    with gzip.open(f'{path}.writing', 'wt', encoding='utf8') as file:
-        json.dump((fields, text), file)
-    os.replace(f'{path}.writing', path)
+    with atomic_write(path, 'wb') as file:
+        file.write(gzip.compress(json.dumps((fields, text)).encode()))
     return fields | {'cached': False}, text
 
 

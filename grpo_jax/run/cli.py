@@ -29,9 +29,8 @@ def define_profile():
     flags.DEFINE_string('profile', None, 'FIRST:LAST, the steps of a trace for TensorBoard in WORKDIR/profile.')
 
 
-def profile_steps() -> tuple[int, int] | None:
-    """The steps that --profile names; BadInput for anything but two rising numbers."""
-    text = flags.FLAGS.profile
+def parse_steps(text: str | None) -> tuple[int, int] | None:
+    """The first and the last step that --profile=FIRST:LAST names; BadInput for anything but two rising numbers."""
     if text is None:
         return None
     first, _, last = text.partition(':')

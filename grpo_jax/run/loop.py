@@ -90,6 +90,11 @@ class Loop:
             _stop_trace()
 
 
+def on_devices():
+    """A context in which a host array as an argument of a program is an error, and no hidden transfer."""
+    return jax.transfer_guard('disallow')
+
+
 def _stop_trace():
     with contextlib.suppress(RuntimeError):  # it has ended
         jax.profiler.stop_trace()

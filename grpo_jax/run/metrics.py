@@ -14,6 +14,7 @@ import rich.progress
 from tensorboardX import SummaryWriter
 
 from grpo_jax.hosts import processes
+from grpo_jax.hosts.files import atomic_write
 from grpo_jax.rewards import Rewards
 from grpo_jax.sharding import chips
 from grpo_jax.types import Example, Experience, Rollout
@@ -83,7 +84,8 @@ class Writer:
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion."""
         path = os.path.join(self._rollouts, f'{step:06d}.jsonl')
-        _write_whole(path, [json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
+        with atomic_write(path) as file:
+            file.writelines([json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
 
     def close(self) -> None:
         """Flushes and closes every file and the progress bar; a second call does nothing."""
@@ -216,15 +218,9 @@ def _reopen(path, first_step):
                 # a killed run may leave half a row, which is always of a step not yet in a checkpoint
                 if line.endswith('\n') and json.loads(line)['step'] < first_step:
                     earlier.append(line)
-    _write_whole(path, earlier)
+    with atomic_write(path) as file:
+        file.writelines(earlier)
     return open(path, 'a', encoding='utf8')
-
-
-def _write_whole(path, lines):
-    """Writes a file that is never seen half written."""
-    with open(f'{path}.writing', 'w', encoding='utf8') as file:
-        file.writelines(lines)
-    os.replace(f'{path}.writing', path)
 
 
 class _Progress:
