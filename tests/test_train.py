@@ -23,7 +23,7 @@ from grpo_jax.learner import Learning
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import cli
 from grpo_jax.types import Example
-from tests import tiny_run
+from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -210,9 +210,18 @@ def test_a_step_that_is_not_finite_is_skipped_dumped_and_at_last_stops_the_run(t
 
 
 def test_a_run_works_without_jit(tmp_path):
-    config = tiny_run.config(steps=1, supervised__updates=0, rollout__max_tokens=3, evaluation__prompts=2)
+    config = tiny_run.config(
+        model__path=small_model.write(tmp_path / 'model'),
+        steps=1,
+        supervised__updates=0,
+        data__prompts_per_step=2,
+        rollout__group_size=2,
+        rollout__max_tokens=3,
+        evaluation__prompts=2,
+        evaluation__samples=1,
+    )
     with jax.disable_jit():
-        state = train.run(config, str(tmp_path))
+        state = train.run(config, str(tmp_path / 'run'))
     assert int(state.step) == 1
 
 

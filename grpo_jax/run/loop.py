@@ -48,12 +48,14 @@ class Loop:
         first = int(state.step)
         writer = metrics.open_writer(self._workdir, first, self._steps, self._title, self._shown)
         self.writer = self._stack.enter_context(writer)
-        self._watch = self._stack.enter_context(watch.Watch(self._cadence.hang_after))
+        watched = self._stack.enter_context(contextlib.ExitStack())
+        self._watch = watched.enter_context(watch.Watch(self._cadence.hang_after))
         for step in range(first, self._steps):
             self._watch.step(f'{self._title}, step {step}')
             self._seconds = {}
             with self._traced(step, profile), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
                 yield step
+        watched.close()  # what follows the last step may take any time, and a SIGTERM ends it
 
     @contextlib.contextmanager
     def stage(self, name: str):
