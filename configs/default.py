@@ -55,7 +55,7 @@ def get_config(preset='grpo'):
 
     config.data = Config()
     config.data.name = 'arithmetic'      # file in grpo_jax/data
-    config.data.options = Config()   # arguments of its examples()
+    config.data.options = Config()       # arguments of its examples()
     config.data.prompts_per_step = 32    # P
     config.data.max_prompt_tokens = 64   # Q; longer prompts are left out
     config.data.chat = False             # apply the tokenizer's chat template

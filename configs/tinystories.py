@@ -2,8 +2,8 @@
 
     python -m grpo_jax.train --config=configs/tinystories.py --workdir=runs/tinystories
 
-The model's folder is read from GRPO_JAX_DATA. The reward is 1 for using the word, less 0.5 for a story
-that does not end by itself within 64 tokens.
+The model's folder is read from GRPO_JAX_DATA (data/ by default). The reward is 1 for using the word, less 0.5 for a
+story that does not end by itself within 64 tokens.
 """
 import os
 
