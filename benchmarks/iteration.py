@@ -47,44 +47,22 @@ def ours(case):
     from benchmarks.rollout import MODEL
     from configs import default
     from grpo_jax import algorithms, sampler
+    from grpo_jax.learner import Learning, Optimizers
     from grpo_jax.learner.experience import make_experience
     from grpo_jax.learner.programs import make_learner
     from grpo_jax.models import transformer
     from grpo_jax.sampler.programs import make_sampler
     from grpo_jax.sharding import batches, mesh
+    from grpo_jax.sharding.mesh import Devices
     from grpo_jax.types import Prompts
 
     prompts, group, queries, most = case['prompts'], case['group'], case['queries'], case['most']
     shapes, one = batches.Shapes(prompts, group, queries, most), mesh.make({})
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
-    engine = make_sampler(
-        MODEL,
-        one,
-        shapes,
-        sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0),
-        {},
-        dtype='float32',
-        cache_dtype='float32',
-        weights_dtype='float32',
-        budget=0,
-        ahead=False,
-    )
-    learner = make_learner(
-        MODEL,
-        method,
-        optax.adamw(1e-5),
-        one,
-        shapes,
-        dtype=jnp.float32,
-        epochs=1,
-        minibatches=1,
-        microbatches=1,
-        chunk=2048,
-        remat='none',
-        temperature=1.0,
-        pack_columns=case['columns'],
-        pack_rows=case['rows'],
-    )
+    devices, learning = Devices(one), Learning(chunk=2048, pack_columns=case['columns'], pack_rows=case['rows'])
+    sampling = sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0)
+    engine = make_sampler(MODEL, Devices(one, compile_now=False), shapes, sampling, {})
+    learner = make_learner(MODEL, method, Optimizers(optax.adamw(1e-5)), devices, shapes, learning)
     state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL))
     rng, lengths, reward = np.random.default_rng(1), np.asarray(case['lengths'], np.int32), Gate()
     while True:
@@ -94,16 +72,10 @@ def ours(case):
         completions = np.asarray(rollout.tokens[:, queries:])
         rewards = np.array(reward([row[:n].tolist() for row, n in zip(completions, lengths, strict=True)]))
         rewards = rewards.reshape(prompts, group)
-        experience, _ = make_experience(
-            method,
-            state.aux,
-            rollout,
-            rewards,
-            learner.logprobs(state, rollout),
-            jnp.asarray,
-            dead=algorithms.dead_groups(rewards),
-        )
-        state, _ = jax.block_until_ready(learner.update(state, experience))
+        logprobs = learner.logprobs(state, rollout, learner.pack(rollout))
+        dead = algorithms.dead_groups(rewards)
+        experience, _ = make_experience(method, state, rollout, logprobs, rewards, dead, {}, one)
+        state, _ = jax.block_until_ready(learner.update(state, experience, learner.pack(experience.rollout)))
 
 
 def tunix_learner(case, reward, *, beta=0.0, tied=False):

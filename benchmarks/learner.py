@@ -23,10 +23,12 @@ from benchmarks import environment
 from benchmarks.rollout import MODEL, long_tailed
 from configs import default
 from grpo_jax import algorithms
+from grpo_jax.learner import Learning, Optimizers
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
 from grpo_jax.preflight import flops
 from grpo_jax.sharding import batches, mesh
+from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import Experience, Rollout
 
 CASES = {
@@ -65,16 +67,13 @@ def experience_of(case):
 def build_learner(model_config, case, **options):
     """Learner of dr_grpo by gradient descent; its new parameters show the gradient."""
     shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
-    options = dict(minibatches=1, microbatches=1, chunk=1024, remat='none', dtype=jnp.float32) | options
     return make_learner(
         model_config,
         algorithms.make(default.get_config('dr_grpo').algorithm),
-        optax.sgd(1.0),
-        mesh.make({}),
+        Optimizers(optax.sgd(1.0)),
+        Devices(mesh.make({})),
         shapes,
-        epochs=1,
-        temperature=1.0,
-        **options,
+        Learning(**dict(chunk=1024) | options),
     )
 
 
@@ -89,7 +88,8 @@ def compare(name, case, repeats):
 
     def run(learner):
         def once():
-            state, _ = learner.update(learner.initial(jax.tree.map(jnp.copy, params)), experience)
+            state, packed = learner.initial(jax.tree.map(jnp.copy, params)), learner.pack(experience.rollout)
+            state, _ = learner.update(state, experience, packed)
             return jax.block_until_ready(state.params)
 
         return once

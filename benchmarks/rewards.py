@@ -8,6 +8,7 @@ python -m benchmarks.rewards [--out=trace.json]
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -19,10 +20,8 @@ import numpy as np
 
 from benchmarks import environment
 from configs import arithmetic, default
-from grpo_jax import algorithms, rewards
+from grpo_jax import rewards, train
 from grpo_jax.data import gsm8k, math
-from grpo_jax.learner import optimizer as optimizers
-from grpo_jax.learner.programs import make_learner
 from grpo_jax.rewards import gold
 from grpo_jax.run import collect
 from grpo_jax.run.experiment import open_experiment
@@ -95,29 +94,21 @@ def overlap():
             span('reward', start)
             return value
 
-        experiment = experiment._replace(
-            reward_functions=experiment.reward_functions._replace(parts={'math': part._replace(function=timed)})
-        )
-        shapes = experiment.shapes(config.data.prompts_per_step, config.rollout.group_size)
-        collector = collect.Collector(experiment, config.algorithm, shapes)
-        learner = make_learner(
-            experiment.model_config,
-            algorithms.make(config.algorithm),
-            optimizers.make(config.optimizer, 1),
-            experiment.mesh,
-            shapes,
-            collected=collector.aux(),
-            **experiment.learning(),
-        )
+        timed_rewards = experiment.reward_functions._replace(parts={'math': part._replace(function=timed)})
+        experiment = dataclasses.replace(experiment, reward_functions=timed_rewards)
+        algorithm = train.choose_algorithm(config)
+        shapes = collect.step_shapes(experiment, algorithm)
+        collector = collect.Collector(experiment, shapes)
+        learner = experiment.learner(algorithm, shapes, collector.aux())
         state = learner.initial(experiment.params())
-        collector(state, lambda *_: None)[0].results()  # compiles
+        collector(state, lambda *_: None)[0].finish_rewards()  # compiles
         spans.clear()
         start = time.monotonic()
         draw, _ = collector(state, lambda *_: None)
         span('sample', start)
         sampled = spans[-1]
         start = time.monotonic()
-        draw.results()
+        draw.finish_rewards()
         waited = time.monotonic() - start
     judged = [event for event in spans if event['name'] == 'reward']
     threads = experiment.reward_functions.options.workers

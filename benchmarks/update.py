@@ -36,29 +36,24 @@ def ours(case):
     from benchmarks.rollout import MODEL
     from configs import default
     from grpo_jax import algorithms
+    from grpo_jax.learner import Learning, Optimizers
     from grpo_jax.learner.programs import make_learner
     from grpo_jax.models import transformer
     from grpo_jax.sharding import batches, mesh
+    from grpo_jax.sharding.mesh import Devices
     from grpo_jax.types import Experience, Rollout
 
     model_config = dataclasses.replace(MODEL, vocab_size=case['vocabulary'], tie_embeddings=True)
     prompts, completions = tokens_of(case)
     rows, most = completions.shape
+    columns = case['queries'] + case['group'] // 2 * most
     learner = make_learner(
         model_config,
         algorithms.make(default.get_config('grpo').algorithm),
-        optax.adamw(1e-5),
-        mesh.make({}),
+        Optimizers(optax.adamw(1e-5)),
+        Devices(mesh.make({})),
         batches.Shapes(case['prompts'], case['group'], case['queries'], most),
-        dtype=jnp.float32,
-        epochs=1,
-        minibatches=1,
-        microbatches=1,
-        chunk=2048,
-        remat='none',
-        temperature=1.0,
-        pack_columns=case['queries'] + case['group'] // 2 * most,
-        pack_rows=1,
+        Learning(chunk=2048, pack_columns=columns),
     )
     zeros = jnp.zeros((rows, most))
     rollout = Rollout(
@@ -83,7 +78,7 @@ def ours(case):
 
     def run():
         nonlocal state
-        state, _ = jax.block_until_ready(learner.update(state, experience))
+        state, _ = jax.block_until_ready(learner.update(state, experience, learner.pack(rollout)))
 
     return run
 

@@ -13,16 +13,16 @@ import time
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
 
 import jax
-import jax.numpy as jnp
 
 from configs import default
 from grpo_jax import algorithms
-from grpo_jax.learner import optimizer as optimizers
+from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import hf
 from grpo_jax.preflight import compiler, topology
 from grpo_jax.preflight import plan as plans
 from grpo_jax.sharding import batches, compiled
+from grpo_jax.sharding.mesh import Devices
 
 SHAPES = batches.Shapes(prompts=32, group_size=8, queries=256, tokens=1024)
 CASES = (
@@ -44,30 +44,23 @@ def main():
     arguments = parser.parse_args()
     devices = len(topology.devices(arguments.topology))
     mesh = topology.mesh(arguments.topology, {'data': 1, 'fsdp': devices, 'tensor': 1})
-    optimizer = optimizers.make(default.get_config().optimizer, 100)
+    optimizer = build_optimizer(Optimization.from_config(default.get_config().optimizer), 100)
     model_config = hf.load_config(os.path.join(plans.MODELS, 'Qwen2.5-0.5B'))
     print(f'jax {jax.__version__}, {arguments.topology}, MiB of one device; state: weights, moments, reference, critic')
     for preset, remat, offload in CASES:
         if arguments.only not in ('', preset):
             continue
         started = time.monotonic()
+        learning = Learning(
+            microbatches=16, chunk=1024, remat=remat, offload=frozenset(offload), dtype='bfloat16', value_clip=0.2
+        )
         learner = make_learner(
             model_config,
             algorithms.make(default.get_config(preset).algorithm),
-            optimizer,
-            mesh,
+            Optimizers(optimizer, optimizer),
+            Devices(mesh, compile_now=False),
             SHAPES,
-            dtype=jnp.bfloat16,
-            epochs=1,
-            minibatches=1,
-            microbatches=16,
-            chunk=1024,
-            remat=remat,
-            offload=offload,
-            temperature=1.0,
-            critic_optimizer=optimizer,
-            value_clip=0.2,
-            ahead=False,
+            learning,
         )
         print(
             f'{preset:8} remat {remat:5} offload {"+".join(offload) or "-":20} '

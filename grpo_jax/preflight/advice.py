@@ -161,10 +161,10 @@ def plan_candidate(
         phases, cache = estimate(changed, base)
         most = ROOM * changed.chip.memory
         if not candidate.smaller_cache:
-            fits = max(phases['update'], phases['score'], phases['rollout'] + cache) <= most
+            fits = max(phases['update'], phases['logprobs'], phases['rollout'] + cache) <= most
             return (candidate, changed) if fits else None
         budget = math.floor((most - phases['rollout']) / GIB * 4) / 4  # quarters of a GiB
-        if max(phases['update'], phases['score']) > most or budget <= 0 or budget * GIB >= cache:
+        if max(phases['update'], phases['logprobs']) > most or budget <= 0 or budget * GIB >= cache:
             return None
         candidate = candidate.plus(0.0, rollout__cache_gib=budget)
         changed = _change(plan, candidate)
@@ -179,10 +179,10 @@ def _change(plan, candidate):
 
 
 def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int | float]:
-    """({'update', 'score', 'rollout'} bytes of a device in use then, without cache; bytes of cache) of a plan.
+    """({'update', 'logprobs', 'rollout'} bytes of a device in use then, without cache; bytes of cache) of a plan.
 
     The sizes of the state and of the sampler's weights are exact. Temporaries are those of the base in proportion:
-    the update's to the rows of a microbatch on a device, those of score to the rows of the batch, both without two
+    the update's to the rows of a microbatch on a device, those of logprobs to the rows of the batch, both without two
     copies of the gradient, and all of them to 1 / tensor.
     """
     before, (state, param_bytes) = base.plan, plan.state_bytes()
@@ -206,7 +206,7 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
     whole = max(engine.schedule.bytes(*engine.schedule.whole) for engine in engines)
     return {
         'update': scaled('update', 2 * param_bytes, rows * saved),
-        'score': scaled('score', 0, batch_rows(plan) / batch_rows(before)) + returns * param_bytes,
+        'logprobs': scaled('logprobs', 0, batch_rows(plan) / batch_rows(before)) + returns * param_bytes,
         'rollout': state + plan.fetched_reference_bytes() + weight_bytes(plan) + base.sampler_bytes['rollout'] + extra,
     }, whole
 

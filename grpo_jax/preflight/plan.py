@@ -26,7 +26,7 @@ class Job(NamedTuple):
     """A program to compile."""
 
     name: str
-    phase: str  # of a run: start, cold start, rollout, score, update, evaluation
+    phase: str  # of a run: start, cold start, rollout, logprobs, update, evaluation
     trace: Callable  # () -> jax.stages.Traced
     alive: int  # bytes on a device beside the program's results and temporaries
     arguments: bool = True  # whether its arguments come on top of these
@@ -191,7 +191,14 @@ def jobs_of(plan):
     ):
         jobs.insert(
             1,
-            Job('learner.logprobs', 'score', lambda: learner.logprobs.traced, state + rollout, arguments=False, runs=1),
+            Job(
+                'learner.logprobs',
+                'logprobs',
+                lambda: learner.logprobs.traced,
+                state + rollout,
+                arguments=False,
+                runs=1,
+            ),
         )
     if experiment.config.supervised.updates:
         _, cold = supervised.build_learner(experiment)

@@ -6,7 +6,7 @@ from grpo_jax.preflight import compiler
 from grpo_jax.preflight import plan as plans
 from grpo_jax.sharding import chips
 
-PHASES = ('start', 'cold start', 'rollout', 'score', 'update', 'evaluation')
+PHASES = ('start', 'cold start', 'rollout', 'logprobs', 'update', 'evaluation')
 
 
 class Verdict(NamedTuple):
