@@ -197,6 +197,10 @@ def reopen(workdir: str) -> Experiment:
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
     config = ConfigDict(json_file.read(path))
+    if 'collection' not in config:
+        raise BadInput(
+            '--workdir', workdir, 'was begun by an earlier version; read it with that one, or begin a new run'
+        )
     return open_experiment(config, workdir, folder=os.path.join(workdir, 'model'))
 
 
@@ -212,7 +216,7 @@ def evaluate_run(workdir: str, samples: int, split: str) -> tuple[dict[str, Any]
     experiment = reopen(workdir)
     evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
     params = load_policy(experiment)
-    with checkpoint.manager(workdir, keep=None) as checkpoints:
+    with experiment.reward_functions, checkpoint.manager(workdir, keep=None) as checkpoints:
         return report(evaluator, params, {'workdir': workdir, 'step': checkpoints.latest_step()})
 
 
@@ -222,7 +226,8 @@ def evaluate_folder(config: Any, out: str, samples: int, split: str) -> tuple[di
         raise BadInput('model.random_init', True, 'would evaluate random weights; set it to False')
     experiment = open_experiment(config, out)
     evaluator = make(experiment, samples or config.evaluation.samples, split)
-    return report(evaluator, experiment.params(), {'path': config.model.path})
+    with experiment.reward_functions:
+        return report(evaluator, experiment.params(), {'path': config.model.path})
 
 
 def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str) -> None:

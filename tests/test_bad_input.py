@@ -159,6 +159,25 @@ def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(name, now):
         setattr(section, key, 1)
 
 
+@pytest.mark.parametrize('key', ['dead_groups', 'source', 'max_draws'])
+def test_a_moved_key_in_a_preset_of_ones_own_is_refused(key):
+    config = tiny_run.config()
+    with config.unlocked():
+        config.algorithm[key] = config.collection[key]  # what a preset may do: it may bring numbers of its own
+    with pytest.raises(BadInput, match=key):
+        algorithms.make(config.algorithm, config.collection)
+
+
+def test_a_workdir_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
+    claim(open_experiment(tiny_run.config(), str(tmp_path / 'run')))
+    path = tmp_path / 'run' / 'config.json'
+    recorded = json.loads(path.read_text())
+    del recorded['collection']
+    path.write_text(json.dumps(recorded))
+    with pytest.raises(BadInput, match='earlier version'):
+        evaluate.reopen(str(tmp_path / 'run'))
+
+
 def test_export_and_evaluate_without_a_run(tmp_path):
     with pytest.raises(BadInput, match='holds no run'):
         evaluate.reopen(str(tmp_path))

@@ -209,6 +209,13 @@ def test_a_step_that_is_not_finite_is_skipped_dumped_and_at_last_stops_the_run(t
     assert 'rollout.tokens' in np.load(tmp_path / 'bad' / '000000.npz')
 
 
+def test_packed_rows_on_two_devices_train_also_where_no_logprobs_are_needed(tmp_path):
+    config = tiny_run.config(
+        steps=1, supervised__updates=0, mesh__data=2, learner__pack_columns=64, evaluation__prompts=2
+    )
+    assert int(train.run(config, str(tmp_path)).step) == 1
+
+
 def test_a_run_works_without_jit(tmp_path):
     config = tiny_run.config(
         model__path=small_model.write(tmp_path / 'model'),

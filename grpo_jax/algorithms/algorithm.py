@@ -127,6 +127,7 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     BadInput for an unknown piece, a combination that cannot work, or a number that differs from its default and that
     nothing reads.
     """
+    validation.refuse_moved_keys(section)
     chosen: dict[str, Any] = {
         key: pieces.choose(module, key, section[key], section)
         for key, module in MODULES.items()

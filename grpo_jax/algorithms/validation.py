@@ -24,6 +24,13 @@ SECTIONS = {'dead_groups': 'collection', 'source': 'collection'}
 RUN_NUMBERS = {'critic_warmup': 0, 'value_clip': 0.2}  # numbers of the section that the run reads, with defaults
 
 
+def refuse_moved_keys(section: Any) -> None:
+    """BadInput for what config.collection says today, in config.algorithm, where nothing would read it."""
+    for key, home in SECTIONS.items():
+        if key in section:
+            raise BadInput(f'algorithm.{key}', section[key], f'has moved; it is {home}.{key} now')
+
+
 def check(algorithm: 'Algorithm') -> None:
     """BadInput for a combination that cannot work, whatever the run."""
     kl, placement = pieces.name_of(algorithm.kl), algorithm.kl_placement

@@ -93,7 +93,7 @@ def make_learner(
         initial=jax.jit(new_state, out_shardings=state_shardings),
         pack=pack,
         logprobs=compiled.make_executable(
-            known_first, (state, experience.rollout, packed if needed else None), devices, specs.over_rows(mesh)
+            known_first, (state, experience.rollout, packed), devices, specs.over_rows(mesh)
         ),
         update=compiled.make_executable(
             updated, (state, experience, packed), devices, (state_shardings, specs.replicated(mesh)), donate=0

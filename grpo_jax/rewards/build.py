@@ -75,8 +75,8 @@ class RewardFunctions(NamedTuple):
     def __enter__(self) -> 'RewardFunctions':
         return self
 
-    def __exit__(self, *exception):
-        self.close()
+    def __exit__(self, kind, *exception):
+        self.resources.close(wait=kind is None)  # an error must not wait for a reward that hangs
 
 
 def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Callable] | None = None) -> RewardFunctions:

@@ -67,9 +67,9 @@ class Resources:
         self.models = {}  # reward models by where they come from, see rewards.model.load
         self.event_loop = EventLoop()
 
-    def close(self):
-        """Ends all of it; what has not begun does not begin."""
-        self.threads.shutdown(cancel_futures=True)
+    def close(self, wait: bool = True):
+        """Ends all of it; what has not begun does not begin. Without wait, a reward that runs on is left to itself."""
+        self.threads.shutdown(wait=wait, cancel_futures=True)
         self.event_loop.close()
         self.pool.close()
         self.sandbox.close()

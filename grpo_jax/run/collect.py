@@ -16,6 +16,7 @@ import numpy as np
 
 from grpo_jax import algorithms, data, rewards
 from grpo_jax.algorithms import Algorithm
+from grpo_jax.algorithms.validation import CHOICES
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
@@ -48,6 +49,9 @@ class Collection(NamedTuple):
         correct, or ''.
         """
         collection = cls(**{name: section[name] for name in cls._fields})
+        for name in ('source', 'dead_groups'):
+            if section[name] not in CHOICES[name]:
+                raise BadInput(f'collection.{name}', section[name], 'choose ' + ' or '.join(CHOICES[name]))
         _check_reference(collection)
         if collection.retire_above and not verifier:
             raise BadInput(

@@ -93,8 +93,13 @@ class Loop:
 
 
 def on_devices():
-    """A context in which a host array as an argument of a program is an error, and no hidden transfer."""
-    return jax.transfer_guard('disallow')
+    """A context in which a host array as an argument of a program is an error, and no hidden transfer to the devices.
+
+    Without jit there are no programs, and every operation may bring its constants.
+    """
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+        return contextlib.nullcontext()
+    return jax.transfer_guard_host_to_device('disallow')
 
 
 def _stop_trace():

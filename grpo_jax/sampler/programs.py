@@ -93,7 +93,7 @@ def _decodes_in_kernels(model_config, mesh, choice, block, cache_dtype):
 
 
 class SamplerPrograms:
-    """A table ProgramKey -> Executable, and the calls that an Engine makes of it (engine.Programs).
+    """A table ProgramKey -> Executable, and the calls that an Engine makes of it (engine.ProgramTable).
 
     `compile_all` fills the table beforehand; what is missing is compiled when it is first called.
     """

@@ -82,8 +82,7 @@ class Pool:
 
     def close(self):
         """Ends the workers, each when its call has ended; the pool can be used again."""
-        for _ in range(self.workers):
-            worker = self._idle.get()
+        for worker in [self._idle.get() for _ in range(self.workers)]:
             if worker is not None:
                 self._running.discard(worker)
                 worker.kill()
