@@ -1,5 +1,6 @@
 """Work in killable processes: results, deadlines, deaths, memory, and what is left behind."""
 
+import concurrent.futures
 import os
 import signal
 import subprocess
@@ -87,6 +88,24 @@ def test_nothing_is_left_running(pool):
             os.kill(_reaped(pid), 0)
     assert alone.call(os.getpid) != worker
     alone.close()
+
+
+def test_all_workers_end_with_the_pool():
+    several = Pool(3, deadline=20.0, memory_gib=2.0)
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda _: several.call(time.sleep, 1.0), range(3)))
+        pids = set(threads.map(lambda _: several.call(_pid_after, 0.5), range(3)))
+    several.close()
+    assert len(pids) == 3
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(_reaped(pid), 0)
+
+
+def _pid_after(seconds):
+    """This process's id, after a while in which other workers must take the other calls."""
+    time.sleep(seconds)
+    return os.getpid()
 
 
 def _reaped(pid):
