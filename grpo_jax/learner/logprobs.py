@@ -57,8 +57,8 @@ def rollout_logprobs(
     hidden = transformer.forward(
         params, rollout.tokens, positions, mask, model_config, remat=remat, collectives=head.collectives
     )
-    targets = rollout.tokens[:, queries:]
-    return token_logprobs(params, hidden[:, queries - 1 : -1], targets, rollout.completion_mask, model_config, head)
+    before, targets = hidden[:, queries - 1 : -1], rollout.tokens[:, queries:]
+    return token_logprobs(params, before, targets, rollout.completion_mask, model_config, head)
 
 
 def token_logprobs(
