@@ -7,4 +7,4 @@ cd "$(dirname "$0")/.."
 source launch/venv.sh
 install '.[test]'
 
-.venv/bin/python -m pytest -n 2 "$@"
+.venv/bin/python -m pytest -n 2 --dist worksteal "$@"

@@ -165,9 +165,9 @@ WORKLOADS = dict(
 )
 
 
-@pytest.mark.parametrize('examples', [36, 200])
+@pytest.mark.parametrize('examples', [16, 200])
 def test_any_workload_gives_the_rollout_of_rows_sampled_alone(request, tiny, sample, examples):
-    if examples > 36 and not request.config.getoption('--long'):
+    if examples > 16 and not request.config.getoption('--long'):
         pytest.skip('needs --long')
 
     @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True)
