@@ -8,7 +8,6 @@ import math
 
 from jaxtyping import Bool, Float, Shaped
 import numpy as np
-import scipy.stats
 
 
 def pass_at_k(correct: Bool[np.ndarray, 'N n'], k: int) -> Float[np.ndarray, ' N']:
@@ -73,6 +72,8 @@ def auc(values: Shaped[np.ndarray, ' n'], right: Bool[np.ndarray, ' n']) -> floa
 
     The area under the curve of true over false positives, which is Mann and Whitney's U over all pairs.
     """
+    import scipy.stats  # half a second
+
     good, bad = values[right], values[~right]
     if not len(good) or not len(bad):
         return None

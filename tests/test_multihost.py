@@ -21,7 +21,7 @@ from grpo_jax.run import watch
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DEVICES, STEPS = 4, 5
+DEVICES, STEPS = 4, 4
 # data and fsdp both cut, so that a process holds some of each
 SMALL = [
     '--config.data.options.digits=1',

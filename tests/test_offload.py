@@ -27,9 +27,7 @@ def run(folder, steps=5, **changes):
 
 
 @pytest.mark.parametrize('schedule', ['hard', 'polyak'])
-def test_a_run_that_offloads_and_is_resumed_equals_one_that_does_not(tmp_path, schedule, request):
-    if schedule == 'polyak':
-        request.getfixturevalue('long')
+def test_a_run_that_offloads_and_is_resumed_equals_one_that_does_not(long, tmp_path, schedule):
     renewed = dict(collection__reference=schedule, collection__reference_every=2)
     plain = run(tmp_path / 'plain', **renewed)
     run(tmp_path / 'parts', 2, learner__offload=BOTH, **renewed)  # where a renewal is due

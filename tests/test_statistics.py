@@ -115,7 +115,8 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
 def test_intervals_hang_on_the_seed_and_on_no_other_figure():
     values = np.random.default_rng(3).random((30, 3))
     np.testing.assert_array_equal(interval(values), interval(values))
-    np.testing.assert_array_equal(interval(values[:, 1:2]), interval(values)[:, 1:2])
+    # another number of columns is another product of matrices, whose last bits depend on the machine
+    np.testing.assert_allclose(interval(values[:, 1:2]), interval(values)[:, 1:2], rtol=1e-12)
     assert (interval(values) != interval(values, seed=1)).all()
 
 

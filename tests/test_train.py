@@ -216,7 +216,7 @@ def test_packed_rows_on_two_devices_train_also_where_no_logprobs_are_needed(tmp_
     assert int(train.run(config, str(tmp_path)).step) == 1
 
 
-def test_a_run_works_without_jit(tmp_path):
+def test_a_run_works_without_jit(long, tmp_path):
     config = tiny_run.config(
         model__path=small_model.write(tmp_path / 'model'),
         steps=1,

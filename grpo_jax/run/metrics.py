@@ -11,7 +11,6 @@ from jaxtyping import Bool, Int
 import numpy as np
 import rich.console
 import rich.progress
-from tensorboardX import SummaryWriter
 
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import atomic_write
@@ -37,6 +36,8 @@ class Writer:
     """
 
     def __init__(self, workdir, first_step, steps, title, shown):
+        from tensorboardX import SummaryWriter  # a second, where torch is installed
+
         self._shown = shown
         self._rollouts = os.path.join(workdir, 'rollouts')
         os.makedirs(self._rollouts, exist_ok=True)
