@@ -78,7 +78,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                     ),
                     experiment.mesh,
                 )
-                packed = learner.pack(experience.rollout)
+                if experience.rollout is not draw.rollout:  # rows were dropped
+                    packed = learner.pack(experience.rollout)
                 with on_devices():
                     state, learned = learner.update(state, experience, packed)
                 row |= jax.device_get(learned) | metrics.completion_metrics(rewarded)

@@ -107,7 +107,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
         ends = json.load(file).get('eos_token_id') or 0
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
-    settings = Settings.from_config(config)
+    settings = settings._replace(mesh=config.mesh)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
     devices = Devices(mesh, compile_now=False)
