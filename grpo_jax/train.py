@@ -1,4 +1,11 @@
-"""START HERE: run(config, workdir) builds everything, then loops over the steps of GRPO."""
+"""Trains a policy by GRPO or another preset. START HERE: run(config, workdir) builds everything, then loops over steps.
+
+The same command goes on with a run that was stopped.
+
+Examples:
+    python -m grpo_jax.train --config=arithmetic --workdir=runs/arithmetic
+    python -m grpo_jax.train --config=gsm8k:dapo --workdir=runs/gsm8k --config.rollout.group_size=16 --profile=3:5
+"""
 
 import logging
 import os

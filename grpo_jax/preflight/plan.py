@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from grpo_jax import ROOT, evaluate, rewards, supervised, train
+from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, transformer
@@ -19,7 +19,7 @@ from grpo_jax.sampler import schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES, Devices
 
-MODELS = os.path.join(ROOT, 'configs', 'models')
+MODELS = os.path.join(PACKAGE, 'configs', 'models')
 
 
 class Job(NamedTuple):
@@ -82,7 +82,7 @@ class PlannedRun(NamedTuple):
 
 def find_model(path):
     """The folder of a model, or that of a published model's shape in configs/models."""
-    for folder in (path, os.path.join(ROOT, path)):
+    for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
     published = os.path.join(MODELS, os.path.basename(path).removesuffix('-Instruct'))
