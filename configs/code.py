@@ -17,6 +17,7 @@ def get_config(preset='dr_grpo'):
     config = gsm8k.get_config(preset)
     config.data.name = 'code'
     config.data.options = {'folder': os.path.join(default.DATA, 'code'), 'name': 'mbpp'}
+    config.data.path = 'google-research-datasets/mbpp'
     config.data.max_prompt_tokens = 512
     config.data.template = '{prompt}\nWrite the whole program in one block that starts with ```python.'
     config.reward.parts = (('code', 1.0),)

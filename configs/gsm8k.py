@@ -18,6 +18,7 @@ def get_config(preset='dr_grpo'):
     config.model.dtype = 'bfloat16'
     config.data.name = 'gsm8k'
     config.data.options = {'folder': os.path.join(default.DATA, 'math')}
+    config.data.path = 'openai/gsm8k'
     config.data.prompts_per_step = 32
     config.data.max_prompt_tokens = 256
     config.data.chat = True

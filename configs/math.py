@@ -16,6 +16,7 @@ def get_config(preset='dr_grpo'):
     config.steps = 300
     config.data.name = 'math'
     config.data.options = {'folder': os.path.join(default.DATA, 'math')}
+    config.data.path = 'EleutherAI/hendrycks_math'
     config.data.max_prompt_tokens = 512
     config.data.template = '{prompt}\nReason step by step, and put the final answer within \\boxed{}.'
     config.rollout.max_tokens = 1024

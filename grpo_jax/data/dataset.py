@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
+from grpo_jax.data import origin
 from grpo_jax.data.records import drop_malformed
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
@@ -26,11 +27,16 @@ class DataOptions(NamedTuple):
     """config.data as plain values; configs/default.py says what each means."""
 
     name: str
+    path: str
+    revision: str
     options: dict[str, Any]
     prompts_per_step: int
     max_prompt_tokens: int
     prompt_format: PromptFormat
     strict: bool
+    origins: tuple[
+        origin.Origin, ...
+    ] = ()  # of each source, once `locate` has put the folders that are read into options
 
     @classmethod
     def from_config(cls, section: Any) -> 'DataOptions':
@@ -40,6 +46,8 @@ class DataOptions(NamedTuple):
                 raise BadInput(f'data.{name}', section[name], f'must be at least {least}')
         return cls(
             section['name'],
+            section['path'],
+            section['revision'],
             dict(section['options']),
             section['prompts_per_step'],
             section['max_prompt_tokens'],
@@ -54,6 +62,33 @@ class Dataset(NamedTuple):
     examples: list[Example]
     tokens: list[list[int]]
     sources: tuple = ()  # of a mixture: (weight, indices of the source's examples i64[n]) of each source
+
+
+def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> DataOptions:
+    """The DataOptions with the folder that each data set is read from, and its origin, as origin.choose_folder says.
+
+    recorded are the origins that the run began with. Data sets that lie in no folder are fetched; no row is read.
+    """
+    module, values = _import(options.name), options.options
+    if not hasattr(module, 'weights'):
+        values, where = origin.choose_folder(module, values, options.path, options.revision, *recorded)
+        return options._replace(options=values, origins=(where,))
+    if options.path or options.revision:
+        raise BadInput(
+            'data.path',
+            options.path,
+            'is for one data set; the sources of a mixture have path and revision of their own',
+        )
+    module.weights(**values)  # refuses what cannot be mixed
+    sources, origins = [], []
+    for k, source in enumerate(values['sources']):
+        path, revision = source.get('path', ''), source.get('revision', '')
+        located, where = origin.choose_folder(
+            _import(source['name']), source['options'], path, revision, *recorded[k : k + 1]
+        )
+        sources.append({**source, 'options': located})
+        origins.append(where)
+    return options._replace(options={'sources': sources}, origins=tuple(origins))
 
 
 def load(options: DataOptions, split: str, tokenizer: Any) -> Dataset:
