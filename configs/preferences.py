@@ -1,12 +1,13 @@
-"""DPO on preference pairs: UltraFeedback, in which GPT-4 chose between the answers of two models.
+r"""DPO on preference pairs: UltraFeedback, in which GPT-4 chose between the answers of two models.
 
     python -m grpo_jax.train --config=configs/preferences.py --workdir=runs/preferences \
         --config.model.path=Qwen/Qwen2.5-0.5B-Instruct
 
-Other pairs: --config.data.path=trl-lib/ultrafeedback_binarized, or a folder in --config.data.options.folder, with the names
-of its fields (docs/data.md). :sft learns the chosen answers alone. A reward model of the same pairs:
+Other pairs: --config.data.path=trl-lib/ultrafeedback_binarized, or a folder in --config.data.options.folder, and the
+names of its fields (docs/data.md). :sft learns the chosen answers alone. A reward model of the same pairs:
 
-    python -m grpo_jax.reward_model --config=configs/preferences.py --workdir=runs/preferred --config.supervised.updates=500
+    python -m grpo_jax.reward_model --config=configs/preferences.py --workdir=runs/preferred \
+        --config.supervised.updates=500
 
 The data are read from GRPO_JAX_DATA/preferences or from the hub. There is no verifier: held-out prompts only show how
 long answers become and how much they repeat themselves. Sizes suit one TPU host of 8 chips with mesh.fsdp=8.

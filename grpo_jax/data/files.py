@@ -83,10 +83,10 @@ def _paths(folder, split, prefix, own):
     raise BadInput(
         'data.options.folder',
         folder,
-        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or save_to_disk, '
-        f'only {_subfolders(folder)}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
+        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or '
+        f'save_to_disk, only {_subfolders(folder)}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
         if os.path.isdir(folder)
-        else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set on the hub',
+        else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set',
     )
 
 

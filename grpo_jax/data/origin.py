@@ -61,6 +61,10 @@ def choose_folder(
     if not fetched:
         return options, Origin(path, revision, '', folder)
     snapshot = hub.fetch('data.path', path, PATTERNS, remedy, dataset=True, revision=wanted)
+    if not os.path.isdir(snapshot):
+        raise BadInput(
+            'data.path', path, f'has none of {", ".join(PATTERNS)}; data.revision=refs/convert/parquet may have'
+        )
     hub.announce(path, snapshot, why)
     return options | {'folder': snapshot}, Origin(path, revision, os.path.basename(snapshot), '')
 
@@ -78,7 +82,7 @@ def _check_id(path, revision):
 def _holds(folder, module, options):
     """Whether a folder, {split} in its name standing for any split, has a file of the data set.
 
-    module.FILES is how names of the data set's own files begin, {name} being an option; without it, any folder has some.
+    module.FILES is how names of its own files begin, {name} being an option; without FILES, any folder has some.
     """
     pattern = glob.escape(folder).replace('{split}', '*')
     if not folder or not hasattr(module, 'FILES'):
