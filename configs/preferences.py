@@ -14,7 +14,7 @@ long answers become and how much they repeat themselves. Sizes suit one TPU host
 """
 import os
 
-from configs import default
+from grpo_jax.configs import default
 
 
 def get_config(preset='dpo'):

@@ -6,7 +6,7 @@ The data are read from GRPO_JAX_DATA/math or from the hub. Template and sizes ar
 """
 import os
 
-from configs import default, gsm8k
+from grpo_jax.configs import default, gsm8k
 
 
 def get_config(preset='dr_grpo'):

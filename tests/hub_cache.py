@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 import pyarrow
 import pyarrow.parquet
 
-from configs import default
 from grpo_jax import data
+from grpo_jax.configs import default
 
 OLD, NEW = 'a' * 40, 'b' * 40
 HALVES = [

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from configs import code, gsm8k, preferences, svamp
-from configs import math as math_config
 from grpo_jax import data
+from grpo_jax.configs import code, gsm8k, preferences, svamp
+from grpo_jax.configs import math as math_config
 from grpo_jax.data import jsonl
 from grpo_jax.data.math import last_boxed
 from grpo_jax.errors import BadInput

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import huggingface_hub.constants as constants
 import pytest
 
-from configs import gsm8k
 from grpo_jax import data, evaluate, iterate, supervised, sweep, train
+from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.run.experiment import claim, open_experiment
