@@ -4,8 +4,8 @@
         --config.model.path=Qwen/Qwen2.5-0.5B-Instruct
 
 Trains on tasks 601 to 974 and is evaluated on 11 to 510; --config.data.options.name=mbpp_sanitized takes those of them
-that people checked. The data are read from GRPO_JAX_DATA (data/ by default). Sizes suit one TPU host of 8 chips with
-mesh.fsdp=8.
+that people checked. The data are read from GRPO_JAX_DATA/code (data/code by default) or, where that has none, from the
+hub: google-research-datasets/mbpp. Sizes suit one TPU host of 8 chips with mesh.fsdp=8.
 """
 import os
 

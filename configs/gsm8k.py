@@ -3,7 +3,8 @@
     python -m grpo_jax.train --config=configs/gsm8k.py:dapo --workdir=runs/gsm8k \
         --config.model.path=Qwen/Qwen2.5-0.5B-Instruct
 
-The data are read from GRPO_JAX_DATA (data/ by default). Sizes suit one TPU host of 8 chips with mesh.fsdp=8.
+The data are read from GRPO_JAX_DATA/math (data/math by default) or, where that has none, from the hub:
+openai/gsm8k. Sizes suit one TPU host of 8 chips with mesh.fsdp=8.
 """
 import os
 

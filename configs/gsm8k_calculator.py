@@ -2,7 +2,7 @@
 
     python -m grpo_jax.train --config=configs/gsm8k_calculator.py --workdir=runs/calculator
 
-Tested on expressions of the test split that the train split does not have.
+Tested on expressions of the test split that the train split does not have. The data are those of configs/gsm8k.py.
 """
 import os
 

@@ -1,9 +1,11 @@
 """A split of a data set, tokenized: from config.data to the prompts of a batch."""
 
 from collections.abc import Sequence
-import importlib
+import functools
+import importlib.util
 import inspect
 import logging
+import os
 from typing import Any, NamedTuple
 
 from jaxtyping import Int
@@ -146,15 +148,30 @@ def _keywords(function):
 
 
 def _import(name):
-    """The module of a data set."""
-    try:
-        module = importlib.import_module(f'grpo_jax.data.{name}')
-    except ModuleNotFoundError as error:
-        if error.name != f'grpo_jax.data.{name}':
-            raise
-        module = None
+    """The module of a data set: a file of this package, or FILE.py of the user's."""
+    if name.endswith('.py'):
+        module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
+    else:
+        try:
+            module = importlib.import_module(f'grpo_jax.data.{name}')
+        except ModuleNotFoundError as error:
+            if error.name != f'grpo_jax.data.{name}':
+                raise
+            module = None
     if module is None or not hasattr(module, 'examples'):
-        raise BadInput('data.name', name, 'no such file in grpo_jax/data; add one with examples(split, **options)')
+        place = 'file' if name.endswith('.py') else 'file in grpo_jax/data'
+        raise BadInput(
+            'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'
+        )
+    return module
+
+
+@functools.cache
+def _import_file(path, changed):
+    """The module of a file, once for each time that the file has changed."""
+    spec: Any = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix('.py'), path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
