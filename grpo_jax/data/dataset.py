@@ -36,9 +36,7 @@ class DataOptions(NamedTuple):
     max_prompt_tokens: int
     prompt_format: PromptFormat
     strict: bool
-    origins: tuple[
-        origin.Origin, ...
-    ] = ()  # of each source, once `locate` has put the folders that are read into options
+    origins: tuple[origin.Origin, ...] = ()  # of each source, once `locate` has put their folders into options
 
     @classmethod
     def from_config(cls, section: Any) -> 'DataOptions':
@@ -77,9 +75,7 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
         return options._replace(options=values, origins=(where,))
     if options.path or options.revision:
         raise BadInput(
-            'data.path',
-            options.path,
-            'is for one data set; the sources of a mixture have path and revision of their own',
+            'data.path', options.path, 'sources of a mixture have path and revision of their own; leave it empty'
         )
     module.weights(**values)  # refuses what cannot be mixed
     sources, origins = [], []

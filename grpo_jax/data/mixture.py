@@ -10,9 +10,7 @@ from grpo_jax.types import Example
 
 
 def examples(split: str, *, sources: Sequence[Any]) -> list[Example | BadInput]:
-    """Examples of all sources, dicts of name, weight and options, and source where a name comes twice.
-
-    path and revision of a source are those of config.data, for that source.
+    """Examples of all sources, dicts of name, weight and options, path and revision, and source if a name comes twice.
 
     meta['source'] is the dict's source, or its name. Example i of source k has the id i * len(sources) + k, which does
     not change when other sources grow.
@@ -30,12 +28,10 @@ def examples(split: str, *, sources: Sequence[Any]) -> list[Example | BadInput]:
 def weights(*, sources: Sequence[Any]) -> dict[str, int | float]:
     """meta['source'] -> weight; BadInput for sources that cannot be mixed."""
     for source in sources:
-        needed, possible = {'name', 'weight', 'options'}, {'source', 'path', 'revision'}
-        if not needed <= set(source) <= needed | possible:
+        needed = {'name', 'weight', 'options'}
+        if not needed <= set(source) <= needed | {'source', 'path', 'revision'}:
             raise BadInput(
-                'data.options.sources',
-                source,
-                'must have name, weight, options and, if need be, source, path, revision',
+                'data.options.sources', source, 'must have name, weight, options, and may have source, path, revision'
             )
         if not isinstance(source['weight'], (int, float)) or not 0 < source['weight'] < math.inf:
             raise BadInput('data.options.sources', source, 'its weight must be above 0; leave the source out for none')

@@ -45,28 +45,37 @@ def choose_folder(
         return options, Origin('', '', '', '')
     _check_id(path, revision)
     folder = options.get('folder') or ''
-    held, wanted, why = _holds(folder, module, options), revision, f'for the data set {name}'
-    fetched = bool(path) and (bool(revision) or not held)
-    remedy = '{hub}, or name the folder of its files in data.options.folder, or the one above it in GRPO_JAX_DATA'
-    if recorded and (recorded.path, recorded.revision) == (path, revision):
-        fetched, wanted = bool(recorded.commit), recorded.commit
-        if path and not fetched and not held:
-            raise BadInput('data.options.folder', folder, 'held the data that the run began with; bring them back')
-        remedy = f'the run began with its commit {wanted}, but {{hub}}'
-    elif revision:
-        remedy = f'its revision {revision} is asked for, but {{hub}}'
-    elif folder:
-        why += f', of which {folder} has no file'
-        remedy = f'{folder} has no file of the data set {name}, {remedy}'
-    if not fetched:
-        return options, Origin(path, revision, '', folder)
-    snapshot = hub.fetch('data.path', path, PATTERNS, remedy, dataset=True, revision=wanted)
-    if not os.path.isdir(snapshot):
-        raise BadInput(
-            'data.path', path, f'has none of {", ".join(PATTERNS)}; data.revision=refs/convert/parquet may have'
-        )
-    hub.announce(path, snapshot, why)
-    return options | {'folder': snapshot}, Origin(path, revision, os.path.basename(snapshot), '')
+    held = _holds(folder, module, options)
+    if recorded and (recorded.path, recorded.revision) != (path, revision):
+        recorded = None
+    if recorded.commit if recorded else path and (revision or not held):
+        commit, missing = recorded.commit if recorded else '', '' if held else folder
+        remedy = _remedy(name, revision, commit, missing)
+        snapshot = hub.fetch('data.path', path, PATTERNS, remedy, dataset=True, revision=commit or revision)
+        if not os.path.isdir(snapshot):
+            raise BadInput(
+                'data.path', path, f'has none of {", ".join(PATTERNS)}; data.revision=refs/convert/parquet may have'
+            )
+        commit = os.path.basename(snapshot)
+        hub.announce(f'data set {name}: commit {commit} of {path}' + f', {missing} has no file of it' * bool(missing))
+        return options | {'folder': snapshot}, Origin(path, revision, commit, '')
+    if path and not held:
+        raise BadInput('data.options.folder', folder, 'held the data that the run began with; bring them back')
+    if path:
+        hub.announce(f'data set {name}: files of {folder}, and not {path} of the hub')
+    return options, Origin(path, revision, '', folder)
+
+
+def _remedy(name, revision, commit, missing):
+    """The remedy of hub.fetch: for a commit that the run began with, a revision that is asked for, or the newest."""
+    if commit:
+        return f'the run began with its commit {commit}, but {{hub}}'
+    if revision:
+        return f'its revision {revision} is asked for, but {{hub}}'
+    return (
+        f'{missing} has no file of the data set {name}, ' * bool(missing)
+        + '{hub}, or name the folder of its files in data.options.folder, or the one above it in GRPO_JAX_DATA'
+    )
 
 
 def _check_id(path, revision):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import contextlib
 import functools
-import os
 import re
 import sys
 
@@ -45,6 +44,6 @@ def fetch(
 
 
 @functools.cache
-def announce(path: str, folder: str, why: str):
-    """Prints, once a process, which snapshot is read and why."""
-    print(f'{path}: commit {os.path.basename(folder)} of the hub, {why}', file=sys.stderr, flush=True)
+def announce(line: str):
+    """Prints a line, once a process: what is read from where."""
+    print(line, file=sys.stderr, flush=True)

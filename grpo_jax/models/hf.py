@@ -72,7 +72,7 @@ def find(path: str | os.PathLike[str]) -> str:
         )
     patterns = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
     folder = hub.fetch('model.path', path, patterns, 'no such folder, and {hub}, or give a Hugging Face folder')
-    hub.announce(path, folder, 'for model.path')
+    hub.announce(f'model {path}: commit {os.path.basename(folder)} of the hub')
     return folder
 
 

@@ -51,7 +51,8 @@ def test_the_users_files_come_first(gsm8k_hub, tmp_path, capfd, name):
     located = data.locate(options('gsm8k', 'openai/gsm8k', folder=str(tmp_path / 'mine')))
     assert located.origins == (data.Origin('openai/gsm8k', '', '', str(tmp_path / 'mine')),)
     assert [e.prompt for e in read(located)] == ['mine?']
-    assert capfd.readouterr().err == ''
+    line = f'data set gsm8k: files of {tmp_path / "mine"}, and not openai/gsm8k of the hub\n'
+    assert capfd.readouterr().err == line
 
 
 @pytest.mark.parametrize('name', ['', 'math_train.jsonl', 'notes.txt', 'gsm8k'])
@@ -62,9 +63,7 @@ def test_a_folder_without_a_file_of_the_data_set_gives_way_to_the_hub_in_one_lin
         (folder / name).write_text('{}')
     for _ in range(2):
         assert data.locate(options('gsm8k', 'openai/gsm8k', folder=str(folder))).origins[0].commit == NEW
-    assert capfd.readouterr().err == (
-        f'openai/gsm8k: commit {NEW} of the hub, for the data set gsm8k, of which {folder} has no file\n'
-    )
+    assert capfd.readouterr().err == (f'data set gsm8k: commit {NEW} of openai/gsm8k, {folder} has no file of it\n')
 
 
 def test_a_folder_that_lacks_a_split_is_refused_and_not_replaced(gsm8k_hub, tmp_path):
@@ -124,7 +123,7 @@ def test_sources_of_a_mixture_have_ids_of_their_own(gsm8k_hub):
     assert {e.meta['source'] for e in read(located)} == {'gsm8k', 'svamp', 'tinystories'}
     began = [located.origins[0]._replace(commit=NEW), *located.origins[1:]]
     assert data.locate(options('mixture', '', sources=sources), began).origins == tuple(began)
-    with pytest.raises(BadInput, match=r'data.path .*the sources of a mixture have path and revision of their own'):
+    with pytest.raises(BadInput, match=r'data.path .*: sources of a mixture have path and revision of their own'):
         data.locate(options('mixture', 'openai/gsm8k', sources=sources))
 
 
@@ -412,8 +411,8 @@ def test_an_experiment_runs_on_nothing_but_the_cache_of_the_hub(hub_cache, tmp_p
     cache.write(hub_cache, 'Qwen/Qwen3-0.6B', NEW, files, kind='model')
     train.run(small(), 'run')
     lines = capfd.readouterr().err.splitlines()
-    assert f'openai/gsm8k: commit {OLD} of the hub, for the data set gsm8k, of which data/math has no file' in lines
-    assert f'Qwen/Qwen3-0.6B: commit {NEW} of the hub, for model.path' in lines
+    assert f'data set gsm8k: commit {OLD} of openai/gsm8k, data/math has no file of it' in lines
+    assert f'model Qwen/Qwen3-0.6B: commit {NEW} of the hub' in lines
     content, _ = evaluate.evaluate_run('run', 1, 'test')
     assert [origin['commit'] for origin in content['origins']] == [OLD]
 
