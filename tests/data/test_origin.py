@@ -17,6 +17,7 @@ from grpo_jax import data, evaluate, iterate, supervised, sweep, train
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
+from grpo_jax.run import demonstrations
 from grpo_jax.run.experiment import claim, open_experiment
 from tests import hub_cache as cache
 from tests import small_model, tiny_run
@@ -350,6 +351,16 @@ def test_a_run_whose_commit_is_gone_is_refused_and_left_alone(hub_cache, tmp_pat
         with pytest.raises(BadInput, match=f'began with its commit {OLD}, .*--repo-type dataset --revision {OLD}`$'):
             again()
     assert before == {path: path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()}
+
+
+def test_pairs_of_the_hub_are_what_dpo_learns_from(hub_cache, tmp_path):
+    path = 'trl-lib/ultrafeedback_binarized'
+    cache.write(hub_cache, path, OLD, REPOSITORIES[path])
+    changes = {'collection__source': 'pairs', 'data__name': 'preferences', 'data__path': path, 'data__options': {}}
+    experiment = open_experiment(tiny_run.config(preset='dpo', **changes), str(tmp_path))
+    dataset, ((chosen, rejected),) = demonstrations.find(experiment, ('demonstration', 'rejected'))
+    assert dataset.examples[0].prompt == 'Why?'
+    assert [experiment.tokenizer.decode(ids[:-1]) for ids in (chosen, rejected)] == ['So.', 'No.']
 
 
 def test_a_run_on_made_data_has_no_data_json(tmp_path):
