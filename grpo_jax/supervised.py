@@ -37,18 +37,19 @@ def cold_start(experiment: Experiment):
     """The initial policy of an experiment: its model's weights, or those that supervised.updates lead to."""
     if not experiment.settings.supervised.updates:
         return experiment.params()
-    return run(experiment.config, os.path.join(experiment.workdir, 'cold_start')).params
+    workdir = os.path.join(experiment.workdir, 'cold_start')
+    return run(experiment.config, workdir, experiment.settings.data.origins).params
 
 
-def run(config, workdir) -> TrainState:
+def run(config, workdir, origins=()) -> TrainState:
     """The final TrainState of supervised training on the train split's demonstrations, in its own workdir.
 
     A demonstration is an example's meta['demonstration']; those longer than rollout.max_tokens are left out. Goes on
-    where it stopped.
+    where it stopped. origins: of the data, where another run has chosen them.
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    experiment = open_experiment(config, workdir)
+    experiment = open_experiment(config, workdir, origins=origins)
     shapes, learner = build_learner(experiment)
     dataset, completions = demonstrations.find(experiment)
 
