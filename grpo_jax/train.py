@@ -12,7 +12,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
-from grpo_jax.run import cli, collect, metrics, reference
+from grpo_jax.run import cli, collect, curves, metrics, reference
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.sharding import batches, compiled
@@ -93,6 +93,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
     evaluate.print_changes(os.path.join(workdir, 'evaluations.jsonl'))
+    curves.print_curves(workdir)
     return state
 
 
