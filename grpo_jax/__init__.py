@@ -2,4 +2,4 @@
 
 import os
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of the repository
+PACKAGE = os.path.dirname(os.path.abspath(__file__))  # its folder, which holds configs/
