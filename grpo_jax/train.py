@@ -51,7 +51,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
         state = loop.restore(learner.state)
         if state is None:
             gold.check(reward_functions, collector.examples)
-            state = learner.initial(supervised.cold_start(experiment))
+            state = learner.initial(supervised.cold_start(experiment, functions))
         claim(experiment)
         compiled.write_hashes(workdir, **programs)
 

@@ -105,9 +105,10 @@ def parsed(command, own):
         flags.FLAGS.unparse_flags()
 
 
-def shrink(config, model):
-    """Makes a config of the demo tiny in place, but for its algorithm and rewards: two steps of the model in a folder."""
-    small = tiny_run.config(steps=2, supervised__updates=2, evaluation__prompts=2, evaluation__samples=2)
+def shrink(config, model, cold_start=0):
+    """Makes a config of the demo tiny in place, but for its algorithm and rewards: a step of the model in a folder."""
+    # as many samples as completions of a prompt: one sampler for both
+    small = tiny_run.config(steps=1, supervised__updates=cold_start, evaluation__prompts=2, evaluation__samples=4)
     with config.unlocked():
         for name in ('steps', 'data', 'rollout', 'supervised', 'evaluation'):
             config[name] = small[name]

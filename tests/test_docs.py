@@ -4,6 +4,7 @@ import ast
 import contextlib
 from html.parser import HTMLParser
 import importlib
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 
 from grpo_jax import algorithms, sweep, train
 from grpo_jax.algorithms import pieces, surrogates
-from grpo_jax.configs import arithmetic, default
+from grpo_jax.configs import default
 from grpo_jax.models import hf, transformer
 from tests import doc_examples, small_model
 from tests.doc_examples import PAGES, ROOT
@@ -91,7 +92,7 @@ def test_a_piece_and_a_preset_without_a_word_come_into_the_tables(scripts, monke
 
     bare.__module__ = surrogates.__name__
     monkeypatch.setattr(surrogates, 'bare', bare, raising=False)
-    assert '| `bare` |  |  | `bare_bound` 0.25, `bare_free`  |' in scripts['algorithms'].all_pieces()
+    assert '| `bare` |  |  | `bare_bound` 0.25, `bare_free` |' in scripts['algorithms'].all_pieces()
     module = importlib.import_module('grpo_jax.configs.algorithms.rloo')
     monkeypatch.setattr(module, '__doc__', None)
     assert '| `rloo` |  |  | R |' in scripts['algorithms'].advice()
@@ -153,7 +154,7 @@ def test_links_lead_to_files_and_headings(page):
 def test_lists_and_tables_begin_after_an_empty_line(page):
     # GitHub reads them all the same, mkdocs does not
     lines = prose(page).splitlines()
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in itertools.pairwise(lines):
         for begin in (r'\| ', r'[-*] ', r'\d+\. '):
             starts = re.match(begin, line) and before.strip() and not re.match(rf'{begin}|\|--| ', before)
             assert not starts, line
@@ -248,6 +249,7 @@ def commands(page):
 def run_command(page, command, word, model):
     """Runs the one line of a page that starts the command with this word in its flags, with tiny settings."""
     (own,) = {tuple(own) for name, own in commands(page) if name == command and word in ' '.join(own)}
+    own = [flag for flag in own if not flag.startswith('--samples')]  # more would be another sampler to compile
     with doc_examples.parsed(command, own) as module:
         config = doc_examples.flags.FLAGS.config if 'config' in doc_examples.flags.FLAGS else None
         if config is not None:
@@ -325,7 +327,7 @@ def test_python_runs(folder, page, finished, tiny_model, monkeypatch):
     run = train.run
 
     def run_less(config, *arguments, **options):
-        doc_examples.shrink(config, tiny_model)
+        doc_examples.shrink(config, tiny_model, cold_start=1)
         return run(config, *arguments, **options)
 
     monkeypatch.setattr(train, 'run', run_less)
@@ -356,20 +358,27 @@ OWN = 'docs/add_your_own.md'
 
 
 @pytest.mark.parametrize('folder', [OWN], indirect=True)
-@pytest.mark.parametrize('name', ['brevity', 'unclipped', 'squash', 'two_digits'])
+@pytest.mark.parametrize('name', ['brevity', 'squash'])
 def test_what_a_reader_adds_trains(folder, name, tiny_model):
     run_command(OWN, 'train', f'runs/{name}', tiny_model)
     with open(folder / 'runs' / name / 'metrics.jsonl', encoding='utf8') as file:
         rows = [json.loads(line) for line in file]
-    assert len(rows) == 2 and all(row['finite'] == 1 for row in rows)
+    assert len(rows) == 1 and rows[0]['finite'] == 1
     assert name != 'brevity' or 0 < rows[0]['reward/brevity'] < 1
 
 
 @pytest.mark.parametrize('folder', [OWN], indirect=True)
-def test_the_options_and_numbers_of_the_examples_arrive(folder):
+def test_what_the_examples_set_arrives(folder):
     own = {flag.rpartition('/')[2]: list(flags) for _, flags in commands(OWN) for flag in flags if 'workdir' in flag}
     with doc_examples.parsed('train', own['brevity']):
         assert doc_examples.flags.FLAGS.config.reward.options.brevity.scale == 0.05
+    with doc_examples.parsed('train', own['two_digits']):
+        config = doc_examples.flags.FLAGS.config
+        assert (config.data.options.digits, config.rollout.group_size, config.algorithm.clip_high) == (2, 16, 0.28)
+    with doc_examples.parsed('train', own['unclipped']):
+        config = doc_examples.flags.FLAGS.config
+        method = algorithms.make(config.algorithm, config.collection)
+    assert pieces.name_of(method.surrogate) == 'importance' and method.dead_groups == 'drop'
     with doc_examples.parsed('train', own['squash']):
         method = algorithms.make(doc_examples.flags.FLAGS.config.algorithm)
     # -2 w tanh(.2 / w) with w = .4
@@ -392,10 +401,11 @@ def test_a_family_that_is_added_has_the_logits_of_transformers(folder, tiny_mode
     device = transformer.map_table(lambda path, param: jnp.zeros(()).device, transformer.param_table(c))
     params = hf.load_params(folder / 'mistral', c, device)
     tokens = np.arange(2, 18).reshape(1, -1)
-    logits = transformer.forward(params, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), c)
+    visible = jnp.ones(tokens.shape, bool)
+    hidden = transformer.forward(params, jnp.asarray(tokens), transformer.positions_of(visible), visible, c)
     with torch.no_grad():
         expected = model(torch.tensor(tokens)).logits.numpy()
-    np.testing.assert_allclose(logits, expected, atol=2e-5)
+    np.testing.assert_allclose(transformer.unembed(params, hidden, c), expected, atol=2e-5)
 
 
 def test_the_table_says_how_many_files_and_lines_each_takes():
