@@ -4,8 +4,8 @@
         --config.model.path=Qwen/Qwen2.5-0.5B-Instruct
 
 Trains on tasks 601 to 974 and is evaluated on 11 to 510; --config.data.options.name=mbpp_sanitized takes those of them
-that people checked. The data are read from GRPO_JAX_DATA (data/ by default). Sizes suit one TPU host of 8 chips with
-mesh.fsdp=8.
+that people checked. The data are read from GRPO_JAX_DATA/code (data/code by default) or, where that has none, from the
+hub: google-research-datasets/mbpp. Sizes suit one TPU host of 8 chips with mesh.fsdp=8.
 """
 import os
 
@@ -17,6 +17,7 @@ def get_config(preset='dr_grpo'):
     config = gsm8k.get_config(preset)
     config.data.name = 'code'
     config.data.options = {'folder': os.path.join(default.DATA, 'code'), 'name': 'mbpp'}
+    config.data.path = 'google-research-datasets/mbpp'
     config.data.max_prompt_tokens = 512
     config.data.template = '{prompt}\nWrite the whole program in one block that starts with ```python.'
     config.reward.parts = (('code', 1.0),)

@@ -55,8 +55,10 @@ def get_config(preset='grpo'):
     config.model.dtype = 'float32'       # of computation: float32 or bfloat16; master weights are float32
 
     config.data = Config()
-    config.data.name = 'arithmetic'      # file in grpo_jax/data
+    config.data.name = 'arithmetic'      # file in grpo_jax/data, or FILE.py of yours
     config.data.options = Config()       # arguments of its examples()
+    config.data.path = ''                # Hugging Face data set, for what data.options.folder does not hold; '': none
+    config.data.revision = ''            # its commit or tag, read whatever the folder holds; '': the newest
     config.data.prompts_per_step = 32    # P
     config.data.max_prompt_tokens = 64   # Q; longer prompts are left out
     config.data.chat = False             # apply the tokenizer's chat template

@@ -3,7 +3,8 @@
     python -m grpo_jax.train --config=configs/gsm8k.py:dapo --workdir=runs/gsm8k \
         --config.model.path=Qwen/Qwen2.5-0.5B-Instruct
 
-The data are read from GRPO_JAX_DATA (data/ by default). Sizes suit one TPU host of 8 chips with mesh.fsdp=8.
+The data are read from GRPO_JAX_DATA/math (data/math by default) or, where that has none, from the hub:
+openai/gsm8k. Sizes suit one TPU host of 8 chips with mesh.fsdp=8.
 """
 import os
 
@@ -18,6 +19,7 @@ def get_config(preset='dr_grpo'):
     config.model.dtype = 'bfloat16'
     config.data.name = 'gsm8k'
     config.data.options = {'folder': os.path.join(default.DATA, 'math')}
+    config.data.path = 'openai/gsm8k'
     config.data.prompts_per_step = 32
     config.data.max_prompt_tokens = 256
     config.data.chat = True

@@ -2,7 +2,7 @@
 
     python -m grpo_jax.train --config=configs/gsm8k_calculator.py --workdir=runs/calculator
 
-Tested on expressions of the test split that the train split does not have.
+Tested on expressions of the test split that the train split does not have. The data are those of configs/gsm8k.py.
 """
 import os
 
@@ -17,6 +17,7 @@ def get_config(preset='dr_grpo'):
     config.model.random_init = True
     config.data.name = 'gsm8k_calculator'
     config.data.options = {'folder': os.path.join(default.DATA, 'math'), 'slips': 0.65}
+    config.data.path = 'openai/gsm8k'
     config.data.prompts_per_step = 64
     config.data.max_prompt_tokens = 16
     config.rollout.group_size = 8

@@ -3,7 +3,8 @@ r"""MATH with an instruction model: the chat template, answers in \boxed{} judge
     python -m grpo_jax.train --config=configs/math.py:dapo --workdir=runs/math \
         --config.model.path=Qwen/Qwen2.5-1.5B-Instruct
 
-The data are read from GRPO_JAX_DATA (data/ by default). Sizes suit one TPU host of 8 chips with mesh.fsdp=8.
+The data are read from GRPO_JAX_DATA/math (data/math by default) or, where that has none, from the hub:
+EleutherAI/hendrycks_math. Sizes suit one TPU host of 8 chips with mesh.fsdp=8.
 """
 import os
 
@@ -16,6 +17,7 @@ def get_config(preset='dr_grpo'):
     config.steps = 300
     config.data.name = 'math'
     config.data.options = {'folder': os.path.join(default.DATA, 'math')}
+    config.data.path = 'EleutherAI/hendrycks_math'
     config.data.max_prompt_tokens = 512
     config.data.template = '{prompt}\nReason step by step, and put the final answer within \\boxed{}.'
     config.rollout.max_tokens = 1024

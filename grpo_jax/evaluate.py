@@ -101,6 +101,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
     content = {
         'model': model,
         'data': config.data.to_dict(),
+        'origins': [origin._asdict() for origin in experiment.settings.data.origins if any(origin)],
         'split': evaluator.split,
         'prompts': len(dataset.examples),
         'first_prompt': experiment.tokenizer.decode(dataset.tokens[0]),

@@ -19,6 +19,7 @@ from grpo_jax import export, reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.run import cli, metrics, tables
+from grpo_jax.run.experiment import record_origins, recorded_origins
 
 
 def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[str, Any]]:
@@ -36,6 +37,8 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
         reward_folder = _train_reward_model(learning, folders['reward_model'])
         learning = policy_config(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
+            if i:  # every iteration reads the data that the first one reads
+                record_origins(folders['policy'], recorded_origins(os.path.join(workdir, '0', 'policy')))
             train.run(learning, folders['policy'])
         policy = folders['exported']
         if not os.path.exists(policy):
@@ -90,6 +93,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
         if weight
     ]
     changed.data.name, changed.data.options = 'mixture', {'sources': sources}
+    changed.data.path = changed.data.revision = ''
     return changed
 
 

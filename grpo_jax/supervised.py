@@ -40,18 +40,20 @@ def cold_start(experiment: Experiment, functions: Mapping | None = None):
     """
     if not experiment.settings.supervised.updates:
         return experiment.params()
-    return run(experiment.config, os.path.join(experiment.workdir, 'cold_start'), functions).params
+    workdir = os.path.join(experiment.workdir, 'cold_start')
+    return run(experiment.config, workdir, experiment.settings.data.origins, functions).params
 
 
-def run(config, workdir, functions: Mapping | None = None) -> TrainState:
+def run(config, workdir, origins=(), functions: Mapping | None = None) -> TrainState:
     """The final TrainState of supervised training on the train split's demonstrations, in its own workdir.
 
     A demonstration is an example's meta['demonstration']; those longer than rollout.max_tokens are left out. Goes on
-    where it stopped. functions: rewards by name that config.reward.parts may list.
+    where it stopped. origins: of the data, where another run has chosen them; functions: rewards by name that
+    config.reward.parts may list.
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    experiment = open_experiment(config, workdir, functions=functions)
+    experiment = open_experiment(config, workdir, functions=functions, origins=origins)
     shapes, learner = build_learner(experiment)
     dataset, completions = demonstrations.find(experiment)
 

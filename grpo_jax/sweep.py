@@ -22,11 +22,12 @@ from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 import numpy as np
 
-from grpo_jax import PACKAGE, supervised, train
+from grpo_jax import PACKAGE, data, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
+from grpo_jax.run.experiment import record_origins, recorded_origins
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {
@@ -58,7 +59,10 @@ def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, work
         raise BadInput('--processes', jax.process_count(), 'a sweep is for one process; start its runs one by one')
     # everything is read before anything is written
     configs = {(preset, seed): _seeded(get_config(preset), seed) for seed in range(seeds) for preset in presets}
-    cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir))
+    section = data.DataOptions.from_config(get_config(presets[0]).data)
+    origins = data.locate(section, recorded_origins(workdir)).origins  # of every run, whatever the hub has next week
+    record_origins(workdir, origins)
+    cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir, origins))
     elsewhere = {
         preset
         for (preset, _), config in configs.items()
@@ -75,6 +79,7 @@ def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, work
                 own_start = os.path.join(folder, 'cold_start')
                 if config.supervised.updates and not os.path.exists(own_start):
                     _copy_cold_start(cold_start(seed), own_start)
+                record_origins(folder, origins)
                 train.run(config, folder)
         except (BadInput, FloatingPointError) as error:
             outcomes[preset, seed] = ' '.join(str(error).split())
@@ -248,10 +253,10 @@ def _folder(workdir, preset, seed):
     return os.path.join(workdir, preset, str(seed))
 
 
-def _cold_start(get_config, seed, workdir):
+def _cold_start(get_config, seed, workdir, origins):
     """The folder of the seed's cold start, which is the same for every preset."""
     folder = os.path.join(workdir, 'cold_start', str(seed))
-    supervised.run(_seeded(get_config(), seed), folder)
+    supervised.run(_seeded(get_config(), seed), folder, origins)
     return folder
 
 

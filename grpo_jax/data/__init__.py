@@ -2,7 +2,8 @@
 
 A data set is a module of this package with `examples(split, **options) -> list of Example`; the file's name is the
 name in config.data.name. In the list, the BadInput that reports a malformed row stands in its place. A data set that
-is served by weight also has `weights(**options) -> dict of weights`, by the sources that meta['source'] names.
+is served by weight also has `weights(**options) -> dict of weights`, by the sources that meta['source'] names. One that
+reads files takes `folder`; its constant FILES, how names of its own files begin, tells which folders hold some.
 """
 
 from grpo_jax.data.dataset import (
@@ -12,21 +13,25 @@ from grpo_jax.data.dataset import (
     encode_prompt,
     examples,
     load,
+    locate,
     options_of,
     pick,
     prompts,
     spread,
 )
 from grpo_jax.data.order import indices, walk
+from grpo_jax.data.origin import Origin
 
 __all__ = [
     'DataOptions',
     'Dataset',
+    'Origin',
     'PromptFormat',
     'encode_prompt',
     'examples',
     'indices',
     'load',
+    'locate',
     'options_of',
     'pick',
     'prompts',

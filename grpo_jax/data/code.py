@@ -5,6 +5,7 @@ fail; 'setup', the source that the tests need; and 'names', the tests' names for
 """
 
 import ast
+import os
 import warnings
 
 from grpo_jax.data import files
@@ -12,6 +13,8 @@ from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
+FILES = '{name}'
+SUBSETS = {'humaneval': 'openai_humaneval', 'mbpp': 'full', 'mbpp_sanitized': 'sanitized'}  # on the hub
 SPLITS = {'prompt': (1, 10), 'test': (11, 510), 'validation': (511, 600), 'train': (601, 974)}  # task_id in MBPP
 TASK = (
     'You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n'
@@ -22,13 +25,17 @@ TASK = (
 def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
     """Examples of folder/<name>.jsonl: humaneval, all of it 'test', or mbpp, mbpp_sanitized, with the splits of MBPP.
 
-    Ids are line numbers in humaneval, task_id in the others.
+    On the hub: openai/openai_humaneval and google-research-datasets/mbpp, with a file for each split. Ids are line
+    numbers in humaneval, task_id in the others.
     """
     makes = {'humaneval': _humaneval, 'mbpp': _mbpp, 'mbpp_sanitized': _mbpp}
     if name not in makes:
         raise BadInput('data.options.name', name, f'choose one of {", ".join(makes)}')
     if split not in (['test'] if name == 'humaneval' else SPLITS):
         raise BadInput('split', split, f'{name} has none of that name')
+    subset = os.path.join(folder, SUBSETS[name])
+    if os.path.isdir(subset):
+        return convert_rows(makes[name], files.rows(subset, split))
     rows = convert_rows(makes[name], files.rows(folder, name))
     if name == 'humaneval':
         return rows

@@ -1,14 +1,17 @@
 """A split of a data set, tokenized: from config.data to the prompts of a batch."""
 
 from collections.abc import Sequence
-import importlib
+import functools
+import importlib.util
 import inspect
 import logging
+import os
 from typing import Any, NamedTuple
 
 from jaxtyping import Int
 import numpy as np
 
+from grpo_jax.data import origin
 from grpo_jax.data.records import drop_malformed
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
@@ -26,11 +29,16 @@ class DataOptions(NamedTuple):
     """config.data as plain values; configs/default.py says what each means."""
 
     name: str
+    path: str
+    revision: str
     options: dict[str, Any]
     prompts_per_step: int
     max_prompt_tokens: int
     prompt_format: PromptFormat
     strict: bool
+    origins: tuple[
+        origin.Origin, ...
+    ] = ()  # of each source, once `locate` has put the folders that are read into options
 
     @classmethod
     def from_config(cls, section: Any) -> 'DataOptions':
@@ -40,6 +48,8 @@ class DataOptions(NamedTuple):
                 raise BadInput(f'data.{name}', section[name], f'must be at least {least}')
         return cls(
             section['name'],
+            section['path'],
+            section['revision'],
             dict(section['options']),
             section['prompts_per_step'],
             section['max_prompt_tokens'],
@@ -54,6 +64,33 @@ class Dataset(NamedTuple):
     examples: list[Example]
     tokens: list[list[int]]
     sources: tuple = ()  # of a mixture: (weight, indices of the source's examples i64[n]) of each source
+
+
+def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> DataOptions:
+    """The DataOptions with the folder that each data set is read from, and its origin, as origin.choose_folder says.
+
+    recorded are the origins that the run began with. Data sets that lie in no folder are fetched; no row is read.
+    """
+    module, values = _import(options.name), options.options
+    if not hasattr(module, 'weights'):
+        values, where = origin.choose_folder(module, values, options.path, options.revision, *recorded)
+        return options._replace(options=values, origins=(where,))
+    if options.path or options.revision:
+        raise BadInput(
+            'data.path',
+            options.path,
+            'is for one data set; the sources of a mixture have path and revision of their own',
+        )
+    module.weights(**values)  # refuses what cannot be mixed
+    sources, origins = [], []
+    for k, source in enumerate(values['sources']):
+        path, revision = source.get('path', ''), source.get('revision', '')
+        located, where = origin.choose_folder(
+            _import(source['name']), source['options'], path, revision, *recorded[k : k + 1]
+        )
+        sources.append({**source, 'options': located})
+        origins.append(where)
+    return options._replace(options={'sources': sources}, origins=tuple(origins))
 
 
 def load(options: DataOptions, split: str, tokenizer: Any) -> Dataset:
@@ -111,15 +148,30 @@ def _keywords(function):
 
 
 def _import(name):
-    """The module of a data set."""
-    try:
-        module = importlib.import_module(f'grpo_jax.data.{name}')
-    except ModuleNotFoundError as error:
-        if error.name != f'grpo_jax.data.{name}':
-            raise
-        module = None
+    """The module of a data set: a file of this package, or FILE.py of the user's."""
+    if name.endswith('.py'):
+        module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
+    else:
+        try:
+            module = importlib.import_module(f'grpo_jax.data.{name}')
+        except ModuleNotFoundError as error:
+            if error.name != f'grpo_jax.data.{name}':
+                raise
+            module = None
     if module is None or not hasattr(module, 'examples'):
-        raise BadInput('data.name', name, 'no such file in grpo_jax/data; add one with examples(split, **options)')
+        place = 'file' if name.endswith('.py') else 'file in grpo_jax/data'
+        raise BadInput(
+            'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'
+        )
+    return module
+
+
+@functools.cache
+def _import_file(path, changed):
+    """The module of a file, once for each time that the file has changed."""
+    spec: Any = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix('.py'), path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

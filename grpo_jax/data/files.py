@@ -1,4 +1,4 @@
-"""Any data set in files: JSONL, Parquet, folders of Hugging Face's `datasets` and of tensorflow-datasets."""
+"""Any data set in files: JSONL, JSON, Parquet, data sets of the hub, folders of `datasets` and tensorflow-datasets."""
 
 from collections.abc import Iterator
 import glob
@@ -12,11 +12,14 @@ from grpo_jax.data.records import convert_rows, prompt_text, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
-READERS = {'.jsonl': jsonl.read, '.parquet': tables.parquet, '.arrow': tables.arrow}
+READERS = {'.jsonl': jsonl.read, '.parquet': tables.parquet, '.arrow': tables.arrow, '.json': jsonl.read_list}
+FILES = ''
 
 
-def examples(split: str, *, folder: str, prompt_field: str, answer_field: str) -> list[Example | BadInput]:
-    """Examples of a split of a folder, see rows; ids are row numbers, meta is the whole row.
+def examples(
+    split: str, *, folder: str, prompt_field: str, answer_field: str, subset: str = ''
+) -> list[Example | BadInput]:
+    """Examples of a split of a folder, or of its subset, see rows; ids are row numbers, meta is the whole row.
 
     A field 'a.b' is field b of field a; the prompt may be a chat, of which the last message of the user is taken.
     """
@@ -24,13 +27,26 @@ def examples(split: str, *, folder: str, prompt_field: str, answer_field: str) -
     def example(row, index, where):
         return Example(prompt_text(row, prompt_field, where), text_field(row, answer_field, where), index, row)
 
-    return convert_rows(example, rows(folder, split))
+    return convert_rows(example, rows(open_subset(folder, subset), split))
+
+
+def open_subset(folder: str, subset: str, main: str = 'default') -> str:
+    """The subfolder of a subset, as a data set of the hub has one for each; BadInput where there is none.
+
+    Data sets without subsets are one, `main`: for that or '', it is the folder itself where it has no such subfolder.
+    """
+    inside = os.path.join(folder, subset or main)
+    if os.path.isdir(inside):
+        return inside
+    if subset not in ('', main):
+        raise BadInput('data.options.subset', subset, f'{folder} has no such subfolder, only {_subfolders(folder)}')
+    return folder
 
 
 def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]:
     """Yields (where, row) of a split, as grpo_jax.data.records says; {split} in the folder's name stands for the split.
 
-    The folder has <prefix><split>.jsonl or .parquet, or without the prefix, or shards like
+    The folder has <prefix><split>.jsonl, .json, .parquet or .arrow, or without the prefix, or shards like
     <split>-00000-of-00002.parquet, here or in data/; or a folder <split> of files; or what `save_to_disk` wrote of a
     Dataset or a DatasetDict; or what tensorflow-datasets prepared. `folder` may also be a file, with {split} in its
     name.
@@ -51,23 +67,44 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
         yield from reader(path)
 
 
+def has_split(folder: str, split: str) -> bool:
+    """Whether a folder has files of a split by their names."""
+    return bool(_named(folder, split, ''))
+
+
 def _paths(folder, split, prefix, own):
     """The files of a split, in order."""
     for saved in (os.path.join(folder, split), folder):
         if os.path.isfile(os.path.join(saved, 'state.json')):
             return _saved(saved, split, own or saved != folder)
+    paths = _named(folder, split, prefix)
+    if paths:
+        return _check_complete(paths)
+    raise BadInput(
+        'data.options.folder',
+        folder,
+        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or '
+        f'save_to_disk, only {_subfolders(folder)}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
+        if os.path.isdir(folder)
+        else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set',
+    )
+
+
+def _named(folder, split, prefix):
+    """The files of a split that its name tells, in order; [] without any."""
     for place in (folder, os.path.join(folder, 'data')):
         for name in (prefix + split, split, f'{split}-?????-of-?????*', f'{split}/*'):
             for extension in READERS:
                 paths = sorted(glob.glob(os.path.join(glob.escape(place), name + extension)))
                 if paths:
-                    return _check_complete(paths)
-    raise BadInput(
-        'data.options.folder',
-        folder,
-        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no '
-        'folder of tensorflow-datasets or save_to_disk; set GRPO_JAX_DATA or data.options.folder',
-    )
+                    return paths
+    return []
+
+
+def _subfolders(folder):
+    """Says which subfolders a folder has."""
+    names = sorted(os.path.basename(path[:-1]) for path in glob.glob(os.path.join(glob.escape(folder), '*/')))
+    return f'the subfolders {", ".join(names)}' if names else 'no subfolders'
 
 
 def _saved(folder, split, own):

@@ -7,10 +7,15 @@ from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
+FILES = 'gsm8k_'
 
-def examples(split: str, *, folder: str) -> list[Example | BadInput]:
-    """Examples of folder/gsm8k_<split>.jsonl, or of other files that files.rows reads."""
-    return convert_rows(_example, files.rows(folder, split, 'gsm8k_'))
+
+def examples(split: str, *, folder: str, subset: str = 'main') -> list[Example | BadInput]:
+    """Examples of folder/gsm8k_<split>.jsonl, or of other files that files.rows reads; openai/gsm8k on the hub.
+
+    subset is main, or socratic, whose solutions ask themselves a question before each step.
+    """
+    return convert_rows(_example, files.rows(files.open_subset(folder, subset, 'main'), split, FILES))
 
 
 def _example(row, index, where):

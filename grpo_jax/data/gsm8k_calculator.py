@@ -9,6 +9,7 @@ from grpo_jax.data.records import split_malformed
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
+FILES = gsm8k.FILES
 ANNOTATION = re.compile(r'<<([^<>=]*[-+*/][^<>=]*)=([-+.\d]+)>>')
 
 

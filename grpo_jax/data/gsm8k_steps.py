@@ -7,6 +7,8 @@ from grpo_jax.data.records import split_malformed
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
+FILES = gsm8k.FILES
+
 
 def examples(split: str, *, folder: str, steps: int, slips: float) -> list[Example | BadInput]:
     """Each distinct chain of the first 2 to `steps` annotated expressions of a solution; test leaves out train's.

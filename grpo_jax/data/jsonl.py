@@ -1,13 +1,15 @@
-"""JSONL files: one object a line."""
+"""JSONL files, one object a line, and JSON files of one list of objects."""
 
 from collections.abc import Iterator
 import json
 import os
 from typing import Any
 
+from grpo_jax.data.records import shorten
 from grpo_jax.errors import BadInput
 
 LONGEST = 2**24  # bytes of a line; a longer one is not read into memory
+LARGEST = 2**30  # bytes of a list, which is read into memory as a whole
 
 
 def read(path: str) -> Iterator[tuple[str, Any]]:
@@ -27,6 +29,32 @@ def read(path: str) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
+def read_list(path: str) -> Iterator[tuple[str, Any]]:
+    """As read, of a JSON file of one list of objects; of one with an object a line, which many call JSON, read itself.
+
+    BadInput for a file that is no JSON as a whole.
+    """
+    with open(path, 'rb') as file:
+        if not file.read(80).lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'['):
+            yield from read(path)
+            return
+        if file.seek(0, os.SEEK_END) > LARGEST:
+            raise BadInput('data file', path, f'is a list of more than {LARGEST} bytes; make it JSONL or Parquet')
+        file.seek(0)
+        try:
+            text = file.read().decode('utf-8-sig')
+            rows = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise BadInput('data file', path, f'{error}; fetch it again, or mend it') from None
+    for index, row in enumerate(rows):
+        where = f'{path}, row {index}'
+        try:
+            row = _checked(row, text)
+        except ValueError as error:
+            row = BadInput(where, shorten(row), f'{error}; mend or remove the row')
+        yield where, row
+
+
 def _lines(file):
     """Yields each line, or the LONGEST + 1 first bytes of a longer one."""
     while line := file.readline(LONGEST + 1):
@@ -42,7 +70,11 @@ def _parse(line, encoding):
     text = line.decode(encoding).strip()
     if not text:
         raise ValueError('the line is empty')
-    row = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse)
+    return _checked(json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse), text)
+
+
+def _checked(row, text):
+    """The row that stands in a text; ValueError for what is no object of text that UTF-8 can write."""
     if not isinstance(row, dict):
         raise ValueError('must be an object with named fields')
     if '\\u' in text:

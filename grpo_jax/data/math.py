@@ -1,22 +1,64 @@
-"""MATH (arXiv 2103.03874): competition problems with answers in LaTeX."""
+r"""MATH (arXiv 2103.03874): competition problems with answers in LaTeX, the last \boxed{} of the solution."""
+
+import itertools
+import os
+import re
 
 from grpo_jax.data import files
-from grpo_jax.data.records import convert_rows, text_field
+from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
+FILES = 'math'
+SUBJECTS = (
+    *('algebra', 'counting_and_probability', 'geometry', 'intermediate_algebra', 'number_theory', 'prealgebra'),
+    'precalculus',
+)  # subsets of EleutherAI/hendrycks_math, in the order of their rows here
 
-def examples(split: str, *, folder: str) -> list[Example | BadInput]:
+
+def examples(split: str, *, folder: str, subset: str = '') -> list[Example | BadInput]:
     """Examples of folder/math_<split>.jsonl, or of other files that files.rows reads.
 
-    math500.jsonl is the split math500. meta has subject and level, None where the row has none, and the row's
-    solution, if it has one, as demonstration.
+    math500.jsonl is the split math500. On the hub: EleutherAI/hendrycks_math, all subjects or the subset that is one,
+    DigitalLearningGmbH/MATH-lighteval, and HuggingFaceH4/MATH-500, which has a test split alone. meta has subject and
+    level, a whole number, None where the row has none, and the row's solution, if it has one, as demonstration.
     """
-    return convert_rows(_example, files.rows(folder, split, '' if split == 'math500' else 'math_'))
+    prefix = '' if split == 'math500' else 'math_'
+    if not subset and os.path.isdir(os.path.join(folder, SUBJECTS[0])):
+        rows = itertools.chain(*(files.rows(os.path.join(folder, subject), split) for subject in SUBJECTS))
+    else:
+        rows = files.rows(files.open_subset(folder, subset), split, prefix)
+    return convert_rows(_example, rows)
 
 
 def _example(row, index, where):
-    meta = {field: row.get(field) or None for field in ('subject', 'level')}
+    level = re.fullmatch(r'(?:Level )?(\d+)', str(row.get('level')))
+    meta = {'subject': row.get('subject') or row.get('type') or None, 'level': int(level[1]) if level else None}
     if row.get('solution'):
         meta['demonstration'] = text_field(row, 'solution', where)
-    return Example(text_field(row, 'problem', where), text_field(row, 'answer', where), index, meta)
+    if row.get('answer') is not None or 'demonstration' not in meta:
+        answer = text_field(row, 'answer', where)
+    else:
+        answer = last_boxed(meta['demonstration'])
+        if not answer:
+            raise BadInput(
+                where, shorten(meta['demonstration'][-60:]), r'has no \boxed{} with the answer; mend or remove the row'
+            )
+    return Example(text_field(row, 'problem', where), answer, index, meta)
+
+
+def last_boxed(solution: str) -> str | None:
+    r"""What stands in the last \boxed{} or \fbox{} of a solution, without spaces around; None without one that closes.
+
+    After \boxed without braces, as in $\boxed 5$, it is what follows up to the end of the formula.
+    """
+    boxes = list(re.finditer(r'\\(?:boxed|fbox)(?![A-Za-z])\s*', solution))
+    rest = solution[boxes[-1].end() :] if boxes else ''
+    if not rest.startswith('{'):
+        return re.split(r'\$|\\[\])]|\n', rest)[0].strip() or None
+    depth = 0
+    for match in re.finditer(r'\\.|[{}]', rest, re.DOTALL):
+        depth += {'{': 1, '}': -1}.get(match[0], 0)
+        if not depth and match[0] == '}':
+            return rest[1 : match.start()].strip() or None
+    return None

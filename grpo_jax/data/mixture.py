@@ -12,6 +12,8 @@ from grpo_jax.types import Example
 def examples(split: str, *, sources: Sequence[Any]) -> list[Example | BadInput]:
     """Examples of all sources, dicts of name, weight and options, and source where a name comes twice.
 
+    path and revision of a source are those of config.data, for that source.
+
     meta['source'] is the dict's source, or its name. Example i of source k has the id i * len(sources) + k, which does
     not change when other sources grow.
     """
@@ -28,8 +30,13 @@ def examples(split: str, *, sources: Sequence[Any]) -> list[Example | BadInput]:
 def weights(*, sources: Sequence[Any]) -> dict[str, int | float]:
     """meta['source'] -> weight; BadInput for sources that cannot be mixed."""
     for source in sources:
-        if not {'name', 'weight', 'options'} <= set(source) <= {'name', 'weight', 'options', 'source'}:
-            raise BadInput('data.options.sources', source, 'must have name, weight, options and, if need be, source')
+        needed, possible = {'name', 'weight', 'options'}, {'source', 'path', 'revision'}
+        if not needed <= set(source) <= needed | possible:
+            raise BadInput(
+                'data.options.sources',
+                source,
+                'must have name, weight, options and, if need be, source, path, revision',
+            )
         if not isinstance(source['weight'], (int, float)) or not 0 < source['weight'] < math.inf:
             raise BadInput('data.options.sources', source, 'its weight must be above 0; leave the source out for none')
         if source['name'] == 'mixture':

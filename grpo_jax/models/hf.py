@@ -21,7 +21,7 @@ import transformers
 
 from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import processes
+from grpo_jax.hosts import hub, processes
 from grpo_jax.models import heads, transformer
 
 # model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
@@ -75,17 +75,10 @@ def find(path: str | os.PathLike[str]) -> str:
         raise BadInput(
             'model.path', path, 'no such folder; give a Hugging Face folder, or a hub name like Qwen/Qwen3-0.6B'
         )
-    import huggingface_hub  # only for hub names
-
-    try:
-        patterns = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
-        return huggingface_hub.snapshot_download(path, allow_patterns=patterns)
-    except Exception as error:  # the hub's client raises a different type for each way of failing
-        raise BadInput(
-            'model.path',
-            path,
-            f'no such folder, and the hub gave {type(error).__name__}; download it and give the folder',
-        ) from None
+    patterns = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
+    folder = hub.fetch('model.path', path, patterns, 'no such folder, and {hub}, or give a Hugging Face folder')
+    hub.announce(path, folder, 'for model.path')
+    return folder
 
 
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:

@@ -1,6 +1,6 @@
 """What a config and a workdir stand for: the checked settings, the model, its tokenizer and the devices."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import logging
@@ -104,12 +104,21 @@ class Experiment:
         return hf.load_params(self.folder, self.model_config, shardings)
 
 
-def open_experiment(config, workdir: str, folder: str | None = None, functions: Mapping | None = None) -> Experiment:
+def open_experiment(
+    config,
+    workdir: str,
+    folder: str | None = None,
+    functions: Mapping | None = None,
+    origins: Sequence[data.Origin] = (),
+) -> Experiment:
     """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim.
 
-    folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name.
+    folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name;
+    origins are those of the data that another run reads, for one that is to read the same and is not begun yet.
     """
     settings = Settings.from_config(config)
+    _check_workdir(config, workdir)
+    settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
     folder = folder or hf.find(settings.model.path)
     model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
@@ -123,7 +132,6 @@ def open_experiment(config, workdir: str, folder: str | None = None, functions: 
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     sampling = settings.sampling.for_tokenizer(tokenizer, stop_tokens, pad_token)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens, functions)
-    _check_workdir(config, workdir)
     return Experiment(
         config, settings, workdir, folder, model_config, tokenizer, sampling, Devices(mesh), reward_functions
     )
@@ -142,14 +150,31 @@ def check_context(settings: Settings, folder: str):
 
 
 def claim(experiment):
-    """Makes the workdir this experiment's: config.json, and the model's folder without weights.
+    """Makes the workdir this experiment's: config.json, data.json, and the model's folder without weights.
 
     Called when everything else has been checked, so that a refused config leaves no trace.
     """
     os.makedirs(experiment.workdir, exist_ok=True)
     if processes.is_first():
         hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
+    record_origins(experiment.workdir, experiment.settings.data.origins)
     json_file.write(os.path.join(experiment.workdir, 'config.json'), experiment.config.to_dict())
+
+
+def record_origins(workdir: str, origins: Sequence[data.Origin]):
+    """Writes workdir/data.json, so that what goes on in there reads the same data: the same commits of the hub.
+
+    Nothing is written of data that are made and not read.
+    """
+    if any(any(origin) for origin in origins):
+        os.makedirs(workdir, exist_ok=True)
+        json_file.write(os.path.join(workdir, 'data.json'), [origin._asdict() for origin in origins])
+
+
+def recorded_origins(workdir: str) -> list[data.Origin]:
+    """The origins that record_origins wrote; [] for a workdir without."""
+    path = os.path.join(workdir, 'data.json')
+    return [data.Origin(**origin) for origin in json_file.read(path)] if os.path.isfile(path) else []
 
 
 def agree(experiment, step, built, examples):
@@ -157,7 +182,11 @@ def agree(experiment, step, built, examples):
 
     step: of the newest checkpoint, or None; built: the programs by name; examples: those that it learns from.
     """
-    values = {'step': step, 'data': compiled.hashed(repr([(e.id, e.prompt, e.answer) for e in examples]))}
+    values = {
+        'step': step,
+        'commits of the data': [origin.commit for origin in experiment.settings.data.origins],
+        'data': compiled.hashed(repr([(e.id, e.prompt, e.answer) for e in examples])),
+    }
     values |= {f'program {name}': program.hash for name, program in built.items()}
     processes.agree('the start', values | dict(_flat(experiment.config.to_dict(), 'config.')))
 

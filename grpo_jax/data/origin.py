@@ -1,0 +1,92 @@
+"""Where a data set is read from: a folder of the user's, or a snapshot of a data set on the Hugging Face hub."""
+
+from collections.abc import Mapping
+import glob
+import inspect
+import os
+import re
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import hub
+
+PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow')  # files of a data set, in any folder of its repository
+# what a folder of a data set has in it, in one of the forms of files.rows
+FORMS = ('features.json', 'state.json', 'dataset_dict.json') + tuple(
+    f'{folder}{split}*' for folder in ('', '*/') for split in ('train', 'test', 'validation')
+)
+
+
+class Origin(NamedTuple):
+    """Where a data set is read from, as the run's data.json has it."""
+
+    path: str  # id on the hub, data.path; '' for none
+    revision: str  # data.revision, as the user gave it
+    commit: str  # of the snapshot that is read; '' when the folder is read
+    folder: str  # data.options.folder; '' when the snapshot is read
+
+
+def choose_folder(
+    module: ModuleType, options: Mapping[str, Any], path: str, revision: str, recorded: Origin | None = None
+) -> tuple[dict[str, Any], Origin]:
+    """(the options with the folder that the data set is read from, its Origin) for a module's `examples`.
+
+    data.options.folder comes first, where it holds any file of the data set: a folder that lacks a split, or has
+    damaged files, is for `examples` to refuse, never to replace. A folder that is not there, or holds nothing of the
+    data set, gives way to the data set `path` of the hub; and so does any folder when a revision is asked for.
+    recorded is the Origin that the run began with: the same commit or the same folder again, whatever has come since.
+    BadInput when the hub is needed and does not give the data set.
+    """
+    options, name = dict(options), module.__name__.rpartition('.')[2]
+    if 'folder' not in inspect.signature(module.examples).parameters:
+        if path or revision:
+            raise BadInput('data.path', path, f'the data set {name} reads no files; leave path and revision empty')
+        return options, Origin('', '', '', '')
+    _check_id(path, revision)
+    folder = options.get('folder') or ''
+    held, wanted, why = _holds(folder, module, options), revision, f'for the data set {name}'
+    fetched = bool(path) and (bool(revision) or not held)
+    remedy = '{hub}, or name the folder of its files in data.options.folder, or the one above it in GRPO_JAX_DATA'
+    if recorded and (recorded.path, recorded.revision) == (path, revision):
+        fetched, wanted = bool(recorded.commit), recorded.commit
+        if path and not fetched and not held:
+            raise BadInput('data.options.folder', folder, 'held the data that the run began with; bring them back')
+        remedy = f'the run began with its commit {wanted}, but {{hub}}'
+    elif revision:
+        remedy = f'its revision {revision} is asked for, but {{hub}}'
+    elif folder:
+        why += f', of which {folder} has no file'
+        remedy = f'{folder} has no file of the data set {name}, {remedy}'
+    if not fetched:
+        return options, Origin(path, revision, '', folder)
+    snapshot = hub.fetch('data.path', path, PATTERNS, remedy, dataset=True, revision=wanted)
+    if not os.path.isdir(snapshot):
+        raise BadInput(
+            'data.path', path, f'has none of {", ".join(PATTERNS)}; data.revision=refs/convert/parquet may have'
+        )
+    hub.announce(path, snapshot, why)
+    return options | {'folder': snapshot}, Origin(path, revision, os.path.basename(snapshot), '')
+
+
+def _check_id(path, revision):
+    """BadInput for what is no data set of the hub."""
+    if revision and not path:
+        raise BadInput('data.revision', revision, 'needs data.path, the data set that it is a revision of')
+    if path and not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
+        raise BadInput(
+            'data.path', path, 'is no id of a data set on the hub, like openai/gsm8k; a folder is data.options.folder'
+        )
+
+
+def _holds(folder, module, options):
+    """Whether a folder, {split} in its name standing for any split, has a file of the data set.
+
+    module.FILES is how names of its own files begin, {name} being an option; without FILES, any folder has some.
+    """
+    pattern = glob.escape(folder).replace('{split}', '*')
+    if not folder or not hasattr(module, 'FILES'):
+        return bool(folder and glob.glob(pattern))
+    prefix = module.FILES.replace('{name}', str(options.get('name')))
+    names = [*FORMS, f'{glob.escape(prefix)}*.*'] if prefix else FORMS
+    return os.path.isfile(folder) or any(glob.glob(os.path.join(pattern, name)) for name in names)
