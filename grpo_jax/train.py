@@ -31,9 +31,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
 
     Stopped when a SIGTERM came: the step at hand was finished and saved.
 
-    algorithm replaces the one that config.algorithm describes, for a variant written in a notebook; functions are
-    rewards by name, which config.reward.parts may list; profile is the first and the last step of a trace in
-    workdir/profile.
+    algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
+    which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile.
     """
     experiment = open_experiment(config, workdir, functions=functions)
     settings, reward_functions = experiment.settings, experiment.reward_functions
@@ -100,8 +99,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
-    evaluate.print_changes(os.path.join(workdir, 'evaluations.jsonl'))
-    curves.print_curves(workdir)
+    curves.print_outcome(workdir)
     return state
 
 

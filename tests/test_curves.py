@@ -86,7 +86,7 @@ def test_a_single_step_without_evaluations_is_drawn(tmp_path, figures, evaluatio
 
 
 def test_a_run_without_any_finite_number_is_drawn(tmp_path, capsys):
-    curves.print_curves(write(tmp_path, rows([None] * 3, [None] * 3), [{'step': 0, 'reward': None}]))
+    curves.print_outcome(write(tmp_path, rows([None] * 3, [None] * 3), []))
     assert is_png(tmp_path / 'curve.png')
     assert capsys.readouterr().out.count('no finite number') == 2
 
@@ -115,10 +115,12 @@ def test_a_terminal_without_blocks_gets_the_ends(monkeypatch):
     assert curves.text_curve(np.array([0.25, 1.0])) == '0.25 to 1'
 
 
-def test_the_end_of_a_run_prints_curves_and_paths(tmp_path, capsys):
+def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys):
     workdir = write(tmp_path, rows([0.0, 1.0], [3, 5]), [{'step': 0, 'greedy': 0.5}, {'step': 2, 'greedy': 0.75}])
-    curves.print_curves(workdir)
-    assert capsys.readouterr().out.splitlines() == [
+    curves.print_outcome(workdir)
+    lines = capsys.readouterr().out.splitlines()
+    assert '│ greedy │  0.500 │  0.750 │ +0.250 │' in lines
+    assert lines[-5:] == [
         'reward           0 ▁█ 1',
         'length           3 ▁█ 5',
         'held-out greedy  0.5 ▁█ 0.75',
@@ -129,5 +131,5 @@ def test_the_end_of_a_run_prints_curves_and_paths(tmp_path, capsys):
 
 def test_only_the_first_process_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(processes, 'is_first', lambda: False)
-    curves.print_curves(write(tmp_path, rows([0.5], [3])))
+    curves.print_outcome(write(tmp_path, rows([0.5], [3])))
     assert not (tmp_path / 'curve.png').exists() and not capsys.readouterr().out

@@ -49,8 +49,11 @@ def draw_curve(workdir: str) -> str:
     return path
 
 
-def print_curves(workdir: str) -> None:
-    """Draws curve.png and prints the same curves in text, and the paths; the first process does."""
+def print_outcome(workdir: str) -> None:
+    """Prints what a run has come to, and where it is; the first process does, and draws curve.png.
+
+    The first evaluation beside the last, the curves in text, and the paths.
+    """
     if not processes.is_first():
         return
     path = draw_curve(workdir)
@@ -58,6 +61,7 @@ def print_curves(workdir: str) -> None:
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     tables.show(
+        *_changes(workdir),
         *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()),
         f'curve: {path}',
         f'everything the run wrote: {workdir}',
@@ -125,6 +129,20 @@ def _evaluations(workdir):
     if figures.keys() & HELD_OUT.keys():
         figures.pop('reward', None)
     return series(workdir, 'step', 'evaluations.jsonl'), figures
+
+
+def _changes(workdir):
+    """A table of the first and the last row of evaluations.jsonl; nothing where there is no row."""
+    path = os.path.join(workdir, 'evaluations.jsonl')
+    evaluations = metrics.read_rows(path) if os.path.isfile(path) else []
+    for first, last in [(evaluations[0], evaluations[-1])] if evaluations else []:
+        rows = [
+            [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']
+            for name in first
+            if name != 'step' and name in last
+        ]
+        headings = ['', f'step {first["step"]}', f'step {last["step"]}', 'change']
+        yield tables.make_table(headings, rows, title='held-out prompts')
 
 
 def _mean(values):
