@@ -60,12 +60,8 @@ def print_outcome(workdir: str) -> None:
     curves = {name: _read(workdir, name) for name in ('reward', 'length')}
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
     width = max(map(len, curves))
-    tables.show(
-        *_changes(workdir),
-        *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()),
-        f'curve: {path}',
-        f'everything the run wrote: {workdir}',
-    )
+    tables.show(*_changes(workdir), *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()))
+    print(f'curve: {path}\neverything the run wrote: {workdir}')  # whole, however narrow the terminal is
 
 
 def text_curve(values: Float[np.ndarray, ' N']) -> str:
