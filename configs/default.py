@@ -71,14 +71,14 @@ def get_config(preset='grpo'):
     config.rollout.max_tokens = 64       # C, the completion budget
     config.rollout.temperature = 1.0     # logprobs are those of softmax(logits / temperature)
     config.rollout.top_p = 1.0           # truncation biases training: needs accept_bias
-    config.rollout.top_k = 0
-    config.rollout.min_p = 0.0
+    config.rollout.top_k = 0             # likeliest tokens that may be drawn; 0: all
+    config.rollout.min_p = 0.0           # least probability of a token, as a share of the likeliest one's
     config.rollout.repetition_penalty = 1.0  # of tokens that prompt or completion hold; 1.0: none
     config.rollout.min_tokens = 0        # no stop before that many
     config.rollout.accept_bias = False   # train all the same on samples of another distribution than the policy's
     config.rollout.stop_strings = ()     # a completion ends with the token that completes one of them
     config.rollout.thinking_tokens = 0   # budget of thinking, after which its end is forced; 0: none
-    config.rollout.thinking_end = '</think>'
+    config.rollout.thinking_end = '</think>'  # the text that ends it
     config.rollout.cache_gib = 0.0       # keys and values on a device; 0: all rows at full length
     config.rollout.cache_dtype = ''      # of keys and values: int8, or '' for model.dtype
     config.rollout.weights_dtype = ''    # of the sampler's matrices: int8, or '' for model.dtype
@@ -87,16 +87,16 @@ def get_config(preset='grpo'):
     config.reward = Config()
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
     config.reward.options = Config({  # of rewards by name; see docs/rewards.md
-        'format': {'tags': ('think', 'answer')},
+        'format': {'tags': ('think', 'answer')},  # in this order, each once
         'language': {'target': 'en'},    # a language, or a script like latin
         'repetition': {'n': 3},          # words of an n-gram
-        'reflection': {'phrases': ('wait', 'let me check', 'double-check'), 'cap': 3},
+        'reflection': {'phrases': ('wait', 'let me check', 'double-check'), 'cap': 3},  # cap: phrases that count
         'countdown': {'partial': 0.1},   # of an expression that misses the target
-        'code': {'all_pass': True, 'timeout': 10.0, 'memory_mib': 512},  # else the share of tests; seconds
+        'code': {'all_pass': True, 'timeout': 10.0, 'memory_mib': 512},  # all_pass: else the share of tests
         'model': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True,  # weights wait on the host
                   'transform': 'sigmoid', 'mean': 0.0, 'std': 1.0, 'cap': 0.0},  # cap 0: none
         'process': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True, 'aggregate': 'min',
-                    'centred': False},   # 2p - 1 in place of the chance p
+                    'centred': False},   # centred: 2p - 1 in place of the chance p
         'overlong': {'margin': 16},      # tokens before rollout.max_tokens in which it sets in
         'cosine': {'right': (2.0, 1.0), 'wrong': (-10.0, 0.0)},  # at length 0 and at the limit
     })
@@ -108,7 +108,7 @@ def get_config(preset='grpo'):
     config.reward.truncated_reward = 0.0 # added when the budget ends before a stop token
     config.reward.step_rewards = ''      # file in grpo_jax/rewards that rewards steps, for advantage process
     config.reward.length_shaping = ''    # shaping by length: a function of grpo_jax/rewards/length.py
-    config.reward.length_shaping_weight = 1.0
+    config.reward.length_shaping_weight = 1.0  # what it is multiplied by before it is added
     config.reward.verifier = 'numeric'   # the part that decides correct; '' when there is none
 
     config.collection = Config()     # what a step learns from, and which policies are beside the one that learns
@@ -120,7 +120,7 @@ def get_config(preset='grpo'):
     config.collection.max_staleness = 0  # steps that groups left over by resample, or of replay, may be old
     config.collection.retire_above = 0.0    # pass rate over all its visits that retires a prompt; 0: none
     config.collection.reference = 'frozen'  # or hard (the policy, every reference_every steps), polyak (a share of it)
-    config.collection.reference_every = 0
+    config.collection.reference_every = 0   # steps between two renewals of the reference; of hard and polyak
     config.collection.reference_mix = 0.6   # share of the policy in polyak
 
     config.algorithm = Config()      # pieces: functions of grpo_jax/algorithms; then their numbers
@@ -230,9 +230,9 @@ def get_config(preset='grpo'):
 
     config.checkpoint = Config()
     config.checkpoint.every = 50         # steps; the last step is always saved
-    config.checkpoint.keep = 2
+    config.checkpoint.keep = 2           # the newest ones; older ones are deleted
 
-    config.mesh = Config({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})  # devices along each axis
+    config.mesh = Config({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})  # devices along each axis; 1: not cut
 
     config.log = Config()
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
@@ -244,12 +244,12 @@ def get_config(preset='grpo'):
 
 def _optimizer(learning_rate):
     return Config({
-        'learning_rate': learning_rate,
+        'learning_rate': learning_rate,  # after warm-up
         'schedule': 'constant',          # after warm-up: constant, linear or cosine to zero
         'warmup': 0,                     # updates
-        'b1': 0.9, 'b2': 0.95, 'eps': 1e-8,
-        'weight_decay': 0.0,
-        'max_grad_norm': 1.0,
+        'b1': 0.9, 'b2': 0.95, 'eps': 1e-8,  # of AdamW
+        'weight_decay': 0.0,             # of AdamW, on every parameter
+        'max_grad_norm': 1.0,            # longer gradients are scaled down to it
     })
 
 

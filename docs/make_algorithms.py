@@ -126,12 +126,11 @@ def composition():
 
 def all_pieces():
     """A table for each module: name, formula, source and numbers of its pieces."""
-    defaults = importlib.import_module('grpo_jax.configs.default').get_config().algorithm
     tables = []
     for key, module in MODULES.items():
         rows = []
         for name, piece in sorted(pieces.named(module).items()):
-            numbers = ', '.join(f'`{n}` {_number(defaults[n])}' for n in _numbers(piece))
+            numbers = ', '.join(f'`{n}` {_number(value)}'.strip() for n, value in _numbers(piece).items())
             rows.append((f'`{name}`', *_split(piece.__doc__), numbers))
         tables.append(
             f'**`algorithm.{key}`**, in grpo_jax/algorithms/{os.path.basename(module.__file__)}: '
@@ -154,8 +153,8 @@ def _preset(name):
 
 
 def _paragraph(docstring):
-    """The first paragraph on one line."""
-    return ' '.join(inspect.cleandoc(docstring).split('\n\n')[0].split())
+    """The first paragraph on one line; '' without a docstring."""
+    return ' '.join(inspect.cleandoc(docstring or '').split('\n\n')[0].split())
 
 
 def _headline(docstring):
@@ -183,7 +182,7 @@ def _split(docstring):
     source = re.search(r' *\(((?:arXiv|https?://|eq\.)[^()]*)\)', line)
     formula = line[: source.start()] + line[source.end() :] if source else line
     # a source that does not fit on the first line stands further down
-    source = source or re.search(r'((arXiv [^()]*))\)', ' '.join(docstring.split()))
+    source = source or re.search(r'((arXiv [^()]*))\)', ' '.join((docstring or '').split()))
     if not source:
         return _plain(formula.rstrip('.')), ''
     linked = re.sub(r'https?://\S+', lambda address: f'[{address[0].split("/")[2]}]({address[0]})', source[1])
@@ -211,9 +210,10 @@ def _code(key, name, section):
 
 
 def _numbers(piece):
-    """The config keys of a piece: its own numbers, behind those of the algorithm that it reads."""
-    own = set(entry.Algorithm._fields) - set(MODULES)
-    return [name for name in pieces.reads(piece) if name in own] + list(pieces.numbers(piece))
+    """{config key: default} of a piece: the numbers of the algorithm that it reads, then its own."""
+    fields = entry.Algorithm._field_defaults
+    read = {name: fields[name] for name in pieces.reads(piece) if name in fields.keys() - MODULES.keys()}
+    return read | {n: '' if value is inspect.Parameter.empty else value for n, value in pieces.numbers(piece).items()}
 
 
 def _number(value):

@@ -178,21 +178,6 @@ def _cells(summary, name, digits=3):
     return mean, f'{low} to {high}'
 
 
-def print_changes(path: str) -> None:
-    """Prints the first and the last row of an evaluations.jsonl side by side; the first process does."""
-    if not processes.is_first():
-        return
-    evaluations = metrics.read_rows(path)
-    first, last = evaluations[0], evaluations[-1]
-    rows = [
-        [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']
-        for name in first
-        if name != 'step' and name in last
-    ]
-    headings = ['', f'step {first["step"]}', f'step {last["step"]}', 'change']
-    tables.show(tables.make_table(headings, rows, title='held-out prompts'))
-
-
 def reopen(workdir: str) -> Experiment:
     """The Experiment of a workdir in which a run was started."""
     path = os.path.join(workdir, 'config.json')

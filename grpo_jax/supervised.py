@@ -5,7 +5,7 @@ Examples:
     python -m grpo_jax.supervised --config=countdown --workdir=runs/sft2 --config.supervised.updates=2000
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import os
 from typing import Any, NamedTuple
 
@@ -33,23 +33,27 @@ SFT = Algorithm(
 )
 
 
-def cold_start(experiment: Experiment):
-    """The initial policy of an experiment: its model's weights, or those that supervised.updates lead to."""
+def cold_start(experiment: Experiment, functions: Mapping | None = None):
+    """The initial policy of an experiment: its model's weights, or those that supervised.updates lead to.
+
+    functions: the rewards by name with which the experiment was opened.
+    """
     if not experiment.settings.supervised.updates:
         return experiment.params()
     workdir = os.path.join(experiment.workdir, 'cold_start')
-    return run(experiment.config, workdir, experiment.settings.data.origins).params
+    return run(experiment.config, workdir, experiment.settings.data.origins, functions).params
 
 
-def run(config, workdir, origins=()) -> TrainState:
+def run(config, workdir, origins=(), functions: Mapping | None = None) -> TrainState:
     """The final TrainState of supervised training on the train split's demonstrations, in its own workdir.
 
     A demonstration is an example's meta['demonstration']; those longer than rollout.max_tokens are left out. Goes on
-    where it stopped. origins: of the data, where another run has chosen them.
+    where it stopped. origins: of the data, where another run has chosen them; functions: rewards by name that
+    config.reward.parts may list.
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    experiment = open_experiment(config, workdir, origins=origins)
+    experiment = open_experiment(config, workdir, functions=functions, origins=origins)
     shapes, learner = build_learner(experiment)
     dataset, completions = demonstrations.find(experiment)
 

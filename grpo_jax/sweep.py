@@ -18,7 +18,6 @@ from typing import Any
 
 from absl import flags
 import jax
-from matplotlib.figure import Figure
 from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 import numpy as np
@@ -27,6 +26,7 @@ from grpo_jax import PACKAGE, data, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.run import cli, metrics, tables
+from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.experiment import record_origins, recorded_origins
 
 # columns of the table: name -> (heading, digits after the point)
@@ -44,7 +44,6 @@ COLUMNS = {
     'seconds': ('seconds a step', 2),
 }
 ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
-INK, BLUE, GREY = '#333333', '#2a6fbb', '#cfcfcf'
 
 
 Rows = list[dict[str, Any]]  # of the table: (mean, min, max) by column, and preset, mark, status, failures, curves
@@ -118,7 +117,7 @@ def summarize(
         measured = [_measure(folder) for folder in folders]
         row = {name: _spread([run[name] for run in measured]) for name in COLUMNS}
         status = f'{len(failures)}/{seeds} failed' if failures else f'{len(folders)}/{seeds}'
-        curves = np.array([_series(folder, 'reward') for folder in folders])
+        curves = np.array([series(folder, 'reward') for folder in folders])
         rows.append(
             {
                 'preset': preset,
@@ -192,10 +191,9 @@ def draw_curves(rows: Rows, workdir: str) -> None:
         return
     across = min(len(drawn), max(3, math.ceil(math.sqrt(1.3 * len(drawn)))))
     down = math.ceil(len(drawn) / across)
-    figure = Figure(figsize=(2.5 * across + 0.6, 1.85 * down + 0.9), layout='constrained')
-    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
+    figure, panels = make_panels(down, across, (2.5 * across + 0.6, 1.85 * down + 0.9), shared=True)
     means = [np.nanmean(row['curves'], 0) for row in drawn]
-    for row, mean, panel in zip(drawn, means, panels, strict=False):  # panels last: it must not lose one
+    for row, mean, panel in zip(drawn, means, panels, strict=False):
         steps = np.arange(1, len(mean) + 1)
         for other in means:
             if other is not mean:
@@ -213,15 +211,9 @@ def draw_curves(rows: Rows, workdir: str) -> None:
         panel.plot(steps, mean, color=BLUE, linewidth=1.5, zorder=3)
         panel.set_title(row['preset'] + row['mark'], loc='left', fontsize=9, color=INK, fontweight='bold')
         panel.set_title(f'{row["reward_after"][0]:.2f}', loc='right', fontsize=9, color=BLUE)
-    for panel in panels:  # the rest of the last row; its upper neighbours show the steps
-        panel.set_visible(False)
-    for number, panel in enumerate(figure.axes):
-        panel.spines[['top', 'right']].set_visible(False)
-        panel.spines[['left', 'bottom']].set_color(GREY)
-        panel.tick_params(labelsize=7, color=GREY, labelcolor=INK, labelbottom=number + across >= len(drawn))
-        panel.grid(axis='y', color='#eeeeee', linewidth=0.6)
-        panel.set_axisbelow(True)
-        panel.margins(x=0.02)
+    for number, panel in enumerate(panels):
+        panel.set_visible(number < len(drawn))
+        panel.tick_params(labelbottom=number + across >= len(drawn))  # the last one of its column
     note = f'\n{ELSEWHERE}' if any(row['mark'] for row in drawn) else ''
     figure.suptitle(
         'Training reward by step. Blue: mean and range over seeds, and the held-out reward at the end. '
@@ -285,16 +277,10 @@ def _measure(folder):
     numbers = {'seconds': np.median(seconds)}  # median: the first step compiles
     for when, row in (('before', evaluations[0]), ('after', evaluations[-1])):
         numbers |= {f'{name}_{when}': row.get(name, math.nan) for name in ('reward', 'greedy', 'pass@1')}
-    rewards = _series(folder, 'reward')
+    rewards = series(folder, 'reward')
     quarter = max(1, len(rewards) // 4)
-    numbers |= {name: _mean(_series(folder, name)[-quarter:]) for name in ('length', 'entropy')}
+    numbers |= {name: _mean(series(folder, name)[-quarter:]) for name in ('length', 'entropy')}
     return numbers | {'reward_first': _mean(rewards[:quarter]), 'reward_last': _mean(rewards[-quarter:])}
-
-
-def _series(folder, name):
-    """f64[steps] of a metric, NaN where it is not finite or missing."""
-    rows = metrics.read_rows(os.path.join(folder, 'metrics.jsonl'))
-    return np.array([math.nan if row.get(name) is None else row[name] for row in rows])
 
 
 def _mean(values):

@@ -19,7 +19,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
-from grpo_jax.run import cli, collect, metrics, reference
+from grpo_jax.run import cli, collect, curves, metrics, reference
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.sharding import batches, compiled
@@ -31,9 +31,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
 
     Stopped when a SIGTERM came: the step at hand was finished and saved.
 
-    algorithm replaces the one that config.algorithm describes, for a variant written in a notebook; functions are
-    rewards by name, which config.reward.parts may list; profile is the first and the last step of a trace in
-    workdir/profile.
+    algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
+    which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile.
     """
     experiment = open_experiment(config, workdir, functions=functions)
     settings, reward_functions = experiment.settings, experiment.reward_functions
@@ -51,7 +50,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
         state = loop.restore(learner.state)
         if state is None:
             gold.check(reward_functions, collector.examples)
-            state = learner.initial(supervised.cold_start(experiment))
+            state = learner.initial(supervised.cold_start(experiment, functions))
         claim(experiment)
         compiled.write_hashes(workdir, **programs)
 
@@ -100,7 +99,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
-    evaluate.print_changes(os.path.join(workdir, 'evaluations.jsonl'))
+    curves.print_outcome(workdir)
     return state
 
 

@@ -24,7 +24,12 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import hub, processes
 from grpo_jax.models import heads, transformer
 
-FAMILIES = ('llama', 'qwen2', 'qwen3')
+# model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
+FAMILIES = {
+    'llama': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'mlp_bias': hf.mlp_bias},
+    'qwen2': lambda hf: {'qkv_bias': True},
+    'qwen3': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'qk_norm': True},
+}
 ROPE_TYPES = ('default', 'linear', 'llama3', 'yarn')
 FILES = re.compile(
     r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'
@@ -91,8 +96,9 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
         raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
     if hf.hidden_act != 'silu':
         raise BadInput(f'hidden_act in {path}', hf.hidden_act, 'only silu is supported')
-    if family != 'llama' and hf.use_sliding_window:
-        raise BadInput(f'use_sliding_window in {path}', True, 'sliding windows are not supported; set it to false')
+    for name, none in (('use_sliding_window', 'false'), ('sliding_window', 'null')):
+        if family != 'llama' and getattr(hf, name, None):
+            raise BadInput(f'{name} in {path}', getattr(hf, name), f'not supported; set it to {none}')
     rope = dict(hf.rope_parameters)
     kind = rope.get('rope_type', 'default')
     if kind not in ROPE_TYPES:
@@ -108,7 +114,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
             hf.num_key_value_heads,
             f'must divide num_attention_heads = {hf.num_attention_heads}',
         )
-    biased = family == 'qwen2' or hf.attention_bias
+    own = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False) | FAMILIES[family](hf)
     return transformer.ModelConfig(
         vocab_size=hf.vocab_size,
         width=hf.hidden_size,
@@ -120,11 +126,8 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
         norm_eps=hf.rms_norm_eps,
         rope_theta=float(theta),
         rope_scaling=() if kind == 'default' else tuple(sorted(rope.items())),
-        qk_norm=family == 'qwen3',
-        qkv_bias=biased,
-        out_bias=family != 'qwen2' and hf.attention_bias,
-        mlp_bias=family == 'llama' and hf.mlp_bias,
         tie_embeddings=hf.tie_word_embeddings,
+        **own,
     )
 
 

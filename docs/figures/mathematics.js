@@ -1,0 +1,2 @@
+// MathJax also reads $...$, as GitHub does
+window.MathJax = { tex: { inlineMath: [['$', '$']] } };

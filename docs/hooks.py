@@ -1,0 +1,91 @@
+"""What the site needs beyond mkdocs: pages may link to files outside of docs/, which come along; and formulas.
+
+A hook of mkdocs.yml. A file of the repository that a page links to becomes the page repository/<path>: Markdown as it
+is, anything else as a listing. Links are rewritten so that they lead there; on GitHub they work as they stand.
+"""
+
+import os
+import re
+
+from mkdocs.structure.files import File
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OUTSIDE = 'repository/'  # where pages of other files lie on the site
+LINK = re.compile(r'(\]\()([^)\s#]+)([^)\s]*\))')  # of Markdown: its target, and an anchor
+FENCE = re.compile(r'^(```.*?^```$)', re.DOTALL | re.MULTILINE)
+FORMULA = re.compile(r'^```math\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+LANGUAGES = {'.py': 'python', '.sh': 'bash', '.json': 'json', '.toml': 'toml', '.ipynb': 'json'}
+
+
+def on_files(files, config):
+    """Adds the files outside of docs/ that a page links to, and those that these link to in turn."""
+    waiting = [f'docs/{file.src_uri}' for file in files.documentation_pages()]
+    while waiting:
+        path = waiting.pop()
+        for target in targets(path):
+            if not target.startswith('docs/') and files.get_file_from_path(page_of(target)) is None:
+                files.append(File.generated(config, page_of(target), content=content(target)))
+                waiting.append(target)
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """The page with links between pages of the site, and with formulas that MathJax reads."""
+    path = path_of(page.file.src_uri)
+    if not path.endswith('.md'):
+        return markdown
+    markdown = FORMULA.sub(r'<div>\n\\[\1\\]\n</div>', markdown)
+
+    def rewrite(link):
+        target = resolve(path, link[2])
+        if target is None:
+            return link[0]
+        return link[1] + os.path.relpath(page_of(target), os.path.dirname(page.file.src_uri)) + link[3]
+
+    parts = FENCE.split(markdown)  # fences at the odd places
+    return ''.join(part if i % 2 else LINK.sub(rewrite, part) for i, part in enumerate(parts))
+
+
+def targets(path):
+    """The files of the repository that a page of Markdown links to; none for another file."""
+    if not path.endswith('.md'):
+        return
+    text = ''.join(FENCE.split(read(path))[::2])
+    for _, link, _ in LINK.findall(text):
+        if target := resolve(path, link):
+            yield target
+
+
+def resolve(path, link):
+    """The file of the repository that a link in the file `path` leads to; None for an address, or for no file."""
+    target = os.path.normpath(os.path.join(os.path.dirname(path), link))
+    return target if os.path.isfile(os.path.join(ROOT, target)) else None
+
+
+def page_of(target):
+    """Where a file of the repository is on the site."""
+    if target.startswith('docs/'):
+        return target.removeprefix('docs/')
+    return OUTSIDE + (target if target.endswith('.md') else f'{target}.md')
+
+
+def path_of(uri):
+    """The file of the repository that a page shows."""
+    if not uri.startswith(OUTSIDE):
+        return f'docs/{uri}'
+    path = uri.removeprefix(OUTSIDE)
+    return path if os.path.isfile(os.path.join(ROOT, path)) else path.removesuffix('.md')
+
+
+def content(path):
+    """The Markdown of a page that shows a file."""
+    if path.endswith('.md'):
+        return read(path)
+    language = LANGUAGES.get(os.path.splitext(path)[1], '')
+    return f'# {path}\n\n````{language}\n{read(path)}\n````\n'
+
+
+def read(path):
+    """The text of a file of the repository."""
+    with open(os.path.join(ROOT, path), encoding='utf8') as file:
+        return file.read()
