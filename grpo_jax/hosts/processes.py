@@ -110,6 +110,11 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def speaks() -> bool:
+    """Whether people read this process's messages: those of the first. No device is touched to know it."""
+    return not distributed.global_state.process_id
+
+
 def put(tree: Any, sharding: Sharding) -> Any:
     """Puts host arrays that every process has onto devices; each process puts the shards of its own devices."""
 

@@ -17,7 +17,6 @@ from jax.tree_util import keystr
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-import transformers
 
 from grpo_jax import ROOT
 from grpo_jax.errors import BadInput
@@ -83,6 +82,14 @@ def find(path: str | os.PathLike[str]) -> str:
         ) from None
 
 
+def _transformers() -> Any:
+    """The library; importing it takes a second, and prints advice for those without torch unless it is told not to."""
+    os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+    import transformers
+
+    return transformers
+
+
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
     path = os.path.join(folder, 'config.json')
@@ -91,7 +98,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     try:
         with open(path, encoding='utf8') as file:
             family = json.load(file).get('model_type')
-        hf = transformers.AutoConfig.from_pretrained(folder) if family in FAMILIES else None
+        hf = _transformers().AutoConfig.from_pretrained(folder) if family in FAMILIES else None
     except Exception as error:  # transformers raises a different type for each way of being wrong
         raise BadInput(path, 'unreadable', f'{error}; take it again from the published model') from None
     if hf is None:
@@ -137,7 +144,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
 
 def context_length(folder: str | os.PathLike[str]) -> int:
     """Number of positions that the model is for (max_position_embeddings)."""
-    return transformers.AutoConfig.from_pretrained(folder).max_position_embeddings
+    return _transformers().AutoConfig.from_pretrained(folder).max_position_embeddings
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
@@ -148,7 +155,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     if not any(os.path.isfile(os.path.join(folder, name)) for name in ('tokenizer.json', 'tokenizer_config.json')):
         raise BadInput('model.path', folder, 'has neither tokenizer.json nor tokenizer_config.json; add them')
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        return _transformers().AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # tokenizers raises plain Exception for a malformed file
         raise BadInput(
             'model.path',

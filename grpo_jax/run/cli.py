@@ -4,12 +4,12 @@ import os
 import sys
 
 from absl import app, flags
-from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from grpo_jax import ROOT
 from grpo_jax.errors import BadInput, Stopped
 from grpo_jax.hosts import processes
+from grpo_jax.run import console
 
 STOPPED = 42  # exit status of a run that SIGTERM ended, with a checkpoint
 
@@ -44,7 +44,7 @@ def run(main):
 
     BadInput ends with its message and status 2, Stopped with status 42.
     """
-    absl_logging.set_verbosity(absl_logging.WARNING)
+    console.install_for_command()
     sys.path.insert(0, ROOT)  # config files import each other as configs.<name>
     _define_processes()
 

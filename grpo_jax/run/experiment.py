@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from grpo_jax import data, rewards, sampler
+from grpo_jax import activity, data, rewards, sampler
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
@@ -25,6 +25,7 @@ from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import Devices
 
+logger = logging.getLogger('grpo_jax')
 CHANGEABLE_ON_RESUME = ('steps', 'evaluation', 'checkpoint', 'log')
 
 
@@ -94,13 +95,15 @@ class Experiment:
 
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split."""
-        return data.load(self.settings.data, split, self.tokenizer)
+        with activity.during(f'reading the {split} split of {self.settings.data.name}'):
+            return data.load(self.settings.data, split, self.tokenizer)
 
     def params(self):
         """Float32 parameters on the mesh: drawn, or read from the model's folder."""
         shardings = specs.params(transformer.param_table(self.model_config), self.mesh)
         if self.settings.model.random_init:
-            return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.model_config)
+            with activity.during('drawing the weights'):
+                return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.model_config)
         return hf.load_params(self.folder, self.model_config, shardings)
 
 
@@ -159,7 +162,8 @@ def agree(experiment, step, built, examples):
     """
     values = {'step': step, 'data': compiled.hashed(repr([(e.id, e.prompt, e.answer) for e in examples]))}
     values |= {f'program {name}': program.hash for name, program in built.items()}
-    processes.agree('the start', values | dict(_flat(experiment.config.to_dict(), 'config.')))
+    with activity.during('waiting for the other processes'):
+        processes.agree('the start', values | dict(_flat(experiment.config.to_dict(), 'config.')))
 
 
 def _flat(tree, prefix):
@@ -180,7 +184,7 @@ def _check_workdir(config, workdir):
         for name, (old, new) in _differences(json_file.read(path), recorded_config(config)).items():
             if name.split('.')[0] not in CHANGEABLE_ON_RESUME:
                 raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
-            logging.warning('%s: was %r, now %r', name, old, new)
+            logger.warning('%s: was %r, now %r', name, old, new)
 
 
 def recorded_config(config):

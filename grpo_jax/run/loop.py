@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from grpo_jax import activity
 from grpo_jax.errors import Stopped
 from grpo_jax.hosts import processes
 from grpo_jax.run import checkpoint, metrics, watch
@@ -32,7 +33,8 @@ class Loop:
         return self
 
     def __exit__(self, *error):
-        return self._stack.__exit__(*error)
+        with activity.during('waiting for the last checkpoint'):
+            return self._stack.__exit__(*error)
 
     @property
     def newest(self) -> int | None:
@@ -61,6 +63,7 @@ class Loop:
     def stage(self, name: str):
         """Times a stage of the step, and names it in a trace."""
         began = time.monotonic()
+        self.writer.stage(name)
         with jax.profiler.TraceAnnotation(name):
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
@@ -77,6 +80,7 @@ class Loop:
         """Ends a step in all processes, with a checkpoint where one is due; Stopped when a SIGTERM came."""
         stop = processes.agree(f'the end of {self._title}, step {step}', row, self._watch.stopping)
         if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop:
+            self.writer.stage('save')
             checkpoint.save(self.checkpoints, state)
         if stop:
             raise Stopped(self._workdir, step)
