@@ -24,7 +24,7 @@ logger = logging.getLogger('grpo_jax')
 def run(config, workdir, algorithm=None, functions=None, profile=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
-    Stopped when a SIGTERM came: the step at hand was finished and saved.
+    Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
 
     algorithm replaces the one that config.algorithm describes, for a variant written in a notebook; functions are
     rewards by name, which config.reward.parts may list; profile is the first and the last step of a trace in

@@ -50,20 +50,28 @@ def session(coordinator: str | None, processes: int | None, process: int | None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax has put a handler there that only notes the signal
     try:
         yield
-    except (BadInput, Stopped):
+    except Stopped:
+        raise
+    except (BadInput, KeyboardInterrupt) as error:
+        _report_failure(error)
         raise
     except Exception as error:
         # print now: leaving the others may end the process
         traceback.print_exc()
         print(f'error: {_name()}: {type(error).__name__}: {error}', file=sys.stderr, flush=True)
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the others may have gone already
-            _client().key_value_set(f'{FAILED}{jax.process_index()}', f'{_name()} failed: {error}')
+        _report_failure(error)
         sys.exit(1)
     finally:
         try:
             jax.distributed.shutdown()
         except jax.errors.JaxRuntimeError as error:
             print(f'{_name()} leaves alone: {str(error).splitlines()[0]}', file=sys.stderr)
+
+
+def _report_failure(error):
+    """Tells the other processes, which then end too, wherever they wait for this one."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # they may have gone already
+        _client().key_value_set(f'{FAILED}{jax.process_index()}', f'{_name()} failed: {error or type(error).__name__}')
 
 
 def _start(coordinator, processes, process):
