@@ -9,12 +9,13 @@ from typing import Protocol
 class Activity:
     """Something that lasts. Its attributes may change while it does, from any thread.
 
-    text names it; `done` of `total` are finished (total 0: nobody counts); detail describes what is finished. result is
-    the line at its end, and note what that line adds; there is none without a result.
+    text names it; `done` of `total` are finished (total 0: nobody counts), which take equally long if `even`; detail
+    describes what is finished. result is the line at its end, and note what that line adds; without a result there is
+    no line.
     """
 
-    def __init__(self, text: str, total: int = 0, done: int = 0):
-        self.text, self.total, self.done = text, total, done
+    def __init__(self, text: str, total: int, done: int, even: bool):
+        self.text, self.total, self.done, self.even = text, total, done, even
         self.detail = self.result = self.note = ''
         self.first, self.began = done, time.monotonic()
         self.stage, self.stage_began = '', self.began  # what it does at the moment
@@ -44,9 +45,9 @@ observers: list[Observer] = []
 
 
 @contextlib.contextmanager
-def during(text: str, total: int = 0, done: int = 0) -> Iterator[Activity]:
+def during(text: str, total: int = 0, done: int = 0, even: bool = True) -> Iterator[Activity]:
     """A context in which the program does what `text` says; gives the Activity."""
-    activity = Activity(text, total, done)
+    activity = Activity(text, total, done, even)
     for observer in observers:
         observer.began(activity)
     try:

@@ -26,6 +26,12 @@ def manager(workdir, *, keep):
     )
 
 
+def exists(workdir) -> bool:
+    """Whether a workdir holds a finished checkpoint, which is then what a run begins with."""
+    folder = os.path.join(workdir, 'checkpoints')
+    return os.path.isdir(folder) and any(name.isdigit() for name in os.listdir(folder))
+
+
 def save(checkpoints, state):
     """Starts writing a TrainState as the checkpoint of its step; returns before it is on disk."""
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state))

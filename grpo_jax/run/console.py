@@ -148,7 +148,7 @@ def _live_line(activity):
 def _time(activity):
     took = time.monotonic() - activity.began
     advanced = activity.done - activity.first
-    if advanced:
+    if advanced and activity.even:
         return f'{duration(took / advanced * (activity.total - activity.done))} left'
     return f'{duration(took)} so far'
 

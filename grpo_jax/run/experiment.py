@@ -16,6 +16,7 @@ from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
+from grpo_jax.run import checkpoint, console, environment
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.engine import Engine
@@ -107,15 +108,22 @@ class Experiment:
         return hf.load_params(self.folder, self.model_config, shardings)
 
 
-def open_experiment(config, workdir: str, folder: str | None = None, functions: Mapping | None = None) -> Experiment:
+def open_experiment(
+    config, workdir: str, folder: str | None = None, functions: Mapping | None = None, head: bool = False
+) -> Experiment:
     """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim.
 
-    folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name.
+    folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name. head:
+    the model may be a reward model.
     """
+    console.install()
     settings = Settings.from_config(config)
+    weights = folder is None and not settings.model.random_init and not checkpoint.exists(workdir)  # that will be read
     folder = folder or hf.find(settings.model.path)
     model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
+    if weights:
+        hf.check_weights(folder, model_config, head)
     if len(tokenizer) > model_config.vocab_size:
         raise BadInput(
             'model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {model_config.vocab_size}'
@@ -145,13 +153,14 @@ def check_context(settings: Settings, folder: str):
 
 
 def claim(experiment):
-    """Makes the workdir this experiment's: config.json, and the model's folder without weights.
+    """Makes the workdir this experiment's: config.json, environment.json, and the model's folder without weights.
 
     Called when everything else has been checked, so that a refused config leaves no trace.
     """
     os.makedirs(experiment.workdir, exist_ok=True)
     if processes.is_first():
         hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
+        environment.record(experiment.workdir)
     json_file.write(os.path.join(experiment.workdir, 'config.json'), experiment.config.to_dict())
 
 

@@ -77,7 +77,7 @@ def compile_all(executables: Sequence[Executable], name: str) -> None:
     def count(_):
         compiling.done += 1
 
-    with activity.during(f'compiling {name}', len(executables) if several else 0) as compiling:
+    with activity.during(f'compiling {name}', len(executables) if several else 0, even=False) as compiling:
         pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), 'compile')
         try:
             futures = []
