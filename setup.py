@@ -1,4 +1,4 @@
-"""Installs grpo_jax, whose metadata pyproject.toml holds; configs/, launch/ and notebooks/ are used from a clone."""
+"""Installs grpo_jax with its configs, which grpo_jax/configs links to; pyproject.toml holds the metadata."""
 
 from setuptools import setup
 

@@ -45,8 +45,8 @@ def ours(case):
     import optax
 
     from benchmarks.rollout import MODEL
-    from configs import default
     from grpo_jax import algorithms, sampler
+    from grpo_jax.configs import default
     from grpo_jax.learner import Learning, Optimizers
     from grpo_jax.learner.experience import make_experience
     from grpo_jax.learner.programs import make_learner

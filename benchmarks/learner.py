@@ -21,8 +21,8 @@ import optax
 
 from benchmarks import environment
 from benchmarks.rollout import MODEL, long_tailed
-from configs import default
 from grpo_jax import algorithms
+from grpo_jax.configs import default
 from grpo_jax.learner import Learning, Optimizers
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer

@@ -19,8 +19,8 @@ import time
 import numpy as np
 
 from benchmarks import environment
-from configs import arithmetic, default
 from grpo_jax import rewards, train
+from grpo_jax.configs import arithmetic, default
 from grpo_jax.data import gsm8k, math
 from grpo_jax.rewards import gold
 from grpo_jax.run import collect

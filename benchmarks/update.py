@@ -34,8 +34,8 @@ def ours(case):
     import optax
 
     from benchmarks.rollout import MODEL
-    from configs import default
     from grpo_jax import algorithms
+    from grpo_jax.configs import default
     from grpo_jax.learner import Learning, Optimizers
     from grpo_jax.learner.programs import make_learner
     from grpo_jax.models import transformer

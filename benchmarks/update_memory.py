@@ -14,8 +14,8 @@ os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JA
 
 import jax
 
-from configs import default
 from grpo_jax import algorithms
+from grpo_jax.configs import default
 from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import hf

@@ -2,7 +2,7 @@
 
     python -m grpo_jax.train --config=configs/arithmetic.py --workdir=runs/arithmetic
 """
-from configs import default
+from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):

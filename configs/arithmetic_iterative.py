@@ -10,7 +10,7 @@ The first command's completions are those of the cold start, labelled by the ver
 model. From then on the policy learns from the reward model alone, which the verifier's verdicts correct between
 iterations.
 """
-from configs import arithmetic
+from grpo_jax.configs import arithmetic
 
 
 def get_config(preset='grpo_iterative'):

@@ -11,7 +11,7 @@ Then it drives process supervision of the demo, in place of the calculator:
     python -m grpo_jax.train --config=configs/arithmetic.py:grpo_process --workdir=runs/process \\
         --config.reward.step_rewards=process --config.reward.options.process.folder=runs/arithmetic_reward/reward_model
 """
-from configs import arithmetic
+from grpo_jax.configs import arithmetic
 
 
 def get_config(preset='grpo'):

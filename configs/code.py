@@ -9,7 +9,7 @@ mesh.fsdp=8.
 """
 import os
 
-from configs import default, gsm8k
+from grpo_jax.configs import default, gsm8k
 
 
 def get_config(preset='dr_grpo'):

@@ -4,7 +4,7 @@
 
 Tested on sets of numbers that the train split does not have.
 """
-from configs import default
+from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):

@@ -5,6 +5,7 @@ import os
 
 from ml_collections import ConfigDict
 
+from grpo_jax import algorithms
 from grpo_jax.errors import BadInput
 
 DATA = os.environ.get('GRPO_JAX_DATA', 'data')  # folder of the data sets and small models
@@ -189,6 +190,10 @@ def get_config(preset='grpo'):
     config.algorithm.behaviour_coef = 1e-3
     config.algorithm.kl_cov_coef = 1.0
 
+    for name, value in algorithms.default_numbers().items():  # of new pieces, whose signatures are enough
+        if name not in config.algorithm:
+            config.algorithm[name] = value
+
     config.learner = Config()
     config.learner.epochs = 1            # passes over a step's rollout
     config.learner.minibatches = 1       # optimizer updates a pass
@@ -249,7 +254,7 @@ def _optimizer(learning_rate):
 def _apply(config, preset):
     """Puts a preset on the config: its apply names the sections that it changes, algorithm and perhaps collection."""
     try:
-        apply = importlib.import_module(f'configs.algorithms.{preset}').apply
+        apply = importlib.import_module(f'grpo_jax.configs.algorithms.{preset}').apply
     except ModuleNotFoundError:
         names = os.listdir(os.path.join(os.path.dirname(__file__), 'algorithms'))
         choices = ', '.join(sorted(n[:-3] for n in names if n.endswith('.py') and n[0] != '_'))

@@ -6,7 +6,7 @@
 With :dpo and --config.collection.source=pairs, the worst completion of each prompt is the rejected one. Set
 data.template, data.chat and data.system as the teacher had them.
 """
-from configs import default
+from grpo_jax.configs import default
 
 
 def get_config(preset='sft'):

@@ -7,7 +7,7 @@ The data are read from GRPO_JAX_DATA (data/ by default). Sizes suit one TPU host
 """
 import os
 
-from configs import default
+from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):

@@ -6,7 +6,7 @@ Tested on expressions of the test split that the train split does not have.
 """
 import os
 
-from configs import default
+from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):

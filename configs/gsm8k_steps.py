@@ -2,7 +2,7 @@
 
     python -m grpo_jax.train --config=configs/gsm8k_steps.py --workdir=runs/steps
 """
-from configs import gsm8k_calculator
+from grpo_jax.configs import gsm8k_calculator
 
 
 def get_config(preset='grpo_process'):

@@ -7,7 +7,7 @@ are left out: what is wrong with a step shows in the line before, which takes mo
 """
 import os
 
-from configs import default
+from grpo_jax.configs import default
 
 
 def get_config(preset='grpo'):

@@ -7,7 +7,7 @@ story that does not end by itself within 64 tokens.
 """
 import os
 
-from configs import default
+from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):

@@ -88,7 +88,7 @@ def composition():
     """Table of the pieces and numbers of each preset, from its config section."""
     rows = []
     for name in sweep.choose('all'):
-        config = importlib.import_module('configs.default').get_config(name)
+        config = importlib.import_module('grpo_jax.configs.default').get_config(name)
         section, collection = config.algorithm, config.collection
         method = entry.make(section, collection)
         ratio = _piece('ratio', section) if 'ratio' in method.reads else '(unused)'
@@ -126,7 +126,7 @@ def composition():
 
 def all_pieces():
     """A table for each module: name, formula, source and numbers of its pieces."""
-    defaults = importlib.import_module('configs.default').get_config().algorithm
+    defaults = importlib.import_module('grpo_jax.configs.default').get_config().algorithm
     tables = []
     for key, module in MODULES.items():
         rows = []
@@ -150,7 +150,7 @@ def table(headings, rows):
 
 
 def _preset(name):
-    return importlib.import_module(f'configs.algorithms.{name}')
+    return importlib.import_module(f'grpo_jax.configs.algorithms.{name}')
 
 
 def _paragraph(docstring):

@@ -4,9 +4,9 @@ from importlib import metadata
 import os
 import tomllib
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of the repository
+PACKAGE = os.path.dirname(os.path.abspath(__file__))  # its folder, which holds configs/
 
-_PROJECT = os.path.join(ROOT, 'pyproject.toml')
+_PROJECT = os.path.join(os.path.dirname(PACKAGE), 'pyproject.toml')
 if os.path.isfile(_PROJECT):  # a clone, whatever is installed beside it
     with open(_PROJECT, 'rb') as _file:
         __version__ = tomllib.load(_file)['project']['version']

@@ -1,7 +1,8 @@
-"""Evaluation with the training's own verifier, prompts and template. `python -m grpo_jax.evaluate`.
+"""Evaluates a run or a Hugging Face folder with the training's own verifier, prompts and template.
 
---workdir=runs/x [--samples=32]                                         the newest checkpoint of a run
---config=configs/gsm8k.py --config.model.path=FOLDER --out=DIR          any Hugging Face folder
+Examples:
+    python -m grpo_jax.evaluate --workdir=runs/arithmetic --samples=32
+    python -m grpo_jax.evaluate --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --out=runs/qwen3
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,9 @@
-"""A trained policy as a Hugging Face folder. `python -m grpo_jax.export --workdir=runs/x --out=DIR`."""
+"""Writes a trained policy as a Hugging Face folder.
+
+Examples:
+    python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported
+    python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported16 --dtype=bfloat16
+"""
 
 import os
 

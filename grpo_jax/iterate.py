@@ -1,7 +1,11 @@
-"""Iterative GRPO: the reward model learns on with the policy. `python -m grpo_jax.iterate --config=... --workdir=...`.
+"""Trains reward model and policy in turn: iterative GRPO.
 
 DeepSeekMath (arXiv 2402.03300), algorithm 1: an iteration trains the reward model on newest completions and a share of
 older ones, then the policy against it, from where both were, with that policy as the reference.
+
+Examples:
+    python -m grpo_jax.iterate --config=arithmetic_iterative --workdir=runs/x --labelled=runs/policy/rollouts
+    python -m grpo_jax.iterate --config=arithmetic_iterative --workdir=runs/y --labelled=runs/x/rollouts --iterations=5
 """
 
 from collections.abc import Sequence

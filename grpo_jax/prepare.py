@@ -1,9 +1,11 @@
 """Prepares GSM8K or MATH from files for tensorflow-datasets, without tensorflow.
 
-    python -m grpo_jax.prepare --name=gsm8k --folder=FOLDER --out=DIR
-
 FOLDER holds <name>_train.jsonl and <name>_test.jsonl, or other files that data.files.rows finds. The written folder,
-DIR/<name>/<version>, is one that the data sets gsm8k, math and files read.
+OUT/<name>/<version>, is one that the data sets gsm8k, math and files read.
+
+Examples:
+    python -m grpo_jax.prepare --name=gsm8k --folder=data/math --out=data/prepared
+    python -m grpo_jax.prepare --name=math --folder=data/math --out=data/prepared
 """
 
 import os

@@ -1,6 +1,10 @@
-"""Trains an outcome or process reward model. `python -m grpo_jax.reward_model --config=... --workdir=...`.
+"""Trains an outcome or process reward model: the policy's decoder with a scalar head, on the data set's labels.
 
-The policy's decoder with a scalar head, on the data set's labels; its folder is workdir/reward_model.
+The folder that rewards read is WORKDIR/reward_model.
+
+Examples:
+    python -m grpo_jax.reward_model --config=arithmetic_reward --workdir=runs/judge
+    python -m grpo_jax.reward_model --config=process_reward --workdir=runs/steps --config.supervised.batch=16
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,9 @@
-"""The exact text and token ids that the model will see. `python -m grpo_jax.show --config=... [--prompts=4]`."""
+"""Shows the exact text and token ids that the model will see.
+
+Examples:
+    python -m grpo_jax.show --config=arithmetic
+    python -m grpo_jax.show --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --prompts=1
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,9 @@
-"""Cold start: the same policy, weights and learner, trained on demonstrations. `python -m grpo_jax.supervised`."""
+"""Trains a policy on demonstrations: the cold start, with the same policy, weights and learner.
+
+Examples:
+    python -m grpo_jax.supervised --config=arithmetic --workdir=runs/sft
+    python -m grpo_jax.supervised --config=countdown --workdir=runs/sft2 --config.supervised.updates=2000
+"""
 
 from collections.abc import Callable
 import os

@@ -1,4 +1,11 @@
-"""Every preset with every seed on one experiment, then a table and curves. `python -m grpo_jax.sweep`."""
+"""Trains every preset with every seed on one experiment, then writes a table and curves.
+
+What is finished is not run again. --config.KEY=VALUE holds for every preset.
+
+Examples:
+    python -m grpo_jax.sweep --config=arithmetic --workdir=runs/sweep
+    python -m grpo_jax.sweep --config=countdown --presets=grpo,dapo,rloo --seeds=5 --workdir=runs/countdown
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import csv
@@ -16,7 +23,7 @@ from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 import numpy as np
 
-from grpo_jax import ROOT, supervised, train
+from grpo_jax import PACKAGE, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.run import cli, metrics, tables
@@ -81,7 +88,7 @@ def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, work
 
 def choose(names: str) -> list[str]:
     """The presets that a comma-separated list names, or all; BadInput for an unknown one."""
-    folder = os.path.join(ROOT, 'configs', 'algorithms')
+    folder = os.path.join(PACKAGE, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
     chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
     for name in chosen:

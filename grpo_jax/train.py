@@ -1,4 +1,11 @@
-"""START HERE: run(config, workdir) builds everything, then loops over the steps of GRPO."""
+"""Trains a policy by GRPO or another preset. START HERE: run(config, workdir) builds everything, then loops over steps.
+
+The same command goes on with a run that was stopped.
+
+Examples:
+    python -m grpo_jax.train --config=arithmetic --workdir=runs/arithmetic
+    python -m grpo_jax.train --config=gsm8k:dapo --workdir=runs/gsm8k --config.rollout.group_size=16 --profile=3:5
+"""
 
 import logging
 import os
@@ -80,7 +87,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                     ),
                     experiment.mesh,
                 )
-                packed = learner.pack(experience.rollout)
+                if experience.rollout is not draw.rollout:  # rows were dropped
+                    packed = learner.pack(experience.rollout)
                 with on_devices():
                     state, learned = learner.update(state, experience, packed)
                 row |= jax.device_get(learned) | metrics.completion_metrics(rewarded)

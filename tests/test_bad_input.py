@@ -19,17 +19,10 @@ MODEL = os.path.join(ROOT, 'configs/models/characters')
 
 # what a command line can get wrong: (arguments, words of the message)
 COMMANDS = {
-    'unknown config key': (['--config=configs/arithmetic.py', '--config.rollout.groupsize=4'], ['groupsize']),
     'wrong type': (['--config=configs/arithmetic.py', '--config.steps=many'], ['steps', 'many']),
-    'missing config file': (['--config=configs/nowhere.py'], ['configs/nowhere.py']),
-    'unknown preset': (['--config=configs/arithmetic.py:grop'], ['grop', 'dr_grpo']),
     'missing model folder': (
         ['--config=configs/arithmetic.py', '--config.model.path=runs/none/there'],
         ['runs/none/there', 'Hugging Face folder'],
-    ),
-    'moved config key': (
-        ['--config=configs/arithmetic.py', '--config.algorithm.source=pairs'],
-        ["'source'", 'it is collection.source now'],
     ),
     'missing flag': ([], ['config']),
 }

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs import distill
 from grpo_jax import train
+from grpo_jax.configs import distill
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import Rewards
 from grpo_jax.run import collect
@@ -129,7 +129,7 @@ def test_sft_takes_as_many_rows_and_its_loss_falls(tmp_path):
     assert 'sampler/steps' not in rows[0]
 
 
-def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(tmp_path):
+def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(long, tmp_path):
     """Distillation in two commands: the rollouts that one run wrote are the data of the next."""
     teacher = tiny_run.config(preset='dr_grpo', log__rollouts=1, **SHORT | RARE | dict(steps=6))
     train.run(teacher, str(tmp_path / 'teacher'))
@@ -155,7 +155,7 @@ def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(tmp_path):
     assert losses[0] == pytest.approx(np.log(2), abs=1e-4) and losses[-1] < losses[0]
 
 
-def test_rft_samples_the_frozen_policy(tmp_path, monkeypatch):
+def test_rft_samples_the_frozen_policy(long, tmp_path, monkeypatch):
     # a run that learns draws the same completions as one that does not
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: float('8' in completion))
     drawn, states = [], []

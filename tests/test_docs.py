@@ -66,7 +66,7 @@ def test_presets_after_papers_name_their_arxiv_number(script):
 
 
 def test_the_tables_of_pieces_hold_every_piece_that_a_preset_takes(script):
-    section, tables = script['importlib'].import_module('configs.default').get_config, script['all_pieces']()
+    section, tables = script['importlib'].import_module('grpo_jax.configs.default').get_config, script['all_pieces']()
     for preset in sweep.choose('all'):
         method = algorithms.make(section(preset).algorithm)
         for key in script['MODULES']:

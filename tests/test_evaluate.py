@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from configs import tinystories
 from grpo_jax import evaluate, train
+from grpo_jax.configs import tinystories
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment

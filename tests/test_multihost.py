@@ -125,7 +125,12 @@ def assert_equal(workdir, expected):
     jax.tree.map(np.testing.assert_array_equal, *policies)
 
 
-def test_two_processes_through_preemption_equal_one(alone, tmp_path):
+def test_two_processes_equal_one(alone, tmp_path):
+    Run(tmp_path, 2).succeeds()
+    assert_equal(tmp_path, alone)
+
+
+def test_two_processes_through_preemption_equal_one(long, alone, tmp_path):
     run = Run(tmp_path, 2)
     run.send(1, signal.SIGTERM, rows=1)
     for status, errors in run.ends():

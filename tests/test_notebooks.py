@@ -2,13 +2,12 @@
 
 import json
 import os
-import sys
 
 import matplotlib
 import pytest
 
-from configs import arithmetic
 from grpo_jax import train
+from grpo_jax.configs import arithmetic
 from tests import tiny_run
 
 NOTEBOOKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'notebooks')
@@ -26,9 +25,7 @@ def test_cells_run(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, 'run', run_less)
     monkeypatch.setattr(arithmetic, 'get_config', lambda preset: small)
-    monkeypatch.setattr(sys, 'path', list(sys.path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'configs').mkdir()  # so that the notebook stays in this folder
     with open(os.path.join(NOTEBOOKS, name), encoding='utf8') as file:
         cells = [''.join(c['source']) for c in json.load(file)['cells'] if c['cell_type'] == 'code']
     scope = {}

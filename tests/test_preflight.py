@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 import pytest
 
-from configs import gsm8k
 from grpo_jax import train
+from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, transformer
 from grpo_jax.preflight import __main__ as preflight

@@ -13,6 +13,7 @@ import pytest
 
 from grpo_jax import sweep, train
 from grpo_jax.errors import BadInput
+from grpo_jax.run import config_file
 from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -214,6 +215,7 @@ def flag_of(*arguments):
     values = flags.FlagValues()
     argv = ['sweep', f'--config={os.path.join(ROOT, "configs", "arithmetic.py")}{arguments[0]}', *arguments[1:]]
     config_flags.DEFINE_config_file('config', None, flag_values=values, sys_argv=argv)
+    values['config'].parser = config_file.Parser(argv)
     values(argv)
     return values['config']
 

@@ -3,7 +3,7 @@
 import json
 import os
 
-from configs import arithmetic
+from grpo_jax.configs import arithmetic
 
 
 def config(**changes):

@@ -6,7 +6,7 @@
 
 The exploit's share is that of completions in brackets that are wrong.
 """
-from configs.labs import habits
+from grpo_jax.configs.labs import habits
 
 
 def get_config(preset='dr_grpo'):

@@ -1,5 +1,5 @@
 """What the labs of exploits share: the demo with two digits, demonstrations with a habit, and every rollout kept."""
-from configs import arithmetic
+from grpo_jax.configs import arithmetic
 
 
 def get_config(preset, *, blurts, habit, share, max_tokens):

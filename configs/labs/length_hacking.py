@@ -6,7 +6,7 @@
 
 The exploit's share is that of completions with more equations than the sum has columns; it shows in the metric length.
 """
-from configs.labs import habits
+from grpo_jax.configs.labs import habits
 
 
 def get_config(preset='dr_grpo'):

@@ -3,7 +3,7 @@
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
 
-from grpo_jax.algorithms.algorithm import Algorithm, adapt, make
+from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
 from grpo_jax.algorithms.groups import dead_groups
 from grpo_jax.algorithms.losses import (
     by_token,
@@ -25,6 +25,7 @@ __all__ = [
     'compute_advantages',
     'critic_targets',
     'dead_groups',
+    'default_numbers',
     'gradient_coefficients',
     'make',
     'metrics',

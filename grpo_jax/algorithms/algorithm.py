@@ -1,6 +1,7 @@
 """An algorithm is a value: a NamedTuple of small functions, put together from a config section."""
 
 from collections.abc import Callable, Mapping
+import inspect
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -118,6 +119,13 @@ class Algorithm(NamedTuple):
         """The numbers that may adapt during a run, as they begin."""
         coefficients = {'kl_coef': self.kl_coef, 'entropy_coef': self.entropy_coef}
         return coefficients | ({'entropy_acts': 1.0} if self.entropy_target else {})
+
+
+def default_numbers() -> dict[str, Any]:
+    """The numbers of all pieces by name, each with the default of its signature."""
+    every = (piece for module in MODULES.values() for piece in pieces.named(module).values())
+    numbers = {name: value for piece in every for name, value in pieces.numbers(piece).items()}
+    return {name: value for name, value in numbers.items() if value is not inspect.Parameter.empty}
 
 
 def make(section: Any, collection: Any = None) -> Algorithm:

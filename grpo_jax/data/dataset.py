@@ -102,6 +102,16 @@ def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
     return module.examples(split, **options)
 
 
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a data set, by name, as its `examples` declares them; BadInput for an unknown data set."""
+    return _keywords(_import(name).examples)
+
+
+def _keywords(function):
+    parameters = inspect.signature(function).parameters
+    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
 def _import(name):
     """The module of a data set."""
     try:

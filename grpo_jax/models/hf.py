@@ -17,7 +17,7 @@ from jax.tree_util import keystr
 import numpy as np
 from safetensors.numpy import save_file
 
-from grpo_jax import ROOT, activity
+from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.models import heads, tensor_files, transformer
@@ -59,9 +59,9 @@ NAMES = {
 
 
 def find(path: str | os.PathLike[str]) -> str:
-    """The local folder of a model: a path from here, one from the repository's root, or a hub snapshot."""
+    """The local folder of a model: a path from here, one from this package (configs/models/...), or a hub snapshot."""
     path = os.fspath(path)
-    for folder in (path, os.path.join(ROOT, path)):
+    for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', path):

@@ -1,8 +1,10 @@
-"""Tells whether a run fits TPUs that are not here, and its least time there. Needs the extra [tpu], and no TPU.
-
-    python -m grpo_jax.preflight --config=configs/gsm8k.py --topology=v5e:4x4 [--slices=2] [--json[=FILE]]
+"""Tells whether a run fits TPUs that are not here, and its least time there; needs the extra [tpu], and no TPU.
 
 Exit status 0: it fits; 1: it does not, and what is printed names settings that do; 2: bad input.
+
+Examples:
+    python -m grpo_jax.preflight --config=gsm8k --topology=v5e:4x4
+    python -m grpo_jax.preflight --config=gsm8k --topology=v5p:2x2x1 --slices=2 --json=runs/preflight.json
 """
 
 import os

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from grpo_jax import ROOT, evaluate, rewards, supervised, train
+from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, transformer
@@ -19,7 +19,7 @@ from grpo_jax.sampler import schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES, Devices
 
-MODELS = os.path.join(ROOT, 'configs', 'models')
+MODELS = os.path.join(PACKAGE, 'configs', 'models')
 
 
 class Job(NamedTuple):
@@ -82,7 +82,7 @@ class PlannedRun(NamedTuple):
 
 def find_model(path):
     """The folder of a model, or that of a published model's shape in configs/models."""
-    for folder in (path, os.path.join(ROOT, path)):
+    for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
     published = os.path.join(MODELS, os.path.basename(path).removesuffix('-Instruct'))
@@ -107,7 +107,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     with open(os.path.join(folder, 'config.json'), encoding='utf8') as file:
         ends = json.load(file).get('eos_token_id') or 0
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
-    settings = Settings.from_config(config)
+    settings = settings._replace(mesh=config.mesh)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
     devices = Devices(mesh, compile_now=False)

@@ -16,7 +16,8 @@ gold(example) -> (a right completion, a wrong one). A module that rewards steps 
 of (end in characters, float), or steps(completions, examples), a list of those.
 """
 
-from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build
+from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, options_of
+from grpo_jax.rewards.custom import name_of
 from grpo_jax.rewards.scoring import Rewards, RewardStream, advantage_inputs, compute_rewards, shape_rewards
 
 __all__ = [
@@ -28,5 +29,7 @@ __all__ = [
     'advantage_inputs',
     'build',
     'compute_rewards',
+    'name_of',
+    'options_of',
     'shape_rewards',
 ]

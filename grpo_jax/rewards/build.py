@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import custom, length
 from grpo_jax.rewards.resources import Resources
+from grpo_jax.workers.pool import Pool
 
 
 class RewardOptions(NamedTuple):
@@ -103,6 +104,13 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,
         shaping=_shaping(options, max_tokens) if options.length_shaping else None,
     )
+
+
+def options_of(path: str) -> dict[str, inspect.Parameter]:
+    """The options of a part of reward.parts, by name, as its function declares them; BadInput for an unknown part."""
+    pool = Pool(1, deadline=1.0, memory_gib=1.0)  # which is never started
+    parameters = inspect.signature(_find(path, {}, pool).reward).parameters
+    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def _find(path, functions, pool):

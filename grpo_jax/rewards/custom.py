@@ -14,7 +14,7 @@ import traceback
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_jax import ROOT
+from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
 from grpo_jax.workers.pool import Pool
 
@@ -39,7 +39,7 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
     result that is no number.
     """
     file, _, name = path.rpartition(':')
-    file = next((place for place in (file, os.path.join(ROOT, file)) if os.path.isfile(place)), None)
+    file = next((place for place in (file, os.path.join(PACKAGE, file)) if os.path.isfile(place)), None)
     if file is None:
         raise BadInput('reward.parts', path, 'no such file; give FILE.py:NAME')
     with naming_line(path, file):

@@ -1,20 +1,26 @@
-"""What the programs share: flags, loading a config, and how they end."""
+"""What the commands share: flags, --help, loading a config, and how they end."""
 
 import os
 import sys
+import textwrap
 
 from absl import app, flags
 from ml_collections import config_flags
 
-from grpo_jax import ROOT
 from grpo_jax.errors import INTERRUPTED, BadInput, Stopped
 from grpo_jax.hosts import processes
-from grpo_jax.run import console
+from grpo_jax.run import config_file, console
 
 
 def define_flags(workdir=True, required=True):
-    """Defines --config=FILE[:PRESET], with overrides like --config.steps=10, and --workdir; required or not."""
-    config_flags.DEFINE_config_file('config', None, 'Config file, with :PRESET to choose the algorithm.')
+    """Defines --config=NAME[:PRESET], with overrides like --config.steps=10, and --workdir; required or not."""
+    config_flags.DEFINE_config_file(
+        'config',
+        None,
+        'NAME[:PRESET], the name of an experiment in configs/, or a file; the preset chooses the algorithm. '
+        '--config.KEY=VALUE changes a key.',
+    )
+    flags.FLAGS['config'].parser = config_file.Parser()
     if required:
         flags.mark_flag_as_required('config')
     flags.DEFINE_bool('strict', False, 'Stop at the first malformed row of the data: config.data.strict.')
@@ -43,8 +49,10 @@ def run(main):
     What ends it early leaves one line: BadInput, status 2; Ctrl-C, status 130; SIGTERM in a loop of steps, status 42.
     """
     console.install_for_command()
-    sys.path.insert(0, ROOT)  # config files import each other as configs.<name>
     _define_processes()
+    if {'-h', '--help'} & {*sys.argv[1:]}:
+        print(help_text(sys.modules['__main__'].__doc__ or ''))
+        return
 
     def guarded(_):
         try:
@@ -77,6 +85,23 @@ def _define_processes():
         ('process', 'JAX_PROCESS_ID', 'Which of them this is, counted from 0'),
     ]:
         flags.DEFINE_integer(name, os.environ.get(variable), f'{text}; or {variable}.')
+
+
+def help_text(purpose: str) -> str:
+    """The text of --help: the command's purpose and examples, then its own flags with their defaults."""
+    own = [
+        flag
+        for module, defined in flags.FLAGS.flags_by_module_dict().items()
+        if not module.startswith(('absl', 'jax', 'orbax', 'tensor', 'etils', 'chex'))
+        for flag in defined
+    ]
+    lines = [textwrap.dedent(purpose).strip(), '', 'Flags:']
+    for flag in own:
+        default = '' if flag.default in (None, '', False) else f' (default: {flag.default})'
+        lines += textwrap.wrap(
+            f'--{flag.name}: {flag.help}{default}', 100, initial_indent='  ', subsequent_indent='      '
+        )
+    return '\n'.join(lines)
 
 
 def _parse(argv):

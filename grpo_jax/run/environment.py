@@ -69,7 +69,7 @@ def describe() -> dict[str, Any]:
     return {
         'begun': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
         'command': shlex.join(sys.orig_argv),
-        'code': {'version': grpo_jax.__version__} | _commit(grpo_jax.ROOT),
+        'code': {'version': grpo_jax.__version__} | _commit(os.path.dirname(grpo_jax.PACKAGE)),
         'python': platform.python_version(),
         'packages': {name: version for name in PACKAGES if (version := _version(name))},
         'devices': {

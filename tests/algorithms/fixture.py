@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import algorithms as presets
-from configs import default
 from grpo_jax import algorithms
 from grpo_jax.algorithms import pieces
+from grpo_jax.configs import algorithms as presets
+from grpo_jax.configs import default
 from grpo_jax.types import Experience, Rollout
 
 _i, _t = np.meshgrid(np.arange(8), np.arange(5), indexing='ij')

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import default
 from grpo_jax import algorithms
 from grpo_jax.algorithms import advantages, groups, ratios, validation
+from grpo_jax.configs import default
 
 NORM = dict(std_ddof=0, std_eps=1e-12)
 

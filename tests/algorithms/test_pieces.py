@@ -8,10 +8,10 @@ from jax.test_util import check_grads
 import numpy as np
 import pytest
 
-from configs import default
 from grpo_jax import algorithms
 from grpo_jax.algorithms import advantages, kl, pieces, ratios, regularizers, surrogates, validation
 from grpo_jax.algorithms.algorithm import MODULES
+from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 
 SECTION = default.get_config('sft').algorithm  # whose pieces have no numbers

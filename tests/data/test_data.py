@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
-from configs import arithmetic as demo
 from grpo_jax import data
+from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import arithmetic, gsm8k, gsm8k_calculator, tinystories
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 import pytest
 
-from configs import arithmetic as demo
 from grpo_jax import data, train
+from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import files, gsm8k, gsm8k_calculator, gsm8k_steps, jsonl, records, rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from tests import tiny_run
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(demo.__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GOOD = b'{"q": "1+1=", "a": "2"}\n'
 
 # lines that are good whatever they look like: the prompt and the answer that they give

@@ -11,15 +11,15 @@ from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
-from configs import arithmetic as demo
 from grpo_jax import data
+from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import mixture
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(demo.__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SEED, STEPS, PROMPTS = 3, 20, 8
 SIZES = {'small': 5, 'large': 40}
 WEIGHTS = {'small': 3.0, 'large': 1.0}

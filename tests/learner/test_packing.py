@@ -6,8 +6,8 @@ import optax
 import pytest
 
 from benchmarks.rollout import long_tailed
-from configs import default
 from grpo_jax import algorithms
+from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimizers, packing
 from grpo_jax.learner.programs import make_learner
@@ -49,7 +49,11 @@ def learn(tiny, experience, preset, mesh, **options):
     ],
     ids=['grpo', 'gspo', 'dpo'],
 )
-def test_packed_rows_make_the_update_of_padded_ones(tiny, wide_experience, assert_close, preset, mesh, options):
+def test_packed_rows_make_the_update_of_padded_ones(
+    request, tiny, wide_experience, assert_close, preset, mesh, options
+):
+    if preset == 'dpo':
+        request.getfixturevalue('long')
     minibatches = options.get('minibatches', 1)
     # a group without a token, as one that was dropped
     rollout = wide_experience.rollout

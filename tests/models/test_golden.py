@@ -13,8 +13,8 @@ import pytest
 from test_hf import load
 from test_transformer import logits
 
-from configs import gsm8k
 from grpo_jax import data, sampler, show
+from grpo_jax.configs import gsm8k
 from grpo_jax.data import gsm8k as examples
 from grpo_jax.models import hf
 from grpo_jax.types import Prompts

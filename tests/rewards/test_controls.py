@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from configs.labs import random_reward, shuffled_reward
 from grpo_jax import rewards
+from grpo_jax.configs.labs import random_reward, shuffled_reward
 from grpo_jax.rewards import coin, numeric, shuffled
 from grpo_jax.types import Example
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from configs import default
 from grpo_jax import rewards, train
+from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import gold
 from grpo_jax.types import Example

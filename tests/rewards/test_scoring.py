@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from configs import default
 from grpo_jax import rewards
+from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 

@@ -1,0 +1,49 @@
+"""The commands by name: `grpo-jax COMMAND` and `python -m grpo_jax COMMAND` are `python -m grpo_jax.COMMAND`."""
+
+import ast
+import os
+import runpy
+import sys
+
+from grpo_jax import PACKAGE
+
+COMMANDS = (
+    *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'show', 'export', 'prepare'),
+    'preflight',
+)
+
+
+def main() -> None:
+    """Runs the command that the first argument names; without one, lists the commands."""
+    name = sys.argv[1] if len(sys.argv) > 1 else '--help'
+    if name in ('-h', '--help', 'help'):
+        print(overview())
+    elif name in COMMANDS:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as with python -m; config files may import their neighbours
+        del sys.argv[1]
+        runpy.run_module(f'grpo_jax.{name}', run_name='__main__', alter_sys=True)
+    else:
+        print(
+            f'error: command = {name!r}: there is none of that name; choose one of {", ".join(COMMANDS)}',
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+def overview() -> str:
+    """The list of commands, each with the first sentence of its module, which is read and not imported."""
+    purposes = (read_docstring(name).partition('\n\n')[0].replace('\n', ' ') for name in COMMANDS)
+    lines = [f'  {name:<13} {purpose}' for name, purpose in zip(COMMANDS, purposes, strict=True)]
+    return '\n'.join(['grpo-jax COMMAND [FLAGS]; COMMAND --help has its flags and examples.', '', *lines])
+
+
+def read_docstring(name: str) -> str:
+    """The docstring of a command's module, which is not imported."""
+    places = (os.path.join(PACKAGE, f'{name}.py'), os.path.join(PACKAGE, name, '__main__.py'))
+    with open(next(filter(os.path.isfile, places)), encoding='utf8') as file:
+        return ast.get_docstring(ast.parse(file.read())) or ''
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,164 @@
+"""What --config=NAME[:PRESET] stands for: a file, or the name of one in configs/; and keys that options declare."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_dict
+
+from grpo_jax import PACKAGE, data, rewards
+from grpo_jax.errors import BadInput
+
+CONFIGS = os.path.join(PACKAGE, 'configs')
+OVERRIDE = re.compile(r'--?(?:no)?config\.([\w.]+)(?:=(.*))?', re.DOTALL)
+EMPTY = {str: '', int: 0, float: 0.0, bool: False, tuple: (), Sequence: (), dict: {}, Mapping: {}}  # values by type
+
+
+class Parser(flags.ArgumentParser):
+    """Turns the text of --config into a locked config that has a key for each override of the command line.
+
+    A key may be missing from the experiment when the chosen data set, reward or piece declares it in its signature.
+    """
+
+    def __init__(self, argv: Sequence[str] | None = None):
+        self._argv = argv  # None: that of the process, when it parses
+
+    def parse(self, argument: str) -> ConfigDict:
+        """The config of NAME[:PRESET]; BadInput for a file that is not there or raises, and for an unknown key."""
+        file, _, preset = argument.partition(':')
+        config = read_config(locate(file), *([preset] if preset else []))
+        overrides = dict(_overrides(sys.argv if self._argv is None else self._argv))
+        with config.unlocked():
+            add_declared(config, overrides)
+        for key, value in overrides.items():
+            _check_key(config, key, value)
+        return config.lock()
+
+    def flag_type(self) -> str:
+        """The type's name in absl's texts."""
+        return 'config file'
+
+
+def locate(name: str) -> str:
+    """The path of a config file: of `name` as it is, or of an experiment in configs/; BadInput for neither."""
+    shipped = [os.path.join(CONFIGS, f'{name}.py'), os.path.join(PACKAGE, name)]
+    for path in (name, *shipped):
+        if os.path.isfile(path):
+            return path
+    raise BadInput(
+        '--config', name, f'no such file, and no experiment in configs/; choose one of {", ".join(experiments())}'
+    )
+
+
+def experiments() -> list[str]:
+    """The names of the experiments in configs/: the files whose get_config() needs no argument."""
+    names = []
+    for folder in ('', 'labs/'):
+        for name in os.listdir(os.path.join(CONFIGS, folder)):
+            if name.endswith('.py') and name != 'default.py':
+                with open(os.path.join(CONFIGS, folder, name), encoding='utf8') as file:
+                    names += [folder + name[:-3]] if 'def get_config(preset=' in file.read() else []
+    return sorted(names)
+
+
+def read_config(path: str, *preset: str) -> ConfigDict:
+    """What get_config(*preset) of a file returns; BadInput that names the line for whatever the file raises."""
+    _alias_configs()
+    try:
+        spec: Any = importlib.util.spec_from_file_location('config_file', path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = module.get_config(*preset)
+    except BadInput:
+        raise
+    except Exception as error:  # a user's file may raise anything
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = getattr(error, 'lineno', None) or (lines[-1] if lines else 1)
+        text = ' '.join(str(error).split())
+        raise BadInput(f'{path}, line {line}', type(error).__name__, f'{text}; mend the config file') from None
+    if not isinstance(config, ConfigDict):
+        raise BadInput(path, type(config).__name__, 'is what get_config() returns; return the config of default.py')
+    return config
+
+
+def _alias_configs():
+    """Lets a config file say `from configs import ...`, unless the user has a package of that name."""
+    spec = importlib.util.find_spec('configs')
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    if spec is None or [os.path.realpath(place) for place in places] == [os.path.realpath(CONFIGS)]:
+        sys.modules['configs'] = importlib.import_module('grpo_jax.configs')
+
+
+def _overrides(argv) -> Iterator[tuple[str, str | None]]:
+    """(dotted key, text) of each --config.KEY=TEXT; None for a text that is the next argument."""
+    for argument in argv:
+        match = OVERRIDE.fullmatch(argument)
+        if match:
+            yield match[1], match[2]
+
+
+def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
+    """Adds the overridden keys that the chosen data set and rewards declare, with their defaults.
+
+    Where another data set than the experiment's is chosen, the options that it does not declare are dropped.
+    """
+    own = config.data.name
+    name = overrides.get('data.name') or own
+    if name != own or any(key.startswith('data.options.') for key in overrides):
+        declared = data.options_of(name)
+        if name != own:
+            config.data.options = {key: value for key, value in config.data.options.items() if key in declared}
+        _add(config.data.options, 'data.options.', declared, overrides)
+    for path, _ in _literal(overrides.get('reward.parts'), config.reward.parts):
+        prefix = f'reward.options.{rewards.name_of(path)}.'
+        if any(key.startswith(prefix) for key in overrides):
+            if rewards.name_of(path) not in config.reward.options:
+                config.reward.options[rewards.name_of(path)] = {}
+            _add(config.reward.options[rewards.name_of(path)], prefix, rewards.options_of(path), overrides)
+
+
+def _literal(text, default):
+    """The Python value that a text of the command line stands for; the default without a text."""
+    if text is None:
+        return default
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        raise BadInput('--config.reward.parts', text, "must be like (('numeric', 1.0), ('format', 0.5))") from None
+
+
+def _add(section, prefix, declared, overrides):
+    for name, parameter in declared.items():
+        if prefix + name in overrides and name not in section:
+            section[name] = _empty(parameter)
+
+
+def _empty(parameter):
+    """A value of the parameter's type, whose place the command line's takes."""
+    if parameter.default not in (parameter.empty, None):
+        return parameter.default
+    kind = getattr(parameter.annotation, '__origin__', parameter.annotation)
+    return EMPTY.get(kind, config_dict.placeholder(object))
+
+
+def _check_key(config, key, value):
+    """BadInput for a key that the config does not have, with the nearest one that it has."""
+    section, names = config, key.split('.')
+    for i, name in enumerate(names):
+        if not isinstance(section, ConfigDict):
+            return  # an index of a tuple, which ml_collections judges
+        try:
+            section = section[name]
+        except KeyError:
+            near = difflib.get_close_matches(name, list(section.keys()), 1)
+            where = '.'.join(['config', *names[:i]])
+            hint = f'did you mean {near[0]}?' if near else f'choose one of {", ".join(sorted(section.keys()))}'
+            raise BadInput(f'--config.{key}', value, f'{where} has no {name}; {hint}') from None
