@@ -1,4 +1,4 @@
-"""SIGTERM: the step at hand is finished and saved, and the same command goes on."""
+"""SIGTERM and Ctrl-C: the step at hand is finished and saved, and the same command goes on."""
 
 import contextlib
 import os

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-import grpo_jax
+from grpo_jax import PACKAGE, __version__
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 
@@ -69,7 +69,7 @@ def describe() -> dict[str, Any]:
     return {
         'begun': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
         'command': shlex.join(sys.orig_argv),
-        'code': {'version': grpo_jax.__version__} | _commit(os.path.dirname(grpo_jax.PACKAGE)),
+        'code': {'version': __version__} | _commit(os.path.dirname(PACKAGE)),
         'python': platform.python_version(),
         'packages': {name: version for name in PACKAGES if (version := _version(name))},
         'devices': {
