@@ -2,16 +2,31 @@
 
 from typing import Any
 
+TERMINATED, INTERRUPTED = 42, 130  # exit statuses of a run that SIGTERM or Ctrl-C has ended
+
 
 class BadInput(Exception):
     """Input that the user can correct; the commands print it and exit with status 2."""
 
     def __init__(self, thing: str, value: Any, remedy: str):
-        super().__init__(f'{thing} = {value!r}: {remedy}')
+        super().__init__(thing, value, remedy)  # as they are, so that it survives a pipe between processes
+
+    def __str__(self) -> str:
+        thing, value, remedy = self.args
+        return f'{thing} = {value!r}: {remedy}'
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it in a notebook."""
+        return [f'error: {self}']
 
 
 class Stopped(Exception):
-    """A run that was asked to stop before its end and has saved a checkpoint; the commands exit with status 42."""
+    """A run that was asked to stop before its end and has saved a checkpoint; the commands exit with its status."""
 
-    def __init__(self, workdir: str, step: int):
+    def __init__(self, workdir: str, step: int, status: int = TERMINATED):
         super().__init__(f'stopped after step {step} of {workdir}, which is saved; the same command goes on')
+        self.status = status
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it in a notebook."""
+        return [str(self)]

@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from grpo_jax import data
+from grpo_jax import activity, data
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.models import transformer
@@ -75,22 +75,27 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     experiment, dataset = evaluator.experiment, evaluator.dataset
     size, key = experiment.config.data.prompts_per_step, jax.random.fold_in(experiment.key, NOISE)
     greedy, sampled = Completions([], [], []), Completions([], [], [])
-    for start in range(0, len(dataset.examples), size):
-        real = min(size, len(dataset.examples) - start)
-        chosen = [start + i if i < real else start for i in range(size)]  # the last batch is filled up
-        _, prompts = data.prompts(dataset, chosen, experiment.config.data.max_prompt_tokens, experiment.pad_token)
-        prompts = batches.put_rows(prompts, experiment.mesh)
-        for sample, rows, completions in (
-            (evaluator.greedy, real, greedy),
-            (evaluator.sampled, real * evaluator.samples, sampled),
-        ):
-            rollout = sample(params, prompts, key, 0)
-            texts, truncated, lengths = metrics.decode_completions(experiment.tokenizer, rollout)
-            completions.texts.extend(texts[:rows])
-            completions.truncated.extend(truncated[:rows])
-            completions.lengths.extend(lengths[:rows])
-    functions = experiment.reward_functions
-    return judge(functions, dataset.examples, greedy), judge(functions, dataset.examples, sampled)
+    with activity.during('evaluating', len(dataset.examples)) as evaluating:
+        for start in range(0, len(dataset.examples), size):
+            real = min(size, len(dataset.examples) - start)
+            chosen = [start + i if i < real else start for i in range(size)]  # the last batch is filled up
+            _, prompts = data.prompts(dataset, chosen, experiment.config.data.max_prompt_tokens, experiment.pad_token)
+            prompts = batches.put_rows(prompts, experiment.mesh)
+            for sample, rows, completions in (
+                (evaluator.greedy, real, greedy),
+                (evaluator.sampled, real * evaluator.samples, sampled),
+            ):
+                rollout = sample(params, prompts, key, 0)
+                texts, truncated, lengths = metrics.decode_completions(experiment.tokenizer, rollout)
+                completions.texts.extend(texts[:rows])
+                completions.truncated.extend(truncated[:rows])
+                completions.lengths.extend(lengths[:rows])
+            evaluating.done = start + real
+        functions = experiment.reward_functions
+        evaluating.enter('judging')
+        judged = judge(functions, dataset.examples, greedy), judge(functions, dataset.examples, sampled)
+        evaluating.result = f'evaluated {len(dataset.examples)} prompts'
+    return judged
 
 
 def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict]]:

@@ -65,7 +65,7 @@ def run(config, workdir):
         raise BadInput('reward_model.after_error', section.after_error, 'choose masked or wrong')
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    experiment, objective = open_experiment(config, workdir), OBJECTIVES[section.objective]
+    experiment, objective = open_experiment(config, workdir, head=True), OBJECTIVES[section.objective]
     settings = experiment.settings
     train, test = (read_labelled(experiment, objective, split) for split in ('train', 'test'))
     shapes = experiment.shapes(settings.supervised.batch, objective.completions)

@@ -25,11 +25,13 @@ from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.types import Experience
 
+logger = logging.getLogger('grpo_jax')
+
 
 def run(config, workdir, algorithm=None, functions=None, profile=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
-    Stopped when a SIGTERM came: the step at hand was finished and saved.
+    Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
 
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
     which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile.
@@ -137,16 +139,16 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
     for warning in algorithms.check_run(
         algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
     ):
-        logging.warning(warning)
+        logger.warning(warning)
     section, most = experiment.settings.algorithm, experiment.settings.sampling.max_tokens
     if section.weights == 'fixed_length' and section.fixed_length != most:
-        logging.warning(
+        logger.warning(
             'algorithm.fixed_length = %d is not rollout.max_tokens = %d, by which Dr. GRPO divides',
             section.fixed_length,
             most,
         )
     if 'reference' in learning.offload and not algorithm.keeps_reference:
-        logging.warning('learner.offload names the reference, and this algorithm keeps none')
+        logger.warning('learner.offload names the reference, and this algorithm keeps none')
 
 
 def finished(config, workdir) -> bool:

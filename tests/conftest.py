@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import sys
@@ -26,6 +27,10 @@ import jax
 import pytest
 
 from grpo_jax.models import hf, transformer
+from grpo_jax.run import console
+
+console.install()
+logging.getLogger('grpo_jax').propagate = True  # to caplog
 
 DATA = os.environ.get('GRPO_JAX_DATA', 'data')
 

@@ -122,6 +122,11 @@ def name_of(piece: Callable) -> str:
     return getattr(piece, 'func', piece).__name__
 
 
+def is_as_written(piece: Callable, name: str) -> bool:
+    """Whether it is the piece of that name with the numbers of its signature, so that nobody has chosen any."""
+    return name_of(piece) == name and numbers(piece) == numbers(getattr(piece, 'func', piece))
+
+
 def call(piece: Callable, data: Mapping[str, Any]) -> Any:
     """piece of the data that it names; TypeError when it names something that data lacks."""
     inputs = data if isinstance(data, Inputs) else Inputs(data)

@@ -199,7 +199,7 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
 def _inert(algorithm):
     """What has no effect while the policy is the old one, as a list of clauses."""
     clauses = []
-    if pieces.property_of(algorithm.surrogate, 'bounded'):
+    if pieces.property_of(algorithm.surrogate, 'bounded') and not pieces.is_as_written(algorithm.surrogate, 'clip'):
         clauses.append(f'the bound of surrogate {pieces.name_of(algorithm.surrogate)} has no effect')
     if pieces.property_of(algorithm.ratio, 'row_mean') and 'ratio' in algorithm.reads:
         clauses.append(f'ratio {pieces.name_of(algorithm.ratio)} gives the gradient of ratio token')

@@ -16,6 +16,8 @@ from grpo_jax.data.records import drop_malformed
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
 
+logger = logging.getLogger('grpo_jax')
+
 
 class PromptFormat(NamedTuple):
     """How a prompt is written for the model."""
@@ -112,7 +114,7 @@ def load(options: DataOptions, split: str, tokenizer: Any) -> Dataset:
             f'split; the shortest has {min(map(len, tokens), default=0)} tokens',
         )
     if len(fitting) < len(tokens):
-        logging.warning(
+        logger.warning(
             '%d of %d %s prompts are longer than data.max_prompt_tokens=%d and left out',
             len(tokens) - len(fitting),
             len(tokens),

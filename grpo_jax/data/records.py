@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_jax.errors import BadInput
 
+logger = logging.getLogger('grpo_jax')
 MOST_MALFORMED = 0.5  # share of rows; above it, the file is something else
 
 
@@ -47,7 +48,7 @@ def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
             f'{split} split', f'{len(malformed)} of {count} rows', f'are malformed; the first is {malformed[0]}'
         )
     if malformed:
-        logging.warning(
+        logger.warning(
             '%d of %d rows of the %s split are malformed and left out; the first are: %s',
             len(malformed),
             count,

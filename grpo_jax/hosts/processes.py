@@ -50,20 +50,28 @@ def session(coordinator: str | None, processes: int | None, process: int | None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax has put a handler there that only notes the signal
     try:
         yield
-    except (BadInput, Stopped):
+    except Stopped:
+        raise
+    except (BadInput, KeyboardInterrupt) as error:
+        _report_failure(error)
         raise
     except Exception as error:
         # print now: leaving the others may end the process
         traceback.print_exc()
         print(f'error: {_name()}: {type(error).__name__}: {error}', file=sys.stderr, flush=True)
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the others may have gone already
-            _client().key_value_set(f'{FAILED}{jax.process_index()}', f'{_name()} failed: {error}')
+        _report_failure(error)
         sys.exit(1)
     finally:
         try:
             jax.distributed.shutdown()
         except jax.errors.JaxRuntimeError as error:
             print(f'{_name()} leaves alone: {str(error).splitlines()[0]}', file=sys.stderr)
+
+
+def _report_failure(error):
+    """Tells the other processes, which then end too, wherever they wait for this one."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # they may have gone already
+        _client().key_value_set(f'{FAILED}{jax.process_index()}', f'{_name()} failed: {error or type(error).__name__}')
 
 
 def _start(coordinator, processes, process):
@@ -108,6 +116,11 @@ def _on_tpu():
 def is_first() -> bool:
     """Whether this process writes the files that all processes share."""
     return jax.process_index() == 0
+
+
+def speaks() -> bool:
+    """Whether people read this process's messages: those of the first. No device is touched to know it."""
+    return not distributed.global_state.process_id
 
 
 def put(tree: Any, sharding: Sharding) -> Any:

@@ -93,10 +93,15 @@ def make_learner(
         initial=jax.jit(new_state, out_shardings=state_shardings),
         pack=pack,
         logprobs=compiled.make_executable(
-            known_first, (state, experience.rollout, packed), devices, specs.over_rows(mesh)
+            "the learner's logprobs", known_first, (state, experience.rollout, packed), devices, specs.over_rows(mesh)
         ),
         update=compiled.make_executable(
-            updated, (state, experience, packed), devices, (state_shardings, specs.replicated(mesh)), donate=0
+            'the update',
+            updated,
+            (state, experience, packed),
+            devices,
+            (state_shardings, specs.replicated(mesh)),
+            donate=0,
         ),
         state=state,
     )
@@ -149,9 +154,9 @@ def make_reward_learner(
     batch = LabelledBatch(rollout, rollout.logprobs, rollout.completion_mask)
     return RewardLearner(
         initial=jax.jit(new_state, out_shardings=state_shardings),
-        values=compiled.make_executable(values, (state, rollout), devices, rows),
+        values=compiled.make_executable("the reward model's values", values, (state, rollout), devices, rows),
         update=compiled.make_executable(
-            updated, (state, batch), devices, (state_shardings, specs.replicated(mesh)), donate=0
+            'the update', updated, (state, batch), devices, (state_shardings, specs.replicated(mesh)), donate=0
         ),
         state=state,
     )

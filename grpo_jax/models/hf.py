@@ -15,14 +15,12 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-import transformers
 
-from grpo_jax import PACKAGE
+from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import hub, processes
-from grpo_jax.models import heads, transformer
+from grpo_jax.models import heads, tensor_files, transformer
 
 # model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
 FAMILIES = {
@@ -81,6 +79,14 @@ def find(path: str | os.PathLike[str]) -> str:
     return folder
 
 
+def _transformers() -> Any:
+    """The library; importing it takes a second, and prints advice for those without torch unless it is told not to."""
+    os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+    import transformers
+
+    return transformers
+
+
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
     path = os.path.join(folder, 'config.json')
@@ -89,7 +95,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     try:
         with open(path, encoding='utf8') as file:
             family = json.load(file).get('model_type')
-        hf = transformers.AutoConfig.from_pretrained(folder) if family in FAMILIES else None
+        hf = _transformers().AutoConfig.from_pretrained(folder) if family in FAMILIES else None
     except Exception as error:  # transformers raises a different type for each way of being wrong
         raise BadInput(path, 'unreadable', f'{error}; take it again from the published model') from None
     if hf is None:
@@ -133,7 +139,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
 
 def context_length(folder: str | os.PathLike[str]) -> int:
     """Number of positions that the model is for (max_position_embeddings)."""
-    return transformers.AutoConfig.from_pretrained(folder).max_position_embeddings
+    return _transformers().AutoConfig.from_pretrained(folder).max_position_embeddings
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
@@ -144,7 +150,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     if not any(os.path.isfile(os.path.join(folder, name)) for name in ('tokenizer.json', 'tokenizer_config.json')):
         raise BadInput('model.path', folder, 'has neither tokenizer.json nor tokenizer_config.json; add them')
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        return _transformers().AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # tokenizers raises plain Exception for a malformed file
         raise BadInput(
             'model.path',
@@ -171,51 +177,73 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
 
     A process keeps what its own devices hold, and of the rest no more than a tensor at a time.
 
-    With a value_head among the shardings, those of a sequence classification with one label. BadInput when a tensor
-    is missing, left over, or of the wrong shape.
+    With a value_head among the shardings, those of a sequence classification with one label. BadInput as check_weights.
     """
-    files = _tensor_files(folder)
     table = _table(shardings, c)
-    names = _tensor_names(table, c)
-    _check_names({name for layers, _ in names.values() for name in layers}, set(files), folder, c)
+    stored, names = _check(folder, table, c)
 
     def leaf(key, param, sharding):
         path = keystr(key, simple=True, separator='/')
         layers, axes = names[path]
         slices = processes.local_slices(sharding, param.shape)  # of this process
         if not path.startswith('layers/'):
-            part = _to_ours(axes, _read(files[layers[0]], layers[0]), param.shape, layers[0])[slices]
+            part = _to_ours(axes, tensor_files.read_tensor(stored[layers[0]]), param.shape)[slices]
         else:
-            part = np.stack(
-                [
-                    _to_ours(axes, _read(files[name], name), param.shape[1:], name)[slices[1:]]
-                    for name in layers[slices[0]]
-                ]
-            )
+            rows = [
+                _to_ours(axes, tensor_files.read_tensor(stored[name]), param.shape[1:])[slices[1:]]
+                for name in layers[slices[0]]
+            ]
+            part = np.stack(rows)
+        reading.done += 1
         return processes.put_local(part, slices, sharding, param.shape)
 
-    return jax.tree_util.tree_map_with_path(
-        leaf, table, shardings, is_leaf=lambda node: isinstance(node, transformer.Param)
-    )
+    with activity.during(f'reading the weights in {folder}', len(names)) as reading:
+        params = jax.tree_util.tree_map_with_path(leaf, table, shardings, is_leaf=_is_param)
+        reading.result = f'read the weights in {folder}'
+    return params
 
 
-def _check_names(known, stored, folder, c):
-    """BadInput when the stored tensors are not those of the model; tied heads and rotary frequencies may be there."""
-    missing = sorted(known - stored)
-    extra = sorted(
-        n
-        for n in stored - known
-        if not n.endswith('rotary_emb.inv_freq') and not (c.tie_embeddings and n == NAMES['lm_head'][0])
-    )
+def check_weights(folder: str | os.PathLike[str], c: transformer.ModelConfig, head: bool = False) -> None:
+    """BadInput when the folder's safetensors are not the model's parameters: their names, shapes and dtypes, and files.
+
+    head: a sequence classification may be in the folder instead. Only the files' headers are read.
+    """
+    _check(folder, (heads if head and has_head(folder) else transformer).param_table(c), c)
+
+
+def _check(folder, table, c):
+    """(the tensors of the folder by name, the names of _tensor_names) when they fit; else BadInput.
+
+    A tied head may be there, or be all that is there of head and embedding; and so may rotary frequencies.
+    """
+    stored, names = tensor_files.list_tensors(folder), _tensor_names(table, c)
+    embedding, head = NAMES['embed'][0], NAMES['lm_head'][0]
+    if c.tie_embeddings and head in stored:
+        stored = {embedding: stored[head]} | stored
+        del stored[head]
+    known = {name for layers, _ in names.values() for name in layers}
+    missing = sorted(known - stored.keys())
+    extra = sorted(name for name in stored.keys() - known if not name.endswith('rotary_emb.inv_freq'))
     if missing or extra:
         raise BadInput(
             'model.path', folder, f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}'
         )
+    for key, param in jax.tree_util.tree_leaves_with_path(table, is_leaf=_is_param):
+        path = keystr(key, simple=True, separator='/')
+        layers, axes = names[path]
+        shape = param.shape[1:] if path.startswith('layers/') else param.shape
+        for name in layers:
+            tensor_files.check(stored[name], _their_shape(axes, shape))
+    return stored, names
+
+
+def _is_param(node):
+    return isinstance(node, transformer.Param)
 
 
 def has_head(folder: str | os.PathLike[str]) -> bool:
     """Whether the folder's weights are those of a sequence classification."""
-    return NAMES['value_head'][0] in _tensor_files(folder)
+    return NAMES['value_head'][0] in tensor_files.list_tensors(folder)
 
 
 def save(
@@ -279,39 +307,17 @@ def _tensor_names(table, c):
     return names
 
 
-def _tensor_files(folder):
-    """Tensor name -> safetensors file."""
-    index = os.path.join(folder, 'model.safetensors.index.json')
-    if os.path.isfile(index):
-        with open(index, encoding='utf8') as file:
-            return {name: os.path.join(folder, shard) for name, shard in json.load(file)['weight_map'].items()}
-    single = os.path.join(folder, 'model.safetensors')
-    if not os.path.isfile(single):
-        raise BadInput('model.path', folder, 'has no model.safetensors; add the weights or set model.random_init=True')
-    with _open(single) as tensors:
-        return dict.fromkeys(tensors.keys(), single)
+def _their_shape(axes, shape):
+    """The stored shape of our parameter of that shape; axes as in NAMES."""
+    ours, theirs = axes.split('->')
+    sizes = dict(zip(ours, shape, strict=True))
+    return tuple(math.prod(sizes[axis] for axis in group) for group in theirs.split(','))
 
 
-def _open(path):
-    """A safetensors file; BadInput when it is absent, cut short or something else."""
-    try:
-        return safe_open(path, 'np')
-    except (SafetensorError, OSError) as error:
-        raise BadInput('model.path', path, f'not a safetensors file ({error}); fetch it again') from None
-
-
-def _read(path, name):
-    """A tensor as float32; through ml_dtypes, since numpy alone has no bfloat16."""
-    with _open(path) as tensors:
-        return np.asarray(tensors.get_tensor(name)).astype(np.float32)
-
-
-def _to_ours(axes, array, shape, name):
+def _to_ours(axes, array, shape):
     """The array as our parameter of that shape; axes as in NAMES."""
     ours, theirs = axes.split('->')
     sizes = dict(zip(ours, shape, strict=True))
-    if array.shape != tuple(math.prod(sizes[axis] for axis in group) for group in theirs.split(',')):
-        raise BadInput(name, array.shape, f'does not fit the shape {shape} that config.json gives')
     theirs = theirs.replace(',', '')
     return array.reshape([sizes[axis] for axis in theirs]).transpose([theirs.index(axis) for axis in ours])
 

@@ -34,18 +34,13 @@ def run(config: Any, topology: str, *, slices: int, cache: str, output: str, siz
     """
     shown = output != '-'
     planned = plan.make(config, topology, slices)
-    progress = compiler.Progress()
-    compiling = compiler.Compiling(os.path.expanduser(cache), progress, at_once)
-    try:
-        checked = verdict.compile_and_check(planned, compiling)
-        if shown:
-            progress.close()
-            report.print_verdict(checked)
-        remedy = better = None
-        if not checked.fits:
-            remedy, better = advice.advise(checked, tell=_tell, compiling=compiling)
-    finally:
-        progress.close()
+    compiling = compiler.Compiling(os.path.expanduser(cache), compiler.print_progress, at_once)
+    checked = verdict.compile_and_check(planned, compiling)
+    if shown:
+        report.print_verdict(checked)
+    remedy = better = None
+    if not checked.fits:
+        remedy, better = advice.advise(checked, tell=_tell, compiling=compiling)
     content = report.as_json(checked)
     if remedy and better:
         content['advice'] = {'settings': advice.settings(planned, remedy), 'verdict': report.as_json(better)}

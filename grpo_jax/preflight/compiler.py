@@ -2,23 +2,23 @@
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
+import contextlib
 import gzip
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
-import sys
 import time
 from typing import Any, NamedTuple
 
 import jax
-import rich.console
-import rich.progress
 
+from grpo_jax import activity
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.preflight import flops, hlo
 from grpo_jax.preflight import plan as plans
+from grpo_jax.run import console
 
 FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment that changes what the compiler does
 
@@ -60,7 +60,9 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     """
     devices, slices = plan.mesh.size, plan.slices
     compiled, results = {}, []
-    with concurrent.futures.ThreadPoolExecutor(compiling.at_once) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(compiling.at_once)
+    with activity.during(f'compiling for {plan.topology}', even=False) as shown, contextlib.ExitStack() as stack:
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C does not wait for the compiler
         for job in jobs:
             traced = job.trace()
             operations, unknown = flops.count(traced.jaxpr, job.trip_counts)
@@ -69,7 +71,9 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
             if key not in compiled:
                 compiled[key] = pool.submit(read_or_compile, key, lowered, compiling.cache)
             results.append((job, compiled[key], operations / devices, unknown))
+        shown.total = len(compiled)
         for done, future in enumerate(concurrent.futures.as_completed(compiled.values()), 1):
+            shown.done = done
             job = next(job for job, other, *_ in results if other is future)
             compiling.progress(job.name, future.result()[0], done, len(compiled))
     every = []
@@ -142,32 +146,7 @@ def needed_bytes(message: str) -> float:
     return float(size[1]) * {'G': 2**30, 'M': 2**20, 'K': 2**10}[size[2]] if size else float('inf')
 
 
-class Progress:
-    """Shows what has been compiled, on stderr: a bar on a terminal, else a line a program."""
-
-    def __init__(self):
-        self._bar = None
-        if sys.stderr.isatty():
-            self._bar = rich.progress.Progress(
-                rich.progress.TextColumn('compiling'),
-                rich.progress.BarColumn(),
-                rich.progress.MofNCompleteColumn(),
-                rich.progress.TimeElapsedColumn(),
-                rich.progress.TextColumn('{task.fields[shown]}'),
-                console=rich.console.Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task('', total=None, shown='')
-            self._bar.start()
-
-    def __call__(self, name: str, fields: dict[str, Any], done: int, every: int) -> None:
-        text = f'{name} from the cache' if fields['cached'] else f'{name} in {fields["seconds"]:.0f} s'
-        if self._bar:
-            self._bar.update(self._task, completed=done, total=every, shown=text)
-        else:
-            print(f'preflight: {done} of {every}: {text}', file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Takes the bar away."""
-        if self._bar:
-            self._bar.stop()
+def print_progress(name: str, fields: dict[str, Any], done: int, every: int) -> None:
+    """Prints a line about a program that has been compiled, or was before."""
+    how = 'from the cache' if fields['cached'] else f'in {console.duration(fields["seconds"])}'
+    console.console.print(f'preflight: {done} of {every}: {name} {how}')

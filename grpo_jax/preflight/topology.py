@@ -1,4 +1,4 @@
-"""TPUs that are not here, to compile for: a topology is a name such as 'v5e:2x2', 'v5p:2x2x1' or 'v6e:2x2'.
+"""TPUs that are not here, to compile for: a topology is a name such as 'v5e:1x1', 'v5p:2x2x1' or 'v6e:2x2'.
 
 Needs libtpu, and in the environment before jax is imported:
 
@@ -24,13 +24,16 @@ from grpo_jax.sharding.mesh import AXES
 
 # a chip of v4 has two cores; as one device, which is what meshes take, they are a megacore
 OPTIONS = {'v4': {'chip_config_name': 'megacore'}}
+ONE_CHIP = {'chips_per_host_bounds': (1, 1, 1)}  # libtpu takes a host for one of 2 x 2 chips, which Colab's are not
 
 
 def devices(name: str, slices: int = 1) -> Sequence[Any]:
     """The devices of `slices` slices of a topology, in its order. Count them: some kinds have two a chip."""
     if importlib.util.find_spec('libtpu') is None:
         raise BadInput('--topology', name, 'needs the TPU compiler, libtpu; install the extra [tpu]')
-    options = OPTIONS.get(name.partition(':')[0], {}) | ({'num_slices': slices} if slices > 1 else {})
+    generation, _, sides = name.partition(':')
+    options = OPTIONS.get(generation, {}) | ({'num_slices': slices} if slices > 1 else {})
+    options |= ONE_CHIP if set(sides.split('x')) == {'1'} else {}
     try:
         return topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices
     except jax.errors.JaxRuntimeError as error:

@@ -1,15 +1,29 @@
-"""A user's own reward, FILE.py:NAME: plain functions run in worker processes, which a deadline can end."""
+"""A user's own reward, FILE.py:NAME: plain functions run in worker processes, which a deadline can end.
 
+Whatever goes wrong in the file is BadInput that names the file's line.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
 import functools
 import importlib.util
 import inspect
+import math
 import os
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
 from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
 from grpo_jax.workers.pool import Pool
+
+COUNTED = (RecursionError, MemoryError, TimeoutError)  # they fail a completion, and not the run: see rewards.scoring
+LONGEST = 300  # characters of an exception's text
+
+
+class WrongResult(Exception):
+    """A function of the file has returned what is no reward."""
 
 
 def name_of(path: str) -> str:
@@ -20,30 +34,118 @@ def name_of(path: str) -> str:
 def load_file(path: str, pool: Pool) -> SimpleNamespace:
     """The functions of path's file: reward, and extract and steps where it has them.
 
-    Functions that are asynchronous or take all completions at once stay in this process.
+    Functions that are asynchronous or take all completions at once stay in this process. BadInput when the file cannot
+    be imported or lacks the function. What the file's functions raise is BadInput when they are called, and so is a
+    result that is no number.
     """
     file, _, name = path.rpartition(':')
     file = next((place for place in (file, os.path.join(PACKAGE, file)) if os.path.isfile(place)), None)
     if file is None:
         raise BadInput('reward.parts', path, 'no such file; give FILE.py:NAME')
-    module = _import(file)
+    with naming_line(path, file):
+        module = _import(file)
     function = getattr(module, name, None)
     if not callable(function):
         raise BadInput('reward.parts', path, f'{file} has no function {name}')
-    others = {key: getattr(module, key) for key in ('extract', 'steps') if hasattr(module, key)}
-    if inspect.iscoroutinefunction(function) or 'completions' in inspect.signature(function).parameters:
-        return SimpleNamespace(reward=function, **others)
+    guard = functools.partial(_guard, path=path, file=file)
+    checks = {'extract': lambda answer, _: answer, 'steps': _check_steps}
+    others = {key: guard(getattr(module, key), check) for key, check in checks.items() if hasattr(module, key)}
+    asynchronous = inspect.iscoroutinefunction(function)
+    batched = 'completions' in inspect.signature(function).parameters
+    if asynchronous and batched:
+        raise BadInput('reward.parts', path, 'is async and takes all completions; choose one of the two')
+    if asynchronous or batched:
+        return SimpleNamespace(reward=guard(function, _check_numbers if batched else _check_number), **others)
 
     @functools.wraps(function)
     def reward(completion, example, **options):
-        return pool.call(run, os.path.abspath(file), name, completion, example, options)
+        return pool.call(run, path, os.path.abspath(file), (completion, example), options)
 
     return SimpleNamespace(reward=reward, **others)
 
 
-def run(file: str, name: str, completion: str, example: Any, options: dict) -> Any:
-    """The named function's reward, in a worker."""
-    return getattr(_import(file), name)(completion, example, **options)
+def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
+    """The reward by FILE.py:NAME, whose file is at `file`, of (completion, example); this is called in a worker."""
+    with naming_line(path, file):
+        function = getattr(_import(file), name_of(path))
+    return _guard(function, _check_number, path, file)(*arguments, **options)
+
+
+def _guard(function, check, path, file):
+    """The function, which raises as naming_line says; its result is check(result, arguments)."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def guarded_coroutine(*arguments, **options):
+            with naming_line(path, file, function):
+                return check(await function(*arguments, **options), arguments)
+
+        return guarded_coroutine
+
+    @functools.wraps(function)
+    def guarded(*arguments, **options):
+        with naming_line(path, file, function):
+            return check(function(*arguments, **options), arguments)
+
+    return guarded
+
+
+@contextlib.contextmanager
+def naming_line(path: str, file: str, function: Callable | None = None) -> Iterator[None]:
+    """A context in which an exception becomes BadInput that names the file's line, but for those of COUNTED.
+
+    path is FILE.py:NAME as the user gave it. What began outside of the file is put down to the function's first line.
+    """
+    try:
+        yield
+    except (*COUNTED, BadInput):
+        raise
+    except (Exception, SystemExit) as error:
+        line = _line(error, file) or getattr(getattr(function, '__code__', None), 'co_firstlineno', None)
+        text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
+        name = '' if isinstance(error, WrongResult) else type(error).__name__
+        place = f'{file}, line {line}' if line else file
+        raise BadInput('reward', path, ': '.join(filter(None, [place, name, text])) + '; mend the file') from error
+
+
+def _line(error, file):
+    """The file's innermost line in an exception's traceback; None when the file is not in it."""
+    if isinstance(error, SyntaxError) and _is_same(error.filename, file):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if _is_same(frame.filename, file)), None)
+
+
+def _is_same(name, file):
+    return name is not None and os.path.abspath(name) == os.path.abspath(file)
+
+
+def _check_number(value, _) -> float | None:
+    """A reward as a float, which may be NaN, or None; WrongResult for anything else."""
+    if value is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError):
+        number = float(value)
+        if not isinstance(value, (str, bytes)) and not math.isinf(number):
+            return number
+    raise WrongResult(f'returned {value!r:.80}, and a reward is a finite number, or None where it cannot tell')
+
+
+def _check_numbers(values, arguments) -> list[float | None]:
+    """The rewards of all completions, the first of the arguments; WrongResult when they are not as many."""
+    with contextlib.suppress(TypeError):
+        if len(values) == len(arguments[0]):
+            return [_check_number(value, ()) for value in values]
+    raise WrongResult(f'returned {values!r:.80}, and not a list of {len(arguments[0])} rewards, one a completion')
+
+
+def _check_steps(steps, arguments) -> list:
+    """The rewards of a completion's steps, or of those of each completion; WrongResult for anything but pairs."""
+    with contextlib.suppress(TypeError, ValueError):
+        if isinstance(arguments[0], str):
+            return [(int(end), float(value)) for end, value in steps]
+        return [_check_steps(row, [text]) for text, row in zip(arguments[0], steps, strict=True)]
+    raise WrongResult(f'returned {steps!r:.80}, and steps have pairs (end in characters, reward)')
 
 
 @functools.cache

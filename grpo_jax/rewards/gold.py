@@ -5,13 +5,13 @@ import functools
 import logging
 import re
 
-import rich.console
-import rich.progress
-
+from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.rewards.build import RewardFunctions
 from grpo_jax.rewards.scoring import FAILURES
+
+logger = logging.getLogger('grpo_jax')
 
 
 def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
@@ -26,22 +26,16 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     judge = functools.partial(
         _misjudgement, reward_functions.parts[verifier].function, reward_functions.gold or change_answer
     )
-    console = rich.console.Console(stderr=True)
-    reasons = list(
-        rich.progress.track(
-            reward_functions.resources.threads.map(judge, examples),
-            'gold self-test',
-            len(examples),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-    )
+    reasons = []
+    with activity.during('judging gold answers', len(examples)) as judging:
+        for reason in reward_functions.resources.threads.map(judge, examples):
+            reasons.append(reason)
+            judging.done += 1
     wrong = [(example, reason) for example, reason in zip(examples, reasons, strict=True) if reason]
     share = len(wrong) / len(examples)
     print(f'gold self-test: {len(wrong)} of {len(examples)} answers are misjudged by {verifier} ({share:.2%})')
     for example, reason in wrong[:5]:
-        logging.warning('gold self-test: example %d, answer %.80r: %s', example.id, example.answer, reason)
+        logger.warning('gold self-test: example %d, answer %.80r: %s', example.id, example.answer, reason)
     if share > bound:
         example, reason = wrong[0]
         raise BadInput(

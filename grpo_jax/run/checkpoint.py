@@ -5,6 +5,7 @@ import os
 import jax
 import orbax.checkpoint as ocp
 
+from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 
@@ -23,6 +24,12 @@ def manager(workdir, *, keep):
         options=options,
         item_handlers=ocp.PyTreeCheckpointHandler(),
     )
+
+
+def exists(workdir) -> bool:
+    """Whether a workdir holds a finished checkpoint, which is then what a run begins with."""
+    folder = os.path.join(workdir, 'checkpoints')
+    return os.path.isdir(folder) and any(name.isdigit() for name in os.listdir(folder))
 
 
 def save(checkpoints, state):
@@ -57,12 +64,11 @@ def _restore(checkpoints, abstract, *, partial):
             f'{wrong[0]} has shape {there.get(wrong[0])} there and {wanted.get(wrong[0])} in this run: '
             'another model, optimizer or algorithm; use another --workdir',
         )
-    return checkpoints.restore(
-        step,
-        args=ocp.args.PyTreeRestore(
-            abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=partial
-        ),
-    )
+    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    with activity.during(f'reading the checkpoint of step {step}'):
+        return checkpoints.restore(
+            step, args=ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=partial)
+        )
 
 
 def _shapes(tree):

@@ -1,18 +1,15 @@
-"""What the commands share: flags, --help, loading a config, and exit status 2 for bad input."""
+"""What the commands share: flags, --help, loading a config, and how they end."""
 
 import os
 import sys
 import textwrap
 
 from absl import app, flags
-from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from grpo_jax.errors import BadInput, Stopped
+from grpo_jax.errors import INTERRUPTED, BadInput, Stopped
 from grpo_jax.hosts import processes
-from grpo_jax.run import config_file
-
-STOPPED = 42  # exit status of a run that SIGTERM ended, with a checkpoint
+from grpo_jax.run import config_file, console
 
 
 def define_flags(workdir=True, required=True):
@@ -49,9 +46,9 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
 def run(main):
     """Runs main() after absl has read the command line, in as many processes as that says.
 
-    BadInput ends with its message and status 2, Stopped with status 42.
+    What ends it early leaves one line: BadInput, status 2; Ctrl-C, status 130; SIGTERM in a loop of steps, status 42.
     """
-    absl_logging.set_verbosity(absl_logging.WARNING)
+    console.install_for_command()
     _define_processes()
     if {'-h', '--help'} & {*sys.argv[1:]}:
         print(help_text(sys.modules['__main__'].__doc__ or ''))
@@ -62,13 +59,18 @@ def run(main):
             with processes.session(*(flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process'))):
                 main()
         except BadInput as error:
-            print(f'error: {error}', file=sys.stderr)
+            print(f'error: {console.one_line(str(error))}', file=sys.stderr)
             sys.exit(2)
         except Stopped as stop:
             print(stop, file=sys.stderr)
-            sys.exit(STOPPED)
+            sys.exit(stop.status)
 
-    app.run(guarded, flags_parser=_parse)
+    try:
+        app.run(guarded, flags_parser=_parse)
+    except KeyboardInterrupt:
+        print('stopped by Ctrl-C', file=sys.stderr)
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)  # sys.exit would wait for the threads that compile and judge
 
 
 def _define_processes():

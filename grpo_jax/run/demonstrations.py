@@ -8,6 +8,8 @@ from grpo_jax import data
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Rollout
 
+logger = logging.getLogger('grpo_jax')
+
 
 def find(experiment, fields=('demonstration',)):
     """(Dataset, completions) of the examples whose meta has all fields and whose completions fit.
@@ -45,7 +47,7 @@ def read_completions(experiment, split, fields, encode):
         (len(have) - len(kept), f'are longer than rollout.max_tokens={most}'),
     ]:
         if count:
-            logging.warning('%d of %d examples %s and are left out', count, len(dataset.examples), reason)
+            logger.warning('%d of %d examples %s and are left out', count, len(dataset.examples), reason)
     return data.pick(dataset, kept), [completions[i] for i in kept]
 
 

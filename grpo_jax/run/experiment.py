@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 
-from grpo_jax import data, rewards, sampler
+from grpo_jax import activity, data, rewards, sampler
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
+from grpo_jax.run import checkpoint, console, environment
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.engine import Engine
@@ -25,6 +26,7 @@ from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import Devices
 
+logger = logging.getLogger('grpo_jax')
 CHANGEABLE_ON_RESUME = ('steps', 'evaluation', 'checkpoint', 'log')
 
 
@@ -94,13 +96,15 @@ class Experiment:
 
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split."""
-        return data.load(self.settings.data, split, self.tokenizer)
+        with activity.during(f'reading the {split} split of {self.settings.data.name}'):
+            return data.load(self.settings.data, split, self.tokenizer)
 
     def params(self):
         """Float32 parameters on the mesh: drawn, or read from the model's folder."""
         shardings = specs.params(transformer.param_table(self.model_config), self.mesh)
         if self.settings.model.random_init:
-            return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.model_config)
+            with activity.during('drawing the weights'):
+                return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.model_config)
         return hf.load_params(self.folder, self.model_config, shardings)
 
 
@@ -110,18 +114,24 @@ def open_experiment(
     folder: str | None = None,
     functions: Mapping | None = None,
     origins: Sequence[data.Origin] = (),
+    head: bool = False,
 ) -> Experiment:
     """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim.
 
     folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name;
-    origins are those of the data that another run reads, for one that is to read the same and is not begun yet.
+    origins are those of the data that another run reads, for one that is to read the same and is not begun yet. head:
+    the model may be a reward model.
     """
+    console.install()
     settings = Settings.from_config(config)
     _check_workdir(config, workdir)
     settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
+    weights = folder is None and not settings.model.random_init and not checkpoint.exists(workdir)  # that will be read
     folder = folder or hf.find(settings.model.path)
     model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
+    if weights:
+        hf.check_weights(folder, model_config, head)
     if len(tokenizer) > model_config.vocab_size:
         raise BadInput(
             'model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {model_config.vocab_size}'
@@ -150,13 +160,14 @@ def check_context(settings: Settings, folder: str):
 
 
 def claim(experiment):
-    """Makes the workdir this experiment's: config.json, data.json, and the model's folder without weights.
+    """Makes the workdir this experiment's: config.json, data.json, environment.json, the model's folder but weights.
 
     Called when everything else has been checked, so that a refused config leaves no trace.
     """
     os.makedirs(experiment.workdir, exist_ok=True)
     if processes.is_first():
         hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
+        environment.record(experiment.workdir)
     record_origins(experiment.workdir, experiment.settings.data.origins)
     json_file.write(os.path.join(experiment.workdir, 'config.json'), experiment.config.to_dict())
 
@@ -188,7 +199,8 @@ def agree(experiment, step, built, examples):
         'data': compiled.hashed(repr([(e.id, e.prompt, e.answer) for e in examples])),
     }
     values |= {f'program {name}': program.hash for name, program in built.items()}
-    processes.agree('the start', values | dict(_flat(experiment.config.to_dict(), 'config.')))
+    with activity.during('waiting for the other processes'):
+        processes.agree('the start', values | dict(_flat(experiment.config.to_dict(), 'config.')))
 
 
 def _flat(tree, prefix):
@@ -209,7 +221,7 @@ def _check_workdir(config, workdir):
         for name, (old, new) in _differences(json_file.read(path), recorded_config(config)).items():
             if name.split('.')[0] not in CHANGEABLE_ON_RESUME:
                 raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
-            logging.warning('%s: was %r, now %r', name, old, new)
+            logger.warning('%s: was %r, now %r', name, old, new)
 
 
 def recorded_config(config):

@@ -1,4 +1,4 @@
-"""The shell around a run's steps: checkpoints, files, agreement of processes, SIGTERM, hangs, profiles, and closing."""
+"""The shell around a run's steps: checkpoints, files, agreement of processes, signals, hangs, profiles, and closing."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from grpo_jax.errors import Stopped
+from grpo_jax import activity
+from grpo_jax.errors import TERMINATED, Stopped
 from grpo_jax.hosts import processes
 from grpo_jax.run import checkpoint, metrics, watch
 from grpo_jax.types import TrainState
@@ -32,7 +33,8 @@ class Loop:
         return self
 
     def __exit__(self, *error):
-        return self._stack.__exit__(*error)
+        with activity.during('waiting for the last checkpoint'):
+            return self._stack.__exit__(*error)
 
     @property
     def newest(self) -> int | None:
@@ -55,12 +57,13 @@ class Loop:
             self._seconds = {}
             with self._traced(step, profile), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
                 yield step
-        watched.close()  # what follows the last step may take any time, and a SIGTERM ends it
+        watched.close()  # what follows the last step may take any time, and a signal ends it
 
     @contextlib.contextmanager
     def stage(self, name: str):
         """Times a stage of the step, and names it in a trace."""
         began = time.monotonic()
+        self.writer.stage(name)
         with jax.profiler.TraceAnnotation(name):
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
@@ -74,12 +77,13 @@ class Loop:
         self.writer.step(step, row, self._seconds | dict(speeds or {}))
 
     def finish(self, step: int, state: TrainState, row: Mapping[str, Any]):
-        """Ends a step in all processes, with a checkpoint where one is due; Stopped when a SIGTERM came."""
-        stop = processes.agree(f'the end of {self._title}, step {step}', row, self._watch.stopping)
+        """Ends a step in all processes, with a checkpoint where one is due; Stopped when SIGTERM or Ctrl-C came."""
+        stop = processes.agree(f'the end of {self._title}, step {step}', row, bool(self._watch.stopping))
         if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop:
+            self.writer.stage('save')
             checkpoint.save(self.checkpoints, state)
-        if stop:
-            raise Stopped(self._workdir, step)
+        if stop:  # whether this process was asked, or another one
+            raise Stopped(self._workdir, step, self._watch.stopping or TERMINATED)
 
     @contextlib.contextmanager
     def _traced(self, step, profile):

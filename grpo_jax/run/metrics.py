@@ -1,17 +1,15 @@
-"""What a run writes down: metrics.jsonl, timings.jsonl, TensorBoard, rollout dumps, and the progress bar."""
+"""What a run writes down: metrics.jsonl, timings.jsonl, TensorBoard, rollout dumps; and how far it is."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import json
 import os
-import sys
-import time
 from typing import Any
 
 from jaxtyping import Bool, Int
 import numpy as np
-import rich.console
-import rich.progress
 
+from grpo_jax import activity
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.rewards import Rewards
@@ -22,7 +20,7 @@ from grpo_jax.types import Example, Experience, Rollout
 def open_writer(
     workdir: str, first_step: int, steps: int, title: str, shown: Sequence[str] = ('reward', 'length')
 ) -> 'Writer | SilentWriter':
-    """The first process's Writer, or a SilentWriter in the others; `shown` names metrics of the progress bar."""
+    """The first process's Writer, or a SilentWriter in the others; `shown` names metrics that the console shows."""
     return Writer(workdir, first_step, steps, title, shown) if processes.is_first() else SilentWriter()
 
 
@@ -45,7 +43,8 @@ class Writer:
         self._timings = _reopen(os.path.join(workdir, 'timings.jsonl'), first_step)
         self._evaluations = _reopen(os.path.join(workdir, 'evaluations.jsonl'), first_step)
         self._board = SummaryWriter(os.path.join(workdir, 'tensorboard'), purge_step=first_step)
-        self._progress = _Progress(first_step, steps, title)
+        self._progress = contextlib.ExitStack()
+        self._steps = self._progress.enter_context(activity.during(title, steps, first_step))
         self._expected = None  # tokens of a rollout: those of the last one
 
     def __enter__(self):
@@ -55,7 +54,7 @@ class Writer:
         self.close()
 
     def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
-        """Appends a step's metrics and timings (seconds by stage), and moves the progress bar."""
+        """Appends a step's metrics and timings (seconds by stage), and shows them."""
         row = {'step': step} | {name: json_float(value) for name, value in sorted(row.items())}
         self._metrics.write(json.dumps(row) + '\n')
         self._timings.write(json.dumps({'step': step, **timings}) + '\n')
@@ -68,12 +67,16 @@ class Writer:
         shown = {name: f'{row[name]:.3f}' for name in self._shown if row.get(name) is not None}
         if 'tokens' in row:
             shown['tokens/s'] = f'{row["tokens"] / timings["sample"]:.0f}'
-        self._progress.step(step, '  '.join(f'{name} {value}' for name, value in shown.items()))
+        self._steps.advance(step + 1, '  '.join(f'{name} {value}' for name, value in shown.items()))
+
+    def stage(self, name: str) -> None:
+        """Shows which stage of the step begins."""
+        self._steps.enter(name)
 
     def sampling(self, tokens: int, live: int, slots: int) -> None:
         """Shows how far a rollout is: its tokens beside those of the last rollout, and the slots in use."""
         expected = f' of about {self._expected:.0f}' if self._expected else ''
-        self._progress.show(f'sampling: {tokens}{expected} tokens, {live} of {slots} slots')
+        self._steps.stage = f'sample, {tokens}{expected} tokens, {live} of {slots} slots'
 
     def evaluation(self, step: int, results: Mapping[str, float]) -> None:
         """Appends the results of an evaluation before step `step`."""
@@ -89,7 +92,10 @@ class Writer:
             file.writelines([json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
 
     def close(self) -> None:
-        """Flushes and closes every file and the progress bar; a second call does nothing."""
+        """Flushes and closes every file; a second call does nothing."""
+        steps = self._steps
+        if steps.done > steps.first:
+            steps.result = f'{steps.text}: {steps.done} of {steps.total}, {steps.detail},'
         self._progress.close()
         self._metrics.close()
         self._timings.close()
@@ -110,6 +116,9 @@ class SilentWriter:
         """Writes nothing."""
 
     def sampling(self, tokens: int, live: int, slots: int) -> None:
+        """Shows nothing."""
+
+    def stage(self, name: str) -> None:
         """Shows nothing."""
 
     def evaluation(self, step: int, results: Mapping[str, float]) -> None:
@@ -222,38 +231,3 @@ def _reopen(path, first_step):
     with atomic_write(path) as file:
         file.writelines(earlier)
     return open(path, 'a', encoding='utf8')
-
-
-class _Progress:
-    """A bar on a terminal, else a line every tenth of the run."""
-
-    def __init__(self, first_step, steps, title):
-        self._steps, self._title, self._started = steps, title, time.monotonic()
-        self._first, self._bar = first_step, None
-        if sys.stderr.isatty():
-            self._bar = rich.progress.Progress(
-                rich.progress.TextColumn('{task.description}'),
-                rich.progress.BarColumn(),
-                rich.progress.MofNCompleteColumn(),
-                rich.progress.TextColumn('{task.fields[shown]}'),
-                rich.progress.TimeRemainingColumn(),
-                console=rich.console.Console(stderr=True),
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(title, total=steps, completed=first_step, shown='')
-
-    def step(self, step, text):
-        if self._bar:
-            self._bar.update(self._task, completed=step + 1, shown=text)
-        elif (step + 1) % max(self._steps // 10, 1) == 0 or step + 1 == self._steps:
-            elapsed = time.monotonic() - self._started
-            left = elapsed / (step + 1 - self._first) * (self._steps - step - 1)
-            print(f'{self._title} {step + 1}/{self._steps}  {text}  {left:.0f} s left', file=sys.stderr, flush=True)
-
-    def show(self, text):
-        if self._bar:
-            self._bar.update(self._task, shown=text)
-
-    def close(self):
-        if self._bar:
-            self._bar.stop()

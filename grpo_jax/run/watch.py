@@ -1,4 +1,4 @@
-"""What may end a loop before its last step: SIGTERM, and a step that hangs."""
+"""What may end a loop before its last step: SIGTERM, Ctrl-C, and a step that hangs."""
 
 import faulthandler
 import os
@@ -6,28 +6,34 @@ import signal
 import sys
 import threading
 
+from grpo_jax.errors import INTERRUPTED, TERMINATED
+from grpo_jax.run.console import console
+
 HUNG = 43  # exit status
+STATUS = {signal.SIGTERM: TERMINATED, signal.SIGINT: INTERRUPTED}
+NAMES = {signal.SIGTERM: 'SIGTERM', signal.SIGINT: 'Ctrl-C'}
 
 
 class Watch:
-    """A context around a loop. The first SIGTERM only sets `stopping`; a step longer than `limit` ends the process.
+    """A context around a loop. The first SIGTERM or Ctrl-C only sets `stopping`; the second acts as it does elsewhere.
 
-    limit is in seconds, 0: none. step(name) begins a step.
+    A step longer than `limit` seconds (0: none) ends the process. step(name) begins a step.
     """
 
     def __init__(self, limit):
-        self.stopping = False
-        self._limit, self._timer, self._before = limit, None, None
+        self.stopping = 0  # the exit status of who asked
+        self._limit, self._timer, self._before = limit, None, {}
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():  # no other may set a handler
-            self._before = signal.signal(signal.SIGTERM, self._terminated)
+            for number in STATUS:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and background jobs have it
+                    self._before[number] = signal.signal(number, self._asked)
         return self
 
     def __exit__(self, *_):
         self._disarm()
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        self._restore()
 
     def step(self, name):
         """Begins a step, and ends the one before."""
@@ -41,10 +47,17 @@ class Watch:
         if self._timer:
             self._timer.cancel()
 
-    def _terminated(self, *_):
-        self.stopping = True
-        signal.signal(signal.SIGTERM, self._before)  # a second one ends the process at once
-        print('SIGTERM: stopping after this step, with a checkpoint', file=sys.stderr, flush=True)
+    def _restore(self):
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was none of Python's
+        self._before = {}
+
+    def _asked(self, number, _):
+        self.stopping = STATUS[number]
+        self._restore()
+        text = f'{NAMES[number]}: stopping after this step, with a checkpoint; once more stops at once'
+        # on another thread: this one may be in the middle of printing
+        threading.Thread(target=console.print, args=[text]).start()
 
 
 def _hang(name, limit):

@@ -1,10 +1,8 @@
 """The sampler's programs, compiled: one for each size that a rollout can reach; and how a sampler is made."""
 
 from collections.abc import Mapping
-import concurrent.futures
+import functools
 import math
-import os
-import sys
 from typing import Any
 
 import jax
@@ -126,18 +124,21 @@ class SamplerPrograms:
         return jax.jit(laid_out, donate_argnums=program.donated).trace(*setup.inputs(key))
 
     def compile_all(self) -> None:
-        """Compiles what a rollout can reach, on all cores, and prints the list."""
-        keys = schedule.reachable(self.setup.schedule)
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            traced = [self.trace(key) for key in keys]
-            self._executables = dict(zip(keys, pool.map(compiled.compile_traced, traced), strict=True))
-        print(f'sampler: {len(keys)} programs: {"; ".join(map(str, keys))}', file=sys.stderr)
+        """Compiles what a rollout can reach, on all cores."""
+        keys, shapes = schedule.reachable(self.setup.schedule), self.setup.shapes
+        greedy = ' greedily' if self.setup.sampling.temperature == 0 else ''
+        self._compile(keys, f'{len(keys)} programs that sample {shapes.prompts} x {shapes.group_size} rows{greedy}')
+
+    def _compile(self, keys, name):
+        executables = {key: compiled.Executable(functools.partial(self.trace, key)) for key in keys}
+        compiled.compile_all(list(executables.values()), name)
+        self._executables |= executables
 
     def _call(self, key, *arguments):
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
             return self.setup.program(key).function(*arguments)
         if key not in self._executables:
-            self._executables[key] = compiled.compile_traced(self.trace(key))
+            self._compile([key], f"the sampler's program {key}")
         return self._executables[key](*arguments)
 
     def weights(self, params: Any) -> Any:

@@ -1,16 +1,19 @@
 """Executables: each is compiled once, for fixed shapes, and refuses arguments of other shapes by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+import concurrent.futures
 import functools
 import hashlib
 import math
 import os
+import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from grpo_jax import activity
 from grpo_jax.hosts import json_file
 from grpo_jax.sharding import specs
 from grpo_jax.sharding.mesh import Devices
@@ -27,6 +30,7 @@ class Executable:
 
     def __init__(self, trace: Callable[[], Any] | None, function: Callable | None = None):
         self.hash = ''  # of the lowered text; it tells the executables of two runs apart
+        self.cached = False  # whether it came from jax's compilation cache
         self._trace: Any = trace
         self._function: Any = function
 
@@ -40,9 +44,14 @@ class Executable:
 
     def compile(self) -> 'Executable':
         """Compiles the executable, and returns it."""
-        lowered = self.traced.lower()
-        self.hash, self._function = hashed(lowered.as_text()), lowered.compile()
+        self.finish(self.traced.lower())
         return self
+
+    def finish(self, lowered: jax.stages.Lowered) -> None:
+        """Compiles what `traced.lower()` has given."""
+        _cache_hits.count = 0
+        self.hash, self._function = hashed(lowered.as_text()), lowered.compile()
+        self.cached = _cache_hits.count > 0
 
     @property
     def memory(self):
@@ -50,13 +59,47 @@ class Executable:
         return self._function.memory_analysis()
 
 
+_cache_hits = threading.local()  # count: of the compilation that this thread is at
+
+
+def _count_hit(event, **_):
+    if event == '/jax/compilation_cache/cache_hits':
+        _cache_hits.count = getattr(_cache_hits, 'count', 0) + 1
+
+
+jax.monitoring.register_event_listener(_count_hit)
+
+
+def compile_all(executables: Sequence[Executable], name: str) -> None:
+    """Compiles executables on all cores; `name` says what they are in the activity that this is."""
+    several = len(executables) > 1
+
+    def count(_):
+        compiling.done += 1
+
+    with activity.during(f'compiling {name}', len(executables) if several else 0, even=False) as compiling:
+        pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), 'compile')
+        try:
+            futures = []
+            for executable in executables:
+                futures.append(pool.submit(executable.finish, executable.traced.lower()))
+                futures[-1].add_done_callback(count)
+            for future in futures:
+                future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # what interrupts this does not wait for the compiler
+        cached = sum(executable.cached for executable in executables)
+        compiling.result = f'compiled {name}'
+        compiling.note = f'{cached} from the cache' if several else 'from the cache' if cached else 'not cached'
+
+
 def make_executable(
-    function: Callable, arguments: tuple, devices: Devices, out_shardings: Any, donate: int | None = None
+    name: str, function: Callable, arguments: tuple, devices: Devices, out_shardings: Any, donate: int | None = None
 ) -> Executable:
     """The Executable of a learner's function for arguments like these (arrays or ShapeDtypeStructs).
 
-    donate is the number of the argument whose memory the results may take. Under `jax.disable_jit()` the function is
-    called as it is, to be stepped through.
+    name says what it is, to people. donate is the number of the argument whose memory the results may take. Under
+    `jax.disable_jit()` the function is called as it is, to be stepped through.
     """
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
         return Executable(None, function)
@@ -67,7 +110,9 @@ def make_executable(
         compiler_options=options_on(devices.mesh),
     )
     executable = Executable(lambda: jitted.trace(*arguments))
-    return executable.compile() if devices.compile_now else executable
+    if devices.compile_now:
+        compile_all([executable], name)
+    return executable
 
 
 def options_on(mesh: Mesh) -> dict[str, Any]:
@@ -90,11 +135,6 @@ def _accepted():
         return True
 
     return {name: value for name, value in (ON_CPU | UNCACHED).items() if accepts(**{name: value})}
-
-
-def compile_traced(traced: Any) -> Executable:
-    """Executable of a traced function."""
-    return Executable(lambda: traced).compile()
 
 
 def device_bytes(tree: Any) -> int:

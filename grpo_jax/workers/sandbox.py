@@ -21,6 +21,7 @@ import weakref
 from grpo_jax.errors import BadInput
 from grpo_jax.workers.pool import STARTING, Died, Expired
 
+logger = logging.getLogger('grpo_jax')
 GRACE = 10.0  # seconds after its deadline in which a job must have ended itself
 SCRIPT = os.path.join(os.path.dirname(__file__), 'jail.py')
 NEEDED = {'landlock', 'system calls'}
@@ -125,7 +126,7 @@ def _start():
         _kill(Jail(process, folder, ()))
         raise
     if not NEEDED <= set(layers):
-        logging.warning(
+        logger.warning(
             'generated programs are held by %s alone: no %s on this machine; see docs/sandbox.md',
             ', '.join(layers),
             ', '.join(sorted(NEEDED - set(layers))),

@@ -163,10 +163,10 @@ def test_one_update_a_rollout_makes_clip_gspo_and_llds_inert_and_says_so():
     def said(preset, updates):
         return ' '.join(validation.check_run(fixture.algorithm(preset), group_size=8, prompts=4, updates=updates))
 
-    assert 'surrogate clip has no effect' in said('grpo', 1)
+    assert 'surrogate clip has no effect' in said('dapo', 1)
     assert 'gradient of ratio token' in said('gspo', 1)
     assert 'regularizer llds is 0' in said('llds_grpo', 1)
-    assert [said(preset, 4) for preset in ('grpo', 'gspo', 'llds_grpo')] == [''] * 3
+    assert [said(preset, 4) for preset in ('dapo', 'gspo', 'llds_grpo')] == [''] * 3
 
 
 def test_a_clip_of_a_fifth_never_acts_on_geometric_means_and_says_so():

@@ -135,5 +135,5 @@ def test_a_head_of_two_labels_is_refused(scored):
     tensors = load_file(path)
     save_file(tensors | {'score.weight': np.repeat(tensors['score.weight'], 2, 0)}, path)
     change_config(folder, id2label={'0': 'a', '1': 'b'})
-    with refused('score.weight', r'\(2, 32\)', 'does not fit', r'\(32,\)'):
+    with refused('score.weight', r'\(2, 32\)', 'does not fit', r'\(1, 32\)'):
         load(folder)

@@ -1,0 +1,212 @@
+"""What a person sees of a run, on stderr: what it is doing now, and warnings of a line each.
+
+On a terminal, live lines at the bottom show it. Elsewhere a line is printed when something has lasted a second, one at
+least every EVERY seconds while it goes on, and one at its end. Only the first of several processes shows anything.
+"""
+
+import logging
+import math
+import sys
+import threading
+import time
+import warnings
+
+import absl.logging
+import rich.console
+import rich.live
+import rich.progress_bar
+import rich.table
+
+from grpo_jax import activity
+from grpo_jax.activity import Activity
+from grpo_jax.hosts import processes
+
+EVERY = 8.0  # seconds between two lines, at most
+SHORT = 1.0  # seconds that something lasts without being named
+TRIFLE = 0.1  # seconds: what has taken less leaves no line
+LINES = 10  # that something of many steps prints of itself, besides
+
+
+class Console:
+    """Shows activities, and prints lines above them; an activity.Observer."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self._running: list[Activity] = []  # the innermost last
+        self._named: list[Activity] = []  # those of them that a line was printed about
+        self._printed = 0.0  # when the last line was
+        self._live: rich.live.Live | None = None
+        self._idle = threading.Event()
+
+    def began(self, activity: Activity) -> None:
+        """Shows the activity from now on."""
+        if not processes.speaks():
+            return
+        with self._lock:
+            self._running.append(activity)
+            if len(self._running) == 1:
+                self._start()
+
+    def advanced(self, activity: Activity) -> None:
+        """Prints a line at each tenth of the activity's whole, where nothing is live."""
+        with self._lock:
+            due = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
+            if due and self._live is None and activity in self._running:
+                self._describe(activity)
+
+    def ended(self, activity: Activity) -> None:
+        """Prints the activity's result, and shows it no longer."""
+        with self._lock:
+            if activity not in self._running:
+                return
+            self._running.remove(activity)
+            if activity in self._named:
+                self._named.remove(activity)
+            if not self._running:
+                self._stop()
+            took, note = time.monotonic() - activity.began, f' ({activity.note})' if activity.note else ''
+            if activity.result and took >= TRIFLE:
+                self.print(f'{activity.result} in {duration(took)}{note}')
+
+    def print(self, text: str) -> None:
+        """Prints a line."""
+        with self._lock:
+            self._printed = time.monotonic()
+            if self._live is None:
+                print(text, file=sys.stderr, flush=True)
+            else:
+                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def tick(self) -> None:
+        """Prints a line about the innermost activity, if it is time for one."""
+        with self._lock:
+            if self._running:
+                innermost, now = self._running[-1], time.monotonic()
+                unnamed = innermost not in self._named and now - innermost.began >= SHORT
+                if unnamed or now - self._printed >= EVERY:
+                    self._describe(innermost)
+
+    def _describe(self, activity):
+        self.print(describe(activity) if activity in self._named or activity.total else activity.text)
+        if activity not in self._named:
+            self._named.append(activity)
+
+    def _start(self):
+        if not sys.stderr.isatty():
+            self._idle = threading.Event()
+            threading.Thread(target=self._tick_until, args=[self._idle], name='console', daemon=True).start()
+            return
+        self._live = rich.live.Live(
+            console=rich.console.Console(stderr=True),
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # else what goes to a file would come here
+            get_renderable=self._render,
+        )
+        self._live.start()
+
+    def _tick_until(self, idle):
+        while not idle.wait(SHORT):
+            self.tick()
+
+    def _stop(self):
+        self._idle.set()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _render(self):
+        lines = rich.table.Table.grid()
+        for running in list(self._running):
+            lines.add_row(_live_line(running))
+        return lines
+
+
+def describe(activity: Activity) -> str:
+    """One line: what is being done, how much of it is finished, and the time that it took or takes."""
+    parts = [f'{activity.text}: {activity.done} of {activity.total}' if activity.total else activity.text]
+    parts += [part for part in (activity.detail, _time(activity), _stage(activity)) if part]
+    return ', '.join(parts)
+
+
+def _live_line(activity):
+    """A line of a terminal, as a rich renderable."""
+    line = rich.table.Table.grid(padding=(0, 2, 0, 0))
+    cells = [activity.text]
+    if activity.total:
+        cells += [
+            rich.progress_bar.ProgressBar(activity.total, activity.done, width=24),
+            f'{activity.done}/{activity.total}',
+            activity.detail,
+        ]
+    cells += [_time(activity), _stage(activity)]
+    for _ in cells:
+        line.add_column(no_wrap=True)
+    line.add_row(*cells)
+    return line
+
+
+def _time(activity):
+    took = time.monotonic() - activity.began
+    advanced = activity.done - activity.first
+    if advanced and activity.even:
+        return f'{duration(took / advanced * (activity.total - activity.done))} left'
+    return f'{duration(took)} so far'
+
+
+def _stage(activity):
+    took = time.monotonic() - activity.stage_began
+    return f'{activity.stage} ({duration(took)})' if activity.stage and took >= SHORT else ''
+
+
+def duration(seconds: float) -> str:
+    """A time in words: 0.4 s, 16 s, 2 min 5 s, 3 h 20 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f'{whole} s' if whole >= 10 else f'{seconds:.1f} s'
+    if whole < 3600:
+        return f'{whole // 60} min {whole % 60} s'
+    return f'{whole // 3600} h {whole % 3600 // 60} min'
+
+
+class Warnings(logging.Handler):
+    """Prints each record of this package, and each error of a library, as one line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a record."""
+        if not processes.speaks():
+            return
+        ours = record.name.partition('.')[0] in ('grpo_jax', 'root')
+        if ours or record.levelno >= logging.ERROR:
+            name = '' if ours else f'{record.name}: '
+            console.print(f'{record.levelname.lower()}: {name}{one_line(record.getMessage())}')
+
+
+def one_line(text: str) -> str:
+    """The text with each run of blanks and line ends as one blank."""
+    return ' '.join(text.split())
+
+
+console = Console()  # stderr is one, and so is who writes there
+_handler = Warnings()
+
+
+def install() -> None:
+    """Shows activities and this package's warnings from now on; a second call does nothing.
+
+    The warnings go nowhere else then: set `propagate` of the logger grpo_jax for handlers of your own.
+    """
+    logger = logging.getLogger('grpo_jax')
+    if _handler not in logger.handlers:
+        logger.addHandler(_handler)
+        logger.setLevel(logging.WARNING)  # whatever a library makes of the root's
+        logger.propagate = False
+        activity.observers.append(console)
+
+
+def install_for_command() -> None:
+    """The same, and nothing else is shown: no warnings of libraries, unless python -W asks for them."""
+    install()
+    logging.root.handlers[:] = [_handler]
+    absl.logging.get_absl_handler().setLevel(logging.CRITICAL + 1)  # absl.app puts it back there
+    if not sys.warnoptions:
+        warnings.simplefilter('ignore')

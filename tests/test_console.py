@@ -1,0 +1,283 @@
+"""The console: what is being done, in lines that are ours alone."""
+
+import importlib
+import io
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import types
+import uuid
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from grpo_jax import activity, algorithms
+from grpo_jax.hosts import processes
+from grpo_jax.run import console
+from grpo_jax.run.settings import Settings
+from grpo_jax.sharding import compiled
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class Clock:
+    """A time that passes when the test says so."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Screen(io.StringIO):
+    """stderr, whose lines are kept with their times, and a console of its own."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.lines, self.console = clock, [], console.Console()
+
+    def write(self, text):
+        if text != '\n':
+            self.lines.append((self.clock.now, text))
+        return len(text)
+
+    def wait(self, seconds):
+        """Lets time pass, as the console's thread sees it."""
+        for _ in range(seconds):
+            self.clock.now += 1.0
+            self.console.tick()
+
+    @property
+    def texts(self):
+        return [text for _, text in self.lines]
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    clock = Clock()
+    screen = Screen(clock)
+    for module in (console, activity):
+        monkeypatch.setattr(module, 'time', clock)
+    monkeypatch.setattr(activity, 'observers', [screen.console])
+    monkeypatch.setattr(console, 'sys', types.SimpleNamespace(stderr=screen, stdout=sys.stdout))
+    return screen
+
+
+def test_what_lasts_is_named_and_then_heard_of_every_eight_seconds(screen):
+    with activity.during('compiling the update') as compiling:
+        screen.clock.now = 0.5
+        screen.console.tick()
+        assert screen.texts == []
+        screen.clock.now = 0.0
+        screen.wait(20)
+        compiling.result, compiling.note = 'compiled the update', 'from the cache'
+    assert screen.lines == [
+        (1.0, 'compiling the update'),
+        (9.0, 'compiling the update, 9.0 s so far'),
+        (17.0, 'compiling the update, 17 s so far'),
+        (20.0, 'compiled the update in 20 s (from the cache)'),
+    ]
+
+
+def test_what_is_over_at_once_leaves_no_line(screen):
+    with activity.during('reading the data'):
+        screen.clock.now = 0.9
+        screen.console.tick()
+    with activity.during('compiling the update') as compiling:
+        screen.clock.now += 0.05
+        compiling.result = 'compiled the update'
+    screen.wait(20)
+    assert screen.texts == []
+
+
+def test_of_what_is_being_done_at_once_the_innermost_is_named(screen):
+    with activity.during('train', 60):
+        with activity.during('evaluating', 256) as evaluating:
+            evaluating.done = 64
+            screen.wait(2)
+        screen.wait(2)
+    # 64 of 256 in one second: 192 more take three
+    assert screen.texts == ['evaluating: 64 of 256, 3.0 s left', 'train: 0 of 60, 3.0 s so far']
+
+
+def test_no_silence_is_longer_than_ten_seconds_whatever_happens(screen):
+    with activity.during('train', 5) as train:
+        for step in range(5):
+            train.enter('sample')
+            screen.wait(7 * step)
+            with activity.during('evaluating'):
+                screen.wait(3 * step)
+            train.advance(step + 1, 'reward 0.5')
+        screen.wait(30)
+    times = [0.0, *(when for when, _ in screen.lines), screen.clock.now]
+    assert max(after - before for before, after in itertools.pairwise(times)) <= console.EVERY + console.SHORT
+
+
+def test_a_run_of_many_steps_prints_ten_lines_and_where_it_stands(screen):
+    with activity.during('train', 60, 12) as train:
+        for step in range(12, 60):
+            screen.clock.now += 0.5
+            train.advance(step + 1, f'reward {step / 100:.2f}')
+        train.result = f'train: 60 of 60, {train.detail},'
+    # steps 18, 24, ... 54, after 3 s of 6 steps: 42 more take 21 s
+    assert screen.texts[0] == 'train: 18 of 60, reward 0.17, 21 s left'
+    assert [text.split(',')[0] for text in screen.texts] == [f'train: {n} of 60' for n in range(18, 61, 6)]
+    assert screen.texts[-1] == 'train: 60 of 60, reward 0.59, in 24 s'
+
+
+def test_the_stage_of_a_long_step_is_shown(screen):
+    with activity.during('train', 60) as train:
+        train.advance(1, 'reward 0.50')
+        train.enter('sample')
+        train.stage = 'sample, 12 of about 90 tokens'
+        screen.wait(9)
+    # one step in 9 s: 59 more take 531
+    assert screen.texts[-1].endswith('reward 0.50, 8 min 51 s left, sample, 12 of about 90 tokens (9.0 s)')
+
+
+def test_other_processes_than_the_first_are_silent(screen, monkeypatch):
+    monkeypatch.setattr(processes, 'speaks', lambda: False)
+    with activity.during('train', 60) as train:
+        screen.wait(20)
+        train.advance(6, '')
+        train.result = 'train'
+    logging.getLogger('grpo_jax').warning('the same in all')
+    assert screen.texts == []
+
+
+def test_times_are_written_in_words():
+    texts = ['0.4 s', '9.4 s', '10 s', '59 s', '1 min 0 s', '2 min 5 s', '3 h 20 min']
+    assert [console.duration(seconds) for seconds in (0.44, 9.4, 9.6, 59.4, 59.6, 125, 12000)] == texts
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_live_lines_come_and_go_and_results_stay(monkeypatch):
+    terminal, shown = Terminal(), console.Console()
+    monkeypatch.setenv('TERM', 'xterm')
+    monkeypatch.setattr(sys, 'stderr', terminal)
+    monkeypatch.setattr(activity, 'observers', [shown])
+    stdout = sys.stdout
+    with activity.during('train', 60) as train:
+        assert sys.stdout is stdout  # it is no terminal: what a program prints there goes there
+        train.advance(6, 'reward 0.5')
+        print('a line of a library', file=sys.stderr)
+        time.sleep(0.5)  # lines are renewed four times a second
+        train.result = 'train: 6 of 60'
+    assert sys.stderr is terminal
+    text = terminal.getvalue()
+    assert '6/60' in text and 'a line of a library' in text
+    assert 'train: 6 of 60 in' in text.splitlines()[-1]
+    assert not shown._running and shown._live is None
+
+
+def test_a_warning_is_one_plain_line(capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger('grpo_jax'), 'propagate', False)
+    logging.getLogger('grpo_jax').warning('%d rows\n  are malformed', 3)
+    assert capsys.readouterr().err == 'warning: 3 rows are malformed\n'
+
+
+def test_a_second_install_changes_nothing(capsys):
+    console.install()
+    console.install()
+    logging.getLogger('grpo_jax').warning('once')
+    assert capsys.readouterr().err.count('once') == 1
+
+
+LIBRARIES = """
+import logging, warnings
+from absl import app, logging as absl_logging
+from grpo_jax.run import console
+console.install_for_command()
+
+def main(_):  # absl.app puts its own handler to the root
+    warnings.warn('of a library')
+    absl_logging.info('of a library')
+    absl_logging.warning('of a library')
+    logging.getLogger('orbax').warning('of a library')
+    logging.warning('of a config file')
+    logging.getLogger('grpo_jax').warning('of ours')
+    logging.getLogger('orbax').error('what must be heard')
+
+app.run(main)
+"""
+
+
+def test_in_a_command_libraries_are_silent_but_for_errors():
+    done = subprocess.run([sys.executable, '-c', LIBRARIES], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines() == [
+        'warning: of a config file',
+        'warning: of ours',
+        'error: orbax: what must be heard',
+    ]
+
+
+# compiling
+
+
+def executable(constant):
+    return compiled.Executable(lambda: jax.jit(lambda x: x + constant).trace(jnp.ones(3)))
+
+
+def test_compiling_says_what_came_from_the_cache(screen, monkeypatch):
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+    monkeypatch.setattr(console, 'TRIFLE', 0.0)
+    try:
+        constants = [float(uuid.uuid4().int % 2**20) for _ in range(3)]  # of which no cache has heard
+        compiled.compile_all([executable(constants[0])], 'the update')
+        compiled.compile_all([executable(constants[0])], 'the update')
+        compiled.compile_all([executable(constant) for constant in constants], '3 programs')
+    finally:
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', before)
+    assert screen.texts == [
+        'compiled the update in 0.0 s (not cached)',
+        'compiled the update in 0.0 s (from the cache)',
+        'compiled 3 programs in 0.0 s (1 from the cache)',
+    ]
+
+
+def test_an_interrupt_does_not_wait_for_the_compiler(monkeypatch):
+    compiling, waited = threading.Event(), threading.Event()
+
+    class Slow(compiled.Executable):
+        def finish(self, lowered):
+            compiling.set()
+            waited.wait(60)
+
+    def interrupt(*_):
+        compiling.wait(60)
+        raise KeyboardInterrupt
+
+    slow = Slow(lambda: jax.jit(lambda x: x).trace(1.0))
+    later = compiled.Executable(interrupt)  # tracing it is when Ctrl-C comes
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compiled.compile_all([slow, later], 'two programs')
+        assert time.monotonic() - began < 30
+    finally:
+        waited.set()
+
+
+# the config's own defaults
+
+
+@pytest.mark.parametrize('name', sorted(n[:-3] for n in os.listdir(os.path.join(ROOT, 'configs')) if n.endswith('.py')))
+def test_a_user_who_changed_nothing_gets_no_warning(name):
+    if name in ('__init__', 'default'):  # default has no model and no data of its own
+        pytest.skip('no experiment')
+    config = importlib.import_module(f'configs.{name}').get_config()
+    settings = Settings.from_config(config)
+    algorithm = algorithms.make(config.algorithm, config.collection)
+    sizes = dict(group_size=settings.group_size, prompts=settings.data.prompts_per_step)
+    assert algorithms.check_run(algorithm, updates=settings.learning.updates, **sizes) == []
+    assert config.algorithm.weights != 'fixed_length' or config.algorithm.fixed_length == config.rollout.max_tokens
