@@ -21,6 +21,12 @@ def fetch(
     """
     import huggingface_hub  # a quarter of a second, for what lies in no folder
 
+    class Bar(huggingface_hub.utils.tqdm):
+        """A progress bar of the client that leaves no line behind, and none in a file."""
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **{'disable': None} | kwargs | {'leave': False})
+
     missing = huggingface_hub.errors.LocalEntryNotFoundError
     download = functools.partial(
         huggingface_hub.snapshot_download,
@@ -28,6 +34,7 @@ def fetch(
         repo_type='dataset' if dataset else 'model',
         revision=revision or None,
         allow_patterns=list(patterns),
+        tqdm_class=Bar,
     )
     if re.fullmatch('[0-9a-f]{40}', revision):  # it cannot move, and without network the client would try for long
         with contextlib.suppress(missing):

@@ -275,9 +275,10 @@ def online(hub_cache, monkeypatch):
         server.shutdown()
 
 
-def test_a_data_set_is_fetched_once_and_then_read_without_network(online, hub_cache, monkeypatch):
+def test_a_data_set_is_fetched_once_and_then_read_without_network(online, hub_cache, monkeypatch, capfd):
     asked = options('gsm8k', 'openai/gsm8k')
     located = data.locate(asked)
+    assert capfd.readouterr().err == f'data set gsm8k: commit {OLD} of openai/gsm8k\n'
     assert located.origins[0].commit == OLD and [e.prompt for e in read(located)] == ['48/2?', '1,000+1?']
     snapshot = hub_cache / 'datasets--openai--gsm8k' / 'snapshots' / OLD
     assert sorted(path.name for path in snapshot.iterdir()) == ['main', 'socratic']  # no README.md
