@@ -68,7 +68,8 @@ def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
     """The reward by FILE.py:NAME, whose file is at `file`, of (completion, example); this is called in a worker."""
     with naming_line(path, file):
         function = getattr(_import(file), name_of(path))
-    return _guard(function, _check_number, path, file)(*arguments, **options)
+    guarded: Any = _guard(function, _check_number, path, file)
+    return guarded(*arguments, **options)
 
 
 def _guard(function, check, path, file):
