@@ -29,4 +29,4 @@ class Stopped(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows of it in a notebook."""
-        return [f'stopped: {self}']
+        return [str(self)]
