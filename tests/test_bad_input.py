@@ -6,12 +6,17 @@ import shutil
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 
 from grpo_jax import algorithms, evaluate, export, train
 from grpo_jax.errors import BadInput
+from grpo_jax.learner import critic
+from grpo_jax.models import hf, transformer
 from grpo_jax.run.experiment import claim, open_experiment
 from grpo_jax.run.settings import Settings
+from grpo_jax.sharding import compiled
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -99,6 +104,34 @@ def test_folder_without_weights(tmp_path):
     config = tiny_run.config(model__random_init=False, supervised__updates=0)
     with pytest.raises(BadInput, match=r'has no model\.safetensors.*random_init=True'):
         train.run(config, str(tmp_path / 'run'))
+
+
+def test_damaged_weights_are_refused_before_anything_compiles(tmp_path, monkeypatch):
+    shutil.copytree(MODEL, tmp_path / 'model')
+    model_config = hf.load_config(MODEL)
+    params = jax.device_get(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
+    hf.save(str(tmp_path / 'model'), MODEL, params, model_config, np.float32)
+    monkeypatch.setattr(compiled, 'compile_all', lambda *_: pytest.fail('has compiled'))
+    changes = {'model__path': str(tmp_path / 'model'), 'model__random_init': False, 'supervised__updates': 0}
+    open_experiment(tiny_run.config(**changes), str(tmp_path / 'run'))
+    weights = tmp_path / 'model' / 'model.safetensors'
+    os.truncate(weights, weights.stat().st_size - 4)
+    with pytest.raises(BadInput, match=r'model\.path = .*model\.safetensors.*not a safetensors file'):
+        train.run(tiny_run.config(**changes), str(tmp_path / 'run'))
+    open_experiment(tiny_run.config(**changes | {'model__random_init': True}), str(tmp_path / 'run'))
+    (tmp_path / 'run' / 'checkpoints' / '2').mkdir(parents=True)  # a run that goes on reads no weights
+    open_experiment(tiny_run.config(**changes), str(tmp_path / 'run'))
+
+
+def test_a_reward_models_folder_is_no_policy(tmp_path):
+    shutil.copytree(MODEL, tmp_path / 'model')
+    model_config = hf.load_config(MODEL)
+    params = jax.device_get(critic.new(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)))
+    hf.save(str(tmp_path / 'model'), MODEL, params, model_config, np.float32)
+    config = tiny_run.config(model__path=str(tmp_path / 'model'), model__random_init=False)
+    with pytest.raises(BadInput, match=r'do not fit config\.json: .*left over .*score\.weight'):
+        open_experiment(config, str(tmp_path / 'run'))
+    open_experiment(config, str(tmp_path / 'run'), head=True)
 
 
 def test_tokenizer_larger_than_the_model(tmp_path):

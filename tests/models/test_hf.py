@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from test_transformer import logits
 
 from grpo_jax.errors import BadInput
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import hf, tensor_files, transformer
 from tests.golden import make_golden
 
 GOLDEN = os.path.dirname(make_golden.__file__)
@@ -289,6 +289,22 @@ def test_copied_files_hold_no_weights(folder, tmp_path):
     assert sorted(os.listdir(tmp_path / 'out')) == ['chat_template.jinja', 'config.json', 'tokenizer.json']
 
 
+@pytest.mark.parametrize('stored', ['single', 'sharded'])
+def test_a_tied_model_that_stores_only_its_head_loads(tmp_path, stored):
+    unpack('qwen3', tmp_path)
+    params = load(str(tmp_path))[1]
+    change_weights(tmp_path, lambda t: t.update({'lm_head.weight': t.pop('model.embed_tokens.weight')}))
+    if stored == 'sharded':
+        shard(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, load(str(tmp_path))[1], params)
+
+
+def test_an_untied_model_without_its_embedding_is_refused(folder):
+    change_weights(folder, lambda tensors: tensors.pop('model.embed_tokens.weight'))
+    with refused('model.path', folder, 'missing', 'model.embed_tokens.weight'):
+        load(folder)
+
+
 # refusals: each names the thing and the remedy
 
 
@@ -388,21 +404,66 @@ def test_weights_cut_short_are_refused(folder):
         load(folder)
 
 
-@pytest.mark.parametrize('harm', ['absent', 'garbage'])
-def test_a_shard_that_cannot_be_read_is_refused(folder, harm):
-    names = load_file(os.path.join(folder, 'model.safetensors'))
-    shard = os.path.join(folder, 'model-00001-of-00001.safetensors')
-    shutil.move(os.path.join(folder, 'model.safetensors'), shard)
+def shard(folder, **more):
+    """Puts the folder's weights into a shard with an index, which names also `more`; gives the shard's path."""
+    path = os.path.join(folder, 'model-00001-of-00001.safetensors')
+    shutil.move(os.path.join(folder, 'model.safetensors'), path)
     with open(os.path.join(folder, 'model.safetensors.index.json'), 'w', encoding='utf8') as file:
-        json.dump({'weight_map': dict.fromkeys(names, os.path.basename(shard))}, file)
+        json.dump({'weight_map': dict.fromkeys(load_file(path), os.path.basename(path)) | more}, file)
+    return path
+
+
+@pytest.mark.parametrize('harm', ['absent', 'garbage', 'cut short'])
+def test_a_shard_that_cannot_be_read_is_refused(folder, harm):
+    path = shard(folder)
     load(folder)  # the index itself is good
     if harm == 'absent':
-        os.remove(shard)
+        os.remove(path)
+    elif harm == 'cut short':
+        os.truncate(path, os.path.getsize(path) - 1)
     else:
-        with open(shard, 'wb') as file:
+        with open(path, 'wb') as file:
             file.write(b'<html>')
     with refused('model.path', 'model-00001-of-00001.safetensors', 'safetensors'):
         load(folder)
+
+
+def test_a_shard_that_lacks_what_the_index_says_is_refused(folder):
+    shard(folder, **{'model.layers.9.weight': 'model-00001-of-00001.safetensors'})
+    with refused('model-00001-of-00001.safetensors', r'lacks model\.layers\.9\.weight', 'fetch'):
+        load(folder)
+
+
+@pytest.mark.parametrize('text', ['{"weight_map": ', '{}', '[]', '{"weight_map": {"a": 1}}', '{"weight_map": ["a"]}'])
+def test_an_index_that_is_none_is_refused(folder, text):
+    with open(os.path.join(folder, 'model.safetensors.index.json'), 'w', encoding='utf8') as file:
+        file.write(text)
+    with refused('model.safetensors.index.json', 'is no index of weights', 'fetch it again'):
+        load(folder)
+
+
+@pytest.mark.parametrize('dtype, spelling', [(np.int32, 'I32'), (ml_dtypes.float8_e4m3fn, 'F8_E4M3')])
+def test_weights_that_were_quantized_are_refused(folder, dtype, spelling):
+    name = 'model.layers.1.mlp.up_proj.weight'
+    change_weights(folder, lambda tensors: tensors.update({name: tensors[name].astype(dtype)}))
+    with refused(name, spelling, 'F64, F32, F16, BF16', 'not quantized'):
+        load(folder)
+
+
+@pytest.mark.parametrize('dtype', [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_weights_of_every_float_are_read(folder, dtype):
+    name = 'model.layers.1.mlp.up_proj.weight'
+    change_weights(folder, lambda tensors: tensors.update({name: tensors[name].astype(dtype)}))
+    expected = load_file(os.path.join(folder, 'model.safetensors'))[name].astype(np.float32)
+    np.testing.assert_array_equal(load(folder)[1]['layers']['w_up'][1].T, expected)
+
+
+def test_checking_reads_no_numbers(folder, monkeypatch):
+    monkeypatch.setattr(tensor_files, 'read_tensor', None)
+    hf.check_weights(folder, hf.load_config(folder))
+    change_weights(folder, lambda tensors: tensors.update({'model.norm.weight': tensors['model.norm.weight'][:31]}))
+    with refused('model.norm.weight', r'\(31,\)', r'\(32,\)'):
+        hf.check_weights(folder, hf.load_config(folder))
 
 
 def test_a_folder_without_tokenizer_is_refused(folder):
