@@ -19,7 +19,7 @@ def fetch(
     read. BadInput, which names the config key `thing`, when neither has the snapshot: {hub} in the remedy stands for
     why, and for the command that fills the cache.
     """
-    import huggingface_hub  # a quarter of a second, for what lies in no folder
+    import huggingface_hub.errors  # a quarter of a second, for what lies in no folder
 
     class Bar(huggingface_hub.utils.tqdm):
         """A progress bar of the client that leaves no line behind, and none in a file."""

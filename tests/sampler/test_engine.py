@@ -309,8 +309,7 @@ def test_all_programs_are_there_before_the_first_call_and_none_comes_later(tiny,
     built = build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 12, 120, prompts=2, compile_now=True)
     listed = capsys.readouterr().err
     names = built.programs.names
-    assert listed.count('sampler: ') == 1 and f'{len(names)} programs' in listed
-    assert all(name in listed for name in names)
+    assert f'compiled {len(names)} programs that sample' in listed
     rng, digest, visited = np.random.default_rng(0), built.hash, set()
 
     def rollout():
