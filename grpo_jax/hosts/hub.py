@@ -20,6 +20,7 @@ def fetch(
     why, and for the command that fills the cache.
     """
     import huggingface_hub.errors  # a quarter of a second, for what lies in no folder
+    import huggingface_hub.utils
 
     class Bar(huggingface_hub.utils.tqdm):
         """A progress bar of the client that leaves no line behind, and none in a file."""
