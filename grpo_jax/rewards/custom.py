@@ -71,7 +71,7 @@ def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
     return _guard(function, _check_number, path, file)(*arguments, **options)
 
 
-def _guard(function, check, path, file):
+def _guard(function, check, path, file) -> Callable:
     """The function, which raises as naming_line says; its result is check(result, arguments)."""
     if inspect.iscoroutinefunction(function):
 
