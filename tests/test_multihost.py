@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -240,6 +241,23 @@ def test_hosts_of_a_tpu_pod_find_each_other_without_flags(monkeypatch):
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert calls == [(), 'shutdown']
+
+
+@pytest.mark.parametrize('error', [BadInput('reward', 'mine.py:f', 'raised'), KeyboardInterrupt(), ValueError('other')])
+def test_a_process_that_ends_early_tells_the_others_why(monkeypatch, error):
+    reported = {}
+    monkeypatch.setattr(processes, '_start', lambda *_: True)
+    monkeypatch.setattr(processes, '_client', lambda: types.SimpleNamespace(key_value_set=reported.__setitem__))
+    monkeypatch.setattr(jax.distributed, 'shutdown', lambda: None)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ends = SystemExit if isinstance(error, ValueError) else type(error)
+        with pytest.raises(ends), processes.session('here:1', 2, 0):
+            raise error
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    ((name, text),) = reported.items()
+    assert name == 'grpo_jax/failed/0' and text.endswith(f' failed: {str(error) or "KeyboardInterrupt"}')
 
 
 def test_shares_of_groups_are_together_all(monkeypatch):

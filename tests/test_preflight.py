@@ -401,7 +401,7 @@ def test_every_program_compiles_for_v5e_and_the_second_time_is_read(libtpu, tmp_
     assert json.loads(again.stdout)['peak'] == found['peak']
 
 
-@pytest.mark.parametrize('topology', ['v5p:2x2x1', 'v6e:2x2', 'v4:2x2x1'])
+@pytest.mark.parametrize('topology', ['v5e:1x1', 'v5p:2x2x1', 'v6e:2x2', 'v4:2x2x1'])
 def test_every_program_compiles_for_other_chips(libtpu, long, tmp_path, topology):
     done = command(f'--cache={tmp_path}', topology=topology)
     assert done.returncode == 0 and 'FITS' in done.stdout, done.stderr
@@ -432,6 +432,14 @@ def test_a_compiler_that_dies_is_tried_again_with_one_program_at_a_time(monkeypa
     assert 'died of signal 11' in capsys.readouterr().err
     ends[:], calls[:] = [-11, -9], []
     assert preflight._in_child() == 137
+
+
+@pytest.mark.parametrize('name', ['v5e:1x1', 'v6e:1x1', 'v5p:1x1x1', 'v4:1x1x1'])
+def test_one_chip_is_a_slice_for_which_programs_compile(libtpu, name):
+    (chip,) = topology.devices(name)
+    argument = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(chip))
+    memory = jax.jit(jnp.sin).lower(argument).compile().memory_analysis()
+    assert memory.argument_size_in_bytes == 8 * 128 * 4
 
 
 def test_bad_topologies_and_meshes_end_with_status_2(libtpu):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,11 @@ from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STEPS = 8
+# what the console of a run says; whatever else there is comes from a library
+OURS = re.compile(
+    r'compil(ing|ed) (\d+ programs that sample|the (update|learner))|read(ing)? the |drawing the weights'
+    r'|judging gold answers|evaluat(ing|ed)|(cold start|train): \d+ of \d+, |waiting for the '
+)
 SMALL = [
     '--config.data.options.digits=1',
     '--config.data.options.count=40',
@@ -50,6 +56,7 @@ def finish(workdir):
     process = start(workdir)
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
+    assert [line for line in errors.splitlines() if not OURS.match(line)] == []
 
 
 def kill_when_rows(workdir, count, delay):

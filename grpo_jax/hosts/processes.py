@@ -70,8 +70,9 @@ def session(coordinator: str | None, processes: int | None, process: int | None)
 
 def _report_failure(error):
     """Tells the other processes, which then end too, wherever they wait for this one."""
+    text = f'{_name()} failed: {str(error) or type(error).__name__}'
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # they may have gone already
-        _client().key_value_set(f'{FAILED}{jax.process_index()}', f'{_name()} failed: {error or type(error).__name__}')
+        _client().key_value_set(f'{FAILED}{jax.process_index()}', text)
 
 
 def _start(coordinator, processes, process):

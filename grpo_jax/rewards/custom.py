@@ -72,7 +72,7 @@ def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
     return guarded(*arguments, **options)
 
 
-def _guard(function, check, path, file):
+def _guard(function, check, path, file) -> Callable:
     """The function, which raises as naming_line says; its result is check(result, arguments)."""
     if inspect.iscoroutinefunction(function):
 

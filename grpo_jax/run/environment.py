@@ -1,5 +1,6 @@
 """What a run was begun with, and went on with: code, packages, devices and command, in environment.json."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import logging
@@ -18,10 +19,8 @@ from grpo_jax.hosts import json_file
 
 logger = logging.getLogger('grpo_jax')
 FILE = 'environment.json'
-PACKAGES = (
-    *('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy'),
-    'ml_dtypes',
-)  # those that are there
+# those of them that are installed
+PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
 
 
 def record(workdir: str) -> None:
@@ -39,12 +38,10 @@ def record(workdir: str) -> None:
 
 
 def _read(path):
-    try:
+    with contextlib.suppress(ValueError, TypeError):
         entries = json_file.read(path)
         if all(isinstance(entry, dict) for entry in entries):
             return entries
-    except ValueError:
-        pass
     raise BadInput('environment of the run', path, 'is no list of environments; move the file away')
 
 

@@ -166,8 +166,8 @@ def claim(experiment):
     """
     os.makedirs(experiment.workdir, exist_ok=True)
     if processes.is_first():
-        hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
         environment.record(experiment.workdir)
+        hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
     record_origins(experiment.workdir, experiment.settings.data.origins)
     json_file.write(os.path.join(experiment.workdir, 'config.json'), experiment.config.to_dict())
 
