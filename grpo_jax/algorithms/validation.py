@@ -8,6 +8,7 @@ from jaxtyping import Float
 import numpy as np
 
 from grpo_jax.algorithms import pieces
+from grpo_jax.algorithms.groups import GATES
 from grpo_jax.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ CHOICES = {
     'ratio_base': ('old', 'sampler'),
     'denominator': ('all', 'selected'),
     'dead_groups': ('keep', 'drop', 'reweight', 'resample', 'replay'),
+    'gate': GATES,
     'source': ('policy', 'reference', 'demonstrations', 'pairs'),
 }
-SECTIONS = {'dead_groups': 'collection', 'source': 'collection'}
+SECTIONS = dict.fromkeys(('dead_groups', 'gate', 'source'), 'collection')
 RUN_NUMBERS = {'critic_warmup': 0, 'value_clip': 0.2}  # numbers of the section that the run reads, with defaults
 
 
@@ -85,6 +87,8 @@ def check(algorithm: 'Algorithm') -> None:
             'selected',
             'opsm drops rows as the policy moves, after the denominators are known; use all',
         )
+    if algorithm.gate == 'none' and algorithm.dead_groups != 'keep':
+        raise BadInput('collection.gate', 'none', f'leaves collection.dead_groups={algorithm.dead_groups!r} no dead group')
     if algorithm.kl_target and (not has_kl or algorithm.kl_horizon <= 0):
         raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term and a kl_horizon above 0')
     if algorithm.entropy_target and not algorithm.needs_entropy_gradient:
@@ -210,13 +214,13 @@ def _inert(algorithm):
     ]
 
 
-def check_rewards(algorithm: 'Algorithm', rewards: Float[np.ndarray, 'P G']) -> None:
-    """BadInput when the algorithm cannot work with such rewards f64[P, G]."""
-    if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(rewards, initial=0.0) < 0:
+def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) -> None:
+    """BadInput when the algorithm cannot work with such outcomes: those of a verifier, or rewards in their place."""
+    if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(correct, initial=0.0) < 0:
         raise BadInput(
             'algorithm.advantage',
             pieces.name_of(algorithm.advantage),
-            f'needs rewards of at least 0, and there is {np.nanmin(rewards):.3g}; change reward.parts',
+            f'needs outcomes of at least 0, and there is {np.nanmin(correct):.3g}; give `correct`',
         )
 
 
