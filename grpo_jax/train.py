@@ -75,17 +75,12 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
 
             with loop.stage('update'):
                 shaped = rewards.shape_rewards(reward_functions, rewarded, shapes.group_size)
+                dead = collect.dead_groups(settings.collection, rewarded, shapes.prompts)
+                inputs = rewards.advantage_inputs(
+                    reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer
+                )
                 experience, row = make_experience(
-                    algorithm,
-                    state,
-                    draw.rollout,
-                    logprobs,
-                    shaped,
-                    collect.dead_groups(settings.collection, rewarded, shapes.prompts),
-                    rewards.advantage_inputs(
-                        reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer
-                    ),
-                    experiment.mesh,
+                    algorithm, state, draw.rollout, logprobs, shaped, dead, inputs, experiment.mesh
                 )
                 if experience.rollout is not draw.rollout:  # rows were dropped
                     packed = learner.pack(experience.rollout)
@@ -169,7 +164,7 @@ def _check_rewards(options: rewards.RewardOptions, algorithm: algorithms.Algorit
             raise BadInput(
                 f'reward.{name}',
                 getattr(options, name),
-                f'is a term of the total reward, and the advantage reads only {" and ".join(sorted(reads))}; leave it out',
+                f'is a term of the total reward, and the advantage reads {" and ".join(sorted(reads))}; leave it out',
             )
 
 

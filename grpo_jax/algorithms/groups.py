@@ -5,7 +5,6 @@ import math
 from jaxtyping import Bool, Float, Int, Num
 import numpy as np
 
-
 GATES = ('auto', 'outcome', 'reward', 'none')  # what says that a group is dead
 
 

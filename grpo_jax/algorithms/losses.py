@@ -14,7 +14,10 @@ from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Array, Experience
 
-PADDING = {'step_rewards': np.nan, 'correct': np.nan}  # what stands for a completion that is missing, where 0 would be a value
+PADDING = {
+    'step_rewards': np.nan,
+    'correct': np.nan,
+}  # what stands for a completion that is missing, where 0 would be a value
 
 
 def compute_advantages(
@@ -98,7 +101,7 @@ def _host_inputs(algorithm, rewards, kl_coef, data):
         inputs |= {'mask': lambda: given['mask'] & known[..., None]}
         inputs |= {'completion_mask': lambda: _completion_mask(given) & known[..., None]}
     if 'step_rewards' in given:
-        inputs |= {'step_rewards': lambda: np.where(known[..., None], given['step_rewards'], np.nan)}
+        inputs |= {'step_rewards': lambda: np.where(inputs['completion_mask'], given['step_rewards'], np.nan)}
     return inputs
 
 
@@ -211,9 +214,10 @@ def token_losses(
 ) -> Float[Array, 'B C']:
     """f32[B, C] terms whose sum is the loss, 0 where masked; differentiable in logprobs and entropy.
 
-    The policy loss and its KL term have the algorithm's weights; each regularizer is a mean over the tokens that it acts
-    on, so that its coefficient means the same under all weights. Without old_logprobs the log ratio is logprobs - stop_gradient(logprobs): the ratio is exactly 1
-    and its gradient is the policy gradient. prepared is of `prepare`, coefficients of Algorithm.coefficients.
+    The policy loss and its KL term have the algorithm's weights; each regularizer is a mean over the tokens that it
+    acts on, so that its coefficient means the same under all weights. Without old_logprobs the log ratio is
+    logprobs - stop_gradient(logprobs): the ratio is exactly 1 and its gradient is the policy gradient. prepared is of
+    `prepare`, coefficients of Algorithm.coefficients.
     """
     acts = coefficients.get('entropy_acts', 1.0)
     inputs = _row_inputs(algorithm, logprobs, entropy, experience) | prepared
@@ -255,10 +259,7 @@ def policy_loss(
         mask = experience.rollout.loss_mask
         coefficients['entropy_acts'] = jnp.mean(entropy, where=mask) <= algorithm.entropy_target
     losses = token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients)
-    return (
-        jnp.sum(losses),
-        metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience),
-    )
+    return (jnp.sum(losses), metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience))
 
 
 def gradient_coefficients(

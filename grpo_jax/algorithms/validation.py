@@ -38,11 +38,7 @@ def check(algorithm: 'Algorithm') -> None:
     kl, placement = pieces.name_of(algorithm.kl), algorithm.kl_placement
     has_kl = 'ref_logprobs' in pieces.reads(algorithm.kl)
     for_reward = pieces.property_of(algorithm.kl, 'for_reward')
-    for key, choices in CHOICES.items():
-        if getattr(algorithm, key) not in choices:
-            raise BadInput(
-                f'{SECTIONS.get(key, "algorithm")}.{key}', getattr(algorithm, key), 'choose ' + ' or '.join(choices)
-            )
+    _check_choices(algorithm)
     if for_reward and placement == 'loss':
         raise BadInput(
             'algorithm.kl',
@@ -87,13 +83,23 @@ def check(algorithm: 'Algorithm') -> None:
             'selected',
             'opsm drops rows as the policy moves, after the denominators are known; use all',
         )
-    if algorithm.gate == 'none' and algorithm.dead_groups != 'keep':
-        raise BadInput('collection.gate', 'none', f'leaves collection.dead_groups={algorithm.dead_groups!r} no dead group')
     if algorithm.kl_target and (not has_kl or algorithm.kl_horizon <= 0):
         raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term and a kl_horizon above 0')
     if algorithm.entropy_target and not algorithm.needs_entropy_gradient:
         raise BadInput('algorithm.entropy_target', algorithm.entropy_target, "needs regularizers=('entropy_bonus',)")
     _numbers(algorithm)
+
+
+def _check_choices(algorithm):
+    for key, choices in CHOICES.items():
+        if getattr(algorithm, key) not in choices:
+            raise BadInput(
+                f'{SECTIONS.get(key, "algorithm")}.{key}', getattr(algorithm, key), 'choose ' + ' or '.join(choices)
+            )
+    if algorithm.gate == 'none' and algorithm.dead_groups != 'keep':
+        raise BadInput(
+            'collection.gate', 'none', f'leaves collection.dead_groups={algorithm.dead_groups!r} no dead group'
+        )
 
 
 def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[str, ModuleType]) -> None:

@@ -45,7 +45,6 @@ class RewardOptions(NamedTuple):
         parts = tuple((path, float(weight)) for path, weight in section['parts'])
         return cls(**values | {'parts': parts, 'options': dict(section['options'])})
 
-
     @property
     def verifier_pays(self) -> bool:
         """Whether the verifier has a weight; one without is there for evaluation alone."""
