@@ -167,9 +167,9 @@ def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(long, tmp_pat
         for path in (tmp_path / 'teacher' / 'rollouts').iterdir()
         for row in map(json.loads, path.read_text(encoding='utf8').splitlines())
     ]
-    right = {(row['prompt'], row['completion']) for row in dumped if row['reward'] == 1}
-    assert right
-    rollouts = dict(folder=str(tmp_path / 'teacher' / 'rollouts'), least=1.0)
+    right = {(row['prompt'], row['completion']) for row in dumped if row['correct']}
+    assert right and all(row['correct'] == (row['reward'] == 1) for row in dumped)
+    rollouts = dict(folder=str(tmp_path / 'teacher' / 'rollouts'))
     data = dict(data__name='rollouts', data__options=rollouts, rollout__max_tokens=16)
     assert set(distill.get_config().data.options) == set(rollouts)
     student = tiny_run.config(preset='sft', **data, **PLAIN | dict(steps=6, data__prompts_per_step=2))
