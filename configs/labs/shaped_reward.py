@@ -1,7 +1,8 @@
 """A lab: a hundredth of a reward for brevity, in groups that are all wrong. Judged by the outcome, they teach nothing.
 
     python -m grpo_jax.train --config=configs/labs/shaped_reward.py --workdir=runs/phantom
-    python -m grpo_jax.train --config=configs/labs/shaped_reward.py --workdir=runs/gated --config.collection.gate=outcome
+    python -m grpo_jax.train --config=configs/labs/shaped_reward.py --workdir=runs/gated \
+        --config.collection.gate=outcome
 
 Normalized in its group, a difference of 0.001 is an advantage of full size: where nothing is right yet, the policy
 learns to be short, and the sums that it could have worked out are never tried.
