@@ -278,7 +278,7 @@ def test_rows_on_eight_devices_give_the_same(preset):
     assert alone[2] == pytest.approx(spread[2], abs=1e-6)
 
 
-@pytest.mark.parametrize('left, right', [(0, 3), (2, 1)])
+@pytest.mark.parametrize('left, right', [(2, 1)])
 def test_padding_does_not_matter(method, left, right):
     def pad(x, value=-7.0):
         if np.ndim(x) < 2 or x.shape[1] == 1:
