@@ -182,6 +182,7 @@ class Collector:
         else:
             self._dataset, self._completions = experiment.load('train'), None
             self.sample = experiment.sampler(shapes.group_size)
+        rewards.check_parameters(experiment.reward_functions, self._dataset.examples)
 
     @property
     def programs(self) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def landlock_version() -> int:
 def landlock_rules(folder: str) -> int | None:
     """Descriptor of Landlock's rules: all but execution in the folder, reading of libraries; None without Landlock.
 
-    They govern whatever the kernel's version of Landlock can, up to version 6; later ones govern no more.
+    They govern all that the kernel's version of Landlock can, of versions 1 to 6.
     """
     version = min(landlock_version(), max(RIGHTS))
     if not version:

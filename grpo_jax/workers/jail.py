@@ -1,4 +1,4 @@
-"""The inside of the sandbox: a script that runs programs and their tests, in an interpreter that holds no secrets.
+"""The inside of the sandbox: runs programs and their tests, in an interpreter of its own that holds no secrets.
 
 For each job it forks two processes. The program's process is confined before it sees the first byte of the program,
 and has no test. The judge's process has the tests. Over a pipe it asks the program's process to call functions; plain

@@ -342,7 +342,7 @@ ATTACKS = {
 
 # tries to change the file, and its folder, by every combination of the flags of open, and by other ways to open
 OPENS = """
-    import ctypes, itertools, os, struct
+    import ctypes, functools, itertools, operator, os, struct
     FLAGS = 'CREAT EXCL TRUNC APPEND NONBLOCK DIRECTORY NOFOLLOW TMPFILE PATH'.split()
     def attempt(action, *args):
         try: return action(*args)
@@ -352,7 +352,7 @@ OPENS = """
         flags = [getattr(os, 'O_' + name) for name in FLAGS]
         for mode in range(4):
             for chosen in itertools.product(*((0, flag) for flag in flags)):
-                how = mode | sum({flag: 0 for flag in chosen}) | (os.O_TMPFILE if os.O_TMPFILE in chosen else 0)
+                how = functools.reduce(operator.or_, chosen, mode)
                 for target in (path, os.path.dirname(path)):
                     for fd in (attempt(os.open, target, how), libc.openat(-100, target.encode(), how, 0o600),
                                libc.syscall(437, -100, target.encode(), struct.pack('3Q', how, 0, 0), 24)):
