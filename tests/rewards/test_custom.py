@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from test_scoring import compute, example, make
 
-from grpo_jax import rewards
+from grpo_jax import rewards, train
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import gold
+from grpo_jax.sharding import compiled
 from grpo_jax.types import Example
-from tests import doc_examples
+from tests import doc_examples, tiny_run
 
 FILE = """\
 import asyncio
@@ -285,6 +286,14 @@ def test_what_a_bound_function_does_wrong_is_named_with_its_line(tmp_path):
         pytest.raises(BadInput, match=r'mine\.py, line 4: returned'),
     ):
         compute(rewarding, ROWS, ['a', 'b'])
+
+
+def test_a_run_whose_reward_names_nothing_is_refused_before_anything_compiles(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, 'compile_all', lambda *_: pytest.fail('has compiled'))
+    config = tiny_run.config(reward__parts=(('numeric', 1.0), ('mine', 0.1)))
+    with pytest.raises(BadInput, match="'hint' names nothing: example 0 has"):
+        train.run(config, str(tmp_path / 'run'), functions={'mine': lambda completion, hint: 1.0})
+    assert not (tmp_path / 'run').exists()
 
 
 def test_the_example_of_the_page_binds_by_name(tmp_path):
