@@ -6,7 +6,7 @@ Nothing here parses Python: a completion can be such that Python's parser ends t
 from collections.abc import Collection
 import keyword
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # opening or closing: at least three of one sign, then the language and whatever else
 FENCE = re.compile(r'(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})(?P<rest>[^\n]*)')
@@ -56,11 +56,12 @@ def find_program(completion: str, names: Collection[str] = ()) -> str:
 
 def _blocks(completion):
     """The last Blocks of Python or without a language, in order; the very last may be cut off by the end."""
-    blocks, opening, lines, before = [], None, [], []
+    opening: Any = None  # the fence of the block at hand
+    blocks, lines, before = [], [], []
 
     def close(source, closed=True, language=None):
         nonlocal opening, before
-        language = LANGUAGE.match(opening['rest'])[1] if language is None else language
+        language = next(LANGUAGE.finditer(opening['rest']))[1] if language is None else language
         if not language or PYTHON.fullmatch(language):
             blocks.append(Block(_dedent(source, opening['indent']), bool(language), closed, ''.join(before)))
         opening, before = None, []

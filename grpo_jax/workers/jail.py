@@ -220,7 +220,7 @@ def _read_verdict(verdict, listener):
     with os.fdopen(verdict, 'rb', 0) as pipe:
         while True:
             ready, _, _ = select.select(sources, [], [])
-            if listener in ready:
+            if listener is not None and listener in ready:
                 threads += 1
                 confinement.answer_thread(listener, threads <= confinement.THREADS)
             if verdict in ready:

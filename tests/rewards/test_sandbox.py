@@ -1,5 +1,6 @@
 """Programs that want out, or to pass without being right: they score 0, and nothing of them stays on the machine."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -332,6 +333,9 @@ def guards(ordinary):
 def refused(attack, target):
     """Whether the attack fails, and leaves its target as it was."""
     passed = run(ATTACKS[attack][1], [f'assert attack{target.arguments}'], names=['attack'])
+    if attack == 'signals by input':  # its target ends a while later
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            target.process.wait(0.3)
     return passed == [False] and target.untouched()
 
 
