@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from grpo_jax import activity, data
+from grpo_jax import activity, data, rewards
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.models import transformer
@@ -55,6 +55,7 @@ def make(experiment: Experiment, samples: int, split: str = 'test') -> Evaluator
         if value < 1:
             raise BadInput(name, value, 'must be at least 1')
     dataset = experiment.load(split)
+    rewards.check_parameters(experiment.reward_functions, dataset.examples)
     dataset = data.pick(dataset, data.spread(len(dataset.examples), experiment.config.evaluation.prompts))
     return Evaluator(experiment, split, dataset, *samplers(experiment, samples), samples)
 

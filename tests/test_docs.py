@@ -418,6 +418,7 @@ def test_the_table_says_how_many_files_and_lines_each_takes():
     text = doc_examples.read(OWN)
     for row, files in {
         'reward': ['brevity.py'],
+        'reward of all completions': ['nearness.py'],
         'preset': ['configs/algorithms/unclipped.py'],
         'variant': ['grpo_jax/algorithms/surrogates.py', 'configs/algorithms/squash.py'],
         'experiment': ['two_digits.py'],

@@ -6,6 +6,9 @@ A part is a module of this package, a function FILE.py:NAME of the user's, or a 
     async def reward(completion, example, **options)                awaited, many at a time
     reward(completions, examples, **options) -> list                called once a step
 
+A user's function may name other things, see rewards.binding: `def reward(prompts, completions, **kwargs)` gets these as
+lists, and each column of the data set.
+
 Options are keyword-only, and bound by name to config.reward.options[part]; one that is annotated with a NamedTuple
 takes the options of its fields. Four names are no options; the run supplies them: `pool`, its worker processes;
 `sandbox`, for programs; `models`, the loaded reward models; `correct`, the verifier's verdict (bool or None).
@@ -16,7 +19,7 @@ gold(example) -> (a right completion, a wrong one). A module that rewards steps 
 of (end in characters, float), or steps(completions, examples), a list of those.
 """
 
-from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, options_of
+from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of
 from grpo_jax.rewards.custom import name_of
 from grpo_jax.rewards.scoring import Rewards, RewardStream, advantage_inputs, compute_rewards, shape_rewards
 
@@ -28,6 +31,7 @@ __all__ = [
     'Rewards',
     'advantage_inputs',
     'build',
+    'check_parameters',
     'compute_rewards',
     'name_of',
     'options_of',

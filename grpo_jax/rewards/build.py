@@ -1,6 +1,6 @@
 """From config.reward to the functions that reward a run's completions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import importlib
 import inspect
@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import custom, length
+from grpo_jax.example import Example
+from grpo_jax.rewards import binding, custom, length
 from grpo_jax.rewards.resources import Resources
 from grpo_jax.workers.pool import Pool
 
@@ -59,6 +60,7 @@ class Part(NamedTuple):
     asynchronous: bool = False
     batched: bool = False  # takes all completions at once
     reads_correct: bool = False  # reads the verifier's verdict
+    columns: Sequence[str] = ()  # of the data set, that it must have
 
 
 class RewardFunctions(NamedTuple):
@@ -100,7 +102,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     bind = functools.partial(_bind, options=options.options, shared=shared)
     sources = {custom.name_of(path): find(path) for path, _ in options.parts}
     weights = {custom.name_of(path): weight for path, weight in options.parts}
-    parts = {name: _part(bind(name, source.reward), weights[name]) for name, source in sources.items()}
+    parts = {name: _part(name, bind(name, source.reward), weights[name]) for name, source in sources.items()}
     _check_verifier(options.verifier, parts)
     verifier = sources[options.verifier] if options.verifier else SimpleNamespace()
     return RewardFunctions(
@@ -115,6 +117,12 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     )
 
 
+def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
+    """BadInput where an example lacks a column of the data set that a user's reward names and must have."""
+    for name, part in reward_functions.parts.items():
+        binding.check_supplied(name, part.columns, examples)
+
+
 def options_of(path: str) -> dict[str, inspect.Parameter]:
     """The options of a part of reward.parts, by name, as its function declares them; BadInput for an unknown part."""
     pool = Pool(1, deadline=1.0, memory_gib=1.0)  # which is never started
@@ -125,7 +133,7 @@ def options_of(path: str) -> dict[str, inspect.Parameter]:
 def _find(path, functions, pool):
     """The module of a part, or a namespace with its functions."""
     if path in functions:
-        return SimpleNamespace(reward=functions[path])
+        return SimpleNamespace(reward=binding.bind_names(functions[path], path))
     if '.py' in path:
         return custom.load_file(path, pool)
     try:
@@ -158,15 +166,13 @@ def _bind(name, function, options, shared):
     return functools.partial(function, **bound)
 
 
-def _part(function, weight):
+def _part(name, function, weight):
     parameters = inspect.signature(function).parameters
-    return Part(
-        function,
-        weight,
-        asynchronous=inspect.iscoroutinefunction(function),
-        batched='completions' in parameters,
-        reads_correct='correct' in parameters,
-    )
+    asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
+    if asynchronous and batched:
+        raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
+    columns = getattr(function.func, 'columns', ())
+    return Part(function, weight, asynchronous, batched, reads_correct='correct' in parameters, columns=columns)
 
 
 def _check_verifier(verifier, parts):

@@ -1,15 +1,29 @@
 """Programs that pass tests: the share of an example's tests that the completion's program passes, in a sandbox."""
 
+import ast
+import collections
+import contextlib
+import json
+
 from grpo_jax.example import Example
+from grpo_jax.rewards.code_text import find_program
+from grpo_jax.workers.pool import Died, Expired
 from grpo_jax.workers.sandbox import Sandbox
 
-FENCES = ('```python', '```py', '```python3', '```Python')
+CONSTANTS = ('True', 'False', 'None', '0', '1', '-1', '1.0', "''", '[]', '()', '{}', 'set()')
+MOST_CONSTANTS = 48  # that are tried for an example
+REMEMBERED = 100_000  # examples
+
+_constant_shares = {}  # by program and tests
 
 
 def reward(
     completion: str, example: Example, *, sandbox: Sandbox, all_pass: bool, timeout: float, memory_mib: int
 ) -> float | None:
-    """Share of the tests passed, or with all_pass 1.0 for all of them and 0.0 else; None without tests.
+    """1.0 if all tests pass; else 0.0, or without all_pass the share of tests above a constant's; None without tests.
+
+    With s the share that the program passes, and b the greatest share that a program of one constant result passes, it
+    is max(0, (s - b) / (1 - b)): `return True` earns nothing. The constants are CONSTANTS and those in the tests.
 
     example.meta is as data/code.py makes it. Raises pool.Expired when program and tests take more than `timeout`
     seconds, pool.Died when the sandbox fails; a program that ends itself or runs out of memory just fails its tests.
@@ -17,29 +31,62 @@ def reward(
     meta = example.meta
     if not meta.get('tests'):
         return None
-    passed = sandbox.run(
-        meta['before'] + extract(completion),
-        meta['tests'],
-        names=meta['names'],
-        setup=meta['setup'],
-        timeout=timeout,
-        memory_mib=memory_mib,
-    )
-    return float(all(passed)) if all_pass else sum(passed) / len(passed)
+
+    def share(program):
+        passed = sandbox.run(
+            meta['before'] + program,
+            meta['tests'],
+            names=meta['names'],
+            setup=meta['setup'],
+            timeout=timeout,
+            memory_mib=memory_mib,
+        )
+        return sum(passed) / len(passed)
+
+    value = share(find_program(completion, set(meta['names'].values())))
+    if all_pass or value in (0.0, 1.0):
+        return float(value == 1)
+    constant = _constant_share(meta, share)
+    return max(0.0, (value - constant) / (1 - constant)) if constant < 1 else 0.0
+
+
+def _constant_share(meta, share):
+    """The greatest share of the tests that a program of one constant result passes, computed once an example."""
+    key = json.dumps([meta[name] for name in ('before', 'setup', 'names', 'tests')])
+    if key not in _constant_shares:
+        best = 0.0
+        for constant in _constants(meta['tests']):
+            with contextlib.suppress(Expired, Died):
+                best = max(best, share(_constant_program(meta['names'], constant)))
+        if len(_constant_shares) >= REMEMBERED:
+            _constant_shares.clear()
+        _constant_shares[key] = best
+    return _constant_shares[key]
+
+
+def _constant_program(names, constant):
+    functions = (f'\ndef {name}(*_, **__): return {constant}\n' for name in sorted(set(names.values())))
+    return ''.join(functions)
+
+
+def _constants(tests):
+    """Sources of the constants to try: the usual ones, then those of the tests, the most frequent first."""
+    counts = collections.Counter()
+    for test in tests:
+        pending = [ast.parse(test)]
+        while pending:
+            node = pending.pop()
+            with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                ast.literal_eval(node)
+                counts[ast.unparse(node)] += 1
+                continue
+            pending += ast.iter_child_nodes(node)
+    return list(dict.fromkeys([*CONSTANTS, *(source for source, _ in counts.most_common())]))[:MOST_CONSTANTS]
 
 
 def extract(completion: str) -> str:
-    """The program: the last block fenced with ```python, closed or not, else the whole text."""
-    program, block = completion, None
-    for line in completion.splitlines(keepends=True):
-        fence = line.strip()
-        if fence in FENCES:
-            block = []
-        elif block is not None and fence == '```':
-            program, block = ''.join(block), None
-        elif block is not None:
-            block.append(line)
-    return program if block is None else ''.join(block)
+    """The program of a completion, whatever it is to define; see code_text.find_program."""
+    return find_program(completion)
 
 
 def gold(example: Example) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
+from grpo_jax.rewards.binding import bind_names
 from grpo_jax.workers.pool import Pool
 
 COUNTED = (RecursionError, MemoryError, TimeoutError)  # they fail a completion, and not the run: see rewards.scoring
@@ -47,14 +48,12 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
     function = getattr(module, name, None)
     if not callable(function):
         raise BadInput('reward.parts', path, f'{file} has no function {name}')
+    function = bind_names(function, path)
     guard = functools.partial(_guard, path=path, file=file)
     checks = {'extract': lambda answer, _: answer, 'steps': _check_steps}
     others = {key: guard(getattr(module, key), check) for key, check in checks.items() if hasattr(module, key)}
-    asynchronous = inspect.iscoroutinefunction(function)
     batched = 'completions' in inspect.signature(function).parameters
-    if asynchronous and batched:
-        raise BadInput('reward.parts', path, 'is async and takes all completions; choose one of the two')
-    if asynchronous or batched:
+    if batched or inspect.iscoroutinefunction(function):
         return SimpleNamespace(reward=guard(function, _check_numbers if batched else _check_number), **others)
 
     @functools.wraps(function)
@@ -67,7 +66,7 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
 def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
     """The reward by FILE.py:NAME, whose file is at `file`, of (completion, example); this is called in a worker."""
     with naming_line(path, file):
-        function = getattr(_import(file), name_of(path))
+        function = bind_names(getattr(_import(file), name_of(path)), path)
     guarded: Any = _guard(function, _check_number, path, file)
     return guarded(*arguments, **options)
 
@@ -102,11 +101,15 @@ def naming_line(path: str, file: str, function: Callable | None = None) -> Itera
     except (*COUNTED, BadInput):
         raise
     except (Exception, SystemExit) as error:
-        line = _line(error, file) or getattr(getattr(function, '__code__', None), 'co_firstlineno', None)
+        line = _line(error, file) or _first_line(function)
         text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
         name = '' if isinstance(error, WrongResult) else type(error).__name__
         place = f'{file}, line {line}' if line else file
         raise BadInput('reward', path, ': '.join(filter(None, [place, name, text])) + '; mend the file') from error
+
+
+def _first_line(function):
+    return getattr(getattr(inspect.unwrap(function), '__code__', None), 'co_firstlineno', None) if function else None
 
 
 def _line(error, file):

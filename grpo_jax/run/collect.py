@@ -184,10 +184,10 @@ class Collector:
         fields = READ_FROM_DATA.get(self._collection.source)
         if fields:
             self._dataset, self._completions = demonstrations.find(experiment, fields)
-            self.sample = None
         else:
             self._dataset, self._completions = experiment.load('train'), None
-            self.sample = experiment.sampler(shapes.group_size)
+        rewards.check_parameters(experiment.reward_functions, self._dataset.examples)
+        self.sample = None if fields else experiment.sampler(shapes.group_size)
 
     @property
     def programs(self) -> dict[str, Any]:

@@ -153,12 +153,10 @@ def serve(pipe: float, deadline: float, memory: float):
     pipe is the number of a descriptor; memory is in bytes.
     """
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
-    with connection.Connection(int(pipe)) as conversation:
+    # a parent that was killed closes the pipe, in a call too: its worker then ends, and has nobody to complain to
+    with contextlib.suppress(EOFError, ConnectionError), connection.Connection(int(pipe)) as conversation:
         while True:
-            try:
-                function, args, answers = conversation.recv()
-            except EOFError:
-                return
+            function, args, answers = conversation.recv()
             # should the parent be killed in a call, nobody else would end it
             used = resource.getrusage(resource.RUSAGE_SELF)
             most = math.ceil(used.ru_utime + used.ru_stime + (deadline if answers else STARTING)) + 1

@@ -1,7 +1,8 @@
 """Runs a program against tests, contained; docs/sandbox.md says by what, and what is not.
 
-jail.py does the work, in a small interpreter of its own that is started once and serves many jobs. A program cannot
-reach this process, its memory, environment or open files; a job costs two forks of the small interpreter.
+jail.py does the work, held by confinement.py, in a small interpreter of its own that is started once and serves many
+jobs. A program cannot reach this process, its memory, environment or open files; a job costs two forks of the small
+interpreter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,11 @@ from grpo_jax.workers.pool import STARTING, Died, Expired
 
 logger = logging.getLogger('grpo_jax')
 GRACE = 10.0  # seconds after its deadline in which a job must have ended itself
-SCRIPT = os.path.join(os.path.dirname(__file__), 'jail.py')
+# what a jail runs: of this package it can import jail.py and confinement.py alone
+SCRIPT = (
+    f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import jail; sys.path.pop(0)\n'
+    'jail.main(sys.argv[1])'
+)
 NEEDED = {'landlock', 'system calls'}
 
 
@@ -114,7 +119,7 @@ class Sandbox:
 def _start():
     """A new jail, which has named its layers."""
     folder = tempfile.mkdtemp(prefix='grpo_jax-')
-    command = [sys.executable, '-s', '-S', '-P', '-B', '-Xutf8', SCRIPT, folder]
+    command = [sys.executable, '-s', '-S', '-P', '-B', '-Xutf8', '-c', SCRIPT, folder]
     # sets are to come in one order in every run; the interpreter may need the path to start
     environment = {'PYTHONHASHSEED': '0', 'LD_LIBRARY_PATH': os.environ.get('LD_LIBRARY_PATH', '')}
     process = subprocess.Popen(

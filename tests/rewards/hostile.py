@@ -96,9 +96,10 @@ CHEATS = {
         def f(x): return 0
         """,
     'another checker': """
-        import __main__
-        __main__.pack = lambda *_: True
-        __main__.run_judge = __main__.confine = lambda *_: None
+        import sys
+        for module in [sys.modules[name] for name in ('__main__', 'jail', 'confinement')]:
+            module.pack = lambda *_: True
+            module.run_judge = module.confine = lambda *_: None
         def f(x): return 0
         """,
     'another json': """
@@ -135,172 +136,240 @@ CHEATS = {
         """,
 }
 
-# (the layer that refuses it, the program); each returns True where it succeeds; pid is a process of the same user, path
-# a file outside the folder
+# (the layers of which any refuses it, the program); each returns True where it succeeds. pid is a process of the same
+# user, path a file outside the folder, port one where the test listens. 'landlock 4' is its version 4 or a later one;
+# 'root' and 'ordinary' are users: rights that root drops are refused to it, and a limit on processes binds others alone
 
 ATTACKS = {
     'reads the environment': (
-        'landlock',
+        {'landlock 1', 'namespaces', 'root'},
         """
-        def attack(pid, path): return b'SECRET=hidden' in open(f'/proc/{pid}/environ', 'rb').read()""",
+        def attack(pid, path, port): return b'SECRET=hidden' in open(f'/proc/{pid}/environ', 'rb').read()""",
     ),
     'reads memory': (
-        'landlock',
+        {'landlock 1', 'namespaces', 'root'},
         """
-        def attack(pid, path):
+        def attack(pid, path, port):
             start = int(next(line for line in open(f'/proc/{pid}/maps') if '[heap]' in line).split('-')[0], 16)
             memory = open(f'/proc/{pid}/mem', 'rb')
             memory.seek(start)
             return len(memory.read(64)) == 64""",
     ),
     'reads memory by a call': (
-        'system calls',
+        {'landlock 1', 'namespaces', 'root', 'system calls'},
         """
         import ctypes
-        def attack(pid, path):
+        def attack(pid, path, port):
             place, libc = (ctypes.c_void_p * 2)(4096, 1), ctypes.CDLL(None, use_errno=True)
             return libc.process_vm_readv(pid, place, 1, place, 1, 0) == -1 and ctypes.get_errno() == 14  # no page""",
     ),
     'reads a file': (
-        'landlock',
+        {'landlock 1', 'own root'},
         """
-        def attack(pid, path): return open(path).read() == 'untouched'""",
+        def attack(pid, path, port): return open(path).read() == 'untouched'""",
     ),
     'lists a folder': (
-        'landlock',
+        {'landlock 1', 'own root'},
         """
         import os
-        def attack(pid, path): return bool(os.listdir(os.path.dirname(path)))""",
+        def attack(pid, path, port): return bool(os.listdir(os.path.dirname(path)))""",
     ),
     'kills': (
-        'system calls',
+        {'system calls', 'namespaces', 'landlock 6'},
         """
         import os
-        def attack(pid, path):
+        def attack(pid, path, port):
             os.kill(pid, 0)
             return True""",
     ),
     'kills its judge': (
-        'system calls',
+        {'system calls', 'landlock 6'},
         """
         import os
-        def attack(pid, path):
-            os.kill(os.getpid(), 0)
-            return True""",
+        def attack(pid, path, port):
+            for near in (os.getppid(), *range(os.getpid() + 1, os.getpid() + 9)):
+                try: return os.kill(near, 0) is None
+                except OSError: pass""",
     ),
     'signals by input': (
-        'system calls',
+        {'system calls', 'namespaces', 'landlock 6'},
         """
         import fcntl, os
-        def attack(pid, path): return fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getpid()) == 0""",
+        def attack(pid, path, port):  # the end of pid tells
+            read, write = os.pipe()
+            fcntl.fcntl(read, fcntl.F_SETOWN, pid)
+            fcntl.fcntl(read, fcntl.F_SETFL, os.O_ASYNC)
+            os.write(write, b'x')""",
     ),
     'limits another process': (
-        'system calls',
+        {'system calls', 'namespaces'},
         """
         import resource
-        def attack(pid, path):
+        def attack(pid, path, port):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, resource.prlimit(pid, resource.RLIMIT_NOFILE))
             return True""",
     ),
-    'opens a socket': (
-        'system calls',
+    'connects': (
+        {'system calls', 'namespaces', 'landlock 4'},
         """
         import socket
-        def attack(pid, path): return bool(socket.socket())""",
+        def attack(pid, path, port): return socket.socket().connect(('127.0.0.1', port)) is None""",
     ),
-    'opens a local socket': (
-        'system calls',
+    'listens': (
+        {'system calls', 'namespaces', 'landlock 4'},
         """
         import socket
-        def attack(pid, path): return bool(socket.socket(socket.AF_UNIX)) and bool(socket.socketpair())""",
+        def attack(pid, path, port):
+            server = socket.socket()
+            server.bind(('127.0.0.1', 0))
+            try: socket.socket().connect(('127.0.0.1', port))  # the network of all
+            finally: server.close()
+            return True""",
+    ),
+    'sends a datagram': (
+        {'system calls', 'namespaces'},
+        """
+        import socket
+        def attack(pid, path, port):
+            return socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port)) == 1""",
+    ),
+    'connects to a local socket': (
+        {'system calls', 'own root'},
+        """
+        import socket
+        def attack(pid, path, port): return socket.socket(socket.AF_UNIX).connect(path + '.socket') is None""",
+    ),
+    'connects to a local socket without a file': (
+        {'system calls', 'namespaces', 'landlock 6'},
+        """
+        import socket
+        def attack(pid, path, port): return socket.socket(socket.AF_UNIX).connect('\\0' + path) is None""",
     ),
     'forks': (
-        'system calls',
+        {'system calls', 'ordinary'},
         """
         import os
-        def attack(pid, path): return bool(os.fork() or os._exit(0))""",
+        def attack(pid, path, port): return bool(os.fork() or os._exit(0))""",
     ),
     'forks by the library': (
-        'system calls',
+        {'system calls', 'ordinary'},
         """
         import ctypes, os
-        def attack(pid, path): return bool(ctypes.CDLL(None).fork() or os._exit(0)) and bool(1 + os.wait()[0])""",
+        def attack(pid, path, port): return ctypes.CDLL(None).fork() > 0 and bool(os.wait()) or os._exit(0)""",
     ),
     'starts a program': (
-        'system calls',
+        {'system calls', 'ordinary', 'own root', 'landlock 1'},
         """
-        import subprocess, sys
-        def attack(pid, path): return subprocess.run([sys.executable, '-c', '']).returncode == 0""",
+        import subprocess
+        def attack(pid, path, port): return subprocess.run(['/bin/sh', '-c', '']).returncode == 0""",
     ),
     'writes a file': (
-        'system calls',
+        {'system calls', 'own root', 'landlock 1'},
         """
-        def attack(pid, path): return bool(open(path, 'a'))""",
+        def attack(pid, path, port): return bool(open(path, 'a'))""",
     ),
     'makes a file': (
-        'system calls',
+        {'system calls', 'own root', 'landlock 1'},
         """
-        def attack(pid, path): return bool(open(path + '.new', 'x'))""",
+        def attack(pid, path, port): return bool(open(path + '.new', 'x'))""",
     ),
     'makes a folder': (
-        'system calls',
+        {'system calls', 'own root', 'landlock 1'},
         """
         import os
-        def attack(pid, path): return not os.mkdir(path + '.folder')""",
+        def attack(pid, path, port): return not os.mkdir(path + '.folder')""",
     ),
     'links a file': (
-        'system calls',
+        {'system calls', 'own root', 'landlock 1'},
         """
         import os
-        def attack(pid, path): return not os.link(path, path + '.link')""",
+        def attack(pid, path, port): return not os.link(path, path + '.link')""",
+    ),
+    'truncates a file': (
+        {'system calls', 'own root', 'landlock 3'},
+        """
+        import os
+        def attack(pid, path, port): return os.truncate(path, 4) is None""",
+    ),
+    'opens a file to be read, and empties it': (
+        {'system calls', 'own root', 'landlock 3'},
+        """
+        import os
+        def attack(pid, path, port): return bool(os.open(path, os.O_RDONLY | os.O_TRUNC))""",
     ),
     'changes rights': (
-        'system calls',
+        {'system calls', 'own root'},
         """
         import os
-        def attack(pid, path): return not os.chmod(path, 0o600)""",
+        def attack(pid, path, port): return not os.chmod(path, 0o600)""",
     ),
     'changes times': (
-        'system calls',
+        {'system calls', 'own root'},
         """
         import os
-        def attack(pid, path): return not os.utime(path, (1, 1))""",
+        def attack(pid, path, port): return not os.utime(path, (1, 1))""",
     ),
     'renames a file': (
-        'system calls',
+        {'system calls', 'own root', 'landlock 1'},
         """
         import os
-        def attack(pid, path): return not os.rename(path, path + '.renamed')""",
+        def attack(pid, path, port): return not os.rename(path, path + '.renamed')""",
     ),
     'deletes a file': (
-        'system calls',
+        {'system calls', 'own root', 'landlock 1'},
         """
         import os
-        def attack(pid, path): return not os.unlink(path)""",
+        def attack(pid, path, port): return not os.unlink(path)""",
     ),
     'has an environment': (
-        'limits',
+        {'limits'},
         """
         import os
-        def attack(pid, path): return bool(os.environ)""",
+        def attack(pid, path, port): return bool(os.environ)""",
     ),
     'has descriptors': (
-        'limits',
+        {'limits'},
         """
         import os
-        def attack(pid, path):
-            found = []
+        def attack(pid, path, port):
+            seen = []
             for fd in range(3, 64):
-                try: found.append(os.fstat(fd))
+                try: seen.append(os.fstat(fd))
                 except OSError: pass
-            return len(found) > 2""",
+            return len(seen) > 2""",
     ),
 }
+
+# tries to change the file, and its folder, by every combination of the flags of open, and by other ways to open
+OPENS = """
+    import ctypes, functools, itertools, operator, os, struct
+    FLAGS = 'CREAT EXCL TRUNC APPEND NONBLOCK DIRECTORY NOFOLLOW TMPFILE PATH'.split()
+    def attempt(action, *args):
+        try: return action(*args)
+        except OSError: return None
+    def attack(path):
+        libc, opened = ctypes.CDLL(None), 0
+        flags = [getattr(os, 'O_' + name) for name in FLAGS]
+        for mode in range(4):
+            for chosen in itertools.product(*((0, flag) for flag in flags)):
+                how = functools.reduce(operator.or_, chosen, mode)
+                for target in (path, os.path.dirname(path)):
+                    for fd in (attempt(os.open, target, how), libc.openat(-100, target.encode(), how, 0o600),
+                               libc.syscall(437, -100, target.encode(), struct.pack('3Q', how, 0, 0), 24)):
+                        if fd is not None and fd >= 0:
+                            opened += 1
+                            attempt(os.write, fd, b'x')
+                            attempt(os.ftruncate, fd, 0)
+                            os.close(fd)
+        attempt(os.truncate, path, 0)
+        libc.creat(path.encode(), 0o600)
+        return opened
+    """
 
 # returns True where it sees into another process of the sandbox
 READS_JUDGE = """
     import os
-    def attack(pid, path):
+    def attack(pid, path, port):
         seen = 0
         for pid in filter(str.isdigit, os.listdir('/proc')):
             try: seen += os.getcwd() in open(f'/proc/{pid}/cmdline').read() and bool(open(f'/proc/{pid}/maps').read())

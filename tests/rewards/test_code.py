@@ -9,6 +9,7 @@ import pytest
 from grpo_jax.data import code as problems
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import code
+from grpo_jax.rewards.code_text import find_program
 from grpo_jax.types import Example
 from grpo_jax.workers.pool import Expired
 from grpo_jax.workers.sandbox import Sandbox
@@ -35,6 +36,53 @@ def reward(completion, example=SQUARES, all_pass=False, timeout=10.0):
     return code.reward(completion, example, sandbox=SANDBOX, all_pass=all_pass, timeout=timeout, memory_mib=512)
 
 
+SOURCE = 'def f(x):\n    return x * x\n'
+FORMS = {
+    'nothing but code': SOURCE,
+    'prose around the code': f'Here is the function:\n\nimport math\n\n{SOURCE}\nExplanation:\n- It squares `x`.',
+    'prose behind the code': f'{SOURCE}\n`f` returns the square.',
+    'no language': f'Here:\n```\n{SOURCE}```\nDone.',
+    'python': f'```python\n{SOURCE}```\nThe function squares its argument.',
+    'a space': f'``` python\n{SOURCE}```',
+    'py': f'```py\n{SOURCE}```',
+    'Python3': f'```Python3\n{SOURCE}```',
+    'python3.11': f'```python3.11\n{SOURCE}```',
+    'attributes': f'```{{.python .numberLines}}\n{SOURCE}```',
+    'a title': f'```python title="solution.py"\n{SOURCE}```',
+    'tildes': f'~~~\n{SOURCE}~~~',
+    'tildes, python': f'~~~python\n{SOURCE}~~~\nIt squares.',
+    'four signs': f'````python\n{SOURCE}````',
+    'closed on the last line': f'```python\n{SOURCE.rstrip()}```\nThis squares x.',
+    'closed inside of the code': f'```python\n{SOURCE}    ```\n',
+    'never closed': f'Sure.\n```python\n{SOURCE}',
+    'never closed, no language': f'Sure.\n```\n{SOURCE}',
+    'closed alone': f'{SOURCE}```\nThis squares x.',
+    'closed by another': f'```python\nx = 1\n```python\n{SOURCE}```',
+    'one line': '```python def f(x): return x * x```',
+    'one line, no language': '```def f(x): return x * x```',
+    'in a list': '1. Code:\n   ```python\n   def f(x):\n       return x * x\n   ```\n2. Done',
+    'line ends of Windows': f'```python\n{SOURCE}```\n'.replace('\n', '\r\n'),
+    'a fence in the docstring': '```python\ndef f(x):\n    """Squares.\n\n    ```\n    f(2)\n    ```\n    """\n'
+    '    return x * x\n```',
+    'usage behind it': f'```python\n{SOURCE}```\nUsage:\n```python\nprint(f("2"))\n```',
+    'a session behind it': f'```python\n{SOURCE}```\n```\n>>> f(2)\n4\n```',
+    'output behind it': f'```\n{SOURCE}```\nOutput:\n```\n4\n```',
+    'installation before it': f'```bash\npip install x\n```\n```python\n{SOURCE}```\n```js\nconst f = x => x\n```',
+    'a draft before it': f'```python\ndef f(x):\n    return x\n```\nThat is wrong, so\n```python\n{SOURCE}```',
+    'a helper before it': '```python\nimport math\ndef g(x):\n    return x * x\n```\nthen\n```python\n'
+    'def f(x):\n    return g(x)\n```',
+    'a helper behind it': '```python\ndef f(x):\n    return g(x)\n```\nwith\n```python\ndef g(x):\n    return x * x\n'
+    '```\n```python\nassert f(3) == 8\n```',
+    'imports before it': '```python\nimport operator as o\n```\n```python\ndef f(x):\n    return o.mul(x, x)\n```',
+    'a constant before it': '```python\nN: int = 2\n```\n```python\nf = lambda x: x**N\n```\n```python\nN = 3\n```',
+}
+
+
+@pytest.mark.parametrize('form', FORMS.values(), ids=FORMS)
+def test_the_solution_is_read_from_every_form(form):
+    assert reward(form, all_pass=True) == 1
+
+
 @pytest.mark.parametrize(
     'completion, program',
     [
@@ -46,12 +94,16 @@ def reward(completion, example=SQUARES, all_pass=False, timeout=10.0):
         ('```python\nx = 1\n```\n```python\nx = 2', 'x = 2'),  # cut off
         ('```python\nx = 1\n```\n```bash\nls\n```', 'x = 1\n'),
         ('  ```py\n  x\n  ```', '  x\n'),
-        ('```\nx = 1\n```', '```\nx = 1\n```'),
+        ('```\nx = 1\n```', 'x = 1\n'),
         ('```pythonic\nx\n```', '```pythonic\nx\n```'),
         ('```python\ns = "```"\n```', 's = "```"\n'),
         ('```python```', '```python```'),
         ('```python\n\n```', '\n'),
         ('```python\r\nx = 1\r\n```', 'x = 1\r\n'),
+        ('    return x\n\nThis returns x.', '    return x\n\n'),  # the rest of a function
+        ('```python\n    return x\n```\n```\n4\n```', '    return x\n'),
+        ('I do not know the answer.', 'I do not know the answer.'),
+        ('s = """\nnot prose here\n"""\nx if s else x\nnot s', 's = """\nnot prose here\n"""\nx if s else x\nnot s'),
     ],
 )
 def test_extracted_program(completion, program):
@@ -59,27 +111,55 @@ def test_extracted_program(completion, program):
 
 
 @pytest.mark.parametrize(
-    'completion', ['```python\n' * 10**5, '```' * 10**6, '`' * 10**6, 'x\n' * 10**6, '```python\n```\n' * 10**5]
+    'completion',
+    [
+        *('```python\n' * 30000, '```' * 10**6, '`' * 10**6, 'x\n' * 10**6, '```python\n```\n' * 30000, '*_' * 10**6),
+        *('```' + 'a- ' * 10**6, '```python\nf = f0\n```\n' * 30000, '"""' * 10**6, 'a ' * 10**6, '    ```\n' * 30000),
+    ],
+    ids=range(11),
 )
 def test_extraction_takes_a_time_in_proportion_to_the_length(completion):
     began = time.process_time()
     code.extract(completion)
-    assert time.process_time() - began < 2
+    find_program(completion, {'f'})
+    assert time.process_time() - began < 4
 
 
 @pytest.mark.parametrize(
     'program, share',
     [
         ('def f(x): return x * x', 1.0),
-        ('def f(x): return x', 0.25),
-        ('def f(x): return x * x if x < 4 else 0', 0.75),
+        ('def f(x): return x', 0.0),  # 1 of 4, as `return 1` would
+        ('def f(x): return x * x if x < 3 else 0', 1 / 3),  # (2/4 - 1/4) / (1 - 1/4)
+        ('def f(x): return x * x if x < 4 else 0', 2 / 3),
+        ('def f(x): return 16', 0.0),
         ('def f(x): return -1', 0.0),
         ('no program', 0.0),
     ],
 )
-def test_share_of_the_tests_that_pass(program, share):
+def test_share_of_the_tests_above_that_of_a_constant(program, share):
     completion = f'The squares:\n```python\n{program}\n```'
-    assert reward(completion) == share and reward(completion, all_pass=True) == float(share == 1)
+    assert reward(completion) == pytest.approx(share) and reward(completion, all_pass=True) == float(share == 1)
+
+
+@pytest.mark.parametrize(
+    'tests, constants',
+    [
+        (['assert f(1)', 'assert f(2)', 'assert not f(3)'], ['True', '1', '"x"', 'False', '[0]']),
+        (['assert f(1) == [1]', 'assert [1] == f(2)', 'assert f(3) == []'], ['[1]', '[]']),
+        (['assert abs(f(1) - 2.5) < 1e-6', 'assert f(2) == -7.5', 'assert f(3) == "x"'], ['2.5', '-7.5', '"x"']),
+        (['assert set(f(1)) == set((4, 5))', 'assert f(2) is None', 'assert f(3) == 0'], ['(4, 5)', 'None', '0']),
+        (['x = {"a": 1}\nassert f(1) == x', 'assert f(2) == 2', 'assert f(3) == 3'], ['{"a": 1}', '2']),
+    ],
+)
+def test_no_constant_is_paid(tests, constants):
+    example = Example('', '', 0, META | {'tests': tests})
+    assert [reward(f'def f(x): return {constant}', example) for constant in constants] == [0] * len(constants)
+
+
+def test_where_a_constant_is_right_it_is_paid():
+    example = Example('', '', 0, META | {'tests': ['assert f(1) == 7', 'assert f(2) == 7']})
+    assert reward('def f(x): return 7', example) == 1 and reward('def f(x): return 7 if x < 2 else 0', example) == 0
 
 
 def test_without_tests_there_is_no_score():
@@ -133,8 +213,8 @@ def test_humaneval(written):
     assert example.prompt == HUMANEVAL['prompt'] and example.id == 0 and len(example.meta['tests']) == 3
     assert example.answer == example.meta['demonstration'] == HUMANEVAL['canonical_solution']
     assert reward(example.answer, example) == 1
-    assert reward('    return 2 * x if x < 7 else 0', example) == pytest.approx(2 / 3)
-    assert reward('    return 2', example) == pytest.approx(1 / 3)
+    assert reward('    return 2 * x if x < 7 else 0', example) == pytest.approx(0.5)  # (2/3 - 1/3) / (1 - 1/3)
+    assert reward('    return 2', example) == 0
     # a whole function, as chat models write it
     assert reward('```python\ndef f(x):\n    return x + x\n```', example) == 1
     # the helpers of the tests are the prompt's, not the program's
@@ -149,7 +229,7 @@ def test_mbpp(written):
     )
     assert example.id == 601 and '\r' not in example.answer and example.meta['names'] == {'sum': 'sum'}
     assert reward(example.answer, example) == 1
-    assert reward('def sum(x): return 4', example) == 0.5
+    assert reward('def sum(x): return 4', example) == 0
 
 
 def test_mbpp_sanitized(written):
@@ -230,6 +310,15 @@ def test_solutions_of_a_sample_pass_and_others_do_not(real, name, split, count):
     for example in examples[:: count // 6 + 1] + [example for example in examples if example.id in ODD[name]]:
         assert reward(example.answer, example, timeout=60.0) == 1, example.id
     assert reward('    pass', examples[0], all_pass=True) == 0
+
+
+@pytest.mark.parametrize('name, split', [('humaneval', 'test'), ('mbpp', 'test')])
+def test_constants_earn_nothing_on_a_sample(real, name, split):
+    for example in load(real, name, split)[3::40]:
+        for constant in ('True', 'None', '[]', '0'):
+            names = {*example.meta['names'].values()}
+            program = '\n'.join(f'def {name}(*_, **__): return {constant}' for name in names)
+            assert reward(f'```python\n{program}\n```', example) == 0, (example.id, constant)
 
 
 @pytest.mark.parametrize('name, split, count', SETS)

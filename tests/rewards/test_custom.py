@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from test_scoring import compute, example, make
 
-from grpo_jax import rewards
+from grpo_jax import rewards, train
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import gold
+from grpo_jax.sharding import compiled
+from grpo_jax.types import Example
+from tests import doc_examples, tiny_run
 
 FILE = """\
 import asyncio
@@ -173,3 +176,129 @@ def test_a_completion_that_runs_out_of_time_or_stack_is_counted_and_stops_nothin
         rewarded = rewards.compute_rewards(reward_functions, [example('1')], ['a'], [False], [1])
     assert rewarded.rewards.tolist() == [-0.5]
     assert rewarded.failures['died' if name == 'too_deep' else 'expired'].tolist() == [True]
+
+
+# what parameters get
+
+ROWS = [
+    Example('one?', '1', 7, {'level': 3, 'answer': 'raw'}),
+    Example('two?', '2', 8, {'level': 4, 'answer': 'raw', 'hint': 'even'}),
+]
+NAMES = """
+def single(answer, completion, level): return level + (answer == completion)
+def by_example(example, text): return example.id + len(text)
+def optional(completion, hint='none', trainer_state=None): return len(hint) + (trainer_state is None)
+def single_rest(completion, **rest): return rest['level'] * (sorted(rest) == ['answer', 'id', 'level', 'prompt'])
+def with_option(prompt, text, *, scale=2): return scale * len(prompt + text)
+async def later(completion, level, **rest): return level + len(rest)
+def trl(prompts, completions, **kwargs):
+    assert prompts == ['one?', 'one?', 'two?', 'two?'] and completions == ['1', 'b', 'c', '2'], (prompts, completions)
+    assert sorted(kwargs) == ['answer', 'hint', 'id', 'level'] and kwargs['hint'] == [None, None, 'even', 'even']
+    return [float(text == answer) for text, answer in zip(completions, kwargs['answer'])]
+def trl_column(completions, answer, level, completion_ids=None, **kwargs):
+    assert completion_ids is None
+    return [level[row] + (answer[row] == text) for row, text in enumerate(completions)]
+def only_rest(**kwargs): return [len(text) + row for text, row in zip(kwargs['completions'], kwargs['id'])]
+def plural(texts, examples, ids): return [row + (ids[0] == examples[0].id) for row in ids]
+def partly(completions, hint='none'): return [float(hint == ['none', 'none', 'even', 'even'])] * 4
+def as_ever(completion, example): return example.meta['level']
+def all_as_ever(completions, examples): return [float(e.answer == text) for text, e in zip(completions, examples)]
+"""
+BOUND = {
+    'single': [4, 3, 4, 5],
+    'by_example': [8, 8, 9, 9],
+    'optional': [5, 5, 5, 5],
+    'single_rest': [3, 3, 0, 0],  # the second example has a hint besides
+    'with_option': [15, 15, 15, 15],
+    'later': [6, 6, 8, 8],
+    'trl': [1, 0, 0, 1],
+    'trl_column': [4, 3, 4, 5],
+    'only_rest': [8, 8, 9, 9],
+    'plural': [8, 8, 9, 9],
+    'partly': [1, 1, 1, 1],
+    'as_ever': [3, 3, 4, 4],
+    'all_as_ever': [1, 0, 0, 1],
+}
+
+
+@pytest.fixture(scope='module')
+def names(tmp_path_factory):
+    """(path of a file with the functions of NAMES, these functions by name)."""
+    path, functions = tmp_path_factory.mktemp('own') / 'names.py', {}
+    path.write_text(NAMES, encoding='utf8')
+    exec(NAMES, {}, functions)
+    return str(path), functions
+
+
+@pytest.mark.parametrize('handed', [False, True])
+@pytest.mark.parametrize('name', BOUND)
+def test_parameters_get_what_they_name(names, name, handed):
+    path, functions = names
+    part = name if handed else f'{path}:{name}'
+    with make((part, 1.0), functions=functions if handed else None, options={'with_option': {'scale': 3}}) as rewarding:
+        rewards.check_parameters(rewarding, ROWS)
+        _, parts = compute(rewarding, ROWS, ['1', 'b', 'c', '2'])
+    assert parts[name].tolist() == BOUND[name]
+
+
+@pytest.mark.parametrize(
+    'source, text',
+    [
+        ('def f(completion, hardness): return 1.0', "'hardness' names nothing: example 7 has answer, level, besides"),
+        ('def f(completions, hint): return [1.0]', "'hint' names nothing: example 7 has answer, level"),
+        ('def f(completions, completion_ids, **rest): return [1.0]', "'completion_ids' names nothing"),
+        ('async def f(completion, hint): return 1.0', "'hint' names nothing: example 7"),
+        ('f = lambda c, e: 1.0', "'c' names nothing"),
+    ],
+)
+def test_a_parameter_that_names_nothing_is_refused_before_the_run_and_in_it(tmp_path, source, text):
+    (tmp_path / 'mine.py').write_text(source, encoding='utf8')
+    functions = {}
+    exec(source, {}, functions)
+    for part in ('f', f'{tmp_path}/mine.py:f'):
+        with make((part, 1.0), functions=functions) as rewarding:
+            for attempt in (rewards.check_parameters, lambda *given: compute(*given, ['a', 'b'])):
+                with pytest.raises(BadInput, match=re.escape(text)) as error:
+                    attempt(rewarding, ROWS)
+                assert str(error.value).count('names nothing') == 1 and str(error.value).startswith('reward = ')
+
+
+@pytest.mark.parametrize(
+    'source, text',
+    [
+        ('def f(completion, examples): return 1.0', 'names one completion (completion) and all (examples)'),
+        ('def f(prompts, example): return 1.0', 'names one completion (example) and all (prompts)'),
+        ('async def f(prompts, completions, **rest): return [1.0]', 'is async and takes all completions'),
+        ('f = iter', 'is no function with a signature'),
+    ],
+)
+def test_functions_that_cannot_be_bound_are_refused_when_they_are_named(source, text):
+    functions = {}
+    exec(source, {}, functions)
+    with pytest.raises(BadInput, match=re.escape(text)):
+        make(('f', 1.0), functions=functions)
+
+
+def test_what_a_bound_function_does_wrong_is_named_with_its_line(tmp_path):
+    (tmp_path / 'mine.py').write_text('X = 1\n\n\ndef f(completions, **rest):\n    return "ab"\n', encoding='utf8')
+    with (
+        make((f'{tmp_path}/mine.py:f', 1.0)) as rewarding,
+        pytest.raises(BadInput, match=r'mine\.py, line 4: returned'),
+    ):
+        compute(rewarding, ROWS, ['a', 'b'])
+
+
+def test_a_run_whose_reward_names_nothing_is_refused_before_anything_compiles(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, 'compile_all', lambda *_: pytest.fail('has compiled'))
+    config = tiny_run.config(reward__parts=(('numeric', 1.0), ('mine', 0.1)))
+    with pytest.raises(BadInput, match="'hint' names nothing: example 0 has"):
+        train.run(config, str(tmp_path / 'run'), functions={'mine': lambda completion, hint: 1.0})
+    assert not (tmp_path / 'run').exists()
+
+
+def test_the_example_of_the_page_binds_by_name(tmp_path):
+    block = next(b for b in doc_examples.blocks('docs/add_your_own.md', 'python') if b.mark == 'file: nearness.py')
+    (tmp_path / 'nearness.py').write_text(block.text, encoding='utf8')
+    with make((f'{tmp_path}/nearness.py:nearness', 1.0)) as rewarding:
+        _, parts = compute(rewarding, [example('12'), example('3')], ['It is 12', 'is 10', '', 'so 4'])
+    np.testing.assert_allclose(parts['nearness'], [1, 1 / 3, 0, 1 / 2])

@@ -137,3 +137,16 @@ def test_workers_run_side_by_side(pool):
     for thread in threads:
         thread.join()
     assert len(set(found)) == 2
+
+
+def test_a_worker_whose_parent_is_killed_in_a_call_ends_silently():
+    program = (
+        f'import sys, time; sys.path[:0] = {sys.path!r}\nfrom grpo_jax.workers.pool import Pool\n'
+        'pool = Pool(1, deadline=20.0, memory_gib=2.0)\npool.call(time.sleep, 0)\n'
+        'print(flush=True)\npool.call(time.sleep, 1)'
+    )
+    with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
+        parent.stdout.readline()
+        time.sleep(0.3)
+        parent.kill()
+        assert parent.stderr.read() == b''  # until the worker has ended

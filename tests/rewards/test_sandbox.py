@@ -1,7 +1,10 @@
 """Programs that want out, or to pass without being right: they score 0, and nothing of them stays on the machine."""
 
+import contextlib
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,26 +15,29 @@ import time
 import pytest
 
 from grpo_jax.errors import BadInput
-from grpo_jax.workers import sandbox
+from grpo_jax.workers import confinement, sandbox
 from grpo_jax.workers.pool import Died, Expired
-from tests.rewards.hostile import ATTACKS, CHEATS, ENDED, READS_JUDGE, STOPPED
+from tests.rewards.hostile import ATTACKS, CHEATS, ENDED, OPENS, READS_JUDGE, STOPPED
 
 TESTS = ('assert f(2) == 4', 'assert f(3) == 9')
 RIGHT = 'def f(x): return x * x'
 LISTING = 'import os\ndef f(x): return os.listdir()'
 SANDBOX = sandbox.Sandbox()
 JAIL = 4  # processes of a jail that waits: two that keep it, two for the next job
+ORDINARY = 65534  # a user without rights, whom root can become
 
 
 @pytest.fixture(scope='module', autouse=True)
-def folder(tmp_path_factory):
+def folder():
     """Where this module's jails have their folders; in the end nothing is in it, and no process knows its name."""
-    path = tmp_path_factory.mktemp('jails')
+    path = tempfile.mkdtemp()
+    os.chmod(path, 0o777)  # also for jails of an ordinary user
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, 'tempdir', str(path))
-        yield str(path)
+        patch.setattr(tempfile, 'tempdir', path)
+        yield path
         SANDBOX.close()
-    assert processes(path) == [] and os.listdir(path) == []
+    assert processes(path) == []
+    os.rmdir(path)
 
 
 def run(program, tests=TESTS, names=('f',), setup='', timeout=10.0, memory_mib=512):
@@ -196,6 +202,15 @@ def test_numbers_that_cannot_work_are_refused(limits):
         run(RIGHT, **limits)
 
 
+def test_the_judge_has_random_numbers_of_its_own_that_are_the_same_in_every_run():
+    program = 'import random\nrandom.seed(0)\ndef f(x): return random.random()\ndef g(x): return x < 0.5'
+    start = 'import random\nassert f(0) != random.random()'
+    draws = ['assert g(random.random())'] * 40
+    marks = [run(program, [start, *draws, last], names=['f', 'g']) for last in ('pass', 'pass', 'g')]
+    assert marks[0] == marks[1] and marks[0][0] is True and 5 < sum(marks[0]) < 36
+    assert marks[0] != marks[2]  # other tests have other numbers
+
+
 # programs that are stopped, or end themselves
 
 
@@ -218,6 +233,26 @@ def test_programs_that_end_or_exhaust_themselves_fail(program, folder):
     assert left_clean(folder)
 
 
+BOMB = """
+    import threading, time
+    threading.stack_size(32768)
+    def f():
+        count = 0
+        try:
+            while count < 3000:
+                threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+                count += 1
+        except RuntimeError: return count
+    """
+
+
+def test_the_number_of_threads_is_limited():
+    if 'system calls' not in SANDBOX.layers():
+        pytest.skip('the filter counts them')
+    assert run(BOMB, ['assert f() == 1024'], memory_mib=4096) == [True]
+    assert run(BOMB, ['assert f() == 1024'], memory_mib=4096) == [True]  # the next program's are counted anew
+
+
 # programs that would pass without being right
 
 
@@ -231,99 +266,244 @@ def test_cheats_fail(program, folder):
     assert left_clean(folder)
 
 
+class Target:
+    """A process, a file and sockets of a user that attacks are to leave alone."""
+
+    def __init__(self, user):
+        self.folder = tempfile.mkdtemp(dir='/tmp')
+        self.path = os.path.join(self.folder, 'file')
+        with open(self.path, 'w', encoding='utf8') as file:
+            file.write('untouched')
+        environment = os.environ | {'SECRET': 'hidden'}
+        options = {} if user is None else {'user': user, 'group': user, 'extra_groups': []}
+        self.process = subprocess.Popen(['sleep', '100'], env=environment, **options)
+        self.sockets = [socket.create_server(('127.0.0.1', 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
+        port = self.sockets[0].getsockname()[1]
+        self.sockets[1].bind(('127.0.0.1', port))
+        for name in (f'{self.path}.socket', f'\0{self.path}'):
+            if sys.platform == 'linux' or name[0] != '\0':
+                self.sockets.append(socket.socket(socket.AF_UNIX))
+                self.sockets[-1].bind(name)
+                self.sockets[-1].listen()
+        for path in [self.folder, self.path, f'{self.path}.socket'] if user is not None else []:
+            os.chown(path, user, user)
+        os.chmod(self.folder, 0o755)
+        self.arguments = self.process.pid, self.path, port
+        self._before = self._state()
+
+    def _state(self):
+        with open(self.path, encoding='utf8') as file:
+            text = file.read()
+        stats = [os.stat(path) for path in (self.path, self.folder)]
+        rights = [(one.st_mode, one.st_uid, one.st_gid, one.st_nlink, one.st_mtime_ns) for one in stats]
+        return text, rights, sorted(os.listdir(self.folder))
+
+    def untouched(self):
+        return self.process.poll() is None and self._state() == self._before
+
+    def close(self):
+        for server in self.sockets:
+            server.close()
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.folder)
+
+
 @pytest.fixture
-def target(tmp_path):
-    """(pid, path): a process and a file that attacks are to leave alone."""
-    path = tmp_path / 'file'
-    path.write_text('untouched')
-    with subprocess.Popen(['sleep', '100'], env=os.environ | {'SECRET': 'hidden'}) as process:
-        yield process.pid, str(path)
-        assert process.poll() is None
-        process.kill()
+def targets():
+    """A function that makes the Target of a user, which ends with the test."""
+    made = []
+
+    def make(user=None):
+        made.append(Target(user))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def guards(ordinary):
+    """What holds the sandbox's programs, in the words of ATTACKS."""
+    layers = {*SANDBOX.layers(), 'ordinary' if ordinary else 'root'}
+    versions = range(1, confinement.landlock_version() + 1) if 'landlock' in layers else ()
+    return layers | {f'landlock {version}' for version in versions}
+
+
+def refused(attack, target):
+    """Whether the attack fails, and leaves its target as it was."""
+    passed = run(ATTACKS[attack][1], [f'assert attack{target.arguments}'], names=['attack'])
+    if attack == 'signals by input':  # its target ends a while later
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            target.process.wait(0.3)
+    return passed == [False] and target.untouched()
 
 
 @pytest.mark.parametrize('attack', ATTACKS)
-def test_attacks_fail(attack, target, folder):
-    layer, program = ATTACKS[attack]
-    if layer not in SANDBOX.layers():
-        pytest.skip(f'{layer} is not to be had here')
-    before = os.stat(target[1])
-    assert run(program, [f'assert attack{target}'], names=['attack']) == [False]
-    assert os.stat(target[1]) == before and os.listdir(os.path.dirname(target[1])) == ['file']
-    assert left_clean(folder)
+def test_attacks_fail(attack, targets, folder):
+    if not ATTACKS[attack][0] & guards(os.getuid() != 0):
+        pytest.skip('what refuses it is not to be had here')
+    assert refused(attack, targets()) and left_clean(folder)
 
 
 @pytest.mark.parametrize('attack', ATTACKS)
-def test_attacks_succeed_outside(attack, target):
+def test_attacks_succeed_outside(attack, targets):
     # else the test above could not fail
     if attack.startswith('reads memory') and os.path.exists('/proc/sys/kernel/yama'):
         pytest.skip('this kernel refuses it to everybody')
-    program = f'{textwrap.dedent(ATTACKS[attack][1])}\nprint(attack{target})'
+    target = targets()
+    program = f'{textwrap.dedent(ATTACKS[attack][1])}\nprint(attack{target.arguments})'
     descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
-    found = subprocess.run([sys.executable, '-c', program], text=True, stdout=subprocess.PIPE, pass_fds=descriptors)
+    found = subprocess.run(
+        [sys.executable, '-Wignore', '-c', program], text=True, stdout=subprocess.PIPE, pass_fds=descriptors
+    )
     for descriptor in descriptors:
         os.close(descriptor)
-    assert found.stdout == 'True\n'
+    assert found.stdout == 'True\n' or -target.process.wait(5) == signal.SIGIO
 
 
 # what is left where a layer is missing, and when processes are killed
 
+LAYERS = {
+    'namespaces': 'enter_namespaces',
+    'own root': 'enter_own_root',
+    'own file system': 'mount_folder',
+    'landlock': 'landlock_rules',
+    'system calls': '_filters',
+}
+WITHIN = {'own root', 'own file system'}  # the namespaces'
+
 
 @pytest.fixture
-def without(monkeypatch, tmp_path):
-    """A function that starts jails without the named functions of jail.py from then on."""
+def without(monkeypatch):
+    """A function that starts jails without the named layers, and otherwise changed, from then on."""
 
-    def change(*functions):
-        script = tmp_path / 'jail.py'
-        refused = ''.join(f'jail.{name} = lambda *_: None\n' for name in functions)
-        script.write_text(
-            'import importlib.util, sys\n'
-            f'spec = importlib.util.spec_from_file_location("jail", {sandbox.SCRIPT!r})\n'
-            'jail = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(jail)\n'
-            f'{refused}jail.main(sys.argv[1])\n'
-        )
+    def change(*layers, ordinary=False, readable='', lines=()):
+        start, end = sandbox.SCRIPT.splitlines()
+        script = [start, 'import confinement, os', *lines]
+        script += [f'confinement.{LAYERS[layer]} = lambda *_: None' for layer in layers]
+        if readable:
+            script += [f'usual = confinement.libraries; confinement.libraries = lambda: [*usual(), {readable!r}]']
+        if ordinary and os.getuid() == 0:
+            # the interpreter's own files may be root's alone; what attacks import is imported before
+            script += ['import ctypes, encodings.ascii, encodings.idna, fcntl, itertools, shutil, socket, subprocess']
+            script += ['import tempfile, threading; [__import__(name) for name in jail.PRELOADED]']
+            script += [f'os.chown(sys.argv[1], {ORDINARY}, {ORDINARY}); os.setgroups([])']
+            script += [f'os.setresgid(*[{ORDINARY}] * 3); os.setresuid(*[{ORDINARY}] * 3)']
+            script += ['confinement.libc.prctl(confinement.DUMPABLE, 1, 0, 0, 0)  # as a user who began as such']
         SANDBOX.close()
-        monkeypatch.setattr(sandbox, 'SCRIPT', str(script))
+        monkeypatch.setattr(sandbox, 'SCRIPT', '\n'.join([*script, end]))
 
     yield change
     SANDBOX.close()
 
 
-LAYERS = {
-    'namespaces': 'enter_namespaces',
-    'own file system': 'mount_folder',
-    'landlock': 'landlock_rules',
-    'system calls': 'call_filter',
+SITUATIONS = pytest.mark.parametrize(
+    'user, missing',
+    [
+        (user, [*spaces, *layer])
+        for user in ('root', 'ordinary')
+        for spaces in ([], ['namespaces'])
+        for layer in ([], ['landlock'], ['system calls'])
+    ],
+)
+# what nothing refuses where two layers are missing; docs/sandbox.md says so
+OPEN = {
+    'landlock': {'reads a file', 'lists a folder'},
+    'system calls': {
+        'changes rights',
+        'changes times',
+        'limits another process',
+        'sends a datagram',
+        'connects to a local socket',
+    },
 }
 
 
+@SITUATIONS
+def test_with_a_layer_off_the_others_refuse_the_attacks(user, missing, without, targets, folder):
+    if user == 'root' and os.getuid():
+        pytest.skip('root alone can be root')
+    SANDBOX.close()
+    if not set(LAYERS) <= set(SANDBOX.layers()) or confinement.landlock_version() < 6:
+        pytest.skip('this machine lacks layers')
+    ordinary = user == 'ordinary'
+    target = targets(ORDINARY if ordinary and os.getuid() == 0 else None)
+    without(*missing, ordinary=ordinary)
+    assert set(SANDBOX.layers()) == {'limits', *LAYERS} - {*missing, *(WITHIN if 'namespaces' in missing else ())}
+    held = guards(ordinary)
+    unguarded = {attack for attack, (layers, _) in ATTACKS.items() if not layers & held}
+    expected = set().union(*(OPEN.get(layer, ()) for layer in missing)) if 'namespaces' in missing else set()
+    if 'namespaces' in missing and 'landlock' in missing and ordinary:
+        expected |= {'reads the environment', 'reads memory'}
+    if 'system calls' in missing and not ordinary:
+        expected |= {'forks', 'forks by the library'}
+    assert unguarded == expected
+    assert [attack for attack in ATTACKS if attack not in unguarded and not refused(attack, target)] == []
+    assert left_clean(folder)
+
+
+@pytest.mark.parametrize('user', ['root', 'ordinary'])
+def test_with_all_layers_off_the_attacks_succeed(user, without, targets):
+    # else the test above could not fail
+    if (user == 'root' and os.getuid()) or sys.platform != 'linux':
+        pytest.skip('root alone can be root, on Linux')
+    ordinary = user == 'ordinary'
+    without(*LAYERS, ordinary=ordinary)
+    held, failed = guards(ordinary), []
+    for attack, (layers, _) in ATTACKS.items():
+        if not layers & held and refused(attack, targets(ORDINARY if ordinary and os.getuid() == 0 else None)):
+            failed.append(attack)
+    assert failed == []
+
+
+@SITUATIONS
+def test_no_combination_of_flags_opens_a_file_of_a_readable_folder_to_be_changed(user, missing, without, targets):
+    ordinary = user == 'ordinary'
+    if not ordinary and os.getuid():
+        pytest.skip('root alone can be root')
+    target = targets(ORDINARY if ordinary and os.getuid() == 0 else None)
+    without(*missing, ordinary=ordinary, readable=target.folder)
+    if not {'landlock', 'system calls'} & set(SANDBOX.layers()):
+        pytest.skip('this machine lacks layers')
+    tests = [f'count = attack({target.path!r})', 'assert count > 0']  # to be read it may be opened
+    assert run(OPENS, tests, names=['attack'], timeout=30.0) == [True, True]
+    assert target.untouched()
+
+
+def test_the_first_version_of_landlock_and_the_filter_keep_files_whole(without, targets):
+    target = targets()
+    first = 'confinement.RIGHTS = {1: confinement.RIGHTS[1]}'
+    without('namespaces', readable=target.folder, lines=[first])
+    if not {'landlock', 'system calls'} <= set(SANDBOX.layers()):
+        pytest.skip('this machine lacks layers')
+    assert run(OPENS, [f'assert attack({target.path!r}) > 0'], names=['attack'], timeout=30.0) == [True]
+    assert target.untouched()
+
+
+def test_without_a_count_of_threads_there_are_none(without):
+    without(lines=['confinement.listen_for_threads = lambda: None'])
+    if 'system calls' not in SANDBOX.layers():
+        pytest.skip('the filter refuses them')
+    assert run(BOMB, ['assert f() == 0']) == [True]
+
+
 @pytest.mark.parametrize('missing', [[name] for name in LAYERS] + [['namespaces', 'landlock'], list(LAYERS)])
-def test_missing_layers_are_reported_and_made_up_for(missing, without, target, folder, caplog):
-    without(*(LAYERS[name] for name in missing))
+def test_missing_layers_are_reported_and_made_up_for(missing, without, targets, folder, caplog):
+    without(*missing)
     assert not set(missing) & set(SANDBOX.layers())
     assert ('held by' in caplog.text) == bool({'landlock', 'system calls'} & set(missing))
     assert run(RIGHT) == [True, True] and run('def f(x): return x') == [False, False]
     with pytest.raises(Expired):
         run('while True: pass', timeout=0.2)
     assert left_clean(folder)
-    if 'system calls' not in missing:  # without Landlock they refuse all writing
-        for attack in (
-            'writes a file',
-            'deletes a file',
-            'forks',
-            'opens a socket',
-            'kills',
-            'reads memory by a call',
-            'limits another process',
-        ):
-            assert run(ATTACKS[attack][1], [f'assert attack{target}'], names=['attack']) == [False], attack
-    assert run(READS_JUDGE, [f'assert attack{target}'], names=['attack']) == [False]
+    target = targets()
+    assert run(READS_JUDGE, [f'assert attack{target.arguments}'], names=['attack']) == [False]
     for program in ('huge file', 'closed folder', '10 GB', 'hard exit'):
         assert run(ENDED[program]) == [False, False]
         assert left_clean(folder)
-    outside = os.path.dirname(target[1])
-    run(f'import os\nos.symlink({outside!r}, "link")')  # not to be followed when the folder is emptied
-    assert left_clean(folder) and 'file' in os.listdir(outside)
+    run(f'import os\nos.symlink({target.folder!r}, "link")')  # not to be followed when the folder is emptied
+    assert left_clean(folder) and target.untouched()
     if 'namespaces' not in missing or 'system calls' not in missing:  # either ends daemons
         for program in ('fork bomb', 'daemon', 'other program'):
             assert not any(attempt(ENDED[program]))
@@ -366,12 +546,9 @@ def test_jails_end_with_their_parent(folder):
         'sandbox.run("while True: pass", ["f"], names={}, setup="", timeout=1.0, memory_mib=512)'
     )
     SANDBOX.close()
-    with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+    with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
         parent.stdout.readline()
         assert processes(folder)
         parent.kill()
-    for _ in range(100):
-        if not processes(folder) and not os.listdir(folder):
-            return
-        time.sleep(0.1)
-    raise AssertionError((processes(folder), os.listdir(folder)))
+        assert parent.stderr.read() == b''  # until the last of them has ended
+    assert processes(folder) == [] and os.listdir(folder) == []
