@@ -2,10 +2,11 @@
 
 import functools
 import glob
+import json
 import os
 
 from grpo_jax.data import jsonl
-from grpo_jax.data.records import convert_rows, shorten, split_malformed, text_field
+from grpo_jax.data.records import convert_rows, read_messages, shorten, split_malformed, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -29,25 +30,29 @@ def examples(split: str, *, folder: str, least: float, by: str = '') -> list[Exa
         [row for path in paths for row in convert_rows(functools.partial(_row, by=by), jsonl.read(path))]
     )
     by_prompt = {}
-    for prompt, answer, completion, reward in rows:
+    chats = {}
+    for prompt, messages, answer, completion, reward in rows:
         if reward is not None:
-            by_prompt.setdefault((prompt, answer), {}).setdefault(completion, reward)
+            task = prompt, answer, json.dumps(messages)
+            chats[task] = messages
+            by_prompt.setdefault(task, {}).setdefault(completion, reward)
     examples = []
-    for i, ((prompt, answer), rewards) in enumerate(sorted(by_prompt.items())):
+    for i, (task, rewards) in enumerate(sorted(by_prompt.items())):
+        prompt, answer, _ = task
         if (i % 10 == 0) != (split == 'test'):
             continue
         worst = min(rewards, key=rewards.get)
         for completion, reward in sorted(rewards.items()):
             if reward >= least:
                 meta = {'demonstration': completion} | ({'rejected': worst} if rewards[worst] < reward else {})
-                examples.append(Example(prompt, answer, len(examples), meta))
+                examples.append(Example(prompt, answer, len(examples), meta, chats[task]))
     if not examples:
         raise malformed[0] if malformed else BadInput('data.options.least', least, f'is above every reward in {folder}')
     return examples + malformed
 
 
 def _row(row, _, where, by):
-    """(prompt, answer, completion, reward); the reward of a completion of which no part could tell is None."""
+    """(prompt, messages, answer, completion, reward); the reward is None where no part could tell."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')
@@ -55,4 +60,5 @@ def _row(row, _, where, by):
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
         raise BadInput(where, shorten((completion, reward)), 'must be a completion and its reward; remove the row')
     answer = text_field(row, 'answer', where) if row.get('answer') else ''  # a reward may need none
-    return text_field(row, 'prompt', where), answer, completion, reward
+    messages = read_messages(row, 'messages', where) if 'messages' in row else ()
+    return text_field(row, 'prompt', where), messages, answer, completion, reward
