@@ -107,14 +107,18 @@ def get_config(preset='grpo'):
     config.reward.self_test = 0.02       # share of gold answers that the verifier may misjudge before the run starts
     config.reward.truncated_reward = 0.0 # added when the budget ends before a stop token
     config.reward.step_rewards = ''      # file in grpo_jax/rewards that rewards steps, for advantage process
+    config.reward.steps_with_outcome = False  # the total reward is a further step, at a completion's last token
     config.reward.length_shaping = ''    # shaping by length: a function of grpo_jax/rewards/length.py
     config.reward.length_shaping_weight = 1.0  # what it is multiplied by before it is added
     config.reward.verifier = 'numeric'   # the part that decides correct; '' when there is none
+    config.reward.correct_at = 1.0       # value of that part from which a completion is correct
 
     config.collection = Config()     # what a step learns from, and which policies are beside the one that learns
     config.collection.source = 'policy'  # of completions: policy, reference (a frozen sampler), or read from the
                                          # data: demonstrations, pairs
-    config.collection.dead_groups = 'keep'  # groups of equal rewards: keep (advantage 0), drop (also from the weights),
+    config.collection.gate = 'auto'      # a group is dead by outcome: all right or all wrong; reward: all rewards are
+                                         # equal; none: never. auto: outcome if the verifier is paid for, else reward
+    config.collection.dead_groups = 'keep'  # dead groups: keep (advantage 0), drop (also from the weights),
                                             # reweight (the others by B / (B - M)), resample, replay
     config.collection.max_draws = 10     # rollouts that resample may draw in a step
     config.collection.max_staleness = 0  # steps that groups left over by resample, or of replay, may be old

@@ -10,10 +10,10 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='sft'):
-    """Completions that got a reward of at least 1, each once."""
+    """Completions that were right, each once."""
     config = default.get_config(preset)
     config.data.name = 'rollouts'
-    config.data.options = {'folder': '', 'least': 1.0}
+    config.data.options = {'folder': ''}
     config.data.max_prompt_tokens = 512
     config.rollout.max_tokens = 1024
     config.optimizer.learning_rate = 1e-5

@@ -15,6 +15,7 @@ def get_config(preset='grpo_process'):
     config.rollout.max_tokens = 56
     config.reward.parts = (('calculator', 1.0), ('numeric', 1.0))
     config.reward.step_rewards = 'calculator'
+    config.reward.steps_with_outcome = True  # the answer is right or wrong, whatever the steps before it
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 56
     config.supervised.updates = 1000

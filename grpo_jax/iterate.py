@@ -87,7 +87,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
             'name': 'rollouts',
             'source': str(k),
             'weight': weight,
-            'options': {'folder': path, 'least': 1.0, 'by': config.reward.verifier},
+            'options': {'folder': path, 'least': config.reward.correct_at, 'by': config.reward.verifier},
         }
         for k, (weight, path) in enumerate(zip(weights, rollouts, strict=True))
         if weight

@@ -74,17 +74,13 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                 rewarded = draw.finish_rewards()
 
             with loop.stage('update'):
+                shaped = rewards.shape_rewards(reward_functions, rewarded, shapes.group_size)
+                dead = collect.dead_groups(settings.collection, rewarded, shapes.prompts)
+                inputs = rewards.advantage_inputs(
+                    reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer
+                )
                 experience, row = make_experience(
-                    algorithm,
-                    state,
-                    draw.rollout,
-                    logprobs,
-                    rewards.shape_rewards(reward_functions, rewarded, shapes.group_size),
-                    algorithms.dead_groups(rewarded.rewards.reshape(shapes.prompts, -1)),
-                    rewards.advantage_inputs(
-                        reward_functions, draw.examples, rewarded, draw.fetch_tokens, experiment.tokenizer
-                    ),
-                    experiment.mesh,
+                    algorithm, state, draw.rollout, logprobs, shaped, dead, inputs, experiment.mesh
                 )
                 if experience.rollout is not draw.rollout:  # rows were dropped
                     packed = learner.pack(experience.rollout)
@@ -111,7 +107,7 @@ def choose_algorithm(config, algorithm=None) -> algorithms.Algorithm:
     BadInput when the given one collects in another way than the config.
     """
     algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
-    collected = {name: config.collection[name] for name in ('source', 'dead_groups')}
+    collected = {name: config.collection[name] for name in ('source', 'gate', 'dead_groups')}
     for name, value in collected.items():
         given = getattr(algorithm, name)
         if given not in (value, algorithms.Algorithm._field_defaults[name]):
@@ -129,6 +125,7 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
             f'advantage {config.algorithm.advantage} needs rewards of steps; name a reward that has steps, like '
             'calculator',
         )
+    _check_rewards(experiment.settings.rewards, algorithm)
     if config.algorithm.critic_warmup and not algorithm.needs_values:
         raise BadInput(
             'algorithm.critic_warmup',
@@ -149,6 +146,26 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
         )
     if 'reference' in learning.offload and not algorithm.keeps_reference:
         logger.warning('learner.offload names the reference, and this algorithm keeps none')
+
+
+def _check_rewards(options: rewards.RewardOptions, algorithm: algorithms.Algorithm):
+    """BadInput for rewards that the algorithm lacks, and for those that it would not read."""
+    reads = algorithm.advantage_reads
+    if 'correct' in reads | algorithm.reads and not (options.verifier or algorithm.source == 'pairs'):
+        raise BadInput(
+            'reward.verifier',
+            '',
+            'nothing says what is correct, which the algorithm reads; name a part, with reward.correct_at its least '
+            'value of a correct completion',
+        )
+    reads_total = bool({'rewards', 'token_rewards'} & reads) or options.steps_with_outcome
+    for name in ('length_shaping', 'truncated_reward'):
+        if getattr(options, name) and not reads_total:
+            raise BadInput(
+                f'reward.{name}',
+                getattr(options, name),
+                f'is a term of the total reward, and the advantage reads {" and ".join(sorted(reads))}; leave it out',
+            )
 
 
 def finished(config, workdir) -> bool:

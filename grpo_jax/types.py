@@ -82,7 +82,8 @@ class Experience(Pytree):
     group_ids: Int[Array, ' B']
     old_entropy: Float[Array, 'B C'] | None = None  # of the policy at the start of the step; None: nothing reads it
     values: Float[Array, 'B C'] | None = None  # of the critic at the start of the step; None: no critic
-    returns: Float[Array, 'B C'] | None = None  # what the critic is to learn
+    returns: Float[Array, 'B C'] | None = None  # what the critic is to learn; NaN where nothing
+    correct: Float[Array, ' B'] | None = None  # 1 where the verifier says right, else 0; None: the rewards say it
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:

@@ -11,6 +11,7 @@ from grpo_jax.configs import distill
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import Rewards
 from grpo_jax.run import collect
+from grpo_jax.run.settings import Settings
 from tests import tiny_run
 
 SHORT = dict(steps=3, evaluation__prompts=2, evaluation__samples=1, optimizer__learning_rate=1e-3)
@@ -82,6 +83,8 @@ def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
     [
         (dict(collection__retire_above=0.9, reward__verifier=''), ['retire_above = 0.9', 'reward.verifier']),
         (dict(collection__max_draws=0), ['max_draws = 0']),
+        (dict(collection__gate='outcome', reward__verifier=''), ["gate = 'outcome'", 'reward.verifier']),
+        (dict(collection__gate='all'), ["gate = 'all'", 'outcome or reward or none']),
         (dict(collection__dead_groups='replay'), ['max_staleness = 0', 'at least 1']),
         (dict(collection__dead_groups='resample', collection__max_staleness=2), ['max_staleness = 2', 'truncated']),
     ],
@@ -94,7 +97,10 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes,
 
 
 def group(rewards, since=0):
-    return collect.Group(None, None, since, Rewards([], [], [1] * len(rewards), np.array(rewards), {}, {}))
+    unknown = np.full(len(rewards), np.nan)
+    rewarded = Rewards([], [], [1] * len(rewards), np.array(rewards), unknown, {}, {})
+    dead = collect.dead_groups(collect.Collection(), rewarded, 1)[0]
+    return collect.Group(None, None, since, rewarded, bool(dead))
 
 
 def test_a_replayed_group_has_its_spread_as_its_priority():
@@ -121,6 +127,29 @@ def test_replay_fills_the_places_of_dead_groups_and_keeps_the_best():
     assert collect.replay(lambda _: [drawn], [], 2, np.random.default_rng(0)).alive == [drawn]
 
 
+@pytest.mark.parametrize(
+    'parts, gate, expected',
+    [
+        ((('numeric', 1.0),), 'auto', 'outcome'),
+        ((('numeric', 0.0), ('format', 1.0)), 'auto', 'reward'),  # what is not paid for is there for evaluation
+        ((('numeric', 0.0), ('format', 1.0)), 'outcome', 'outcome'),
+        ((('numeric', 1.0),), 'none', 'none'),
+    ],
+)
+def test_the_gate_is_the_verifier_that_is_paid_for(parts, gate, expected):
+    config = tiny_run.config(reward__parts=parts, collection__gate=gate)
+    assert Settings.from_config(config).collection.gate == expected
+
+
+def test_groups_that_differ_in_format_alone_are_drawn_again():
+    unknown = np.full(2, np.nan)
+    rewarded = Rewards([], [], [1, 1], np.array([0.1, 0.0]), np.array([0.0, 0.0]), {}, {})
+    assert collect.dead_groups(collect.Collection(gate='outcome'), rewarded, 1).tolist() == [True]
+    assert collect.dead_groups(collect.Collection(gate='reward'), rewarded, 1).tolist() == [False]
+    known_to_none = rewarded._replace(correct=unknown)
+    assert collect.dead_groups(collect.Collection(gate='outcome'), known_to_none, 1).tolist() == [False]
+
+
 def test_sft_takes_as_many_rows_and_its_loss_falls(tmp_path):
     config = tiny_run.config(preset='sft', **PLAIN | dict(steps=8))
     train.run(config, str(tmp_path))
@@ -138,9 +167,9 @@ def test_a_runs_completions_teach_another_policy_by_sft_and_by_dpo(long, tmp_pat
         for path in (tmp_path / 'teacher' / 'rollouts').iterdir()
         for row in map(json.loads, path.read_text(encoding='utf8').splitlines())
     ]
-    right = {(row['prompt'], row['completion']) for row in dumped if row['reward'] == 1}
-    assert right
-    rollouts = dict(folder=str(tmp_path / 'teacher' / 'rollouts'), least=1.0)
+    right = {(row['prompt'], row['completion']) for row in dumped if row['correct']}
+    assert right and all(row['correct'] == (row['reward'] == 1) for row in dumped)
+    rollouts = dict(folder=str(tmp_path / 'teacher' / 'rollouts'))
     data = dict(data__name='rollouts', data__options=rollouts, rollout__max_tokens=16)
     assert set(distill.get_config().data.options) == set(rollouts)
     student = tiny_run.config(preset='sft', **data, **PLAIN | dict(steps=6, data__prompts_per_step=2))
@@ -175,3 +204,27 @@ def test_rft_samples_the_frozen_policy(long, tmp_path, monkeypatch):
     assert drawn[0] == drawn[1]
     still, moved = (jax.tree.leaves(state.params) for state in states)
     assert not any(np.array_equal(a, b) for a, b in zip(still, moved, strict=True))
+
+
+@pytest.mark.parametrize(
+    'preset, changes, words',
+    [
+        ('rft', dict(reward__verifier=''), ["reward.verifier = ''", 'reward.correct_at']),
+        ('vapo', dict(reward__verifier=''), ["reward.verifier = ''"]),
+        ('xrpo', dict(reward__verifier=''), ["reward.verifier = ''"]),
+        ('maxrl', dict(reward__truncated_reward=-0.5), ['reward.truncated_reward = -0.5', 'correct']),
+        ('grpo_process', dict(reward__length_shaping='kimi'), ["reward.length_shaping = 'kimi'", 'step_rewards']),
+        ('grpo', dict(algorithm__advantage='gdpo', reward__truncated_reward=-0.5), ['truncated_reward', 'parts']),
+        ('grpo', dict(reward__verifier='', reward__length_shaping='kimi'), ["length_shaping = 'kimi'", 'verifier']),
+        (
+            'grpo',
+            dict(reward__step_rewards='', reward__steps_with_outcome=True),
+            ['steps_with_outcome', 'step_rewards'],
+        ),
+    ],
+)
+def test_what_the_algorithm_could_not_read_is_refused(preset, changes, words, tmp_path):
+    with pytest.raises(BadInput) as error:
+        train.run(tiny_run.config(preset=preset, **PLAIN | changes), str(tmp_path / 'run'))
+    assert all(word in str(error.value) for word in words)
+    assert not (tmp_path / 'run').exists()

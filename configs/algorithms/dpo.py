@@ -7,4 +7,4 @@ are computed and carry no loss: a small group_size wastes least.
 
 def apply(algorithm, collection):
     collection.source, algorithm.advantage = 'reference', 'best_and_worst'
-    algorithm.surrogate, algorithm.weights = 'dpo', 'sequence_mean'
+    algorithm.surrogate, algorithm.weights = 'dpo', 'pair_mean'

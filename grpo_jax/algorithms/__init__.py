@@ -4,7 +4,7 @@
 """
 
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
-from grpo_jax.algorithms.groups import dead_groups
+from grpo_jax.algorithms.groups import dead_groups, judge_groups
 from grpo_jax.algorithms.losses import (
     by_token,
     compute_advantages,
@@ -27,6 +27,7 @@ __all__ = [
     'dead_groups',
     'default_numbers',
     'gradient_coefficients',
+    'judge_groups',
     'make',
     'metrics',
     'policy_loss',

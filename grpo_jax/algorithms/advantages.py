@@ -1,10 +1,11 @@
 """Advantages f64[P, G], or f64[P, G, C] by token, on the host in float64.
 
-What an estimator may read: rewards f64[P, G]; mask bool[P, G, C], tokens i32[P, G, C], token_rewards,
-sampler_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts f64[K, P, G] and part_weights f64[K];
-initial_entropy f64[]; discount f64[], the algorithm's. NaN rewards are unscorable completions: outside every statistic,
-advantage 0. Where an estimator compares within a group, a group whose rewards are all equal gets exactly 0, by
-max == min: through eps, float rounding would leak.
+What an estimator may read: rewards f64[P, G]; correct f64[P, G], what the verifier says (1 right, 0 wrong, NaN: it
+cannot tell); mask bool[P, G, C], the sampled tokens, and completion_mask, those that were forced too; tokens
+i32[P, G, C]; token_rewards, sampler_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts f64[K, P, G] and
+part_weights f64[K]; initial_entropy f64[]; discount f64[], the algorithm's. NaN rewards are unscorable completions:
+outside every statistic, advantage 0. Where an estimator compares within a group, a group whose rewards are all equal
+gets exactly 0, by max == min: through eps, float rounding would leak.
 """
 
 from jaxtyping import Bool, Float, Int
@@ -20,12 +21,12 @@ def ones(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
 
 
 @pieces.properties(alone=True)
-def correct(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
-    """1 for completions with a positive reward, else 0: rejection-sampling fine-tuning (arXiv 2308.01825).
+def correct(correct: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
+    """1 for right completions, else 0: rejection-sampling fine-tuning (arXiv 2308.01825).
 
     Wrong completions are ignored, not punished.
     """
-    return (rewards > 0).astype(float)
+    return (correct >= 1).astype(float)
 
 
 def best_and_worst(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
@@ -87,7 +88,8 @@ def batch_centred_std(
 ) -> Float[np.ndarray, 'P G']:
     """a / (std + eps) of the batch, with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
     centred = group_mean(rewards)
-    return centred / (groups.batch_std(centred, std_ddof) + std_eps)
+    known = np.where(np.isfinite(rewards), centred, np.nan)
+    return centred / (groups.batch_std(known, std_ddof) + std_eps)
 
 
 @pieces.properties(over_batch=True, by_token=False)
@@ -163,10 +165,10 @@ def process(
 
 
 @pieces.properties(nonnegative=True)
-def maxrl(rewards: Float[np.ndarray, 'P G'], *, std_eps: float = 1e-6) -> Float[np.ndarray, 'P G']:
-    """(r - mean) / (mean + eps) within the group, 0 where the mean is not positive: MaxRL (arXiv 2602.02710)."""
-    mean = groups.group_means(rewards)
-    return np.where(mean > 0, group_mean(rewards) / (np.maximum(mean, 0) + std_eps), 0.0)
+def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: float = 1e-6) -> Float[np.ndarray, 'P G']:
+    """(c - mean) / (mean + eps) within the group, 0 where nothing is right: MaxRL (arXiv 2602.02710)."""
+    mean = groups.group_means(correct)
+    return np.where(mean > 0, group_mean(correct) / (mean + std_eps), 0.0)
 
 
 @pieces.properties(by_token=False)
@@ -178,9 +180,9 @@ def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> F
 
 
 @pieces.properties(nonnegative=True)
-def pkpo(rewards: Float[np.ndarray, 'P G'], *, pass_k: int = 4) -> Float[np.ndarray, 'P G']:
+def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: int = 4) -> Float[np.ndarray, 'P G']:
     """groups.pass_at_k_rewards less their group mean: PKPO (arXiv 2505.15201)."""
-    return group_mean(groups.pass_at_k_rewards(rewards, pass_k))
+    return group_mean(groups.pass_at_k_rewards(correct, pass_k))
 
 
 @pieces.properties(over_batch=True)
@@ -203,6 +205,7 @@ def gdpo(
 @pieces.properties(by_token=False)
 def xrpo_sharpen(
     rewards: Float[np.ndarray, 'P G'],
+    correct: Float[np.ndarray, 'P G'],
     mask: Bool[np.ndarray, 'P G C'],
     sampler_logprobs: Float[np.ndarray, 'P G C'],
     *,
@@ -213,20 +216,22 @@ def xrpo_sharpen(
 ) -> Float[np.ndarray, 'P G']:
     """group_norm, and for correct completions a bonus where they were unlikely: XRPO (arXiv 2510.06672).
 
-    bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), s being the mean logprob of the tokens.
-    The paper's constants are not verified; 1 and 0.5 come from secondary sources.
+    bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), s being the mean logprob of the tokens. It is
+    one-sided, as in the paper's text: never below 0, and 0 for wrong completions; the printed min and max differ where
+    rewards are not binary. The paper's constants are not verified; 1 and 0.5 come from secondary sources.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     likelihood = groups.completion_means(sampler_logprobs, mask)
     mean = groups.group_means(np.where(np.isfinite(rewards), likelihood, np.nan))
     novelty = np.exp(np.minimum(likelihood - mean, reductions.MAX_LOG_RATIO))
     bonus = np.minimum(np.maximum(sharpen * (1 - novelty), 0), sharpen_cap * values)
-    return values + np.where(rewards > 0, np.maximum(bonus, 0), 0.0)
+    return values + np.where(correct >= 1, np.maximum(bonus, 0), 0.0)
 
 
 @pieces.properties(by_token=False)
 def grpo_lambda(
     rewards: Float[np.ndarray, 'P G'],
+    correct: Float[np.ndarray, 'P G'],
     mask: Bool[np.ndarray, 'P G C'],
     *,
     efficient_share: float = 0.2,
@@ -237,9 +242,10 @@ def grpo_lambda(
     """group_norm of rewards that fall with length in the best groups: GRPO-lambda (arXiv 2505.18086, section 3).
 
     In the efficient_share of groups with the highest pass rate, a correct completion of n tokens is worth
-    1 - efficient_alpha sigmoid((n - mean) / std) of the group's correct lengths, a wrong one 0.
+    1 - efficient_alpha sigmoid((n - mean) / std) of the group's correct lengths, a wrong one 0. The number of these
+    groups is rounded: with 2 prompts and a share of 0.2 there is none, and this is group_norm.
     """
-    right, lengths = rewards > 0, mask.sum(-1)
+    right, lengths = correct >= 1, mask.sum(-1)
     pass_rate = groups.group_means(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
     best = np.argsort(-pass_rate, kind='stable')[: round(efficient_share * len(rewards))]
     shaped = rewards.copy()
@@ -254,6 +260,7 @@ def gtpo(
     rewards: Float[np.ndarray, 'P G'],
     tokens: Int[np.ndarray, 'P G C'],
     mask: Bool[np.ndarray, 'P G C'],
+    completion_mask: Bool[np.ndarray, 'P G C'],
     old_entropy: Float[np.ndarray, 'P G C'],
     initial_entropy: float | np.floating,
     *,
@@ -265,12 +272,14 @@ def gtpo(
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 
     H is the completion's mean entropy; delta drops completions with H above entropy_cut (ln 2) when the run
-    began below it; lambda is groups.conflict_weights. The authors' code differs: cut 0.7 without the initial branch,
-    prefix and suffix weights multiplied.
+    began below it; lambda is groups.conflict_weights. A dead group, whose A is 0, has -entropy_penalty H delta unless
+    the gate of the collection takes it out. The authors' code differs: cut 0.7 without the initial branch, prefix and
+    suffix weights multiplied.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     entropy = groups.completion_means(old_entropy, mask)
     delta = (entropy <= entropy_cut) | (initial_entropy > entropy_cut)
-    shaped = np.where(groups.dead_groups(rewards)[:, None], 0.0, (values - entropy_penalty * entropy) * delta)
-    weights = np.stack([groups.conflict_weights(*group) for group in zip(tokens, mask, values, strict=True)])
+    shaped = (values - entropy_penalty * entropy) * delta
+    by_group = zip(tokens, completion_mask, values, ~mask, strict=True)
+    weights = np.stack([groups.conflict_weights(*group) for group in by_group])
     return shaped[..., None] * weights

@@ -52,7 +52,8 @@ class Algorithm(NamedTuple):
     selection: Callable = selections.all_tokens  # -> f32[B, C], multiplied on the surrogate
     ratio_base: str = 'old'  # logprobs that the ratio is taken to: old or sampler
     denominator: str = 'all'  # tokens that the weights count: all or selected
-    dead_groups: str = 'keep'  # what becomes of groups whose rewards are all equal
+    dead_groups: str = 'keep'  # what becomes of groups that are dead
+    gate: str = 'auto'  # what says that a group is dead: see groups.judge_groups
     source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: float = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
     critic_lambda: float = 0.95  # of the returns that a critic learns
@@ -129,7 +130,7 @@ def default_numbers() -> dict[str, Any]:
 
 
 def make(section: Any, collection: Any = None) -> Algorithm:
-    """Algorithm from a config section that names the pieces and lists numbers; source and dead_groups of collection.
+    """Algorithm from a config section that names the pieces and lists numbers, and from that of the collection.
 
     A piece's keyword-only arguments are bound from the section's keys of the same names, where it has them. Raises
     BadInput for an unknown piece, a combination that cannot work, or a number that differs from its default and that
@@ -146,7 +147,7 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     )
     numbers = {name: section[name] for name in Algorithm._fields if name not in chosen and name in section}
     if collection is not None:
-        numbers |= {name: collection[name] for name in ('source', 'dead_groups')}
+        numbers |= {name: collection[name] for name in validation.SECTIONS}
     algorithm = Algorithm(**chosen, **numbers)
     validation.check(algorithm)
     validation.refuse_inert_numbers(algorithm, section, MODULES)

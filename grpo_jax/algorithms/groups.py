@@ -5,9 +5,27 @@ import math
 from jaxtyping import Bool, Float, Int, Num
 import numpy as np
 
+GATES = ('auto', 'outcome', 'reward', 'none')  # what says that a group is dead
+
+
+def judge_groups(
+    gate: str, rewards: Float[np.ndarray, 'P G'], correct: Float[np.ndarray, 'P G'] | None = None
+) -> Bool[np.ndarray, ' P']:
+    """Which groups are dead, by rewards before shaping and correct (1 right, 0 wrong, NaN: unknown; None: all unknown).
+
+    gate outcome, or auto: all are right or all are wrong, so that what else is paid for does not teach alone; a group
+    of which the verifier knows nothing is judged as by gate reward: all rewards are equal. gate none: no group.
+    """
+    equal = dead_groups(rewards)
+    if gate == 'none':
+        return np.zeros_like(equal)
+    if gate == 'reward' or correct is None:
+        return equal
+    return equal | (dead_groups(correct) & np.isfinite(correct).any(1))
+
 
 def dead_groups(rewards: Num[np.ndarray, 'P G']) -> Bool[np.ndarray, ' P']:
-    """Which groups are dead: their finite rewards are all equal."""
+    """Which groups' finite rewards are all equal."""
     low = np.where(np.isfinite(rewards), rewards, np.inf).min(1)
     high = np.where(np.isfinite(rewards), rewards, -np.inf).max(1)
     return ~(high > low)
@@ -72,19 +90,19 @@ def generalized_advantages(
     return sums
 
 
-def pass_at_k_rewards(rewards: Float[np.ndarray, 'P G'], k: int) -> Float[np.ndarray, 'P G']:
-    """Shares in pass@k of completions with binary rewards (arXiv 2505.15201, section 3).
+def pass_at_k_rewards(correct: Float[np.ndarray, 'P G'], k: int) -> Float[np.ndarray, 'P G']:
+    """Shares in pass@k of completions that are right, 1, or wrong, 0 (arXiv 2505.15201, section 3).
 
     k / n for a right completion; for a wrong one k / n times the chance that one of k - 1 others is right.
     """
-    counts = np.sum(np.isfinite(rewards), 1)
-    hits = np.sum(rewards > 0, 1)
+    counts = np.sum(np.isfinite(correct), 1)
+    hits = np.sum(correct >= 1, 1)
     others = [
         1 - math.comb(max(n - 1 - c, 0), k - 1) / math.comb(n - 1, k - 1) if n >= k else 1.0
         for n, c in zip(counts.tolist(), hits.tolist(), strict=True)
     ]
     share = k / np.maximum(counts, 1)[:, None]
-    return np.where(np.isfinite(rewards), share * np.where(rewards > 0, 1.0, np.array(others)[:, None]), np.nan)
+    return np.where(np.isfinite(correct), share * np.where(correct >= 1, 1.0, np.array(others)[:, None]), np.nan)
 
 
 def efficient_rewards(
@@ -102,23 +120,32 @@ def efficient_rewards(
 
 
 def conflict_weights(
-    tokens: Int[np.ndarray, 'G C'], mask: Bool[np.ndarray, 'G C'], advantages: Float[np.ndarray, ' G']
+    tokens: Int[np.ndarray, 'G C'],
+    mask: Bool[np.ndarray, 'G C'],
+    advantages: Float[np.ndarray, ' G'],
+    forced: Bool[np.ndarray, 'G C'] | None = None,
 ) -> Float[np.ndarray, 'G C']:
     """The weights of one group's tokens: 2 for a conflicting token of a good completion, 0 of a bad one, else 1.
 
     A token conflicts when a completion of the other sign has the same token at the same position, counted from the
-    front or from the end, in an unbroken run from that side (arXiv 2508.03772, section 3).
+    front or from the end, in an unbroken run from that side (arXiv 2508.03772, section 3). mask: the tokens of
+    completions, whose places count; those of them that are forced conflict with nothing and break no run.
     """
+    forced = np.zeros_like(mask) if forced is None else forced & mask
     good, bad, lengths = advantages > 1e-9, advantages < -1e-9, mask.sum(1)  # beyond the rounding of a mean
-    from_front = _shared_run(tokens, mask, good, bad)
+    opposite = (good[:, None] & bad[None]) | (bad[:, None] & good[None])
+    from_front = _conflicts(tokens, mask, forced, opposite)
     back = (lengths[:, None] - 1 - np.arange(tokens.shape[1])) % tokens.shape[1]
-    from_back = np.take_along_axis(_shared_run(np.take_along_axis(tokens, back, 1), mask, good, bad), back, 1)
+    turned = (np.take_along_axis(x, back, 1) for x in (tokens, forced))
+    from_back = np.take_along_axis(_conflicts(next(turned), mask, next(turned), opposite), back, 1)
     conflict = (from_front | from_back) & mask
     return np.where(~conflict, 1.0, np.where(good[:, None], 2.0, np.where(bad[:, None], 0.0, 1.0)))
 
 
-def _shared_run(tokens, mask, good, bad):
-    """bool[G, C]: whether a row and, at each place up to here, some row of the other sign have the same token."""
-    same = (tokens[:, None] == tokens[None]) & mask[:, None] & mask[None]
-    opposite = (good[:, None] & bad[None]) | (bad[:, None] & good[None])
-    return np.cumprod(np.any(same & opposite[..., None], 1), 1).astype(bool)
+def _conflicts(tokens, mask, forced, opposite):
+    """bool[G, C]: whether a row shares its token with a row of the other sign, and in each place before it as well."""
+    there = mask[:, None] & mask[None] & opposite[..., None]
+    free = forced[:, None] | forced[None]
+    same = (tokens[:, None] == tokens[None]) & there
+    unbroken = np.cumprod(np.any(same | (free & there), 1), 1).astype(bool)
+    return unbroken & np.any(same & ~free, 1)

@@ -9,12 +9,15 @@ from jaxtyping import Bool, Float, Float32
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, validation
+from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, validation, weights
 from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Array, Experience
 
-PADDING = {'step_rewards': np.nan}  # what stands for a completion that is missing, where 0 would be a value
+PADDING = {
+    'step_rewards': np.nan,
+    'correct': np.nan,
+}  # what stands for a completion that is missing, where 0 would be a value
 
 
 def compute_advantages(
@@ -29,20 +32,25 @@ def compute_advantages(
 
     data holds what else the estimator reads (see algorithms.advantages), with leading axes [P, G], and kl
     f64[P, G, C] where the KL is in the reward, times kl_coef (None: the algorithm's). A function without arguments
-    may stand for an array. With rewards [B] and group_ids i32[B], groups may differ in size, and leading axes are [B].
-    Exactly 0 for unscorable (not finite) rewards and, where groups are compared, in dead groups. BadInput for rewards
-    that the algorithm cannot use, and for an estimator that is not by token and gives columns.
+    may stand for an array. Without correct, the rewards are what the verifier says. dead bool[P] are the dead groups;
+    without it, those that groups.judge_groups finds by the algorithm's gate. With rewards [B] and group_ids i32[B],
+    groups may differ in size, and leading axes are [B]. Exactly 0 for unscorable (not finite) rewards and, where the
+    outcomes of a group are compared, in dead groups. BadInput for rewards that the algorithm cannot use, and for an
+    estimator that is not by token and gives columns.
     """
     rewards = np.asarray(rewards, np.float64)
     if group_ids is not None:
         return _compute_for_unequal_groups(algorithm, rewards, np.asarray(group_ids), kl_coef, data)
     rewards = np.where(np.isfinite(rewards), rewards, np.nan)  # an infinite reward would spoil its whole group
-    validation.check_rewards(algorithm, rewards)
     inputs = _host_inputs(algorithm, rewards, algorithm.kl_coef if kl_coef is None else kl_coef, data)
+    validation.check_outcomes(algorithm, inputs['correct'])
     advantages = _in_columns(algorithm.advantage, pieces.call(algorithm.advantage, inputs), inputs)
+    dead = inputs['dead']
+    if pieces.compares_outcomes(algorithm.advantage) and algorithm.kl_placement != 'reward_sequence':
+        advantages = np.where(dead[:, None, None], 0.0, advantages)
     if algorithm.dead_groups == 'reweight':
-        dead = groups.dead_groups(rewards)
-        advantages = advantages * len(dead) / max(np.sum(~dead), 1)
+        sizes = inputs['sizes']
+        advantages = advantages * sizes.sum() / max(sizes[~dead].sum(), 1)
     if algorithm.advantage_clip:
         advantages = np.clip(advantages, -algorithm.advantage_clip, algorithm.advantage_clip)
     advantages = np.where(np.isfinite(rewards)[..., None], advantages, 0.0) + 0.0  # + 0.0: no -0.0
@@ -52,14 +60,17 @@ def compute_advantages(
 def critic_targets(
     algorithm: Algorithm, rewards: Float[np.ndarray, 'P G'], *, kl_coef: float, **data: Any
 ) -> Float32[np.ndarray, 'B C']:
-    """f32[P * G, C]: generalized advantages by the algorithm's critic_lambda, plus the values: what a critic learns."""
+    """f32[P * G, C]: generalized advantages by the algorithm's critic_lambda, plus the values: what a critic learns.
+
+    NaN for unscorable completions, which teach it nothing.
+    """
     inputs = pieces.Inputs(data)
     values = inputs['values']
     earned = _token_rewards(algorithm, rewards, kl_coef, inputs)
     advantages = groups.generalized_advantages(
         earned, inputs['mask'], values, algorithm.discount, algorithm.critic_lambda
     )
-    targets = advantages + values
+    targets = np.where(np.isfinite(rewards)[..., None], advantages + values, np.nan)
     return targets.reshape(-1, targets.shape[-1]).astype(np.float32)
 
 
@@ -68,13 +79,37 @@ def _host_inputs(algorithm, rewards, kl_coef, data):
     given = pieces.Inputs(data)
     inputs = given | {
         'discount': algorithm.discount,
-        'rewards': lambda: rewards - kl_coef * pieces.call(_summed_kl, inputs) if by_row else rewards,
+        'rewards': lambda: with_kl() if by_row else rewards,
         'token_rewards': lambda: _token_rewards(algorithm, rewards, kl_coef, inputs),
+        'correct': lambda: np.where(known, given['correct'], np.nan) if 'correct' in given else rewards,
+        'sizes': lambda: given['sizes'] if 'sizes' in given else np.full(*rewards.shape),
+        'dead': lambda: given['dead'] if 'dead' in given else judge_groups(inputs),
     }
-    by_row = algorithm.kl_placement == 'reward_sequence'
-    if 'mask' in given:  # unscorable completions count in no statistic of tokens either
-        inputs |= {'mask': lambda: given['mask'] & np.isfinite(rewards)[..., None]}
+    by_row, known = algorithm.kl_placement == 'reward_sequence', np.isfinite(rewards)
+    compares = pieces.compares_outcomes(algorithm.advantage)
+
+    def with_kl():  # a dead group has equal rewards, from which the KL is taken all the same
+        equal = np.where(known, groups.group_means(rewards), np.nan)
+        even = np.where(inputs['dead'][:, None], equal, rewards) if compares else rewards
+        return even - kl_coef * pieces.call(_summed_kl, inputs)
+
+    def judge_groups(inputs):
+        return groups.judge_groups(algorithm.gate, rewards, inputs['correct'] if 'correct' in given else None)
+
+    # unscorable completions count in no statistic of tokens or steps either
+    if 'mask' in given:
+        inputs |= {'mask': lambda: given['mask'] & known[..., None]}
+        inputs |= {'completion_mask': lambda: _completion_mask(given) & known[..., None]}
+    if 'step_rewards' in given:
+        inputs |= {'step_rewards': lambda: np.where(inputs['completion_mask'], given['step_rewards'], np.nan)}
     return inputs
+
+
+def _completion_mask(given):
+    """bool[P, G, C]: the completions' tokens; without completion_mask, up to the last one that was sampled."""
+    if 'completion_mask' in given:
+        return given['completion_mask']
+    return np.flip(np.logical_or.accumulate(np.flip(given['mask'], -1), -1), -1)
 
 
 def _token_rewards(algorithm, rewards, kl_coef, inputs):
@@ -121,8 +156,9 @@ def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
         full[owner, place] = x
         return full
 
-    grouped = {
-        name: x if name in ('part_weights', 'initial_entropy') else padded(np.asarray(x), PADDING.get(name, 0))
+    grouped: dict[str, Any] = {'sizes': counts}
+    grouped |= {
+        name: x if name in ('part_weights', 'initial_entropy', 'dead') else padded(np.asarray(x), PADDING.get(name, 0))
         for name, x in data.items()
         if name != 'parts'
     }
@@ -146,6 +182,7 @@ def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Arr
             'mask': mask,
             'advantages': experience.advantages,
             'group_ids': experience.group_ids,
+            'correct': _correct(experience),
             'old_logprobs': old_logprobs,
             'old_entropy': experience.old_entropy,
             'log_rho': lambda: jnp.where(mask, old_logprobs - rollout.logprobs, 0.0),
@@ -157,9 +194,12 @@ def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Arr
     if algorithm.denominator == 'selected':
         counted = mask & (prepared['selected'] > 0) & (pieces.call(algorithm.correction, inputs) > 0)
     prepared['weights'] = pieces.call(algorithm.weights, inputs | {'mask': counted})
+    for regularizer in algorithm.regularizers:
+        acts_on = pieces.property_of(regularizer, 'acts_on')
+        prepared[_weights_of(regularizer)] = weights.token_mean(pieces.call(acts_on, inputs) if acts_on else mask)
     if 'top_covariance' in algorithm.reads:
         prepared['top_covariance'] = reductions.mark_highest(
-            inputs['covariance'], mask, algorithm.covariance_share * jnp.sum(mask)
+            inputs['covariance'], mask, jnp.maximum(algorithm.covariance_share * jnp.sum(mask), 1)
         )
     return prepared
 
@@ -172,10 +212,12 @@ def token_losses(
     prepared: Mapping[str, Float[Array, 'B C']],
     coefficients: Mapping[str, Any],
 ) -> Float[Array, 'B C']:
-    """f32[B, C] losses before weighting, 0 where masked; differentiable in logprobs and entropy.
+    """f32[B, C] terms whose sum is the loss, 0 where masked; differentiable in logprobs and entropy.
 
-    Without old_logprobs the log ratio is logprobs - stop_gradient(logprobs): the ratio is exactly 1
-    and its gradient is the policy gradient. prepared is of `prepare`, coefficients of Algorithm.coefficients.
+    The policy loss and its KL term have the algorithm's weights; each regularizer is a mean over the tokens that it
+    acts on, so that its coefficient means the same under all weights. Without old_logprobs the log ratio is
+    logprobs - stop_gradient(logprobs): the ratio is exactly 1 and its gradient is the policy gradient. prepared is of
+    `prepare`, coefficients of Algorithm.coefficients.
     """
     acts = coefficients.get('entropy_acts', 1.0)
     inputs = _row_inputs(algorithm, logprobs, entropy, experience) | prepared
@@ -185,9 +227,19 @@ def token_losses(
     if algorithm.kl_coef and algorithm.kl_placement == 'loss':
         factor = correction if algorithm.kl_corrected else 1.0
         loss = loss + coefficients['kl_coef'] * factor * pieces.call(algorithm.kl, inputs)
+    loss = prepared['weights'] * loss
     for regularizer in algorithm.regularizers:
-        loss = loss + pieces.call(regularizer, inputs)
+        loss = loss + prepared[_weights_of(regularizer)] * pieces.call(regularizer, inputs)
     return jnp.where(inputs['mask'], loss, 0.0)
+
+
+def _weights_of(regularizer):
+    """The name of a regularizer's weights in what `prepare` gives."""
+    return f'weights of {pieces.name_of(regularizer)}'
+
+
+def _correct(experience):
+    return experience.rewards if experience.correct is None else experience.correct
 
 
 def policy_loss(
@@ -207,10 +259,7 @@ def policy_loss(
         mask = experience.rollout.loss_mask
         coefficients['entropy_acts'] = jnp.mean(entropy, where=mask) <= algorithm.entropy_target
     losses = token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients)
-    return (
-        jnp.sum(prepared['weights'] * losses),
-        metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience),
-    )
+    return (jnp.sum(losses), metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience))
 
 
 def gradient_coefficients(
@@ -293,6 +342,7 @@ def _row_inputs(algorithm, logprobs, entropy, experience):
             'drift': sampler - fixed(logprobs),
             'mask': mask,
             'rewards': experience.rewards,
+            'correct': _correct(experience),
             'advantages': jax.lax.stop_gradient(experience.advantages),
             'group_ids': experience.group_ids,
             'token_ratio': lambda: ratios.token(inputs['log_ratio']),

@@ -25,16 +25,27 @@ PROPERTIES = {
     'by_token': None,  # an advantage differs by token; None: it may, if the piece reads data by token
     'alone': False,  # an advantage needs no other completion of the prompt
     'over_batch': False,  # an advantage normalizes over the groups of a batch
-    'nonnegative': False,  # an advantage needs rewards of at least 0
+    'nonnegative': False,  # an advantage needs outcomes of at least 0
     'bounded': False,  # a surrogate stops the policy far from the base of the ratio
     'row_mean': False,  # a ratio is exp of a row's mean, whose gradient at ratio 1 is that of ratio token
     'near_one': False,  # a ratio lies within some 1e-3 of 1
     'suits_weights': None,  # the weights that a ratio of whole rows is meant for
     'for_reward': False,  # a KL estimator is unbiased in value, and its expected gradient is 0
     'clamped_at': math.inf,  # value above which a KL estimator is clamped
+    'acts_on': None,  # the tokens bool[B, C] that a regularizer is a mean over, as a function of data; None: all
     'zero_at_first': False,  # a regularizer is 0 while the policy is the old one
 }
-BY_TOKEN = {'mask', 'tokens', 'token_rewards', 'step_rewards', 'sampler_logprobs', 'old_entropy', 'values', 'kl'}
+BY_TOKEN = {
+    'mask',
+    'completion_mask',
+    'tokens',
+    'token_rewards',
+    'step_rewards',
+    'sampler_logprobs',
+    'old_entropy',
+    'values',
+    'kl',
+}
 
 
 class Inputs(Mapping[str, Any]):
@@ -86,6 +97,11 @@ def is_by_token(advantage: Callable) -> bool:
     """Whether an advantage has a column for each token: its property by_token, else whether it reads data by token."""
     by_token = property_of(advantage, 'by_token')
     return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
+
+
+def compares_outcomes(advantage: Callable) -> bool:
+    """Whether an advantage compares what the completions of a prompt came to, so that a dead group teaches nothing."""
+    return not property_of(advantage, 'alone') and 'step_rewards' not in reads(advantage)
 
 
 def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:

@@ -1,7 +1,8 @@
-"""Per-token terms f32[B, C] added to the loss and aggregated with its weights.
+"""Per-token terms f32[B, C] whose means are added to the loss, whatever weights the policy loss has.
 
-What a regularizer may read: logprobs, entropy, log_ratio, sampler_logprobs and top_covariance f32[B, C],
-advantages f32[B, 1 or C], mask bool[B, C], rewards f32[B], and entropy_coef f32[], which may adapt.
+A mean is over all tokens of the minibatch, or over those of the piece's property acts_on. What a regularizer may read:
+logprobs, entropy, log_ratio, sampler_logprobs and top_covariance f32[B, C], advantages f32[B, 1 or C], mask bool[B, C],
+rewards f32[B], correct f32[B] (1 right, else 0), and entropy_coef f32[], which may adapt.
 """
 
 import jax
@@ -34,11 +35,16 @@ def llds(
     return llds_coef * jnp.where(gate, jnp.maximum(lost, 0.0), 0.0)
 
 
+def _of_right(mask: Bool[Array, 'B C'], correct: Float[Array, ' B']) -> Bool[Array, 'B C']:
+    return mask & (correct >= 1)[:, None]
+
+
+@pieces.properties(acts_on=_of_right)
 def positive_nll(
-    logprobs: Float[Array, 'B C'], rewards: Float[Array, ' B'], *, positive_nll_coef: float = 0.1
+    logprobs: Float[Array, 'B C'], correct: Float[Array, ' B'], *, positive_nll_coef: float = 0.1
 ) -> Float[Array, 'B C']:
-    """-positive_nll_coef * logprob in completions with a positive reward: VAPO (arXiv 2504.05118, eq. 11)."""
-    return -positive_nll_coef * jnp.where(rewards > 0, 1.0, 0.0)[:, None] * logprobs
+    """-positive_nll_coef * logprob, a mean over the tokens of right completions: VAPO (arXiv 2504.05118, eq. 11)."""
+    return -positive_nll_coef * jnp.where(correct >= 1, 1.0, 0.0)[:, None] * logprobs
 
 
 def behaviour_k2(

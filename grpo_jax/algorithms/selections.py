@@ -30,15 +30,14 @@ def high_entropy(
 def m2po(log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, second_moment: float = 0.04) -> Float[Array, 'B C']:
     """Drops the tokens with the largest log_rho^2 until the mean of the rest is at most second_moment.
 
-    M2PO (arXiv 2510.01161, algorithm 1).
+    M2PO (arXiv 2510.01161, algorithm 1); of equals, the later tokens go first.
     """
-    square = jnp.where(mask, jnp.square(log_rho), jnp.inf).reshape(-1)
-    ascending = jnp.sort(square)
+    square = jnp.where(mask, jnp.square(log_rho), jnp.inf)
+    ascending = jnp.sort(square.reshape(-1))
     finite = jnp.where(jnp.isfinite(ascending), ascending, 0.0)
     means = jnp.cumsum(finite) / jnp.arange(1, len(finite) + 1)
-    count = jnp.sum(jnp.isfinite(ascending) & (means <= second_moment))
-    limit = jnp.where(count > 0, ascending[jnp.maximum(count - 1, 0)], -jnp.inf)
-    return (square <= limit).reshape(mask.shape).astype(jnp.float32)
+    count = jnp.sum(jnp.isfinite(ascending) & (means <= second_moment)).astype(jnp.float32)
+    return reductions.mark_highest(-square, mask & jnp.isfinite(square), count)
 
 
 def clip_cov(
@@ -51,7 +50,7 @@ def clip_cov(
 ) -> Float[Array, 'B C']:
     """All but the covariance_share of tokens with the highest covariance between the two bounds.
 
-    Clip-Cov (arXiv 2505.22617, eq. 11) drops as many at random among those between the bounds.
+    At least one, where any lies there. Clip-Cov (arXiv 2505.22617, eq. 11) drops as many at random among them.
     """
     inside = mask & (covariance >= covariance_low) & (covariance <= covariance_high)
-    return 1.0 - reductions.mark_highest(covariance, inside, covariance_share * jnp.sum(mask))
+    return 1.0 - reductions.mark_highest(covariance, inside, jnp.maximum(covariance_share * jnp.sum(mask), 1))

@@ -142,8 +142,8 @@ def dpo(
     """-log sigmoid(beta (chosen - rejected)) on the pair's tokens: DPO (arXiv 2305.18290, eq. 7).
 
     chosen and rejected are summed logprobs less the reference's, of the group's rows with advantage +1 and -1
-    (advantages.best_and_worst); dpo_length_norm takes means instead. With sequence_mean weights the loss is
-    the mean over pairs. A group must lie within one microbatch.
+    (advantages.best_and_worst); dpo_length_norm takes means instead. With pair_mean weights the loss is the mean over
+    pairs. A group must lie within one microbatch.
     """
     gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
     if dpo_length_norm:

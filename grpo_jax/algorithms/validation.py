@@ -8,6 +8,7 @@ from jaxtyping import Float
 import numpy as np
 
 from grpo_jax.algorithms import pieces
+from grpo_jax.algorithms.groups import GATES
 from grpo_jax.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ CHOICES = {
     'ratio_base': ('old', 'sampler'),
     'denominator': ('all', 'selected'),
     'dead_groups': ('keep', 'drop', 'reweight', 'resample', 'replay'),
+    'gate': GATES,
     'source': ('policy', 'reference', 'demonstrations', 'pairs'),
 }
-SECTIONS = {'dead_groups': 'collection', 'source': 'collection'}
+SECTIONS = dict.fromkeys(('dead_groups', 'gate', 'source'), 'collection')
 RUN_NUMBERS = {'critic_warmup': 0, 'value_clip': 0.2}  # numbers of the section that the run reads, with defaults
 
 
@@ -36,11 +38,7 @@ def check(algorithm: 'Algorithm') -> None:
     kl, placement = pieces.name_of(algorithm.kl), algorithm.kl_placement
     has_kl = 'ref_logprobs' in pieces.reads(algorithm.kl)
     for_reward = pieces.property_of(algorithm.kl, 'for_reward')
-    for key, choices in CHOICES.items():
-        if getattr(algorithm, key) not in choices:
-            raise BadInput(
-                f'{SECTIONS.get(key, "algorithm")}.{key}', getattr(algorithm, key), 'choose ' + ' or '.join(choices)
-            )
+    _check_choices(algorithm)
     if for_reward and placement == 'loss':
         raise BadInput(
             'algorithm.kl',
@@ -90,6 +88,18 @@ def check(algorithm: 'Algorithm') -> None:
     if algorithm.entropy_target and not algorithm.needs_entropy_gradient:
         raise BadInput('algorithm.entropy_target', algorithm.entropy_target, "needs regularizers=('entropy_bonus',)")
     _numbers(algorithm)
+
+
+def _check_choices(algorithm):
+    for key, choices in CHOICES.items():
+        if getattr(algorithm, key) not in choices:
+            raise BadInput(
+                f'{SECTIONS.get(key, "algorithm")}.{key}', getattr(algorithm, key), 'choose ' + ' or '.join(choices)
+            )
+    if algorithm.gate == 'none' and algorithm.dead_groups != 'keep':
+        raise BadInput(
+            'collection.gate', 'none', f'leaves collection.dead_groups={algorithm.dead_groups!r} no dead group'
+        )
 
 
 def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[str, ModuleType]) -> None:
@@ -210,13 +220,13 @@ def _inert(algorithm):
     ]
 
 
-def check_rewards(algorithm: 'Algorithm', rewards: Float[np.ndarray, 'P G']) -> None:
-    """BadInput when the algorithm cannot work with such rewards f64[P, G]."""
-    if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(rewards, initial=0.0) < 0:
+def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) -> None:
+    """BadInput when the algorithm cannot work with such outcomes: those of a verifier, or rewards in their place."""
+    if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(correct, initial=0.0) < 0:
         raise BadInput(
             'algorithm.advantage',
             pieces.name_of(algorithm.advantage),
-            f'needs rewards of at least 0, and there is {np.nanmin(rewards):.3g}; change reward.parts',
+            f'needs outcomes of at least 0, and there is {np.nanmin(correct):.3g}; give `correct`',
         )
 
 

@@ -1,13 +1,14 @@
 """Aggregation as weights f32[B, C]: loss = sum(weights * per-token loss).
 
 Computed once on a whole minibatch, so that microbatches, devices, packing and padding add up to the
-same loss by construction. They may read mask bool[B, C] and group_ids i32[B]; rows without tokens count nowhere.
+same loss by construction. They may read mask bool[B, C], group_ids i32[B] and advantages f32[B, 1 or C]; rows without
+tokens count nowhere.
 """
 
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from grpo_jax.algorithms import reductions
+from grpo_jax.algorithms import pieces, reductions
 from grpo_jax.types import Array
 
 
@@ -53,3 +54,19 @@ def prompt_mean(mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B']) -> Float[
     alive = group_tokens > 0
     prompts = jnp.sum(jnp.where(alive, 1 / jnp.sum(same, -1), 0.0))
     return mask / (jnp.maximum(group_tokens, 1) * jnp.maximum(prompts, 1))[:, None]
+
+
+def pair_mean(
+    mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B'], advantages: pieces.Advantages
+) -> Float[Array, 'B C']:
+    """Mean over pairs of the mean over a pair's tokens, row by row: DPO (arXiv 2305.18290, eq. 7).
+
+    A pair is a group's rows with advantages above and below 0, one of them with tokens; other groups count nowhere.
+    """
+    sign, lengths = jnp.sign(advantages[:, 0]), jnp.sum(mask, -1)
+    same = reductions.same_group(group_ids)
+    paired = (same @ jnp.maximum(sign, 0.0) > 0) & (same @ jnp.minimum(sign, 0.0) < 0)
+    members = (sign != 0) & (lengths > 0) & paired
+    rows = jnp.maximum(same @ members.astype(jnp.float32), 1)
+    share = jnp.where(members, 1 / rows, 0.0)
+    return mask * (share / jnp.maximum(lengths, 1) / jnp.maximum(jnp.sum(share), 1))[:, None]

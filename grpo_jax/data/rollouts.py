@@ -11,10 +11,11 @@ from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 
-def examples(split: str, *, folder: str, least: float, by: str = '') -> list[Example | BadInput]:
-    """One Example for each distinct completion of at least `least` reward in folder/*.jsonl (a run's rollouts/).
+def examples(split: str, *, folder: str, least: float | None = None, by: str = '') -> list[Example | BadInput]:
+    """One Example for each distinct completion that is right in folder/*.jsonl (a run's rollouts/).
 
-    by names the part of the reward that counts, like the verifier; '' for the whole reward. meta['demonstration'] is
+    Right is what the run's verifier said. With `least`, it is what has at least so much reward: of the part that `by`
+    names, or '' for the whole reward. meta['demonstration'] is
     the completion; meta['rejected'] the completion of the same prompt with the smallest reward, where it is smaller.
     With pairs as source, examples without it are left out. The test split is a tenth of the prompts. BadInput without
     any example.
@@ -26,9 +27,8 @@ def examples(split: str, *, folder: str, least: float, by: str = '') -> list[Exa
             folder,
             "holds no *.jsonl; name a run's rollouts folder, and let the run write every step (log.rollouts=1)",
         )
-    rows, malformed = split_malformed(
-        [row for path in paths for row in convert_rows(functools.partial(_row, by=by), jsonl.read(path))]
-    )
+    convert = _judged if least is None else functools.partial(_rewarded, by=by)
+    rows, malformed = split_malformed([row for path in paths for row in convert_rows(convert, jsonl.read(path))])
     by_prompt = {}
     chats = {}
     for prompt, messages, answer, completion, reward in rows:
@@ -43,20 +43,33 @@ def examples(split: str, *, folder: str, least: float, by: str = '') -> list[Exa
             continue
         worst = min(rewards, key=rewards.get)
         for completion, reward in sorted(rewards.items()):
-            if reward >= least:
+            if reward >= (1.0 if least is None else least):
                 meta = {'demonstration': completion} | ({'rejected': worst} if rewards[worst] < reward else {})
                 examples.append(Example(prompt, answer, len(examples), meta, chats[task]))
     if not examples:
-        raise malformed[0] if malformed else BadInput('data.options.least', least, f'is above every reward in {folder}')
+        reason = f'nothing in {folder} is right' if least is None else f'is above every reward in {folder}'
+        raise malformed[0] if malformed else BadInput('data.options.least', least, reason)
     return examples + malformed
 
 
-def _row(row, _, where, by):
+def _rewarded(row, _, where, by):
     """(prompt, messages, answer, completion, reward); the reward is None where no part could tell."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')
-    completion, reward = row.get('completion'), parts[by] if by else row.get('reward', '')
+    return _checked(row, where, parts[by] if by else row.get('reward', ''))
+
+
+def _judged(row, _, where):
+    """As _rewarded; the reward is 1.0 or 0.0, None for what the verifier could not judge."""
+    if row.get('correct', '') not in (True, False, None):
+        raise BadInput(where, sorted(row), 'has no verdict of a verifier; name a reward by data.options.least and by')
+    return _checked(row, where, None if row['correct'] is None else float(row['correct']))
+
+
+def _checked(row, where, reward):
+    """(prompt, messages, answer, completion, reward); BadInput for what is none."""
+    completion = row.get('completion')
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
         raise BadInput(where, shorten((completion, reward)), 'must be a completion and its reward; remove the row')
     answer = text_field(row, 'answer', where) if row.get('answer') else ''  # a reward may need none

@@ -55,21 +55,27 @@ def update_critic(
             dtype=learning.dtype,
             collectives=collectives,
         )
-        error = value_loss(new_values, microbatch.values, microbatch.returns, learning.value_clip)
-        return jnp.sum(token_weights * jnp.where(microbatch.rollout.loss_mask, error, 0.0)), ()
+        returns, mask = _targets(microbatch)
+        error = value_loss(new_values, microbatch.values, returns, learning.value_clip)
+        return jnp.sum(token_weights * jnp.where(mask, error, 0.0)), ()
 
     def gradient(params, minibatch, _):
-        whole = minibatch, weights.token_mean(minibatch.rollout.loss_mask)
+        whole = minibatch, weights.token_mean(_targets(minibatch)[1])
         loss, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=learning.microbatches, together=1)
         return loss, grads, {}
 
     params, opt_state, _, metrics = descent.descend(
         critic['params'], critic['opt_state'], experience, None, gradient, optimizer, cut
     )
-    predicted, returns, mask = experience.values, experience.returns, experience.rollout.loss_mask
-    assert predicted is not None and returns is not None, 'a critic learns from values and returns'
-    metrics['explained_variance'] = explained_variance(predicted, returns, mask)
+    assert experience.values is not None, 'a critic learns from values and returns'
+    metrics['explained_variance'] = explained_variance(experience.values, *_targets(experience))
     return {'params': params, 'opt_state': opt_state}, metrics
+
+
+def _targets(experience):
+    """(returns, the tokens that have one); those of unscorable completions are NaN, here 0 for the gradient's sake."""
+    known = experience.rollout.loss_mask & jnp.isfinite(experience.returns)
+    return jnp.where(known, experience.returns, 0.0), known
 
 
 def value_loss(

@@ -26,17 +26,19 @@ def make_experience(
 ) -> tuple[Experience, dict[str, Any]]:
     """(Experience, statistics by name) of a rollout and its rewards (NaN: unscorable).
 
-    logprobs holds what Learner.logprobs computed; inputs, what else an advantage may read (step_rewards, parts,
-    part_weights; see algorithms.advantages). With dead_groups other than 'keep' and 'reweight', tokens of dead groups
-    (by rewards before shaping) leave the completion mask, and so every denominator.
+    logprobs holds what Learner.logprobs computed; inputs, what else an advantage may read (correct, step_rewards,
+    parts, part_weights; see algorithms.advantages). With dead_groups other than 'keep' and 'reweight', tokens of dead
+    groups leave the completion mask, and so every denominator.
     """
     group_size = rewards.shape[1]
-    host = {**_host_inputs(state.aux, rollout, logprobs, rewards.shape), **inputs}
+    host = {**_host_inputs(state.aux, rollout, logprobs, rewards.shape), 'dead': dead, **inputs}
     kl_coef = float(state.aux['coefficients']['kl_coef'])
     advantages = compute_advantages(algorithm, rewards, kl_coef=kl_coef, **host)
     fields = {'old_logprobs': None, 'ref_logprobs': None, **logprobs}
     if 'values' in logprobs:
         fields['returns'] = put_rows(critic_targets(algorithm, rewards, kl_coef=kl_coef, **host), mesh)
+    if 'correct' in algorithm.reads:
+        fields['correct'] = put_rows((inputs['correct'].reshape(-1) == 1).astype(np.float32), mesh)
     if algorithm.dead_groups in ('drop', 'resample', 'replay'):
         alive = put_rows(np.repeat(~dead, group_size), mesh)
         rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))
@@ -47,7 +49,7 @@ def make_experience(
         group_ids=put_rows(np.repeat(np.arange(len(rewards), dtype=np.int32), group_size), mesh),
         **fields,
     )
-    return experience, _statistics(rewards, advantages, dead)
+    return experience, _statistics(rewards, advantages, dead) | _outcomes(inputs.get('correct'))
 
 
 def _host_inputs(aux, rollout, logprobs, shape):
@@ -72,6 +74,7 @@ def _host_inputs(aux, rollout, logprobs, shape):
 
     return {name: by_row(array) for name, array in logprobs.items()} | {
         'mask': by_row(rollout.loss_mask),
+        'completion_mask': by_row(rollout.completion_mask),
         'tokens': by_row(rollout.tokens[:, rollout.prompt_mask.shape[1] :]),
         'kl': kl,
         'sampler_logprobs': by_row(rollout.logprobs),
@@ -80,13 +83,24 @@ def _host_inputs(aux, rollout, logprobs, shape):
 
 
 def _statistics(rewards, advantages, dead):
-    highest = np.where(np.isfinite(rewards), rewards, -np.inf).max(1)
     return {
         'reward': np.nanmean(rewards),
         'reward_std': np.nanstd(rewards),
         'dead_groups': np.mean(dead),
-        'dead_groups_best': np.mean(dead & (highest == highest.max())),
         'advantage_abs': np.mean(np.abs(advantages)),
         'advantage_abs_max': np.max(np.abs(advantages)),
         'unscorable': np.mean(~np.isfinite(rewards)),
+    }
+
+
+def _outcomes(correct):
+    """The shares of groups by what the verifier says of the completions that it can judge; {} without a verifier."""
+    if correct is None or not np.isfinite(correct).any():
+        return {}
+    known = np.isfinite(correct).any(1)
+    some_right, some_wrong = (correct == 1).any(1), (correct == 0).any(1)
+    return {
+        'groups_all_right': np.mean(known & ~some_wrong),
+        'groups_all_wrong': np.mean(known & ~some_right),
+        'groups_mixed': np.mean(some_right & some_wrong),
     }

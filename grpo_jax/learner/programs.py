@@ -72,7 +72,7 @@ def make_learner(
     state = _abstract_state(setup, mesh, collected)
     needed = algorithm.needed_logprobs(learning.updates)
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
-    known = [*needed, *(('values', 'returns') if algorithm.needs_values else ())]
+    known = [*needed, *(('values', 'returns') if algorithm.needs_values else ()), *({'correct'} & algorithm.reads)]
     experience = batches.abstract_experience(shapes, specs.over_rows(mesh), columns, known)
     packed = _abstract_packed(setup, mesh, shapes)
 

@@ -88,7 +88,7 @@ def policy_gradient(setup: Setup, coefficients: dict):
             microbatch, prepared = part
             logprobs, entropy = rollout_logprobs(compute, microbatch.rollout, setup.model_config, head, learning.remat)
             losses = algorithms.token_losses(algorithm, logprobs, entropy, microbatch, prepared, coefficients)
-            return jnp.sum(prepared['weights'] * losses), (logprobs, entropy)
+            return jnp.sum(losses), (logprobs, entropy)
 
         def packed_loss(compute, cells):
             assert sizes is not None, 'there are packed rows'
@@ -99,7 +99,7 @@ def policy_gradient(setup: Setup, coefficients: dict):
             losses = algorithms.token_losses(
                 algorithm, tokens.logprobs, tokens.entropy, microbatch, prepared, coefficients
             )
-            return jnp.sum(jnp.where(tokens.present, prepared['weights'] * losses, 0.0)), tokens
+            return jnp.sum(jnp.where(tokens.present, losses, 0.0)), tokens
 
         if packed is None:
             loss, grads, (logprobs, entropy) = descent.accumulate(

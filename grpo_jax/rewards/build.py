@@ -25,9 +25,11 @@ class RewardOptions(NamedTuple):
     self_test: float
     truncated_reward: float
     step_rewards: str
+    steps_with_outcome: bool
     length_shaping: str
     length_shaping_weight: float
     verifier: str
+    correct_at: float
 
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':
@@ -37,9 +39,16 @@ class RewardOptions(NamedTuple):
                 raise BadInput(f'reward.{name}', section[name], 'must be above 0')
         if not section['parts']:
             raise BadInput('reward.parts', section['parts'], 'name at least one reward')
+        if section['steps_with_outcome'] and not section['step_rewards']:
+            raise BadInput('reward.steps_with_outcome', True, 'needs reward.step_rewards; name one, or use False')
         values = {name: section[name] for name in cls._fields}
         parts = tuple((path, float(weight)) for path, weight in section['parts'])
         return cls(**values | {'parts': parts, 'options': dict(section['options'])})
+
+    @property
+    def verifier_pays(self) -> bool:
+        """Whether the verifier has a weight; one without is there for evaluation alone."""
+        return any(weight and custom.name_of(path) == self.verifier for path, weight in self.parts)
 
 
 class Part(NamedTuple):
@@ -66,7 +75,7 @@ class RewardFunctions(NamedTuple):
 
     @property
     def verifier(self) -> str:
-        """The part that decides what is correct (reward >= 1), or ''."""
+        """The part that decides what is correct (from reward.correct_at on), or ''."""
         return self.options.verifier
 
     def close(self):
@@ -92,7 +101,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     sources = {custom.name_of(path): find(path) for path, _ in options.parts}
     weights = {custom.name_of(path): weight for path, weight in options.parts}
     parts = {name: _part(bind(name, source.reward), weights[name]) for name, source in sources.items()}
-    _check_verifier(options.verifier, parts, sources)
+    _check_verifier(options.verifier, parts)
     verifier = sources[options.verifier] if options.verifier else SimpleNamespace()
     return RewardFunctions(
         options,
@@ -160,12 +169,10 @@ def _part(function, weight):
     )
 
 
-def _check_verifier(verifier, parts, sources):
+def _check_verifier(verifier, parts):
     """BadInput for a verifier that cannot decide what is correct."""
     if verifier and verifier not in parts:
         raise BadInput('reward.verifier', verifier, f'must be one of reward.parts: {sorted(parts)}')
-    if verifier and not hasattr(sources[verifier], 'extract'):
-        raise BadInput('reward.verifier', verifier, "has no extract(completion); name another part, or '' for none")
     plain = verifier and not (parts[verifier].asynchronous or parts[verifier].batched)
     for name, part in parts.items():
         if part.reads_correct and (name == verifier or not plain):
@@ -188,6 +195,8 @@ def _shaping(options, max_tokens):
     name, shapings = options.length_shaping, {n: f for n, f in vars(length).items() if inspect.isfunction(f)}
     if name not in shapings:
         raise BadInput('reward.length_shaping', name, f"choose {', '.join(shapings)}, or ''")
+    if name in length.READS_CORRECT and not options.verifier:
+        raise BadInput('reward.length_shaping', name, 'needs a reward.verifier to know what is correct; name one')
     shaping = _bind(name, shapings[name], options.options, {'limit': max_tokens})
     margin = shaping.keywords.get('margin', 1)
     if not 0 < margin < max_tokens:

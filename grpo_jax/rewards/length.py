@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+READS_CORRECT = ('kimi', 'cosine', 'mean_scaled')  # what the verifier says; overlong treats all alike
+
 
 def overlong(
     lengths: Int[np.ndarray, 'P G'], correct: Bool[np.ndarray, 'P G'], *, limit: int, margin: int

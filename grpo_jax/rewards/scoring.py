@@ -24,6 +24,7 @@ class Rewards(NamedTuple):
     truncated: np.ndarray  # bool[B]
     lengths: np.ndarray  # i64[B] tokens
     rewards: np.ndarray  # f64[B] NaN: no part could tell
+    correct: np.ndarray  # f64[B] what the verifier says: 1 right, 0 wrong; NaN: it cannot tell, or there is none
     parts: dict  # name -> f64[B]
     failures: dict  # expired, died -> bool[B]: a part ran out of time, or of memory
 
@@ -88,7 +89,7 @@ def _begin_parts(reward_functions, text, example):
     for name, part in sorted(reward_functions.parts.items(), key=lambda item: item[0] != verifier):
         if part.batched:
             continue
-        verdict = {'correct': _is_correct(values[verifier])} if part.reads_correct else {}
+        verdict = {'correct': _is_correct(reward_functions, values[verifier])} if part.reads_correct else {}
         try:
             values[name] = part.function(text, example, **verdict)
             if part.asynchronous:
@@ -99,15 +100,17 @@ def _begin_parts(reward_functions, text, example):
     return values
 
 
-def _is_correct(value):
+def _is_correct(reward_functions, value):
     """The verdict of a verifier's value; None where it could not tell."""
-    return None if value is None else not isinstance(value, Exception) and value >= 1
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return None
+    return not isinstance(value, Exception) and value >= reward_functions.options.correct_at
 
 
 def _add_up(reward_functions, owners, columns, started):
     """The Rewards of rows of which the parts of one completion have started; columns: texts, truncated, lengths."""
     texts, truncated, lengths = columns
-    options, parts = reward_functions.options, {}
+    options, parts, verdicts = reward_functions.options, {}, [None] * len(texts)
     failures = {name: np.zeros(len(texts), bool) for name in FAILURES.values()}
     for name, part in reward_functions.parts.items():
         batched = part.batched and started  # a process may have no row of a step
@@ -115,6 +118,8 @@ def _add_up(reward_functions, owners, columns, started):
         for row, value in enumerate(values):
             if isinstance(value, Exception):
                 failures[_kind(value)][row] = True
+        if name == reward_functions.verifier:
+            verdicts = [_is_correct(reward_functions, value) for value in values]
         numbers = [
             options.failed if isinstance(value, Exception) else np.nan if value is None else value for value in values
         ]
@@ -123,7 +128,8 @@ def _add_up(reward_functions, owners, columns, started):
     stacked, truncated = np.stack(list(parts.values())), np.asarray(truncated, bool)
     total = np.nansum(weights[:, None] * stacked, 0) + options.truncated_reward * truncated
     total = np.where(np.isfinite(stacked).any(0), total, np.nan)
-    return Rewards(np.array(texts, object), truncated, np.asarray(lengths), total, parts, failures)
+    correct = np.array([np.nan if verdict is None else verdict for verdict in verdicts], np.float64)
+    return Rewards(np.array(texts, object), truncated, np.asarray(lengths), total, correct, parts, failures)
 
 
 def _wait(value):
@@ -145,8 +151,7 @@ def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, group_si
     rewards = rewarded.rewards.reshape(-1, group_size)
     if not reward_functions.shaping:
         return rewards
-    verifier = reward_functions.verifier
-    correct = (rewarded.parts[verifier] >= 1 if verifier else rewarded.rewards > 0).reshape(rewards.shape)
+    correct = (rewarded.correct == 1).reshape(rewards.shape)
     shaping = reward_functions.shaping(rewarded.lengths.reshape(rewards.shape), correct)
     return rewards + reward_functions.options.length_shaping_weight * shaping
 
@@ -155,12 +160,13 @@ def advantage_inputs(
     reward_functions: RewardFunctions,
     examples: Sequence[Example],
     rewarded: Rewards,
+    shaped: Float[np.ndarray, 'P G'],
     fetch_tokens: Callable[[], tuple],
     tokenizer: Any,
 ) -> dict[str, Any]:
     """What an advantage may read beside total rewards, by name; of functions, those are called that are read.
 
-    fetch_tokens() gives (rollout.tokens, rollout.completion_mask) on the host.
+    shaped are the total rewards; fetch_tokens() gives (rollout.tokens, rollout.completion_mask) on the host.
     """
     parts = reward_functions.parts.values()
     reward_steps: Any = reward_functions.steps
@@ -171,30 +177,37 @@ def advantage_inputs(
     def compute_step_rewards():
         tokens, mask = fetch_tokens()
         steps = reward_steps(list(rewarded.texts), _repeat(examples, len(rewarded.texts)))
-        placed = place_step_rewards(steps, rewarded.rewards, tokens, mask, tokenizer)
+        outcomes = shaped.reshape(-1) if reward_functions.options.steps_with_outcome else None
+        placed = place_step_rewards(steps, outcomes, tokens, mask, tokenizer)
         return placed.reshape(len(examples), -1, mask.shape[1])
 
-    inputs = {'part_weights': np.array([part.weight for part in parts]), 'parts': stack_parts}
+    inputs = {
+        'correct': rewarded.correct.reshape(len(examples), -1),
+        'part_weights': np.array([part.weight for part in parts]),
+        'parts': stack_parts,
+    }
     return inputs | ({'step_rewards': compute_step_rewards} if reward_steps else {})
 
 
 def place_step_rewards(
     steps: Sequence[Sequence[tuple[int, float]]],
-    rewards: Float[np.ndarray, ' B'],
+    outcomes: Float[np.ndarray, ' B'] | None,
     tokens: Int[np.ndarray, 'B T'],
     mask: Bool[np.ndarray, 'B C'],
     tokenizer: Any,
 ) -> Float[np.ndarray, 'B C']:
-    """The reward of each step, (end in characters, float), at its last token, the completion's own at its end.
+    """The reward of each step, (end in characters, float), at its last token, and NaN elsewhere.
 
-    NaN elsewhere.
+    outcomes: the completions' own rewards, each a further step at the last token; None: steps alone are paid.
     """
     tokens, placed = tokens[:, -mask.shape[1] :], np.full(mask.shape, np.nan)
     for row, row_steps in enumerate(steps):
         length = int(mask[row].sum())
         written = [len(tokenizer.decode(tokens[row, : n + 1], skip_special_tokens=True)) for n in range(length)]
         places = [(int(np.searchsorted(written, end)), value) for end, value in row_steps]
-        for token, value in [*places, (length - 1, rewards[row])]:
+        if outcomes is not None:
+            places.append((length - 1, outcomes[row]))
+        for token, value in places:
             if 0 <= token < length:
                 placed[row, token] = value + np.nan_to_num(placed[row, token])
     return placed

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool
 import numpy as np
 
 from grpo_jax import algorithms, data, rewards
@@ -33,6 +34,7 @@ class Collection(NamedTuple):
     """What a step learns from, and which policies are beside the one that learns: config.collection."""
 
     source: str = 'policy'
+    gate: str = 'auto'
     dead_groups: str = 'keep'
     max_draws: int = 10
     max_staleness: int = 0
@@ -42,17 +44,18 @@ class Collection(NamedTuple):
     reference_mix: float = 0.6
 
     @classmethod
-    def from_config(cls, section, *, corrected: bool, verifier: str):
+    def from_config(cls, section, *, corrected: bool, reward_options: rewards.RewardOptions):
         """Collection of config.collection; BadInput for what cannot work.
 
-        corrected: the algorithm accounts for completions of other policies. verifier: the part that decides what is
-        correct, or ''.
+        corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
         """
-        collection = cls(**{name: section[name] for name in cls._fields})
-        for name in ('source', 'dead_groups'):
+        collection, verifier = cls(**{name: section[name] for name in cls._fields}), reward_options.verifier
+        for name in ('source', 'gate', 'dead_groups'):
             if section[name] not in CHOICES[name]:
                 raise BadInput(f'collection.{name}', section[name], 'choose ' + ' or '.join(CHOICES[name]))
         _check_reference(collection)
+        if collection.gate == 'outcome' and not verifier:
+            raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one')
         if collection.retire_above and not verifier:
             raise BadInput(
                 'collection.retire_above',
@@ -74,6 +77,8 @@ class Collection(NamedTuple):
                 'lets in completions of older policies, and nothing accounts for them; set a correction, like '
                 "truncated, or ratio_base='sampler'",
             )
+        if collection.gate == 'auto':
+            return collection._replace(gate='outcome' if reward_options.verifier_pays else 'reward')
         return collection
 
     @property
@@ -118,6 +123,7 @@ class Group(NamedTuple):
     rollout: Rollout  # of G rows
     since: int  # step that sampled them
     rewarded: rewards.Rewards
+    dead: bool
 
     @property
     def tokens(self) -> int:
@@ -126,9 +132,9 @@ class Group(NamedTuple):
 
     @property
     def priority(self) -> float:
-        """How much replay wants it: sum |A| std(r) of centred advantages; 0 when its rewards do not differ."""
-        values = self.rewarded.rewards[None]
-        if algorithms.dead_groups(values)[0]:
+        """How much replay wants it: sum |A| std(r) of centred advantages; 0 when it is dead."""
+        values = self.rewarded.rewards
+        if self.dead:
             return 0.0
         return float(np.nansum(np.abs(values - np.nanmean(values))) * np.nanstd(values))
 
@@ -136,18 +142,18 @@ class Group(NamedTuple):
 class Selection(NamedTuple):
     """The groups that a step may learn from."""
 
-    alive: list[Group]  # their rewards differ
+    alive: list[Group]
     dead: list[Group]
     left: list[Group]  # for later steps
     draws: int
 
 
 def resample(draw: Callable[[int], list[Group]], kept: list[Group], prompts: int, max_draws: int) -> Selection:
-    """Draws until `prompts` groups differ, or max_draws times (DAPO, arXiv 2503.14476, eq. 11)."""
+    """Draws until `prompts` groups are alive, or max_draws times (DAPO, arXiv 2503.14476, eq. 11)."""
     alive, dead, draws = list(kept), [], 0
     while True:
         for group in draw(draws):
-            (alive if group.priority else dead).append(group)
+            (dead if group.dead else alive).append(group)
         draws += 1
         if len(alive) >= prompts or draws == max_draws:
             return Selection(alive, dead, alive[prompts : 2 * prompts], draws)
@@ -159,7 +165,7 @@ def replay(
     """Draws once, and puts kept groups in the places of dead ones, drawn in proportion to their priorities."""
     alive, dead = [], []
     for group in draw(0):
-        (alive if group.priority else dead).append(group)
+        (dead if group.dead else alive).append(group)
     left = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
     count = min(prompts - len(alive), len(kept))
     if count > 0:
@@ -209,7 +215,7 @@ class Collector:
         def draw_groups(index):
             nonlocal aux
             draw, aux = self._draw(state, aux, index, progress)
-            return split_groups(draw, step)
+            return split_groups(draw, step, collection)
 
         kept = self._load(aux['kept'], step - collection.max_staleness) if collection.keeps_groups else []
         if collection.dead_groups == 'replay':
@@ -251,8 +257,7 @@ class Collector:
             draw = Draw(examples, rollout, finish, {})
         # 3. pass rates, for the curriculum
         if collection.retire_above:
-            correct = draw.finish_rewards().parts[experiment.reward_functions.verifier] >= 1
-            correct = correct.reshape(shapes.prompts, -1)
+            correct = (draw.finish_rewards().correct == 1).reshape(shapes.prompts, -1)
             aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])
             aux['hits'] = aux['hits'].at[chosen].add(correct.sum(1))
             draw.counts['retired'] = float(np.mean(self._retired(aux)))
@@ -289,7 +294,8 @@ class Collector:
         compute = functools.partial(rewards.compute_rewards, experiment.reward_functions)
         rewarded = processes.by_group(compute, examples, *columns)
         if self._collection.source == 'pairs':  # the data says which is better
-            rewarded = rewarded._replace(rewards=np.tile([1.0, 0.0], len(examples)))
+            better = np.tile([1.0, 0.0], len(examples))
+            rewarded = rewarded._replace(rewards=better, correct=better)
         return rewarded
 
     def _load(self, kept, oldest):
@@ -299,7 +305,8 @@ class Collector:
             rows = self._rows(slot)
             rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
             example = self._dataset.examples[host['index'][slot]]
-            groups.append(Group(example, rollout, int(host['since'][slot]), self._rewards_of([example], rollout)))
+            rewarded, since = self._rewards_of([example], rollout), int(host['since'][slot])
+            groups.append(Group(example, rollout, since, rewarded, bool(dead_groups(self._collection, rewarded, 1)[0])))
         return groups
 
     def _store(self, groups):
@@ -329,15 +336,22 @@ def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> 
     return aux
 
 
-def split_groups(draw: Draw, step: int) -> list[Group]:
+def dead_groups(collection: Collection, rewarded: rewards.Rewards, prompts: int) -> Bool[np.ndarray, ' P']:
+    """Which groups of completions teach nothing, by the collection's gate."""
+    return algorithms.judge_groups(
+        collection.gate, rewarded.rewards.reshape(prompts, -1), rewarded.correct.reshape(prompts, -1)
+    )
+
+
+def split_groups(draw: Draw, step: int, collection: Collection) -> list[Group]:
     """The draw's Groups, on the host."""
     rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
     size = len(rewarded.rewards) // len(draw.examples)
-    groups = []
+    dead, groups = dead_groups(collection, rewarded, len(draw.examples)), []
     for i, example in enumerate(draw.examples):
         rows = slice(i * size, (i + 1) * size)
         rows_of = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
-        groups.append(Group(example, rows_of[0], step, rows_of[1]))
+        groups.append(Group(example, rows_of[0], step, rows_of[1], bool(dead[i])))
     return groups
 
 

@@ -40,9 +40,10 @@ def judge(reward_functions: RewardFunctions, examples: Sequence[Example], comple
     rewarded = _compute_rewards(reward_functions, examples, completions)
     shape, correct = (len(examples), -1), {}
     answers = np.full(len(completions.texts), None)
-    if reward_functions.verifier and reward_functions.extract:
+    if reward_functions.verifier:
+        correct[''] = rewarded.correct.reshape(shape) == 1
+    if reward_functions.extract:
         answers[:] = [reward_functions.extract(text) for text in completions.texts]
-        correct[''] = rewarded.parts[reward_functions.verifier].reshape(shape) >= 1
     if reward_functions.strict:
         alone = reward_functions._replace(
             parts={'strict': rewards.Part(reward_functions.strict, 1.0)},

@@ -199,6 +199,7 @@ def rollout_rows(examples: Sequence[Example], rewarded: Rewards, experience: Exp
             'answer': examples[i // group].answer,
             'completion': text,
             'reward': json_float(rewarded.rewards[i]),
+            'correct': None if np.isnan(rewarded.correct[i]) else bool(rewarded.correct[i]),
             'parts': {name: json_float(values[i]) for name, values in rewarded.parts.items()},
             'advantage': _advantage(advantages[i], int(rewarded.lengths[i])),
         }

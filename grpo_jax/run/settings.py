@@ -98,6 +98,7 @@ class Settings(NamedTuple):
         if config.steps < 1:
             raise BadInput('steps', config.steps, 'must be at least 1')
         algorithm, model = config.algorithm, ModelSource.from_config(config.model)
+        reward_options = RewardOptions.from_config(config.reward)
         corrected = algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
         return cls(
             seed=config.seed,
@@ -106,8 +107,8 @@ class Settings(NamedTuple):
             data=DataOptions.from_config(config.data),
             sampling=Sampling.from_config(config.rollout, dtype=model.dtype, corrected=corrected),
             group_size=config.rollout.group_size,
-            rewards=RewardOptions.from_config(config.reward),
-            collection=Collection.from_config(config.collection, corrected=corrected, verifier=config.reward.verifier),
+            rewards=reward_options,
+            collection=Collection.from_config(config.collection, corrected=corrected, reward_options=reward_options),
             algorithm=algorithm,
             learning=Learning.from_config(
                 config.learner,

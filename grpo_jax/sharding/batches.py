@@ -49,12 +49,13 @@ def abstract_experience(shapes: Shapes, rows: Any, columns: int, known: Iterable
     rollout = abstract_rollout(shapes, rows)
     floats = rollout.logprobs
     abstract_type: Any = Experience
+    by_row = {'correct': abstract(floats.shape[:1], jnp.float32, rows)}
     return abstract_type(
         rollout=rollout,
         advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
         rewards=abstract(floats.shape[:1], jnp.float32, rows),
         group_ids=abstract(floats.shape[:1], jnp.int32, rows),
-        **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | dict.fromkeys(known, floats),
+        **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | {name: by_row.get(name, floats) for name in known},
     )
 
 

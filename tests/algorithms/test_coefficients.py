@@ -165,7 +165,8 @@ def llds(x):
 
 
 def positive_nll(x):
-    return np.where(fixture.REWARDS.reshape(8, 1) > 0, -0.1, 0) * np.ones((1, 5))
+    right = x.mask & (fixture.REWARDS.reshape(8, 1) == 1)
+    return np.where(right, -0.1, 0) * x.mask.sum() / right.sum()  # a mean over these tokens, where w is one over all
 
 
 def behaviour_k2(x):

@@ -87,7 +87,7 @@ def test_advantages_are_finite_without_minus_zero(estimator, rewards):
 @pytest.mark.parametrize('estimator', ESTIMATORS)
 def test_groups_of_one_give_finite_advantages(estimator):
     # nothing to compare with: 0, except for those whose peers are the batch, or none at all
-    found = ragged(estimator, np.arange(8), pass_k=1)
+    found = ragged(estimator, np.arange(8), rewards=1 + DISTINCT, pass_k=1)
     assert np.all(np.isfinite(found)) and not np.any((found == 0) & np.signbit(found))
     alone = {'ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length'}
     # a completion's steps are compared among themselves

@@ -190,6 +190,7 @@ def test_gradient_of_a_piece_is_that_of_differences(piece):
         mask=jnp.ones((3, 2), bool),
         group_ids=jnp.zeros(3, jnp.int32),
         rewards=jnp.array([1.0, 0, 1]),
+        correct=jnp.array([1.0, 0, 1]),
         top_covariance=jnp.ones((3, 2)),
         entropy_coef=0.1,
     )

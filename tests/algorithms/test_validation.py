@@ -220,7 +220,7 @@ def test_pass_at_more_than_the_group_is_refused(pass_k, size):
 def test_negative_rewards_are_refused_where_the_estimator_divides_by_them(preset):
     method = fixture.algorithm_with(preset, dict(pass_k=2))
     refused(
-        f"algorithm.advantage = '{preset}', at least 0, -0.5, reward.parts",
+        f"algorithm.advantage = '{preset}', at least 0, -0.5, give `correct`",
         algorithms.compute_advantages,
         method,
         np.array([[1.0, -0.5, 0, 1]]),

@@ -161,7 +161,6 @@ def test_verifier_extracts_answers():
         ([('nonsense', 1.0)], '', r"^reward.parts = 'nonsense': no such file in grpo_jax/rewards"),
         ([], '', r'^reward.parts = .*: name at least one reward'),
         ([('format', 1.0)], 'numeric', r"^reward.verifier = 'numeric': must be one of reward.parts: \['format'\]"),
-        ([('format', 1.0)], 'format', r"^reward.verifier = 'format': has no extract"),
     ],
 )
 def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):
@@ -220,6 +219,7 @@ def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
         nothing,
         np.array([100, 150, 200, 300]),
         np.array([1.0, 5, 1, 0]),
+        np.array([1.0, 0, 1, np.nan]),
         {'numeric': np.array([1.0, 0, 1, 0])},
         {},
     )
@@ -290,13 +290,16 @@ class Words:
         return ' '.join(['48/2=24', '48+24=720', ''][i] for i in ids).strip()
 
 
-def test_step_rewards_lie_on_the_token_that_ends_the_step_and_the_outcome_on_the_last():
+@pytest.mark.parametrize('with_outcome', [False, True])
+def test_step_rewards_lie_on_the_token_that_ends_the_step_and_the_outcome_is_one_where_asked(with_outcome):
     tokens = np.array([[9, 0, 1, 2, 0], [9, 1, 0, 0, 0]])
     mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
     texts = ['48/2=24 48+24=720', '48+24=720 48/2=24']
-    reward_functions = build(4, step_rewards='calculator')
+    reward_functions = build(4, step_rewards='calculator', steps_with_outcome=with_outcome)
     rewarded = rewards.compute_rewards(reward_functions, [example('72')], texts, [False, False], [3, 2])
-    rewarded = rewarded._replace(rewards=np.array([0.0, 5.0]))
-    inputs = rewards.advantage_inputs(reward_functions, [example('72')], rewarded, lambda: (tokens, mask), Words())
+    inputs = rewards.advantage_inputs(
+        reward_functions, [example('72')], rewarded, np.array([[0.5, 5.0]]), lambda: (tokens, mask), Words()
+    )
     nan = np.nan
-    np.testing.assert_array_equal(inputs['step_rewards'](), [[[1, 0, 0, nan], [0, 6, nan, nan]]])
+    expected = [[1, 0, 0.5, nan], [0, 6, nan, nan]] if with_outcome else [[1, 0, nan, nan], [0, 1, nan, nan]]
+    np.testing.assert_array_equal(inputs['step_rewards'](), [expected])

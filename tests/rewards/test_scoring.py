@@ -61,6 +61,37 @@ def test_scoring_as_rows_come_in_equals_scoring_all_at_once():
     assert all(np.array_equal(rewarded.parts[name], expected_parts[name]) for name in ('numeric', 'format'))
 
 
+def judged(reward_functions, answers):
+    """What the verifier says of completions by these names."""
+    none = np.zeros(len(answers), bool)
+    return rewards.compute_rewards(reward_functions, [example('1')] * len(answers), answers, none, none * 1).correct
+
+
+def test_correct_is_what_the_verifier_says_whatever_else_is_paid():
+    values = {'right': 1.0, 'wrong': 0.0, 'half': 0.5, 'unknown': None, 'nan': float('nan')}
+
+    def verifier(completion, example):
+        if completion == 'slow':
+            raise TimeoutError
+        return values[completion]
+
+    parts = dict(functions={'mine': verifier, 'style': lambda completion, example: 5.0})
+    order = ['right', 'wrong', 'half', 'unknown', 'nan', 'slow']
+    paid = make(('mine', 0.1), ('style', 1.0), verifier='mine', **parts)
+    np.testing.assert_array_equal(judged(paid, order), [1, 0, 0, np.nan, np.nan, 0])
+    lower = make(('mine', 0.1), ('style', 1.0), verifier='mine', correct_at=0.5, **parts)
+    np.testing.assert_array_equal(judged(lower, order), [1, 0, 1, np.nan, np.nan, 0])
+    np.testing.assert_array_equal(judged(make(('mine', 1.0), **parts), order), [np.nan] * 6)
+
+
+def test_a_reward_model_says_what_is_correct_by_a_threshold():
+    def model(completions, examples):
+        return [len(text) / 10 for text in completions]
+
+    judge = make(('model', 1.0), functions={'model': model}, verifier='model', correct_at=0.3)
+    np.testing.assert_array_equal(judged(judge, ['', 'ab', 'abc', 'abcd']), [0, 0, 1, 1])
+
+
 def test_a_reward_that_raises_on_the_thread_is_heard():
     def broken(text, example):
         raise ValueError('no such answer')
