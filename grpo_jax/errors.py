@@ -13,7 +13,8 @@ class BadInput(Exception):
 
     def __str__(self) -> str:
         thing, value, remedy = self.args
-        return f'{thing} = {value!r}: {remedy}'
+        lines = f'{thing} = {value!r}: {remedy}'.splitlines()  # what another library says may have several
+        return ' '.join(filter(None, map(str.strip, lines)))
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows of it in a notebook."""

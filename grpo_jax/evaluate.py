@@ -189,7 +189,7 @@ def reopen(workdir: str) -> Experiment:
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
-    config = ConfigDict(json_file.read(path))
+    config = ConfigDict(json_file.read_object(path))
     if 'collection' not in config:
         raise BadInput(
             '--workdir', workdir, 'was begun by an earlier version; read it with that one, or begin a new run'

@@ -10,3 +10,5 @@ class Example(NamedTuple):
     answer: str
     id: int  # unique in its data set and stable: sampling noise and data order are functions of it
     meta: dict[str, Any]
+    # the whole chat of which the prompt is the user's last message, dicts of role and content; () where that is all
+    messages: tuple[dict[str, Any], ...] = ()

@@ -67,6 +67,7 @@ def run(config, workdir):
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     experiment, objective = open_experiment(config, workdir, head=True), OBJECTIVES[section.objective]
     settings = experiment.settings
+    experiment.check_splits()
     train, test = (read_labelled(experiment, objective, split) for split in ('train', 'test'))
     shapes = experiment.shapes(settings.supervised.batch, objective.completions)
     optimizer = build_optimizer(settings.supervised.optimizer, settings.supervised.updates)

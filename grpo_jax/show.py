@@ -19,7 +19,7 @@ def lines(config: Any, count: int) -> Iterator[str]:
     """Yields the lines to print for the first `count` prompts of step 0, and the tokens that end a completion."""
     folder = hf.find(config.model.path)
     tokenizer = hf.load_tokenizer(folder)
-    dataset = data.load(data.locate(data.DataOptions.from_config(config.data)), 'train', tokenizer)
+    dataset = data.load(data.locate(data.DataOptions.from_config(config.data)), 'train', tokenizer, answered=False)
     stops = hf.stop_tokens(folder, tokenizer)
     yield f'model {folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
         f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops

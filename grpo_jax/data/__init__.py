@@ -9,8 +9,7 @@ reads files takes `folder`; its constant FILES, how names of its own files begin
 from grpo_jax.data.dataset import (
     DataOptions,
     Dataset,
-    PromptFormat,
-    encode_prompt,
+    check_shared,
     examples,
     load,
     locate,
@@ -21,12 +20,14 @@ from grpo_jax.data.dataset import (
 )
 from grpo_jax.data.order import indices, walk
 from grpo_jax.data.origin import Origin
+from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 
 __all__ = [
     'DataOptions',
     'Dataset',
     'Origin',
     'PromptFormat',
+    'check_shared',
     'encode_prompt',
     'examples',
     'indices',

@@ -54,11 +54,15 @@ def _humaneval(row, i, where):
     # the prompt's helpers are the tests' too; its unfinished function is not
     setup = [part for part in _parse(prompt, where).body if getattr(part, 'name', '') != name]
     setup += [part for part in tree.body if part is not checks[0]]
+    called = checks[0].args.args[0].arg
+    tests = _tests(checks[0].body)
+    if called not in _names('\n'.join(tests), where):
+        raise BadInput(where, shorten(test), f'has no assert that calls {called}; mend or remove the row')
     meta = {
         'before': prompt,
         'setup': ast.unparse(setup),  # pyright: ignore[reportArgumentType]  # a list of statements will do
-        'tests': _tests(checks[0].body),
-        'names': {name: name, checks[0].args.args[0].arg: name},
+        'tests': tests,
+        'names': {name: name, called: name},
         'demonstration': solution,
     }
     return Example(prompt, solution, i, meta)
@@ -81,11 +85,13 @@ def _mbpp(row, _, where):
     tests, needed, task = _sources(row, 'test_list', where), _sources(row, 'test_imports', where), row.get('task_id')
     if not tests:
         raise BadInput(where, tests, 'field test_list must have a test; mend or remove the row')
-    if not isinstance(task, int):
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(_parse('\n'.join(tests), where))):
+        raise BadInput(where, shorten(tests), 'field test_list has no assert; mend or remove the row')
+    if type(task) is not int:
         raise BadInput(where, shorten(task), 'field task_id must be a whole number; mend or remove the row')
     if row.get('test_setup_code'):
         needed.append(text_field(row, 'test_setup_code', where).replace('\r', ''))
-    used = {node.id for node in ast.walk(_parse('\n'.join(needed + tests), where)) if isinstance(node, ast.Name)}
+    used = _names('\n'.join(needed + tests), where)
     names, imports = {}, []
     for part in _parse(code, where).body:
         if isinstance(part, (ast.Import, ast.ImportFrom)):
@@ -94,6 +100,11 @@ def _mbpp(row, _, where):
             names[part.name] = part.name
     meta = {'before': '', 'setup': '\n'.join(imports + needed), 'tests': tests, 'names': names, 'demonstration': code}
     return Example(TASK.format(text=text, tests='\n'.join(tests)), code, task, meta)
+
+
+def _names(source, where):
+    """The names that a source reads or writes."""
+    return {node.id for node in ast.walk(_parse(source, where)) if isinstance(node, ast.Name)}
 
 
 def _sources(row, field, where):

@@ -12,19 +12,13 @@ from jaxtyping import Int
 import numpy as np
 
 from grpo_jax.data import origin
-from grpo_jax.data.records import drop_malformed
+from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt
+from grpo_jax.data.records import Unanswered, drop_malformed, shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
 
 logger = logging.getLogger('grpo_jax')
-
-
-class PromptFormat(NamedTuple):
-    """How a prompt is written for the model."""
-
-    chat: bool  # through the tokenizer's chat template
-    system: str  # message of the chat; '' for none
-    template: str  # text around {prompt}
+MOST_SHARED = 0.5  # share of the test prompts that the train split may have too; above it, they measure memory
 
 
 class DataOptions(NamedTuple):
@@ -46,6 +40,8 @@ class DataOptions(NamedTuple):
         for name, least in [('max_prompt_tokens', 2), ('prompts_per_step', 1)]:
             if section[name] < least:
                 raise BadInput(f'data.{name}', section[name], f'must be at least {least}')
+        prompt_format = PromptFormat(section['chat'], section['system'], section['template'])
+        prompt_format.check()
         return cls(
             section['name'],
             section['path'],
@@ -53,7 +49,7 @@ class DataOptions(NamedTuple):
             dict(section['options']),
             section['prompts_per_step'],
             section['max_prompt_tokens'],
-            PromptFormat(section['chat'], section['system'], section['template']),
+            prompt_format,
             section['strict'],
         )
 
@@ -91,19 +87,23 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
     return options._replace(options={'sources': sources}, origins=tuple(origins))
 
 
-def load(options: DataOptions, split: str, tokenizer: Any) -> Dataset:
-    """Dataset of a split, 'train' or 'test'.
+def load(options: DataOptions, split: str, tokenizer: Any, answered: bool = True) -> Dataset:
+    """Dataset of a split, 'train' or 'test'; answered: a row without gold answer is malformed.
 
     Prompts longer than max_prompt_tokens and malformed rows are left out and counted. BadInput for the first malformed
     row when strict, and when most rows are malformed.
     """
-    sound = drop_malformed(examples(options.name, options.options, split), options.strict, split)
-    if not sound:
+    rows = [
+        row.example if isinstance(row, Unanswered) and not answered else row
+        for row in examples(options.name, options.options, split)
+    ]
+    _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
+    check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
+    rows = [row if isinstance(row, BadInput) else _encode(tokenizer, row, options, split) for row in rows]
+    encoded = drop_malformed(rows, options.strict, split)
+    if not encoded:
         raise BadInput('data.options', options.options, f'gives no example of the {split} split')
-    ids = {example.id for example in sound}
-    if len(ids) < len(sound) or not all(0 <= i < 2**31 for i in ids):
-        raise BadInput('data.name', options.name, 'gives examples ids that are not distinct, or not in 0..2^31-1')
-    tokens = [encode_prompt(tokenizer, example.prompt, options.prompt_format) for example in sound]
+    sound, tokens = map(list, zip(*encoded, strict=True))
     longest = options.max_prompt_tokens
     fitting = [i for i, prompt in enumerate(tokens) if len(prompt) <= longest]
     if not fitting:
@@ -123,6 +123,42 @@ def load(options: DataOptions, split: str, tokenizer: Any) -> Dataset:
         )
     dataset = pick(Dataset(sound, tokens), fitting)
     return dataset._replace(sources=_sources(options, dataset.examples))
+
+
+def _check_examples(name, rows):
+    """BadInput for what is no Example, and for ids that cannot tell examples apart."""
+    for row in rows:
+        if not isinstance(row, Example) or not (isinstance(row.prompt, str) and isinstance(row.answer, str)):
+            raise BadInput('data.name', name, f'gives {shorten(row)!r}, which is no Example with a text as its prompt')
+    ids = {example.id for example in rows}
+    if len(ids) < len(rows) or not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids):
+        raise BadInput('data.name', name, 'gives examples ids that are not distinct, or not in 0..2^31-1')
+
+
+def _encode(tokenizer, example, options, split):
+    """(example, token ids of its prompt), or the BadInput that names it."""
+    where = f'example {example.id} of the {split} split'
+    try:
+        return example, encode_prompt(tokenizer, example.prompt, options.prompt_format, example.messages, where)
+    except BadInput as error:
+        return error.with_traceback(None)
+
+
+def check_shared(train: Dataset, test: Dataset) -> None:
+    """A warning that counts the prompts of the test split which the train split has too; BadInput above MOST_SHARED."""
+    seen = {*map(tuple, train.tokens)}
+    shared = [example for example, tokens in zip(test.examples, test.tokens, strict=True) if tuple(tokens) in seen]
+    if not shared:
+        return
+    share = f'{len(shared)} of {len(test.tokens)}'
+    if len(shared) > MOST_SHARED * len(test.tokens):
+        raise BadInput(
+            'test split',
+            share,
+            f'of its prompts are in the train split, like example {shared[0].id}: an evaluation would measure memory; '
+            'take other data for one of the two',
+        )
+    logger.warning('%s prompts of the test split are in the train split, like example %d', share, shared[0].id)
 
 
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
@@ -204,26 +240,6 @@ def pick(dataset: Dataset, chosen: Sequence[int] | Int[np.ndarray, ' n']) -> Dat
 def spread(count: int, most: int) -> Int[np.ndarray, ' n']:
     """Indices of n <= most of `count` examples, evenly over all of them."""
     return np.unique(np.linspace(0, count - 1, most).astype(int))
-
-
-def encode_prompt(tokenizer: Any, text: str, prompt_format: PromptFormat) -> list[int]:
-    """Token ids of a prompt; special tokens are added once, by the chat template or by the tokenizer."""
-    text = prompt_format.template.replace('{prompt}', text)
-    if not prompt_format.chat:
-        ids = tokenizer.encode(text)
-        # some tokenizers close every text; a prompt must stay open
-        return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
-    if not tokenizer.chat_template:
-        raise BadInput(
-            'data.chat',
-            True,
-            f'the tokenizer in {tokenizer.name_or_path} has no chat template; '
-            'set data.chat=False or add chat_template to its tokenizer_config.json',
-        )
-    messages = [{'role': 'system', 'content': prompt_format.system}] if prompt_format.system else []
-    messages.append({'role': 'user', 'content': text})
-    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return tokenizer.encode(rendered, add_special_tokens=False)
 
 
 def prompts(

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 import glob
-import json
 import os
 import re
 from typing import Any
 
 from grpo_jax.data import jsonl, tables
-from grpo_jax.data.records import convert_rows, prompt_text, text_field
+from grpo_jax.data.records import Unanswered, convert_rows, get_field, read_prompt, shorten, text_field
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
 from grpo_jax.types import Example
 
 READERS = {'.jsonl': jsonl.read, '.parquet': tables.parquet, '.arrow': tables.arrow, '.json': jsonl.read_list}
@@ -17,15 +17,24 @@ FILES = ''
 
 
 def examples(
-    split: str, *, folder: str, prompt_field: str, answer_field: str, subset: str = ''
+    split: str, *, folder: str, prompt_field: str = 'prompt', answer_field: str = 'answer', subset: str = ''
 ) -> list[Example | BadInput]:
     """Examples of a split of a folder, or of its subset, see rows; ids are row numbers, meta is the whole row.
 
-    A field 'a.b' is field b of field a; the prompt may be a chat, of which the last message of the user is taken.
+    A field 'a.b' is field b of field a; the prompt may be a chat. A row without answer is Unanswered, and so are all
+    rows where answer_field is ''.
     """
 
     def example(row, index, where):
-        return Example(prompt_text(row, prompt_field, where), text_field(row, answer_field, where), index, row)
+        prompt, messages = read_prompt(row, prompt_field, where)
+        try:
+            return Example(prompt, text_field(row, answer_field, where), index, row, messages)
+        except BadInput as error:
+            if str(get_field(row, answer_field) or '').strip():
+                raise
+            unanswered = Unanswered(*error.args)
+            unanswered.example = Example(prompt, '', index, row, messages)
+            raise unanswered from None
 
     return convert_rows(example, rows(open_subset(folder, subset), split))
 
@@ -109,15 +118,19 @@ def _subfolders(folder):
 
 def _saved(folder, split, own):
     """The files of a Dataset that save_to_disk wrote."""
-    with open(os.path.join(folder, 'state.json'), encoding='utf8') as file:
-        state = json.load(file)
-    if not own and state['_split'] != split:
+    path = os.path.join(folder, 'state.json')
+    state = json_file.read_object(path, 'save the data set again')
+    if not own and state.get('_split') != split:
         raise BadInput(
             'data.options.folder',
             folder,
-            f'holds the split {state["_split"]}, not {split}; save a DatasetDict, or write {{split}} in the name',
+            f'holds the split {state.get("_split")}, not {split}; save a DatasetDict, or write {{split}} in the name',
         )
-    return [os.path.join(folder, entry['filename']) for entry in state['_data_files']]
+    entries = state.get('_data_files')
+    names = [entry.get('filename') for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if not names or len(names) < len(entries) or not all(isinstance(name, str) for name in names):
+        raise BadInput(path, shorten(entries), 'its _data_files must name the files; save the data set again')
+    return [os.path.join(folder, name) for name in names]
 
 
 def _check_complete(paths):

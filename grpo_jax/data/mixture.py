@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from grpo_jax.data import dataset
+from grpo_jax.data.records import Unanswered
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -19,10 +20,14 @@ def examples(split: str, *, sources: Sequence[Any]) -> list[Example | BadInput]:
     mixed = []
     for k, source in enumerate(sources):
         for row in dataset.examples(source['name'], source['options'], split):
-            if not isinstance(row, BadInput):
-                row = row._replace(id=row.id * len(sources) + k, meta=row.meta | {'source': _label(source)})
-            mixed.append(row)
+            if isinstance(row, Unanswered):
+                row.example = _of_source(row.example, sources, k)
+            mixed.append(row if isinstance(row, BadInput) else _of_source(row, sources, k))
     return mixed
+
+
+def _of_source(example, sources, k):
+    return example._replace(id=example.id * len(sources) + k, meta=example.meta | {'source': _label(sources[k])})
 
 
 def weights(*, sources: Sequence[Any]) -> dict[str, int | float]:

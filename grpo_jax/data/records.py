@@ -5,14 +5,24 @@ that the caller decides what becomes of it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import decimal
 import logging
-import math
 from typing import Any
 
+import numpy as np
+
 from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
 
 logger = logging.getLogger('grpo_jax')
 MOST_MALFORMED = 0.5  # share of rows; above it, the file is something else
+ROLES = 'system', 'developer', 'user', 'assistant', 'tool'  # of the messages of a chat
+
+
+class Unanswered(BadInput):
+    """In place of a row that lacks nothing but its gold answer: `example` is what it gives where none is needed."""
+
+    example: Example
 
 
 def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
@@ -73,28 +83,74 @@ def text_field(row: Mapping, field: str, where: str) -> str:
     return _text(get_field(row, field), row, field, where)
 
 
-def prompt_text(row: Mapping, field: str, where: str) -> str:
-    """As text_field; of a chat, a list of messages with role and content, the last message of the user."""
-    value = get_field(row, field)
-    if isinstance(value, list):
-        contents = [
-            get_field(message, 'content')
-            for message in value
-            if isinstance(message, dict) and get_field(message, 'role') == 'user'
-        ]
-        value = contents[-1] if contents else value
-    return _text(value, row, field, where)
-
-
 def _text(value, row, field, where):
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, decimal.Decimal)):
         raise BadInput(where, shorten(value), f'field {field!r} must be text or a number; the row has {sorted(row)}')
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadInput(where, value, f'field {field!r} is no finite number; mend or remove the row')
-    text = str(value)
-    if not text.strip():
-        raise BadInput(where, shorten(text), f'field {field!r} is empty; mend or remove the row')
-    return text
+    if not isinstance(value, str):
+        if not isinstance(value, int) and not np.isfinite(float(value)):
+            raise BadInput(where, value, f'field {field!r} is no finite number; mend or remove the row')
+        value = number_text(value)
+    if not value.strip():
+        raise BadInput(where, shorten(value), f'field {field!r} is empty; mend or remove the row')
+    return value
+
+
+def number_text(value: int | float | decimal.Decimal) -> str:
+    """A finite number in plain decimals, the fewest that tell it apart: 18.0 is 18, 1e-05 is 0.00001."""
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, decimal.Decimal):
+        text = f'{value:f}'
+        text = text.rstrip('0').rstrip('.') if '.' in text else text
+    else:
+        text = np.format_float_positional(value, trim='-')
+    return '0' if text == '-0' else text
+
+
+def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+    """(prompt, messages) of an Example: a field's text, or the last message of the user in a chat; else BadInput."""
+    if not isinstance(get_field(row, field), list):
+        return text_field(row, field, where), ()
+    return end_of_chat(read_messages(row, field, where), field, where)
+
+
+def end_of_chat(messages: tuple[dict[str, Any], ...], field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+    """(prompt, messages) of an Example, of the messages of a chat; BadInput without one of the user."""
+    prompts = [message['content'] for message in messages if message['role'] == 'user']
+    if not prompts or not prompts[-1].strip():
+        raise BadInput(
+            where, shorten(messages), f'field {field!r} must be text, or have words of the user; mend or remove the row'
+        )
+    return prompts[-1], () if messages == ({'role': 'user', 'content': prompts[-1]},) else messages
+
+
+def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any], ...]:
+    """The messages of a chat in a field, with their parts joined; BadInput for what is no chat of texts."""
+    messages = get_field(row, field)
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and m.get('role') in ROLES for m in messages):
+        raise BadInput(
+            where,
+            shorten(messages),
+            f'field {field!r} must be text or a number, or messages with role ({", ".join(ROLES)}) and content; '
+            'mend or remove the row',
+        )
+    return tuple(
+        # Parquet has each field of any message in every message
+        {key: value for key, value in message.items() if value is not None} | {'content': _content(message, where)}
+        for message in messages
+    )
+
+
+def _content(message, where):
+    """The text of a message, also where it stands in parts; '' beside calls of tools."""
+    content = message.get('content')
+    if content is None and message.get('tool_calls'):
+        return ''
+    parts = content if isinstance(content, list) else [{'type': 'text', 'text': content}]
+    for part in parts:
+        if not isinstance(part, dict) or part.get('type') != 'text' or not isinstance(part.get('text'), str):
+            raise BadInput(where, shorten(part), 'a message must be text, the only thing that the model reads')
+    return ''.join(part['text'] for part in parts)
 
 
 def shorten(value: Any) -> Any:

@@ -2,10 +2,11 @@
 
 import functools
 import glob
+import json
 import os
 
 from grpo_jax.data import jsonl
-from grpo_jax.data.records import convert_rows, shorten, split_malformed, text_field
+from grpo_jax.data.records import convert_rows, read_messages, shorten, split_malformed, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -29,18 +30,22 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
     convert = _judged if least is None else functools.partial(_rewarded, by=by)
     rows, malformed = split_malformed([row for path in paths for row in convert_rows(convert, jsonl.read(path))])
     by_prompt = {}
-    for prompt, answer, completion, reward in rows:
+    chats = {}
+    for prompt, messages, answer, completion, reward in rows:
         if reward is not None:
-            by_prompt.setdefault((prompt, answer), {}).setdefault(completion, reward)
+            task = prompt, answer, json.dumps(messages)
+            chats[task] = messages
+            by_prompt.setdefault(task, {}).setdefault(completion, reward)
     examples = []
-    for i, ((prompt, answer), rewards) in enumerate(sorted(by_prompt.items())):
+    for i, (task, rewards) in enumerate(sorted(by_prompt.items())):
+        prompt, answer, _ = task
         if (i % 10 == 0) != (split == 'test'):
             continue
         worst = min(rewards, key=rewards.get)
         for completion, reward in sorted(rewards.items()):
             if reward >= (1.0 if least is None else least):
                 meta = {'demonstration': completion} | ({'rejected': worst} if rewards[worst] < reward else {})
-                examples.append(Example(prompt, answer, len(examples), meta))
+                examples.append(Example(prompt, answer, len(examples), meta, chats[task]))
     if not examples:
         reason = f'nothing in {folder} is right' if least is None else f'is above every reward in {folder}'
         raise malformed[0] if malformed else BadInput('data.options.least', least, reason)
@@ -48,7 +53,7 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
 
 
 def _rewarded(row, _, where, by):
-    """(prompt, answer, completion, reward); the reward of a completion of which no part could tell is None."""
+    """(prompt, messages, answer, completion, reward); the reward is None where no part could tell."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')
@@ -56,15 +61,17 @@ def _rewarded(row, _, where, by):
 
 
 def _judged(row, _, where):
-    """(prompt, answer, completion, 1.0 or 0.0); None for what the verifier could not judge."""
+    """As _rewarded; the reward is 1.0 or 0.0, None for what the verifier could not judge."""
     if row.get('correct', '') not in (True, False, None):
         raise BadInput(where, sorted(row), 'has no verdict of a verifier; name a reward by data.options.least and by')
     return _checked(row, where, None if row['correct'] is None else float(row['correct']))
 
 
 def _checked(row, where, reward):
+    """(prompt, messages, answer, completion, reward); BadInput for what is none."""
     completion = row.get('completion')
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
         raise BadInput(where, shorten((completion, reward)), 'must be a completion and its reward; remove the row')
     answer = text_field(row, 'answer', where) if row.get('answer') else ''  # a reward may need none
-    return text_field(row, 'prompt', where), answer, completion, reward
+    messages = read_messages(row, 'messages', where) if 'messages' in row else ()
+    return text_field(row, 'prompt', where), messages, answer, completion, reward

@@ -67,7 +67,7 @@ def _labels(steps, marked, base, where):
         raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts")
     if marked is None:
         return label_until(len(steps), len(steps))
-    if not isinstance(marked, int) or not base <= marked < len(steps) + base:
+    if type(marked) is not int or not base <= marked < len(steps) + base:
         raise BadInput(
             where, shorten(marked), f'the first wrong step must be one of {base} to {len(steps) + base - 1}, or null'
         )

@@ -1,34 +1,47 @@
 """Rows of Parquet and Arrow files, and of tensorflow-datasets folders, which are read without tensorflow."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+import os
 from typing import Any
 
 import numpy as np
 
 from grpo_jax.data.records import shorten
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
 
 
 def parquet(path: str) -> Iterator[tuple[str, Any]]:
     """Yields (where, row) of each row of a Parquet file, as grpo_jax.data.records says; BadInput when it is damaged."""
     import pyarrow.parquet  # a second, which few data sets need
 
-    return _read(path, lambda: pyarrow.parquet.ParquetFile(path).iter_batches())
+    return _read(path, lambda: pyarrow.parquet.ParquetFile(path, page_checksum_verification=True).iter_batches())
 
 
 def arrow(path: str) -> Iterator[tuple[str, Any]]:
     """As parquet, of a file in Arrow's stream format, which `datasets` saves."""
     import pyarrow
 
-    return _read(path, lambda: pyarrow.ipc.open_stream(pyarrow.memory_map(path)))
+    def batches():
+        for batch in pyarrow.ipc.open_stream(pyarrow.memory_map(path)):
+            batch.validate(full=True)  # its offsets are read as they are, and wrong ones would end the process
+            yield batch
+
+    return _read(path, batches)
 
 
 def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
     """As parquet, of a split of a tensorflow-datasets folder with array_record files."""
     import tensorflow_datasets as tfds  # seconds to import
 
-    builder: Any = tfds.builder_from_directory(folder)
-    info = builder.info
+    for name in ('features.json', 'dataset_info.json'):
+        if os.path.isfile(os.path.join(folder, name)):
+            json_file.read_object(os.path.join(folder, name), 'prepare the data set again')
+    try:
+        builder: Any = tfds.builder_from_directory(folder)
+        info = builder.info
+    except Exception as error:  # a different type for each way of being damaged
+        raise _damaged(folder, error) from None
     if split not in info.splits:
         raise BadInput('data.options.folder', folder, f'has no split {split}, only {sorted(info.splits)}')
     if info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
@@ -37,12 +50,24 @@ def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
             folder,
             f'holds {info.file_format.value} files, which need tensorflow; prepare it with file_format array_record',
         )
-    for index, row in enumerate(builder.as_data_source(split)):
+    try:
+        source = builder.as_data_source(split)
+        count = len(source)
+    except Exception as error:
+        raise _damaged(folder, error) from None
+    for index in range(count):
         where = f'{folder}, {split} row {index}'
         try:
-            yield where, _plain(row)
+            yield where, _plain(source[index])
         except UnicodeDecodeError as error:
             yield where, BadInput(where, shorten(error.object), f'{error}; mend or remove the row')
+        except Exception as error:
+            raise _damaged(folder, error) from None
+
+
+def _damaged(folder, error):
+    cause = f'{type(error).__name__}, {str(error)[:200]}'
+    return BadInput('data.options.folder', folder, f'holds a damaged data set ({cause}); prepare it again')
 
 
 def _read(path, batches):
@@ -51,21 +76,25 @@ def _read(path, batches):
     index = 0
     try:
         for batch in batches():
+            if not index:
+                _check_names(batch.schema, path)
+            mend = _shortener(pyarrow.struct(batch.schema))
             for row in _dicts(batch):
                 where = f'{path}, row {index}'
-                if isinstance(row, UnicodeDecodeError):
-                    row = BadInput(where, shorten(row.object), f'{row}; mend or remove the row')
-                yield where, row
+                if isinstance(row, Exception):
+                    value = row.object if isinstance(row, UnicodeDecodeError) else path
+                    row = BadInput(where, shorten(value), f'{row}; mend or remove the row')
+                yield where, mend(row) if mend and isinstance(row, dict) else row
                 index += 1
     except (pyarrow.ArrowException, OSError) as error:
         raise BadInput('data file', path, f'is damaged at row {index} ({shorten(error)}); fetch it again') from None
 
 
 def _dicts(batch):
-    """Yields each row of a pyarrow.RecordBatch as a dict, or the UnicodeDecodeError in its place."""
+    """Yields each row of a pyarrow.RecordBatch as a dict, or the exception in its place."""
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError as error:
+    except (ValueError, OverflowError, ArithmeticError) as error:  # no UTF-8, a date beyond Python's, and the like
         if batch.num_rows == 1:
             yield error
             return
@@ -73,12 +102,57 @@ def _dicts(batch):
             yield from _dicts(batch.slice(index, 1))
 
 
+def _check_names(fields, path):
+    """BadInput where two columns, or two fields of a column, have one name: a dict would lose the first."""
+    import pyarrow
+
+    names = [field.name for field in fields]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise BadInput('data file', path, f'has the column {double[0]!r} more than once; rename one of them')
+    for field in fields:
+        kind = field.type
+        while any(is_list(kind) for is_list in _lists()):
+            kind = kind.value_type
+        if pyarrow.types.is_struct(kind):
+            _check_names(kind, path)
+
+
+def _lists():
+    import pyarrow
+
+    types = pyarrow.types
+    return types.is_list, types.is_large_list, types.is_fixed_size_list
+
+
+def _shortener(kind) -> Callable | None:
+    """A function that turns float32 values of this type into the doubles of the same decimals, .1 and not .100000001.
+
+    None where the type has no such values.
+    """
+    import pyarrow
+
+    if pyarrow.types.is_float32(kind) or pyarrow.types.is_float16(kind):
+        dtype = np.float32 if pyarrow.types.is_float32(kind) else np.float16
+        return lambda value: None if value is None else float(str(dtype(value)))
+    if any(is_list(kind) for is_list in _lists()):
+        inner = _shortener(kind.value_type)
+        if inner:
+            return lambda values: None if values is None else [inner(value) for value in values]
+    if pyarrow.types.is_struct(kind):
+        fields = {field.name: mend for field in kind if (mend := _shortener(field.type))}
+        if fields:
+            return lambda row: row and row | {name: mend(row[name]) for name, mend in fields.items()}
+    return None
+
+
 def _plain(value):
     """The value with str, int, float and list in place of the bytes and arrays of tensorflow-datasets."""
     if isinstance(value, dict):
         return {name: _plain(x) for name, x in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
+        short = np.issubdtype(value.dtype, np.floating) and value.dtype.itemsize < 8
+        value = (np.asarray(value).astype(str).astype(float) if short else value).tolist()
     if isinstance(value, list):
         return [_plain(x) for x in value]
     return value.decode('utf8') if isinstance(value, bytes) else value

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, processes
 
 
@@ -18,10 +19,21 @@ def write(path: str | os.PathLike, value: Any):
         file.write('\n')
 
 
-def read(path: str | os.PathLike) -> Any:
-    """The value that write has written."""
-    with open(path, encoding='utf8') as file:
-        return json.load(file)
+def read(path: str | os.PathLike, remedy: str = 'bring it back from a copy') -> Any:
+    """The value that a file holds; BadInput, with the remedy, for one that cannot be read or is no JSON."""
+    try:
+        with open(path, encoding='utf8') as file:
+            return json.load(file)
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also of the encoding
+        raise BadInput(os.fspath(path), 'unreadable', f'{error}; {remedy}') from None
+
+
+def read_object(path: str | os.PathLike, remedy: str = 'bring it back from a copy') -> dict[str, Any]:
+    """As read, of a file that holds an object with named fields; BadInput for another value."""
+    value = read(path, remedy)
+    if not isinstance(value, dict):
+        raise BadInput(os.fspath(path), type(value).__name__, f'must be an object with named fields; {remedy}')
+    return value
 
 
 def _plain(value):

@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import hub, processes
-from grpo_jax.models import heads, tensor_files, transformer
+from grpo_jax.hosts import hub, json_file, processes
+from grpo_jax.models import config_checks, heads, tensor_files, transformer
 
 # model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
 FAMILIES = {
@@ -28,7 +28,8 @@ FAMILIES = {
     'qwen2': lambda hf: {'qkv_bias': True},
     'qwen3': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'qk_norm': True},
 }
-ROPE_TYPES = ('default', 'linear', 'llama3', 'yarn')
+MOST_PARAMETERS = 2**43  # some twenty times those of the largest model
+REMEDY = 'take it again from the published model'
 FILES = re.compile(
     r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'
     r'chat_template).*\.(json|txt|jinja|model)'
@@ -90,51 +91,50 @@ def _transformers() -> Any:
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
     path = os.path.join(folder, 'config.json')
-    if not os.path.isfile(path):
-        raise BadInput('model.path', folder, 'has no config.json; give the folder that holds it beside the weights')
-    try:
-        with open(path, encoding='utf8') as file:
-            family = json.load(file).get('model_type')
-        hf = _transformers().AutoConfig.from_pretrained(folder) if family in FAMILIES else None
-    except Exception as error:  # transformers raises a different type for each way of being wrong
-        raise BadInput(path, 'unreadable', f'{error}; take it again from the published model') from None
-    if hf is None:
-        raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
+    family, hf = _read_config(folder, path)
+    config_checks.check(hf, path)
     if hf.hidden_act != 'silu':
         raise BadInput(f'hidden_act in {path}', hf.hidden_act, 'only silu is supported')
     for name, none in (('use_sliding_window', 'false'), ('sliding_window', 'null')):
         if family != 'llama' and getattr(hf, name, None):
             raise BadInput(f'{name} in {path}', getattr(hf, name), f'not supported; set it to {none}')
-    rope = dict(hf.rope_parameters)
-    kind = rope.get('rope_type', 'default')
-    if kind not in ROPE_TYPES:
-        raise BadInput(f'rope_type in {path}', kind, f'not supported; one of {", ".join(ROPE_TYPES)} is')
-    theta = rope.pop('rope_theta')
-    if kind == 'yarn':
-        rope['original_max_position_embeddings'] = (
-            rope.get('original_max_position_embeddings') or hf.max_position_embeddings
-        )
-    if hf.num_attention_heads % hf.num_key_value_heads:
-        raise BadInput(
-            f'num_key_value_heads in {path}',
-            hf.num_key_value_heads,
-            f'must divide num_attention_heads = {hf.num_attention_heads}',
-        )
+    theta, rope = config_checks.rope(hf, path)
     own = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False) | FAMILIES[family](hf)
-    return transformer.ModelConfig(
+    c = transformer.ModelConfig(
         vocab_size=hf.vocab_size,
         width=hf.hidden_size,
         layers=hf.num_hidden_layers,
         heads=hf.num_attention_heads,
         kv_heads=hf.num_key_value_heads,
-        head_dim=getattr(hf, 'head_dim', None) or hf.hidden_size // hf.num_attention_heads,
+        head_dim=config_checks.head_dim(hf, path),
         mlp=hf.intermediate_size,
         norm_eps=hf.rms_norm_eps,
         rope_theta=float(theta),
-        rope_scaling=() if kind == 'default' else tuple(sorted(rope.items())),
+        rope_scaling=tuple(sorted(rope.items())),
         tie_embeddings=hf.tie_word_embeddings,
         **own,
     )
+    parameters = sum(math.prod(p.shape) for p in jax.tree.leaves(transformer.param_table(c), is_leaf=_is_param))
+    if parameters > MOST_PARAMETERS:
+        raise BadInput(
+            path, f'{parameters} parameters', 'is no model that anybody has; take it from the published model'
+        )
+    return c
+
+
+def _read_config(folder, path):
+    """(model_type, the config as transformers reads it); BadInput for what it cannot read, and other families."""
+    if not os.path.isfile(path):
+        raise BadInput('model.path', folder, 'has no config.json; give the folder that holds it beside the weights')
+    config = json_file.read_object(path, REMEDY)
+    config_checks.check_sizes(config, path)  # before transformers makes a list of so many layers
+    family = config.get('model_type')
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
+    try:
+        return family, _transformers().AutoConfig.from_pretrained(folder)
+    except Exception as error:  # transformers raises a different type for each way of being wrong
+        raise BadInput(path, 'unreadable', f'{str(error)[:200]}; {REMEDY}') from None
 
 
 def context_length(folder: str | os.PathLike[str]) -> int:
@@ -150,23 +150,32 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     if not any(os.path.isfile(os.path.join(folder, name)) for name in ('tokenizer.json', 'tokenizer_config.json')):
         raise BadInput('model.path', folder, 'has neither tokenizer.json nor tokenizer_config.json; add them')
     try:
-        return _transformers().AutoTokenizer.from_pretrained(folder)
+        tokenizer = _transformers().AutoTokenizer.from_pretrained(folder)
+        tokenizer.encode('1')  # what is wrong with some settings comes out here
+        return tokenizer
     except Exception as error:  # tokenizers raises plain Exception for a malformed file
         raise BadInput(
             'model.path',
             folder,
-            f'has no readable tokenizer ({str(error).splitlines()[0]}); add tokenizer.json and tokenizer_config.json',
+            f'has no readable tokenizer ({str(error)[:200]}); add tokenizer.json and tokenizer_config.json',
         ) from None
 
 
-def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any) -> tuple[int, ...]:
-    """Sorted ids that end a completion: eos of generation_config.json, and of the tokenizer."""
+def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None) -> tuple[int, ...]:
+    """Sorted ids that end a completion: eos of generation_config.json, and of the tokenizer.
+
+    BadInput for one that is no id, or none of a model of vocab_size tokens.
+    """
     ids = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     path = os.path.join(folder, 'generation_config.json')
     if os.path.isfile(path):
-        with open(path, encoding='utf8') as file:
-            listed = json.load(file).get('eos_token_id')
-        ids |= set(listed if isinstance(listed, list) else [] if listed is None else [listed])
+        listed = json_file.read_object(path, REMEDY).get('eos_token_id')
+        listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
+        for i in listed:
+            if type(i) is not int or i < 0 or (vocab_size is not None and i >= vocab_size):
+                most = 'the last token' if vocab_size is None else vocab_size - 1
+                raise BadInput(f'eos_token_id in {path}', i, f'must be the id of a token, 0 to {most}; {REMEDY}')
+        ids |= set(listed)
     if not ids:
         raise BadInput('model.path', folder, 'names no end-of-sequence token; set eos_token in tokenizer_config.json')
     return tuple(sorted(ids))

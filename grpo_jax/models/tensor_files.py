@@ -1,6 +1,5 @@
 """The safetensors files of a folder: what their headers say of each tensor, and its numbers."""
 
-import json
 import os
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
 
 DTYPES = ('F64', 'F32', 'F16', 'BF16')  # numbers that are weights as they are stored
 
@@ -48,11 +48,10 @@ def _read_index(folder):
                 'model.path', folder, 'has no model.safetensors; add the weights or set model.random_init=True'
             )
         return {}
-    try:
-        with open(path, encoding='utf8') as file:
-            return {name: os.path.join(folder, shard) for name, shard in json.load(file)['weight_map'].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput('model.path', path, f'is no index of weights ({error!r}); fetch it again') from None
+    shards = json_file.read_object(path, 'it is no index of weights; fetch it again').get('weight_map')
+    if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
+        raise BadInput('model.path', path, 'is no index of weights, without weight_map of files; fetch it again')
+    return {name: os.path.join(folder, shard) for name, shard in shards.items()}
 
 
 def check(tensor: StoredTensor, shape: tuple[int, ...]) -> None:

@@ -23,6 +23,7 @@ from grpo_jax.hosts import json_file
 from grpo_jax.models import heads, hf, transformer
 
 TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
+TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str}  # what it has, and of what type
 SHORTEST = 64  # columns of the smallest of the compiled shapes, which are powers of two
 
 
@@ -71,8 +72,7 @@ def reward(
     model = load(models, source)
     prompts = encode_prompts(model, examples)
     rows = [
-        prompts[example.prompt] + encode_completion(model.tokenizer, text)
-        for example, text in zip(examples, completions, strict=True)
+        prompt + encode_completion(model.tokenizer, text) for prompt, text in zip(prompts, completions, strict=True)
     ]
     rewards = []
     for values in compute_values(model, rows):
@@ -100,10 +100,14 @@ def _read(source):
     texts = {'chat': bool(tokenizer.chat_template), 'system': '', 'template': '{prompt}', 'separator': '\n'}
     path = os.path.join(folder, TEXTS_FILE)
     if os.path.isfile(path):
-        texts = json_file.read(path)
+        texts = json_file.read_object(path, 'train the reward model again')
+        if {name: type(value) for name, value in texts.items()} != TEXTS:
+            raise BadInput(path, texts, f'must have {", ".join(TEXTS)}; train the reward model again')
+    prompt_format = data.PromptFormat(texts['chat'], texts['system'], texts['template'])
+    prompt_format.check()
     return RewardModel(
         tokenizer,
-        data.PromptFormat(texts['chat'], texts['system'], texts['template']),
+        prompt_format,
         texts['separator'],
         jax.device_get(params) if source.park else params,
         jax.jit(functools.partial(heads.values, c=model_config, remat='none', dtype=source.dtype)),
@@ -120,10 +124,18 @@ def _find_device(index):
     return devices[index]
 
 
-def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> dict[str, list[int]]:
-    """Prompt -> token ids, as the reward model was taught to read it."""
-    texts = {example.prompt for example in examples}
-    return {text: data.encode_prompt(model.tokenizer, text, model.prompt_format) for text in texts}
+def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> list[list[int]]:
+    """Token ids of each example's prompt, as the reward model was taught to read it."""
+    encoded: list[list[int]] = []
+    for example in examples:
+        before = examples[len(encoded) - 1] if encoded else None  # of the same group, most often
+        same = before and (before.prompt, before.messages) == (example.prompt, example.messages)
+        encoded.append(
+            encoded[-1]
+            if same
+            else data.encode_prompt(model.tokenizer, example.prompt, model.prompt_format, example.messages)
+        )
+    return encoded
 
 
 def encode_completion(tokenizer: Any, completion: str) -> list[int]:

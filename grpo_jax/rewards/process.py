@@ -37,10 +37,9 @@ def steps(
     model = load(models, source)
     prompts = encode_prompts(model, examples)
     ends, rows, places = [], [], []
-    for text, example in zip(completions, examples, strict=True):
+    for text, prompt in zip(completions, prompts, strict=True):
         text_steps = split(text, model.separator)
         ids, last = tokenize(model.tokenizer, [step for step, _ in text_steps], model.separator)
-        prompt = prompts[example.prompt]
         ends.append([end for _, end in text_steps])
         rows.append(prompt + ids)
         places.append([len(prompt) + place for place in last])

@@ -182,6 +182,7 @@ class Collector:
         self._experiment, self._shapes = experiment, shapes
         self._collection: Collection = experiment.settings.collection
         fields = READ_FROM_DATA.get(self._collection.source)
+        experiment.check_splits()
         if fields:
             self._dataset, self._completions = demonstrations.find(experiment, fields)
         else:

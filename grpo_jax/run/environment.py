@@ -38,7 +38,7 @@ def record(workdir: str) -> None:
 
 
 def _read(path):
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(BadInput, TypeError):
         entries = json_file.read(path)
         if all(isinstance(entry, dict) for entry in entries):
             return entries

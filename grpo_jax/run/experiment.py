@@ -44,6 +44,7 @@ class Experiment:
     devices: Devices
     reward_functions: rewards.RewardFunctions
     samplers: dict = dataclasses.field(default_factory=dict)  # built so far, by what sets them apart
+    datasets: dict = dataclasses.field(default_factory=dict)  # loaded so far, by split
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -95,9 +96,17 @@ class Experiment:
         )
 
     def load(self, split: str) -> data.Dataset:
-        """The Dataset of a split."""
-        with activity.during(f'reading the {split} split of {self.settings.data.name}'):
-            return data.load(self.settings.data, split, self.tokenizer)
+        """The Dataset of a split, read once."""
+        if split not in self.datasets:
+            functions = self.reward_functions
+            answered = bool(functions.verifier) and not functions.gold  # without a gold of its own, it reads the answer
+            with activity.during(f'reading the {split} split of {self.settings.data.name}'):
+                self.datasets[split] = data.load(self.settings.data, split, self.tokenizer, answered)
+        return self.datasets[split]
+
+    def check_splits(self) -> None:
+        """Loads both splits; BadInput where most of the test split's prompts are in the train split."""
+        data.check_shared(self.load('train'), self.load('test'))
 
     def params(self):
         """Float32 parameters on the mesh: drawn, or read from the model's folder."""
@@ -132,19 +141,27 @@ def open_experiment(
     check_context(settings, folder)
     if weights:
         hf.check_weights(folder, model_config, head)
-    if len(tokenizer) > model_config.vocab_size:
-        raise BadInput(
-            'model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {model_config.vocab_size}'
-        )
+    _check_vocabulary(tokenizer, folder, model_config.vocab_size)
     mesh = meshes.make(settings.mesh)
     specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
-    stop_tokens = hf.stop_tokens(folder, tokenizer)
+    stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     sampling = settings.sampling.for_tokenizer(tokenizer, stop_tokens, pad_token)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens, functions)
     return Experiment(
         config, settings, workdir, folder, model_config, tokenizer, sampling, Devices(mesh), reward_functions
     )
+
+
+def _check_vocabulary(tokenizer, folder, size):
+    """BadInput when the tokenizer gives tokens that the model does not have, or none."""
+    if len(tokenizer) > size:
+        raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {size}')
+    last = max(tokenizer.get_vocab().values(), default=-1)
+    if not 0 <= last < size:
+        raise BadInput(
+            'model.path', folder, f'the last token of its tokenizer is {last}, and the model has {size} tokens'
+        )
 
 
 def check_context(settings: Settings, folder: str):
@@ -185,7 +202,11 @@ def record_origins(workdir: str, origins: Sequence[data.Origin]):
 def recorded_origins(workdir: str) -> list[data.Origin]:
     """The origins that record_origins wrote; [] for a workdir without."""
     path = os.path.join(workdir, 'data.json')
-    return [data.Origin(**origin) for origin in json_file.read(path)] if os.path.isfile(path) else []
+    origins = json_file.read(path) if os.path.isfile(path) else []
+    try:
+        return [data.Origin(**origin) for origin in origins]
+    except TypeError:
+        raise BadInput('origins of the data', path, 'is no list of them; bring it back from a copy') from None
 
 
 def agree(experiment, step, built, examples):
@@ -196,7 +217,7 @@ def agree(experiment, step, built, examples):
     values = {
         'step': step,
         'commits of the data': [origin.commit for origin in experiment.settings.data.origins],
-        'data': compiled.hashed(repr([(e.id, e.prompt, e.answer) for e in examples])),
+        'data': compiled.hashed(repr([(e.id, e.prompt, e.answer, e.messages) for e in examples])),
     }
     values |= {f'program {name}': program.hash for name, program in built.items()}
     with activity.during('waiting for the other processes'):
@@ -218,7 +239,7 @@ def _check_workdir(config, workdir):
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
     if os.path.exists(path):
-        for name, (old, new) in _differences(json_file.read(path), recorded_config(config)).items():
+        for name, (old, new) in _differences(json_file.read_object(path), recorded_config(config)).items():
             if name.split('.')[0] not in CHANGEABLE_ON_RESUME:
                 raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
             logger.warning('%s: was %r, now %r', name, old, new)

@@ -109,7 +109,7 @@ FORMATS = {
 def test_every_format_gives_the_same_examples(tmp_path, name, split):
     found = files.examples(split, folder=str(FORMATS[name](tmp_path)), **CHAT)
     assert found == [
-        Example(row['prompt'][1]['content'], row['reward_model']['ground_truth'], i, row)
+        Example(row['prompt'][1]['content'], row['reward_model']['ground_truth'], i, row, tuple(row['prompt']))
         for i, row in enumerate(SPLITS[split])
     ]
 
@@ -140,7 +140,7 @@ def test_field_of_a_field_and_the_users_last_words():
     }
     assert records.text_field(row, 'a.b.c', '') == '1.5'
     assert records.text_field(row, 'a.b', '') == 'flat'  # the field of that very name first
-    assert records.prompt_text(row, 'chat', '') == 'x'
+    assert records.read_prompt(row, 'chat', '') == ('x', tuple(row['chat']))
     for field in ('a.c', 'a.b.c.d', 'chat.role', 'chat'):
         with pytest.raises(BadInput, match=f'line 1 .*field {field!r} must be text'):
             records.text_field(row, field, 'line 1')
@@ -152,7 +152,7 @@ def test_malformed_rows_of_a_table_are_reported_by_their_number(tmp_path):
     answers = pyarrow.array([1.0, 2.0, None, float('nan')])
     pyarrow.parquet.write_table(pyarrow.table({'q': broken, 'a': answers}), tmp_path / 'train.parquet')
     found = files.examples('train', folder=str(tmp_path), prompt_field='q', answer_field='a')
-    assert found[0] == Example('x', '1.0', 0, {'q': 'x', 'a': 1.0})
+    assert found[0] == Example('x', '1', 0, {'q': 'x', 'a': 1.0})
     for index, reason in [(1, "can't decode byte 0xff"), (2, "field 'a' must be text"), (3, 'no finite number')]:
         assert str(found[index]).startswith(f'{tmp_path / "train.parquet"}, row {index} = ')
         assert reason in str(found[index])

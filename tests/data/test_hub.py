@@ -247,14 +247,19 @@ MALFORMED = [
     ('preferences', 'train.jsonl', {'chosen': 'a', 'rejected': 'b'}, 'line 2 .*must be one prompt'),
     ('preferences', 'train.jsonl', CHOSEN | {'rejected': [USER('q'), BOT('b')]}, 'line 2 .*must be one prompt'),
     ('preferences', 'train.jsonl', CHOSEN | {'rejected': [USER('p'), BOT('')]}, "line 2 .*field 'content' is empty"),
-    ('preferences', 'train.jsonl', CHOSEN | {'rejected': ['b']}, "line 2 .*'rejected' must be a text or messages"),
     (
-        *('preferences', 'train.jsonl', CHOSEN | {'rejected': [USER('p'), BOT('x'), USER('q'), BOT('b')]}),
-        'line 2 .*messages of assistant or user, assistant',
+        'preferences',
+        'train.jsonl',
+        CHOSEN | {'rejected': ['b']},
+        "line 2 .*'rejected' must be text or a number, or messages",
     ),
     (
-        *('preferences', 'train.jsonl', CHOSEN | {'prompt': [USER('p'), BOT('x')], 'rejected': 'b'}),
-        'line 2 .*messages of user;',
+        *('preferences', 'train.jsonl', CHOSEN | {'rejected': [USER('p'), BOT('x'), USER('q'), BOT('b')]}),
+        'line 2 .*must be one prompt',
+    ),
+    (
+        *('preferences', 'train.jsonl', CHOSEN | {'prompt': [BOT('x')], 'rejected': 'b'}),
+        "line 2 .*field 'prompt' must be text, or have words of the user",
     ),
     (
         *('preferences', 'train.parquet', {'chosen': [USER('p'), BOT('a')], 'rejected': [USER('q'), BOT('b')]}),

@@ -321,7 +321,8 @@ def sums(**changes):
 
 
 def publish(folder, commit, rows):
-    cache.write(folder, 'me/sums', commit, {f'{split}.jsonl': rows for split in ('train', 'test')})
+    held_out = [row | {'q': f'0+{row["q"]}'} for row in rows]
+    cache.write(folder, 'me/sums', commit, {'train.jsonl': rows, 'test.jsonl': held_out})
 
 
 def test_a_run_reads_the_commit_that_it_began_with(hub_cache, tmp_path):
@@ -419,7 +420,9 @@ def small():
 def test_an_experiment_runs_on_nothing_but_the_cache_of_the_hub(hub_cache, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     model = small_model.write(tmp_path / 'model')
-    cache.write(hub_cache, 'openai/gsm8k', OLD, {f'main/{x}-00000-of-00001.parquet': HALVES for x in ('train', 'test')})
+    held_out = [row | {'question': f'Now: {row["question"]}'} for row in HALVES]
+    rows = {'main/train-00000-of-00001.parquet': HALVES, 'main/test-00000-of-00001.parquet': held_out}
+    cache.write(hub_cache, 'openai/gsm8k', OLD, rows)
     files = {name: (tmp_path / 'model' / name).read_bytes() for name in os.listdir(model)}
     cache.write(hub_cache, 'Qwen/Qwen3-0.6B', NEW, files, kind='model')
     train.run(small(), 'run')

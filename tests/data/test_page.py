@@ -8,6 +8,7 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax.errors import BadInput
+from grpo_jax.types import Example
 from tests import hub_cache as cache
 from tests.hub_cache import OLD, REPOSITORIES, options, read
 
@@ -32,7 +33,7 @@ def test_a_data_set_of_ones_own_is_one_file(files):
     (files / 'countries').mkdir()
     (files / 'countries' / 'capitals_train.jsonl').write_bytes(cache.encode('x.jsonl', COUNTRIES))
     lima, missing = read(data.locate(options('capitals.py', '', folder='countries', please=True)))
-    assert lima == ('What is the capital of Peru? Please.', 'Lima', 0, {'subject': 'America'})
+    assert lima == Example('What is the capital of Peru? Please.', 'Lima', 0, {'subject': 'America'})
     with pytest.raises(BadInput, match=r"capitals_train.jsonl, line 2 .*field 'capital' must be text"):
         raise missing
     assert {*data.options_of('capitals.py')} == {'folder', 'please'}

@@ -1,0 +1,134 @@
+"""How a prompt is written for the model: the text around it, and the tokenizer's chat template."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from grpo_jax.data.records import shorten
+from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
+
+
+class PromptFormat(NamedTuple):
+    """How a prompt is written for the model."""
+
+    chat: bool  # through the tokenizer's chat template
+    system: str  # message of the chat, where it has none of its own; '' for none
+    template: str  # text around {prompt}
+
+    def check(self) -> None:
+        """BadInput for a template into which no prompt goes."""
+        if '{prompt}' not in self.template:
+            raise BadInput('data.template', self.template, 'must hold {prompt}, the place of the prompt')
+
+
+def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[Example]) -> None:
+    """BadInput for a chat template that cannot be rendered, or does not write what a chat of these roles says."""
+    if not prompt_format.chat:
+        for example in examples:
+            if example.messages:
+                _refuse_messages(f'the prompt of example {example.id}', example.messages)
+        return
+    if not tokenizer.chat_template:
+        raise BadInput(
+            'data.chat',
+            True,
+            f'the tokenizer in {tokenizer.name_or_path} has no chat template; '
+            'set data.chat=False or add chat_template to its tokenizer_config.json',
+        )
+    plain = tuple(message['role'] for message in write_messages('x', prompt_format))
+    kinds = {tuple(m['role'] for m in write_messages(e.prompt, prompt_format, e.messages)): e for e in examples}
+    for roles in {plain: None} | {kind: example for kind, example in kinds.items() if example.messages}:
+        _check_roles(tokenizer, roles, must_render=roles == plain)
+
+
+def _check_roles(tokenizer, roles, must_render):
+    """BadInput where the rendering of a chat does not change with what one of its messages says."""
+    messages = [{'role': role, 'content': f'number {i}'} for i, role in enumerate(roles)]
+    try:
+        rendered = _render(tokenizer, messages)
+        for i, role in enumerate(roles):
+            changed = [*messages[:i], {'role': role, 'content': 'another'}, *messages[i + 1 :]]
+            if _render(tokenizer, changed) == rendered:
+                raise BadInput(
+                    'data.chat',
+                    True,
+                    f'the chat template of {tokenizer.name_or_path} does not write what message {i + 1} of '
+                    f'{", ".join(roles)} says; take another, or leave such messages out',
+                )
+    except TemplateFailure as failure:  # of another chat than the plain one: the fault of its row
+        if must_render:
+            raise BadInput(
+                'data.chat',
+                True,
+                f'the chat template of {tokenizer.name_or_path} fails: {failure}; mend it, or set data.chat=False'
+                + ' or leave data.system empty' * ('system' in roles),
+            ) from None
+
+
+class TemplateFailure(ValueError):
+    """A chat template that could not write a chat."""
+
+
+def encode_prompt(
+    tokenizer: Any,
+    text: str,
+    prompt_format: PromptFormat,
+    messages: Sequence[dict[str, Any]] = (),
+    where: str = 'prompt',
+) -> list[int]:
+    """Token ids of an Example's prompt, or of the chat that it ends; special tokens are added once.
+
+    They come from the chat template or from the tokenizer. A chat is written whole, with the template around the last
+    message of the user, and open for an answer; where its last message is the assistant's, the answer goes on with
+    that. BadInput, which names `where`, for a prompt that the chat template cannot write, or that has no tokens.
+    """
+    if prompt_format.chat:
+        try:
+            rendered = _render(tokenizer, write_messages(text, prompt_format, messages))
+        except TemplateFailure as failure:
+            raise BadInput(where, shorten(text), f'the chat template cannot write it: {failure}') from None
+        ids = tokenizer.encode(rendered, add_special_tokens=False)
+    else:
+        if messages:
+            _refuse_messages(where, messages)
+        ids = tokenizer.encode(prompt_format.template.replace('{prompt}', text))
+        # some tokenizers close every text; a prompt must stay open
+        ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    if not ids:
+        raise BadInput(where, shorten(text), 'has no tokens; mend or remove the row, or take another tokenizer')
+    return ids
+
+
+def _refuse_messages(where, messages):
+    raise BadInput(
+        'data.chat', False, f'{where} is a chat of {len(messages)} messages; set data.chat=True, for the chat template'
+    )
+
+
+def write_messages(
+    text: str, prompt_format: PromptFormat, messages: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The messages of a prompt: of its chat, with the template around the last of the user, or of the prompt alone.
+
+    The system message of the format comes first where the chat has none.
+    """
+    written = [dict(message) for message in messages] or [{'role': 'user', 'content': text}]
+    last = max(i for i, message in enumerate(written) if message['role'] == 'user')
+    written[last]['content'] = prompt_format.template.replace('{prompt}', text)
+    if prompt_format.system and not any(message['role'] in ('system', 'developer') for message in written):
+        written.insert(0, {'role': 'system', 'content': prompt_format.system})
+    return written
+
+
+def _render(tokenizer, messages):
+    """The text of a chat, open for the assistant's answer; TemplateFailure where the template has none for it."""
+    prefilled = messages[-1]['role'] == 'assistant'
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not prefilled, continue_final_message=prefilled, tokenize=False
+        )
+    except Exception as error:  # templates are programs
+        raise TemplateFailure(f'{type(error).__name__}, {shorten(error)}') from None
+    if not isinstance(text, str) or not text.strip():
+        raise TemplateFailure('it writes nothing')
+    return text
