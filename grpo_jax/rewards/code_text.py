@@ -69,23 +69,20 @@ def _blocks(completion):
     for line in completion.splitlines(keepends=True):
         match = FENCE.match(line)
         rest = match['rest'].strip() if match else ''
-        if opening is None and not match:
+        if opening is None and (not match or (match['fence'][0] in rest and not _in_line(match))):
             before.append(line)
-        elif opening is None:
+        elif opening is None and match:
             opening, lines = match, []
-            if rest.endswith(match['fence']) and not rest.replace('`', '').isalnum():  # a block in one line
+            if _in_line(match):
                 language, _, code = rest.partition(' ')
                 language, code = (language, code) if PYTHON.fullmatch(language) else ('', rest)
                 close(code.removesuffix(match['fence']).strip() + '\n', True, language)
-            elif match['fence'][0] in rest:
-                opening = None
-                before.append(line)
         elif match and PYTHON.fullmatch(rest):  # another block, before this one was closed
             close(''.join(lines), False)
             opening, lines = match, []
         elif match and not rest and _closes(match, opening):
             close(''.join(lines))
-        elif line.count(opening['fence']) == 1 and line.rstrip().endswith(opening['fence']) and not match:
+        elif opening and not match and line.rstrip().endswith(opening['fence']) and line.count(opening['fence']) == 1:
             close(''.join([*lines, line.rstrip().removesuffix(opening['fence']), '\n']))
         else:
             lines.append(line)
@@ -93,6 +90,12 @@ def _blocks(completion):
         bare = next((index for index, line in enumerate(lines) if line.strip() == opening['fence']), None)
         close(''.join(lines[:bare]), bare is not None)
     return blocks[-MOST_BLOCKS:]
+
+
+def _in_line(match):
+    """Whether the line of a fence is a whole block: code, more than a word, and a fence that closes it."""
+    rest = match['rest'].strip()
+    return rest.endswith(match['fence']) and not rest.strip('`~').isalnum()
 
 
 def _closes(match, opening):
