@@ -150,7 +150,7 @@ ATTACKS = {
         {'landlock 1', 'namespaces', 'root'},
         """
         def attack(pid, path, port):
-            start = int(next(line for line in open(f'/proc/{pid}/maps') if '[heap]' in line).split('-')[0], 16)
+            start = int(next(line for line in open(f'/proc/{pid}/maps') if ' rw-p ' in line).split('-')[0], 16)
             memory = open(f'/proc/{pid}/mem', 'rb')
             memory.seek(start)
             return len(memory.read(64)) == 64""",

@@ -167,7 +167,7 @@ def test_a_function_of_a_notebook_keeps_its_traceback():
 
 def test_bad_input_survives_the_pipe_of_a_worker():
     error = pickle.loads(pickle.dumps(BadInput('reward', os.path.sep, 'no\nnumber')))
-    assert type(error) is BadInput and str(error) == "reward = '/': no\nnumber"
+    assert type(error) is BadInput and str(error) == "reward = '/': no number"
 
 
 @pytest.mark.parametrize('name', ['waits', 'waits_later', 'too_deep'])
