@@ -117,7 +117,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
         'reward': config.reward.to_dict(),
         'verifier': experiment.reward_functions.verifier,
         'ties': TIES,
-        'intervals': {'level': LEVEL, 'resamples': RESAMPLES, 'over': 'prompts'},
+        'intervals': {'level': LEVEL, 'over': 'prompts', 'shares': 'Wilson', 'others': f'bootstrap of {RESAMPLES}'},
         'figures': summarize(figures, config.seed),
         'tables': summarize_by_subject(figures, dataset.examples, config.seed),
     }
@@ -129,8 +129,9 @@ def _rows(tokenizer, dataset, judged):
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
         prompt = tokenizer.decode(tokens)
         for decoding, (rewarded, answers, correct) in judged.items():
-            for sample, answer in enumerate(answers[index]):
-                row = index * answers.shape[1] + sample
+            samples = len(rewarded.texts) // len(dataset.examples)
+            for sample in range(samples):
+                row = index * samples + sample
                 yield {
                     'id': example.id,
                     'prompt': prompt,
@@ -143,7 +144,7 @@ def _rows(tokenizer, dataset, judged):
                     'reward': metrics.json_float(rewarded.rewards[row]),
                     'parts': {name: metrics.json_float(x[row]) for name, x in rewarded.parts.items()},
                     'failed': [name for name, failed in rewarded.failures.items() if failed[row]],
-                    'extracted': answer,
+                    'extracted': answers[''][index, sample] if '' in answers else None,
                     **{f'{prefix}correct': bool(hits[index, sample]) for prefix, hits in correct.items()},
                 }
 

@@ -1,5 +1,6 @@
 """Evaluation: figures by hand, tables by subject, and the command on a run and on a published model."""
 
+from fractions import Fraction
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.run.figures import Completions, compute_figures, judge, summarize, summarize_by_subject
+from grpo_jax.statistics import share_interval
 from grpo_jax.types import Example
 from grpo_jax.workers import pool
 from tests import tiny_run
@@ -89,6 +91,26 @@ def test_strict_figures_stand_beside_lenient_ones(reward_functions):
     )
 
 
+def test_the_strict_vote_is_one_of_strict_answers(reward_functions):
+    # strictly, what does not stand after #### is no answer, and does not vote
+    strict = reward_functions._replace(
+        strict=hashed, extract_strict=lambda text: text[1:] if text.startswith('#') else None
+    )
+    lenient = means(figures(reward_functions._replace(strict=hashed)))
+    assert means(figures(strict))['strict/maj@4'] >= lenient['strict/maj@4']
+
+
+def test_spellings_of_one_answer_vote_together(reward_functions):
+    examples, samples = EXAMPLES[1:2], ['0.5', '1/2', '7', '7.0', '.5']
+    extract = dict(extract=lambda text: text)
+    apart = figures(reward_functions._replace(**extract), examples, samples)
+    joined = figures(
+        reward_functions._replace(**extract, same=lambda a, b: Fraction(a) == Fraction(b)), examples, samples
+    )
+    # five votes of one each, two of them right; then three against two
+    assert (apart['maj@5'], joined['maj@5']) == (pytest.approx([2 / 5]), [0])
+
+
 def test_samples_that_are_no_power_of_two(reward_functions):
     names = figures(reward_functions, EXAMPLES[:2], SAMPLES[:6] + SAMPLES[4:8]).keys()
     assert [name for name in names if '@' in name] == ['pass@1', 'pass@2', 'pass@4', 'pass@5', 'maj@5']
@@ -129,17 +151,18 @@ def test_tables_by_subject(reward_functions):
     assert list(measured) == ['subject'] and list(measured['subject']) == ['products', 'sums']
     products, sums = measured['subject'].values()
     assert (products['prompts'], sums['prompts']) == (1, 2)
-    assert sums['figures']['greedy'] == {'mean': 0.5, 'low': 0, 'high': 1}
-    assert sums['figures']['maj@4'] == {'mean': 0.75, 'low': 0.5, 'high': 1}
+    assert sums['figures']['greedy']['mean'] == 0.5 and sums['figures']['maj@4']['mean'] == 0.75
+    low, high = share_interval(np.array([0.5, 1.0]), level=0.95)
+    assert sums['figures']['maj@4'] == {'mean': 0.75, 'low': low, 'high': high}
     assert products['figures']['pass@4']['mean'] == 0 and products['figures']['unparsed']['mean'] == 1
 
 
 def test_only_fields_that_divide_the_prompts_have_a_table():
     def of(*values):
         examples = [Example('', '', i, {'source': value}) for i, value in enumerate(values)]
-        measured = summarize_by_subject({'row': np.arange(len(values), dtype=float)}, examples, 0)
+        measured = summarize_by_subject({'length': np.arange(len(values), dtype=float)}, examples, 0)
         return {
-            name: {value: group['figures']['row']['mean'] for value, group in table.items()}
+            name: {value: group['figures']['length']['mean'] for value, group in table.items()}
             for name, table in measured.items()
         }
 
@@ -171,10 +194,13 @@ def test_what_is_printed(reward_functions, capsys):
         )
     }
     assert rows[''] == ['mean', '95% interval', 'strict', '95% interval']
-    assert rows['pass@1'] == ['0.333', '0.000 to 0.500', '0.083', '0.000 to 0.250']
+    intervals = [share_interval(np.array(shares), level=0.95) for shares in ([0.5, 0.5, 0], [0.25, 0, 0])]
+    expected = [f'{low:.3f} to {high:.3f}' for low, high in intervals]
+    assert rows['pass@1'] == ['0.333', expected[0], '0.083', expected[1]]
+    assert rows['length'][1].count(' to ') == 1
     assert rows['length'][2:] == ['', ''] and not any(name.startswith('strict') for name in rows)
     assert rows['subject'] == ['prompts', 'greedy', 'pass@1', 'pass@4', 'maj@4']
-    assert rows['sums'][:2] == ['2', '0.50 0.00 to 1.00']
+    assert rows['sums'][:2] == ['2', '0.50 {:.2f} to {:.2f}'.format(*share_interval(np.array([0.0, 1.0]), level=0.95))]
 
 
 # whole evaluations

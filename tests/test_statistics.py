@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import statistics
+from grpo_jax.errors import BadInput
 
 
 @pytest.mark.parametrize('n', range(1, 8))
@@ -142,3 +143,35 @@ def test_precision_and_recall_by_hand():
     assert statistics.precision_recall(predicted, actual) == {'precision': 2 / 3, 'recall': 1.0, 'f1': 4 / 5}
     nothing = np.zeros(2, bool)
     assert statistics.precision_recall(nothing, nothing) == {'precision': 0, 'recall': 0, 'f1': 0}
+
+
+@pytest.mark.parametrize('k', [0, -1, 5])
+def test_pass_at_k_of_more_than_was_sampled_is_refused(k):
+    with pytest.raises(BadInput, match=rf'pass@k = {k}.*the 4 completions'):
+        statistics.pass_at_k(np.ones((2, 4), bool), k)
+
+
+def test_a_share_has_wilsons_interval():
+    # 3 of 30: a spread of 30 p (1 - p), so 30 (29 + 3) / (30 + 3) trials; 2.045230 is Student's quantile of 29
+    low, high = statistics.share_interval(np.repeat([1.0, 0.0], [3, 27]), level=0.95)
+    z, n, p = 2.045230, 30 * 32 / 33, 0.1
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    expected = [(p + z * z / (2 * n) + sign * half) / (1 + z * z / n) for sign in (-1, 1)]
+    np.testing.assert_allclose([low, high], expected, rtol=1e-5)
+    for value in (0.0, 1.0):  # an event that was never seen may occur
+        low, high = statistics.share_interval(np.full(30, value), level=0.95)
+        assert low <= value <= high and high - low == pytest.approx(z * z / (30 + z * z), rel=1e-4)
+    low, high = statistics.share_interval(np.array([0.5, np.nan]), level=0.95)  # one prompt says next to nothing
+    assert low < 0.05 and high > 0.95
+
+
+@pytest.mark.parametrize('samples, alike', [(1, 1e9), (8, 1e9), (8, 0.5), (8, 2.0)])
+@pytest.mark.parametrize('rate', [0.05, 0.5])
+def test_intervals_of_shares_hold_what_they_say(samples, alike, rate):
+    # 30 prompts whose own rates are spread as a beta distribution of this concentration
+    rng = np.random.default_rng(0)
+    rates = np.clip(rng.beta(rate * alike, (1 - rate) * alike, (2000, 30)), 0, 1) if alike < 1e9 else rate
+    shares = rng.binomial(samples, rates, (2000, 30)) / samples
+    intervals = np.array([statistics.share_interval(row, level=0.95) for row in shares])
+    least = 0.92 if alike >= 2 else 0.9  # where the few prompts that have any right are most of what there is to see
+    assert np.mean((intervals[:, 0] <= rate) & (rate <= intervals[:, 1])) >= least

@@ -13,8 +13,8 @@ from grpo_jax.configs import arithmetic
 def get_config(preset='grpo'):
     """The demo with a cold start on which most groups are all wrong, and a term for length."""
     config = arithmetic.get_config(preset)
-    config.steps = 30
-    config.data.options = {'digits': 2, 'count': 6000, 'blurts': 0.85, 'wrong': 1.0}
+    config.steps = 40
+    config.data.options = {'digits': 2, 'count': 6000, 'blurts': 0.92, 'wrong': 1.0}
     config.data.max_prompt_tokens = 6
     config.rollout.max_tokens = 24
     config.supervised.updates = 400

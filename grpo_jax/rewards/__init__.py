@@ -13,7 +13,8 @@ Options are keyword-only, and bound by name to config.reward.options[part]; one 
 takes the options of its fields. Four names are no options; the run supplies them: `pool`, its worker processes;
 `sandbox`, for programs; `models`, the loaded reward models; `correct`, the verifier's verdict (bool or None).
 
-The verifier decides what is correct. Its module also has extract(completion) -> str | None. With a stricter reading,
+The verifier decides what is correct. Its module may have extract(completion) -> str | None, what maj@n votes with, and
+same(answer, answer) -> bool, for two spellings of one answer. With a stricter reading,
 its module has strict, called like reward. Where the gold completion is not example.answer, its module has
 gold(example) -> (a right completion, a wrong one). A module that rewards steps has steps(completion, example) -> list
 of (end in characters, float), or steps(completions, examples), a list of those.

@@ -69,7 +69,9 @@ class RewardFunctions(NamedTuple):
     options: RewardOptions
     parts: dict[str, Part]
     resources: Resources
-    extract: Callable | None = None  # the verifier's answer extraction
+    extract: Callable | None = None  # the verifier's answer extraction, where it reads answers
+    extract_strict: Callable | None = None  # that of its stricter reading
+    same: Callable | None = None  # (an extracted answer, another) -> bool, for those that spell one answer in many ways
     strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
     gold: Callable | None = None  # (example) -> (a right completion, a wrong one), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
@@ -110,6 +112,8 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         parts,
         resources,
         extract=getattr(verifier, 'extract', None),
+        extract_strict=getattr(verifier, 'extract_strict', None),
+        same=getattr(verifier, 'same', None),
         strict=bind(options.verifier, verifier.strict) if hasattr(verifier, 'strict') else None,
         gold=getattr(verifier, 'gold', None),
         steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,

@@ -14,6 +14,7 @@ from grpo_jax.types import Example
 
 LEVEL = 0.95  # of intervals
 RESAMPLES = 2000
+UNBOUNDED = ('reward', 'length')  # figures that are no shares
 SUBJECTS = ('subject', 'level', 'source')  # fields of Example.meta that have a table
 
 Figures = dict[str, Float[np.ndarray, ' N']]  # one number a prompt by name, NaN for a prompt without one
@@ -31,27 +32,49 @@ class Judged(NamedTuple):
     """What the reward and the verifier make of n completions of each of N prompts."""
 
     rewarded: Rewards  # of N * n rows
-    answers: Shaped[np.ndarray, 'N n']  # str or None: what the verifier read
-    correct: dict[str, Bool[np.ndarray, 'N n']]  # by the prefix of its figures: '' and, where there is one, 'strict/'
+    # by the prefix of their figures, '' and, where the verifier has a stricter reading, 'strict/':
+    answers: dict[str, Shaped[np.ndarray, 'N n']]  # str or None: what it read; {} for one that reads none
+    correct: dict[str, Bool[np.ndarray, 'N n']]
 
 
 def judge(reward_functions: RewardFunctions, examples: Sequence[Example], completions: Completions) -> Judged:
     """Judges N * n completions; what the verifier cannot score, or fails at, counts as wrong."""
     rewarded = _compute_rewards(reward_functions, examples, completions)
-    shape, correct = (len(examples), -1), {}
-    answers = np.full(len(completions.texts), None)
+    shape, correct, answers = (len(examples), -1), {}, {}
+
+    def read(extract):
+        texts = np.full(len(completions.texts), None)
+        texts[:] = [extract(text) for text in completions.texts]
+        return texts.reshape(shape)
+
     if reward_functions.verifier:
         correct[''] = rewarded.correct.reshape(shape) == 1
     if reward_functions.extract:
-        answers[:] = [reward_functions.extract(text) for text in completions.texts]
+        answers[''] = read(reward_functions.extract)
     if reward_functions.strict:
         alone = reward_functions._replace(
             parts={'strict': rewards.Part(reward_functions.strict, 1.0)},
             options=reward_functions.options._replace(verifier='strict'),
         )
         strict = _compute_rewards(alone, examples, completions)
-        correct['strict/'] = strict.parts['strict'].reshape(shape) >= 1
-    return Judged(rewarded, answers.reshape(shape), correct)
+        correct['strict/'] = strict.correct.reshape(shape) == 1
+        extract = reward_functions.extract_strict or reward_functions.extract
+        answers |= {'strict/': read(extract)} if extract else {}
+    if reward_functions.same:
+        answers = {prefix: _join(texts, reward_functions.same) for prefix, texts in answers.items()}
+    return Judged(rewarded, answers, correct)
+
+
+def _join(answers, same):
+    """The answers, each replaced by the first of its prompt that the verifier takes for the same."""
+    joined = answers.copy()
+    for row in joined:
+        firsts = []
+        for i, answer in enumerate(row):
+            if answer is not None:
+                row[i] = next((first for first in firsts if first == answer or same(first, answer)), answer)
+                firsts += [] if row[i] in firsts else [row[i]]
+    return joined
 
 
 def _compute_rewards(reward_functions, examples, completions):
@@ -62,39 +85,46 @@ def _compute_rewards(reward_functions, examples, completions):
 def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
     """One number a prompt by name of figure; greedy has one completion a prompt, sampled has n.
 
-    With a verifier: greedy (is the argmax completion correct), pass@k for powers of two up to the n samples, and for n,
-    maj@n (statistics.majority), and unparsed (no answer could be read). Always: reward, length in tokens, truncated,
-    and failed (a part of the reward ran out of time or memory). strict/ goes before figures of the verifier's stricter
-    reading, greedy/ before those of greedy completions; the others are of the samples.
+    With a verifier: greedy (is the argmax completion correct), pass@k for powers of two up to the n samples, and for n;
+    where it reads answers, maj@n (statistics.majority) and unparsed (no answer could be read). Always: reward, length
+    in tokens, truncated, and failed (a part of the reward ran out of time or memory). strict/ goes before figures of
+    the verifier's stricter reading, greedy/ before those of greedy completions; the others are of the samples.
     """
-    figures = {}
+    figures, prompts = {}, len(greedy.rewarded.texts)
     for prefix, correct in sampled.correct.items():
         n = correct.shape[1]
         figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
         for k in sorted({2**i for i in range(n.bit_length())} | {n}):
             figures[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
-        figures[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers, correct)
-    for prefix, (rewarded, answers, correct) in [('', sampled), ('greedy/', greedy)]:
+        if prefix in sampled.answers:
+            figures[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers[prefix], correct)
+    for prefix, (rewarded, answers, _) in [('', sampled), ('greedy/', greedy)]:
         rows = {
             'reward': rewarded.rewards,
             'length': rewarded.lengths,
             'truncated': rewarded.truncated,
             'failed': np.any(list(rewarded.failures.values()), 0),
         }
-        if correct:
-            rows['unparsed'] = np.array([text is None for text in answers.flat])
+        if '' in answers:
+            rows['unparsed'] = np.array([text is None for text in answers[''].flat])
         for name, values in rows.items():
-            figures[prefix + name] = statistics.average(np.reshape(values, answers.shape))
+            figures[prefix + name] = statistics.average(np.reshape(values, (prompts, -1)))
     return figures
 
 
 def summarize(figures: Figures, seed: int, rows: Any = slice(None)) -> dict[str, dict[str, float]]:
-    """{'mean', 'low', 'high'} by name of the figures that any of the rows has: the value, and its interval."""
+    """{'mean', 'low', 'high'} by name of the figures that any of the rows has: the value, and its interval.
+
+    Shares have statistics.share_interval, which holds where an event is rare; rewards and lengths, the bootstrap.
+    """
     chosen = {name: values[rows] for name, values in figures.items() if np.isfinite(values[rows]).any()}
     low, high = statistics.bootstrap(np.stack(list(chosen.values()), 1), level=LEVEL, resamples=RESAMPLES, seed=seed)
+    intervals = {name: (low[i], high[i]) for i, name in enumerate(chosen)}
+    shares = (name for name in chosen if name.removeprefix('greedy/') not in UNBOUNDED)
+    intervals |= {name: statistics.share_interval(chosen[name], level=LEVEL) for name in shares}
     return {
-        name: {'mean': float(np.nanmean(values)), 'low': float(low[i]), 'high': float(high[i])}
-        for i, (name, values) in enumerate(chosen.items())
+        name: {'mean': float(np.nanmean(values)), 'low': float(intervals[name][0]), 'high': float(intervals[name][1])}
+        for name, values in chosen.items()
     }
 
 
