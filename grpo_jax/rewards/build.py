@@ -100,7 +100,10 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     bind = functools.partial(_bind, options=options.options, shared=shared)
     sources = {custom.name_of(path): find(path) for path, _ in options.parts}
     weights = {custom.name_of(path): weight for path, weight in options.parts}
-    parts = {name: _part(bind(name, source.reward), weights[name]) for name, source in sources.items()}
+    parts = {
+        name: _part(bind(name, source.reward, shared=shared | {'part_weight': weights[name]}), weights[name])
+        for name, source in sources.items()
+    }
     _check_verifier(options.verifier, parts)
     verifier = sources[options.verifier] if options.verifier else SimpleNamespace()
     return RewardFunctions(

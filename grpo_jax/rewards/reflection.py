@@ -15,15 +15,22 @@ from grpo_jax.example import Example
 
 
 def reward(
-    completion: str, example: Example, *, correct: bool | None, phrases: Sequence[str], cap: int
+    completion: str,
+    example: Example,
+    *,
+    correct: bool | None,
+    phrases: Sequence[str],
+    cap: int,
+    part_weight: float = 1.0,
 ) -> float | None:
     """How many of the phrases occur, in any case and as whole words, up to cap, if correct, else 0.0.
 
-    correct is the verifier's verdict, or None.
+    correct is the verifier's verdict, or None. With a part_weight of 0 it pays nothing and only measures: then it
+    counts whatever the verdict, on wrong answers too.
     """
-    if correct is None:
+    if part_weight and correct is None:
         return None
-    if not correct:
+    if part_weight and not correct:
         return 0.0
     return float(sum(1 for _ in itertools.islice(_pattern(tuple(phrases)).finditer(completion), cap)))
 
