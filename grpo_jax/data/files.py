@@ -127,7 +127,7 @@ def _saved(folder, split, own):
             f'holds the split {state.get("_split")}, not {split}; save a DatasetDict, or write {{split}} in the name',
         )
     entries, names = state.get('_data_files'), []
-    for entry in entries if isinstance(entry, list) else []:
+    for entry in entries if isinstance(entries, list) else []:
         names.append(entry.get('filename') if isinstance(entry, dict) else None)
     if not names or not all(isinstance(name, str) for name in names):
         raise BadInput(path, shorten(entries), 'its _data_files must name the files; save the data set again')

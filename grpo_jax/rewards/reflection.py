@@ -15,23 +15,21 @@ from grpo_jax.example import Example
 
 
 def reward(
-    completion: str,
-    example: Example,
-    *,
-    correct: bool | None,
-    phrases: Sequence[str],
-    cap: int,
-    part_weight: float = 1.0,
+    completion: str, example: Example, *, correct: bool | None, phrases: Sequence[str], cap: int
 ) -> float | None:
     """How many of the phrases occur, in any case and as whole words, up to cap, if correct, else 0.0.
 
-    correct is the verifier's verdict, or None. With a part_weight of 0 it pays nothing and only measures: then it
-    counts whatever the verdict, on wrong answers too.
+    correct is the verifier's verdict, or None.
     """
-    if part_weight and correct is None:
+    if correct is None:
         return None
-    if part_weight and not correct:
+    if not correct:
         return 0.0
+    return measure(completion, example, phrases=phrases, cap=cap)
+
+
+def measure(completion: str, example: Example, *, phrases: Sequence[str], cap: int) -> float:
+    """As reward, whatever the verdict: at weight 0 the part pays nothing, and counts on wrong answers too."""
     return float(sum(1 for _ in itertools.islice(_pattern(tuple(phrases)).finditer(completion), cap)))
 
 

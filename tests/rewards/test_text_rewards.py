@@ -207,8 +207,8 @@ def test_ngrams_of_no_words_are_refused():
 # reflection
 
 
-def reflections(text, correct=True, phrases=('wait', 'let me check'), cap=3, **options):
-    return reflection.reward(text, EXAMPLE, correct=correct, phrases=phrases, cap=cap, **options)
+def reflections(text, correct=True, phrases=('wait', 'let me check'), cap=3):
+    return reflection.reward(text, EXAMPLE, correct=correct, phrases=phrases, cap=cap)
 
 
 @pytest.mark.parametrize(
