@@ -33,7 +33,7 @@ def check_sizes(config: Mapping[str, Any], path: str) -> None:
     for name, most in SIZES.items():
         size = config.get(name)
         if size is not None and not (type(size) is int and 1 <= size <= most):
-            raise BadInput(f'{name} in {path}', size, f'must be a whole number of 1 to {most}')
+            raise BadInput(f'{path}, {name}', size, f'must be a whole number of 1 to {most}')
 
 
 def check(hf: Any, path: str) -> None:
