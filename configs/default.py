@@ -62,8 +62,8 @@ def get_config(preset='grpo'):
     config.data.prompts_per_step = 32    # P
     config.data.max_prompt_tokens = 64   # Q; longer prompts are left out
     config.data.chat = False             # apply the tokenizer's chat template
-    config.data.system = ''              # system message of the chat
-    config.data.template = '{prompt}'    # text around the prompt
+    config.data.system = ''              # system message of chats that have none of their own
+    config.data.template = '{prompt}'    # text around the prompt, in a chat around the last message of the user
     config.data.strict = False           # stop at the first malformed row; else they are left out and counted
 
     config.rollout = Config()

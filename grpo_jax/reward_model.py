@@ -126,6 +126,8 @@ def _point(example, tokenizer, section):
 
 def _steps(example, tokenizer, section):
     steps, labels, separator = example.meta['steps'], example.meta['labels'], section['separator']
+    if not all(isinstance(step, str) for step in steps):
+        raise BadInput(f'steps of example {example.id}', str(steps)[:80], 'must be texts; mend its row')
     if [step for step, _ in process.split(separator.join(steps), separator)] != [step.strip() for step in steps]:
         raise BadInput(
             f'steps of example {example.id}',

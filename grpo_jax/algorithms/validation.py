@@ -90,7 +90,7 @@ def check(algorithm: 'Algorithm') -> None:
     _numbers(algorithm)
 
 
-def _check_choices(algorithm):
+def _check_choices(algorithm: 'Algorithm') -> None:
     for key, choices in CHOICES.items():
         if getattr(algorithm, key) not in choices:
             raise BadInput(

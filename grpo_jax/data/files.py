@@ -126,11 +126,12 @@ def _saved(folder, split, own):
             folder,
             f'holds the split {state.get("_split")}, not {split}; save a DatasetDict, or write {{split}} in the name',
         )
-    entries = state.get('_data_files')
-    names = [entry.get('filename') for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    if not names or len(names) < len(entries) or not all(isinstance(name, str) for name in names):
+    entries, names = state.get('_data_files'), []
+    for entry in entries if isinstance(entries, list) else []:
+        names.append(entry.get('filename') if isinstance(entry, dict) else None)
+    if not names or not all(isinstance(name, str) for name in names):
         raise BadInput(path, shorten(entries), 'its _data_files must name the files; save the data set again')
-    return [os.path.join(folder, name) for name in names]
+    return [os.path.join(folder, str(name)) for name in names]
 
 
 def _check_complete(paths):

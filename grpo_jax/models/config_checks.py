@@ -33,7 +33,7 @@ def check_sizes(config: Mapping[str, Any], path: str) -> None:
     for name, most in SIZES.items():
         size = config.get(name)
         if size is not None and not (type(size) is int and 1 <= size <= most):
-            raise BadInput(f'{name} in {path}', size, f'must be a whole number of 1 to {most}')
+            raise BadInput(f'{path}, {name}', size, f'must be a whole number of 1 to {most}')
 
 
 def check(hf: Any, path: str) -> None:
@@ -78,7 +78,7 @@ def rope(hf: Any, path: str) -> tuple[float, dict[str, Any]]:
     if kind == 'yarn' and parameters.get('original_max_position_embeddings') is None:
         parameters['original_max_position_embeddings'] = hf.max_position_embeddings
     needed, possible = ROPE_TYPES[kind]
-    numbers = {name: parameters.get(name) for name in needed}
+    numbers: dict[str, Any] = {name: parameters.get(name) for name in needed}
     numbers |= {name: parameters[name] for name in possible if parameters.get(name) is not None}
     for name, value in {'rope_theta': theta, **numbers}.items():
         least = 1 if name == 'rope_theta' else 0

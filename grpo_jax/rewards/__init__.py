@@ -17,7 +17,8 @@ The verifier decides what is correct. Its module may have extract(completion) ->
 same(answer, answer) -> bool, for two spellings of one answer. With a stricter reading,
 its module has strict, called like reward. Where the gold completion is not example.answer, its module has
 gold(example) -> (a right completion, a wrong one). A module that rewards steps has steps(completion, example) -> list
-of (end in characters, float), or steps(completions, examples), a list of those.
+of (end in characters, float), or steps(completions, examples), a list of those. A module may have measure, called
+like reward, which stands in its place where the part's weight is 0.
 """
 
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of

@@ -104,7 +104,10 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     bind = functools.partial(_bind, options=options.options, shared=shared)
     sources = {custom.name_of(path): find(path) for path, _ in options.parts}
     weights = {custom.name_of(path): weight for path, weight in options.parts}
-    parts = {name: _part(name, bind(name, source.reward), weights[name]) for name, source in sources.items()}
+    parts = {
+        name: _part(name, bind(name, _function(source, weights[name])), weights[name])
+        for name, source in sources.items()
+    }
     _check_verifier(options.verifier, parts)
     verifier = sources[options.verifier] if options.verifier else SimpleNamespace()
     return RewardFunctions(
@@ -168,6 +171,11 @@ def _bind(name, function, options, shared):
     if missing:
         raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), f'lacks {", ".join(sorted(missing))}')
     return functools.partial(function, **bound)
+
+
+def _function(source, weight):
+    """A source's reward; at weight 0 its measure, where it has one."""
+    return source.reward if weight else getattr(source, 'measure', source.reward)
 
 
 def _part(name, function, weight):

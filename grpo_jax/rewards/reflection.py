@@ -25,6 +25,11 @@ def reward(
         return None
     if not correct:
         return 0.0
+    return measure(completion, example, phrases=phrases, cap=cap)
+
+
+def measure(completion: str, example: Example, *, phrases: Sequence[str], cap: int) -> float:
+    """As reward, whatever the verdict: at weight 0 the part pays nothing, and counts on wrong answers too."""
     return float(sum(1 for _ in itertools.islice(_pattern(tuple(phrases)).finditer(completion), cap)))
 
 

@@ -9,6 +9,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.types import Rollout
 
 logger = logging.getLogger('grpo_jax')
+FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}  # of meta that completions are made of
 
 
 def find(experiment, fields=('demonstration',)):
@@ -38,6 +39,12 @@ def read_completions(experiment, split, fields, encode):
             f'has no example with {" and ".join(fields)}; use another, '
             "or supervised.updates=0 and collection.source='policy'",
         )
+    for example in (dataset.examples[i] for i in have):
+        for field in fields:
+            kind = FIELDS.get(field, object)
+            if not isinstance(example.meta[field], kind):
+                value = str(example.meta[field])[:80]
+                raise BadInput(f'{field} of example {example.id}', value, f'must be a {kind.__name__}; mend its row')
     completions = {i: encode(dataset.examples[i]) for i in have}
     kept = [i for i in have if max(map(len, completions[i])) <= most]
     if not kept:

@@ -27,6 +27,7 @@ from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import Devices
 
 logger = logging.getLogger('grpo_jax')
+WITHOUT_ANSWERS = ('model', 'process')  # verifiers that read no gold answer
 CHANGEABLE_ON_RESUME = ('steps', 'evaluation', 'checkpoint', 'log')
 
 
@@ -98,8 +99,7 @@ class Experiment:
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split, read once."""
         if split not in self.datasets:
-            functions = self.reward_functions
-            answered = bool(functions.verifier) and not functions.gold  # without a gold of its own, it reads the answer
+            answered = self.reward_functions.verifier not in ('', *WITHOUT_ANSWERS)
             with activity.during(f'reading the {split} split of {self.settings.data.name}'):
                 self.datasets[split] = data.load(self.settings.data, split, self.tokenizer, answered)
         return self.datasets[split]

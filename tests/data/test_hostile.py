@@ -12,12 +12,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from grpo_jax import data
+from grpo_jax import data, reward_model
 from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import code, files, records
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.models import hf, tensor_files
+from tests import tiny_run
 
 MODEL = os.path.join(os.path.dirname(demo.__file__), 'models', 'characters')
 FIELDS = {'prompt_field': 'q', 'answer_field': 'a'}
@@ -457,3 +458,28 @@ def test_numbers_are_written_without_exponents():
     values = {7: '7', 2.5: '2.5', 18.0: '18', 1e-05: '0.00001', 1e16: '1' + '0' * 16, -0.0: '0', 0.1: '0.1'}
     assert {value: records.number_text(value) for value in values} == values
     assert all(float(records.number_text(x)) == x for x in np.random.default_rng(0).normal(size=500) * 1e9)
+
+
+@pytest.mark.parametrize(
+    'objective, meta, thing',
+    [
+        ('pairwise', {'demonstration': 1, 'rejected': 'x'}, 'demonstration of example 0'),
+        ('pairwise', {'demonstration': 'x', 'rejected': ['y']}, 'rejected of example 0'),
+        ('pairwise', {'demonstration': None, 'rejected': 'y'}, 'demonstration of example 0'),
+        ('pointwise', {'demonstration': 'x', 'label': 'good'}, 'label of example 0'),
+        ('pointwise', {'demonstration': 'x', 'label': 2}, 'label of example 0'),
+        ('steps', {'steps': 'x', 'labels': [1.0]}, 'steps of example 0'),
+        ('steps', {'steps': [1], 'labels': [1.0]}, 'steps of example 0'),
+        ('steps', {'steps': ['x'], 'labels': {'x': 1.0}}, 'labels of example 0'),
+        ('steps', {'steps': ['x'], 'labels': []}, 'labels of example 0'),
+        ('steps', {'steps': ['x'], 'labels': ['1']}, 'label of example 0'),
+    ],
+)
+def test_what_a_reward_model_cannot_be_taught_is_refused_by_its_example(tmp_path, objective, meta, thing):
+    for split, prompt in [('train', '1+1='), ('test', '2+2=')]:
+        (tmp_path / f'{split}.jsonl').write_text(json.dumps({'prompt': prompt} | meta))
+    config = tiny_run.config(data__name='files', data__options={'folder': str(tmp_path)}, reward__verifier='')
+    config.reward_model.objective = objective
+    with pytest.raises(BadInput, match=f'^{thing} = '):
+        reward_model.run(config, str(tmp_path / 'run'))
+    assert not (tmp_path / 'run').exists()

@@ -5,8 +5,11 @@ import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 import pytest
 
+from grpo_jax import rewards
+from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import calculator, contains, countdown, format, language, numeric, reflection, repetition
 from grpo_jax.types import Example
@@ -219,6 +222,15 @@ def test_reflection_counts_phrases_up_to_its_cap(text, expected):
 def test_reflection_pays_only_when_the_answer_is_right():
     assert reflections('wait', correct=False) == 0
     assert reflections('wait', correct=None) is None
+
+
+@pytest.mark.parametrize('weight, counts', [(0.0, [1, 1]), (0.1, [1, 0])])
+def test_reflection_of_weight_0_is_a_measure_and_counts_on_wrong_answers_too(weight, counts):
+    section = ConfigDict(default.get_config().reward.to_dict() | {'parts': (('numeric', 1.0), ('reflection', weight))})
+    with rewards.build(rewards.RewardOptions.from_config(section), 16) as functions:
+        example = Example('2+2=', '4', 0, {})
+        scored = rewards.compute_rewards(functions, [example], ['wait, 4', 'wait, 5'], [False] * 2, [3] * 2)
+    assert scored.parts['reflection'].tolist() == counts
 
 
 @pytest.mark.parametrize('phrases', [(), ('wait', '')])
