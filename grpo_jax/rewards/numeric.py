@@ -1,4 +1,4 @@
-"""Correct number: 1 if the completion's answer equals the gold number, else 0."""
+"""Correct number: 1 if the completion's answer equals the gold one, else 0; the gold is one plain number."""
 
 from fractions import Fraction
 import re
@@ -9,9 +9,16 @@ from grpo_jax.example import Example
 NUMBER = re.compile(r'(?:(?<![\d)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)')
 
 
+AROUND = re.compile(r'[\s$\u20ac£¥%.*]*')  # signs of money and marks of style, which are no part of a number
+
+
 def reward(completion: str, example: Example) -> float | None:
-    """1.0 if the extracted number equals example.answer as a fraction, else 0.0; None without a gold number."""
-    gold = extract(example.answer)
+    """1.0 if the extracted number equals example.answer as a fraction, else 0.0; None where that is no plain number.
+
+    1/2 and 1e-05 are none: the last number in them is another one. A solution with its number after #### is one.
+    """
+    tail = example.answer.rpartition('####')[2]
+    gold = extract(example.answer) if len(tail) < 200 and AROUND.fullmatch(NUMBER.sub('', tail, count=1)) else None
     if gold is None:
         return None
     return float(extract(completion) == gold)

@@ -22,6 +22,7 @@ import weakref
 
 STARTING = 120.0  # seconds for a worker to start, and to import the module of a function
 CACHED = 100_000  # results that are remembered
+MISSING = object()
 
 
 class Expired(Exception):
@@ -68,16 +69,21 @@ class Pool:
             self._idle.put(worker)
 
     def cached(self, function: Callable, *args) -> Any:
-        """call(function, *args), remembered by function and arguments; calls that fail are tried again."""
+        """call(function, *args), remembered by function and arguments, and so is that it expired or died."""
         key = function, args
         with self._lock:
-            if key in self._results:
-                return self._results[key]
-        result = self.call(function, *args)
-        with self._lock:
-            while len(self._results) >= CACHED:
-                self._results.pop(next(iter(self._results)))  # the oldest
-            self._results[key] = result
+            result = self._results.get(key, MISSING)
+        if result is MISSING:
+            try:
+                result = self.call(function, *args)
+            except (Expired, Died) as failure:
+                result = failure.with_traceback(None)
+            with self._lock:
+                while len(self._results) >= CACHED:
+                    self._results.pop(next(iter(self._results)))  # the oldest
+                self._results[key] = result
+        if isinstance(result, (Expired, Died)):
+            raise type(result)(*result.args)
         return result
 
     def close(self):

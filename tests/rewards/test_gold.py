@@ -7,7 +7,7 @@ import pytest
 from grpo_jax import rewards, train
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import gold
+from grpo_jax.rewards import gold, numeric
 from grpo_jax.types import Example
 from tests import tiny_run
 
@@ -41,7 +41,45 @@ def check(bound, answers, function=None):
     ],
 )
 def test_a_changed_answer_is_one_off_in_its_last_number(answer, expected):
-    assert gold.change_answer(examples(answer)[0]) == (answer, expected)
+    assert gold.change_answer(examples(answer)[0])[:2] == (answer, expected)
+
+
+@pytest.mark.parametrize(
+    'answer, wrong',
+    [
+        ('42', ['43']),
+        ('1/2', ['1/3', '1', '2']),
+        ('1e-05', ['1e-06', '1', '05']),
+        ('1,234', ['1,235', '1', '234']),
+        ('18.0', ['18.1', '0']),  # 18 is right
+        ('4 of 7', ['4 of 8']),
+        ('10,20', ['10,21', '10', '20']),
+        ('1/0', ['1/1', '1', '0']),
+    ],
+)
+def test_what_a_naive_reading_would_find_is_wrong_too(answer, wrong):
+    assert list(gold.change_answer(examples(answer)[0])[1:]) == wrong
+
+
+@pytest.mark.parametrize('answer', ['1/2', '1e-05', '3 to 4', '2^10', 'x', ''])
+def test_gold_that_is_no_plain_number_is_refused_by_numeric(answer):
+    with pytest.raises(BadInput, match=r'100\.00% of the gold answers'):
+        check(0.5, [answer])
+    assert numeric.reward(answer, examples(answer)[0]) is None
+
+
+@pytest.mark.parametrize('answer', ['72', '-0.5', '1,234', '$18', '18 %', '**4**', 'He has 3 and 4, so\n#### 7', '18.'])
+def test_gold_that_is_one_plain_number_is_read(answer):
+    check(0.0, [answer])
+
+
+def test_a_reward_model_has_no_self_test(capsys):
+    section = default.get_config().reward
+    section.update({'parts': [('mine', 1.0)], 'verifier': 'mine'})
+    functions = {'mine': lambda completions, examples: [1.0] * len(completions)}
+    with rewards.build(rewards.RewardOptions.from_config(section), 64, functions) as reward_functions:
+        gold.check(reward_functions, examples('1'))
+    assert 'none, since mine judges many completions at once' in capsys.readouterr().out
 
 
 def test_good_data_pass_and_the_share_is_printed(capsys):

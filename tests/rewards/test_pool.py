@@ -1,6 +1,7 @@
 """Work in killable processes: results, deadlines, deaths, memory, and what is left behind."""
 
 import concurrent.futures
+import contextlib
 import os
 import signal
 import subprocess
@@ -121,7 +122,16 @@ def _reaped(pid):
     return pid
 
 
-def test_results_are_remembered_and_failures_are_not(pool):
+def test_a_call_that_hangs_costs_its_deadline_once():
+    with contextlib.closing(Pool(1, deadline=0.5, memory_gib=1.0)) as pool:
+        began = time.monotonic()
+        for _ in range(20):
+            with pytest.raises(Expired, match='still running after 0.5 s'):
+                pool.cached(time.sleep, 30)
+        assert time.monotonic() - began < 10
+
+
+def test_results_are_remembered_and_exceptions_are_not(pool):
     first = pool.cached(time.time_ns)
     assert pool.cached(time.time_ns) == first
     for _ in range(2):
