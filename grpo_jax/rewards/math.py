@@ -6,27 +6,31 @@ import logging
 import re
 
 from grpo_jax.example import Example
-from grpo_jax.rewards import math_text
-from grpo_jax.rewards.math_text import fraction, split_list, split_unit
+from grpo_jax.rewards import math_echo, math_text
+from grpo_jax.rewards.math_numbers import fraction, work_out
+from grpo_jax.rewards.math_spelling import split_list
+from grpo_jax.rewards.math_units import same_units, split_unit, statement
 from grpo_jax.workers.pool import Pool
 
 SIGNIFICANT = 6  # digits from which a decimal stands for a number without end
 PRECISION = 100  # digits to which irrational numbers are compared
 PARTS = 32  # of a list, and brackets, that decide looks at
+CACHED = 20_000  # texts whose reading is remembered
 BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
 COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # where 2,6 may be a list
+LETTER = re.compile(r'[A-Za-z](?:_(?:\w|\{\w+\}))?')
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
 NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # rather than a product of letters
 
 
 def reward(completion: str, example: Example, *, pool: Pool) -> float | None:
     """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer."""
-    return _judge(math_text.lenient(completion), example, pool)
+    return _judge(completion, example, pool, boxed=False)
 
 
 def strict(completion: str, example: Example, *, pool: Pool) -> float | None:
     r"""reward, where only an answer in \boxed{} or after #### counts."""
-    return _judge(math_text.strict(completion), example, pool)
+    return _judge(completion, example, pool, boxed=True)
 
 
 def extract(completion: str) -> str | None:
@@ -34,13 +38,32 @@ def extract(completion: str) -> str | None:
     return math_text.lenient(completion)
 
 
-def _judge(answer, example, pool):
-    gold = math_text.gold(example.answer)
+def extract_strict(completion: str) -> str | None:
+    """extract, as strict reads a completion."""
+    return math_text.strict(completion)
+
+
+def same(answer: str, other: str) -> bool:
+    """Whether two extracted answers are certainly one, in two spellings; algebra is not asked."""
+    return decide(answer, other) is True
+
+
+@functools.lru_cache(CACHED)
+def _gold(text):
+    return math_text.gold(text)
+
+
+def _judge(completion, example, pool, boxed):
+    gold = _gold(example.answer)
     if gold is None:
         return None
+    text = math_text.answer(completion, boxed=boxed, words=not isinstance(fraction(split_unit(gold)[0]), Fraction))
+    answer = math_text.canonical(text)
     if answer is None:
         return 0.0
     verdict = decide(gold, answer)
+    if verdict is not False and math_echo.is_echo(text, example.prompt, example.answer):
+        return 0.0
     return float(pool.cached(equivalent, gold, answer) if verdict is None else verdict)
 
 
@@ -48,25 +71,53 @@ def decide(gold: str, answer: str) -> bool | None:
     """Whether two canonical texts are the same answer, exactly; None where that takes algebra.
 
     A unit may be missing on one side, but not differ. Order counts in brackets, and not in lists without them. A
-    decimal of SIGNIFICANT digits or more stands for a number without end that it is rounded or cut from.
+    decimal of SIGNIFICANT digits or more stands for a number without end that it is rounded or cut from. 2,74 answers
+    2.74; a gold 10,20 is a list.
     """
+    if gold == answer:
+        return True
     (gold, gold_unit), (answer, answer_unit) = split_unit(gold), split_unit(answer)
-    if (gold_unit and answer_unit and gold_unit != answer_unit) or BASE.findall(gold) != BASE.findall(answer):
+    if not same_units(gold_unit, answer_unit) or BASE.findall(gold) != BASE.findall(answer):
         return False
     if gold == answer:
         return True
-    a, b = fraction(gold), fraction(answer)
+    a, b = _number(gold), _number(answer)
     if a is not None and b is not None:
         return _same_fraction(a, b)
-    for number, text in ((a, answer), (b, gold)):
-        comma = COMMA.fullmatch(text)
-        if number is not None and comma:
-            return number == Fraction(f'{comma[1]}.{comma[2]}')
+    if a is not None and COMMA.fullmatch(answer):
+        return not answer.endswith('0') and a == _with_point(answer)
+    if b is not None and COMMA.fullmatch(gold):
+        return gold.startswith(('0,0', '0,1')) and len(gold) > 4 and b == _with_point(gold)
     if CLOCK.fullmatch(gold) and CLOCK.fullmatch(answer):
         return gold.lstrip('0') == answer.lstrip('0')
     if all(number is not None or NAME.fullmatch(text) for number, text in ((a, gold), (b, answer))):
         return gold.casefold() == answer.casefold()
-    return _decide_parts(gold, answer)
+    verdict = _decide_parts(gold, answer)
+    return _decide_forms(gold, answer, a, b) if verdict is None else verdict
+
+
+def _decide_forms(gold, answer, a, b):
+    """decide, of a number against an equation, a list, or words; None of anything else."""
+    for number, text in ((a, answer), (b, gold)):
+        if number is None:
+            continue
+        letter, equals, value = text.partition('=')
+        if equals and LETTER.fullmatch(letter) and '=' not in value:
+            return decide(str(number), value)
+        if len(split_list(text)) > 1 or (equals and not re.search('[A-Za-z]', re.sub(r'\\[A-Za-z]+', '', text))):
+            return False
+        if not re.search(r'[0-9\\]', text):  # letters alone
+            return False
+    return False if statement(gold) != statement(answer) else None
+
+
+def _with_point(text):
+    return Fraction(text.replace(',', '.'))
+
+
+@functools.lru_cache(CACHED)
+def _number(text):
+    return work_out(text)
 
 
 def _decide_parts(gold, answer):

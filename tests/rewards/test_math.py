@@ -157,8 +157,6 @@ def test_only_the_end_of_a_completion_is_read():
                 '7.425e6',
                 r'7.425\times10^6',
                 r'7.425 \cdot 10^{6}',
-                '$7,425,000',
-                r'\$7425000',
                 '7425000.',
                 '+7425000',
                 '007425000',
@@ -285,7 +283,30 @@ EQUAL = [
     ('90', r'90^\circ'),
     (r'\frac{3}{4}', '0.75'),
     ('1000.99', '1000,99'),
-    ('1,22', '1.22'),
+    ('2.74', '2,74'),
+    ('0,111', '0.111'),
+    ('5', 'y = 5'),
+    ('y = 5', '5'),
+    ('2^{10}', '1024'),
+    ('5', '3+2'),
+    ('18', r'\frac{36}{2}'),
+    ('60', r'5\text{ dozen}'),
+    ('5000000', r'\$5 \text{ million}'),
+    ('5 million', '5,000,000'),
+    (r'\frac{3}{100}', '3 hundredths'),
+    ('18', r'\$18'),
+    (r'\$18', '18'),
+    (r'\$18', '18 dollars'),
+    ('18 dollars', r'18\text{ dollars a day}'),
+    (r'\$18', r'\$18\text{ per hour}'),
+    ('18', r'18\text{ eggs}'),
+    ('18', r'\text{Area} = 18\text{ cm}^2'),
+    ('18', 'Total = 18'),
+    ('18 km/h', r'18\text{ kilometers per hour}'),
+    ('5', '1+4=5'),
+    ('3.14', r'\frac{22}{7} = 3.14'),
+    (r'0.56 = 56\%', r'56\%'),
+    (r'0.05\%', r'0.05\text{ percent}'),
     ('1.5e3', '1500'),
     ('10{,}000', '10000'),
     (r'\frac{1}{3}', '0.333333'),
@@ -310,8 +331,6 @@ EQUAL = [
 ALGEBRA = [
     ('(x-2)(x+2)', 'x^2-4'),
     (r'\frac{\sqrt2}{2}', r'\frac{1}{\sqrt{2}}'),
-    ('5', 'y = 5'),
-    ('y = 5', '5'),
     ('(p,q)=(3,2)', '(3,2)'),
     (r'\pm 2021', '-2021, 2021'),
     ('[-2,7]', r'x \in [-2,7]'),
@@ -321,7 +340,6 @@ ALGEBRA = [
     (r'1-\frac1{\mathrm{e}}', r'1-e^{-1}'),
     (r'\frac{1}{2004!}', r'\frac{2005}{2005!}'),
     (r'0.5x + 1', r'\frac{x}{2} + 1'),
-    ('2^{10}', '1024'),
 ]
 
 
@@ -394,6 +412,10 @@ NEAR_MISSES = {
         (r'5\text{ cm}', r'5\text{ cm}^2'),
         (r'5\text{ feet}', '5 inches'),
         ('5 dollars', '5 cents'),
+        (r'\$5', '5 cents'),
+        ('$5', r'5\text{ cents}'),
+        ('€5', r'\$5'),
+        (r'5\text{ cm}', r'5\text{ cm}^3'),
         (r'2\pi\text{ cm}', r'2\pi\text{ mm}'),
         (r'4:30\text{ p.m.}', r'4:30\text{ a.m.}'),
         (r'3\text{ feet per second}', r'3\text{ miles per second}'),
@@ -401,7 +423,40 @@ NEAR_MISSES = {
         ('5', '5x'),
         ('2', '2xyz'),
     ],
-    'percent': [('10', '0.1'), ('0.1', r'10\%'), (r'10\%', '0.1'), (r'\frac{1}{10}', '10 percent')],
+    'percent': [
+        ('0.05', r'0.05\%'),
+        (r'0.05\%', '0.05'),
+        ('10', '0.1'),
+        ('0.1', r'10\%'),
+        (r'10\%', '0.1'),
+        (r'\frac{1}{10}', '10 percent'),
+    ],
+    'scales': [
+        ('5', '5 million'),
+        ('5', r'5\text{ million}'),
+        ('5', r'\$5\text{ billion}'),
+        ('5', r'5\text{ dozen}'),
+        ('5', '5 dozen eggs'),
+        ('5', r'5\text{ hundredths}'),
+        ('5', r'5\text{ k}'),
+        ('5', r'5\text{ halves}'),
+    ],
+    'words': [
+        ('5', r'5\text{ is wrong}'),
+        ('5', '5 is wrong'),
+        ('5', r'5\text{ or 6}'),
+        ('5', r'5\text{ plus 3}'),
+        ('5', r'5\text{ and a half}'),
+        ('5', r'5\text{ squared}'),
+        ('5', r'5\text{ factorial}'),
+        ('5', r'5\text{ is not it}'),
+        (r'2\pi', r'2\pi\text{ is wrong}'),
+        ('(1,2)', r'(1,2\text{ is wrong})'),
+        ('5', 'gold'),
+        ('5', r'\text{any}'),
+    ],
+    'untrue chains': [('5', '4=5'), ('5', '1=2=5'), ('18', '3+4=18'), ('5', r'2 \cdot 3 = 5\text{ cm}')],
+    'decimal commas': [('10,20', '10.20'), ('10.20', '10,20'), ('3,12', '3.12'), ('5,10', '5.10')],
     'letters': [('x=5', 'y=5'), ('5', 'y=6'), ('x=5', '6')],
     'order': [
         ('(1,2)', '(2,1)'),
@@ -420,7 +475,7 @@ NEAR_MISSES = {
     'lists and thousands': [('32349', '32, 349'), ('12', '1 2'), ('13/5', '2,6'), ('1234', '(1,234)')],
     'clocks': [('1:20', '2:40'), ('12:00', '1:00')],
     'empty parts': [('1,,2', '1,2,3'), ('(1,)', '(1,2)')],
-    'words': [(r'\text{CBAD}', r'\text{ABCD}'), ('A', 'B'), (r'\text{odd}', r'\text{even}'), (r'\text{four}', '5')],
+    'names': [(r'\text{CBAD}', r'\text{ABCD}'), ('A', 'B'), (r'\text{odd}', r'\text{even}'), (r'\text{four}', '5')],
     'equations': [('7 = 11a+c', '11a+c'), ('2x+z=1', '1'), ('x<5', 'x>5')],
 }
 
@@ -632,7 +687,8 @@ def fuzz(seed, count):
         answers = [answer for answer in answers if answer is not None]
         for a, b in itertools.product(answers, answers):
             verdict = timed(math.decide, a, b)
-            assert verdict is math.decide(b, a)
+            if not (math.COMMA.fullmatch(a) or math.COMMA.fullmatch(b)):  # a gold 2,74 is a list, an answer a decimal
+                assert verdict is math.decide(b, a)
             assert verdict is True or a != b
         for answer in answers:
             assert math_text.fraction(answer) is None or str(math_text.fraction(answer)) == answer

@@ -126,7 +126,7 @@ def test_a_call_that_hangs_costs_its_deadline_once():
     with contextlib.closing(Pool(1, deadline=0.5, memory_gib=1.0)) as pool:
         began = time.monotonic()
         for _ in range(20):
-            with pytest.raises(Expired, match='still running after 0.5 s'):
+            with pytest.raises(Expired, match=r'still running after 0\.5 s'):
                 pool.cached(time.sleep, 30)
         assert time.monotonic() - began < 10
 

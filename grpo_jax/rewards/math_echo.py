@@ -1,0 +1,58 @@
+"""Answers that repeat a formula of their problem instead of working it out."""
+
+import functools
+import re
+
+from grpo_jax.rewards import math_text
+from grpo_jax.rewards.math_numbers import fraction
+from grpo_jax.rewards.math_spelling import respell
+
+LONGEST = 20_000  # characters of a problem that are looked at
+FORMULA = re.compile(r'\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]', re.DOTALL)
+# arithmetic outside of formulas: a sign between numbers
+ARITHMETIC = re.compile(r'[-+(0-9][-+*/^().,0-9 \u00d7÷x]*[0-9)!]')
+SIGNS = re.compile(r'[0-9)!] ?[-+*/^\u00d7÷x] ?[-+(0-9]')
+SKIPPED = re.compile(r'[\s{}]|\\(?:limits|mathrm|text)(?![A-Za-z])')
+SAME = ((r'\cdot', '*'), (r'\times', '*'), ('\u00d7', '*'), ('÷', '/'), (r'\div', '/'))
+
+
+def is_echo(answer: str, problem: str, gold: str) -> bool:
+    """Whether an answer is, as it is written, a formula of the problem, or a side of one, and not the gold one.
+
+    A plain number is no formula.
+    """
+    if is_plain(answer):
+        return False
+    spelled = _spelled(answer)
+    if not any(side in _formulas(problem) for side in (spelled, spelled.rpartition('=')[2])):
+        return False
+    return spelled not in (_spelled(gold), _spelled(math_text.answer(gold)))
+
+
+@functools.lru_cache(4096)
+def _formulas(problem):
+    """The formulas of a problem and their sides, spelled alike."""
+    problem = problem[:LONGEST]
+    pieces = [next(filter(None, match)) for match in FORMULA.findall(problem)]
+    pieces += [text for text in ARITHMETIC.findall(FORMULA.sub(' ', problem)) if SIGNS.search(text)]
+    spelled = {_spelled(piece) for piece in pieces if not is_plain(piece)}
+    return frozenset(spelled | {side for text in spelled for side in text.split('=') if not is_plain(side)}) - {''}
+
+
+def _spelled(text):
+    """The text with one spelling for each sign, without spaces and braces."""
+    text = respell(text) or ''
+    for sign, other in SAME:
+        text = text.replace(sign, other)
+    text = SKIPPED.sub('', text)
+    return text[1:-1] if text.startswith('(') and text.find(')') == len(text) - 1 and ',' not in text else text
+
+
+def is_plain(text):
+    """Whether a text is a number that is spelled out: whole, decimal, or a fraction in lowest terms; or a name."""
+    spelled = respell(text) or ''
+    if not re.search(r'[-+*/^=\\!]', spelled.lstrip('-+ ')):
+        return True
+    number = fraction(re.sub(r'\s', '', spelled))
+    below = re.search(r'/([0-9]+)$|\\frac\s*\{-?[0-9]+\}\s*\{([0-9]+)\}$', spelled)
+    return number is not None and below is not None and number.denominator == int(below[1] or below[2])

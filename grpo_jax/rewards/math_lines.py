@@ -1,0 +1,247 @@
+"""The answer that the last lines of a text state: a line that is one, or the number or formula that one ends in."""
+
+import re
+
+from grpo_jax.rewards.math_spelling import LONGEST
+from grpo_jax.rewards.math_units import SCALES, UNITS
+
+LINES = 40  # at the end of a text that are looked at
+NUMBERS = 20  # of a sentence
+
+# an end of a formula, or a number with the digits and signs written together with it
+PIECE = re.compile(r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])[-+]?\.?[0-9][0-9.,/]*)')
+BETWEEN = re.compile(r'\s*,?\s*(?:and|or)?\s*')
+WORD = re.compile(
+    r'(?<![A-Za-z])(?!and(?![a-z]))'
+    r'(?:[A-Za-z][a-z]{2,}|(?i:is|of|to|in|at|on|by|so|we|he|it)(?![a-z])|a (?=[a-z]))'
+)
+CAPITALS = re.compile(r'(?<![A-Za-z\\])[A-Z]{3,}(?![A-Za-z])')
+NO_WORD = re.compile(r'\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}(?:\{[lcr]*\})?|[\\\b\f][A-Za-z]+')
+
+# tags, fences, ends of environments, signs of triumph
+NOISE = re.compile(
+    r'</?(?:[A-Za-z]{3,20}|[bipu]|br|em|li|td|tr|h[1-6])\s?/?>|</s>|<\|[^<>|\n]{0,40}\|>(?:user|assistant|system)?|'
+    r'\[/?INST\]|```\w*|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|center|proof|document)\*?\}|'
+    r'\\(?:qed|blacksquare|square|Box|checkmark)(?![A-Za-z])|(?<![\w:])[:;]-?[)DP](?!\w)|'
+    '[\u2500-\u2793\u2795-\u2797\u27bf\u2b00-\u2bff\ufe0f\u200d\u220e\u2026\U0001f000-\U0001faff]'
+)
+EMPHASIS = re.compile(r'\\(?:text\w*|math\w+|boldsymbol|emph|underline)\{\s*([-+]?[0-9][0-9.,]*)\s*\}')
+ARROW = re.compile(
+    r'-+>|=+>|[\u2192\u21d2\u27f9\u27f6\u2794\u2798-\u27be\u2234]|'
+    r'\\(?:Right|right|Longright|longright)arrow|\\implies|\\therefore'
+)
+ROLE = re.compile(r'\n\s*(?:Q|Question|Human|User|Problem|Instruction)(?: [0-9]+)?\s*:')
+BULLET = re.compile(r'(?:[-+*•·\u2013\u2014]\s+|[0-9]{1,2}[.)]\s+|\(?[A-Ha-h][.)]\s+)(?=\S)')
+LABEL = re.compile(
+    r'[^\W\d_][^:=\n]{0,60}(?<![0-9]):\s*(?=\S)|[A-Za-z][a-z ]{2,60}=\s*|[A-Z]{2,20}\s*=\s*|'
+    r'\\text\w*\s*\{[^{}]*[:=]\s*\}:?\s*|(?:[A-Z]{2,4}|[A-Z][a-z])\.?\s+(?=[-+$]?[0-9])'
+)
+# lines behind an answer that are none: without a number, and with one
+CLOSING = re.compile(
+    r'\W*(?i:(?:the )?end|fin|finish\w*|done|qed|thanks?|cheers|perfect|correct|solved|verified|checked|great|nice|'
+    r'okay|bye|yay|voil\w+|enjoy|amen|stop|eos|user|human|assistant|system|bingo|boom|hooray|success|complete\w*)\W*'
+)
+REMARK = re.compile(
+    r'\W*(?i:note|n\.?b|p\.?s|check\w*|verif\w+|confidence|sources?|ref\w*|explanation|reason\w*|hint|assum\w+|credits?|'
+    r'time|tokens?|page|difficulty|score|steps?)\b\.?\W*[:\u2013\u2014-]'
+)
+# where a number stands that a sentence is about, what brings others in, and what shows that another is the result
+STATED = re.compile(
+    r'(?:^|[:=]|\b(?:is|are|was|equals?|be|makes?|earns?|costs?|needs?|has|have|gets?|pays?|takes?|saves?|spends?|about|'
+    r'exactly|only))[\s*_$(\\]*$'
+)
+ASIDE = re.compile(
+    r'(?:[^0-9.,:=]{0,60}?[(\[;]|[^0-9.,:=]{0,60}?,?\s\b(?:for|in|per|out of|of|after|over|from|with|on|at|each|every|'
+    r'because|since|as|when|if|by|during|within|not|instead|rather|versus|vs|across|using|[a-z]+ to [a-z]+)\b)'
+    r'[^.,:=]{0,40}$'
+)
+RESULT = re.compile(
+    r'=|\b(?:so|thus|hence|then|therefore|is|are|was|equals|makes|gives|leaves|gets?|totals?|altogether|in all|'
+    r'in total)\b'
+)
+DENIED_BEFORE = re.compile(r"\b(?:not|never|isn't|cannot be)\s+\$?$")
+DENIED = re.compile(r'\s*(?:is|are|would be)?\s*(?:not|wrong|incorrect|false)\b')
+CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
+FULL_STOP = re.compile(r'(?<=[.!?])\s+')
+BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # of rows of a formula
+FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,})\b')
+
+
+def last(text: str, words: bool = True) -> str:
+    """The answer that the last line with one states, else the last formula or number, with a digit if any has; ''.
+
+    Without words, a line that is a word, and no number or formula, states nothing.
+    """
+    text = cleaned(text)
+    role = ROLE.search(text)
+    if role and re.search(r'[0-9A-Za-z]', text[: role.start()]):
+        text = text[: role.start()]
+    lines = [line for line in text.split('\n')[-LINES:] if re.search(r'\w|\$|\\[()\[\]]', line)]
+    while len(lines) > 1 and _adds(lines[-1], lines[-2]):
+        lines.pop()
+    for line in reversed(lines):
+        if _is_part(line):
+            break
+        if re.search(r'[0-9$\\]', line):
+            answer = read_line(line)
+            if answer:
+                return answer
+            break
+        if words and line is lines[-1] and bare(line) and not CLOSING.fullmatch(line):
+            return line.strip(' *#>')
+    pieces = pick_values('\n'.join(lines))
+    return next((value for value in reversed(pieces) if re.search('[0-9]', value)), pieces[-1] if pieces else '')
+
+
+def _adds(line, before):
+    """Whether a line closes a text whose answer stands in the line before, or makes a remark on it."""
+    if CLOSING.fullmatch(line):
+        return True
+    return bool(REMARK.match(line) and re.search('[0-9]', before) and (bare(before) or LABEL.match(before)))
+
+
+def _is_part(line):
+    """Whether a line is part of a formula of several lines."""
+    line = line.strip()
+    return (
+        line in ('$$', '$')
+        or line.count('\\(') != line.count('\\)')
+        or line.count('\\[') != line.count('\\]')
+        or line.count('\\begin') != line.count('\\end')
+        or bool(line.count('$$') % 2)
+    )
+
+
+def cleaned(text: str) -> str:
+    """The text without tags, fences, ends of environments and pictures."""
+    return EMPHASIS.sub(r'\1', NOISE.sub(' ', text).replace('\uff1a', ':'))
+
+
+def read_line(line: str) -> str:
+    """The answer that a line states: all of it but marks and labels, or the number that a sentence is about; ''."""
+    line = _unmarked(line)
+    if bare(line) and not line[1:-1].count('$') % 2:
+        return line.rstrip(' !?')
+    for sentence in reversed(FULL_STOP.split(line)):
+        pieces = [piece for piece in _pieces(sentence) if re.search('[0-9]', piece[2])][-NUMBERS:]
+        if pieces:
+            return _stated(sentence, pieces)
+    pieces = _pieces(line)
+    return pieces[-1][2] if pieces else ''
+
+
+def _unmarked(line):
+    """A line without what stands around its answer: bullets, cells of a table, arrows, labels, emphasis."""
+    line = line.strip(' \t*#>"`_~&“”').removesuffix('\\\\')
+    if line.startswith('|') and line.endswith('|') and line.count('|') > 2:
+        cells = [cell for cell in line.split('|') if re.search(r'\w', cell)]
+        line = next((cell for cell in reversed(cells) if re.search('[0-9]', cell)), cells[-1] if cells else '').strip()
+    line = BULLET.sub('', line, count=1) if BULLET.match(line) else line
+    parts = [part for part in ARROW.split(line) if re.search(r'\w', part)]
+    if parts:
+        line = next((part for part in reversed(parts) if re.search('[0-9]', part)), parts[-1])
+    for _ in range(3):
+        line = line.strip(' \t*_`"~&“”')
+        label = LABEL.match(line)
+        if not label or not re.search(r'\w', line[label.end() :]):
+            break
+        line = line[label.end() :]
+    line = CITATION.sub(r'\1', line)
+    for opening, closing in ('()', '[]', '{}'):
+        while line.endswith(closing) and line.count(closing) > line.count(opening):
+            line = line[:-1].rstrip()
+    return line
+
+
+def _stated(sentence, pieces):
+    """The number that a sentence is about, with its unit; the last one, unless others are brought in by the way."""
+    for place, (start, end, _, _) in enumerate(pieces[:-1]):
+        gaps = [
+            sentence[piece[1] : after[0]] for piece, after in zip(pieces[place:], pieces[place + 1 :], strict=False)
+        ]
+        if (
+            STATED.search(sentence[max(start - 20, 0) : start])
+            and all(map(ASIDE.fullmatch, gaps))
+            and not RESULT.search(sentence[end:])
+        ):
+            break
+    else:
+        place = len(pieces) - 1
+    start, end, value, formula = pieces[place]
+    if DENIED_BEFORE.search(sentence[max(start - 20, 0) : start]) or DENIED.match(sentence, end):
+        return sentence  # which is no number
+    return value if formula and _word_after(sentence, end) not in SCALES else value + _unit_after(sentence, end)
+
+
+def _word_after(text, end):
+    following = FOLLOWING.match(text, end)
+    return following[1].lower().removesuffix('s') if following else ''
+
+
+def _unit_after(text, end):
+    """The words of scale or unit behind a number."""
+    start = end
+    for _ in range(3):
+        word_after = _word_after(text, end)
+        if not (word_after in SCALES or UNITS.get(word_after)):
+            break
+        following = FOLLOWING.match(text, end)
+        end = following.end() if following else end
+    return text[start:end]
+
+
+def first_number(line: str) -> str:
+    """The number that a line begins with, with its unit; ''."""
+    line = line.lstrip('$* ')
+    number = PIECE.match(line)
+    return number[1].rstrip('.,/') + _unit_after(line, number.end()) if number and number[1] else ''
+
+
+def bare(line: str) -> bool:
+    """Whether a line is an answer without prose: no word, or one at its end (a unit, or all there is)."""
+    if len(line) > LONGEST or not re.search('[0-9A-Za-z]', line):
+        return False
+    first = word(line)
+    if first and re.search('[0-9]', line):
+        if first.isupper() and first.lower() not in UNITS:
+            return False
+        return re.search(rf'[0-9)\]}}$]\**\s*{re.escape(first)}[\s.*$!]*$', line) is not None
+    return not first or line.rstrip(' .*$!').endswith(first)
+
+
+def word(text: str) -> str | None:
+    """The first word of prose in a text; None without one."""
+    plain = NO_WORD.sub(' ', text)
+    match = WORD.search(plain) or (re.search('[0-9]', text) and CAPITALS.search(plain))
+    return match[0] if match else None
+
+
+def pick_values(text: str) -> list[str]:
+    """The formulas of a text, and the numbers outside them, in their order; neighbouring formulas as one list."""
+    return [value for _, _, value, _ in _pieces(text)]
+
+
+def _pieces(text):
+    """(start, end, value, whether it is a formula) of each of pick_values."""
+    pieces, opened = [], None
+    for match in PIECE.finditer(text):
+        if match[1]:
+            number = match[1].rstrip('.,/')
+            pieces.append((match.start(), match.start() + len(number), number, False))
+            continue
+        value = text[opened.end() : match.start()] if opened else ''
+        money = opened and match[0] == '$' and value[:1].isdigit() and text[match.end() : match.end() + 1].isdigit()
+        if opened is None or money or not 0 < len(value.strip()) <= LONGEST or word(value):
+            opened = match  # the last sign opened no formula: it may be one of money
+            continue
+        start, opened = opened.start(), None
+        while pieces and pieces[-1][0] >= start:
+            pieces.pop()  # inside of it
+        if r'\begin' not in value:
+            value = [row for row in BREAK.split(value) if re.search(r'\w', row)][-1:] or [value]
+            value = value[0].strip(' &\n')
+        if pieces and pieces[-1][3] and start - pieces[-1][1] < 10 and BETWEEN.fullmatch(text, pieces[-1][1], start):
+            start, _, before, _ = pieces.pop()
+            value = f'{before}, {value}'
+        pieces.append((start, match.end(), value, True))
+    return pieces

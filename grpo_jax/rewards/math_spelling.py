@@ -1,0 +1,193 @@
+"""One spelling for the answers that are the same number.
+
+All functions are linear in the length of a text.
+"""
+
+from fractions import Fraction
+import functools
+import re
+
+from grpo_jax.rewards.math_numbers import fraction, work_out
+from grpo_jax.rewards.math_units import PERCENT, SPACE, sign_of, split_unit
+
+LONGEST = 1000  # characters of an answer; longer text is noise
+CACHED = 4096  # texts whose spelling is remembered: each is asked for several times
+LAYERS = 8  # of brackets around an answer that are taken off
+
+CHARACTERS = str.maketrans(
+    {chr(code): ' ' for code in (*range(32), 127, 0xA0, 0x2009, 0x202F, 0x3000)}
+    | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
+    | {
+        '\b': r'\b',
+        '\f': r'\f',  # of \boxed and \frac whose backslash was read as an escape
+        '\u2212': '-',
+        '\u2013': '-',
+        '\uff0c': ',',
+        '\xd7': r'\times ',
+        '·': r'\cdot ',
+        '÷': '/',
+        'π': r'\pi ',
+        '∞': r'\infty ',
+        '≤': r'\le ',
+        '≥': r'\ge ',
+        '≠': r'\ne ',
+        '\u222a': r'\cup ',
+        '∩': r'\cap ',
+        '\u2208': r'\in ',
+        '±': r'\pm ',
+        '√': r'\sqrt ',
+        '∅': r'\emptyset ',
+        '≈': r'\approx ',
+        '²': '^2',
+        '³': '^3',
+        '½': r'\frac{1}{2}',
+        '¼': r'\frac{1}{4}',
+        '¾': r'\frac{3}{4}',
+        '°': '',
+    }
+)
+BASES = {
+    name: base
+    for base, name in enumerate(
+        'two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen'.split(), 2
+    )
+}
+SPELLINGS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox)(?![A-Za-z])', ''),
+        (r'\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?', ''),
+        (r'\\!\s*', ''),
+        (r'\{\s*,\s*\}', ','),
+        (r'(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~', ' '),
+        (r'(?<!\\)\\[()\[\]]', ''),
+        # signs of money, percent and degrees, which the problem names
+        (r'\\?[$%]|[€£¥]|\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])', ''),
+        (r'\\(?:mbox|textnormal|textbf|textrm|textit|mathrm|mathbf|mathit)(?![A-Za-z])', r'\\text'),
+        (r'\\text\s*\{([ei])\}', r'\1'),  # the constants
+        (r',?\s*(?:\\text\s*\{[\s,]*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![a-z]))\s*', ', '),
+        (r'(?<=[0-9])\s*[xX]\s*(?=[0-9])', r'\\times '),
+        (r'\\[dtc]frac(?![A-Za-z])', r'\\frac'),
+        (r'\\frac\s*([0-9])', r'\\frac{\1}'),
+        (r'(\\frac\s*\{[^{}]*\})\s*([0-9])', r'\1{\2}'),
+        (r'\\sqrt\s*([0-9])', r'\\sqrt{\1}'),
+        (r'(?<![A-Za-z\\])pi(?![A-Za-z])', r'\\pi '),
+        (r'\\varnothing(?![A-Za-z])', r'\\emptyset'),
+        (r'\\(l|g|n)eq(?![A-Za-z])', r'\\\1e'),
+        (r'_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?', lambda match: f'_{{{BASES.get(match[1], match[1])}}}'),
+        (r'(?<=[0-9])_\s*\{?\s*([0-9]+)\s*\}?', lambda match: '' if match[1] == '10' else f'_{{{match[1]}}}'),
+    ]
+]
+SIMPLE = re.compile(r'[0-9]{1,15}')
+ENDS = ' ,;:*`"\''
+COLUMN = re.compile(r'\\begin\{([pb]?matrix)\}([^&]*\\\\[^&]*)\\end\{\1\}')
+COMMAND = re.compile(r'\\[A-Za-z]+')
+NAMED = re.compile(r'\\text\s*\{[^{}]*\}|[A-Za-z][a-z]{2,}(?: [A-Za-z]+)*')  # what a word names
+ROUNDED = re.compile(r'[-+]?[0-9 ,]*\.([0-9]+)')
+
+
+def canonical(text: str) -> str | None:
+    """The text in one spelling, numbers as 'p' or 'p/q' in lowest terms; None if nothing or too much is left of it."""
+    return None if len(text) > LONGEST else _canonical(text)
+
+
+@functools.lru_cache(CACHED)
+def _canonical(text):
+    if SIMPLE.fullmatch(text):
+        return str(int(text))
+    spelled = respell(text)
+    if spelled is None:
+        return None
+    value, unit = split_unit(_unwrapped(_result(spelled, PERCENT.search(text) is not None)))
+    column = COLUMN.fullmatch(value)
+    if column:
+        value = f'({",".join(row.strip() for row in column[2].split(chr(92) * 2) if row.strip())})'
+    value = _unwrapped(SPACE.sub('', value))
+    if value[:1] in ('(', '['):
+        value = value.replace(', ', ',')
+    number = fraction(value)
+    if number is None:
+        return value + unit or None
+    return str(number) + (sign_of(text, number) or unit)
+
+
+def respell(text: str) -> str | None:
+    """The text with one spelling for each sign and command; None if nothing or too much is left of it."""
+    return None if len(text) > LONGEST else _respell(text)
+
+
+@functools.lru_cache(CACHED)
+def _respell(text):
+    text = ' '.join(text.translate(CHARACTERS).split())
+    if r'\begin' not in text:
+        text = re.sub(r'\\\\(?=[A-Za-z,!{}])', r'\\', text)  # escaped twice
+    for pattern, replacement in SPELLINGS:
+        text = pattern.sub(replacement, text)
+    text = re.sub(' +', ' ', text).strip(ENDS).rstrip(ENDS + '.')
+    return text if any(mark.isalnum() for mark in text) else None
+
+
+def _unwrapped(text):
+    r"""The text without brackets or \text around all of it; brackets of a tuple stay."""
+    for _ in range(LAYERS):
+        whole = re.fullmatch(r'\\text\s*\{([^{}]*)\}', text)
+        if whole:
+            text = whole[1].strip(' .')
+        elif text.startswith(r'\{') and text.endswith(r'\}') and _closing(text, 1) == len(text) - 1:
+            text = text[2:-2].strip()
+        elif (
+            text[:1] in ('{', '(')
+            and _closing(text, 0) == len(text) - 1
+            and (text[0] == '{' or len(split_list(text[1:-1])) == 1)
+        ):
+            text = text[1:-1].strip()
+        else:
+            break
+    return text
+
+
+def _result(text, percent):
+    r"""5 of 2 + 3 = 5, of = 5 and of Area = 5, and 2/3 of 2/3 \approx 0.67; equations with letters, or untrue, stay."""
+    before, about, after = text.partition(r'\approx')
+    if about:
+        text = before if re.search('[0-9]', before) else f'{before}={after}'
+    sides = [side.strip(ENDS) for side in re.split(r'(?<![<>!:])=', text)]
+    if len(sides) > 1 and len(split_list(text)) == 1:
+        letters = re.search('[A-Za-z]', COMMAND.sub('', sides[0] + split_unit(sides[-1])[0]))
+        if not sides[0] or NAMED.fullmatch(sides[0]) or not (letters or _untrue(sides, percent)):
+            text = sides[-1]
+    return text.strip(ENDS)
+
+
+def _untrue(sides, percent):
+    """Whether two sides of a chain of equations are numbers that differ by more than rounding, or by 100 with %."""
+    values = [(work_out(SPACE.sub('', split_unit(side)[0])), side) for side in sides]
+    numbers = [(value, ROUNDED.fullmatch(side)) for value, side in values if value is not None]
+    last, last_rounded = numbers[-1] if numbers else (None, None)
+    for value, rounded in numbers[:-1]:
+        places = [len(match[1]) for match in (rounded, last_rounded) if match]
+        near = places and abs(value - last) < Fraction(1, 10 ** min(places))
+        if value != last and not near and not (percent and value in (100 * last, last / 100)):
+            return True
+    return False
+
+
+def split_list(text: str) -> list[str]:
+    """The text split at the commas and semicolons outside all brackets."""
+    items, start, depth = [], 0, 0
+    for i, mark in enumerate(text):
+        depth += (mark in '([{') - (mark in ')]}')
+        if mark in ',;' and depth == 0:
+            items.append(text[start:i].strip())
+            start = i + 1
+    return [*items, text[start:].strip()]
+
+
+def _closing(text, start):
+    """The index of the bracket that closes the one at start, whatever their kinds; None without one."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] in '([{') - (text[i] in ')]}')
+        if depth == 0:
+            return i
+    return None

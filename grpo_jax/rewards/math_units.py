@@ -1,0 +1,148 @@
+"""Units, scales and signs of money and percent that stand with an answer."""
+
+from fractions import Fraction
+import re
+
+from grpo_jax.rewards.math_numbers import fraction
+
+# spelling without the plural's s -> ours, or '' where the problem names the unit
+UNITS = {
+    spelling: spellings.split()[0]
+    for spellings in (
+        'mm millimeter millimetre',
+        'cm centimeter centimetre',
+        'm meter metre',
+        'km kilometer kilometre',
+        'in inch inche',
+        'ft foot feet',
+        'yd yard',
+        'mi mile',
+        'mg milligram',
+        'g gm gram',
+        'kg kilogram',
+        'lb pound',
+        'oz ounce',
+        's sec second',
+        'min minute',
+        'h hr hour',
+        'day',
+        'week',
+        'month',
+        'yr year',
+        'ml milliliter millilitre',
+        'l liter litre',
+        'gal gallon',
+        'acre',
+        'am',
+        'pm',
+        'cent',
+        'dollar usd',
+        'euro eur',
+        'yen jpy',
+    )
+    for spelling in spellings.split()
+}
+UNITS |= {'mph': 'mi h', 'kmh': 'km h', 'kph': 'km h'}
+UNITS |= dict.fromkeys(['unit', 'percent', 'percentage', 'pct', 'degree'], '')
+MONEY = {'$': 'dollar', '€': 'euro', '£': 'sterling', '¥': 'yen'}
+CURRENCIES = {*MONEY.values(), 'cent'}
+PERCENT = re.compile(r'%|(?<![a-z])(?:percent(?:age)?|pct)(?![a-z])')
+SIGN = re.compile(r'\\(\$)|([€£¥])|(?<![^ -])(\$)(?=\s*[0-9.])')
+FUNCTIONS = ('sqrt', 'infinity')
+POWERS = {'square': '2', 'sq': '2', 'squared': '2', 'cubic': '3', 'cu': '3', 'cubed': '3'}
+SCALES = {
+    name: Fraction(10) ** power
+    for power, name in ((2, 'hundred'), (3, 'thousand'), (6, 'million'), (9, 'billion'), (12, 'trillion'), (3, 'k'))
+}
+SCALES |= {f'{name}th': 1 / scale for name, scale in SCALES.items() if name != 'k'}
+SCALES |= {
+    name: Fraction(1, below)
+    for below, names in enumerate(
+        ('half halve', 'third', 'fourth', 'fifth', 'sixth', 'seventh', 'eighth', 'ninth', 'tenth'), 2
+    )
+    for name in names.split()
+}
+SCALES |= {'dozen': Fraction(12), 'gross': Fraction(144)}
+# with these, what follows a number says something about it, and is no unit
+STATING = frozenset(
+    'is are was were be been isn not no nor never wrong incorrect false unknown maybe perhaps or and but than at over '
+    'under above below between plus minus divided multiplied mod modulo base choose factorial if when where because '
+    'since so thus hence therefore then should would could can cannot zero two three four five six seven eight nine '
+    'ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety'.split()
+)
+UNIT = re.compile(r'(\s*)(?:\\text\s*\{([^{}]*)\}|(?<![A-Za-z\\])([A-Za-z][A-Za-z. /]+))\s*(?:\^\s*\{?([0-9])\}?)?$')
+TEXT = re.compile(r'(?<=[0-9A-Za-z)\]}])\s*\\text\s*\{([^{}]*)\}')
+PLAIN = re.compile(r'(?<![A-Za-z\\])[A-Za-z]+')
+# spaces but those within words or numbers, and after commas of a list, where 1, 234 is not 1,234
+SPACE = re.compile(r'(?<![0-9A-Za-z,]) | (?![0-9A-Za-z.\\(-])|(?<=[A-Za-z]) (?=[^A-Za-z])|(?<=[0-9]) (?=[^0-9])')
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    r"""(value, unit) of an answer; the unit in one spelling like \text{cm}^2, or ''; 5 million is 5000000.
+
+    Words that state something, like those of `5 is wrong`, are no unit: the text stays whole.
+    """
+    match = UNIT.search(text)
+    value = text[: match.start()] if match else ''
+    if match is None or not re.search(r'[0-9A-Za-z)\]}]$', value):
+        return text, ''
+    space, in_text, plain, power = match.groups()
+    spelled = (in_text or plain or '').lower().replace('.', '')
+    inner = re.search(r'(?<=[a-z])\^?\{?\$?([23])\$?$', spelled.strip())
+    if inner:
+        spelled, power = spelled.strip()[: inner.start()], power or inner[1]
+    words = re.findall('[a-z]+', spelled)
+    if not STATING.isdisjoint(words) or re.search(r'[0-9,;=<>+]', spelled):
+        return text, ''
+    words = [_singular(word) for word in words]
+    head, equals, side = value.rpartition('=')
+    number = fraction(SPACE.sub('', side))
+    scale = Fraction(1)
+    while words and words[0] in SCALES and (in_text is not None or len(words[0]) > 1):
+        scale *= SCALES[words.pop(0)]
+    if scale != 1:
+        if number is None:
+            return text, ''
+        value = f'{head}{equals}{number * scale}'
+        if not words:
+            return value, ''
+    known = [UNITS[word] for word in words if word in UNITS]
+    if in_text is None:
+        long = space and number is not None and len(plain) > 3 and not {plain, '/'} & {*FUNCTIONS, *plain}
+        accepted = scale != 1 or ((known or long) and (space or number is not None))
+    else:
+        accepted = known or (words and max(map(len, words)) > 1 and re.search('[0-9]', value))
+    if not accepted or all(word in POWERS for word in words):  # letters of a formula; 5 squared
+        return text, ''
+    if known and known[0] in CURRENCIES:
+        known = known[:1]  # 5 dollars a day
+    unit = ' '.join(filter(None, known or words[-1:]))
+    power = power or next((POWERS[word] for word in words if word in POWERS), '')
+    return value, unit and f'\\text{{{unit}}}' + (power and f'^{power}')
+
+
+def sign_of(text: str, number: Fraction) -> str:
+    r"""The unit of a number that its text gives as a sign, like \$; '' without.
+
+    Of a number of 1 or more the problem names the percent, but .05 is not .05 %.
+    """
+    sign = SIGN.search(text)
+    if sign and (not sign[3] or text.count('$') == 1):
+        return f'\\text{{{MONEY[sign[1] or sign[2] or sign[3]]}}}'
+    return r'\text{%}' if PERCENT.search(text) and 0 < abs(number) < 1 else ''
+
+
+def same_units(unit: str, other: str) -> bool:
+    """Whether two units of split_unit may stand with one answer: a unit may be missing, but for percent."""
+    return unit == other or (not (unit and other) and '%' not in unit + other)
+
+
+def statement(text: str) -> frozenset[str]:
+    r"""The words in a canonical text that are no unit and no formula: those in \text{} behind a value, and STATING."""
+    side = text.rpartition('=')[2]
+    words = {word for inner in TEXT.findall(side) for word in re.findall('[a-z]+', inner.lower())}
+    return frozenset(words | {word for word in map(str.lower, PLAIN.findall(side)) if word in STATING})
+
+
+def _singular(word):
+    return word.removesuffix('s') if len(word) > 2 and word not in SCALES else word

@@ -1,0 +1,174 @@
+"""What the mathematics verifier reads at the end of completions, and what it pays that is no answer."""
+
+import itertools
+import os
+import time
+
+import pytest
+
+from grpo_jax.data import math as problems
+from grpo_jax.rewards import math, math_echo, math_spelling, math_text
+from grpo_jax.types import Example
+from grpo_jax.workers.pool import Died, Expired, Pool
+from tests.rewards.endings import ENDINGS, GOLDS, UNIVERSAL
+
+SOLUTION = 'Janet sells 16 - 3 - 4 = 9 eggs a day.\nShe makes 9 * 2 dollars every day.\n'
+
+
+class NoPool(Pool):
+    """For answers that must be decided without algebra."""
+
+    def __init__(self):
+        super().__init__(1, deadline=1.0, memory_gib=1.0)
+
+    def cached(self, function, *args):
+        raise AssertionError(f'{function.__name__}{args}')
+
+
+def example(gold, problem='How much?'):
+    return Example(problem, gold, 0, {})
+
+
+@pytest.mark.parametrize('before', ['', SOLUTION])
+def test_right_numbers_are_read_at_every_ending_and_wrong_ones_are_not_paid(before):
+    assert len(ENDINGS) > 100
+    refused = [end for end in ENDINGS if math.reward(before + end, example('18'), pool=NoPool()) != 1]
+    paid = [end for end in ENDINGS if math.reward(before + end.replace('18', '17'), example('18'), pool=NoPool()) != 0]
+    assert not refused and not paid
+
+
+@pytest.mark.parametrize(
+    'completion, expected',
+    [
+        ('3 people share 54 dollars so each gets 18', '18'),
+        ('The cost is 5 for each of the 3 friends, so 15 in all.', '15'),
+        ('If x is 5 then the total comes to 18', '18'),
+        ('He has 3 boxes of 6 eggs, which makes 18.', '18'),
+        ('The answer is -18.', '-18'),
+        ('Answer -18', '-18'),
+        ('The answer is 5 million people.', '5000000'),
+        ('x = 18\nNote that the total is 20.', '20'),
+        ('5 is wrong', '5is wrong'),
+        ('The roots are $1$ and $-2$.', '1, -2'),
+        ('So the day is\nSunday', 'Sunday'),
+        ('$18 - $3 = $15', '15'),
+        ('4:30', '4:30'),
+        ('The ratio is $7:32$.', '7:32'),
+    ],
+)
+def test_other_numbers_of_the_last_line_do_not_mislead(completion, expected):
+    assert math.extract(completion) == expected
+
+
+def test_a_word_at_the_end_answers_a_word_alone():
+    assert math.reward('18\nBoom', example('18'), pool=NoPool()) == 1
+    assert math.reward('It has 18 legs.\nSpider', example('Spider'), pool=NoPool()) == 1
+
+
+@pytest.mark.parametrize('number', range(len(ENDINGS)))
+def test_every_ending_is_judged_fast(number):
+    # 1,500 a second; the best of three, since others use the machine
+    text, seconds = SOLUTION * 3 + ENDINGS[number], []
+    for _ in range(3):
+        began = time.thread_time()
+        for _ in range(10):
+            math_spelling._canonical.cache_clear()
+            math_spelling._respell.cache_clear()
+            math.reward(text, example('18'), pool=NoPool())
+        seconds.append((time.thread_time() - began) / 10)
+    assert min(seconds) < 1 / 1500
+
+
+# what is right of the answers that fit no problem, by gold
+RIGHT = {
+    '5': ['5', '5 cm', '5 dollars', '5 cents', r'\$5', r'5\%', r'\approx 5', r'\boxed{\boxed{5}}', '-(-5)', '5-0'],
+    '18': ['18', '18=18', r'\approx 18', '\u224818', '~18', 'about 18'],
+    '0': ['0', 'x=0', '0=0'],
+    '1': ['1', 'x=1', '1=1', r'\boxed{1}'],
+}
+
+
+def pays(gold, text, pool, problem='How much?'):
+    try:
+        return math.reward(f'\\boxed{{{text}}}', example(gold, problem), pool=pool) == 1
+    except (Expired, Died):
+        return False
+
+
+class Sceptic(NoPool):
+    """Refuses what takes algebra."""
+
+    def cached(self, function, *args):
+        return False
+
+
+def test_answers_that_fit_every_problem_fit_none():
+    assert len(set(UNIVERSAL)) > 260 and len(set(GOLDS)) >= 60
+    for gold, right in RIGHT.items():
+        paid = {text for text in UNIVERSAL if pays(gold, text, Sceptic())}
+        assert paid <= set(right) and gold in paid
+    most = {gold: sum(pays(gold, text, Sceptic()) for text in UNIVERSAL) for gold in GOLDS}
+    assert max(most.values()) <= 12
+
+
+def test_thinking_does_not_count_where_an_answer_follows():
+    for thinking in (r'<think>\boxed{18}</think>', r'I think \boxed{18}.</think>', '<think>#### 18</think>'):
+        for end, expected in [
+            ('The answer is 17.', 0),
+            (r'\boxed{17}', 0),
+            ('17', 0),
+            (r'so \boxed{18}', 1),
+            ('', 1),  # no answer follows
+            ('\nDone.', 1),
+        ]:
+            assert math.reward(thinking + end, example('18'), pool=NoPool()) == expected, (thinking, end)
+    assert math.strict(r'<think>\boxed{18}</think> The answer is 18.', example('18'), pool=NoPool()) == 0
+    assert math.reward(r'<think>so \boxed{18}', example('18'), pool=NoPool()) == 1  # thinking that never ended
+    assert math.reward(r'<think>a</think>17<think>\boxed{18}</think>', example('18'), pool=NoPool()) == 0
+
+
+@pytest.mark.parametrize(
+    'problem, gold, answer, expected',
+    [
+        (r'Simplify $\frac{6}{8}$.', r'\frac{3}{4}', r'\frac{6}{8}', 0),
+        (r'Simplify $\frac{6}{8}$.', r'\frac{3}{4}', r'\dfrac68', 0),
+        (r'Simplify $\frac{6}{8}$.', r'\frac{3}{4}', r'x = \frac{6}{8}', 0),
+        (r'Simplify $\frac{6}{8}$.', r'\frac{3}{4}', r'\frac34', 1),
+        (r'Simplify $\frac{6}{8}$.', r'\frac{3}{4}', '0.75', 1),
+        ('What is $2^3+5$?', '13', '2^{3} + 5', 0),
+        ('What is 3 + 5 * 2?', '13', '3+5*2', 0),
+        ('What is 3 + 5 * 2?', '13', '13', 1),
+        (r'Write $0.\overline{3}$ as a fraction.', r'\frac13', r'0.\overline{3}', 0),
+        ('Write 0.25 as a fraction.', r'\frac14', '0.25', 1),  # a plain number is no formula
+        (r'What is half of $\frac{2}{2}$, or $\frac{1}{2}$?', '0.5', r'\frac12', 1),
+        (r'Let $f(x) = 2x+3$. What is $f$?', '2x+3', '2x + 3', 1),  # the gold one, as it is written
+        (r'Which of $\sqrt{2}$ and $\sqrt{3}$?', r'\sqrt{2}', r'\sqrt2', 1),
+    ],
+)
+def test_repeating_the_problem_is_no_answer(problem, gold, answer, expected):
+    assert math.reward(f'\\boxed{{{answer}}}', example(gold, problem), pool=NoPool()) == expected
+
+
+def test_no_gold_answer_counts_as_repeating_its_problem(real):
+    examples = problems.examples('math500', folder=os.path.join(real, 'math'))
+    assert not [e.answer for e in examples if math_echo.is_echo(e.answer, e.prompt, e.answer)]
+    texts = [(e, math_text.answer(e.meta['demonstration'])) for e in examples]
+    assert not [text for e, text in texts if math_echo.is_echo(text, e.prompt, e.answer)]
+
+
+def test_boxing_a_formula_of_the_problem_pays_on_no_competition_problem(real):
+    paid = []
+    for e in problems.examples('math500', folder=os.path.join(real, 'math')):
+        formulas = [next(filter(None, match)) for match in math_echo.FORMULA.findall(e.prompt)]
+        for formula in formulas:
+            # that are not the gold answer, but have its value
+            if not math_echo.is_plain(formula) and math_text.canonical(formula) != math_text.gold(e.answer):
+                paid += [formula] if pays(e.answer, formula, Sceptic(), e.prompt) else []
+    assert not paid
+
+
+def test_equal_answers_in_two_spellings_are_the_same():
+    for one, other in [('18', r'18\text{dollar}'), ('1/2', '1/2'), ('x=5', '5'), ('1,2', '2, 1')]:
+        assert math.same(one, other) and math.same(other, one)
+    for one, other in itertools.combinations(['18', '17', r'18\text{cm}', 'x', r'\sqrt{324}'], 2):
+        assert math.same(one, other) == ({one, other} == {'18', r'18\text{cm}'})
