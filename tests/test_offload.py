@@ -46,7 +46,7 @@ def test_a_run_that_offloads_and_is_resumed_equals_one_that_does_not(long, tmp_p
     assert rows[4]['loss'] == pytest.approx(expected[4]['loss'], rel=1e-4)
 
 
-def test_the_reference_can_be_sampled_from_where_it_waits(tmp_path):
+def test_the_reference_can_be_sampled_from_where_it_waits(long, tmp_path):
     state = run(tmp_path, 1, collection__source='reference', learner__offload=('reference',))
     assert int(state.step) == 1
 

@@ -138,7 +138,7 @@ def apply(algorithm):
 '''
 
 
-def test_a_new_surrogate_and_its_preset_are_a_few_lines_in_files(tmp_path):
+def test_a_new_surrogate_and_its_preset_are_a_few_lines_in_files(long, tmp_path):
     assert sum(len(text.splitlines()) for text in (SURROGATE, PRESET)) < 15
     for folder in ('grpo_jax', 'configs'):
         shutil.copytree(os.path.join(ROOT, folder), tmp_path / folder, symlinks=True)
