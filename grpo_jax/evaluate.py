@@ -23,6 +23,7 @@ from grpo_jax.run import checkpoint, cli, metrics, tables
 from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.run.figures import (
     LEVEL,
+    METHODS,
     RESAMPLES,
     Completions,
     Judged,
@@ -35,7 +36,9 @@ from grpo_jax.sharding import batches, compiled
 
 UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels')  # fields of Sampling that a report leaves out
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
-TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a fair draw, unread answers do not vote'
+TIES = (
+    'maj@k: correct share of the most frequent answers, spellings joined; a tie is a fair draw, unread ones do not vote'
+)
 
 
 class Evaluator(NamedTuple):
@@ -116,7 +119,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
         'reward': config.reward.to_dict(),
         'verifier': experiment.reward_functions.verifier,
         'ties': TIES,
-        'intervals': {'level': LEVEL, 'resamples': RESAMPLES, 'over': 'prompts'},
+        'intervals': {'level': LEVEL, 'resamples': RESAMPLES, 'over': 'prompts', 'methods': METHODS},
         'figures': summarize(figures, config.seed),
         'tables': summarize_by_subject(figures, dataset.examples, config.seed),
     }
@@ -127,7 +130,7 @@ def _rows(tokenizer, dataset, judged):
     """One dict a completion, with its prompt as the model saw it, its reward and its verdict."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
         prompt = tokenizer.decode(tokens)
-        for decoding, (rewarded, answers, correct) in judged.items():
+        for decoding, (rewarded, answers, correct, _) in judged.items():
             for sample, answer in enumerate(answers[index]):
                 row = index * answers.shape[1] + sample
                 yield {

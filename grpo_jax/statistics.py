@@ -4,18 +4,26 @@ N prompts, n completions of each; a figure has one number a prompt, and its valu
 """
 
 import collections
+from collections.abc import Callable
 import math
+from statistics import NormalDist
 
 from jaxtyping import Bool, Float, Shaped
 import numpy as np
+
+from grpo_jax.errors import BadInput
+
+PRIOR = 10  # prompts of the widest spread that proportions add to those of a sample
 
 
 def pass_at_k(correct: Bool[np.ndarray, 'N n'], k: int) -> Float[np.ndarray, ' N']:
     """1 - C(n - c, k) / C(n, k): the chance that k of the n completions hold one of the c correct ones.
 
-    Unbiased (arXiv 2107.03374, eq. 1). pass@1 is c / n, which others call avg@n.
+    Unbiased (arXiv 2107.03374, eq. 1). pass@1 is c / n, which others call avg@n. BadInput for k below 1 or above n.
     """
     n = correct.shape[1]
+    if not 1 <= k <= n:
+        raise BadInput('k of pass@k', k, f'must lie between 1 and the {n} completions of a prompt')
     ways = math.comb(n, k)  # in whole numbers, so that each chance is rounded once
     chances = np.array([(ways - math.comb(n - c, k)) / ways for c in range(n + 1)])
     return chances[correct.sum(1)]
@@ -36,9 +44,49 @@ def majority(answers: Shaped[np.ndarray, 'N n'], correct: Bool[np.ndarray, 'N n'
     return shares
 
 
+def join_equal(answers: Shaped[np.ndarray, 'N n'], same: Callable[[str, str], bool]) -> Shaped[np.ndarray, 'N n']:
+    """The answers, str or None, where those of a row that are the same answer have one spelling, their first.
+
+    Answers that a third one is the same as are joined too.
+    """
+    joined = answers.copy()
+    for row, texts in enumerate(answers):
+        spelling = {}
+        for text in dict.fromkeys(text for text in texts if text is not None):
+            equal = dict.fromkeys(first for other, first in spelling.items() if same(other, text))
+            first = next(iter(equal), text)
+            spelling[text] = first
+            spelling |= {other: first for other, old in spelling.items() if old in equal}
+        joined[row] = [spelling.get(text) for text in texts]
+    return joined
+
+
 def average(values: Shaped[np.ndarray, 'N n']) -> Float[np.ndarray, ' N']:
     """Means over the finite values of each row, NaN for a row without one."""
     return np.ma.masked_invalid(values).mean(1).filled(np.nan)
+
+
+def proportion_interval(
+    values: Shaped[np.ndarray, 'N F'], *, level: float
+) -> tuple[Float[np.ndarray, ' F'], Float[np.ndarray, ' F']]:
+    """(low, high): Wilson's score intervals of the means over N prompts of F figures within 0 and 1; NaN is no value.
+
+    They hold at rare events, where draws of prompts do not: a figure of all zeros has a width. Prompts with shares of
+    several completions count as the number of yes-or-no prompts of the same variance, toward which PRIOR prompts of a
+    yes or a no draw the variance of the sample.
+    """
+    known = np.isfinite(values)
+    n = known.sum(0).astype(np.float64)
+    with np.errstate(invalid='ignore', divide='ignore'):
+        mean = np.where(known, values, 0.0).sum(0) / n
+        widest = mean * (1 - mean)
+        variance = np.where(known, (values - mean) ** 2, 0.0).sum(0) / (n - 1)
+        share = np.where((widest > 0) & (n > 1), np.minimum(variance / widest, 1), 1.0)
+        effective = n * (n + PRIOR) / (n * share + PRIOR)
+        z = NormalDist().inv_cdf((1 + level) / 2)
+        centre = (mean + z**2 / 2 / effective) / (1 + z**2 / effective)
+        half = z / (1 + z**2 / effective) * np.sqrt(widest / effective + (z / 2 / effective) ** 2)
+    return np.maximum(centre - half, 0), np.minimum(centre + half, 1)
 
 
 def bootstrap(

@@ -89,6 +89,21 @@ def test_strict_figures_stand_beside_lenient_ones(reward_functions):
     )
 
 
+def test_strict_votes_are_of_strict_answers_and_equal_answers_vote_together(reward_functions):
+    def extract_strict(completion):
+        return numeric.extract(completion) if '####' in completion else None
+
+    # lenient: 5 wins, 3 votes to 2; strict: the two that follow #### say 4
+    samples = ['#### 4', '#### 4', '5', '5', '5']
+    changed = reward_functions._replace(strict=hashed, extract_strict=extract_strict)
+    measured = means(figures(changed, EXAMPLES[:1], samples))
+    assert (measured['maj@5'], measured['strict/maj@5']) == (0, 1)
+    # 7.0 and 7 are one answer where the verifier says so
+    spelled = reward_functions._replace(extract=str.strip, same=lambda a, b: a[0] == b[0])
+    assert means(figures(spelled, EXAMPLES[1:2], ['7.0', '8', '7', '8', '7.00']))['maj@5'] == 1
+    assert means(figures(spelled._replace(same=None), EXAMPLES[1:2], ['7.0', '8', '7', '8', '7.00']))['maj@5'] == 0
+
+
 def test_samples_that_are_no_power_of_two(reward_functions):
     names = figures(reward_functions, EXAMPLES[:2], SAMPLES[:6] + SAMPLES[4:8]).keys()
     assert [name for name in names if '@' in name] == ['pass@1', 'pass@2', 'pass@4', 'pass@5', 'maj@5']
@@ -129,8 +144,11 @@ def test_tables_by_subject(reward_functions):
     assert list(measured) == ['subject'] and list(measured['subject']) == ['products', 'sums']
     products, sums = measured['subject'].values()
     assert (products['prompts'], sums['prompts']) == (1, 2)
-    assert sums['figures']['greedy'] == {'mean': 0.5, 'low': 0, 'high': 1}
-    assert sums['figures']['maj@4'] == {'mean': 0.75, 'low': 0.5, 'high': 1}
+    # Wilson's: 1 of 2, with z^2 = 3.8415: (1/2 + z^2 / 4 -+ z sqrt(1/8 + z^2 / 16)) / (1 + z^2 / 2)
+    assert sums['figures']['greedy'] == pytest.approx({'mean': 0.5, 'low': 0.0945, 'high': 0.9055}, abs=1e-4)
+    # 1 and 1/2: their variance, 1/8, is 2/3 of the widest, 3/16; with 10 prompts more of the widest they count as
+    # 2 * 12 / (4/3 + 10) = 2.118 prompts
+    assert sums['figures']['maj@4'] == pytest.approx({'mean': 0.75, 'low': 0.2056, 'high': 0.9720}, abs=1e-4)
     assert products['figures']['pass@4']['mean'] == 0 and products['figures']['unparsed']['mean'] == 1
 
 
@@ -171,10 +189,10 @@ def test_what_is_printed(reward_functions, capsys):
         )
     }
     assert rows[''] == ['mean', '95% interval', 'strict', '95% interval']
-    assert rows['pass@1'] == ['0.333', '0.000 to 0.500', '0.083', '0.000 to 0.250']
+    assert rows['pass@1'] == ['0.333', '0.069 to 0.772', '0.083', '0.006 to 0.591']
     assert rows['length'][2:] == ['', ''] and not any(name.startswith('strict') for name in rows)
     assert rows['subject'] == ['prompts', 'greedy', 'pass@1', 'pass@4', 'maj@4']
-    assert rows['sums'][:2] == ['2', '0.50 0.00 to 1.00']
+    assert rows['sums'][:2] == ['2', '0.50 0.09 to 0.91']
 
 
 # whole evaluations

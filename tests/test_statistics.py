@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import statistics
+from grpo_jax.errors import BadInput
 
 
 @pytest.mark.parametrize('n', range(1, 8))
@@ -34,6 +35,12 @@ def test_pass_at_1_is_exactly_the_mean_and_many_samples_do_not_overflow():
         found = statistics.pass_at_k(correct, k)
         assert np.isfinite(found).all() and found[0] == 0 and found[-1] == 1
         assert (np.diff(found[np.argsort(correct.sum(1))]) >= 0).all()
+
+
+@pytest.mark.parametrize('k', [-1, 0, 5])
+def test_more_draws_than_completions_are_refused(k):
+    with pytest.raises(BadInput, match=rf'k of pass@k = {k}: must lie between 1 and the 4'):
+        statistics.pass_at_k(np.ones((2, 4), bool), k)
 
 
 def vote(answers, correct):
@@ -75,6 +82,53 @@ def test_majority_is_the_mean_of_a_vote_over_all_orders():
 def test_majority_by_hand(answers, correct, expected):
     found = statistics.majority(np.array([answers], object), np.array([correct], bool))
     np.testing.assert_allclose(found, [expected])
+
+
+def test_equal_answers_of_other_spelling_are_joined():
+    def same(a, b):
+        return {a, b} in ({'1/2', '0.5'}, {'0.5', '.5'}, {'1/3', '0.333333'})
+
+    answers = np.array([['1/2', '.5', '2', '0.5', None], ['1/3', '2', '0.333333', '2', '2']], object)
+    joined = statistics.join_equal(answers, same)
+    # 1/2 and .5 are joined by 0.5, which comes after them
+    assert joined.tolist() == [['1/2', '1/2', '2', '1/2', None], ['1/3', '2', '1/3', '2', '2']]
+    assert answers[0, 1] == '.5'
+    correct = np.array([[1, 1, 0, 1, 0], [0, 1, 0, 1, 1]], bool)
+    np.testing.assert_array_equal(statistics.majority(joined, correct), [1, 1])
+
+
+def proportion(values, level=0.95):
+    return np.array(statistics.proportion_interval(np.reshape(values, (len(values), -1)), level=level))[:, 0]
+
+
+def test_intervals_of_proportions_are_wilsons():
+    # 0 of 10: (0, z^2 / (n + z^2)); 1 of 10 after Newcombe 1998
+    np.testing.assert_allclose(proportion([0.0] * 10), [0, 3.841459 / 13.841459], atol=1e-6)
+    np.testing.assert_allclose(proportion([1.0] * 10), [10 / 13.841459, 1], atol=1e-6)
+    np.testing.assert_allclose(proportion([1.0] + [0.0] * 19), [0.0089, 0.2361], atol=1e-4)
+    np.testing.assert_allclose(proportion([1.0] + [np.nan] * 9 + [0.0] * 19), [0.0089, 0.2361], atol=1e-4)
+
+
+def test_intervals_hold_at_rare_events():
+    rng = np.random.default_rng(0)
+    shares = {'greedy': rng.random((30, 4000)) < 0.05}
+    for concentration in (0.1, 0.5, 2, 20):  # from prompts that are solved always or never, to prompts all alike
+        chances = rng.beta(0.05 * concentration, 0.95 * concentration, (30, 4000))
+        shares[f'pass@1 {concentration}'] = rng.binomial(8, chances) / 8
+    covered, drawn = {}, {}
+    for name, values in shares.items():
+        low, high = statistics.proportion_interval(values.astype(float), level=0.95)
+        covered[name] = np.mean((low <= 0.05) & (0.05 <= high))
+        low, high = interval(values[:, :400].astype(float), resamples=400)
+        drawn[name] = np.mean((low <= 0.05) & (0.05 <= high))
+    assert min(covered.values()) >= 0.92, covered
+    assert min(drawn.values()) < 0.85  # which is why draws are not used
+
+
+def test_more_completions_of_a_prompt_make_intervals_shorter():
+    rng = np.random.default_rng(1)
+    once, often = proportion(rng.random(100) < 0.3), proportion(rng.binomial(32, 0.3, 100) / 32)
+    assert np.diff(often) < np.diff(once) / 2
 
 
 def test_averages_are_of_what_is_a_number():

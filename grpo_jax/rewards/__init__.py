@@ -11,8 +11,9 @@ takes the options of its fields. Four names are no options; the run supplies the
 `sandbox`, for programs; `models`, the loaded reward models; `correct`, the verifier's verdict (bool or None).
 
 The verifier decides what is correct. Its module also has extract(completion) -> str | None. With a stricter reading,
-its module has strict, called like reward. Where the gold completion is not example.answer, its module has
-gold(example) -> (a right completion, a wrong one). A module that rewards steps has steps(completion, example) -> list
+its module has strict, called like reward, and extract_strict(completion). Where answers have several spellings, it has
+same(answer, other) -> bool, for majority votes. Where the gold completion is not example.answer, its module has
+gold(example) -> (a right completion, wrong ones...). A module that rewards steps has steps(completion, example) -> list
 of (end in characters, float), or steps(completions, examples), a list of those.
 """
 

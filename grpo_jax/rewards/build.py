@@ -59,6 +59,8 @@ class RewardFunctions(NamedTuple):
     parts: dict[str, Part]
     resources: Resources
     extract: Callable | None = None  # the verifier's answer extraction
+    extract_strict: Callable | None = None  # the same for the stricter reading
+    same: Callable | None = None  # (answer, other) -> whether two extracted answers are one, in two spellings
     strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
     gold: Callable | None = None  # (example) -> (a right completion, a wrong one), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
@@ -99,6 +101,8 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         parts,
         resources,
         extract=getattr(verifier, 'extract', None),
+        extract_strict=getattr(verifier, 'extract_strict', None),
+        same=getattr(verifier, 'same', None),
         strict=bind(options.verifier, verifier.strict) if hasattr(verifier, 'strict') else None,
         gold=getattr(verifier, 'gold', None),
         steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,

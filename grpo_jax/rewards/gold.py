@@ -11,20 +11,24 @@ from grpo_jax.example import Example
 from grpo_jax.rewards.build import RewardFunctions
 from grpo_jax.rewards.scoring import FAILURES
 
+NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
+SHORT = 60  # characters of an answer in which the last number is not the whole
+PROSE = re.compile(r'=|####|\\(?:boxed|approx)|[A-Za-z]{3,} +[A-Za-z]{3,}')
+
 logger = logging.getLogger('grpo_jax')
 
 
 def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Prints the share of examples whose gold the verifier misjudges; BadInput when it is above reward.self_test.
 
-    An example is misjudged when its gold is not correct, or when it is still correct after a change (see
-    change_answer, and the verifier's own gold(example), where it has one).
+    An example is misjudged when its gold is not correct, or when one of several changes of it is still correct (see
+    perturb, and the verifier's own gold(example), where it has one, which may raise BadInput).
     """
     verifier, bound = reward_functions.verifier, reward_functions.options.self_test
     if not verifier:
         return
     judge = functools.partial(
-        _misjudgement, reward_functions.parts[verifier].function, reward_functions.gold or change_answer
+        _misjudgement, reward_functions.parts[verifier].function, reward_functions.gold or perturb
     )
     reasons = []
     with activity.during('judging gold answers', len(examples)) as judging:
@@ -57,11 +61,31 @@ def change_answer(example: Example) -> tuple[str, str]:
     return text, f'{text[:start]}{int(text[start:end]) + 1:0{end - start}d}{text[end:]}'
 
 
+def perturb(example: Example) -> tuple[str, ...]:
+    """(answer, changed ones): with its last number one higher; a number also negated, and ten times as large.
+
+    Of other short answers, also the last number alone, which a naive reading would find: 2 of 1/2, and -5 of 1e-05.
+    """
+    text, higher = change_answer(example)
+    changed = {higher: None}
+    if NUMBER.fullmatch(text.strip()):
+        if re.search('[1-9]', text):
+            number = text.strip().removeprefix('+')
+            whole, _, decimals = number.replace(',', '').partition('.')
+            negated = number[1:] if number.startswith('-') else f'-{number}'
+            changed |= {negated: None, f'{whole}{decimals[:1] or "0"}.{decimals[1:]}'.rstrip('.'): None}
+    elif len(text) <= SHORT and not PROSE.search(text):
+        *others, last = NUMBER.findall(text) or ['']
+        if others and last:
+            changed[last] = None
+    return text, *changed
+
+
 def _misjudgement(verify, gold, example):
     """What is wrong with the verdicts on an example's gold, or ''."""
-    right, wrong = gold(example)
+    right, *wrong = gold(example)
     try:
-        for completion, expected in [(right, True), (wrong, False)]:
+        for completion, expected in [(right, True), *((text, False) for text in wrong)]:
             verdict = verify(completion, example)
             if (verdict is not None and verdict >= 1) != expected:
                 return f'{completion[:80]!r} {"refused" if expected else "accepted"}'

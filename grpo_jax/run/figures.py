@@ -14,6 +14,11 @@ from grpo_jax.types import Example
 
 LEVEL = 0.95  # of intervals
 RESAMPLES = 2000
+UNBOUNDED = ('reward', 'length')  # figures that are no shares of completions
+METHODS = {
+    'proportions': "Wilson's score interval; shares of several completions by their variance",
+    **dict.fromkeys(UNBOUNDED, 'percentiles of bootstrap draws'),
+}
 SUBJECTS = ('subject', 'level', 'source')  # fields of Example.meta that have a table
 
 Figures = dict[str, Float[np.ndarray, ' N']]  # one number a prompt by name, NaN for a prompt without one
@@ -33,6 +38,7 @@ class Judged(NamedTuple):
     rewarded: Rewards  # of N * n rows
     answers: Shaped[np.ndarray, 'N n']  # str or None: what the verifier read
     correct: dict[str, Bool[np.ndarray, 'N n']]  # by the prefix of its figures: '' and, where there is one, 'strict/'
+    votes: dict[str, Shaped[np.ndarray, 'N n']]  # by that prefix: answers as they vote, equal ones spelled alike
 
 
 def judge(reward_functions: RewardFunctions, examples: Sequence[Example], completions: Completions) -> Judged:
@@ -50,7 +56,18 @@ def judge(reward_functions: RewardFunctions, examples: Sequence[Example], comple
         )
         strict = _compute_rewards(alone, examples, completions)
         correct['strict/'] = strict.parts['strict'].reshape(shape) >= 1
-    return Judged(rewarded, answers.reshape(shape), correct)
+    answers = answers.reshape(shape)
+    votes = {prefix: _votes(reward_functions, answers, completions.texts, prefix) for prefix in correct}
+    return Judged(rewarded, answers, correct, votes)
+
+
+def _votes(reward_functions, answers, texts, prefix):
+    """What each completion votes for: its answer as the verifier, or its stricter reading, reads it."""
+    if prefix and reward_functions.extract_strict:
+        strict = np.full(answers.size, None)
+        strict[:] = [reward_functions.extract_strict(text) for text in texts]
+        answers = strict.reshape(answers.shape)
+    return statistics.join_equal(answers, reward_functions.same) if reward_functions.same else answers
 
 
 def _compute_rewards(reward_functions, examples, completions):
@@ -72,8 +89,8 @@ def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
         figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
         for k in sorted({2**i for i in range(n.bit_length())} | {n}):
             figures[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
-        figures[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers, correct)
-    for prefix, (rewarded, answers, correct) in [('', sampled), ('greedy/', greedy)]:
+        figures[f'{prefix}maj@{n}'] = statistics.majority(sampled.votes[prefix], correct)
+    for prefix, (rewarded, answers, correct, _) in [('', sampled), ('greedy/', greedy)]:
         rows = {
             'reward': rewarded.rewards,
             'length': rewarded.lengths,
@@ -88,9 +105,14 @@ def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
 
 
 def summarize(figures: Figures, seed: int, rows: Any = slice(None)) -> dict[str, dict[str, float]]:
-    """{'mean', 'low', 'high'} by name of the figures that any of the rows has: the value, and its interval."""
+    """{'mean', 'low', 'high'} of the figures that any of the rows has, by name: value and interval (METHODS)."""
     chosen = {name: values[rows] for name, values in figures.items() if np.isfinite(values[rows]).any()}
-    low, high = statistics.bootstrap(np.stack(list(chosen.values()), 1), level=LEVEL, resamples=RESAMPLES, seed=seed)
+    values = np.stack(list(chosen.values()), 1)
+    low, high = statistics.proportion_interval(values, level=LEVEL)
+    drawn = [i for i, name in enumerate(chosen) if name.rpartition('/')[2] in UNBOUNDED]
+    if drawn:
+        intervals = statistics.bootstrap(values[:, drawn], level=LEVEL, resamples=RESAMPLES, seed=seed)
+        low[drawn], high[drawn] = intervals
     return {
         name: {'mean': float(np.nanmean(values)), 'low': float(low[i]), 'high': float(high[i])}
         for i, (name, values) in enumerate(chosen.items())

@@ -6,9 +6,12 @@ import pytest
 
 from grpo_jax import rewards, train
 from grpo_jax.configs import default
+from grpo_jax.data import gsm8k
+from grpo_jax.data import math as problems
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import gold
+from grpo_jax.rewards import gold, math, math_text, numeric
 from grpo_jax.types import Example
+from grpo_jax.workers.pool import Pool
 from tests import tiny_run
 
 
@@ -42,6 +45,67 @@ def check(bound, answers, function=None):
 )
 def test_a_changed_answer_is_one_off_in_its_last_number(answer, expected):
     assert gold.change_answer(examples(answer)[0]) == (answer, expected)
+
+
+@pytest.mark.parametrize(
+    'answer, expected',
+    [
+        ('42', ('43', '-42', '420')),
+        ('-0.5', ('-0.6', '0.5', '-05')),
+        ('1,234', ('1,235', '-1,234', '12340')),
+        ('1.25', ('1.26', '-1.25', '12.5')),
+        ('0', ('1',)),
+        ('1/2', ('1/3', '2')),
+        (r'\frac{1}{2}', (r'\frac{1}{3}', '2')),
+        ('1e-05', ('1e-06', '-05')),
+        ('(1, 2)', ('(1, 3)', '2')),
+        ('2x', ('3x',)),
+        (r'12\text{ ways}', (r'13\text{ ways}',)),
+        ('2 + 3 = 5', ('2 + 3 = 6',)),  # of which 5 may be right
+    ],
+)
+def test_several_changes_are_tried_and_what_a_naive_reading_finds(answer, expected):
+    assert gold.perturb(examples(answer)[0]) == (answer, *expected)
+
+
+@pytest.mark.parametrize(
+    'answer', ['1/2', '1e-05', r'\frac{1}{2}', '3 or 4', '5 million', '2^3', '(1,2)', 'x_1', '4:30']
+)
+def test_numeric_refuses_gold_that_is_no_plain_number(answer):
+    with pytest.raises(BadInput) as error:
+        check(1.0, ['1', answer])
+    assert 'example 1' in str(error.value) and answer in str(error.value) and 'plain number' in str(error.value)
+    assert numeric.reward(answer, examples(answer)[0]) is None
+
+
+def test_a_verifier_that_reads_naively_is_found_out():
+    def naive(completion, example):
+        return float(completion[-1:] == example.answer[-1:])
+
+    with pytest.raises(BadInput, match="'2' accepted"):
+        check(0.5, ['1/2'], naive)
+
+
+def test_math_passes_with_golds_of_every_kind(real):
+    folder = os.path.join(real, 'math')
+    chosen = [
+        *gsm8k.examples('test', folder=folder)[::60],
+        *(e for e in problems.examples('math500', folder=folder)[::4] if math_text.fraction(e.answer) is not None),
+    ]
+    for example in chosen:
+        right, *wrong = gold.perturb(example)
+        assert math.reward(right, example, pool=Undecided()) == 1
+        assert [math.reward(text, example, pool=Undecided()) for text in wrong] == [0] * len(wrong), example
+
+
+class Undecided(Pool):
+    """For answers that must be decided without algebra."""
+
+    def __init__(self):
+        super().__init__(1, deadline=1.0, memory_gib=1.0)
+
+    def cached(self, function, *args):
+        raise AssertionError(f'{function.__name__}{args}')
 
 
 def test_good_data_pass_and_the_share_is_printed(capsys):
