@@ -1,8 +1,6 @@
 """The gold self-test: before a run learns from them, gold answers must be right and changed ones wrong."""
 
 from collections.abc import Sequence
-import contextlib
-from fractions import Fraction
 import functools
 import logging
 import re
@@ -13,28 +11,27 @@ from grpo_jax.example import Example
 from grpo_jax.rewards.build import RewardFunctions
 from grpo_jax.rewards.scoring import FAILURES
 
+NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
+SHORT = 60  # characters of an answer in which the last number is not the whole
+PROSE = re.compile(r'=|####|\\(?:boxed|approx)|[A-Za-z]{3,} +[A-Za-z]{3,}')
+
 logger = logging.getLogger('grpo_jax')
-# one number in several parts: a fraction, a decimal, thousands, a power of ten
-COMPOUND = re.compile(r'[-+]?\d{1,18}(?:[/.,]\d{1,18}){1,9}(?:[eE][-+]?\d{1,3})?|[-+]?\d{1,18}[eE][-+]?\d{1,3}')
 
 
 def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Prints the share of examples whose gold the verifier misjudges; BadInput when it is above reward.self_test.
 
-    An example is misjudged when its gold is not correct, or when it is still correct after a change (see
-    change_answer, and the verifier's own gold(example), where it has one). A verifier of many completions at once, like
-    a reward model, has no test.
+    An example is misjudged when its gold is not correct, or when one of several changes of it is still correct (see
+    perturb, and the verifier's own gold(example), where it has one, which may raise BadInput).
     """
     verifier, bound = reward_functions.verifier, reward_functions.options.self_test
     if not verifier:
         return
-    part = reward_functions.parts[verifier]
-    if part.batched or part.asynchronous:
+    part, correct_at = reward_functions.parts[verifier], reward_functions.options.correct_at
+    if part.batched or part.asynchronous:  # like a reward model
         print(f'gold self-test: none, since {verifier} judges many completions at once')
         return
-    judge = functools.partial(
-        _misjudgement, part.function, reward_functions.gold or change_answer, reward_functions.options.correct_at
-    )
+    judge = functools.partial(_misjudgement, part.function, reward_functions.gold or perturb, correct_at)
     reasons = []
     with activity.during('judging gold answers', len(examples)) as judging:
         for reason in reward_functions.resources.threads.map(judge, examples):
@@ -56,25 +53,34 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
         )
 
 
-def change_answer(example: Example) -> tuple[str, ...]:
-    """(answer, wrong ones): with its last number one higher, or with '+1' behind when it has none.
-
-    Of one number in several parts, like 1/2, 1e-05 or 1,234.5, also each part alone, as a naive reading would find it.
-    """
+def change_answer(example: Example) -> tuple[str, str]:
+    """(answer, changed): the answer with its last number one higher, or with '+1' behind when it has no number."""
     text = example.answer
     last = re.search(r'\d{1,18}(?=\D*$)', text[-2000:])
     if not last:
         return text, f'{text}+1'
     start, end = (max(len(text) - 2000, 0) + place for place in last.span())
-    higher = f'{text[:start]}{int(text[start:end]) + 1:0{end - start}d}{text[end:]}'
-    parts = dict.fromkeys(re.findall(r'\d+', text)) if COMPOUND.fullmatch(text.strip()) else ()
-    return text, higher, *(part for part in parts if Fraction(part) != _value(text))
+    return text, f'{text[:start]}{int(text[start:end]) + 1:0{end - start}d}{text[end:]}'
 
 
-def _value(text):
-    """The Fraction of a number of several parts; None for what is not one number, like 10,20 or 1/0."""
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        return Fraction(text.strip().replace(',', ''))
+def perturb(example: Example) -> tuple[str, ...]:
+    """(answer, changed ones): with its last number one higher; a number also negated, and ten times as large.
+
+    Of other short answers, also the last number alone, which a naive reading would find: 2 of 1/2, and -5 of 1e-05.
+    """
+    text, higher = change_answer(example)
+    changed = {higher: None}
+    if NUMBER.fullmatch(text.strip()):
+        if re.search('[1-9]', text):
+            number = text.strip().removeprefix('+')
+            whole, _, decimals = number.replace(',', '').partition('.')
+            negated = number[1:] if number.startswith('-') else f'-{number}'
+            changed |= {negated: None, f'{whole}{decimals[:1] or "0"}.{decimals[1:]}'.rstrip('.'): None}
+    elif len(text) <= SHORT and not PROSE.search(text):
+        *others, last = NUMBER.findall(text) or ['']
+        if others and last:
+            changed[last] = None
+    return text, *changed
 
 
 def _misjudgement(verify, gold, correct_at, example):

@@ -18,7 +18,7 @@ PARTS = 32  # of a list, and brackets, that decide looks at
 CACHED = 20_000  # texts whose reading is remembered
 BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
 COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # where 2,6 may be a list
-LETTER = re.compile(r'[A-Za-z](?:_(?:\w|\{\w+\}))?')
+LETTER = re.compile(r'[A-Z]{2,3}|[A-Za-z](?:_(?:\w|\{\w+\}))?')
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
 NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # rather than a product of letters
 

@@ -15,7 +15,7 @@ WORD = re.compile(
     r'(?<![A-Za-z])(?!and(?![a-z]))'
     r'(?:[A-Za-z][a-z]{2,}|(?i:is|of|to|in|at|on|by|so|we|he|it)(?![a-z])|a (?=[a-z]))'
 )
-CAPITALS = re.compile(r'(?<![A-Za-z\\])[A-Z]{3,}(?![A-Za-z])')
+CAPITALS = re.compile(r'(?<=[0-9] )\(?([A-Z]{3,})(?![A-Za-z])|^([A-Z]{3,})(?= )')
 NO_WORD = re.compile(r'\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}(?:\{[lcr]*\})?|[\\\b\f][A-Za-z]+')
 
 # tags, fences, ends of environments, signs of triumph
@@ -31,9 +31,9 @@ ARROW = re.compile(
     r'\\(?:Right|right|Longright|longright)arrow|\\implies|\\therefore'
 )
 ROLE = re.compile(r'\n\s*(?:Q|Question|Human|User|Problem|Instruction)(?: [0-9]+)?\s*:')
-BULLET = re.compile(r'(?:[-+*•·\u2013\u2014]\s+|[0-9]{1,2}[.)]\s+|\(?[A-Ha-h][.)]\s+)(?=\S)')
+BULLET = re.compile(r'(?:[-\u2013\u2014]\s+(?!\\[A-Za-z])|[+*•·]\s+|[0-9]{1,2}[.)]\s+|\(?[A-Ha-h][.)]\s+)(?=\S)')
 LABEL = re.compile(
-    r'[^\W\d_][^:=\n]{0,60}(?<![0-9]):\s*(?=\S)|[A-Za-z][a-z ]{2,60}=\s*|[A-Z]{2,20}\s*=\s*|'
+    r'[^\W\d_][^:=\n]{0,60}(?<![0-9]):\s*(?=\S)|[A-Za-z][a-z ]{2,60}=\s*|[A-Z]{4,20}\s*=\s*|'
     r'\\text\w*\s*\{[^{}]*[:=]\s*\}:?\s*|(?:[A-Z]{2,4}|[A-Z][a-z])\.?\s+(?=[-+$]?[0-9])'
 )
 # lines behind an answer that are none: without a number, and with one
@@ -62,6 +62,8 @@ RESULT = re.compile(
 DENIED_BEFORE = re.compile(r"\b(?:not|never|isn't|cannot be)\s+\$?$")
 DENIED = re.compile(r'\s*(?:is|are|would be)?\s*(?:not|wrong|incorrect|false)\b')
 CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
+SIGN = re.compile(r'(?<!\\)\$')
+OPENERS, CLOSERS = re.compile(r'[(\[{]'), re.compile(r'[)\]}]')
 FULL_STOP = re.compile(r'(?<=[.!?])\s+')
 BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # of rows of a formula
 FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,})\b')
@@ -120,7 +122,10 @@ def cleaned(text: str) -> str:
 def read_line(line: str) -> str:
     """The answer that a line states: all of it but marks and labels, or the number that a sentence is about; ''."""
     line = _unmarked(line)
-    if bare(line) and not line[1:-1].count('$') % 2:
+    if not line:
+        return ''
+    lone = len(SIGN.findall(line)) % 2 and line[0] != '$' != line[-1]  # a sign of money behind a number
+    if bare(line) and not lone:
         return line.rstrip(' !?')
     for sentence in reversed(FULL_STOP.split(line)):
         pieces = [piece for piece in _pieces(sentence) if re.search('[0-9]', piece[2])][-NUMBERS:]
@@ -147,9 +152,8 @@ def _unmarked(line):
             break
         line = line[label.end() :]
     line = CITATION.sub(r'\1', line)
-    for opening, closing in ('()', '[]', '{}'):
-        while line.endswith(closing) and line.count(closing) > line.count(opening):
-            line = line[:-1].rstrip()
+    while line.endswith((')', ']', '}')) and len(CLOSERS.findall(line)) > len(OPENERS.findall(line)):
+        line = line[:-1].rstrip()
     return line
 
 
@@ -212,8 +216,11 @@ def bare(line: str) -> bool:
 def word(text: str) -> str | None:
     """The first word of prose in a text; None without one."""
     plain = NO_WORD.sub(' ', text)
-    match = WORD.search(plain) or (re.search('[0-9]', text) and CAPITALS.search(plain))
-    return match[0] if match else None
+    match = WORD.search(plain)
+    if match:
+        return match[0]
+    capitals = CAPITALS.search(plain) if re.search('[0-9]', text) else None
+    return capitals and (capitals[1] or capitals[2])
 
 
 def pick_values(text: str) -> list[str]:

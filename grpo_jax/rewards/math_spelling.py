@@ -81,6 +81,7 @@ SPELLINGS = [
 SIMPLE = re.compile(r'[0-9]{1,15}')
 ENDS = ' ,;:*`"\''
 COLUMN = re.compile(r'\\begin\{([pb]?matrix)\}([^&]*\\\\[^&]*)\\end\{\1\}')
+STRAY = re.compile(r'^[^=]*(?<=\s)\\\$\s*=')  # a formula that ends in an escaped sign, and what it equals
 COMMAND = re.compile(r'\\[A-Za-z]+')
 NAMED = re.compile(r'\\text\s*\{[^{}]*\}|[A-Za-z][a-z]{2,}(?: [A-Za-z]+)*')  # what a word names
 ROUNDED = re.compile(r'[-+]?[0-9 ,]*\.([0-9]+)')
@@ -95,7 +96,7 @@ def canonical(text: str) -> str | None:
 def _canonical(text):
     if SIMPLE.fullmatch(text):
         return str(int(text))
-    spelled = respell(text)
+    spelled = respell(STRAY.sub('=', text))
     if spelled is None:
         return None
     value, unit = split_unit(_unwrapped(_result(spelled, PERCENT.search(text) is not None)))
@@ -149,6 +150,8 @@ def _unwrapped(text):
 def _result(text, percent):
     r"""5 of 2 + 3 = 5, of = 5 and of Area = 5, and 2/3 of 2/3 \approx 0.67; equations with letters, or untrue, stay."""
     before, about, after = text.partition(r'\approx')
+    if about and _untrue([before.strip(ENDS), after.strip(ENDS)], percent):
+        return text
     if about:
         text = before if re.search('[0-9]', before) else f'{before}={after}'
     sides = [side.strip(ENDS) for side in re.split(r'(?<![<>!:])=', text)]
@@ -163,7 +166,9 @@ def _untrue(sides, percent):
     """Whether two sides of a chain of equations are numbers that differ by more than rounding, or by 100 with %."""
     values = [(work_out(SPACE.sub('', split_unit(side)[0])), side) for side in sides]
     numbers = [(value, ROUNDED.fullmatch(side)) for value, side in values if value is not None]
-    last, last_rounded = numbers[-1] if numbers else (None, None)
+    if not numbers:
+        return False
+    last, last_rounded = numbers[-1]
     for value, rounded in numbers[:-1]:
         places = [len(match[1]) for match in (rounded, last_rounded) if match]
         near = places and abs(value - last) < Fraction(1, 10 ** min(places))

@@ -1,24 +1,20 @@
-"""Correct number: 1 if the completion's answer equals the gold one, else 0; the gold is one plain number."""
+"""Correct number: 1 if the completion's answer equals the gold number, else 0."""
 
 from fractions import Fraction
 import re
 
+from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
+from grpo_jax.rewards.gold import perturb
 
 # a minus after a digit or a bracket is subtraction
 NUMBER = re.compile(r'(?:(?<![\d)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)')
-
-
-AROUND = re.compile(r'[\s$\u20ac£¥%.*]*')  # signs of money and marks of style, which are no part of a number
+PLAIN = re.compile(r'[-+]?[$]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?[$]?\.\d+')
 
 
 def reward(completion: str, example: Example) -> float | None:
-    """1.0 if the extracted number equals example.answer as a fraction, else 0.0; None where that is no plain number.
-
-    1/2 and 1e-05 are none: the last number in them is another one. A solution with its number after #### is one.
-    """
-    tail = example.answer.rpartition('####')[2]
-    gold = extract(example.answer) if len(tail) < 200 and AROUND.fullmatch(NUMBER.sub('', tail, count=1)) else None
+    """1.0 if the extracted number equals example.answer as a fraction, else 0.0; None without one plain gold number."""
+    gold = _plain(example.answer)
     if gold is None:
         return None
     return float(extract(completion) == gold)
@@ -33,3 +29,28 @@ def extract(completion: str) -> str | None:
     text = numbers[0 if mark else -1].replace(',', '')
     # a numeral of thousands of digits is noise, and exact arithmetic on it is slow
     return None if len(text) > 100 else str(Fraction(text))
+
+
+def gold(example: Example) -> tuple[str, ...]:
+    """(the gold answer, wrong ones) for the self-test; BadInput for a gold that has digits and is no plain number.
+
+    1/2 would be read as 2, and 1e-05 as -5.
+    """
+    text = _after_mark(example.answer)
+    if re.search(r'\d', text) and not PLAIN.fullmatch(text):
+        raise BadInput(
+            f'answer of example {example.id}',
+            example.answer[:80],
+            'is not one plain number, like -1,234.5; take reward.verifier math, or mend the data',
+        )
+    return perturb(example)
+
+
+def _plain(answer):
+    """The number that a gold answer is, or has behind ####, in canonical form; None for any other text."""
+    text = _after_mark(answer)
+    return extract(text) if PLAIN.fullmatch(text) else None
+
+
+def _after_mark(answer):
+    return answer.rpartition('####')[2].strip()

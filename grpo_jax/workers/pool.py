@@ -5,6 +5,7 @@ nothing of JAX is forked and the program's main module is not imported again.
 """
 
 from collections.abc import Callable
+import concurrent.futures
 import contextlib
 import importlib
 import math
@@ -22,7 +23,6 @@ import weakref
 
 STARTING = 120.0  # seconds for a worker to start, and to import the module of a function
 CACHED = 100_000  # results that are remembered
-MISSING = object()
 
 
 class Expired(Exception):
@@ -69,22 +69,39 @@ class Pool:
             self._idle.put(worker)
 
     def cached(self, function: Callable, *args) -> Any:
-        """call(function, *args), remembered by function and arguments, and so is that it expired or died."""
+        """call(function, *args), remembered by function and arguments, also that it expired or died.
+
+        Threads that ask for the same at once wait for one call. What the function raises is not remembered.
+        """
         key = function, args
         with self._lock:
-            result = self._results.get(key, MISSING)
-        if result is MISSING:
-            try:
-                result = self.call(function, *args)
-            except (Expired, Died) as failure:
-                result = failure.with_traceback(None)
-            with self._lock:
+            future = self._results.get(key)
+            if future is None:
                 while len(self._results) >= CACHED:
                     self._results.pop(next(iter(self._results)))  # the oldest
-                self._results[key] = result
-        if isinstance(result, (Expired, Died)):
-            raise type(result)(*result.args)
-        return result
+                self._results[key] = mine = concurrent.futures.Future()
+        if future is None:
+            self._fill(key, mine)
+            future = mine
+        kind, value = future.result()
+        if kind == 'result':
+            return value
+        raise kind(value) if kind in (Expired, Died) else value
+
+    def _fill(self, key, future):
+        """Sets the future of a key to ('result', value), or to (Expired or Died, message), or to what was raised."""
+        outcome: Any = None, RuntimeError('interrupted')
+        try:
+            outcome = 'result', self.call(key[0], *key[1])
+        except (Expired, Died) as failure:
+            outcome = type(failure), str(failure)
+        except Exception as error:
+            outcome = None, error
+        finally:
+            if outcome[0] is None:
+                with self._lock:
+                    self._results.pop(key, None)
+            future.set_result(outcome)
 
     def close(self):
         """Ends the workers, each when its call has ended; the pool can be used again."""

@@ -172,3 +172,17 @@ def test_equal_answers_in_two_spellings_are_the_same():
         assert math.same(one, other) and math.same(other, one)
     for one, other in itertools.combinations(['18', '17', r'18\text{cm}', 'x', r'\sqrt{324}'], 2):
         assert math.same(one, other) == ({one, other} == {'18', r'18\text{cm}'})
+
+
+def test_gold_answers_that_are_half_open_or_money_are_read_without_a_box():
+    for gold in [
+        '[5.8,6)',
+        r'(-\infty,-3) \cup [0,\infty)',
+        r'\$23{,}000',
+        r'-\$0.50',
+        'AB=9, CD=4',
+        r'- \frac 32',
+        'AB = 18',
+    ]:
+        assert math.reward(gold, example(gold), pool=NoPool()) == 1
+    assert math.reward(r'\$\dfrac23 \approx \$0.68', example(r'\$\dfrac23 \approx \$0.67'), pool=NoPool()) == 0
