@@ -10,5 +10,13 @@ install() {
     exit 2
   fi
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$1"
+  echo "installing $1 into .venv" >&2
+  local began=$SECONDS status=0
+  # as long as this shell lives, also when Ctrl-C ends pip
+  (while sleep 5 && kill -0 $$ 2>/dev/null; do echo "installing, $((SECONDS - began)) s so far" >&2; done) &
+  local ticker=$!
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --editable "$1" || status=$?
+  kill $ticker 2>/dev/null || true
+  wait $ticker 2>/dev/null || true
+  return $status
 }

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -15,6 +16,7 @@ os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(tempfile.gettempdir(), 'grpo_jax-tests'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for configs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
 
 from jaxtyping import install_import_hook
 
