@@ -19,6 +19,9 @@ CACHED = 20_000  # texts whose reading is remembered
 BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
 COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # where 2,6 may be a list
 LETTER = re.compile(r'[A-Z]{2,3}|[A-Za-z](?:_(?:\w|\{\w+\}))?')
+KNOWN = {
+    *'sqrt root pi e i log ln sin cos tan cot sec csc exp min max gcd lcm mod abs floor ceil'.split()
+}  # no unknowns
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
 NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # rather than a product of letters
 
@@ -104,9 +107,11 @@ def _decide_forms(gold, answer, a, b):
         letter, equals, value = text.partition('=')
         if equals and LETTER.fullmatch(letter) and '=' not in value:
             return decide(str(number), value)
-        if len(split_list(text)) > 1 or (equals and not re.search('[A-Za-z]', re.sub(r'\\[A-Za-z]+', '', text))):
+        chain = equals or r'\approx' in text
+        if len(split_list(text)) > 1 or (chain and not re.search('[A-Za-z]', re.sub(r'\\[A-Za-z]+', '', text))):
             return False
-        if not re.search(r'[0-9\\]', text):  # letters alone
+        free = [name for name in re.findall('[A-Za-z]+', text) if name not in KNOWN]
+        if not equals and '\\' not in text and (free or not re.search('[0-9]', text)):
             return False
     return False if statement(gold) != statement(answer) else None
 

@@ -8,9 +8,11 @@ from grpo_jax.rewards.math_numbers import fraction
 from grpo_jax.rewards.math_spelling import respell
 
 LONGEST = 20_000  # characters of a problem that are looked at
-FORMULA = re.compile(r'\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]', re.DOTALL)
+FORMULA = re.compile(
+    r'\$\$(.{1,1000}?)\$\$|(?<!\\)\$(.{1,1000}?)(?<!\\)\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]', re.DOTALL
+)
 # arithmetic outside of formulas: a sign between numbers
-ARITHMETIC = re.compile(r'[-+(0-9][-+*/^().,0-9 \u00d7÷x]*[0-9)!]')
+ARITHMETIC = re.compile(r'[-+(0-9][-+*/^().,0-9 \u00d7÷x]{0,200}[0-9)!]')
 SIGNS = re.compile(r'[0-9)!] ?[-+*/^\u00d7÷x] ?[-+(0-9]')
 SKIPPED = re.compile(r'[\s{}]|\\(?:limits|mathrm|text)(?![A-Za-z])')
 SAME = ((r'\cdot', '*'), (r'\times', '*'), ('\u00d7', '*'), ('÷', '/'), (r'\div', '/'))

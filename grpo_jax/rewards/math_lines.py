@@ -13,7 +13,7 @@ PIECE = re.compile(r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])[-+]?\.?[0-9]
 BETWEEN = re.compile(r'\s*,?\s*(?:and|or)?\s*')
 WORD = re.compile(
     r'(?<![A-Za-z])(?!and(?![a-z]))'
-    r'(?:[A-Za-z][a-z]{2,}|(?i:is|of|to|in|at|on|by|so|we|he|it)(?![a-z])|a (?=[a-z]))'
+    r'(?:[A-Za-z][a-z]{2,}|(?i:is|of|to|in|at|on|by|so|we|he|it|as|if|an|be|my|no)(?![a-z])|a (?=[a-z]))'
 )
 CAPITALS = re.compile(r'(?<=[0-9] )\(?([A-Z]{3,})(?![A-Za-z])|^([A-Z]{3,})(?= )')
 NO_WORD = re.compile(r'\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}(?:\{[lcr]*\})?|[\\\b\f][A-Za-z]+')
@@ -21,13 +21,13 @@ NO_WORD = re.compile(r'\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}(?:\{[lcr
 # tags, fences, ends of environments, signs of triumph
 NOISE = re.compile(
     r'</?(?:[A-Za-z]{3,20}|[bipu]|br|em|li|td|tr|h[1-6])\s?/?>|</s>|<\|[^<>|\n]{0,40}\|>(?:user|assistant|system)?|'
-    r'\[/?INST\]|```\w*|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|center|proof|document)\*?\}|'
+    r'\[/?[A-Z]{3,12}\]|```\w*|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|center|proof|document)\*?\}|'
     r'\\(?:qed|blacksquare|square|Box|checkmark)(?![A-Za-z])|(?<![\w:])[:;]-?[)DP](?!\w)|'
-    '[\u2500-\u2793\u2795-\u2797\u27bf\u2b00-\u2bff\ufe0f\u200d\u220e\u2026\U0001f000-\U0001faff]'
+    '[\u2500-\u2793\u2795-\u2797\u27bf\u2b00-\u2bff\ufe0f\u200d\u220e\u2026\u00a7\u00b6\u2020\u2021\u203b\U0001f000-\U0001faff]'
 )
 EMPHASIS = re.compile(r'\\(?:text\w*|math\w+|boldsymbol|emph|underline)\{\s*([-+]?[0-9][0-9.,]*)\s*\}')
 ARROW = re.compile(
-    r'-+>|=+>|[\u2192\u21d2\u27f9\u27f6\u2794\u2798-\u27be\u2234]|'
+    r'-+>|=+>|[\u2190-\u21ff\u27f0-\u27ff\u2794\u2798-\u27be\u2234]|'
     r'\\(?:Right|right|Longright|longright)arrow|\\implies|\\therefore'
 )
 ROLE = re.compile(r'\n\s*(?:Q|Question|Human|User|Problem|Instruction)(?: [0-9]+)?\s*:')
@@ -47,12 +47,13 @@ REMARK = re.compile(
 )
 # where a number stands that a sentence is about, what brings others in, and what shows that another is the result
 STATED = re.compile(
-    r'(?:^|[:=]|\b(?:is|are|was|equals?|be|makes?|earns?|costs?|needs?|has|have|gets?|pays?|takes?|saves?|spends?|about|'
-    r'exactly|only))[\s*_$(\\]*$'
+    r'(?:^|[:=]|\b(?:is|are|was|equals?|be|makes?|earns?|costs?|needs?|has|have|gets?|pays?|takes?|saves?|spends?|made|'
+    r'earned|needed|had|got|paid|took|saved|spent|about|exactly|only))[\s*_$(\\]*$'
 )
 ASIDE = re.compile(
     r'(?:[^0-9.,:=]{0,60}?[(\[;]|[^0-9.,:=]{0,60}?,?\s\b(?:for|in|per|out of|of|after|over|from|with|on|at|each|every|'
-    r'because|since|as|when|if|by|during|within|not|instead|rather|versus|vs|across|using|[a-z]+ to [a-z]+)\b)'
+    r'because|since|as|when|if|by|during|within|not|instead|rather|versus|vs|across|among|between|using|'
+    r'[a-z]+ to [a-z]+)\b)'
     r'[^.,:=]{0,40}$'
 )
 RESULT = re.compile(
@@ -63,6 +64,10 @@ DENIED_BEFORE = re.compile(r"\b(?:not|never|isn't|cannot be)\s+\$?$")
 DENIED = re.compile(r'\s*(?:is|are|would be)?\s*(?:not|wrong|incorrect|false)\b')
 CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
 SIGN = re.compile(r'(?<!\\)\$')
+TOGETHER = re.compile(r'^(?: \w+)? (?:in all|in total|altogether)\b')
+# dots before a line; slashes, and how a number came about, behind it
+EDGES = re.compile(r'^\.{2,}\s*|\s*(?:/-?|\\)\s*$|\s\((?:=|~|\u2248|\\approx)[^()]*\)$')
+ASIDE_LINE = re.compile(r'[\s*_]*\(.*\)[\s*_.]*|\W*(?:P\.? ?S|N\.? ?B)\.\s.*')
 OPENERS, CLOSERS = re.compile(r'[(\[{]'), re.compile(r'[)\]}]')
 FULL_STOP = re.compile(r'(?<=[.!?])\s+')
 BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # of rows of a formula
@@ -98,6 +103,8 @@ def last(text: str, words: bool = True) -> str:
 def _adds(line, before):
     """Whether a line closes a text whose answer stands in the line before, or makes a remark on it."""
     if CLOSING.fullmatch(line):
+        return True
+    if ASIDE_LINE.fullmatch(line) and word(line) and re.search('[0-9]', before):
         return True
     return bool(REMARK.match(line) and re.search('[0-9]', before) and (bare(before) or LABEL.match(before)))
 
@@ -137,7 +144,8 @@ def read_line(line: str) -> str:
 
 def _unmarked(line):
     """A line without what stands around its answer: bullets, cells of a table, arrows, labels, emphasis."""
-    line = line.strip(' \t*#>"`_~&“”').removesuffix('\\\\')
+    line = line.strip(' \t*#>"`_~&“”')
+    line = EDGES.sub('', EDGES.sub('', line))
     if line.startswith('|') and line.endswith('|') and line.count('|') > 2:
         cells = [cell for cell in line.split('|') if re.search(r'\w', cell)]
         line = next((cell for cell in reversed(cells) if re.search('[0-9]', cell)), cells[-1] if cells else '').strip()
@@ -166,7 +174,7 @@ def _stated(sentence, pieces):
         if (
             STATED.search(sentence[max(start - 20, 0) : start])
             and all(map(ASIDE.fullmatch, gaps))
-            and not RESULT.search(sentence[end:])
+            and not RESULT.search(TOGETHER.sub('', sentence[end:]))
         ):
             break
     else:

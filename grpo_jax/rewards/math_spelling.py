@@ -164,15 +164,16 @@ def _result(text, percent):
 
 def _untrue(sides, percent):
     """Whether two sides of a chain of equations are numbers that differ by more than rounding, or by 100 with %."""
-    values = [(work_out(SPACE.sub('', split_unit(side)[0])), side) for side in sides]
-    numbers = [(value, ROUNDED.fullmatch(side)) for value, side in values if value is not None]
-    if not numbers:
-        return False
-    last, last_rounded = numbers[-1]
-    for value, rounded in numbers[:-1]:
+    numbers = [
+        (number, ROUNDED.fullmatch(side))
+        for side in sides
+        if (number := work_out(SPACE.sub('', split_unit(side)[0]))) is not None
+    ]
+    for number, rounded in numbers[:-1]:
+        last, last_rounded = numbers[-1]
         places = [len(match[1]) for match in (rounded, last_rounded) if match]
-        near = places and abs(value - last) < Fraction(1, 10 ** min(places))
-        if value != last and not near and not (percent and value in (100 * last, last / 100)):
+        near = places and abs(number - last) < Fraction(1, 10 ** min(places))
+        if number != last and not near and not (percent and number in (100 * last, last / 100)):
             return True
     return False
 

@@ -3,7 +3,7 @@
 from fractions import Fraction
 import re
 
-from grpo_jax.rewards.math_numbers import fraction
+from grpo_jax.rewards.math_numbers import work_out
 
 # spelling without the plural's s -> ours, or '' where the problem names the unit
 UNITS = {
@@ -96,7 +96,7 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, ''
     words = [_singular(word) for word in words]
     head, equals, side = value.rpartition('=')
-    number = fraction(SPACE.sub('', side))
+    number = work_out(SPACE.sub('', side))
     scale = Fraction(1)
     while words and words[0] in SCALES and (in_text is not None or len(words[0]) > 1):
         scale *= SCALES[words.pop(0)]

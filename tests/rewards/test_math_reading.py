@@ -186,3 +186,10 @@ def test_gold_answers_that_are_half_open_or_money_are_read_without_a_box():
     ]:
         assert math.reward(gold, example(gold), pool=NoPool()) == 1
     assert math.reward(r'\$\dfrac23 \approx \$0.68', example(r'\$\dfrac23 \approx \$0.67'), pool=NoPool()) == 0
+
+
+@pytest.mark.parametrize('problem', ['\\(' * 10**4, '$' * 10**5, '-' * 10**5, '(1 ' * 10**5, '$ a ' * 10**5])
+def test_large_problems_are_read_in_no_time(problem):
+    began = time.thread_time()
+    assert not math_echo.is_echo('x^2+1', problem, '5')
+    assert time.thread_time() - began < 1
