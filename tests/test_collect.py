@@ -46,9 +46,7 @@ def run_and_resume(config, steps, tmp_path):
 
 
 @pytest.mark.parametrize('policy', ['resample', 'replay'])
-def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(policy, tmp_path, monkeypatch, request):
-    if policy == 'resample':
-        request.getfixturevalue('long')
+def test_groups_of_earlier_steps_return_and_a_resumed_run_does_the_same(long, policy, tmp_path, monkeypatch):
     config = tiny_run.config(
         preset='dapo',
         collection__dead_groups=policy,

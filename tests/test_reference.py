@@ -75,7 +75,7 @@ def test_impossible_schedules_are_refused(changes, words):
     assert all(word in str(error.value) for word in words)
 
 
-def test_a_run_resumes_exactly_across_a_renewal(tmp_path):
+def test_a_run_resumes_exactly_across_a_renewal(long, tmp_path):
     changes = dict(
         preset='grpo',
         collection__reference='hard',

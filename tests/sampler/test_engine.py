@@ -165,7 +165,7 @@ WORKLOADS = dict(
 )
 
 
-@pytest.mark.parametrize('examples', [8, 200])
+@pytest.mark.parametrize('examples', [4, 200])
 def test_any_workload_gives_the_rollout_of_rows_sampled_alone(request, tiny, sample, examples):
     if examples > 8 and not request.config.getoption('--long'):
         pytest.skip('needs --long')
