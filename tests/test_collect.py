@@ -20,7 +20,7 @@ PLAIN = SHORT | dict(supervised__updates=0)
 RARE = dict(data__prompts_per_step=8, data__options={'digits': 1, 'count': 30, 'blurts': 0.5, 'wrong': 0.5})
 
 
-def test_resample_draws_until_its_groups_differ_or_the_cap(tmp_path):
+def test_resample_draws_until_its_groups_differ_or_the_cap(long, tmp_path):
     config = tiny_run.config(preset='dapo', collection__max_draws=3, **PLAIN | RARE)
     state = train.run(config, str(tmp_path))
     rows = tiny_run.rows(tmp_path)
@@ -148,7 +148,7 @@ def test_groups_that_differ_in_format_alone_are_drawn_again():
     assert collect.dead_groups(collect.Collection(gate='outcome'), known_to_none, 1).tolist() == [False]
 
 
-def test_sft_takes_as_many_rows_and_its_loss_falls(tmp_path):
+def test_sft_takes_as_many_rows_and_its_loss_falls(long, tmp_path):
     config = tiny_run.config(preset='sft', **PLAIN | dict(steps=8))
     train.run(config, str(tmp_path))
     rows = tiny_run.rows(tmp_path)

@@ -19,7 +19,10 @@ import sys
 import types
 from typing import Any
 
-import confinement
+if __package__:
+    from grpo_jax.workers import confinement
+else:  # in an interpreter that has these two files alone
+    import confinement
 
 # what programs often import
 PRELOADED = (

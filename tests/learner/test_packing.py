@@ -52,7 +52,7 @@ def learn(tiny, experience, preset, mesh, **options):
 def test_packed_rows_make_the_update_of_padded_ones(
     request, tiny, wide_experience, assert_close, preset, mesh, options
 ):
-    if preset == 'dpo':
+    if preset in ('dpo', 'gspo'):
         request.getfixturevalue('long')
     minibatches = options.get('minibatches', 1)
     # a group without a token, as one that was dropped

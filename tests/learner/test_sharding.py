@@ -27,7 +27,7 @@ ALL = [
     for context in (1, 2, 4, 8)
     if 8 % (data * fsdp * context) == 0
 ]
-MESHES = [(2, 4, 1, 1), (1, 1, 8, 1), (1, 2, 2, 2)]
+MESHES = [(2, 4, 1, 1), (1, 2, 2, 2)]
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 SAMPLING = Sampling(temperature=1.0, max_tokens=SHAPES.tokens, stop_tokens=(1, 2, 3, 4), pad_token=0)
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself

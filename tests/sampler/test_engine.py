@@ -165,12 +165,8 @@ WORKLOADS = dict(
 )
 
 
-@pytest.mark.parametrize('examples', [4, 200])
-def test_any_workload_gives_the_rollout_of_rows_sampled_alone(request, tiny, sample, examples):
-    if examples > 8 and not request.config.getoption('--long'):
-        pytest.skip('needs --long')
-
-    @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True)
+def test_any_workload_gives_the_rollout_of_rows_sampled_alone(long, tiny, sample):
+    @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
     @hypothesis.given(**WORKLOADS)
     def check(name, limit, lengths, ids, step, seed):
         prompts = make_prompts(lengths, ids, noise=seed)
