@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from grpo_jax import algorithms, evaluate, rewards, supervised
+from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
@@ -107,7 +108,7 @@ def choose_algorithm(config, algorithm=None) -> algorithms.Algorithm:
     BadInput when the given one collects in another way than the config.
     """
     algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
-    collected = {name: config.collection[name] for name in ('source', 'gate', 'dead_groups')}
+    collected = {name: config.collection[name] for name in SECTIONS}
     for name, value in collected.items():
         given = getattr(algorithm, name)
         if given not in (value, algorithms.Algorithm._field_defaults[name]):

@@ -22,6 +22,7 @@ CHOICES = {
     'gate': GATES,
     'source': ('policy', 'reference', 'demonstrations', 'pairs'),
 }
+# the choices that config.collection makes for an algorithm
 SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', 'source': 'collection'}
 RUN_NUMBERS = {'critic_warmup': 0, 'value_clip': 0.2}  # numbers of the section that the run reads, with defaults
 

@@ -73,7 +73,7 @@ class RewardFunctions(NamedTuple):
     extract_strict: Callable | None = None  # that of its stricter reading
     same: Callable | None = None  # (an extracted answer, another) -> bool, for those that spell one answer in many ways
     strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
-    gold: Callable | None = None  # (example) -> (a right completion, a wrong one), where the verifier has it
+    gold: Callable | None = None  # (example) -> (a right completion, wrong ones...), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], one of rewards.length
 

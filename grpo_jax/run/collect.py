@@ -17,7 +17,7 @@ import numpy as np
 
 from grpo_jax import algorithms, data, rewards
 from grpo_jax.algorithms import Algorithm
-from grpo_jax.algorithms.validation import CHOICES
+from grpo_jax.algorithms.validation import CHOICES, SECTIONS
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
@@ -50,7 +50,7 @@ class Collection(NamedTuple):
         corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
         """
         collection, verifier = cls(**{name: section[name] for name in cls._fields}), reward_options.verifier
-        for name in ('source', 'gate', 'dead_groups'):
+        for name in SECTIONS:
             if section[name] not in CHOICES[name]:
                 raise BadInput(f'collection.{name}', section[name], 'choose ' + ' or '.join(CHOICES[name]))
         _check_reference(collection)
