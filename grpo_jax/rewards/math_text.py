@@ -8,11 +8,7 @@ import functools
 import re
 
 from grpo_jax.rewards import math_lines
-from grpo_jax.rewards.math_numbers import fraction
-from grpo_jax.rewards.math_spelling import LONGEST, canonical, split_list
-from grpo_jax.rewards.math_units import split_unit
-
-__all__ = ['LONGEST', 'answer', 'canonical', 'fraction', 'gold', 'lenient', 'split_list', 'split_unit', 'strict']
+from grpo_jax.rewards.math_spelling import canonical
 
 TAIL = 20_000  # characters at the end of a completion that are looked at
 

@@ -16,7 +16,7 @@ from grpo_jax.data import gsm8k
 from grpo_jax.data import math as problems
 from grpo_jax.data.records import split_malformed
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import math, math_text
+from grpo_jax.rewards import math, math_numbers, math_spelling, math_text
 from grpo_jax.types import Example
 from grpo_jax.workers.pool import Died, Expired, Pool
 
@@ -136,7 +136,7 @@ def test_lenient_reads_the_last_thing_that_looks_like_an_answer(completion, expe
 def test_only_the_end_of_a_completion_is_read():
     assert math.extract(r'\boxed{1}' + ' ' * math_text.TAIL) is None
     assert math.extract(' ' * math_text.TAIL + r'\boxed{1}') == '1'
-    assert math.extract(r'\boxed{' + 'x' * (math_text.LONGEST + 1) + '}') is None
+    assert math.extract(r'\boxed{' + 'x' * (math_spelling.LONGEST + 1) + '}') is None
 
 
 # spellings
@@ -254,7 +254,7 @@ def test_one_answer_has_one_spelling(spellings, expected):
     ],
 )
 def test_what_is_no_number_is_none(text):
-    assert math_text.fraction(math_text.canonical(text)) is None
+    assert math_numbers.fraction(math_text.canonical(text)) is None
 
 
 @hypothesis.given(st.fractions(-(10**9), 10**9, max_denominator=10**6))
@@ -709,7 +709,7 @@ def fuzz(seed, count):
                 assert verdict is math.decide(b, a)
             assert verdict is True or a != b
         for answer in answers:
-            assert math_text.fraction(answer) is None or str(math_text.fraction(answer)) == answer
+            assert math_numbers.fraction(answer) is None or str(math_numbers.fraction(answer)) == answer
 
     check()
 
