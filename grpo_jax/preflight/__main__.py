@@ -19,6 +19,7 @@ import subprocess
 from typing import Any
 
 from absl import flags
+import jax
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
@@ -33,6 +34,8 @@ def run(config: Any, topology: str, *, slices: int, cache: str, output: str, siz
     at_once is how many programs are compiled at a time.
     """
     shown = output != '-'
+    # what jax's cache holds of absent devices cannot be read back; the command keeps its own
+    jax.config.update('jax_enable_compilation_cache', False)
     planned = plan.make(config, topology, slices)
     compiling = compiler.Compiling(os.path.expanduser(cache), compiler.print_progress, at_once)
     checked = verdict.compile_and_check(planned, compiling)
