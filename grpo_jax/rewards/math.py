@@ -5,6 +5,10 @@ import functools
 import logging
 import re
 
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
 from grpo_jax.example import Example
 from grpo_jax.rewards import math_echo, math_text
 from grpo_jax.rewards.math_numbers import fraction, work_out
@@ -137,13 +141,17 @@ def _decide_parts(gold, answer):
             verdicts = [decide(*pair) for pair in zip(golds, answers, strict=True)]
             return False if False in verdicts else None if None in verdicts else True
     elif 1 < len(golds) == len(answers) <= PARTS:
-        for part in golds:
-            verdicts = [decide(part, other) for other in answers]
-            if True not in verdicts:
-                return None if None in verdicts else False
-            answers.pop(verdicts.index(True))
-        return True
+        verdicts = [[decide(part, other) for other in answers] for part in golds]
+        sure, possible = (
+            [[verdict in allowed for verdict in row] for row in verdicts] for allowed in ((True,), (True, None))
+        )
+        return True if _pair_up(sure) else None if _pair_up(possible) else False
     return None
+
+
+def _pair_up(allowed):
+    """Whether each row has a column of its own among those that it is allowed."""
+    return -1 not in maximum_bipartite_matching(csr_array(np.array(allowed, np.int8)))
 
 
 def _same_fraction(a, b):

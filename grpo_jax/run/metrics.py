@@ -13,6 +13,7 @@ from grpo_jax import activity
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.rewards import Rewards
+from grpo_jax.run import events
 from grpo_jax.sharding import chips
 from grpo_jax.types import Example, Experience, Rollout
 
@@ -42,6 +43,7 @@ class Writer:
         self._metrics = _reopen(os.path.join(workdir, 'metrics.jsonl'), first_step)
         self._timings = _reopen(os.path.join(workdir, 'timings.jsonl'), first_step)
         self._evaluations = _reopen(os.path.join(workdir, 'evaluations.jsonl'), first_step)
+        events.cut(workdir, first_step)
         self._board = SummaryWriter(os.path.join(workdir, 'tensorboard'), purge_step=first_step)
         self._progress = contextlib.ExitStack()
         self._steps = self._progress.enter_context(activity.during(title, steps, first_step))
