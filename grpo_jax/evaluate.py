@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 from absl import flags
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 
 from grpo_jax import activity, data, rewards
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file, processes
+from grpo_jax.hosts import files, json_file, processes
 from grpo_jax.models import transformer
-from grpo_jax.run import checkpoint, cli, metrics, tables
+from grpo_jax.run import checkpoint, cli, metrics, recorded, tables
 from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.run.figures import (
     LEVEL,
@@ -185,17 +184,10 @@ def _cells(summary, name, digits=3):
     return mean, f'{low} to {high}'
 
 
-def reopen(workdir: str) -> Experiment:
-    """The Experiment of a workdir in which a run was started."""
-    path = os.path.join(workdir, 'config.json')
-    if not os.path.isfile(path):
-        raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
-    config = ConfigDict(json_file.read_object(path))
-    if 'collection' not in config:
-        raise BadInput(
-            '--workdir', workdir, 'was begun by an earlier version; read it with that one, or begin a new run'
-        )
-    return open_experiment(config, workdir, folder=os.path.join(workdir, 'model'))
+def reopen(workdir: str, trust: bool = False) -> Experiment:
+    """The Experiment of a workdir in which a run was started; trust: the code that its config names may run."""
+    config = recorded.read_recorded(workdir, trust)
+    return open_experiment(config, workdir, folder=files.inside(workdir, 'model'))
 
 
 def load_policy(experiment: Experiment) -> Any:
@@ -205,9 +197,9 @@ def load_policy(experiment: Experiment) -> Any:
         return checkpoint.restore_params(checkpoints, params)
 
 
-def evaluate_run(workdir: str, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
+def evaluate_run(workdir: str, samples: int, split: str, trust: bool = False) -> tuple[dict[str, Any], Iterator[dict]]:
     """The report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
-    experiment = reopen(workdir)
+    experiment = reopen(workdir, trust)
     evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
     params = load_policy(experiment)
     with experiment.reward_functions, checkpoint.manager(workdir, keep=None) as checkpoints:
@@ -224,8 +216,8 @@ def evaluate_folder(config: Any, out: str, samples: int, split: str) -> tuple[di
         return report(evaluator, experiment.params(), {'path': config.model.path})
 
 
-def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str) -> None:
-    """Evaluates the run in workdir, or else the folder in config.model.path; prints the figures.
+def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str, trust: bool = False) -> None:
+    """Evaluates the run in workdir (trust: see reopen), or else the folder in config.model.path; prints the figures.
 
     Writes evaluation.json and completions.jsonl to the new folder out, or without it to workdir.
     """
@@ -242,7 +234,7 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
     if out and os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
     if workdir is not None:
-        content, rows = evaluate_run(workdir, samples, split)
+        content, rows = evaluate_run(workdir, samples, split, trust)
     else:
         content, rows = evaluate_folder(config, folder, samples, split)
     if not processes.is_first():
@@ -257,11 +249,12 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
 def main() -> None:
     """The command."""
     values = flags.FLAGS
-    run(values.config, values.workdir, values.out, values.samples, values.split)
+    run(values.config, values.workdir, values.out, values.samples, values.split, values.trust)
 
 
 if __name__ == '__main__':
     cli.define_flags(required=False)
+    cli.define_trust()
     flags.DEFINE_string('out', None, "New folder for the results; a run's own folder without it.")
     flags.DEFINE_integer('samples', 0, 'Completions a prompt; 0: evaluation.samples of the config.', lower_bound=0)
     flags.DEFINE_enum('split', 'test', ['test', 'train'], 'Of the data.')

@@ -13,6 +13,7 @@ from absl import flags
 from grpo_jax import data
 from grpo_jax.models import hf
 from grpo_jax.run import cli
+from grpo_jax.text import escape
 
 
 def lines(config: Any, count: int) -> Iterator[str]:
@@ -35,7 +36,7 @@ def lines(config: Any, count: int) -> Iterator[str]:
 def main() -> None:
     """The command."""
     for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
-        print(line)
+        print(escape(line))
 
 
 if __name__ == '__main__':

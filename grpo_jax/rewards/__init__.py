@@ -22,7 +22,7 @@ like reward, which stands in its place where the part's weight is 0.
 """
 
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of
-from grpo_jax.rewards.custom import name_of
+from grpo_jax.rewards.custom import is_file, name_of
 from grpo_jax.rewards.scoring import Rewards, RewardStream, advantage_inputs, compute_rewards, shape_rewards
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     'build',
     'check_parameters',
     'compute_rewards',
+    'is_file',
     'name_of',
     'options_of',
     'shape_rewards',

@@ -141,7 +141,7 @@ def _find(path, functions, pool):
     """The module of a part, or a namespace with its functions."""
     if path in functions:
         return SimpleNamespace(reward=binding.bind_names(functions[path], path))
-    if '.py' in path:
+    if custom.is_file(path):
         return custom.load_file(path, pool)
     try:
         return importlib.import_module(f'grpo_jax.rewards.{path}')

@@ -32,6 +32,11 @@ def name_of(path: str) -> str:
     return path.rpartition(':')[2]
 
 
+def is_file(path: str) -> bool:
+    """Whether a part is a function of a user's file, and no module of this package."""
+    return '.py' in path
+
+
 def load_file(path: str, pool: Pool) -> SimpleNamespace:
     """The functions of path's file: reward, and extract and steps where it has them.
 

@@ -141,7 +141,6 @@ def open_experiment(
     check_context(settings, folder)
     if weights:
         hf.check_weights(folder, model_config, head)
-    _check_vocabulary(tokenizer, folder, model_config.vocab_size)
     mesh = meshes.make(settings.mesh)
     specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
@@ -151,17 +150,6 @@ def open_experiment(
     return Experiment(
         config, settings, workdir, folder, model_config, tokenizer, sampling, Devices(mesh), reward_functions
     )
-
-
-def _check_vocabulary(tokenizer, folder, size):
-    """BadInput when the tokenizer gives tokens that the model does not have, or none."""
-    if len(tokenizer) > size:
-        raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {size}')
-    last = max(tokenizer.get_vocab().values(), default=-1)
-    if not 0 <= last < size:
-        raise BadInput(
-            'model.path', folder, f'the last token of its tokenizer is {last}, and the model has {size} tokens'
-        )
 
 
 def check_context(settings: Settings, folder: str):
