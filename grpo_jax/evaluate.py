@@ -240,7 +240,7 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
     if not processes.is_first():
         return
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, 'completions.jsonl'), 'w', encoding='utf8') as file:
+    with files.atomic_write(os.path.join(folder, 'completions.jsonl')) as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
     json_file.write(os.path.join(folder, 'evaluation.json'), content)
     print_report(content)

@@ -20,7 +20,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
-from grpo_jax.run import cli, collect, curves, metrics, reference
+from grpo_jax.run import cli, collect, curves, metrics, reference, unrewarded
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.sharding import batches, compiled
@@ -73,6 +73,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                 with on_devices():
                     logprobs = learner.logprobs(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
+                if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
+                    unrewarded.check(workdir, step, rewarded)
 
             with loop.stage('update'):
                 shaped = rewards.shape_rewards(reward_functions, rewarded, shapes.group_size)

@@ -12,6 +12,7 @@ import rich.console
 from grpo_jax import evaluate, export, show
 from grpo_jax.activity import Activity
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import files
 from grpo_jax.run import cli, console, experiment, recorded, tables
 from grpo_jax.text import escape
 from tests import tiny_run
@@ -116,6 +117,16 @@ def test_a_workdir_is_read_in_its_own_place(run, name):
     (workdir / name).symlink_to(elsewhere)
     with pytest.raises(BadInput, match='lies outside'):
         evaluate.reopen(str(workdir))
+
+
+@pytest.mark.parametrize('ending', ['', '.writing'])
+def test_a_file_is_written_in_the_place_of_a_link_and_not_through_it(tmp_path, ending):
+    (tmp_path / 'mine').write_text('mine')
+    path = tmp_path / 'completions.jsonl'
+    (tmp_path / f'completions.jsonl{ending}').symlink_to('mine')
+    with files.atomic_write(path) as file:
+        file.write('theirs')
+    assert (tmp_path / 'mine').read_text() == 'mine' and path.read_text() == 'theirs' and not path.is_symlink()
 
 
 # the terminal

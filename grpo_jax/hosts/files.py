@@ -22,6 +22,8 @@ def atomic_write(path: str | os.PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
     Whoever reads path, also after a crash, sees the old file or the whole new one. After an error path is as it was.
     """
     temporary = f'{os.fspath(path)}.writing'
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(temporary)  # of a process that was killed, or a link to a file elsewhere
     try:
         with open(temporary, mode, encoding=None if 'b' in mode else 'utf8') as file:
             yield file

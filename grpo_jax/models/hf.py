@@ -330,7 +330,7 @@ def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(source)):
         if folders.FILES.fullmatch(name) and not name.endswith('.index.json'):
-            shutil.copyfile(files.inside(source, name), os.path.join(folder, name))
+            shutil.copyfile(files.inside(source, name), files.inside(folder, name))
 
 
 def _table(tree, c):

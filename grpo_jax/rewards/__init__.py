@@ -16,7 +16,8 @@ takes the options of its fields. Four names are no options; the run supplies the
 The verifier decides what is correct. Its module may have extract(completion) -> str | None, what maj@n votes with, and
 same(answer, answer) -> bool, for two spellings of one answer. With a stricter reading,
 its module has strict, called like reward. Where the gold completion is not example.answer, its module has
-gold(example) -> (a right completion, wrong ones...). A module that rewards steps has steps(completion, example) -> list
+gold(example) -> (a right completion, wrong ones...). One that judges without a gold answer has READS_ANSWERS = False.
+A module that rewards steps has steps(completion, example) -> list
 of (end in characters, float), or steps(completions, examples), a list of those. A module may have measure, called
 like reward, which stands in its place where the part's weight is 0.
 """

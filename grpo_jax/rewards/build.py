@@ -73,6 +73,7 @@ class RewardFunctions(NamedTuple):
     extract_strict: Callable | None = None  # that of its stricter reading
     same: Callable | None = None  # (an extracted answer, another) -> bool, for those that spell one answer in many ways
     strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
+    reads_answers: bool = True  # whether the verifier goes by the gold answer, as all but reward models do
     gold: Callable | None = None  # (example) -> (a right completion, wrong ones...), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], one of rewards.length
@@ -118,6 +119,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         extract_strict=getattr(verifier, 'extract_strict', None),
         same=getattr(verifier, 'same', None),
         strict=bind(options.verifier, verifier.strict) if hasattr(verifier, 'strict') else None,
+        reads_answers=getattr(verifier, 'READS_ANSWERS', True),
         gold=getattr(verifier, 'gold', None),
         steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,
         shaping=_shaping(options, max_tokens) if options.length_shaping else None,
@@ -140,7 +142,7 @@ def options_of(path: str) -> dict[str, inspect.Parameter]:
 def _find(path, functions, pool):
     """The module of a part, or a namespace with its functions."""
     if path in functions:
-        return SimpleNamespace(reward=binding.bind_names(functions[path], path))
+        return SimpleNamespace(reward=custom.check_results(binding.bind_names(functions[path], path), path))
     if custom.is_file(path):
         return custom.load_file(path, pool)
     try:

@@ -27,7 +27,6 @@ from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import Devices
 
 logger = logging.getLogger('grpo_jax')
-WITHOUT_ANSWERS = ('model', 'process')  # verifiers that read no gold answer
 CHANGEABLE_ON_RESUME = ('steps', 'evaluation', 'checkpoint', 'log')
 
 
@@ -99,7 +98,7 @@ class Experiment:
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split, read once."""
         if split not in self.datasets:
-            answered = self.reward_functions.verifier not in ('', *WITHOUT_ANSWERS)
+            answered = bool(self.reward_functions.verifier) and self.reward_functions.reads_answers
             with activity.during(f'reading the {split} split of {self.settings.data.name}'):
                 self.datasets[split] = data.load(self.settings.data, split, self.tokenizer, answered)
         return self.datasets[split]

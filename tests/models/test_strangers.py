@@ -349,6 +349,15 @@ def test_no_link_is_copied_out_of_a_folder(folder, tmp_path, name):
     assert not (tmp_path / 'copy').exists()
 
 
+def test_nothing_is_copied_through_a_link(folder, tmp_path):
+    (tmp_path / 'mine').write_text('mine')
+    (tmp_path / 'copy').mkdir()
+    (tmp_path / 'copy' / 'config.json').symlink_to('../mine')
+    with pytest.raises(BadInput, match='lies outside'):
+        hf.copy_files(folder, tmp_path / 'copy')
+    assert (tmp_path / 'mine').read_text() == 'mine'
+
+
 # chance
 
 
