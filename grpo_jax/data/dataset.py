@@ -141,7 +141,7 @@ def _check_examples(name, rows):
 
 def _write(tokenizer, prompt_format, rows):
     """Of each row what the chat template makes of its prompt; None where there is no chat."""
-    written = [None] * len(rows)
+    written: list[Any] = [None] * len(rows)
     chosen = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
     for i, text in zip(chosen, render_prompts(tokenizer, prompt_format, [rows[i] for i in chosen]), strict=True):
         written[i] = text

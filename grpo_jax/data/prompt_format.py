@@ -125,7 +125,7 @@ def write_messages(
 
 def render_prompts(
     tokenizer: Any, prompt_format: PromptFormat, examples: Sequence[Example]
-) -> list[str | TemplateFailure]:
+) -> Sequence[str | TemplateFailure]:
     """Of each example the text that the chat template makes of its chat, or the failure."""
     return _render(tokenizer, [write_messages(e.prompt, prompt_format, e.messages) for e in examples])
 

@@ -28,7 +28,7 @@ def check(folder: str | os.PathLike[str]) -> None:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise BadInput('model.path', os.fspath(folder), f'{error.strerror}; give a folder that you may read') from None
-    names += [os.path.relpath(path, folder) for path in glob.glob(os.path.join(glob.escape(folder), TEMPLATES, '*'))]
+    names += [os.path.join(TEMPLATES, name) for name in glob.glob('*', root_dir=os.path.join(folder, TEMPLATES))]
     for name in names:
         if name != TEMPLATES and os.path.isdir(os.path.join(folder, name)):
             continue

@@ -93,8 +93,9 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     for name, none in (('use_sliding_window', 'false'), ('sliding_window', 'null')):
         if family != 'llama' and getattr(hf, name, None):
             raise BadInput(f'{name} in {path}', getattr(hf, name), f'not supported; set it to {none}')
-    if {*(getattr(hf, 'layer_types', None) or ())} - {'full_attention'}:
-        raise BadInput(f'layer_types in {path}', hf.layer_types, 'not supported; full_attention alone is')
+    kinds = getattr(hf, 'layer_types', None)
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != 'full_attention' for kind in kinds)):
+        raise BadInput(f'layer_types in {path}', kinds, 'not supported; full_attention alone is')
     theta, rope = config_checks.rope(hf, path)
     own = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False) | FAMILIES[family](hf)
     c = transformer.ModelConfig(

@@ -119,10 +119,8 @@ def naming_line(
     except (*COUNTED, BadInput):
         raise
     except kinds as error:
-        place, source = _frame(error, file) or (_first_line(function), '')
         wrong = isinstance(error, WrongResult)
-        if wrong:
-            place, source = _first_line(function), ''
+        place, source = (None if wrong else _frame(error, file)) or (_first_line(function), '')
         name = '' if wrong else type(error).__name__
         where = f'{file}, line {place}' if place else file
         line = ': '.join(filter(None, [where, name, _text(error)])) + f', in `{source[:LONGEST]}`' * bool(source)
@@ -145,7 +143,7 @@ def _frame(error, file):
     if isinstance(error, SyntaxError) and _is_same(error.filename, file):
         return error.lineno, ''
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next(((frame.lineno, frame.line) for frame in frames if _is_same(frame.filename, file)), None)
+    return next(((frame.lineno, frame.line or '') for frame in frames if _is_same(frame.filename, file)), None)
 
 
 def _is_same(name, file):
