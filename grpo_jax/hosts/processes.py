@@ -58,7 +58,7 @@ def session(coordinator: str | None, processes: int | None, process: int | None)
         raise
     except Exception as error:
         # print now: leaving the others may end the process
-        print(*map(escape, traceback.format_exc().split('\n')), sep='\n', file=sys.stderr)
+        print(*map(escape, traceback.format_exc().rstrip('\n').split('\n')), sep='\n', file=sys.stderr)
         print(escape(f'error: {_name()}: {type(error).__name__}: {error}'), file=sys.stderr, flush=True)
         _report_failure(error)
         sys.exit(1)

@@ -106,7 +106,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     sources = {custom.name_of(path): find(path) for path, _ in options.parts}
     weights = {custom.name_of(path): weight for path, weight in options.parts}
     parts = {
-        name: _part(name, bind(name, _function(source, weights[name])), weights[name])
+        name: _part(name, bind(name, custom.check_results(_function(source, weights[name]), name)), weights[name])
         for name, source in sources.items()
     }
     _check_verifier(options.verifier, parts)
@@ -142,7 +142,7 @@ def options_of(path: str) -> dict[str, inspect.Parameter]:
 def _find(path, functions, pool):
     """The module of a part, or a namespace with its functions."""
     if path in functions:
-        return SimpleNamespace(reward=custom.check_results(binding.bind_names(functions[path], path), path))
+        return SimpleNamespace(reward=binding.bind_names(functions[path], path))
     if custom.is_file(path):
         return custom.load_file(path, pool)
     try:

@@ -95,15 +95,15 @@ def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callab
     return guarded
 
 
-def check_results(function: Callable, path: str) -> Callable:
-    """The function of a notebook, handed over as `path`: what it raises stays as it is, and its results are checked.
+def check_results(function: Callable, name: str) -> Callable:
+    """The function of a part, also of this package or of a notebook: what it raises stays as it is.
 
     BadInput, which names the function's first line, for a result that is no reward.
     """
     batched = 'completions' in inspect.signature(function).parameters
     code = getattr(inspect.unwrap(function), '__code__', None)
     file = code.co_filename if code else 'a function without a file'
-    return _guard(function, _check_numbers if batched else _check_number, path, file, kinds=WrongResult)
+    return _guard(function, _check_numbers if batched else _check_number, name, file, kinds=WrongResult)
 
 
 @contextlib.contextmanager

@@ -443,3 +443,15 @@ def test_a_batch_that_runs_out_of_time_is_counted_and_stops_nothing(tmp_path):
     with make((f'{tmp_path}/mine.py:f', 1.0), failed=-0.5) as rewarding:
         rewarded = rewards.compute_rewards(rewarding, [example('1')], ['a', 'b'], [False] * 2, [1, 1])
     assert rewarded.rewards.tolist() == [-0.5, -0.5] and rewarded.failures['expired'].all()
+
+
+def test_a_result_of_a_reward_of_this_package_is_checked_too(monkeypatch):
+    def odd(completion, example):
+        return [1.0]
+
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', odd)
+    with (
+        make(('numeric', 1.0)) as rewarding,
+        pytest.raises(BadInput, match=r"'numeric': .*test_custom\.py, line \d+: "),
+    ):
+        compute(rewarding, [example('1')], ['a'])
