@@ -39,7 +39,7 @@ def update_critic(
     cut: Cut,
     collectives=ALONE,
 ):
-    """({'params', 'opt_state'}, skipped i32[], metrics) after a descent on half the squared error, clipped around the old values.
+    """({'params', 'opt_state'}, skipped i32[], metrics) after a descent on half the clipped squared error.
 
     max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, mean over tokens; value_clip 0: no clip.
     explained_variance is that of the returns by the values before the update.
