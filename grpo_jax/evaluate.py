@@ -5,7 +5,7 @@ Examples:
     python -m grpo_jax.evaluate --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --out=runs/qwen3
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import json
 import os
 from typing import Any, NamedTuple
@@ -184,26 +184,33 @@ def _cells(summary, name, digits=3):
     return mean, f'{low} to {high}'
 
 
-def reopen(workdir: str, trust: bool = False) -> Experiment:
-    """The Experiment of a workdir in which a run was started; trust: the code that its config names may run."""
+def reopen(workdir: str, trust: bool = False, functions: Mapping | None = None) -> Experiment:
+    """The Experiment of a workdir in which a run was started; functions: as train.run has had them.
+
+    trust: the code that the recorded config names may run; without it, a config that names some is BadInput.
+    """
     config = recorded.read_recorded(workdir, trust)
-    return open_experiment(config, workdir, folder=files.inside(workdir, 'model'))
+    return open_experiment(config, workdir, folder=files.inside(workdir, 'model'), functions=functions)
 
 
 def load_policy(experiment: Experiment) -> Any:
-    """The policy's parameters in the workdir's newest checkpoint, on the mesh."""
+    """The policy's parameters in the workdir's newest sound checkpoint, on the mesh."""
+    return _load_policy(experiment)[0]
+
+
+def _load_policy(experiment):
+    """(parameters, step) of the newest sound checkpoint."""
     params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
-    with checkpoint.manager(experiment.workdir, keep=None) as checkpoints:
-        return checkpoint.restore_params(checkpoints, params)
+    return checkpoint.read_params(experiment.workdir, params)
 
 
 def evaluate_run(workdir: str, samples: int, split: str, trust: bool = False) -> tuple[dict[str, Any], Iterator[dict]]:
     """The report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
     experiment = reopen(workdir, trust)
     evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
-    params = load_policy(experiment)
-    with experiment.reward_functions, checkpoint.manager(workdir, keep=None) as checkpoints:
-        return report(evaluator, params, {'workdir': workdir, 'step': checkpoints.latest_step()})
+    params, step = _load_policy(experiment)
+    with experiment.reward_functions:
+        return report(evaluator, params, {'workdir': workdir, 'step': step})
 
 
 def evaluate_folder(config: Any, out: str, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:

@@ -31,7 +31,7 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
             workdir,
             f'its config.json names code that would run: {", ".join(paths)}; read it, and add --trust if you trust it',
         )
-    return ConfigDict(recorded)
+    return ConfigDict(_with_tuples(recorded))
 
 
 def code_files(config: Mapping[str, Any]) -> Iterator[str]:
@@ -69,3 +69,10 @@ def _check(recorded, known, workdir, prefix):
             raise BadInput(f'{prefix}{key} in {path}', recorded[key], 'is no value of a config; bring back the file')
         if isinstance(value, dict) and key != 'options':  # those are of data sets and rewards, which check them
             _check(recorded[key], value, workdir, f'{prefix}{key}.')
+
+
+def _with_tuples(value):
+    """What JSON gives, with tuples for lists, as configs have them."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(part) for name, part in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
