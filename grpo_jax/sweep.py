@@ -28,6 +28,7 @@ from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.experiment import record_origins, recorded_origins
+from grpo_jax.run.workdir import owning
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {
@@ -49,6 +50,7 @@ ELSEWHERE = '*: learns from completions of another policy or of chosen groups; i
 Rows = list[dict[str, Any]]  # of the table: (mean, min, max) by column, and preset, mark, status, failures, curves
 
 
+@owning
 def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, workdir: str) -> Rows:
     """The table's rows, best first; trains what is not finished yet.
 

@@ -17,18 +17,20 @@ import numpy as np
 from grpo_jax import algorithms, evaluate, rewards, supervised
 from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file, processes
+from grpo_jax.hosts import files, json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
 from grpo_jax.run import cli, collect, curves, metrics, reference
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
+from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.types import Experience
 
 logger = logging.getLogger('grpo_jax')
 
 
+@owning
 def run(config, workdir, algorithm=None, functions=None, profile=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
@@ -94,7 +96,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
             loop.log(step, row, metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
-                keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), settings.learning.max_bad_steps)
+                with loop.writer.optional(step, 'bad'):
+                    keep_bad_batch(workdir, step, experience)
+                check_bad_steps(workdir, step, int(state.aux['bad_steps']), settings.learning.max_bad_steps)
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
@@ -181,17 +185,27 @@ def finished(config, workdir) -> bool:
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
 
 
-def keep_bad_batch(workdir: str, step: int, experience: Experience, count: int, most: int):
-    """Writes the batch of a skipped update to bad/<step>.npz; stops the run when there were too many."""
-    path = os.path.join(workdir, 'bad', f'{step:06d}.npz')
+def keep_bad_batch(workdir: str, step: int, experience: Experience):
+    """Writes the batch of a skipped update to bad/<step>.npz."""
+    path = bad_batch(workdir, step)
     leaves = jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
     if processes.is_first():
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
+        with files.atomic_write(path, 'wb') as file:
+            np.savez(file, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
+
+
+def bad_batch(workdir: str, step: int) -> str:
+    """The path of the batch of a skipped update."""
+    return os.path.join(workdir, 'bad', f'{step:06d}.npz')
+
+
+def check_bad_steps(workdir: str, step: int, count: int, most: int):
+    """FloatingPointError when more updates were skipped than may be."""
     if count > most:
         raise FloatingPointError(
             f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
-            f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate'
+            f'max_bad_steps = {most}; the last batch is in {bad_batch(workdir, step)}; lower the learning rate'
         )
 
 

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import hub, json_file, processes
+from grpo_jax.hosts.files import atomic_write
 from grpo_jax.models import config_checks, heads, tensor_files, transformer
 
 # model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
@@ -295,11 +296,13 @@ def save(
 
 
 def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Copies config and tokenizer files, no weights."""
+    """Copies config and tokenizer files, no weights, each whole or not at all."""
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(source)):
         if FILES.fullmatch(name) and not name.endswith('.index.json'):
-            shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
+            with open(os.path.join(source, name), 'rb') as original:
+                with atomic_write(os.path.join(folder, name), 'wb') as copy:
+                    shutil.copyfileobj(original, copy)
 
 
 def _table(tree, c):

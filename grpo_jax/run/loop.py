@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import logging
 import os
 import time
 from typing import Any
+import weakref
 
 import jax
 
 from grpo_jax import activity
-from grpo_jax.errors import TERMINATED, Stopped
-from grpo_jax.hosts import processes
+from grpo_jax.errors import CannotWrite, InUse, Stopped
+from grpo_jax.hosts import files, lock, processes
 from grpo_jax.run import checkpoint, metrics, watch
+from grpo_jax.run.console import console
 from grpo_jax.types import TrainState
+
+logger = logging.getLogger('grpo_jax')
 
 
 class Loop:
@@ -27,14 +32,26 @@ class Loop:
         self._steps, self._title, self._keep, self._shown = steps, title, keep, shown
         self._stack = contextlib.ExitStack()
         self._seconds: dict[str, float] = {}  # of the step at hand, by stage
+        self._finished: tuple[TrainState, Any] | None = None  # after the last step; its reference may be replaced
 
     def __enter__(self):
-        self.checkpoints = self._stack.enter_context(checkpoint.manager(self._workdir, keep=self._keep))
+        with self._writing():
+            self.checkpoints = self._stack.enter_context(checkpoint.manager(self._workdir, keep=self._keep))
         return self
 
-    def __exit__(self, *error):
-        with activity.during('waiting for the last checkpoint'):
-            return self._stack.__exit__(*error)
+    def __exit__(self, kind, error, trace):
+        if error is not None:
+            processes.report_failure(error)  # now: what follows may wait for the others
+        if isinstance(error, Exception) and not isinstance(error, (Stopped, CannotWrite, InUse)):
+            self._save_finished()
+        try:
+            with activity.during('waiting for the last checkpoint'), self._writing():
+                return self._stack.__exit__(kind, error, trace)
+        except CannotWrite as failure:
+            if error is None:
+                raise
+            if not isinstance(error, CannotWrite):
+                logger.warning('%s', failure)  # and what has ended the run goes on
 
     @property
     def newest(self) -> int | None:
@@ -57,6 +74,9 @@ class Loop:
             self._seconds = {}
             with self._traced(step, profile), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
                 yield step
+        self._wait()
+        if processes.agree(f'the end of {self._title}', {}, self._watch.stopping):
+            raise Stopped(self._workdir, self._steps - 1)
         watched.close()  # what follows the last step may take any time, and a signal ends it
 
     @contextlib.contextmanager
@@ -73,27 +93,71 @@ class Loop:
         return every > 0 and step % every == 0
 
     def log(self, step: int, row: Mapping[str, Any], speeds: Mapping[str, float] | None = None):
-        """Writes a step's metrics and timings."""
+        """Writes a step's metrics and timings. InUse or CannotWrite when the workdir is this process's no longer."""
+        lock.check(self._workdir)
         self.writer.step(step, row, self._seconds | dict(speeds or {}))
+        self._watch.underway = True
 
     def finish(self, step: int, state: TrainState, row: Mapping[str, Any]):
-        """Ends a step in all processes, with a checkpoint where one is due; Stopped when SIGTERM or Ctrl-C came."""
-        stop = processes.agree(f'the end of {self._title}, step {step}', row, bool(self._watch.stopping))
-        if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop:
-            self.writer.stage('save')
-            checkpoint.save(self.checkpoints, state)
+        """Ends a step in all processes, with a checkpoint where one is due; Stopped when a signal came.
+
+        CannotWrite also for an earlier checkpoint, whose writing goes on beside the steps.
+        """
+        stop = processes.agree(f'the end of {self._title}, step {step}', row, self._watch.stopping)
+        with self._writing():
+            self.checkpoints.check_for_errors()
+            if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop:
+                self.writer.stage('save')
+                checkpoint.save(self.checkpoints, state)
+        self._finished = state.replace(ref_params=None), _weakly(state.ref_params)
         if stop:  # whether this process was asked, or another one
-            raise Stopped(self._workdir, step, self._watch.stopping or TERMINATED)
+            self._wait()
+            raise Stopped(self._workdir, step)
+
+    def _writing(self):
+        return files.foreign_writing(os.path.join(self._workdir, 'checkpoints'))
+
+    def _wait(self):
+        """Waits until the last checkpoint is on the disk."""
+        with self._writing():
+            self.checkpoints.wait_until_finished()
+
+    def _save_finished(self):
+        """Saves the state of the last finished step, where it is alive: an update takes the memory of its arrays.
+
+        Processes that train as one do not, since only one of them may have come here.
+        """
+        if self._finished is None or processes.several():
+            return
+        state, references = self._finished
+        arrays = [reference() for reference in jax.tree.leaves(references)] + jax.tree.leaves(state)
+        if any(array is None or array.is_deleted() for array in arrays):
+            return
+        if self.checkpoints.latest_step() == int(state.step):
+            return
+        state = state.replace(ref_params=jax.tree.map(lambda reference: reference(), references))
+        try:
+            checkpoint.save(self.checkpoints, state)
+            self.checkpoints.wait_until_finished()
+            console.print(
+                f'step {int(state.step) - 1} of {self._workdir} is saved; the same command goes on from there'
+            )
+        except Exception as error:
+            logger.warning('what there is could not be saved: %s', error)
 
     @contextlib.contextmanager
     def _traced(self, step, profile):
         """A step inside the trace of workdir/profile, which the profile's first step begins and its last ends."""
         if profile and step == profile[0]:
             jax.profiler.start_trace(os.path.join(self._workdir, 'profile'))
-            self._stack.callback(_stop_trace)
+            self._stack.callback(self._stop_trace, step)
         yield
         if profile and step == profile[1]:
-            _stop_trace()
+            self._stop_trace(step)
+
+    def _stop_trace(self, step):
+        with contextlib.suppress(RuntimeError), self.writer.optional(step, 'profile'):  # RuntimeError: it has ended
+            jax.profiler.stop_trace()
 
 
 def on_devices():
@@ -106,6 +170,6 @@ def on_devices():
     return jax.transfer_guard_host_to_device('disallow')
 
 
-def _stop_trace():
-    with contextlib.suppress(RuntimeError):  # it has ended
-        jax.profiler.stop_trace()
+def _weakly(tree):
+    """The tree with a weak reference for each array: it keeps none of them in memory."""
+    return jax.tree.map(weakref.ref, tree)
