@@ -23,8 +23,8 @@ from ml_collections.config_flags import config_path
 import numpy as np
 
 from grpo_jax import PACKAGE, data, supervised, train
-from grpo_jax.errors import BadInput
-from grpo_jax.hosts.files import atomic_folder
+from grpo_jax.errors import BadInput, InUse
+from grpo_jax.hosts.files import atomic_folder, writing
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.experiment import record_origins, recorded_origins
@@ -83,11 +83,15 @@ def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, work
                     _copy_cold_start(cold_start(seed), own_start)
                 record_origins(folder, origins)
                 train.run(config, folder)
+        except InUse:  # also where this process has lost the folder to another
+            raise
         except (BadInput, FloatingPointError) as error:
             outcomes[preset, seed] = ' '.join(str(error).split())
         rows = summarize(outcomes, seeds, elsewhere, workdir)
-        write_table(rows, workdir)
-    draw_curves(rows, workdir)
+        with writing(workdir):
+            write_table(rows, workdir)
+    with writing(workdir):
+        draw_curves(rows, workdir)
     print_table(rows)
     return rows
 

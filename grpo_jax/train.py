@@ -203,9 +203,11 @@ def bad_batch(workdir: str, step: int) -> str:
 def check_bad_steps(workdir: str, step: int, count: int, most: int):
     """FloatingPointError when more updates were skipped than may be."""
     if count > most:
+        path = bad_batch(workdir, step)
+        batch = f'the last batch is in {path}' if os.path.exists(path) else 'the last batch could not be written'
         raise FloatingPointError(
             f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
-            f'max_bad_steps = {most}; the last batch is in {bad_batch(workdir, step)}; lower the learning rate'
+            f'max_bad_steps = {most}; {batch}; lower the learning rate'
         )
 
 

@@ -222,15 +222,17 @@ def test_an_iteration_does_not_learn_from_dropped_rollouts(tmp_path):
 def test_small_disks_for_curves_and_rollouts_change_no_number(straight, tmp_path, small_disk, caplog):
     small_disk(tmp_path / 'tensorboard', 8 << 10)
     small_disk(tmp_path / 'rollouts', 8 << 10)
-    train.run(config(), str(tmp_path))
+    small_disk(tmp_path / 'profile', 8 << 10)
+    train.run(config(), str(tmp_path), profile=(1, 2))
     assert_equal(tmp_path, straight, rollouts=False)
     assert f'of {tmp_path} could not be written and are missing' in caplog.text
     kinds = {row['kind'] for row in events.recorded(tmp_path)}
-    assert kinds == {'tensorboard', 'rollouts'}
+    assert kinds == {'tensorboard', 'rollouts', 'profile'}
     written = os.listdir(tmp_path / 'rollouts')
     assert 0 < len(written) < 4
     for name in written:  # whole or not at all
         assert (tmp_path / 'rollouts' / name).read_bytes() == (straight / 'rollouts' / name).read_bytes()
+    assert not [names for _, _, names in os.walk(tmp_path / 'profile') if names]
 
 
 def test_metrics_that_cannot_be_written_stop_the_run_and_then_it_goes_on(straight, tmp_path, monkeypatch):

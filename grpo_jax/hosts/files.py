@@ -40,7 +40,7 @@ def foreign_writing(path: str | os.PathLike) -> Iterator[None]:
 
 def disk_error(error: BaseException) -> OSError | None:
     """The OSError that an exception is, was raised from or speaks of; None for an exception with another cause."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         return error
     inner = [*getattr(error, 'exceptions', ()), *filter(None, [error.__cause__])]
     for one in inner:
@@ -49,7 +49,7 @@ def disk_error(error: BaseException) -> OSError | None:
     for number in OF_DISKS:
         if os.strerror(number) in str(error):
             return OSError(number, os.strerror(number))
-    return None
+    return error if isinstance(error, OSError) else None
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
     """
     temporary = f'{os.path.normpath(path)}.writing'
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-    with writing(path):
+    with foreign_writing(path):
         try:
             os.makedirs(temporary)
             yield temporary
@@ -89,6 +89,20 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def copy_folder(source: str, target: str) -> None:
+    """Copies a folder's files into another folder, each whole or not at all."""
+    for folder, _, names in os.walk(source):
+        place = os.path.join(target, os.path.relpath(folder, source))
+        with writing(place):
+            os.makedirs(place, exist_ok=True)
+        for name in names:
+            with (
+                open(os.path.join(folder, name), 'rb') as original,
+                atomic_write(os.path.join(place, name), 'wb') as copy,
+            ):
+                shutil.copyfileobj(original, copy)
 
 
 class Lines:

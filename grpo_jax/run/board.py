@@ -4,10 +4,12 @@ tensorboardX hands its events to a thread, whose death on a full disk blocks the
 """
 
 from collections.abc import Mapping
+import importlib
 import os
 import socket
 import struct
 import time
+from typing import Any
 
 from grpo_jax.hosts.files import append_whole
 
@@ -18,10 +20,9 @@ class Board:
     """A new event file in a folder; on resume TensorBoard leaves out what older ones have from first_step on."""
 
     def __init__(self, folder: str, first_step: int):
-        from tensorboardX.proto import event_pb2  # a second, where torch is installed
-
-        self._event = event_pb2.Event
-        log = event_pb2.SessionLog
+        # a second, where torch is installed
+        event_pb2: Any = importlib.import_module('tensorboardX.proto.event_pb2')
+        self._event, log = event_pb2.Event, event_pb2.SessionLog
         name = f'events.out.tfevents.{time.time():.6f}.{socket.gethostname()}'  # the names sort by time
         self._path, self._file = os.path.join(folder, name), None
         self._flushed = time.monotonic()

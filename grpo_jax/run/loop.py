@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import logging
 import os
+import tempfile
 import time
 from typing import Any
 import weakref
@@ -149,15 +150,19 @@ class Loop:
     def _traced(self, step, profile):
         """A step inside the trace of workdir/profile, which the profile's first step begins and its last ends."""
         if profile and step == profile[0]:
-            jax.profiler.start_trace(os.path.join(self._workdir, 'profile'))
+            # not in the workdir: where a disk refuses a trace, jax can take no other one
+            self._trace = self._stack.enter_context(tempfile.TemporaryDirectory())
+            jax.profiler.start_trace(self._trace)
             self._stack.callback(self._stop_trace, step)
         yield
         if profile and step == profile[1]:
             self._stop_trace(step)
 
     def _stop_trace(self, step):
-        with contextlib.suppress(RuntimeError), self.writer.optional(step, 'profile'):  # RuntimeError: it has ended
+        with contextlib.suppress(RuntimeError):  # it has ended
             jax.profiler.stop_trace()
+            with self.writer.optional(step, 'profile'):
+                files.copy_folder(self._trace, os.path.join(self._workdir, 'profile'))
 
 
 def on_devices():

@@ -43,11 +43,12 @@ class Writer:
 
     def __init__(self, workdir, first_step, steps, title, shown):
         self._shown, self._workdir = shown, workdir
-        self._files = contextlib.ExitStack()
-        self._metrics, self._timings, self._evaluations = (
-            self._files.enter_context(_reopen(os.path.join(workdir, name), first_step)) for name in FILES
-        )
-        events.cut(workdir, first_step)
+        with contextlib.ExitStack() as opened:
+            self._metrics, self._timings, self._evaluations = (
+                opened.enter_context(_reopen(os.path.join(workdir, name), first_step)) for name in FILES
+            )
+            events.cut(workdir, first_step)
+            self._files = opened.pop_all()
         self._dropped = Dropped(workdir)
         self._board = board.Board(os.path.join(workdir, 'tensorboard'), first_step)
         self._progress = contextlib.ExitStack()

@@ -89,11 +89,12 @@ class Listener:
 
     def _listen(self, reader):
         while number := os.read(reader, 1):
-            if number[0] in NAMES and lock.held():
-                self._hear(signal.Signals(number[0]))
+            workdirs = lock.held()
+            if number[0] in NAMES and workdirs:
+                self._hear(signal.Signals(number[0]), workdirs[0])
         os.close(reader)
 
-    def _hear(self, number):
+    def _hear(self, number, workdir):
         """The first signal is obeyed when the step is finished, if there is one worth that; all others at once."""
         if number == signal.SIGHUP:
             self._leave_terminal()
@@ -101,10 +102,8 @@ class Listener:
             stop_now(f'{NAMES[number]} once more: stopped at once; the same command goes on', 128 + number)
         self._asked = True
         if not any(watch.underway for watch in _watches):
-            where = lock.held()[0]
-            stop_now(
-                f'{NAMES[number]}: stopped, with nothing to finish; the same command goes on with {where}', TERMINATED
-            )
+            text = f'{NAMES[number]}: stopped, with nothing to finish; the same command goes on with {workdir}'
+            stop_now(text, TERMINATED)
         for watch in _watches:
             watch.stopping = True
         console.print(f'{NAMES[number]}: {PROMISE}')

@@ -10,7 +10,8 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock
 from grpo_jax.run import events, metrics
 
-P, R = ParamSpec('P'), TypeVar('R')
+P = ParamSpec('P')
+R = TypeVar('R')
 # what a run must be able to write, where it is there already
 KEPT = ('config.json', 'programs.json', 'checkpoints', events.FILE, *metrics.FILES)
 
