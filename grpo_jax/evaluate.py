@@ -190,7 +190,7 @@ def reopen(workdir: str) -> Experiment:
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
-    config = ConfigDict(json_file.read_object(path))
+    config = ConfigDict(_with_tuples(json_file.read_object(path)))
     if 'collection' not in config:
         raise BadInput(
             '--workdir', workdir, 'was begun by an earlier version; read it with that one, or begin a new run'
@@ -198,20 +198,31 @@ def reopen(workdir: str) -> Experiment:
     return open_experiment(config, workdir, folder=os.path.join(workdir, 'model'))
 
 
+def _with_tuples(value):
+    """What JSON gives, with tuples for lists, as configs have them."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(part) for name, part in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
 def load_policy(experiment: Experiment) -> Any:
-    """The policy's parameters in the workdir's newest checkpoint, on the mesh."""
+    """The policy's parameters in the workdir's newest sound checkpoint, on the mesh."""
+    return _load_policy(experiment)[0]
+
+
+def _load_policy(experiment):
+    """(parameters, step) of the newest sound checkpoint."""
     params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
-    with checkpoint.manager(experiment.workdir, keep=None) as checkpoints:
-        return checkpoint.restore_params(checkpoints, params)
+    return checkpoint.read_params(experiment.workdir, params)
 
 
 def evaluate_run(workdir: str, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
     """The report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
     experiment = reopen(workdir)
     evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
-    params = load_policy(experiment)
-    with experiment.reward_functions, checkpoint.manager(workdir, keep=None) as checkpoints:
-        return report(evaluator, params, {'workdir': workdir, 'step': checkpoints.latest_step()})
+    params, step = _load_policy(experiment)
+    with experiment.reward_functions:
+        return report(evaluator, params, {'workdir': workdir, 'step': step})
 
 
 def evaluate_folder(config: Any, out: str, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:

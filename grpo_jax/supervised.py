@@ -99,7 +99,7 @@ class Training(NamedTuple):
 def train(experiment: Experiment, title: str, examples, training: Training) -> TrainState:
     """The final TrainState of supervised.updates updates; goes on where it stopped.
 
-    examples: those that it learns from. Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
+    examples: those that it learns from. Stopped when a signal came: the step at hand was finished and saved.
     """
     with Loop(experiment, experiment.settings.supervised.updates, title, keep=1, shown=('loss',)) as loop:
         agree(experiment, loop.newest, {'update': training.learner.update}, examples)

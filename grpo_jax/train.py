@@ -12,20 +12,18 @@ import os
 
 from absl import flags
 import jax
-import numpy as np
 
 from grpo_jax import algorithms, evaluate, rewards, supervised
 from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import files, json_file, processes
+from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
-from grpo_jax.run import cli, collect, curves, metrics, reference
+from grpo_jax.run import bad_batch, cli, collect, curves, metrics, reference
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.types import Experience
 
 logger = logging.getLogger('grpo_jax')
 
@@ -34,7 +32,7 @@ logger = logging.getLogger('grpo_jax')
 def run(config, workdir, algorithm=None, functions=None, profile=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
-    Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
+    Stopped when a signal came: the step at hand was finished and saved.
 
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
     which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile.
@@ -96,9 +94,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
             loop.log(step, row, metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
-                with loop.writer.optional(step, 'bad'):
-                    keep_bad_batch(workdir, step, experience)
-                check_bad_steps(workdir, step, int(state.aux['bad_steps']), settings.learning.max_bad_steps)
+                with loop.writer.optional(step, bad_batch.FOLDER):
+                    bad_batch.dump(workdir, step, experience)
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
@@ -183,32 +180,6 @@ def finished(config, workdir) -> bool:
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
-
-
-def keep_bad_batch(workdir: str, step: int, experience: Experience):
-    """Writes the batch of a skipped update to bad/<step>.npz."""
-    path = bad_batch(workdir, step)
-    leaves = jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
-    if processes.is_first():
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with files.atomic_write(path, 'wb') as file:
-            np.savez(file, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
-
-
-def bad_batch(workdir: str, step: int) -> str:
-    """The path of the batch of a skipped update."""
-    return os.path.join(workdir, 'bad', f'{step:06d}.npz')
-
-
-def check_bad_steps(workdir: str, step: int, count: int, most: int):
-    """FloatingPointError when more updates were skipped than may be."""
-    if count > most:
-        path = bad_batch(workdir, step)
-        batch = f'the last batch is in {path}' if os.path.exists(path) else 'the last batch could not be written'
-        raise FloatingPointError(
-            f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
-            f'max_bad_steps = {most}; {batch}; lower the learning rate'
-        )
 
 
 def main():

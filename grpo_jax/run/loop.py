@@ -14,7 +14,7 @@ import jax
 from grpo_jax import activity
 from grpo_jax.errors import CannotWrite, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.run import checkpoint, metrics, watch
+from grpo_jax.run import bad_batch, checkpoint, metrics, watch
 from grpo_jax.run.console import console
 from grpo_jax.types import TrainState
 
@@ -30,10 +30,11 @@ class Loop:
     def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = ('reward', 'length')):
         """keep: checkpoints to keep; shown: metrics that the progress bar shows."""
         self._workdir, self._cadence = experiment.workdir, experiment.settings.cadence
+        self._most_skipped = experiment.settings.learning.max_bad_steps
         self._steps, self._title, self._keep, self._shown = steps, title, keep, shown
         self._stack = contextlib.ExitStack()
         self._seconds: dict[str, float] = {}  # of the step at hand, by stage
-        self._finished: tuple[TrainState, Any] | None = None  # after the last step; its reference may be replaced
+        self._finished: _Finished | None = None  # the last step
 
     def __enter__(self):
         with self._writing():
@@ -100,23 +101,27 @@ class Loop:
         self._watch.underway = True
 
     def finish(self, step: int, state: TrainState, row: Mapping[str, Any]):
-        """Ends a step in all processes, with a checkpoint where one is due; Stopped when a signal came.
+        """Ends a step in all processes, with a checkpoint where one is due, and where an update was skipped.
 
+        Stopped when a signal came; FloatingPointError when more updates were skipped than the config allows;
         CannotWrite also for an earlier checkpoint, whose writing goes on beside the steps.
         """
+        skipped = row['finite'] < 1
         stop = processes.agree(f'the end of {self._title}, step {step}', row, self._watch.stopping)
         with self._writing():
             self.checkpoints.check_for_errors()
-            if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop:
+            if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop or skipped:
                 self.writer.stage('save')
                 checkpoint.save(self.checkpoints, state)
-        self._finished = state.replace(ref_params=None), _weakly(state.ref_params)
+        self._finished = _Finished(state)
         if stop:  # whether this process was asked, or another one
             self._wait()
             raise Stopped(self._workdir, step)
+        if skipped:
+            _check_skipped(self._workdir, step, int(state.aux['bad_steps']), self._most_skipped)
 
     def _writing(self):
-        return files.foreign_writing(os.path.join(self._workdir, 'checkpoints'))
+        return files.foreign_writing(os.path.join(self._workdir, checkpoint.FOLDER))
 
     def _wait(self):
         """Waits until the last checkpoint is on the disk."""
@@ -128,15 +133,9 @@ class Loop:
 
         Processes that train as one do not, since only one of them may have come here.
         """
-        if self._finished is None or processes.several():
+        state = None if self._finished is None or processes.several() else self._finished.state()
+        if state is None or self.checkpoints.latest_step() == int(state.step):
             return
-        state, references = self._finished
-        arrays = [reference() for reference in jax.tree.leaves(references)] + jax.tree.leaves(state)
-        if any(array is None or array.is_deleted() for array in arrays):
-            return
-        if self.checkpoints.latest_step() == int(state.step):
-            return
-        state = state.replace(ref_params=jax.tree.map(lambda reference: reference(), references))
         try:
             checkpoint.save(self.checkpoints, state)
             self.checkpoints.wait_until_finished()
@@ -165,6 +164,17 @@ class Loop:
                 files.copy_folder(self._trace, os.path.join(self._workdir, 'profile'))
 
 
+def _check_skipped(workdir, step, count, most):
+    """FloatingPointError when more updates were skipped than may be."""
+    if count > most:
+        path = bad_batch.path_of(workdir, step)
+        advice = f'. python -m grpo_jax.replay_bad --workdir={workdir} --step={step} looks into the last'
+        raise FloatingPointError(
+            f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
+            f'learner.max_bad_steps = {most}; lower the learning rate' + advice * os.path.isfile(path)
+        )
+
+
 def on_devices():
     """A context in which a host array as an argument of a program is an error, and no hidden transfer to the devices.
 
@@ -175,6 +185,19 @@ def on_devices():
     return jax.transfer_guard_host_to_device('disallow')
 
 
-def _weakly(tree):
-    """The tree with a weak reference for each array: it keeps none of them in memory."""
-    return jax.tree.map(weakref.ref, tree)
+class _Finished:
+    """The state after a step, for as long as its arrays are there: an update takes their memory.
+
+    It keeps none of a reference in memory, which may be renewed meanwhile.
+    """
+
+    def __init__(self, state):
+        self._state = state.replace(ref_params=None)
+        self._reference = jax.tree.map(weakref.ref, state.ref_params)
+
+    def state(self):
+        """The TrainState, or None."""
+        reference = [weak() for weak in jax.tree.leaves(self._reference)]
+        if any(array is None or array.is_deleted() for array in [*reference, *jax.tree.leaves(self._state)]):
+            return None
+        return self._state.replace(ref_params=jax.tree.map(lambda weak: weak(), self._reference))

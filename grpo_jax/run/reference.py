@@ -1,8 +1,11 @@
 """How the reference policy is renewed: through a checkpoint of the policy."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.hosts.files import foreign_writing
 from grpo_jax.run import checkpoint
 from grpo_jax.run.collect import Collection
 from grpo_jax.types import TrainState
@@ -20,14 +23,17 @@ def refresh(
     step, every = int(state.step), collection.reference_every
     if state.ref_params is None or not every or step == 0 or step % every:
         return state, False
-    if checkpoints.latest_step() != step:
-        checkpoint.save(checkpoints, state)
-    checkpoints.wait_until_finished()
+    with foreign_writing(checkpoints.directory):
+        if checkpoints.latest_step() != step:
+            checkpoint.save(checkpoints, state)
+        checkpoints.wait_until_finished()
+    path = os.path.join(checkpoints.directory, str(step))
     if collection.reference == 'hard':
-        policy = checkpoint.restore_params(checkpoints, abstract.ref_params)
+        policy = checkpoint.read_tree(path, {'params': abstract.ref_params}, partial=True)['params']
         coefficients = state.aux['coefficients'] | {'kl_coef': jnp.float32(kl_coef)}
         return state.replace(ref_params=policy, aux=state.aux | {'coefficients': coefficients}), True
-    share, policy = collection.reference_mix, checkpoint.restore_params(checkpoints, abstract.params)
+    policy = checkpoint.read_tree(path, {'params': abstract.params}, partial=True)['params']
+    share = collection.reference_mix
 
     def mixed(old, new, like):
         old = jax.device_put(old, new.sharding)  # it may wait in the hosts' memory

@@ -8,12 +8,12 @@ from typing import ParamSpec, TypeVar
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock
-from grpo_jax.run import events, metrics
+from grpo_jax.run import checkpoint, events, metrics
 
 P = ParamSpec('P')
 R = TypeVar('R')
 # what a run must be able to write, where it is there already
-KEPT = ('config.json', 'programs.json', 'checkpoints', events.FILE, *metrics.FILES)
+KEPT = ('config.json', 'programs.json', checkpoint.FOLDER, events.FILE, *metrics.FILES)
 
 
 def owning(run: Callable[P, R]) -> Callable[P, R]:
