@@ -26,6 +26,7 @@ from grpo_jax.rewards import process
 from grpo_jax.rewards.model import TEXTS_FILE, encode_completion
 from grpo_jax.run import cli, demonstrations, tables
 from grpo_jax.run.experiment import Experiment, open_experiment
+from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, specs
 from grpo_jax.types import LabelledBatch
 
@@ -53,6 +54,7 @@ class Objective(NamedTuple):
     encode: Callable  # (example, tokenizer, section) -> (completions, marks)
 
 
+@owning
 def run(config, workdir):
     """The final TrainState of supervised.updates updates on the train split's labels; goes on where it stopped.
 

@@ -21,6 +21,7 @@ from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.run import cli, demonstrations
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment
 from grpo_jax.run.loop import Loop, on_devices
+from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches
 from grpo_jax.types import Experience, TrainState
 
@@ -44,6 +45,7 @@ def cold_start(experiment: Experiment, functions: Mapping | None = None):
     return run(experiment.config, workdir, experiment.settings.data.origins, functions).params
 
 
+@owning
 def run(config, workdir, origins=(), functions: Mapping | None = None) -> TrainState:
     """The final TrainState of supervised training on the train split's demonstrations, in its own workdir.
 
@@ -97,7 +99,7 @@ class Training(NamedTuple):
 def train(experiment: Experiment, title: str, examples, training: Training) -> TrainState:
     """The final TrainState of supervised.updates updates; goes on where it stopped.
 
-    examples: those that it learns from. Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
+    examples: those that it learns from. Stopped when a signal came: the step at hand was finished and saved.
     """
     with Loop(experiment, experiment.settings.supervised.updates, title, keep=1, shown=('loss',)) as loop:
         agree(experiment, loop.newest, {'update': training.learner.update}, examples)

@@ -23,11 +23,12 @@ from ml_collections.config_flags import config_path
 import numpy as np
 
 from grpo_jax import PACKAGE, data, supervised, train
-from grpo_jax.errors import BadInput
-from grpo_jax.hosts.files import atomic_folder
+from grpo_jax.errors import BadInput, InUse
+from grpo_jax.hosts.files import atomic_folder, writing
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.experiment import record_origins, recorded_origins
+from grpo_jax.run.workdir import owning
 from grpo_jax.text import escape
 
 # columns of the table: name -> (heading, digits after the point)
@@ -50,6 +51,7 @@ ELSEWHERE = '*: learns from completions of another policy or of chosen groups; i
 Rows = list[dict[str, Any]]  # of the table: (mean, min, max) by column, and preset, mark, status, failures, curves
 
 
+@owning
 def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, workdir: str) -> Rows:
     """The table's rows, best first; trains what is not finished yet.
 
@@ -82,11 +84,15 @@ def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, work
                     _copy_cold_start(cold_start(seed), own_start)
                 record_origins(folder, origins)
                 train.run(config, folder)
+        except InUse:  # also where this process has lost the folder to another
+            raise
         except (BadInput, FloatingPointError) as error:
             outcomes[preset, seed] = ' '.join(str(error).split())
         rows = summarize(outcomes, seeds, elsewhere, workdir)
-        write_table(rows, workdir)
-    draw_curves(rows, workdir)
+        with writing(workdir):
+            write_table(rows, workdir)
+    with writing(workdir):
+        draw_curves(rows, workdir)
     print_table(rows)
     return rows
 

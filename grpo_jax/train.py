@@ -22,15 +22,17 @@ from grpo_jax.rewards import gold
 from grpo_jax.run import bad_batch, cli, collect, curves, metrics, reference, unrewarded
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
+from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, compiled
 
 logger = logging.getLogger('grpo_jax')
 
 
+@owning
 def run(config, workdir, algorithm=None, functions=None, profile=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
-    Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
+    Stopped when a signal came: the step at hand was finished and saved.
 
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
     which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile.
@@ -94,7 +96,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
             loop.log(step, row, metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
-                bad_batch.dump(workdir, step, experience)
+                with loop.writer.optional(step, bad_batch.FOLDER):
+                    bad_batch.dump(workdir, step, experience)
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))

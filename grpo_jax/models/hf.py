@@ -326,12 +326,14 @@ def save(
 
 
 def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Copies config and tokenizer files, no weights; BadInput where one of them lies elsewhere."""
+    """Copies config and tokenizer files, no weights, each whole or not at all; BadInput where one lies elsewhere."""
     folders.check(source)
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(source)):
         if folders.FILES.fullmatch(name) and not name.endswith('.index.json'):
-            shutil.copyfile(files.inside(source, name), files.inside(folder, name))
+            with open(files.inside(source, name), 'rb') as original:
+                with files.atomic_write(files.inside(folder, name), 'wb') as copy:
+                    shutil.copyfileobj(original, copy)
 
 
 def _table(tree, c):

@@ -4,6 +4,7 @@ On a terminal, live lines at the bottom show it. Elsewhere a line is printed whe
 least every EVERY seconds while it goes on, and one at its end. Only the first of several processes shows anything.
 """
 
+import contextlib
 import logging
 import math
 import sys
@@ -72,10 +73,17 @@ class Console:
             if activity.result and took >= TRIFLE:
                 self.print(f'{activity.result} in {duration(took)}{note}')
 
+    def stop(self) -> None:
+        """Shows nothing more, and gives a terminal its cursor back, before the process ends."""
+        if self._lock.acquire(timeout=SHORT):  # another thread may be printing, and wait for a terminal
+            self._running.clear()
+            self._stop()
+            self._lock.release()
+
     def print(self, text: str) -> None:
-        """Prints a line, escaped."""
+        """Prints a line, escaped, unless nobody is there to read it any longer."""
         text = escape(text)
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             self._printed = time.monotonic()
             if self._live is None:
                 print(text, file=sys.stderr, flush=True)
@@ -180,6 +188,8 @@ class Warnings(logging.Handler):
         """Prints a record."""
         if not processes.speaks():
             return
+        if 'orbax' in record.pathname:  # it logs what it also raises, a few times, from its threads
+            return
         ours = record.name.partition('.')[0] in ('grpo_jax', 'root')
         if ours or record.levelno >= logging.ERROR:
             name = '' if ours else f'{record.name}: '
@@ -220,5 +230,14 @@ def install_for_command() -> None:
     logging.root.handlers[:] = [_handler]
     absl.logging.get_absl_handler().setLevel(logging.CRITICAL + 1)  # absl.app puts it back there
     sys.excepthook = print_exception
+    sys.unraisablehook = _print_unraisable
     if not sys.warnoptions:
         warnings.simplefilter('ignore')
+
+
+def _print_unraisable(unraisable):
+    """As elsewhere, but for writes of tensorstore that fail after another has ended what waited for them: it prints
+    hundreds, and the first comes out as an exception.
+    """
+    if str(unraisable.exc_value) != 'Event loop is closed':
+        sys.__unraisablehook__(unraisable)

@@ -57,13 +57,16 @@ def print_outcome(workdir: str) -> None:
     """
     if not processes.is_first():
         return
-    path = draw_curve(workdir)
+    try:
+        curve = f'curve: {draw_curve(workdir)}\n'
+    except OSError as error:  # on a full disk: it can be drawn at any time
+        curve = f'curve: not drawn, {error.strerror or error}\n'
     curves = {name: _read(workdir, name) for name in ('reward', 'length')}
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     tables.show(*_changes(workdir), *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()))
     # whole, however narrow the terminal is
-    print(escape(f'curve: {path}'), escape(f'everything the run wrote: {workdir}'), sep='\n')
+    print(*map(escape, f'{curve}everything the run wrote: {workdir}'.split('\n')), sep='\n')
 
 
 def text_curve(values: Float[np.ndarray, ' N']) -> str:

@@ -12,7 +12,7 @@ import jax
 from grpo_jax import activity, data, rewards, sampler
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file, processes
+from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
@@ -166,12 +166,15 @@ def check_context(settings: Settings, folder: str):
 def claim(experiment):
     """Makes the workdir this experiment's: config.json, data.json, environment.json, the model's folder but weights.
 
-    Called when everything else has been checked, so that a refused config leaves no trace.
+    Called when everything else has been checked, so that a refused config leaves no trace. CannotWrite when the disk
+    refuses a file.
     """
-    os.makedirs(experiment.workdir, exist_ok=True)
-    if processes.is_first():
-        environment.record(experiment.workdir)
-        hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
+    lock.check(experiment.workdir, settled=True)
+    with files.writing(experiment.workdir):
+        os.makedirs(experiment.workdir, exist_ok=True)
+        if processes.is_first():
+            environment.record(experiment.workdir)
+            hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
     record_origins(experiment.workdir, experiment.settings.data.origins)
     json_file.write(os.path.join(experiment.workdir, 'config.json'), experiment.config.to_dict())
 

@@ -5,6 +5,7 @@ import os
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.hosts.files import foreign_writing
 from grpo_jax.run import checkpoint
 from grpo_jax.run.collect import Collection
 from grpo_jax.types import TrainState
@@ -22,9 +23,10 @@ def refresh(
     step, every = int(state.step), collection.reference_every
     if state.ref_params is None or not every or step == 0 or step % every:
         return state, False
-    if checkpoints.latest_step() != step:
-        checkpoint.save(checkpoints, state)
-    checkpoints.wait_until_finished()
+    with foreign_writing(checkpoints.directory):
+        if checkpoints.latest_step() != step:
+            checkpoint.save(checkpoints, state)
+        checkpoints.wait_until_finished()
     path = os.path.join(checkpoints.directory, str(step))
     if collection.reference == 'hard':
         policy = checkpoint.read_tree(path, {'params': abstract.ref_params}, partial=True)['params']
