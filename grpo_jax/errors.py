@@ -3,6 +3,7 @@
 from typing import Any
 
 TERMINATED, INTERRUPTED = 42, 130  # exit statuses of a run that SIGTERM or Ctrl-C has ended
+LONGEST = 1000  # characters of a value that a message shows
 
 
 class BadInput(Exception):
@@ -13,7 +14,9 @@ class BadInput(Exception):
 
     def __str__(self) -> str:
         thing, value, remedy = self.args
-        lines = f'{thing} = {value!r}: {remedy}'.splitlines()  # what another library says may have several
+        shown = repr(value)
+        shown = shown if len(shown) <= LONGEST else f'{shown[:LONGEST]}...'
+        lines = f'{thing} = {shown}: {remedy}'.splitlines()  # what another library says may have several
         return ' '.join(filter(None, map(str.strip, lines)))
 
     def _render_traceback_(self) -> list[str]:
