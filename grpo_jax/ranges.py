@@ -87,13 +87,19 @@ def read_section(declared: Callable, section: Any, name: str, elsewhere: Sequenc
 
     elsewhere: the fields that are no keys of the section.
     """
-    check_value(name, section, Mapping)
-    for field in _parameters(declared):
-        if field not in elsewhere and field not in section:
-            raise BadInput(f'{name}.{field}', None, 'is missing; configs/default.py has every key')
-    values = {field: section[field] for field in _parameters(declared) if field not in elsewhere}
+    values = take(section, [field for field in _parameters(declared) if field not in elsewhere], name)
     check(declared, values, name)
     return values
+
+
+def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
+    """The values of a section's keys by name, unchecked; BadInput where there is no such section or key."""
+    if not _is_mapping(section):
+        raise BadInput(name, section, 'must be a section of keys')
+    for key in names:
+        if key not in section:
+            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; configs/default.py has every key')
+    return {key: section[key] for key in names}
 
 
 def check(declared: Callable, values: Any, section: str) -> None:

@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from grpo_jax.algorithms import groups, pieces, reductions
-from grpo_jax.ranges import Count, NotNegative, OneOf, Positive, Range, Share
+from grpo_jax.ranges import Coefficient, Count, NotNegative, OneOf, Range, Share
 
 Ddof = Annotated[int, OneOf((0, 1))]
+Eps = Annotated[float, Range(above=0, most=1e3)]  # 0 would divide a group of equal rewards by 0
 
 
 @pieces.properties(alone=True)
@@ -53,7 +54,7 @@ def reward(
 
 
 def group_norm(
-    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: NotNegative = 1e-6
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """(r - mean) / (std + eps) within the group: GRPO (arXiv 2402.03300, section 4.1.2).
 
@@ -74,16 +75,14 @@ def leave_one_out(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']
 
 
 def leave_one_out_norm(
-    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: NotNegative = 1e-6
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """leave_one_out / (std + eps) within the group."""
     return leave_one_out(rewards) / (groups.group_std(rewards, std_ddof) + std_eps)
 
 
 @pieces.properties(over_batch=True)
-def hybrid(
-    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: NotNegative = 1e-6
-) -> Float[np.ndarray, 'P G']:
+def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
     """(r - group mean) / (std + eps) of all raw rewards of the batch: Lite PPO (arXiv 2508.08221).
 
     Dead groups enter the std, as published; their own advantage stays 0.
@@ -93,7 +92,7 @@ def hybrid(
 
 @pieces.properties(over_batch=True)
 def batch_centred_std(
-    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: NotNegative = 1e-6
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """a / (std + eps) of the batch, with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
     centred = group_mean(rewards)
@@ -148,7 +147,7 @@ def gae_by_length(
     values: Float[np.ndarray, 'P G C'],
     discount: float,
     *,
-    length_alpha: Positive = 0.05,
+    length_alpha: Annotated[float, Range(above=0, most=1e6)] = 0.05,
 ) -> Float[np.ndarray, 'P G C']:
     """gae with lambda = 1 - 1 / (length_alpha n) for a completion of n tokens: VAPO (arXiv 2504.05118, eq. 8)."""
     lengths = np.maximum(mask.sum(-1), 1)
@@ -161,7 +160,7 @@ def process(
     mask: Bool[np.ndarray, 'P G C'],
     *,
     std_ddof: Ddof = 1,
-    std_eps: NotNegative = 1e-6,
+    std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G C']:
     """Sum of the normalized rewards of steps that end at or after a token (arXiv 2402.03300, section 4.1.3).
 
@@ -174,7 +173,7 @@ def process(
 
 
 @pieces.properties(nonnegative=True)
-def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: NotNegative = 1e-6) -> Float[np.ndarray, 'P G']:
+def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
     """(c - mean) / (mean + eps) within the group, 0 where nothing is right: MaxRL (arXiv 2602.02710)."""
     mean = groups.group_means(correct)
     return np.where(mean > 0, group_mean(correct) / (mean + std_eps), 0.0)
@@ -196,11 +195,7 @@ def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: Count = 4) -> Float[np.nd
 
 @pieces.properties(over_batch=True)
 def gdpo(
-    parts: Float[np.ndarray, 'K P G'],
-    part_weights: Float[np.ndarray, ' K'],
-    *,
-    std_ddof: Ddof = 1,
-    std_eps: NotNegative = 1e-6,
+    parts: Float[np.ndarray, 'K P G'], part_weights: Float[np.ndarray, ' K'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """Reward parts normalized in their groups, and their weighted sum in the batch: GDPO (arXiv 2601.05242)."""
     normed = np.stack([group_norm(part, std_ddof=std_ddof, std_eps=std_eps) for part in parts])
@@ -219,9 +214,9 @@ def xrpo_sharpen(
     sampler_logprobs: Float[np.ndarray, 'P G C'],
     *,
     std_ddof: Ddof = 1,
-    std_eps: NotNegative = 1e-6,
-    sharpen: NotNegative = 1.0,
-    sharpen_cap: NotNegative = 0.5,
+    std_eps: Eps = 1e-6,
+    sharpen: Coefficient = 1.0,
+    sharpen_cap: Coefficient = 0.5,
 ) -> Float[np.ndarray, 'P G']:
     """group_norm, and for correct completions a bonus where they were unlikely: XRPO (arXiv 2510.06672).
 
@@ -246,7 +241,7 @@ def grpo_lambda(
     efficient_share: Share = 0.2,
     efficient_alpha: Share = 0.2,
     std_ddof: Ddof = 1,
-    std_eps: NotNegative = 1e-6,
+    std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:
     """group_norm of rewards that fall with length in the best groups: GRPO-lambda (arXiv 2505.18086, section 3).
 
@@ -274,8 +269,8 @@ def gtpo(
     initial_entropy: float | np.floating,
     *,
     std_ddof: Ddof = 1,
-    std_eps: NotNegative = 1e-6,
-    entropy_penalty: NotNegative = 0.1,
+    std_eps: Eps = 1e-6,
+    entropy_penalty: Coefficient = 0.1,
     entropy_cut: NotNegative = 0.6931,
 ) -> Float[np.ndarray, 'P G C']:
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.

@@ -19,7 +19,7 @@ from grpo_jax.algorithms import (
     validation,
     weights,
 )
-from grpo_jax.ranges import Coefficient, NotNegative, Positive, PositiveShare, Range, Share
+from grpo_jax.ranges import Coefficient, NotNegative, PositiveShare, Range, Share
 from grpo_jax.types import Array
 
 # config key -> the module whose functions it chooses from
@@ -62,10 +62,10 @@ class Algorithm(NamedTuple):
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
     covariance_share: PositiveShare = 2e-4  # of tokens that count as of top covariance
     entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0  # below 0 it pays for a narrow distribution
-    entropy_target: NotNegative = 0.0  # nats; 0: the coefficient stays
-    entropy_delta: Positive = 0.005  # its change a step
-    kl_target: NotNegative = 0.0  # of the adaptive kl_coef; 0: it stays
-    kl_horizon: Positive = 10000.0  # rows in which it may change by its own size
+    entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats; 0: the coefficient stays
+    entropy_delta: Annotated[float, Range(above=0, most=1e6)] = 0.005  # its change a step
+    kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # of the adaptive kl_coef; 0: it stays
+    kl_horizon: Annotated[float, Range(above=0, most=1e12)] = 10000.0  # rows in which it may change by its own size
 
     @property
     def reads(self) -> set[str]:
@@ -139,8 +139,8 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     nothing reads.
     """
     validation.refuse_moved_keys(section)
-    for key in MODULES:
-        ranges.check_value(f'algorithm.{key}', section[key], tuple[str, ...] if key == 'regularizers' else str)
+    for key, value in ranges.take(section, list(MODULES), 'algorithm').items():
+        ranges.check_value(f'algorithm.{key}', value, tuple[str, ...] if key == 'regularizers' else str)
     chosen: dict[str, Any] = {
         key: pieces.choose(module, key, section[key], section)
         for key, module in MODULES.items()

@@ -76,8 +76,8 @@ def sapo(
     ratio: Float[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    sapo_positive: Positive = 1.0,
-    sapo_negative: Positive = 1.05,
+    sapo_positive: Annotated[float, Range(above=0, most=1e3)] = 1.0,
+    sapo_negative: Annotated[float, Range(above=0, most=1e3)] = 1.05,
 ) -> Float[Array, 'B C']:
     """-(4 / tau) sigmoid(tau (x - 1)) A, tau by the sign of A: SAPO (arXiv 2511.20347)."""
     tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
@@ -147,7 +147,7 @@ def dpo(
     mask: Bool[Array, 'B C'],
     group_ids: Int[Array, ' B'],
     *,
-    dpo_beta: Positive = 0.1,
+    dpo_beta: Annotated[float, Range(above=0, most=1e3)] = 0.1,
     dpo_length_norm: bool = False,
 ) -> Float[Array, 'B C']:
     """-log sigmoid(beta (chosen - rejected)) on the pair's tokens: DPO (arXiv 2305.18290, eq. 7).

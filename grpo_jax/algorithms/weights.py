@@ -5,11 +5,13 @@ same loss by construction. They may read mask bool[B, C], group_ids i32[B] and a
 tokens count nowhere.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from grpo_jax.algorithms import pieces, reductions
-from grpo_jax.ranges import Count, Positive
+from grpo_jax.ranges import Count, Range
 from grpo_jax.types import Array
 
 
@@ -29,7 +31,9 @@ def sequence_sum(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     return mask / jnp.maximum(jnp.sum(jnp.any(mask, -1)), 1)
 
 
-def constant(mask: Bool[Array, 'B C'], *, loss_denominator: Positive = 1024.0) -> Float[Array, 'B C']:
+def constant(
+    mask: Bool[Array, 'B C'], *, loss_denominator: Annotated[float, Range(above=0, most=1e12)] = 1024.0
+) -> Float[Array, 'B C']:
     """Sum over all tokens / loss_denominator."""
     return mask / loss_denominator
 

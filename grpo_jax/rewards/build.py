@@ -18,6 +18,7 @@ from grpo_jax.workers.pool import Pool
 
 PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('format', 0.5))"
 OPTIONED = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
+LENT = ('correct', 'limit', 'models', 'pool', 'sandbox')  # what the run gives them, and no config
 Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward, whose square float32 must hold
 
 
@@ -68,8 +69,21 @@ def _check_options(options):
     for name, values in options.items():
         ranges.check_value(f'reward.options.{name}', values, Mapping)
         functions = [getattr(_import(name), key, None) for key in OPTIONED] + [getattr(length, name, None)]
-        for function in filter(inspect.isfunction, functions):
+        functions = list(filter(inspect.isfunction, functions))
+        known = {option for function in functions for option in _options(function)}
+        for option in values if functions else ():
+            if option not in known:
+                choices = ', '.join(sorted(known)) or 'none'
+                raise BadInput(f'reward.options.{name}.{option}', values[option], f'is no option; it has {choices}')
+        for function in functions:
             ranges.check(function, values, f'reward.options.{name}')
+
+
+def _options(function):
+    """The names of a function's options; those of a NamedTuple stand for it."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in LENT:
+            yield from getattr(parameter.annotation, '_fields', (name,))
 
 
 def _import(name):
@@ -163,16 +177,16 @@ def options_of(path: str) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _find(path, functions, pool, required=True):
-    """The module of a part, or a namespace with its functions; required: it must have a function reward."""
+def _find(path, functions, pool, key='parts'):
+    """The module of a part, or a namespace with its functions; key: of config.reward, which names it."""
     if path in functions:
         return SimpleNamespace(reward=binding.bind_names(functions[path], path))
     if '.py' in path:
         return custom.load_file(path, pool)
     module = _import(path)
-    if module is None or (required and not hasattr(module, 'reward')):
+    if module is None or (key == 'parts' and not hasattr(module, 'reward')):
         raise BadInput(
-            'reward.parts',
+            f'reward.{key}',
             path,
             'no such file in grpo_jax/rewards; add one with reward(completion, '
             'example), give FILE.py:NAME, or hand the function to train.run',
@@ -224,7 +238,7 @@ def _check_verifier(verifier, parts):
 
 def _steps(path, find, bind):
     """steps(completions, examples) of the reward that rewards steps."""
-    source = find(path, required=False)
+    source = find(path, key='step_rewards')
     if not hasattr(source, 'steps'):
         raise BadInput('reward.step_rewards', path, "has no steps(completion, example); use calculator, or ''")
     steps = bind(custom.name_of(path), source.steps)

@@ -21,7 +21,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
 from grpo_jax.models import heads, hf, transformer
-from grpo_jax.ranges import Count, Natural, NotNegative, OneOf, Positive
+from grpo_jax.ranges import Count, Natural, OneOf, Range
 
 TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
 TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str}  # what it has, and of what type
@@ -58,9 +58,9 @@ def reward(
     source: Source,
     models: dict,
     transform: Annotated[str, OneOf(('raw', 'sigmoid'))],
-    mean: float,
-    std: Positive,
-    cap: NotNegative,
+    mean: Annotated[float, Range(least=-1e6, most=1e6)],
+    std: Annotated[float, Range(above=0, most=1e6)],
+    cap: Annotated[float, Range(least=0, most=1e6)],
 ) -> list[float | None]:
     """(value - mean) / std of each completion, at most cap away from 0 where cap is above 0.
 

@@ -86,10 +86,11 @@ class Cadence(NamedTuple):
     @classmethod
     def from_config(cls, checkpoint, log):
         """Cadence of the two sections; BadInput for a checkpoint that never comes, or is not kept."""
-        ranges.check_value('checkpoint.every', checkpoint['every'], cls.__annotations__['checkpoint'])
+        every = ranges.take(checkpoint, ['every'], 'checkpoint')['every']
+        ranges.check_value('checkpoint.every', every, cls.__annotations__['checkpoint'])
         kept = ranges.read_section(cls, checkpoint, 'checkpoint', elsewhere=['checkpoint', 'rollouts', 'hang_after'])
         logged = ranges.read_section(cls, log, 'log', elsewhere=['checkpoint', 'keep'])
-        return cls(checkpoint['every'], **kept, **logged)
+        return cls(every, **kept, **logged)
 
 
 class Settings(NamedTuple):
@@ -117,16 +118,15 @@ class Settings(NamedTuple):
     def from_config(cls, config):
         """Settings of a config; BadInput for what cannot work, whatever the model."""
         ranges.check_finite(config)
-        for name in ('seed', 'steps', *SECTIONS):
-            if name not in config:
-                raise BadInput(name, None, 'is missing; configs/default.py has every key')
-            ranges.check_value(name, config[name], cls.__annotations__[name] if name in ('seed', 'steps') else Mapping)
-        ranges.check(cls, {'group_size': config.rollout.group_size}, 'rollout')
+        for name, value in ranges.take(config, ['seed', 'steps', *SECTIONS]).items():
+            ranges.check_value(name, value, cls.__annotations__[name] if name in ('seed', 'steps') else Mapping)
+        ranges.check(cls, ranges.take(config.rollout, ['group_size'], 'rollout'), 'rollout')
         meshes.check(config.mesh)
         algorithm, model = config.algorithm, ModelSource.from_config(config.model)
         reward_options = RewardOptions.from_config(config.reward)
-        critic = {name: algorithm[name] for name in ('value_clip', 'critic_warmup')}
+        critic = ranges.take(algorithm, ['value_clip', 'critic_warmup'], 'algorithm')
         ranges.check(Learning, critic, 'algorithm')
+        ranges.take(algorithm, ['correction', 'ratio_base'], 'algorithm')
         corrected = algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
         settings = cls(
             seed=config.seed,

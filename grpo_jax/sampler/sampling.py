@@ -46,8 +46,9 @@ class Sampling(NamedTuple):
         """
         elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes')
         values = ranges.read_section(cls, section, 'rollout', elsewhere)
-        for name, kind in {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}.items():
-            ranges.check_value(f'rollout.{name}', section[name], kind)
+        kinds = {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}
+        for name, value in ranges.take(section, list(kinds), 'rollout').items():
+            ranges.check_value(f'rollout.{name}', value, kinds[name])
         _check_bias(section, corrected)
         _check_lengths(section)
         return cls(

@@ -27,9 +27,11 @@ class Devices(NamedTuple):
 
 
 def check(section: Any) -> None:
-    """BadInput for config.mesh where an axis has no size."""
+    """BadInput for config.mesh where an axis is none of AXES or has no size."""
     ranges.check_value('mesh', section, Mapping)
     for axis, size in section.items():
+        if axis not in AXES:
+            raise BadInput(f'mesh.{axis}', size, f'is no axis; choose from {", ".join(AXES)}')
         ranges.check_value(f'mesh.{axis}', size, ranges.Count)
 
 
