@@ -34,7 +34,12 @@ class Range:
 
     def __str__(self):
         ends = {'at least': self.least, 'above': self.above, 'at most': self.most, 'below': self.below}
-        return ' and '.join(f'{words} {end!r}' for words, end in ends.items() if math.isfinite(end))
+        shown = {
+            words: f'{end:g}' if isinstance(end, float) else str(end)
+            for words, end in ends.items()
+            if math.isfinite(end)
+        }
+        return ' and '.join(f'{words} {end}' for words, end in shown.items())
 
 
 @dataclasses.dataclass(frozen=True)

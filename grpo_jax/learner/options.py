@@ -1,6 +1,6 @@
 """The learner's options: config.learner as a typed value."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
 from grpo_jax.models import transformer
@@ -41,8 +41,9 @@ class Learning(NamedTuple):
     @classmethod
     def from_config(cls, section, **others):
         """Learning of config.learner; others are its fields that stand elsewhere. BadInput for what cannot work."""
-        values = ranges.read_section(cls, section, 'learner', elsewhere=list(others)) | others
-        return cls(**values | {'offload': frozenset(values['offload'])})
+        values: dict[str, Any] = ranges.read_section(cls, section, 'learner', elsewhere=list(others)) | others
+        values['offload'] = frozenset(values['offload'])
+        return cls(**values)
 
     @property
     def updates(self) -> int:

@@ -45,14 +45,15 @@ class Sampling(NamedTuple):
         dtype is that of computation; corrected: the algorithm corrects for a sampler with logprobs of its own.
         """
         elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes')
-        values = ranges.read_section(cls, section, 'rollout', elsewhere)
+        values: dict[str, Any] = ranges.read_section(cls, section, 'rollout', elsewhere)
+        values['stop_strings'] = tuple(values['stop_strings'])
         kinds = {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}
         for name, value in ranges.take(section, list(kinds), 'rollout').items():
             ranges.check_value(f'rollout.{name}', value, kinds[name])
         _check_bias(section, corrected)
         _check_lengths(section)
         return cls(
-            **values | {'stop_strings': tuple(section.stop_strings)},
+            **values,
             stop_tokens=(),
             pad_token=0,
             thinking_text=section.thinking_end if section.thinking_tokens else '',
