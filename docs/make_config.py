@@ -147,9 +147,8 @@ def values_of(path):
         if annotation is None and parameter and (parameter.kind is parameter.KEYWORD_ONLY or reader not in every):
             annotation = parameter.annotation
     words = ranges.in_words(annotation or str).replace(f' and at most {2**31 - 1}', '')
-    return (
-        '' if words in ('a text', 'a value', 'True or False', 'a section of keys', 'a tuple, each a value') else words
-    )
+    plain = ('a text', 'a value', 'True or False', 'a section of keys', 'a tuple, each a value')
+    return '' if words in plain else words
 
 
 def file_of(module):

@@ -34,12 +34,8 @@ class Range:
 
     def __str__(self):
         ends = {'at least': self.least, 'above': self.above, 'at most': self.most, 'below': self.below}
-        shown = {
-            words: f'{end:g}' if isinstance(end, float) else str(end)
-            for words, end in ends.items()
-            if math.isfinite(end)
-        }
-        return ' and '.join(f'{words} {end}' for words, end in shown.items())
+        shown = {words: f'{end:g}' if isinstance(end, float) else str(end) for words, end in ends.items()}
+        return ' and '.join(f'{words} {end}' for words, end in shown.items() if math.isfinite(ends[words]))
 
 
 @dataclasses.dataclass(frozen=True)

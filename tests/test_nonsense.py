@@ -307,6 +307,7 @@ def test_what_is_annotated_is_checked_and_nothing_else(values, message):
 
 def ended(capsys, *arguments):
     """What a command line comes to: the config, or the line that it ends with."""
+    capsys.readouterr()
     try:
         with doc_examples.parsed('show', arguments):
             config = flags.FLAGS.config
