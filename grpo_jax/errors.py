@@ -14,7 +14,10 @@ class BadInput(Exception):
 
     def __str__(self) -> str:
         thing, value, remedy = self.args
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except Exception:  # a whole number of thousands of digits, or an object of the user's
+            shown = type(value).__name__
         shown = shown if len(shown) <= LONGEST else f'{shown[:LONGEST]}...'
         lines = f'{thing} = {shown}: {remedy}'.splitlines()  # what another library says may have several
         return ' '.join(filter(None, map(str.strip, lines)))

@@ -67,7 +67,7 @@ def test_every_key_of_the_config_has_a_row_and_a_meaning(scripts):
 def test_the_page_says_which_values_a_key_may_have(scripts):
     rows = dict(re.findall(r'^\| `([\w.]+)` \| (.*) \|$', doc_examples.read('docs/config.md'), re.MULTILINE))
     values = {path: row.split(' | ')[1].strip() for path, row in rows.items()}
-    assert values['optimizer.b1'] == values['supervised.optimizer.b1'] == 'a number at least 0 and below 1'
+    assert values['optimizer.b1'] == values['supervised.optimizer.b1'] == 'a number at least 0 and at most 0.999999'
     assert values['model.dtype'] == 'float32 or bfloat16' and values['data.system'] == ''
     without = [path for path, row in rows.items() if re.match(r'`-?[\d.e-]+`', row) and not values[path]]
     assert not without, 'numbers without a range beside their default'

@@ -229,6 +229,8 @@ def test_every_exception_is_one_of_a_key_that_is_there():
         ({'rollout__temperature': 1e-9}, 'rollout.temperature = 1e-09: must be a number at least 0.01'),
         ({'optimizer__max_grad_norm': 0.0}, 'optimizer.max_grad_norm = 0.0: must be a number above 0'),
         ({'optimizer__eps': 1e-60}, 'optimizer.eps = 1e-60: must be a number above 0'),  # which is 0 in float32
+        ({'optimizer__b1': 1 - 1e-12}, 'optimizer.b1 = 0.999.*: must be a number .* at most 0.999999'),  # 1 in float32
+        ({'steps': 10**5000}, 'steps = int: must be a whole number'),  # which Python does not write out
         ({'checkpoint__keep': 0}, 'checkpoint.keep = 0: must be a whole number at least 1'),
         ({'seed': 2**32}, 'seed = 4294967296: must be a whole number at least 0 and at most 4294967295'),
         ({'algorithm__clip_low': 1.5, 'preset': 'grpo'}, 'algorithm.clip_low = 1.5: bounds nothing'),

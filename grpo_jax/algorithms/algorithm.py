@@ -65,7 +65,7 @@ class Algorithm(NamedTuple):
     entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats; 0: the coefficient stays
     entropy_delta: Annotated[float, Range(above=0, most=1e6)] = 0.005  # its change a step
     kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # of the adaptive kl_coef; 0: it stays
-    kl_horizon: Annotated[float, Range(above=0, most=1e12)] = 10000.0  # rows in which it may change by its own size
+    kl_horizon: Annotated[float, Range(least=1, most=1e12)] = 10000.0  # rows in which it may change by its own size
 
     @property
     def reads(self) -> set[str]:

@@ -14,6 +14,8 @@ from grpo_jax.algorithms import pieces, reductions
 from grpo_jax.ranges import NotNegative, Positive, Range
 from grpo_jax.types import Array
 
+Power = Annotated[float, Range(least=0, most=1e3)]
+
 
 @pieces.properties(bounded=True)
 def clip(
@@ -76,8 +78,8 @@ def sapo(
     ratio: Float[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    sapo_positive: Annotated[float, Range(above=0, most=1e3)] = 1.0,
-    sapo_negative: Annotated[float, Range(above=0, most=1e3)] = 1.05,
+    sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,
+    sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,
 ) -> Float[Array, 'B C']:
     """-(4 / tau) sigmoid(tau (x - 1)) A, tau by the sign of A: SAPO (arXiv 2511.20347)."""
     tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
@@ -127,8 +129,8 @@ def vespo(
     logprobs: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    vespo_powers: tuple[NotNegative, NotNegative] = (2.0, 3.0),
-    vespo_rates: tuple[NotNegative, NotNegative] = (3.0, 2.0),
+    vespo_powers: tuple[Power, Power] = (2.0, 3.0),
+    vespo_rates: tuple[Power, Power] = (3.0, 2.0),
 ) -> Float[Array, 'B C']:
     """-W^k e^(lambda (1 - W)) A logprob, the weight not differentiated, W the row's ratio: VESPO (arXiv 2602.10693).
 

@@ -13,7 +13,7 @@ from grpo_jax.ranges import Range, Share
 from grpo_jax.types import Example
 
 Digits = Annotated[int, Range(least=1, most=18)]  # of numbers in int64
-Rows = Annotated[int, Range(least=1, most=10**7)]  # made one by one
+Rows = Annotated[int, Range(least=1, most=10**6)]  # made one by one
 
 
 def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share) -> list[Example]:

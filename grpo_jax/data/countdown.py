@@ -35,7 +35,7 @@ class Term(NamedTuple):
 def examples(
     split: str,
     *,
-    count: Annotated[int, Range(least=1, most=10**7)],
+    count: Annotated[int, Range(least=1, most=10**6)],
     numbers: Annotated[Sequence[Annotated[int, Range(least=2, most=100)]], Length(2, 2)],
     largest: Annotated[int, Range(least=1, most=10**9)],
     highest: Annotated[int, Range(least=1, most=10**18)],

@@ -8,6 +8,7 @@ from grpo_jax import ranges
 from grpo_jax.ranges import Natural, OneOf, Positive, Range
 
 SCHEDULES = ('constant', 'cosine', 'linear')  # after warm-up
+Decay = Annotated[float, Range(least=0, most=0.999999)]  # nearer to 1, float32 has 1 - b as 0
 
 
 class Optimization(NamedTuple):
@@ -16,8 +17,8 @@ class Optimization(NamedTuple):
     learning_rate: Annotated[float, Range(least=0, most=10)]  # AdamW moves each parameter by about that much
     schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, or linear or cosine to zero
     warmup: Natural = 0  # updates
-    b1: Annotated[float, Range(least=0, below=1)] = 0.9
-    b2: Annotated[float, Range(least=0, below=1)] = 0.95
+    b1: Decay = 0.9
+    b2: Decay = 0.95
     eps: Annotated[float, Range(above=0, most=1)] = 1e-8
     weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0
     max_grad_norm: Positive = 1.0

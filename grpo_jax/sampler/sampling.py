@@ -26,7 +26,7 @@ class Sampling(NamedTuple):
     top_k: Natural = 0
     min_p: Share = 0.0
     # arXiv 1909.05858, over prompt and completion as in transformers
-    repetition_penalty: Annotated[float, Range(above=0, most=100)] = 1.0
+    repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
     min_tokens: Natural = 0  # no stop before that many tokens
     thinking_tokens: Natural = 0  # after that many the end of thinking is forced; 0: never
     thinking_end: tuple[int, ...] = ()  # the tokens that are forced

@@ -170,7 +170,7 @@ def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):
 
 @pytest.mark.parametrize('name, value', [('workers', 0), ('deadline', 0.0), ('memory_gib', -1.0)])
 def test_limits_of_workers_must_be_above_0(name, value):
-    with pytest.raises(BadInput, match=f'^reward.{name} = {value}: must be a .* (above 0|at least 1)'):
+    with pytest.raises(BadInput, match=f'^reward.{name} = {value}: must be a .* at least '):
         build(**{name: value})
 
 
