@@ -96,7 +96,7 @@ def read_section(declared: Callable, section: Any, name: str, elsewhere: Sequenc
 def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
     """The values of a section's keys by name, unchecked; BadInput where there is no such section or key."""
     if not _is_mapping(section):
-        raise BadInput(name, section, 'must be a section of keys')
+        raise BadInput(name or 'config', section, 'must be a section of keys')
     for key in names:
         if key not in section:
             raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; configs/default.py has every key')
@@ -178,7 +178,7 @@ def _fits(value, annotation):
         return type(value) is not bool and isinstance(value, (int, float)) and _is_float32(value)
     if annotation is int:
         return type(value) is not bool and isinstance(value, int)
-    return isinstance(value, annotation) if annotation in PLAIN else True
+    return isinstance(value, annotation) if isinstance(annotation, type) and annotation in PLAIN else True
 
 
 def _is_float32(value):

@@ -21,7 +21,7 @@ from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.learner.programs import check_sizes
 from grpo_jax.rewards import gold
-from grpo_jax.run import cli, collect, curves, metrics, reference
+from grpo_jax.run import checkpoint, cli, collect, curves, metrics, reference
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.settings import Settings
@@ -112,7 +112,7 @@ def open_run(
     experiment = open_experiment(config, workdir, functions=functions)
     shapes = collect.step_shapes(experiment, algorithm)
     check_algorithm(experiment, algorithm, shapes)
-    if experiment.settings.supervised.updates:
+    if experiment.settings.supervised.updates and not checkpoint.exists(workdir):
         supervised.check(experiment)
     return experiment, algorithm, shapes
 

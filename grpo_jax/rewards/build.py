@@ -48,8 +48,8 @@ class RewardOptions(NamedTuple):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BadInput('reward.parts', section['parts'], f'has {twice} twice; name it once, with one weight')
-        own = {custom.name_of(path) for path, _ in section['parts'] if '.py' in path}
-        _check_options({name: values for name, values in section['options'].items() if name not in own})
+        users = {custom.name_of(path) for path, _ in section['parts'] if '.py' in path}
+        _check_options({name: options for name, options in section['options'].items() if name not in users})
         if section['steps_with_outcome'] and not section['step_rewards']:
             raise BadInput('reward.steps_with_outcome', True, 'needs reward.step_rewards; name one, or use False')
         parts = tuple((path, float(weight)) for path, weight in section['parts'])
@@ -89,7 +89,7 @@ def _options(function):
 def _import(name):
     """The module of a file in this package; None where there is none."""
     path = f'grpo_jax.rewards.{name}'
-    return importlib.import_module(path) if name.isidentifier() and importlib.util.find_spec(path) else None
+    return importlib.import_module(path) if str(name).isidentifier() and importlib.util.find_spec(path) else None
 
 
 class Part(NamedTuple):
