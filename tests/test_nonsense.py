@@ -255,7 +255,7 @@ def test_every_exception_is_one_of_a_key_that_is_there():
         ({'learner__minibatches': 3}, 'learner.minibatches x microbatches'),
         ({'supervised__batch': 6, 'mesh__data': 4}, 'supervised.batch = 6: must be a multiple of'),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ', '.join(value),
 )
 def test_known_nonsense_is_refused_before_anything_is_compiled(changes, message, tmp_path):
     with pytest.raises(BadInput, match=message):
