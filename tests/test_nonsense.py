@@ -249,7 +249,7 @@ def test_every_exception_is_one_of_a_key_that_is_there():
         ({'learner__offload': ('optimizer', 'policy')}, 'learner.offload = .*: must be .* optimizer or reference'),
         ({'data__template': 'no place'}, "data.template = 'no place': must hold {prompt}"),
         ({'data__name': '../evil'}, "data.name = '../evil': no such file"),
-        ({'data__name': 'dataset'}, 'data.options = .* missing a required argument'),
+        ({'data__name': 'dataset'}, 'data.options = .* unexpected keyword argument'),
         ({'rollout__group_size': 10**9}, 'rollout.group_size = 4000000000: are rows of .* 18 tokens'),
         ({'supervised__batch': 2**27}, 'supervised.batch = 134217728: are rows'),
         ({'learner__minibatches': 3}, 'learner.minibatches x microbatches'),

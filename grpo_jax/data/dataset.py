@@ -156,14 +156,17 @@ def check_shared(train: Dataset, test: Dataset) -> None:
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
     """The Examples of a split of the data set `name`, and a BadInput for each malformed row."""
     module, options = _import(name), dict(options)
-    _check_options(module, options)
+    _check_options(module, options, inspect.Signature.bind)
     return module.examples(split, **options)
 
 
-def _check_options(module, options):
-    """BadInput for options of a data set that its `examples` does not take, lacks, or that are out of their range."""
+def _check_options(module, options, bind=inspect.Signature.bind_partial):
+    """BadInput for an option of a data set that its `examples` does not take, or that is out of its range.
+
+    bind: Signature.bind where none may lack; a folder may come from the hub.
+    """
     try:
-        inspect.signature(module.examples).bind('train', **options)
+        bind(inspect.signature(module.examples), 'train', **options)
     except TypeError as error:
         raise BadInput('data.options', dict(options), f'{error} of {module.__name__}.examples') from None
     ranges.check(module.examples, options, 'data.options')
