@@ -30,7 +30,7 @@ class Range:
 
     def holds(self, value: Any) -> bool:
         """Whether a number lies inside."""
-        return self.least <= value <= self.most and self.above < value < self.below
+        return bool(self.least <= value <= self.most and self.above < value < self.below)
 
     def __str__(self):
         ends = {'at least': self.least, 'above': self.above, 'at most': self.most, 'below': self.below}
