@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from grpo_jax.text import escape
+
 TERMINATED, INTERRUPTED = 42, 130  # exit statuses of a run that SIGTERM or Ctrl-C has ended
-LONGEST = 1000  # characters of a value that a message shows
+LONGEST = 4000  # characters of a message; a name or a value of a stranger's file may have millions
 
 
 class BadInput(Exception):
@@ -15,12 +17,13 @@ class BadInput(Exception):
     def __str__(self) -> str:
         thing, value, remedy = self.args
         try:
-            shown = repr(value)
+            value = repr(value)
         except Exception:  # a whole number of thousands of digits, or an object of the user's
-            shown = type(value).__name__
-        shown = shown if len(shown) <= LONGEST else f'{shown[:LONGEST]}...'
-        lines = f'{thing} = {shown}: {remedy}'.splitlines()  # what another library says may have several
-        return ' '.join(filter(None, map(str.strip, lines)))
+            value = type(value).__name__
+        value = value if len(value) <= LONGEST // 4 else f'{value[: LONGEST // 4]}...'
+        lines = f'{thing} = {value}: {remedy}'.splitlines()  # what another library says may have several
+        line = ' '.join(filter(None, map(str.strip, lines)))
+        return escape(line if len(line) <= LONGEST else f'{line[:LONGEST]}...')
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows of it in a notebook."""

@@ -14,6 +14,7 @@ from grpo_jax import data, train
 from grpo_jax.models import hf
 from grpo_jax.run import cli
 from grpo_jax.run.settings import Settings
+from grpo_jax.text import escape
 
 
 def lines(config: Any, count: int) -> Iterator[str]:
@@ -38,7 +39,7 @@ def lines(config: Any, count: int) -> Iterator[str]:
 def main() -> None:
     """The command."""
     for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
-        print(line)
+        print(escape(line))
 
 
 if __name__ == '__main__':

@@ -28,6 +28,7 @@ from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.experiment import record_origins, recorded_origins
+from grpo_jax.text import escape
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {
@@ -151,7 +152,8 @@ def write_table(rows: Rows, workdir: str) -> None:
         file.write('\nMean over seeds, with the least and the greatest; length and entropy are of the last quarter.\n')
         if any(row['mark'] for row in rows):
             file.write(f'\n\\{ELSEWHERE}.\n')
-        file.writelines(f'\nFailed: {line}\n' for line in _failure_lines(rows))
+        # a block of code, in which Markdown means nothing: messages quote files of others
+        file.writelines(f'\nFailed:\n\n    {escape(line)}\n' for line in _failure_lines(rows))
 
 
 def print_table(rows: Rows) -> None:

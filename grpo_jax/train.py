@@ -12,21 +12,19 @@ import os
 
 from absl import flags
 import jax
-import numpy as np
 
 from grpo_jax import algorithms, evaluate, rewards, supervised
 from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file, processes
+from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.learner.programs import check_sizes
 from grpo_jax.rewards import gold
-from grpo_jax.run import checkpoint, cli, collect, curves, metrics, reference
+from grpo_jax.run import bad_batch, checkpoint, cli, collect, curves, metrics, reference, unrewarded
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.types import Experience
 
 logger = logging.getLogger('grpo_jax')
 
@@ -72,6 +70,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                 with on_devices():
                     logprobs = learner.logprobs(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
+                if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
+                    unrewarded.check(workdir, step, rewarded)
 
             with loop.stage('update'):
                 shaped = rewards.shape_rewards(reward_functions, rewarded, shapes.group_size)
@@ -93,7 +93,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
             loop.log(step, row, metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
-                keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), settings.learning.max_bad_steps)
+                bad_batch.dump(workdir, step, experience)
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
@@ -112,7 +112,7 @@ def open_run(
     experiment = open_experiment(config, workdir, functions=functions)
     shapes = collect.step_shapes(experiment, algorithm)
     check_algorithm(experiment, algorithm, shapes)
-    if experiment.settings.supervised.updates and not checkpoint.exists(workdir):
+    if experiment.settings.supervised.updates and not checkpoint.steps(workdir):
         supervised.check(experiment)
     return experiment, algorithm, shapes
 
@@ -196,20 +196,6 @@ def finished(config, workdir) -> bool:
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
-
-
-def keep_bad_batch(workdir: str, step: int, experience: Experience, count: int, most: int):
-    """Writes the batch of a skipped update to bad/<step>.npz; stops the run when there were too many."""
-    path = os.path.join(workdir, 'bad', f'{step:06d}.npz')
-    leaves = jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
-    if processes.is_first():
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
-    if count > most:
-        raise FloatingPointError(
-            f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
-            f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate'
-        )
 
 
 def main():

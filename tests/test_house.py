@@ -15,7 +15,7 @@ PACKAGE = os.path.join(ROOT, 'grpo_jax')
 
 # from the ground; a module may import its own floor and those below
 FLOORS = [
-    ('types', 'errors', 'example', 'statistics', 'activity', 'ranges'),
+    ('types', 'errors', 'example', 'statistics', 'activity', 'ranges', 'text'),
     ('hosts',),
     ('algorithms',),
     ('sharding',),
@@ -25,7 +25,7 @@ FLOORS = [
     ('run', 'diagnose'),
     (
         *('train', 'supervised', 'evaluate', 'reward_model', 'iterate', 'sweep', 'export', 'show', 'prepare'),
-        *('report', 'provenance', 'preflight', '__main__'),
+        *('report', 'provenance', 'preflight', 'replay_bad', '__main__'),
     ),
 ]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from grpo_jax import ranges
 from grpo_jax.data import origin
-from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt
+from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
@@ -91,7 +91,11 @@ def load(options: DataOptions, split: str, tokenizer: Any, answered: bool = True
     ]
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
-    rows = [row if isinstance(row, BadInput) else _encode(tokenizer, row, options, split) for row in rows]
+    written = _write(tokenizer, options.prompt_format, rows)
+    rows = [
+        row if isinstance(row, BadInput) else _encode(tokenizer, row, options, split, text)
+        for row, text in zip(rows, written, strict=True)
+    ]
     encoded = drop_malformed(rows, options.strict, split)
     if not encoded:
         raise BadInput('data.options', options.options, f'gives no example of the {split} split')
@@ -127,11 +131,20 @@ def _check_examples(name, rows):
         raise BadInput('data.name', name, 'gives examples ids that are not distinct, or not in 0..2^31-1')
 
 
-def _encode(tokenizer, example, options, split):
+def _write(tokenizer, prompt_format, rows):
+    """Of each row what the chat template makes of its prompt; None where there is no chat."""
+    written: list[Any] = [None] * len(rows)
+    chosen = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
+    for i, text in zip(chosen, render_prompts(tokenizer, prompt_format, [rows[i] for i in chosen]), strict=True):
+        written[i] = text
+    return written
+
+
+def _encode(tokenizer, example, options, split, written):
     """(example, token ids of its prompt), or the BadInput that names it."""
-    where = f'example {example.id} of the {split} split'
+    where, prompt_format = f'example {example.id} of the {split} split', options.prompt_format
     try:
-        return example, encode_prompt(tokenizer, example.prompt, options.prompt_format, example.messages, where)
+        return example, encode_prompt(tokenizer, example.prompt, prompt_format, example.messages, where, written)
     except BadInput as error:
         return error.with_traceback(None)
 
@@ -182,17 +195,22 @@ def _keywords(function):
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
+def is_file(name: str) -> bool:
+    """Whether the name of a data set is that of a Python file of the user's."""
+    return name.endswith('.py')
+
+
 def _import(name):
     """The module of a data set: a file of this package, or FILE.py of the user's."""
     ranges.check_value('data.name', name, ranges.Text)
-    if name.endswith('.py'):
+    if is_file(name):
         module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
     else:
         path = f'grpo_jax.data.{name}'
         known = name.isidentifier() and importlib.util.find_spec(path)
         module = importlib.import_module(path) if known else None
     if module is None or not hasattr(module, 'examples'):
-        place = 'file' if name.endswith('.py') else 'file in grpo_jax/data'
+        place = 'file' if is_file(name) else 'file in grpo_jax/data'
         raise BadInput(
             'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'
         )

@@ -26,6 +26,7 @@ from jaxtyping import Int
 import numpy as np
 
 from grpo_jax.errors import BadInput, Stopped
+from grpo_jax.text import escape
 
 HEARTBEAT_SECONDS = 30  # a process without a sign of life for this long counts as dead, and the others end
 LEAVE_SECONDS = 20  # how long a process waits for the others at the end
@@ -57,8 +58,8 @@ def session(coordinator: str | None, processes: int | None, process: int | None)
         raise
     except Exception as error:
         # print now: leaving the others may end the process
-        traceback.print_exc()
-        print(f'error: {_name()}: {type(error).__name__}: {error}', file=sys.stderr, flush=True)
+        print(*map(escape, traceback.format_exc().rstrip('\n').split('\n')), sep='\n', file=sys.stderr)
+        print(escape(f'error: {_name()}: {type(error).__name__}: {error}'), file=sys.stderr, flush=True)
         _report_failure(error)
         sys.exit(1)
     finally:

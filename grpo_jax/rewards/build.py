@@ -48,7 +48,7 @@ class RewardOptions(NamedTuple):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BadInput('reward.parts', section['parts'], f'has {twice} twice; name it once, with one weight')
-        users = {custom.name_of(path) for path, _ in section['parts'] if '.py' in path}
+        users = {custom.name_of(path) for path, _ in section['parts'] if custom.is_file(path)}
         _check_options({name: options for name, options in section['options'].items() if name not in users})
         if section['steps_with_outcome'] and not section['step_rewards']:
             raise BadInput('reward.steps_with_outcome', True, 'needs reward.step_rewards; name one, or use False')
@@ -113,6 +113,7 @@ class RewardFunctions(NamedTuple):
     extract_strict: Callable | None = None  # that of its stricter reading
     same: Callable | None = None  # (an extracted answer, another) -> bool, for those that spell one answer in many ways
     strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
+    reads_answers: bool = True  # whether the verifier goes by the gold answer, as all but reward models do
     gold: Callable | None = None  # (example) -> (a right completion, wrong ones...), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], one of rewards.length
@@ -145,7 +146,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     sources = {custom.name_of(path): find(path) for path, _ in options.parts}
     weights = {custom.name_of(path): weight for path, weight in options.parts}
     parts = {
-        name: _part(name, bind(name, _function(source, weights[name])), weights[name])
+        name: _part(name, bind(name, custom.check_results(_function(source, weights[name]), name)), weights[name])
         for name, source in sources.items()
     }
     _check_verifier(options.verifier, parts)
@@ -158,6 +159,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         extract_strict=getattr(verifier, 'extract_strict', None),
         same=getattr(verifier, 'same', None),
         strict=bind(options.verifier, verifier.strict) if hasattr(verifier, 'strict') else None,
+        reads_answers=getattr(verifier, 'READS_ANSWERS', True),
         gold=getattr(verifier, 'gold', None),
         steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,
         shaping=_shaping(options, max_tokens) if options.length_shaping else None,
@@ -181,7 +183,7 @@ def _find(path, functions, pool, key='parts'):
     """The module of a part, or a namespace with its functions; key: of config.reward, which names it."""
     if path in functions:
         return SimpleNamespace(reward=binding.bind_names(functions[path], path))
-    if '.py' in path:
+    if custom.is_file(path):
         return custom.load_file(path, pool)
     module = _import(path)
     if module is None or (key == 'parts' and not hasattr(module, 'reward')):

@@ -23,6 +23,7 @@ from grpo_jax.hosts import json_file
 from grpo_jax.models import heads, hf, transformer
 from grpo_jax.ranges import Count, Natural, OneOf, Range
 
+READS_ANSWERS = False  # it judges without a gold answer
 TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
 TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str}  # what it has, and of what type
 SHORTEST = 64  # columns of the smallest of the compiled shapes, which are powers of two

@@ -14,6 +14,7 @@ from grpo_jax.example import Example
 from grpo_jax.ranges import OneOf
 from grpo_jax.rewards.model import Source, compute_values, encode_prompts, load
 
+READS_ANSWERS = False  # it judges without a gold answer
 AGGREGATES = {'min': min, 'mean': lambda values: sum(values) / len(values), 'product': math.prod}
 
 

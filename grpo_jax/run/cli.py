@@ -35,6 +35,13 @@ def define_profile():
     flags.DEFINE_string('profile', None, 'FIRST:LAST, the steps of a trace for TensorBoard in WORKDIR/profile.')
 
 
+def define_trust():
+    """Defines --trust."""
+    flags.DEFINE_bool(
+        'trust', False, "Run the Python files that the workdir's own config.json names: its rewards and data sets."
+    )
+
+
 def parse_steps(text: str | None) -> tuple[int, int] | None:
     """The first and the last step that --profile=FIRST:LAST names; BadInput for anything but two rising numbers."""
     if text is None:
@@ -64,7 +71,7 @@ def run(main):
             print(f'error: {console.one_line(str(error))}', file=sys.stderr)
             sys.exit(2)
         except Stopped as stop:
-            print(stop, file=sys.stderr)
+            print(console.one_line(str(stop)), file=sys.stderr)
             sys.exit(stop.status)
 
     try:

@@ -9,6 +9,8 @@ import math
 import sys
 import threading
 import time
+import traceback
+import types
 import warnings
 
 import absl.logging
@@ -16,10 +18,12 @@ import rich.console
 import rich.live
 import rich.progress_bar
 import rich.table
+import rich.text
 
 from grpo_jax import activity
 from grpo_jax.activity import Activity
 from grpo_jax.hosts import processes
+from grpo_jax.text import escape
 
 EVERY = 8.0  # seconds between two lines, at most
 SHORT = 1.0  # seconds that something lasts without being named
@@ -69,13 +73,14 @@ class Console:
                 self.print(f'{activity.result} in {duration(took)}{note}')
 
     def print(self, text: str) -> None:
-        """Prints a line."""
+        """Prints a line, escaped."""
+        text = escape(text)
         with self._lock:
             self._printed = time.monotonic()
             if self._live is None:
                 print(text, file=sys.stderr, flush=True)
             else:
-                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._live.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
         """Prints a line about the innermost activity, if it is time for one."""
@@ -141,7 +146,7 @@ def _live_line(activity):
     cells += [_time(activity), _stage(activity)]
     for _ in cells:
         line.add_column(no_wrap=True)
-    line.add_row(*cells)
+    line.add_row(*(rich.text.Text(escape(cell)) if isinstance(cell, str) else cell for cell in cells))
     return line
 
 
@@ -182,8 +187,14 @@ class Warnings(logging.Handler):
 
 
 def one_line(text: str) -> str:
-    """The text with each run of blanks and line ends as one blank."""
-    return ' '.join(text.split())
+    """The text with each run of blanks and line ends as one blank, escaped."""
+    return escape(' '.join(text.split()))
+
+
+def print_exception(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Prints a traceback as the interpreter does, but that what the exception says is escaped."""
+    lines = ''.join(traceback.format_exception(kind, error, trace)).rstrip('\n').split('\n')
+    print(*map(escape, lines), sep='\n', file=sys.stderr)
 
 
 console = Console()  # stderr is one, and so is who writes there
@@ -208,5 +219,6 @@ def install_for_command() -> None:
     install()
     logging.root.handlers[:] = [_handler]
     absl.logging.get_absl_handler().setLevel(logging.CRITICAL + 1)  # absl.app puts it back there
+    sys.excepthook = print_exception
     if not sys.warnoptions:
         warnings.simplefilter('ignore')

@@ -11,6 +11,7 @@ import numpy as np
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.run import metrics, tables
+from grpo_jax.text import escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +62,8 @@ def print_outcome(workdir: str) -> None:
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     tables.show(*_changes(workdir), *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()))
-    print(f'curve: {path}\neverything the run wrote: {workdir}')  # whole, however narrow the terminal is
+    # whole, however narrow the terminal is
+    print(escape(f'curve: {path}'), escape(f'everything the run wrote: {workdir}'), sep='\n')
 
 
 def text_curve(values: Float[np.ndarray, ' N']) -> str:

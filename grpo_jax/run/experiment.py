@@ -27,7 +27,6 @@ from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import Devices
 
 logger = logging.getLogger('grpo_jax')
-WITHOUT_ANSWERS = ('model', 'process')  # verifiers that read no gold answer
 CHANGEABLE_ON_RESUME = ('steps', 'evaluation', 'checkpoint', 'log')
 
 
@@ -99,7 +98,7 @@ class Experiment:
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split, read once."""
         if split not in self.datasets:
-            answered = self.reward_functions.verifier not in ('', *WITHOUT_ANSWERS)
+            answered = bool(self.reward_functions.verifier) and self.reward_functions.reads_answers
             with activity.during(f'reading the {split} split of {self.settings.data.name}'):
                 self.datasets[split] = data.load(self.settings.data, split, self.tokenizer, answered)
         return self.datasets[split]
@@ -135,13 +134,12 @@ def open_experiment(
     settings = Settings.from_config(config)
     _check_workdir(config, workdir)
     settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
-    weights = folder is None and not settings.model.random_init and not checkpoint.exists(workdir)  # that will be read
+    weights = folder is None and not settings.model.random_init and not checkpoint.steps(workdir)  # that will be read
     folder = folder or hf.find(settings.model.path)
     model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
     if weights:
         hf.check_weights(folder, model_config, head)
-    _check_vocabulary(tokenizer, folder, model_config.vocab_size)
     mesh = meshes.make(settings.mesh)
     specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
@@ -151,17 +149,6 @@ def open_experiment(
     return Experiment(
         config, settings, workdir, folder, model_config, tokenizer, sampling, Devices(mesh), reward_functions
     )
-
-
-def _check_vocabulary(tokenizer, folder, size):
-    """BadInput when the tokenizer gives tokens that the model does not have, or none."""
-    if len(tokenizer) > size:
-        raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {size}')
-    last = max(tokenizer.get_vocab().values(), default=-1)
-    if not 0 <= last < size:
-        raise BadInput(
-            'model.path', folder, f'the last token of its tokenizer is {last}, and the model has {size} tokens'
-        )
 
 
 def check_context(settings: Settings, folder: str):

@@ -148,7 +148,7 @@ def decode_completions(
 def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
     """Means of the parts and failures of a reward, and lengths and truncation, by name."""
     lengths = rewarded.lengths
-    row = {f'reward/{name}': np.nanmean(values) for name, values in rewarded.parts.items()}
+    row = {f'reward/{name}': _mean(values) for name, values in rewarded.parts.items()}
     row |= {f'reward_{name}': failed.mean() for name, failed in rewarded.failures.items()}
     return row | {
         'length': lengths.mean(),
@@ -212,6 +212,11 @@ def rollout_rows(examples: Sequence[Example], rewarded: Rewards, experience: Exp
 def _advantage(row, length):
     """The number of a completion, or the list of those of its tokens."""
     return json_float(row[0]) if len(row) == 1 else [json_float(value) for value in row[:length]]
+
+
+def _mean(values):
+    """The mean of those of a part's rewards that are numbers; NaN where none is."""
+    return np.nanmean(values) if np.isfinite(values).any() else np.nan
 
 
 def json_float(value: Any) -> float | None:

@@ -140,6 +140,23 @@ def test_finite_loss_with_an_infinite_gradient_is_skipped(run, experience):
     assert int(after.aux['bad_steps']) == 1 and unchanged(before.params, after.params)
 
 
+BROKEN = {  # an optimizer, and what the advantages are multiplied by
+    'parameters': (optax.scale(1e38), 1000),  # a step beyond the largest float32
+    'moments': (optax.GradientTransformation(lambda _: jnp.float32(0), lambda g, *_: (g, jnp.float32(jnp.inf))), 1),
+    'no gradient': (optax.clip_by_global_norm(0.0), 0),  # 0 / 0
+}
+
+
+@pytest.mark.parametrize('optimizer, factor', BROKEN.values(), ids=BROKEN)
+def test_an_update_to_what_is_not_finite_is_skipped_and_counted(run, experience, optimizer, factor):
+    scaled = experience.replace(advantages=factor * experience.advantages)
+    method = METHOD._replace(kl_coef=0.0)
+    before, after, metrics = run(scaled, optimizer=optimizer, method=method)
+    assert np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])
+    assert unchanged((before.params, before.opt_state), (after.params, after.opt_state))
+    assert (int(after.aux['bad_steps']), float(metrics['finite'])) == (1, 0)
+
+
 def test_only_the_minibatch_that_is_not_finite_is_skipped(run, experience):
     poisoned = experience.replace(advantages=experience.advantages.at[:2].set(np.nan))
     before, after, metrics = run(poisoned, **SIX_UPDATES)  # one of two minibatches, in each of three epochs
@@ -288,3 +305,14 @@ def test_learning_rate_follows_the_schedule_by_update():
         change, state = optimizer.update(jnp.array([0.5]), state, params)
         steps.append(-float(change[0]))
     np.testing.assert_allclose(steps, [0.25, 0.5, 0.75, 1, 1], rtol=1e-4)  # a constant gradient: Adam steps by the rate
+
+
+def test_numbers_that_adapt_are_in_the_metrics_as_the_step_has_used_them(tiny, run, experience):
+    method = METHOD._replace(kl_coef=0.5, kl_target=0.1, kl_horizon=100.0, entropy_coef=0.02, entropy_target=1.0)
+    state = start(tiny, SGD).replace(aux=learner.new_aux(method, tiny[1], None))
+    _, after, metrics = run(experience, method=method, state=state)
+    assert (float(metrics['kl_coef']), float(metrics['entropy_acts'])) == (0.5, 1)
+    assert float(metrics['entropy_coef']) == pytest.approx(0.02)
+    _, _, later = run(experience, method=method, state=after)
+    assert float(later['kl_coef']) == float(after.aux['coefficients']['kl_coef']) != 0.5
+    assert 'kl_coef' not in run(experience)[2]  # a constant is in the config
