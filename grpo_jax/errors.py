@@ -31,7 +31,10 @@ class BadInput(Exception):
 
     def __str__(self) -> str:
         thing, value, remedy = self.args
-        value = repr(value)
+        try:
+            value = repr(value)
+        except Exception:  # a whole number of thousands of digits, or an object of the user's
+            value = type(value).__name__
         value = value if len(value) <= LONGEST // 4 else f'{value[: LONGEST // 4]}...'
         lines = f'{thing} = {value}: {remedy}'.splitlines()  # what another library says may have several
         line = ' '.join(filter(None, map(str.strip, lines)))

@@ -50,9 +50,8 @@ class Evaluator(NamedTuple):
 
 def make(experiment: Experiment, samples: int, split: str = 'test') -> Evaluator:
     """Evaluator of an experiment over evaluation.prompts of a split, spread evenly."""
-    for name, value in [('evaluation.samples', samples), ('evaluation.prompts', experiment.config.evaluation.prompts)]:
-        if value < 1:
-            raise BadInput(name, value, 'must be at least 1')
+    if samples < 1:
+        raise BadInput('evaluation.samples', samples, 'must be at least 1')
     dataset = experiment.load(split)
     rewards.check_parameters(experiment.reward_functions, dataset.examples)
     dataset = data.pick(dataset, data.spread(len(dataset.examples), experiment.config.evaluation.prompts))

@@ -20,6 +20,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.experiment import record_origins, recorded_origins
+from grpo_jax.run.settings import Settings
 from grpo_jax.run.workdir import owning
 
 
@@ -59,6 +60,7 @@ def check(config: Any, iterations: int) -> None:
     """Raises BadInput for what cannot be iterated."""
     if iterations < 1:
         raise BadInput('--iterations', iterations, 'must be at least 1')
+    Settings.from_config(config)
     parts = [name for name, _ in config.reward.parts]
     if 'model' not in parts or not config.reward.verifier:
         raise BadInput(
@@ -71,8 +73,6 @@ def check(config: Any, iterations: int) -> None:
         raise BadInput(
             'reward_model.objective', config.reward_model.objective, "a verifier's labels make pairs; choose pairwise"
         )
-    if not 0 <= config.reward_model.replay < 1:
-        raise BadInput('reward_model.replay', config.reward_model.replay, 'must be in [0, 1)')
     if config.model.random_init:
         raise BadInput('model.random_init', True, 'an iteration goes on from weights; export a policy first')
 

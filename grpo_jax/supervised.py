@@ -17,7 +17,7 @@ from grpo_jax import data
 from grpo_jax.algorithms import Algorithm, advantages, ratios, surrogates, weights
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Optimizers, build_optimizer
-from grpo_jax.learner.programs import Learner, make_learner
+from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.run import cli, demonstrations
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment
 from grpo_jax.run.loop import Loop, on_devices
@@ -76,12 +76,23 @@ def run(config, workdir, origins=(), functions: Mapping | None = None) -> TrainS
     return train(experiment, 'cold start', dataset.examples, Training(batch, learner, update, initial))
 
 
+def check(experiment: Experiment) -> None:
+    """BadInput where an update on demonstrations cannot be cut as the config says."""
+    check_sizes(SFT, experiment.mesh, *_sizes(experiment), 'supervised.batch')
+
+
+def _sizes(experiment):
+    """(Shapes of an update, its Learning)."""
+    settings = experiment.settings
+    learning = settings.learning._replace(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
+    return experiment.shapes(settings.supervised.batch, 1), learning
+
+
 def build_learner(experiment: Experiment) -> tuple[batches.Shapes, Learner]:
     """(Shapes of an update, Learner) of an experiment's supervised training."""
-    settings = experiment.settings
-    shapes = experiment.shapes(settings.supervised.batch, 1)
+    check(experiment)
+    settings, (shapes, learning) = experiment.settings, _sizes(experiment)
     optimizer = build_optimizer(settings.supervised.optimizer, settings.supervised.updates)
-    learning = settings.learning._replace(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
     return shapes, make_learner(
         experiment.model_config, SFT, Optimizers(optimizer), experiment.devices, shapes, learning
     )

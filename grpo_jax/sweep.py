@@ -337,5 +337,5 @@ def main() -> None:
 if __name__ == '__main__':
     cli.define_flags()
     flags.DEFINE_string('presets', 'all', 'Names of files in configs/algorithms, separated by commas, or all.')
-    flags.DEFINE_integer('seeds', 3, 'Runs of each preset, with seeds from 0.')
+    flags.DEFINE_integer('seeds', 3, 'Runs of each preset, with seeds from 0.', lower_bound=1)
     cli.run(main)

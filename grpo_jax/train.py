@@ -18,10 +18,12 @@ from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import make_experience
+from grpo_jax.learner.programs import check_sizes
 from grpo_jax.rewards import gold
-from grpo_jax.run import bad_batch, cli, collect, curves, metrics, reference, unrewarded
+from grpo_jax.run import bad_batch, checkpoint, cli, collect, curves, metrics, reference, unrewarded
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
+from grpo_jax.run.settings import Settings
 from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, compiled
 
@@ -37,11 +39,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
     which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile.
     """
-    experiment = open_experiment(config, workdir, functions=functions)
+    experiment, algorithm, shapes = open_run(config, workdir, algorithm, functions)
     settings, reward_functions = experiment.settings, experiment.reward_functions
-    algorithm = choose_algorithm(config, algorithm)
-    shapes = collect.step_shapes(experiment, algorithm)
-    check_algorithm(experiment, algorithm, shapes)
 
     collector = collect.Collector(experiment, shapes)
     learner = experiment.learner(algorithm, shapes, collector.aux())
@@ -105,11 +104,28 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
     return state
 
 
+def open_run(
+    config, workdir, algorithm=None, functions=None
+) -> tuple[Experiment, algorithms.Algorithm, batches.Shapes]:
+    """The Experiment of a run, its Algorithm and the Shapes of a step; arguments as of run.
+
+    BadInput for whatever of the config cannot work; nothing is written, read of the data, or compiled yet.
+    """
+    algorithm = choose_algorithm(config, algorithm)
+    experiment = open_experiment(config, workdir, functions=functions)
+    shapes = collect.step_shapes(experiment, algorithm)
+    check_algorithm(experiment, algorithm, shapes)
+    if experiment.settings.supervised.updates and not checkpoint.steps(workdir):
+        supervised.check(experiment)
+    return experiment, algorithm, shapes
+
+
 def choose_algorithm(config, algorithm=None) -> algorithms.Algorithm:
     """The Algorithm of a run: the given one, or that of config.algorithm, with what config.collection says.
 
-    BadInput when the given one collects in another way than the config.
+    BadInput for whatever of the config cannot work, and when the given one collects in another way than the config.
     """
+    Settings.from_config(config)
     algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
     collected = {name: config.collection[name] for name in SECTIONS}
     for name, value in collected.items():
@@ -137,6 +153,7 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
             f'advantage {config.algorithm.advantage} has no critic; use 0',
         )
     learning = experiment.settings.learning
+    check_sizes(algorithm, experiment.mesh, shapes, learning)
     for warning in algorithms.check_run(
         algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
     ):

@@ -12,6 +12,8 @@ from grpo_jax.errors import INTERRUPTED, BadInput, CannotWrite, Stopped
 from grpo_jax.hosts import processes
 from grpo_jax.run import config_file, console, watch
 
+LONGEST = 1000  # characters of what a library says of the command line
+
 
 def define_flags(workdir=True, required=True):
     """Defines --config=NAME[:PRESET], with overrides like --config.steps=10, and --workdir; required or not."""
@@ -133,7 +135,7 @@ def _parse(argv):
         return rest
     except BadInput as error:
         message = str(error)
-    except (OSError, flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        message = console.one_line(str(error)) or type(error).__name__
+    except Exception as error:  # absl and ml_collections raise many kinds for an odd text
+        message = console.one_line(str(error))[:LONGEST] or type(error).__name__
     print(f'error: {message}', file=sys.stderr)
     sys.exit(2)
