@@ -306,7 +306,7 @@ def locks(bench: Bench) -> Iterator[Outcome]:
     process = bench.start(workdir, 'grpo', '--config.steps=2000')
     _wait_for_rows(process, workdir)
     yield refused(
-        'a second run in the same workdir', bench.run(workdir, 'grpo', '--config.steps=2000'), 2, str(process.pid)
+        'a second run in the same workdir', bench.run(workdir, 'grpo', '--config.steps=2000'), 45, str(process.pid)
     )
     process.kill()
     process.communicate()
