@@ -27,7 +27,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
-from grpo_jax.run.experiment import record_origins, recorded_origins
+from grpo_jax.run.origins import record_origins, recorded_origins
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {

@@ -23,21 +23,23 @@ from grpo_jax.rewards import gold
 from grpo_jax.run import cli, collect, curves, metrics, reference
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
+from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.types import Experience
 
 logger = logging.getLogger('grpo_jax')
 
 
-def run(config, workdir, algorithm=None, functions=None, profile=None):
+def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
     Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
 
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
-    which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile.
+    which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile. steering,
+    like Steering(amend=True), is what may be done where the run was begun with another config.
     """
-    experiment = open_experiment(config, workdir, functions=functions)
+    experiment = open_experiment(config, workdir, functions=functions, steered=steering or Steering())
     settings, reward_functions = experiment.settings, experiment.reward_functions
     algorithm = choose_algorithm(config, algorithm)
     shapes = collect.step_shapes(experiment, algorithm)
@@ -54,7 +56,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
         if state is None:
             gold.check(reward_functions, collector.examples)
             state = learner.initial(supervised.cold_start(experiment, functions))
-        claim(experiment)
+        claim(experiment, int(state.step))
         compiled.write_hashes(workdir, **programs)
 
         for step in loop.steps(state, profile):
@@ -191,16 +193,19 @@ def keep_bad_batch(workdir: str, step: int, experience: Experience, count: int, 
     if count > most:
         raise FloatingPointError(
             f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
-            f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate'
+            f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate: '
+            '--config.optimizer.learning_rate=... --amend'
         )
 
 
 def main():
     """The command."""
-    run(flags.FLAGS.config, flags.FLAGS.workdir, profile=cli.parse_steps(flags.FLAGS.profile))
+    profile = cli.parse_steps(flags.FLAGS.profile)
+    run(flags.FLAGS.config, flags.FLAGS.workdir, profile=profile, steering=cli.read_steering())
 
 
 if __name__ == '__main__':
     cli.define_flags()
     cli.define_profile()
+    cli.define_steering()
     cli.run(main)

@@ -297,9 +297,13 @@ def save(
 def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Copies config and tokenizer files, no weights."""
     os.makedirs(folder, exist_ok=True)
-    for name in sorted(os.listdir(source)):
-        if FILES.fullmatch(name) and not name.endswith('.index.json'):
-            shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
+    for name in config_files(source):
+        shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
+
+
+def config_files(folder: str | os.PathLike[str]) -> list[str]:
+    """The names of a folder's config and tokenizer files, in order."""
+    return sorted(name for name in os.listdir(folder) if FILES.fullmatch(name) and not name.endswith('.index.json'))
 
 
 def _table(tree, c):
