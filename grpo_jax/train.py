@@ -20,8 +20,8 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
-from grpo_jax.run import cli, collect, curves, metrics, reference
-from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
+from grpo_jax.run import branch, cli, collect, curves, metrics, reference
+from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import batches, compiled
@@ -37,10 +37,10 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
 
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
     which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile. steering,
-    like Steering(amend=True), is what may be done where the run was begun with another config.
+    like Steering(amend=True) or Steering(branch=folder), is what is done where the run was begun with another config.
     """
-    experiment = open_experiment(config, workdir, functions=functions, steered=steering or Steering())
-    settings, reward_functions = experiment.settings, experiment.reward_functions
+    experiment, parent = branch.open_run(config, workdir, functions, steering or Steering())
+    workdir, settings, reward_functions = experiment.workdir, experiment.settings, experiment.reward_functions
     algorithm = choose_algorithm(config, algorithm)
     shapes = collect.step_shapes(experiment, algorithm)
     check_algorithm(experiment, algorithm, shapes)
@@ -50,12 +50,13 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     evaluator = evaluate.make(experiment, settings.evaluation.samples)
     programs = collector.programs | {'logprobs': learner.logprobs, 'update': learner.update}
 
+    branch.begin(experiment, parent, learner)
     with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep) as loop:
         agree(experiment, loop.newest, programs, collector.examples)
-        state = loop.restore(learner.state)
+        state = branch.restore(loop, experiment, learner)
         if state is None:
             gold.check(reward_functions, collector.examples)
-            state = learner.initial(supervised.cold_start(experiment, functions))
+            state = reference.initial_state(experiment, learner, supervised.cold_start(experiment, functions))
         claim(experiment, int(state.step))
         compiled.write_hashes(workdir, **programs)
 
@@ -147,6 +148,7 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
             section.fixed_length,
             most,
         )
+    reference.check(experiment, algorithm.keeps_reference)
     if 'reference' in learning.offload and not algorithm.keeps_reference:
         logger.warning('learner.offload names the reference, and this algorithm keeps none')
 

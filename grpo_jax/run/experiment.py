@@ -138,7 +138,7 @@ def open_experiment(
     settings = Settings.from_config(config)
     changes = _check_workdir(config, workdir, steered)
     settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
-    weights = folder is None and not settings.model.random_init and not checkpoint.exists(workdir)  # that will be read
+    weights = folder is None and not settings.model.random_init and not checkpoint.steps(workdir)  # that will be read
     folder = folder or hf.find(settings.model.path)
     model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)

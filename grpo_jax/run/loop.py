@@ -1,6 +1,6 @@
 """The shell around a run's steps: checkpoints, files, agreement of processes, signals, hangs, profiles, and closing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import os
 import time
@@ -41,9 +41,9 @@ class Loop:
         """The step of the newest checkpoint."""
         return self.checkpoints.latest_step()
 
-    def restore(self, abstract: TrainState) -> TrainState | None:
-        """The TrainState of the newest checkpoint; None without one."""
-        return checkpoint.restore(self.checkpoints, abstract)
+    def restore(self, abstract: TrainState, read: Callable = checkpoint.read_tree) -> TrainState | None:
+        """The TrainState of the newest sound checkpoint; None without one. read(folder, abstract) reads it."""
+        return checkpoint.restore(self.checkpoints, abstract, read)
 
     def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""

@@ -56,15 +56,15 @@ def check_paths(experiment, steered: steering.Steering | None) -> None:
     changed = {change.key: change for change in experiment.changes if change.kind == steering.PATH}
     model = changed.pop('model.path', None)
     other = [] if model is None or _is_same_model(experiment, model.old) else [model]
-    if changed and not _are_same_data(experiment):
+    if changed and not are_same_data(experiment, experiment.workdir):
         other += changed.values()
     if other:
         steering.refuse(other, experiment.workdir, steered)
 
 
-def _are_same_data(experiment):
-    """Whether the data are those of the workdir's data.json: by the commits of the hub, else by the examples."""
-    origins, began = experiment.settings.data.origins, recorded_origins(experiment.workdir)
+def are_same_data(experiment, workdir: str) -> bool:
+    """Whether an experiment's data are those of a workdir's data.json: by commits of the hub, else by the examples."""
+    origins, began = experiment.settings.data.origins, recorded_origins(workdir)
     if len(origins) == len(began) and all(
         now.commit and now.commit == then.commit for now, then in zip(origins, began, strict=True)
     ):
@@ -82,7 +82,7 @@ def _is_same_model(experiment, old):
     names = hf.config_files(folder)
     if not os.path.isdir(copy) or names != hf.config_files(copy) or not _are_equal(copy, folder, names):
         return False
-    if experiment.settings.model.random_init or checkpoint.exists(experiment.workdir):
+    if experiment.settings.model.random_init or checkpoint.steps(experiment.workdir):
         return True
     weights = [sorted(map(os.path.basename, glob.glob(f'{glob.escape(path)}/*.safetensors'))) for path in (old, folder)]
     return weights[0] == weights[1] and _are_equal(old, folder, weights[1])

@@ -83,6 +83,7 @@ class Settings(NamedTuple):
     group_size: int
     rewards: RewardOptions
     collection: Collection
+    reference_path: str  # of the policy that the reference begins as; '': the initial policy
     algorithm: Any  # config.algorithm: names and numbers, for algorithms.make
     learning: Learning
     optimizer: Optimization
@@ -109,6 +110,7 @@ class Settings(NamedTuple):
             group_size=config.rollout.group_size,
             rewards=reward_options,
             collection=Collection.from_config(config.collection, corrected=corrected, reward_options=reward_options),
+            reference_path=config.get('reference', {'path': ''})['path'],  # runs of an earlier version lack it
             algorithm=algorithm,
             learning=Learning.from_config(
                 config.learner,

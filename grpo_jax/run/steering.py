@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     PARTS: ('reward.parts',),
     PATH: ('model.path', 'data.path', 'data.revision', 'data.options.folder', 'data.options.sources'),
     FIXED: (
-        *('seed', 'model.random_init', 'supervised.*', 'reward_model.*'),
+        *('seed', 'model.random_init', 'supervised.*', 'reward_model.*', 'reference.path'),
         *('data.name', 'data.options', 'data.options.*', 'data.max_prompt_tokens'),
         *('data.chat', 'data.system', 'data.template'),
         *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
@@ -108,7 +108,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             yield from differences(a, b, f'{prefix}{key}.')
-        elif a != b:
+        elif a != b and (a, b) != (None, ''):  # what an earlier version lacked, and is not used
             yield Change(prefix + key, a, b)
 
 
@@ -127,7 +127,7 @@ def check(changed: Sequence[Change], workdir: str, steering: Steering | None) ->
 def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
     """Raises the BadInput of changes, in one line with what can be done."""
     (key, old, new), *others = changed
-    was = f'was {old!r} when {workdir} was begun'
+    was = f'was {old!r} in {workdir}'
     was += ''.join(f', {change.key} = {change.new!r} was {change.old!r}' for change in others)
     fixed = [change.key for change in changed if change.kind not in (FREE, AMENDABLE)]
     branch = "--branch=DIR begins a new run from this one's newest checkpoint"
