@@ -199,19 +199,23 @@ def reopen(workdir: str) -> Experiment:
 
 
 def load_policy(experiment: Experiment) -> Any:
-    """The policy's parameters in the workdir's newest checkpoint, on the mesh."""
+    """The policy's parameters in the workdir's newest sound checkpoint, on the mesh."""
+    return _load_policy(experiment)[0]
+
+
+def _load_policy(experiment):
+    """(parameters, step) of the newest sound checkpoint."""
     params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
-    with checkpoint.manager(experiment.workdir, keep=None) as checkpoints:
-        return checkpoint.restore_params(checkpoints, params)
+    return checkpoint.read_params(experiment.workdir, params)
 
 
 def evaluate_run(workdir: str, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
     """The report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
     experiment = reopen(workdir)
     evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
-    params = load_policy(experiment)
-    with experiment.reward_functions, checkpoint.manager(workdir, keep=None) as checkpoints:
-        return report(evaluator, params, {'workdir': workdir, 'step': checkpoints.latest_step()})
+    params, step = _load_policy(experiment)
+    with experiment.reward_functions:
+        return report(evaluator, params, {'workdir': workdir, 'step': step})
 
 
 def evaluate_folder(config: Any, out: str, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:

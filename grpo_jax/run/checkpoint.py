@@ -1,79 +1,260 @@
-"""Orbax checkpoints: atomic, asynchronous, with a keep policy; they hold all that a run needs to go on."""
+"""Orbax checkpoints: atomic, asynchronous, with a keep policy; they hold all that a run needs to go on.
 
+A checkpoint has a digest of each array beside it, and what is read back is held against them. A run goes on from the
+newest checkpoint that is what was saved; those that are not are set aside in workdir/damaged.
+"""
+
+import json
+import logging
 import os
+import re
+import shutil
+import sys
+import traceback
+from typing import Any
+import warnings
 
-import jax
+from etils import epath
 import orbax.checkpoint as ocp
 
 from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
+from grpo_jax.run import digest, events
+
+logger = logging.getLogger('grpo_jax')
+FOLDER, DAMAGED = 'checkpoints', 'damaged'  # in the workdir
+METADATA, ITEM = '_CHECKPOINT_METADATA', 'default'  # in a checkpoint: Orbax's names
+# where values that are not finite are an error; elsewhere they may mean that there is none
+FINITE = ('params/', 'opt_state/', 'ref_params/', 'aux/critic/', 'aux/coefficients/')
+
+
+class Damaged(BadInput):
+    """A checkpoint that is not what was saved."""
+
+    def __init__(self, path: str, problem: str, remedy: str = 'bring it back from a copy, or delete it'):
+        super().__init__(path, problem, f'the checkpoint is not what was saved; {remedy}')
 
 
 def manager(workdir, *, keep):
     """CheckpointManager over workdir/checkpoints, keeping the newest `keep` steps; close() waits for writes.
 
-    All processes open it together, and its other methods too.
+    All processes open it together, and its other methods too. Folders there that cannot be checkpoints are set aside;
+    Damaged when there are no others.
     """
+    if processes.is_first():
+        _set_aside_unreadable(workdir)
     processes.exchange(f'the checkpoints of {workdir}', '')  # what comes first in there waits no longer than 30 s
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
     )
     return ocp.CheckpointManager(
-        os.path.abspath(os.path.join(workdir, 'checkpoints')),
-        options=options,
-        item_handlers=ocp.PyTreeCheckpointHandler(),
+        os.path.abspath(os.path.join(workdir, FOLDER)), options=options, item_handlers=ocp.PyTreeCheckpointHandler()
     )
 
 
-def exists(workdir) -> bool:
-    """Whether a workdir holds a finished checkpoint, which is then what a run begins with."""
-    folder = os.path.join(workdir, 'checkpoints')
-    return os.path.isdir(folder) and any(name.isdigit() for name in os.listdir(folder))
+def steps(workdir: str) -> list[int]:
+    """The steps of the checkpoints in a workdir, the newest first; whether they are sound is not looked at."""
+    folder = os.path.join(workdir, FOLDER)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted((int(name) for name in names if re.fullmatch('0|[1-9][0-9]*', name)), reverse=True)
+
+
+def path_of(workdir: str, step: int) -> str:
+    """The folder of the checkpoint of a step."""
+    return os.path.join(os.path.abspath(workdir), FOLDER, str(step))
 
 
 def save(checkpoints, state):
-    """Starts writing a TrainState as the checkpoint of its step; returns before it is on disk."""
-    checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state))
+    """Starts writing a TrainState as the checkpoint of its step; returns before it is on disk.
+
+    FloatingPointError, and nothing written, for parameters or moments that are not finite.
+    """
+    digests = digest.digests(state)
+    bad = [name for name, one in digests.items() if name.startswith(FINITE) and not one.finite]
+    if bad:
+        raise FloatingPointError(
+            f'{bad[0]} is not finite after step {int(state.step)}: no checkpoint of it is written; the same command '
+            'goes on from the one before'
+        )
+    metadata = {'digests': {name: [one.kind, one.sums] for name, one in digests.items()}}
+    checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 
 def restore(checkpoints, abstract):
-    """The TrainState of the newest checkpoint, laid out as the abstract state's shardings; None without one.
+    """The TrainState of the newest sound checkpoint, laid out as the abstract state's shardings; None without any.
 
-    BadInput when the checkpoint's arrays are not those of the abstract state (another model).
+    Newer ones are set aside, with a warning. BadInput when the checkpoint's arrays are not those of the abstract state
+    (another model), and when no checkpoint is sound.
     """
-    return None if checkpoints.latest_step() is None else _restore(checkpoints, abstract, partial=False)
+    workdir, damaged = os.path.dirname(str(checkpoints.directory)), []
+    for step in steps(workdir):
+        try:
+            state = read_tree(path_of(workdir, step), abstract)
+        except Damaged as error:
+            damaged.append((step, error))
+            continue
+        for worse, error in damaged:
+            _set_aside(workdir, worse, str(error.args[1]))
+        if damaged:
+            logger.warning('the run goes on from step %d', step)
+        processes.exchange(f'the damaged checkpoints of {workdir}', '')
+        checkpoints.reload()
+        return state
+    if damaged:
+        raise damaged[0][1]
+    return None
 
 
-def restore_params(checkpoints, abstract):
-    """The parameters alone of the newest checkpoint, laid out as the abstract parameters; BadInput without one."""
-    if checkpoints.latest_step() is None:
-        raise BadInput('checkpoint', str(checkpoints.directory), 'holds no finished checkpoint; train first')
-    return _restore(checkpoints, {'params': abstract}, partial=True)['params']
+def read_params(workdir: str, abstract: Any) -> tuple[Any, int]:
+    """(parameters, step) of a workdir's newest sound checkpoint, laid out as the abstract ones; BadInput without one.
+
+    Nothing in the workdir changes.
+    """
+    damaged = None
+    for step in steps(workdir):
+        try:
+            return read_tree(path_of(workdir, step), {'params': abstract}, partial=True)['params'], step
+        except Damaged as error:
+            damaged = damaged or error
+            logger.warning('%s', error)
+    raise damaged or BadInput('checkpoint', os.path.join(workdir, FOLDER), 'holds no finished checkpoint; train first')
 
 
-def _restore(checkpoints, abstract, *, partial):
-    step = checkpoints.latest_step()
-    wanted, there = _shapes(abstract), _shapes(checkpoints.item_metadata(step).tree)
-    names = wanted.keys() if partial else wanted.keys() | there.keys()
-    wrong = sorted(name for name in names if wanted.get(name) != there.get(name))
-    if wrong:
-        raise BadInput(
-            'checkpoint',
-            os.path.join(str(checkpoints.directory), str(step)),
-            f'{wrong[0]} has shape {there.get(wrong[0])} there and {wanted.get(wrong[0])} in this run: '
-            'another model, optimizer or algorithm; use another --workdir',
-        )
-    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
-    with activity.during(f'reading the checkpoint of step {step}'):
-        return checkpoints.restore(
-            step, args=ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=partial)
-        )
+def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
+    """The tree of a checkpoint's folder, laid out as the abstract one; partial: of which it is a part.
+
+    Damaged when it is not what was saved; BadInput when it is of other arrays than the abstract tree's.
+    """
+    tree, problem = None, ''
+    try:
+        digests = (_metadata(path).get('custom_metadata') or {}).get('digests') or {}  # none in an earlier version
+        problem = _check_kinds(path, abstract, digests, partial)
+        if not problem:
+            with activity.during(f'reading the checkpoint of step {os.path.basename(path)}'):
+                tree = _restore(path, abstract, partial)
+            problem = _difference(tree, digests)
+    except BadInput:
+        raise
+    except Exception as error:  # tensorstore and Orbax raise whatever bytes that make no sense lead to
+        _ignore_late_callbacks()
+        problem = _described(error)
+    problems = filter(None, processes.exchange(f'reading {path}', problem))
+    for problem in problems:
+        raise Damaged(path, problem)
+    return tree
 
 
-def _shapes(tree):
-    return {_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+def _restore(path, abstract, partial):
+    arguments = ocp.args.PyTreeRestore(
+        abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=partial
+    )
+    return ocp.PyTreeCheckpointHandler().restore(epath.Path(path) / ITEM, args=arguments)
 
 
-def _name(path):
-    return '/'.join(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in path)
+def _ignore_late_callbacks():
+    """From now on, nothing is said when an array comes, or is given up, after the loop that asked for it was closed.
+
+    This is so where another array could not be read, some time after the error.
+    """
+    before = sys.unraisablehook
+
+    def show(late):
+        files = [frame.filename for frame in traceback.extract_tb(late.exc_traceback)]
+        if str(late.exc_value) != 'Event loop is closed' and not any('orbax' in name for name in files):
+            before(late)
+
+    sys.unraisablehook = show
+    warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+
+
+def _metadata(path):
+    """What Orbax has written about a checkpoint; an error of any kind for what makes no sense."""
+    with open(os.path.join(path, METADATA), encoding='utf8') as file:
+        metadata = json.load(file)
+    if not isinstance(metadata['commit_timestamp_nsecs'], int):
+        raise ValueError('it has no time at which it was finished')
+    return metadata
+
+
+def _check_kinds(path, abstract, digests, partial):
+    """What is wrong with the names, dtypes and shapes that a checkpoint says it has; '' if nothing is.
+
+    BadInput when they are consistently those of another model.
+    """
+    there = _kinds(ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree)
+    recorded = {name: kind for name, (kind, _) in digests.items()} if digests else there
+    wanted = _kinds(abstract)
+    names = wanted.keys() if partial else wanted.keys() | there.keys() | recorded.keys()
+    for name in sorted(names):
+        if recorded.get(name) != there.get(name):
+            return f'{name} is {there.get(name)} there and was saved as {recorded.get(name)}'
+    for name in sorted(names):
+        if there.get(name) != wanted.get(name):
+            raise BadInput(
+                'checkpoint',
+                path,
+                f'{name} is {there.get(name)} there and {wanted.get(name)} in this run: another model, optimizer or '
+                'algorithm; use another --workdir',
+            )
+    return ''
+
+
+def _kinds(tree):
+    return {name: digest.kind_of(leaf) for name, leaf in digest.leaves_by_name(tree).items()}
+
+
+def _difference(tree, digests):
+    """The first array of a tree that is not what its digest says; '' if there is none."""
+    if not digests:
+        logger.warning('this checkpoint is of an earlier version, without digests: its values are not verified')
+        return ''
+    for name, one in digest.digests(tree).items():
+        if one.sums != digests[name][1]:
+            return f'{name} has digest {one.sums} and was saved with {digests[name][1]}'
+    return ''
+
+
+def _set_aside_unreadable(workdir):
+    """Moves away what stands among the checkpoints and cannot be one; Damaged if it is all that is there."""
+    folder = os.path.join(workdir, FOLDER)
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise BadInput('checkpoints', folder, 'is no folder; move it away')
+    problems = {step: problem for step in steps(workdir) if (problem := _unreadable(path_of(workdir, step)))}
+    content = [step for step in problems if _has_content(path_of(workdir, step))]
+    if content and len(problems) == len(steps(workdir)):
+        raise Damaged(path_of(workdir, content[0]), problems[content[0]])
+    for step, problem in problems.items():
+        _set_aside(workdir, step, problem)
+
+
+def _unreadable(path):
+    """Why a folder cannot be a checkpoint; '' if it can."""
+    try:
+        _metadata(path)  # Orbax logs what it cannot read
+        ocp.PyTreeCheckpointer().metadata(path)
+    except Exception as error:  # Orbax raises whatever text that makes no sense leads to
+        return _described(error)
+    return '' if os.path.isdir(os.path.join(path, ITEM)) else 'it holds no arrays'
+
+
+def _described(error):
+    return f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'
+
+
+def _has_content(path):
+    return not os.path.isdir(path) or bool(os.listdir(path))
+
+
+def _set_aside(workdir, step, problem):
+    """Moves a checkpoint to workdir/damaged, and says so."""
+    to = os.path.join(workdir, DAMAGED, str(step))
+    logger.warning('the checkpoint of step %d is not what was saved (%s); it is in %s now', step, problem, to)
+    if not processes.is_first():
+        return
+    events.append(workdir, step, 'damaged', problem=problem, moved_to=to)
+    if os.path.isdir(to):  # an earlier one of the same step
+        shutil.rmtree(to)
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    os.replace(path_of(workdir, step), to)

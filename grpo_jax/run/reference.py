@@ -1,5 +1,7 @@
 """How the reference policy is renewed: through a checkpoint of the policy."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 
@@ -23,11 +25,13 @@ def refresh(
     if checkpoints.latest_step() != step:
         checkpoint.save(checkpoints, state)
     checkpoints.wait_until_finished()
+    path = os.path.join(checkpoints.directory, str(step))
     if collection.reference == 'hard':
-        policy = checkpoint.restore_params(checkpoints, abstract.ref_params)
+        policy = checkpoint.read_tree(path, {'params': abstract.ref_params}, partial=True)['params']
         coefficients = state.aux['coefficients'] | {'kl_coef': jnp.float32(kl_coef)}
         return state.replace(ref_params=policy, aux=state.aux | {'coefficients': coefficients}), True
-    share, policy = collection.reference_mix, checkpoint.restore_params(checkpoints, abstract.params)
+    policy = checkpoint.read_tree(path, {'params': abstract.params}, partial=True)['params']
+    share = collection.reference_mix
 
     def mixed(old, new, like):
         old = jax.device_put(old, new.sharding)  # it may wait in the hosts' memory
