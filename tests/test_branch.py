@@ -1,6 +1,7 @@
 """Whole runs that are steered: amended in place, branched, anchored to another policy, and moved to other devices."""
 
 import hashlib
+import json
 import os
 import shutil
 
@@ -14,7 +15,7 @@ from grpo_jax.run import branch, checkpoint, events, metrics
 from grpo_jax.run.experiment import claim, open_experiment
 from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import compiled
-from tests import small_model, tiny_run
+from tests import small_model, test_multihost, tiny_run
 
 AMEND = Steering(amend=True)
 CHANGES = dict(
@@ -33,6 +34,18 @@ def config(steps, **changes):
 
 def run(folder, steps=6, steered=None, **changes):
     return train.run(config(steps, **changes), str(folder), steering=steered)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def model(tmp_path_factory):
+    """All runs here are of a model with sizes that two devices divide."""
+    folder = small_model.write(tmp_path_factory.mktemp('model'))
+    path = os.path.join(folder, 'config.json')
+    with open(path, encoding='utf8') as file:
+        sizes = json.load(file) | {'vocab_size': 104, 'num_key_value_heads': 2}
+    with open(path, 'w', encoding='utf8') as file:
+        json.dump(sizes, file)
+    CHANGES['model__path'] = folder
 
 
 @pytest.fixture(scope='module')
@@ -96,7 +109,7 @@ def test_a_learning_rate_of_nothing_stops_the_policy_where_it_is(old, copy):
     assert_equal(state.params, was)
 
 
-def test_an_amended_kl_coef_acts_although_the_state_keeps_it(copy, monkeypatch):
+def test_an_amended_kl_coef_acts_although_the_state_keeps_it(long, copy, monkeypatch):
     adapting = dict(algorithm__kl_target=0.5, algorithm__kl_horizon=100.0)
     run(copy, 6, AMEND, **adapting)
     with monkeypatch.context() as patch:
@@ -112,7 +125,7 @@ def test_an_amended_kl_coef_acts_although_the_state_keeps_it(copy, monkeypatch):
     assert float(state.aux['coefficients']['kl_coef']) == pytest.approx(kl_coef * 0.968**2)
 
 
-def test_what_does_not_fit_an_amendment_begins_anew_and_is_named(tmp_path, caplog):
+def test_what_does_not_fit_an_amendment_begins_anew_and_is_named(long, tmp_path, caplog):
     kept = dict(
         preset='dapo', collection__dead_groups='replay', collection__max_staleness=2, algorithm__correction='truncated'
     )
@@ -196,7 +209,7 @@ def test_a_branch_on_other_data_begins_them_anew(old, tmp_path, caplog):
     assert 'begins anew: the position in the data' in caplog.messages
 
 
-def test_a_branch_to_an_algorithm_with_a_critic_begins_it_anew_and_back_drops_it(old, tmp_path, caplog):
+def test_a_branch_to_an_algorithm_with_a_critic_begins_it_anew_and_back_drops_it(long, old, tmp_path, caplog):
     state = run(old, 5, Steering(branch=str(tmp_path / 'critic')), preset='ppo')
     assert int(state.step) == 5 and 'begins anew: the critic' in caplog.messages
     # the optimizer goes on: Adam has counted one update a step
@@ -210,7 +223,7 @@ def test_a_branch_to_an_algorithm_with_a_critic_begins_it_anew_and_back_drops_it
     }
 
 
-def test_a_branch_keeps_its_parents_reference_unless_it_names_another(old, tmp_path):
+def test_a_branch_keeps_its_parents_reference_unless_it_names_another(long, old, tmp_path):
     plain = run(old, 5, Steering(branch=str(tmp_path / 'plain')))
     kept = checkpoint.read_tree(checkpoint.path_of(str(old), 4), {'ref_params': plain.ref_params}, partial=True)
     assert_equal(plain.ref_params, kept['ref_params'])
@@ -249,11 +262,18 @@ MOVES = {
     'from padded rows to packed ones': ({}, dict(learner__pack_columns=64, learner__remat='full', learner__chunk=8)),
     'from offloaded to not': (dict(learner__offload=('optimizer', 'reference')), {}),
     'from not offloaded to it': ({}, dict(learner__offload=('optimizer', 'reference'))),
+    'all at once': (
+        dict(mesh__data=2, mesh__fsdp=2, learner__pack_columns=64, learner__offload=('optimizer',)),
+        dict(learner__microbatches=2),
+    ),
 }
 
 
 @pytest.mark.parametrize('before, after', MOVES.values(), ids=MOVES)
-def test_a_run_that_is_moved_goes_on_with_the_same_losses(tmp_path, before, after, caplog):
+def test_a_run_that_is_moved_goes_on_with_the_same_losses(request, tmp_path, before, after, caplog):
+    if 'learner__microbatches' not in after or len(before) < 2:
+        request.getfixturevalue('long')
+    before, after = ({'data__prompts_per_step': 8} | changes for changes in (before, after))
     run(tmp_path / 'moved', 2, **before)
     shutil.copytree(tmp_path / 'moved', tmp_path / 'unmoved')
     caplog.clear()
@@ -266,3 +286,19 @@ def test_a_run_that_is_moved_goes_on_with_the_same_losses(tmp_path, before, afte
     assert int(state.aux['position']) == int(unmoved.aux['position'])
     assert not events.recorded(tmp_path / 'moved')
     assert sum(': was ' in text for text in caplog.messages) > 0
+
+
+def test_two_processes_amend_and_branch_what_one_began_as_one_does(long, tmp_path):
+    one, two = tmp_path / 'one', tmp_path / 'two'
+    test_multihost.Run(one, 1, '--config.steps=2').succeeds()
+    shutil.copytree(one, two)
+    new = ('--config.optimizer.learning_rate=1e-4', '--amend')
+    for count, workdir in enumerate((one, two), 1):
+        test_multihost.Run(workdir, count, *new).succeeds()
+        branched = (f'--branch={workdir}_branch', '--config.optimizer.learning_rate=1e-4', '--config.seed=3')
+        test_multihost.Run(workdir, count, *branched, '--config.steps=6').succeeds()
+    test_multihost.assert_equal(two, one)
+    assert events.recorded(two) == events.recorded(one) != []
+    rows = tiny_run.rows(tmp_path / 'one_branch')
+    assert tiny_run.rows(tmp_path / 'two_branch') == rows and [row['step'] for row in rows] == [4, 5]
+    assert json.loads((two / 'config.json').read_text())['optimizer']['learning_rate'] == 1e-4
