@@ -10,6 +10,7 @@ from grpo_jax import PACKAGE
 COMMANDS = (
     *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'show', 'export', 'prepare'),
     'preflight',
+    'replay_bad',
 )
 
 

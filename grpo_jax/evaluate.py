@@ -190,12 +190,19 @@ def reopen(workdir: str) -> Experiment:
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
-    config = ConfigDict(json_file.read_object(path))
+    config = ConfigDict(_with_tuples(json_file.read_object(path)))
     if 'collection' not in config:
         raise BadInput(
             '--workdir', workdir, 'was begun by an earlier version; read it with that one, or begin a new run'
         )
     return open_experiment(config, workdir, folder=os.path.join(workdir, 'model'))
+
+
+def _with_tuples(value):
+    """What JSON gives, with tuples for lists, as configs have them."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(part) for name, part in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def load_policy(experiment: Experiment) -> Any:

@@ -12,20 +12,18 @@ import os
 
 from absl import flags
 import jax
-import numpy as np
 
 from grpo_jax import algorithms, evaluate, rewards, supervised
 from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file, processes
+from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import gold
-from grpo_jax.run import branch, cli, collect, curves, metrics, reference
+from grpo_jax.run import bad_batch, branch, cli, collect, curves, metrics, reference
 from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.types import Experience
 
 logger = logging.getLogger('grpo_jax')
 
@@ -97,7 +95,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
             loop.log(step, row, metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
-                keep_bad_batch(workdir, step, experience, int(state.aux['bad_steps']), settings.learning.max_bad_steps)
+                bad_batch.dump(workdir, step, experience)
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
@@ -183,21 +181,6 @@ def finished(config, workdir) -> bool:
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
-
-
-def keep_bad_batch(workdir: str, step: int, experience: Experience, count: int, most: int):
-    """Writes the batch of a skipped update to bad/<step>.npz; stops the run when there were too many."""
-    path = os.path.join(workdir, 'bad', f'{step:06d}.npz')
-    leaves = jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
-    if processes.is_first():
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        np.savez(path, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
-    if count > most:
-        raise FloatingPointError(
-            f'{count} updates were skipped for a non-finite loss or gradient, more than learner.'
-            f'max_bad_steps = {most}; the last batch is in {path}; lower the learning rate: '
-            '--config.optimizer.learning_rate=... --amend'
-        )
 
 
 def main():

@@ -21,7 +21,8 @@ STEPS = 8
 # what the console of a run says; whatever else there is comes from a library
 OURS = re.compile(
     r'compil(ing|ed) (\d+ programs that sample|the (update|learner))|read(ing)? the |drawing the weights'
-    r'|warning: [a-z_.]+: was .*, now |judging gold answers|evaluat(ing|ed)|(cold start|train): \d+ of \d+, |waiting for the '
+    r'|judging gold answers|evaluat(ing|ed)|(cold start|train): \d+ of \d+, |waiting for the '
+    r'|warning: [a-z_.]+: was .*, now '
 )
 SMALL = [
     '--config.data.options.digits=1',

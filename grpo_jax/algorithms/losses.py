@@ -219,18 +219,42 @@ def token_losses(
     logprobs - stop_gradient(logprobs): the ratio is exactly 1 and its gradient is the policy gradient. prepared is of
     `prepare`, coefficients of Algorithm.coefficients.
     """
+    inputs = _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients)
+    terms = _terms(algorithm, inputs, coefficients)
+    loss = terms.pop('surrogate')
+    loss = prepared['weights'] * (loss + terms.pop('kl') if 'kl' in terms else loss)
+    for regularizer in algorithm.regularizers:
+        loss = loss + prepared[_weights_of(regularizer)] * terms[pieces.name_of(regularizer)]
+    return jnp.where(inputs['mask'], loss, 0.0)
+
+
+def loss_terms(
+    algorithm: Algorithm,
+    logprobs: Float[Array, 'B C'],
+    entropy: Float[Array, 'B C'],
+    experience: Experience,
+    prepared: Mapping[str, Float[Array, 'B C']],
+    coefficients: Mapping[str, Any],
+) -> dict[str, Float[Array, 'B C']]:
+    """The terms of token_losses by name, surrogate, kl and the regularizers, before their weights."""
+    inputs = _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients)
+    terms = _terms(algorithm, inputs, coefficients)
+    return {name: jnp.broadcast_to(term, logprobs.shape) for name, term in terms.items()}
+
+
+def _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients):
     acts = coefficients.get('entropy_acts', 1.0)
     inputs = _row_inputs(algorithm, logprobs, entropy, experience) | prepared
-    inputs |= {**coefficients, 'entropy_coef': coefficients['entropy_coef'] * acts}
+    return inputs | {**coefficients, 'entropy_coef': coefficients['entropy_coef'] * acts}
+
+
+def _terms(algorithm, inputs, coefficients):
     correction = jax.lax.stop_gradient(pieces.call(algorithm.correction, inputs))
-    loss = pieces.call(algorithm.surrogate, inputs) * correction * prepared['selected']
+    terms = {'surrogate': pieces.call(algorithm.surrogate, inputs) * correction * inputs['selected']}
     if algorithm.kl_coef and algorithm.kl_placement == 'loss':
         factor = correction if algorithm.kl_corrected else 1.0
-        loss = loss + coefficients['kl_coef'] * factor * pieces.call(algorithm.kl, inputs)
-    loss = prepared['weights'] * loss
-    for regularizer in algorithm.regularizers:
-        loss = loss + prepared[_weights_of(regularizer)] * pieces.call(regularizer, inputs)
-    return jnp.where(inputs['mask'], loss, 0.0)
+        terms['kl'] = coefficients['kl_coef'] * factor * pieces.call(algorithm.kl, inputs)
+    return terms | {pieces.name_of(piece): pieces.call(piece, inputs) for piece in algorithm.regularizers}
 
 
 def _weights_of(regularizer):

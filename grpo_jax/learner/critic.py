@@ -39,7 +39,7 @@ def update_critic(
     cut: Cut,
     collectives=ALONE,
 ):
-    """({'params', 'opt_state'}, metrics) after a descent on half the squared error, clipped around the old values.
+    """({'params', 'opt_state'}, skipped i32[], metrics) after a descent on half the clipped squared error.
 
     max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, mean over tokens; value_clip 0: no clip.
     explained_variance is that of the returns by the values before the update.
@@ -64,12 +64,12 @@ def update_critic(
         loss, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=learning.microbatches, together=1)
         return loss, grads, {}
 
-    params, opt_state, _, metrics = descent.descend(
+    params, opt_state, skipped, metrics = descent.descend(
         critic['params'], critic['opt_state'], experience, None, gradient, optimizer, cut
     )
     assert experience.values is not None, 'a critic learns from values and returns'
     metrics['explained_variance'] = explained_variance(experience.values, *_targets(experience))
-    return {'params': params, 'opt_state': opt_state}, metrics
+    return {'params': params, 'opt_state': opt_state}, skipped, metrics
 
 
 def _targets(experience):

@@ -12,9 +12,9 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, lea
 
     A minibatch holds whole groups of the batch, an Experience or a LabelledBatch. gradient(params, minibatch, packed)
     is (loss, gradient, metrics), with the minibatch's part of packed, PackedRows or None. Without learns, a bool[],
-    nothing but the metrics changes. An update whose loss or gradient is not finite is skipped and counted. Metrics are
-    means over the minibatches; those named *_max are maxima. With cut.offload, opt_state lies in the host's memory
-    between updates, and must be given there.
+    nothing but the metrics changes. An update is skipped and counted where loss, gradient, or what it would make of a
+    parameter or moment is not finite. Metrics are means over the minibatches; those named *_max are maxima. With
+    cut.offload, opt_state lies in the host's memory between updates, and must be given there.
     """
     parts = jax.tree.map(lambda x: interleave(x, cut.minibatches, cut.group_size), batch), packed
 
@@ -27,20 +27,27 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, lea
         # without tokens (all groups dropped) there is nothing to learn, and momentum must not act alone
         apply = learns & finite & jnp.any(minibatch.loss_mask)
 
-        def step(params, opt_state):
+        def updated(params, opt_state):
             changes, opt_state = optimizer.update(grads, opt_state, params)
             return optax.apply_updates(params, changes), opt_state
 
+        def step(params, opt_state):
+            old = params, opt_state
+            # computed twice, since what is computed once would lie in memory beside the old until it is judged
+            sound = all_finite(updated(*jax.lax.optimization_barrier(old)))
+            return jax.tree.map(lambda new, old: jnp.where(apply & sound, new, old), updated(*old), old), sound
+
         def step_from_host(params, opt_state):
-            params, opt_state = step(params, jax.device_put(opt_state, jax.memory.Space.Device))
-            return params, jax.device_put(opt_state, jax.memory.Space.Host)
+            (params, opt_state), sound = step(params, jax.device_put(opt_state, jax.memory.Space.Device))
+            return (params, jax.device_put(opt_state, jax.memory.Space.Host)), sound
 
         if cut.offload:  # a branch, since XLA would bring opt_state before the gradient, to lie beside the activations
-            params, opt_state = jax.lax.cond(apply, step_from_host, lambda *old: old, params, opt_state)
-        else:
-            params, opt_state = jax.tree.map(
-                lambda new, old: jnp.where(apply, new, old), step(params, opt_state), (params, opt_state)
+            (params, opt_state), sound = jax.lax.cond(
+                apply, step_from_host, lambda *old: (old, jnp.bool(True)), params, opt_state
             )
+        else:
+            (params, opt_state), sound = step(params, opt_state)
+        finite &= sound | ~apply
         metrics |= {'loss': loss, 'grad_norm': norm, 'finite': finite.astype(jnp.float32)}
         return (params, opt_state, skipped + ~finite), metrics
 
@@ -50,6 +57,11 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, lea
     carry, metrics = jax.lax.scan(one_epoch, (params, opt_state, jnp.int32(0)), length=cut.epochs)
     metrics = {name: jnp.max(x) if name.endswith('_max') else jnp.mean(x) for name, x in metrics.items()}
     return *carry, metrics
+
+
+def all_finite(tree) -> jax.Array:
+    """Whether all numbers of a tree are finite, as a bool[]."""
+    return jax.tree.reduce(jnp.logical_and, jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), tree), jnp.bool(True))
 
 
 def accumulate(loss_of, params, minibatch, *, microbatches, together):

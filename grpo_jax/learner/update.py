@@ -51,8 +51,8 @@ def update(
     """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
 
     A minibatch's weights are computed before it is cut into microbatches, so the cut changes nothing. With `packed`,
-    microbatches are packed rows, and `microbatches` cuts the critic's alone. Skipped updates are counted in
-    state.aux['bad_steps']; state.aux['coefficients'] adapt at the end, where the algorithm says so.
+    microbatches are packed rows, and `microbatches` cuts the critic's alone. Skipped updates, also of the critic, are
+    counted in state.aux['bad_steps']; state.aux['coefficients'] adapt at the end, where the algorithm says so.
     """
     algorithm, learning = setup.algorithm, setup.learning
     coefficients, cut = state.aux['coefficients'], learning.cut(setup.group_size)
@@ -67,10 +67,12 @@ def update(
         'initial_entropy': jnp.where(jnp.isnan(initial), metrics['entropy'], initial),
     }
     if algorithm.needs_values:
-        aux['critic'], critic_metrics = critic.update_critic(
+        aux['critic'], critic_skipped, critic_metrics = critic.update_critic(
             aux['critic'], experience, setup.model_config, setup.critic_optimizer, learning, cut, setup.collectives
         )
+        aux['bad_steps'] += critic_skipped
         metrics |= {f'critic/{name}': value for name, value in critic_metrics.items()}
+        metrics['finite'] = jnp.minimum(metrics['finite'], critic_metrics['finite'])
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), metrics
 
 

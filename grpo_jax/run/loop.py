@@ -11,7 +11,7 @@ import jax
 from grpo_jax import activity
 from grpo_jax.errors import TERMINATED, Stopped
 from grpo_jax.hosts import processes
-from grpo_jax.run import checkpoint, metrics, watch
+from grpo_jax.run import bad_batch, checkpoint, metrics, watch
 from grpo_jax.types import TrainState
 
 
@@ -24,6 +24,7 @@ class Loop:
     def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = ('reward', 'length')):
         """keep: checkpoints to keep; shown: metrics that the progress bar shows."""
         self._workdir, self._cadence = experiment.workdir, experiment.settings.cadence
+        self._most_skipped = experiment.settings.learning.max_bad_steps
         self._steps, self._title, self._keep, self._shown = steps, title, keep, shown
         self._stack = contextlib.ExitStack()
         self._seconds: dict[str, float] = {}  # of the step at hand, by stage
@@ -77,13 +78,27 @@ class Loop:
         self.writer.step(step, row, self._seconds | dict(speeds or {}))
 
     def finish(self, step: int, state: TrainState, row: Mapping[str, Any]):
-        """Ends a step in all processes, with a checkpoint where one is due; Stopped when SIGTERM or Ctrl-C came."""
+        """Ends a step in all processes, with a checkpoint where one is due, and where an update was skipped.
+
+        Stopped when SIGTERM or Ctrl-C came; FloatingPointError when more updates were skipped than the config allows.
+        """
+        skipped = row['finite'] < 1
         stop = processes.agree(f'the end of {self._title}, step {step}', row, bool(self._watch.stopping))
-        if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop:
+        if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop or skipped:
             self.writer.stage('save')
             checkpoint.save(self.checkpoints, state)
         if stop:  # whether this process was asked, or another one
             raise Stopped(self._workdir, step, self._watch.stopping or TERMINATED)
+
+        count = int(state.aux['bad_steps'])
+        if skipped and count > self._most_skipped:
+            kept = os.path.isfile(bad_batch.path_of(self._workdir, step))
+            raise FloatingPointError(
+                f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
+                f'learner.max_bad_steps = {self._most_skipped}; lower the learning rate, which --amend lets you do'
+                + f'. python -m grpo_jax.replay_bad --workdir={self._workdir} --step={step} looks into the last'
+                * kept
+            )
 
     @contextlib.contextmanager
     def _traced(self, step, profile):

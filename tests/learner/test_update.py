@@ -140,6 +140,23 @@ def test_finite_loss_with_an_infinite_gradient_is_skipped(run, experience):
     assert int(after.aux['bad_steps']) == 1 and unchanged(before.params, after.params)
 
 
+BROKEN = {  # an optimizer, and what the advantages are multiplied by
+    'parameters': (optax.scale(1e38), 1000),  # a step beyond the largest float32
+    'moments': (optax.GradientTransformation(lambda _: jnp.float32(0), lambda g, *_: (g, jnp.float32(jnp.inf))), 1),
+    'no gradient': (optax.clip_by_global_norm(0.0), 0),  # 0 / 0
+}
+
+
+@pytest.mark.parametrize('optimizer, factor', BROKEN.values(), ids=BROKEN)
+def test_an_update_to_what_is_not_finite_is_skipped_and_counted(run, experience, optimizer, factor):
+    scaled = experience.replace(advantages=factor * experience.advantages)
+    method = METHOD._replace(kl_coef=0.0)
+    before, after, metrics = run(scaled, optimizer=optimizer, method=method)
+    assert np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])
+    assert unchanged((before.params, before.opt_state), (after.params, after.opt_state))
+    assert (int(after.aux['bad_steps']), float(metrics['finite'])) == (1, 0)
+
+
 def test_only_the_minibatch_that_is_not_finite_is_skipped(run, experience):
     poisoned = experience.replace(advantages=experience.advantages.at[:2].set(np.nan))
     before, after, metrics = run(poisoned, **SIX_UPDATES)  # one of two minibatches, in each of three epochs
