@@ -168,6 +168,9 @@ def test_the_same_command_goes_on_with_the_branch(copy, tmp_path, monkeypatch):
         with pytest.raises(Killed):
             run(copy, 6, steered, seed=5)
     assert not child.exists()
+    (child / branch.MAKING / 'checkpoints').mkdir(parents=True)  # as kill -9 leaves it while the parts are moved
+    (child / 'checkpoints' / '4').mkdir(parents=True)
+    (child / branch.OWNER).write_text('{}')
     with monkeypatch.context() as patch:
         kill_at(patch, 5)
         with pytest.raises(Killed):
@@ -175,7 +178,7 @@ def test_the_same_command_goes_on_with_the_branch(copy, tmp_path, monkeypatch):
     assert len(tiny_run.rows(child)) == 1
     shutil.rmtree(copy / 'checkpoints')  # the parent is not needed any more
     assert int(run(copy, 6, steered, seed=5).step) == 6
-    assert [row['step'] for row in tiny_run.rows(child)] == [4, 5]
+    assert [row['step'] for row in tiny_run.rows(child)] == [4, 5] and not (child / branch.MAKING).exists()
     assert len(events.recorded(child)) == 1
     assert int(run(child, 7, seed=5).step) == 7  # as a run of its own
 
@@ -207,6 +210,15 @@ def test_a_branch_on_other_data_begins_them_anew(old, tmp_path, caplog):
     state = run(old, 5, Steering(branch=str(tmp_path / 'child')), data__options=options)
     assert int(state.aux['position']) == 4  # prompts of one step, not of five
     assert 'begins anew: the position in the data' in caplog.messages
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # of arrays that came too late
+def test_a_branch_begins_from_the_newest_sound_checkpoint(long, copy, tmp_path):
+    (array,) = (copy / 'checkpoints' / '4' / 'default' / 'd').glob('*')
+    array.write_bytes(array.read_bytes()[:-1])
+    before = fingerprint(copy)
+    run(copy, 3, Steering(branch=str(tmp_path / 'child')), reference__path=str(copy))
+    assert fingerprint(copy) == before and events.recorded(tmp_path / 'child')[0]['step'] == 2
 
 
 def test_a_branch_to_an_algorithm_with_a_critic_begins_it_anew_and_back_drops_it(long, old, tmp_path, caplog):

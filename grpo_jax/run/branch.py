@@ -5,13 +5,13 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 from typing import Any, NamedTuple
 
 import jax
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import checkpoint, digest, events, reference, steering
@@ -31,6 +31,8 @@ PARTS = {
     'aux/kept': 'the groups of earlier steps',
     'aux/critic': 'the critic',
 }
+MAKING = 'branching'  # the folder in a branch's workdir in which it is made
+OWNER = 'owner.json'  # of the process that is about to make it
 OF_DATA = ('aux/position', 'aux/tries', 'aux/hits', 'aux/kept')  # what means nothing on other data
 # keys of numbers that adapt during a run -> where the state has them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
@@ -61,8 +63,9 @@ def open_run(
     experiment = open_experiment(
         config, steered.branch, folder=folder, functions=functions, origins=recorded_origins(workdir), steered=steered
     )
-    newest = checkpoint.path_of(workdir, checkpoint.steps(workdir)[0])
-    checkpoint.check_params(newest, transformer.param_table(experiment.model_config), '--branch', steered.branch)
+    checkpoint.check_params(
+        checkpoint.newest(workdir), transformer.param_table(experiment.model_config), '--branch', steered.branch
+    )
     return experiment, parent
 
 
@@ -76,7 +79,8 @@ def _check_folders(workdir, branch):
         if os.path.abspath(workdir) not in begun:
             raise BadInput('--branch', branch, f'holds a run that was not begun from {workdir}; name a new folder')
         return
-    if os.path.lexists(branch) and not (os.path.isdir(branch) and not os.listdir(branch)):
+    names = {*os.listdir(branch)} if os.path.isdir(branch) else {''} if os.path.lexists(branch) else set()
+    if MAKING not in names and names - {OWNER}:
         raise BadInput('--branch', branch, 'is there and holds no run; name a new folder')
     if not os.path.isfile(os.path.join(workdir, 'config.json')):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json) that --branch could begin from')
@@ -85,33 +89,58 @@ def _check_folders(workdir, branch):
 
 
 def begin(experiment: Experiment, parent: Parent | None, learner: Learner) -> None:
-    """Makes the workdir of a branch, whole or not at all, with the state that it begins from as its first checkpoint.
+    """Makes the workdir of a branch, whose first checkpoint is the state that it begins from; config.json comes last.
 
     Nothing is done without a parent, in whose workdir nothing is written.
     """
     if parent is None:
         return
     agree(experiment, None, {}, ())
-    first, workdir = processes.is_first(), os.path.normpath(experiment.workdir)
-    if first and os.path.dirname(workdir):
-        os.makedirs(os.path.dirname(workdir), exist_ok=True)
-    with atomic_folder(workdir) if first else contextlib.nullcontext(f'{workdir}.writing') as temporary:
-        processes.exchange(f'the folder of the branch {workdir}', '')
-        state = _inherit(experiment, parent, learner)
-        if any(change.key == 'reference.path' for change in parent.changes):
-            state = reference.anchor(experiment, state, learner.state)
-        step = int(state.step)
-        with contextlib.closing(checkpoint.manager(temporary, keep=None)) as checkpoints:
-            checkpoint.save(checkpoints, state)
-        differences = {change.key: [change.old, change.new] for change in parent.changes}
-        if first:
-            events.append(temporary, step, 'branched', parent=os.path.abspath(parent.workdir), changes=differences)
-        claim(dataclasses.replace(experiment, workdir=temporary), step)
-        processes.exchange(f'the first checkpoint of the branch {workdir}', '')
-    processes.exchange(f'the branch {workdir}', '')
-    logger.warning('%s begins from step %d of %s', workdir, step, parent.workdir)
+    child = experiment.workdir
+    temporary = os.path.join(child, MAKING)
+    if processes.is_first():
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+        os.makedirs(temporary)
+    try:
+        processes.exchange(f'the folder of the branch {child}', '')
+        step = _make(experiment, parent, learner, temporary)
+        processes.exchange(f'the first checkpoint of the branch {child}', '')
+    except BaseException:
+        if processes.is_first():
+            shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):  # there is something else in it
+                os.rmdir(child)
+        raise
+    if processes.is_first():
+        _move_up(temporary, child)
+    processes.exchange(f'the branch {child}', '')
+    logger.warning('%s begins from step %d of %s', child, step, parent.workdir)
     for change in parent.changes:
         logger.warning('%s', change)
+
+
+def _make(experiment, parent, learner, folder):
+    """Writes to a folder what the workdir of a branch has at its start; returns the step."""
+    state = _inherit(experiment, parent, learner)
+    if any(change.key == 'reference.path' for change in parent.changes):
+        state = reference.anchor(experiment, state, learner.state)
+    step = int(state.step)
+    with contextlib.closing(checkpoint.manager(folder, keep=None)) as checkpoints:
+        checkpoint.save(checkpoints, state)
+    differences = {change.key: [change.old, change.new] for change in parent.changes}
+    events.append(folder, step, 'branched', parent=os.path.abspath(parent.workdir), changes=differences)
+    claim(dataclasses.replace(experiment, workdir=folder), step)
+    return step
+
+
+def _move_up(folder, workdir):
+    """Moves what lies in a folder to the workdir around it; config.json, with which the run is begun, comes last."""
+    for name in sorted(os.listdir(folder), key=lambda name: name == 'config.json'):
+        target = os.path.join(workdir, name)
+        if os.path.isdir(target):
+            shutil.rmtree(target)  # moved there by a process that was killed
+        os.replace(os.path.join(folder, name), target)
+    os.rmdir(folder)
 
 
 def _inherit(experiment, parent, learner):

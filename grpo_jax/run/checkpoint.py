@@ -271,6 +271,19 @@ def kinds(path: str) -> dict[str, str]:
         raise Damaged(path, _described(error)) from None
 
 
+def newest(workdir: str) -> str:
+    """The folder of the newest checkpoint of which names and shapes can be read; Damaged where there is none."""
+    damaged = None
+    for step in steps(workdir):
+        try:
+            kinds(path_of(workdir, step))
+        except Damaged as error:
+            damaged = damaged or error
+            continue
+        return path_of(workdir, step)
+    raise damaged or Damaged(workdir, 'no finished checkpoint')
+
+
 def check_params(path: str, table: Any, thing: str, value: Any) -> None:
     """BadInput of a thing and its value when a checkpoint's parameters have not the names and shapes of a table."""
     there = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}

@@ -55,8 +55,8 @@ def check(experiment, kept: bool) -> None:
         raise BadInput('reference.path', path, "this algorithm keeps no reference; set algorithm.kl, or use ''")
     if not path or checkpoint.steps(experiment.workdir):  # a run that goes on has its reference
         return
-    folder = _checkpoint_of(path)
-    if folder:
+    if checkpoint.steps(path) or _is_checkpoint(path):
+        folder = path if _is_checkpoint(path) else checkpoint.newest(path)
         checkpoint.check_params(folder, table, 'reference.path', path)
         return
     try:
@@ -75,19 +75,19 @@ def anchor(experiment, state: TrainState, abstract: TrainState) -> TrainState:
     path = experiment.settings.reference_path
     if not path:
         return state
-    folder = _checkpoint_of(path)
-    logger.warning('the reference is the policy of %s', folder or path)
-    if folder:
-        policy = checkpoint.read_tree(folder, {'params': abstract.ref_params}, partial=True)['params']
+    where = ''
+    if _is_checkpoint(path):
+        policy = checkpoint.read_tree(os.path.abspath(path), {'params': abstract.ref_params}, partial=True)['params']
+    elif checkpoint.steps(path):
+        policy, step = checkpoint.read_params(path, abstract.ref_params)
+        where = f', step {step}'
     else:
         shardings = jax.tree.map(lambda x: x.sharding, abstract.ref_params)
         policy = hf.load_params(hf.find(path), experiment.model_config, shardings)
+    logger.warning('the reference is the policy of %s%s', path, where)
     return state.replace(ref_params=policy)
 
 
-def _checkpoint_of(path):
-    """The folder of a checkpoint that path is, or the newest one of the workdir that it is; '' for neither."""
-    steps = checkpoint.steps(path)
-    if steps:
-        return checkpoint.path_of(path, steps[0])
-    return os.path.abspath(path) if os.path.isfile(os.path.join(path, checkpoint.METADATA)) else ''
+def _is_checkpoint(path):
+    """Whether a path is the folder of a checkpoint."""
+    return os.path.isfile(os.path.join(path, checkpoint.METADATA))
