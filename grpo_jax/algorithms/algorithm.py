@@ -121,6 +121,11 @@ class Algorithm(NamedTuple):
         coefficients = {'kl_coef': self.kl_coef, 'entropy_coef': self.entropy_coef}
         return coefficients | ({'entropy_acts': 1.0} if self.entropy_target else {})
 
+    @property
+    def adapting(self) -> tuple[str, ...]:
+        """The names of the coefficients that change during a run."""
+        return ('kl_coef',) * bool(self.kl_target) + ('entropy_coef', 'entropy_acts') * bool(self.entropy_target)
+
 
 def default_numbers() -> dict[str, Any]:
     """The numbers of all pieces by name, each with the default of its signature."""

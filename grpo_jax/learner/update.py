@@ -66,6 +66,7 @@ def update(
         'coefficients': algorithms.adapt(algorithm, coefficients, metrics, experience.rewards.shape[0]),
         'initial_entropy': jnp.where(jnp.isnan(initial), metrics['entropy'], initial),
     }
+    metrics |= {name: coefficients[name] for name in algorithm.adapting}
     if algorithm.needs_values:
         aux['critic'], critic_skipped, critic_metrics = critic.update_critic(
             aux['critic'], experience, setup.model_config, setup.critic_optimizer, learning, cut, setup.collectives

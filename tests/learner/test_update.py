@@ -305,3 +305,14 @@ def test_learning_rate_follows_the_schedule_by_update():
         change, state = optimizer.update(jnp.array([0.5]), state, params)
         steps.append(-float(change[0]))
     np.testing.assert_allclose(steps, [0.25, 0.5, 0.75, 1, 1], rtol=1e-4)  # a constant gradient: Adam steps by the rate
+
+
+def test_numbers_that_adapt_are_in_the_metrics_as_the_step_has_used_them(tiny, run, experience):
+    method = METHOD._replace(kl_coef=0.5, kl_target=0.1, kl_horizon=100.0, entropy_coef=0.02, entropy_target=1.0)
+    state = start(tiny, SGD).replace(aux=learner.new_aux(method, tiny[1], None))
+    _, after, metrics = run(experience, method=method, state=state)
+    assert (float(metrics['kl_coef']), float(metrics['entropy_acts'])) == (0.5, 1)
+    assert float(metrics['entropy_coef']) == pytest.approx(0.02)
+    _, _, later = run(experience, method=method, state=after)
+    assert float(later['kl_coef']) == float(after.aux['coefficients']['kl_coef']) != 0.5
+    assert 'kl_coef' not in run(experience)[2]  # a constant is in the config
