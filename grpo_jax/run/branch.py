@@ -99,17 +99,19 @@ def begin(experiment: Experiment, parent: Parent | None, learner: Learner) -> No
     child = experiment.workdir
     temporary = os.path.join(child, MAKING)
     if processes.is_first():
-        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-        os.makedirs(temporary)
+        os.makedirs(temporary, exist_ok=True)
+        _clear(temporary)  # of what a process that was killed has left
     try:
         processes.exchange(f'the folder of the branch {child}', '')
         step = _make(experiment, parent, learner, temporary)
         processes.exchange(f'the first checkpoint of the branch {child}', '')
     except BaseException:
         if processes.is_first():
-            shutil.rmtree(temporary, ignore_errors=True)
-            with contextlib.suppress(OSError):  # there is something else in it
-                os.rmdir(child)
+            _clear(temporary)
+            if {*os.listdir(child)} <= {MAKING, OWNER}:  # else it tells that the rest is of a branch
+                os.rmdir(temporary)
+                with contextlib.suppress(OSError):  # it has an owner
+                    os.rmdir(child)
         raise
     if processes.is_first():
         _move_up(temporary, child)
@@ -131,6 +133,15 @@ def _make(experiment, parent, learner, folder):
     events.append(folder, step, 'branched', parent=os.path.abspath(parent.workdir), changes=differences)
     claim(dataclasses.replace(experiment, workdir=folder), step)
     return step
+
+
+def _clear(folder):
+    """Removes all that is in a folder."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry)
+        else:
+            os.remove(entry)
 
 
 def _move_up(folder, workdir):
