@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from grpo_jax.sharding import compiled
 from tests import small_model, test_multihost, tiny_run
 
 AMEND = Steering(amend=True)
-CHANGES = dict(
+CHANGES: dict[str, Any] = dict(
     preset='grpo',
     supervised__updates=0,
     optimizer__learning_rate=1e-3,
@@ -81,7 +82,7 @@ def kill_at(monkeypatch, step):
     monkeypatch.setattr(metrics.Writer, 'step', stop)
 
 
-NEW = dict(optimizer__learning_rate=3e-3, rollout__temperature=0.8, algorithm__clip_high=0.28)
+NEW: dict[str, Any] = dict(optimizer__learning_rate=3e-3, rollout__temperature=0.8, algorithm__clip_high=0.28)
 
 
 def test_an_amended_run_is_the_old_one_to_that_step_and_the_new_one_from_there(old, copy, tmp_path, monkeypatch):
@@ -110,7 +111,7 @@ def test_a_learning_rate_of_nothing_stops_the_policy_where_it_is(old, copy):
 
 
 def test_an_amended_kl_coef_acts_although_the_state_keeps_it(long, copy, monkeypatch):
-    adapting = dict(algorithm__kl_target=0.5, algorithm__kl_horizon=100.0)
+    adapting: dict[str, Any] = dict(algorithm__kl_target=0.5, algorithm__kl_horizon=100.0)
     run(copy, 6, AMEND, **adapting)
     with monkeypatch.context() as patch:
         kill_at(patch, 7)
@@ -126,7 +127,7 @@ def test_an_amended_kl_coef_acts_although_the_state_keeps_it(long, copy, monkeyp
 
 
 def test_what_does_not_fit_an_amendment_begins_anew_and_is_named(long, tmp_path, caplog):
-    kept = dict(
+    kept: dict[str, Any] = dict(
         preset='dapo', collection__dead_groups='replay', collection__max_staleness=2, algorithm__correction='truncated'
     )
     run(tmp_path, 2, **kept)

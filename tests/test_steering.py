@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -73,7 +74,7 @@ def test_weights_of_rewards_are_amendable_and_the_rewards_are_not():
     assert Change('reward.parts', old, [['numeric', 1.0], ['length', 0.2]]).kind == FIXED
 
 
-def refusal(workdir, steered=PLAIN, **changes):
+def refusal(workdir, steered: Steering | None = PLAIN, **changes):
     with pytest.raises(BadInput) as error:
         open_experiment(tiny_run.config(**changes), str(workdir), steered=steered)
     text = str(error.value)
@@ -152,7 +153,7 @@ def kill_at(monkeypatch, target, name, count=0):
     monkeypatch.setattr(target, name, once)
 
 
-CHANGES = {'optimizer__learning_rate': 1e-7, 'rollout__temperature': 0.5}
+CHANGES: dict[str, Any] = {'optimizer__learning_rate': 1e-7, 'rollout__temperature': 0.5}
 MOMENTS = [('append', 0), ('append', 1), ('write', 0)]
 
 
