@@ -128,6 +128,10 @@ def get_config(preset='grpo'):
     config.collection.reference_every = 0   # steps between two renewals of the reference; of hard and polyak
     config.collection.reference_mix = 0.6   # share of the policy in polyak
 
+    config.reference = Config()      # the policy that a KL term keeps the learning one near to
+    config.reference.path = ''           # folder or hub name of a model, workdir or checkpoint of a run, that it begins
+                                         # as; '': the policy that the run begins with
+
     config.algorithm = Config()      # pieces: functions of grpo_jax/algorithms; then their numbers
     config.algorithm.advantage = 'group_norm'
     config.algorithm.ratio = 'token'

@@ -11,6 +11,7 @@ COMMANDS = (
     *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'show', 'export', 'prepare'),
     'preflight',
     'replay_bad',
+    'provenance',
 )
 
 

@@ -19,7 +19,7 @@ from grpo_jax import export, reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.run import cli, metrics, tables
-from grpo_jax.run.experiment import record_origins, recorded_origins
+from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.workdir import owning
 

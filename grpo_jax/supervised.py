@@ -21,6 +21,7 @@ from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.run import cli, demonstrations
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment
 from grpo_jax.run.loop import Loop, on_devices
+from grpo_jax.run.steering import Steering
 from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches
 from grpo_jax.types import Experience, TrainState
@@ -42,20 +43,20 @@ def cold_start(experiment: Experiment, functions: Mapping | None = None):
     if not experiment.settings.supervised.updates:
         return experiment.params()
     workdir = os.path.join(experiment.workdir, 'cold_start')
-    return run(experiment.config, workdir, experiment.settings.data.origins, functions).params
+    return run(experiment.config, workdir, experiment.settings.data.origins, functions, experiment.steered).params
 
 
 @owning
-def run(config, workdir, origins=(), functions: Mapping | None = None) -> TrainState:
+def run(config, workdir, origins=(), functions: Mapping | None = None, steered: Steering | None = None) -> TrainState:
     """The final TrainState of supervised training on the train split's demonstrations, in its own workdir.
 
     A demonstration is an example's meta['demonstration']; those longer than rollout.max_tokens are left out. Goes on
     where it stopped. origins: of the data, where another run has chosen them; functions: rewards by name that
-    config.reward.parts may list.
+    config.reward.parts may list; steered: what may be done where the workdir has another config.
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    experiment = open_experiment(config, workdir, functions=functions, origins=origins)
+    experiment = open_experiment(config, workdir, functions=functions, origins=origins, steered=steered)
     shapes, learner = build_learner(experiment)
     dataset, completions = demonstrations.find(experiment)
 
@@ -114,7 +115,7 @@ def train(experiment: Experiment, title: str, examples, training: Training) -> T
     """
     with Loop(experiment, experiment.settings.supervised.updates, title, keep=1, shown=('loss',)) as loop:
         agree(experiment, loop.newest, {'update': training.learner.update}, examples)
-        claim(experiment)
+        claim(experiment, loop.newest)
         state = loop.restore(training.learner.state)
         if state is None:
             state = training.initial()

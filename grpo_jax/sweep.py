@@ -27,7 +27,7 @@ from grpo_jax.errors import BadInput, InUse
 from grpo_jax.hosts.files import atomic_folder, writing
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
-from grpo_jax.run.experiment import record_origins, recorded_origins
+from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.workdir import owning
 from grpo_jax.text import escape
 

@@ -20,10 +20,11 @@ from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.learner.programs import check_sizes
 from grpo_jax.rewards import gold
-from grpo_jax.run import bad_batch, checkpoint, cli, collect, curves, metrics, reference, unrewarded
-from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
+from grpo_jax.run import bad_batch, branch, checkpoint, cli, collect, curves, metrics, reference, unrewarded
+from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.settings import Settings
+from grpo_jax.run.steering import Steering
 from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, compiled
 
@@ -31,29 +32,31 @@ logger = logging.getLogger('grpo_jax')
 
 
 @owning
-def run(config, workdir, algorithm=None, functions=None, profile=None):
+def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
     Stopped when a signal came: the step at hand was finished and saved.
 
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
-    which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile.
+    which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile. steering,
+    like Steering(amend=True) or Steering(branch=folder), is what is done where the run was begun with another config.
     """
-    experiment, algorithm, shapes = open_run(config, workdir, algorithm, functions)
-    settings, reward_functions = experiment.settings, experiment.reward_functions
+    experiment, parent, algorithm, shapes = open_run(config, workdir, algorithm, functions, steering)
+    workdir, settings, reward_functions = experiment.workdir, experiment.settings, experiment.reward_functions
 
     collector = collect.Collector(experiment, shapes)
     learner = experiment.learner(algorithm, shapes, collector.aux())
     evaluator = evaluate.make(experiment, settings.evaluation.samples)
     programs = collector.programs | {'logprobs': learner.logprobs, 'update': learner.update}
 
+    branch.begin(experiment, parent, learner)
     with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep) as loop:
         agree(experiment, loop.newest, programs, collector.examples)
-        state = loop.restore(learner.state)
+        state = branch.restore(loop, experiment, learner)
         if state is None:
             gold.check(reward_functions, collector.examples)
-            state = learner.initial(supervised.cold_start(experiment, functions))
-        claim(experiment)
+            state = reference.initial_state(experiment, learner, supervised.cold_start(experiment, functions))
+        claim(experiment, int(state.step))
         compiled.write_hashes(workdir, **programs)
 
         for step in loop.steps(state, profile):
@@ -105,19 +108,19 @@ def run(config, workdir, algorithm=None, functions=None, profile=None):
 
 
 def open_run(
-    config, workdir, algorithm=None, functions=None
-) -> tuple[Experiment, algorithms.Algorithm, batches.Shapes]:
-    """The Experiment of a run, its Algorithm and the Shapes of a step; arguments as of run.
+    config, workdir, algorithm=None, functions=None, steering=None
+) -> tuple[Experiment, branch.Parent | None, algorithms.Algorithm, batches.Shapes]:
+    """(Experiment of a run, the Parent of a branch that is to begin, Algorithm, Shapes of a step); arguments as of run.
 
     BadInput for whatever of the config cannot work; nothing is written, read of the data, or compiled yet.
     """
     algorithm = choose_algorithm(config, algorithm)
-    experiment = open_experiment(config, workdir, functions=functions)
+    experiment, parent = branch.open_run(config, workdir, functions, steering or Steering())
     shapes = collect.step_shapes(experiment, algorithm)
     check_algorithm(experiment, algorithm, shapes)
-    if experiment.settings.supervised.updates and not checkpoint.steps(workdir):
+    if experiment.settings.supervised.updates and parent is None and not checkpoint.steps(experiment.workdir):
         supervised.check(experiment)
-    return experiment, algorithm, shapes
+    return experiment, parent, algorithm, shapes
 
 
 def choose_algorithm(config, algorithm=None) -> algorithms.Algorithm:
@@ -165,6 +168,7 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
             section.fixed_length,
             most,
         )
+    reference.check(experiment, algorithm.keeps_reference)
     if 'reference' in learning.offload and not algorithm.keeps_reference:
         logger.warning('learner.offload names the reference, and this algorithm keeps none')
 
@@ -203,10 +207,12 @@ def finished(config, workdir) -> bool:
 
 def main():
     """The command."""
-    run(flags.FLAGS.config, flags.FLAGS.workdir, profile=cli.parse_steps(flags.FLAGS.profile))
+    profile = cli.parse_steps(flags.FLAGS.profile)
+    run(flags.FLAGS.config, flags.FLAGS.workdir, profile=profile, steering=cli.read_steering())
 
 
 if __name__ == '__main__':
     cli.define_flags()
     cli.define_profile()
+    cli.define_steering()
     cli.run(main)

@@ -53,7 +53,7 @@ def free_port():
 class Run:
     """The same command in as many processes, all devices together DEVICES."""
 
-    def __init__(self, workdir, count):
+    def __init__(self, workdir, count, *flags):
         # a CPU cuts up its sums by its number of threads, which is at least that of its devices: NPROC sets it
         environment = os.environ | {
             'XLA_FLAGS': '',
@@ -69,6 +69,7 @@ class Run:
             *SMALL,
             f'--coordinator=127.0.0.1:{free_port()}',
             f'--processes={count}',
+            *flags,
         ]
         self.workdir = workdir
         self.processes = [

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ STEPS = 8
 OURS = re.compile(
     r'compil(ing|ed) (\d+ programs that sample|the (update|learner))|read(ing)? the |drawing the weights'
     r'|judging gold answers|evaluat(ing|ed)|(cold start|train): \d+ of \d+, |waiting for the '
+    r'|warning: [a-z_.]+: was .*, now '
 )
 SMALL = [
     '--config.data.options.digits=1',
@@ -39,11 +41,19 @@ SMALL = [
 ]
 
 
-def start(workdir):
+def start(workdir, *flags):
     # compiled as users' runs are, not as the rest of the suite
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'}
     return subprocess.Popen(
-        [sys.executable, '-m', 'grpo_jax.train', '--config=configs/arithmetic.py:grpo', f'--workdir={workdir}', *SMALL],
+        [
+            sys.executable,
+            '-m',
+            'grpo_jax.train',
+            '--config=configs/arithmetic.py:grpo',
+            f'--workdir={workdir}',
+            *SMALL,
+            *flags,
+        ],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.DEVNULL,
@@ -52,16 +62,16 @@ def start(workdir):
     )
 
 
-def finish(workdir):
-    process = start(workdir)
+def finish(workdir, *flags):
+    process = start(workdir, *flags)
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert [line for line in errors.splitlines() if not OURS.match(line)] == []
 
 
-def kill_when_rows(workdir, count, delay):
+def kill_when_rows(workdir, count, delay, *flags):
     """kill -9 a little after metrics.jsonl has `count` rows, wherever the run then is."""
-    process = start(workdir)
+    process = start(workdir, *flags)
     path = pathlib.Path(workdir, 'metrics.jsonl')
     while process.poll() is None:
         if path.exists() and path.read_text(encoding='utf8').count('\n') >= count:
@@ -103,3 +113,17 @@ def test_a_finished_run_stays_as_it_is(straight):
     finish(straight)
     assert (straight / 'metrics.jsonl').read_bytes() == before
     assert [row['step'] for row in tiny_run.rows(straight)] == list(range(STEPS))
+
+
+def test_kills_after_an_amendment_change_nothing(long, straight, tmp_path):
+    new = ('--config.optimizer.learning_rate=1e-4', '--config.rollout.temperature=0.9')
+    shutil.copytree(straight, tmp_path / 'kept')
+    shutil.copytree(straight, tmp_path / 'killed')
+    finish(tmp_path / 'kept', *new, '--config.steps=12', '--amend')
+    moments = np.random.default_rng(1)
+    for count in (STEPS + 1, STEPS + 3):  # before the first checkpoint of the new config, and after it
+        kill_when_rows(tmp_path / 'killed', count, moments.uniform(0, 0.1), *new, '--config.steps=12', '--amend')
+    finish(tmp_path / 'killed', *new, '--config.steps=12')  # the new config is the run's, and needs no flag
+    for name in ('metrics.jsonl', 'events.jsonl'):
+        assert (tmp_path / 'killed' / name).read_bytes() == (tmp_path / 'kept' / name).read_bytes(), name
+    jax.tree.map(np.testing.assert_array_equal, params(tmp_path / 'killed'), params(tmp_path / 'kept'))

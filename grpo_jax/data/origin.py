@@ -25,6 +25,7 @@ class Origin(NamedTuple):
     revision: str  # data.revision, as the user gave it
     commit: str  # of the snapshot that is read; '' when the folder is read
     folder: str  # data.options.folder; '' when the snapshot is read
+    digest: str = ''  # of the examples that the run began with, of all its sources; '' where there is a commit
 
 
 def choose_folder(

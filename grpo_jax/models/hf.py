@@ -329,11 +329,16 @@ def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     """Copies config and tokenizer files, no weights, each whole or not at all; BadInput where one lies elsewhere."""
     folders.check(source)
     os.makedirs(folder, exist_ok=True)
-    for name in sorted(os.listdir(source)):
-        if folders.FILES.fullmatch(name) and not name.endswith('.index.json'):
-            with open(files.inside(source, name), 'rb') as original:
-                with files.atomic_write(files.inside(folder, name), 'wb') as copy:
-                    shutil.copyfileobj(original, copy)
+    for name in config_files(source):
+        with open(files.inside(source, name), 'rb') as original:
+            with files.atomic_write(files.inside(folder, name), 'wb') as copy:
+                shutil.copyfileobj(original, copy)
+
+
+def config_files(folder: str | os.PathLike[str]) -> list[str]:
+    """The names of a folder's config and tokenizer files, in order."""
+    names = sorted(os.listdir(folder))
+    return [name for name in names if folders.FILES.fullmatch(name) and not name.endswith('.index.json')]
 
 
 def _table(tree, c):

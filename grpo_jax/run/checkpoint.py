@@ -16,12 +16,14 @@ import warnings
 
 from etils import epath
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.run import digest, events
+from grpo_jax.types import map_table
 
 logger = logging.getLogger('grpo_jax')
 FOLDER, DAMAGED = 'checkpoints', 'damaged'  # in the workdir
@@ -82,16 +84,16 @@ def save(checkpoints, state):
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 
-def restore(checkpoints, abstract):
+def restore(checkpoints, abstract, read=None):
     """The TrainState of the newest sound checkpoint, laid out as the abstract state's shardings; None without any.
 
     Newer ones are set aside, with a warning. BadInput when the checkpoint's arrays are not those of the abstract state
-    (another model), and when no checkpoint is sound.
+    (another model), and when no checkpoint is sound. read(folder, abstract) reads one, as read_tree does.
     """
     workdir, damaged = os.path.dirname(str(checkpoints.directory)), []
     for step in steps(workdir):
         try:
-            state = read_tree(path_of(workdir, step), abstract)
+            state = (read or read_tree)(path_of(workdir, step), abstract)
         except Damaged as error:
             damaged.append((step, error))
             continue
@@ -280,3 +282,33 @@ def _set_aside(workdir, step, problem):
         shutil.rmtree(to)
     os.makedirs(os.path.dirname(to), exist_ok=True)
     os.replace(path_of(workdir, step), to)
+
+
+def kinds(path: str) -> dict[str, str]:
+    """Dtype and shape of each array in a checkpoint's folder, by name; Damaged when that cannot be read."""
+    try:
+        return _kinds(ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree)
+    except Exception as error:  # Orbax raises whatever text that makes no sense leads to
+        raise Damaged(path, _described(error)) from None
+
+
+def newest(workdir: str) -> str:
+    """The folder of the newest checkpoint of which names and shapes can be read; Damaged where there is none."""
+    damaged = None
+    for step in steps(workdir):
+        try:
+            kinds(path_of(workdir, step))
+        except Damaged as error:
+            damaged = damaged or error
+            continue
+        return path_of(workdir, step)
+    raise damaged or Damaged(workdir, 'no finished checkpoint')
+
+
+def check_params(path: str, table: Any, thing: str, value: Any) -> None:
+    """BadInput of a thing and its value when a checkpoint's parameters have not the names and shapes of a table."""
+    there = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
+    wanted = _kinds({'params': map_table(lambda _, param: jax.ShapeDtypeStruct(param.shape, jnp.float32), table)})
+    for name in sorted(wanted.keys() | there.keys()):
+        if wanted.get(name) != there.get(name):
+            raise BadInput(thing, value, f'{name} is {there.get(name)} in {path} and {wanted.get(name)} in this model')

@@ -11,6 +11,7 @@ from ml_collections import config_flags
 from grpo_jax.errors import INTERRUPTED, BadInput, CannotWrite, Stopped
 from grpo_jax.hosts import processes
 from grpo_jax.run import config_file, console, watch
+from grpo_jax.run.steering import Steering
 
 LONGEST = 1000  # characters of what a library says of the command line
 
@@ -29,6 +30,17 @@ def define_flags(workdir=True, required=True):
     flags.DEFINE_bool('strict', False, 'Stop at the first malformed row of the data: config.data.strict.')
     if workdir:
         flags.DEFINE_string('workdir', None, 'Folder of the run; an existing one is continued.', required=required)
+
+
+def define_steering():
+    """Defines --amend and --branch=DIR, which go on with a run under another config."""
+    flags.DEFINE_bool('amend', False, "Go on although amendable keys have changed, and record it in the run's events.")
+    flags.DEFINE_string('branch', '', "New folder of a run that begins from WORKDIR's newest checkpoint, or goes on.")
+
+
+def read_steering() -> Steering:
+    """The Steering that the flags of define_steering ask for."""
+    return Steering(flags.FLAGS.amend, flags.FLAGS.branch)
 
 
 def define_profile():

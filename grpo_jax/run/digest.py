@@ -28,7 +28,8 @@ class Digest(NamedTuple):
 def digests(tree: Any) -> dict[str, Digest]:
     """The Digest of each array of a tree by the array's name, like params/layers/wq; all processes must call it."""
     leaves = leaves_by_name(tree)
-    sums = processes.fetch([_program(leaf)(leaf) for leaf in leaves.values()])
+    # one by one: many sums over several devices at once wait for one another for ever where threads are few
+    sums = [processes.fetch(_program(leaf)(leaf)) for leaf in leaves.values()]
     return {
         name: Digest(kind_of(leaf), f'{low:08x}{high:08x}', not bad)
         for (name, leaf), (low, high, bad) in zip(leaves.items(), sums, strict=True)

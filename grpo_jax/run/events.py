@@ -1,5 +1,6 @@
 """What happened to a run beside its steps, in events.jsonl: a row an event, with its step and its name."""
 
+from collections.abc import Iterable, Mapping
 import json
 import os
 from typing import Any
@@ -38,6 +39,13 @@ def cut(workdir: str | os.PathLike, first_step: int) -> None:
         if sum(map(len, lasting)) < os.path.getsize(path):
             with atomic_write(path) as file:
                 file.writelines(lasting)
+
+
+def rewrite(workdir: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Puts rows in the place of those that are there; the first process writes, the others do nothing."""
+    if processes.is_first():
+        with atomic_write(os.path.join(workdir, FILE)) as file:
+            file.writelines(json.dumps(row) + '\n' for row in rows)
 
 
 def _lines(workdir):

@@ -16,7 +16,8 @@ from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
-from grpo_jax.run import checkpoint, console, environment
+from grpo_jax.run import checkpoint, console, environment, steering
+from grpo_jax.run.origins import check_paths, record_origins, recorded_origins, with_digests
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.engine import Engine
@@ -27,7 +28,6 @@ from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import Devices
 
 logger = logging.getLogger('grpo_jax')
-CHANGEABLE_ON_RESUME = ('steps', 'evaluation', 'checkpoint', 'log')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Experiment:
     sampling: sampler.Sampling  # with the tokenizer's ids
     devices: Devices
     reward_functions: rewards.RewardFunctions
+    changes: Sequence[steering.Change] = ()  # of the config to that of the workdir, all of them allowed
+    steered: steering.Steering | None = None  # what the command may do where the workdir has another config
     samplers: dict = dataclasses.field(default_factory=dict)  # built so far, by what sets them apart
     datasets: dict = dataclasses.field(default_factory=dict)  # loaded so far, by split
 
@@ -123,16 +125,17 @@ def open_experiment(
     functions: Mapping | None = None,
     origins: Sequence[data.Origin] = (),
     head: bool = False,
+    steered: steering.Steering | None = None,
 ) -> Experiment:
     """Experiment of a config in a workdir; BadInput for whatever does not fit. Writes nothing: see claim.
 
     folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name;
     origins are those of the data that another run reads, for one that is to read the same and is not begun yet. head:
-    the model may be a reward model.
+    the model may be a reward model. steered: what the command may do where the workdir has another config.
     """
     console.install()
     settings = Settings.from_config(config)
-    _check_workdir(config, workdir)
+    changes = _check_workdir(config, workdir, steered)
     settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
     weights = folder is None and not settings.model.random_init and not checkpoint.steps(workdir)  # that will be read
     folder = folder or hf.find(settings.model.path)
@@ -146,9 +149,22 @@ def open_experiment(
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     sampling = settings.sampling.for_tokenizer(tokenizer, stop_tokens, pad_token)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens, functions)
-    return Experiment(
-        config, settings, workdir, folder, model_config, tokenizer, sampling, Devices(mesh), reward_functions
+    devices = Devices(mesh)
+    experiment = Experiment(
+        config,
+        settings,
+        workdir,
+        folder,
+        model_config,
+        tokenizer,
+        sampling,
+        devices,
+        reward_functions,
+        changes,
+        steered,
     )
+    check_paths(experiment, steered)
+    return experiment
 
 
 def check_context(settings: Settings, folder: str):
@@ -163,11 +179,12 @@ def check_context(settings: Settings, folder: str):
         )
 
 
-def claim(experiment):
+def claim(experiment, step: int | None = 0):
     """Makes the workdir this experiment's: config.json, data.json, environment.json, the model's folder but weights.
 
-    Called when everything else has been checked, so that a refused config leaves no trace. CannotWrite when the disk
-    refuses a file.
+    Called when everything else has been checked, so that a refused config leaves no trace. step: that the run goes on
+    from, with which amendments are recorded. config.json comes last: until then the workdir is as it was. CannotWrite
+    when the disk refuses a file.
     """
     lock.check(experiment.workdir, settled=True)
     with files.writing(experiment.workdir):
@@ -175,28 +192,9 @@ def claim(experiment):
         if processes.is_first():
             environment.record(experiment.workdir)
             hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
-    record_origins(experiment.workdir, experiment.settings.data.origins)
+    record_origins(experiment.workdir, with_digests(experiment))
+    steering.record(experiment.workdir, step or 0, experiment.changes)
     json_file.write(os.path.join(experiment.workdir, 'config.json'), experiment.config.to_dict())
-
-
-def record_origins(workdir: str, origins: Sequence[data.Origin]):
-    """Writes workdir/data.json, so that what goes on in there reads the same data: the same commits of the hub.
-
-    Nothing is written of data that are made and not read.
-    """
-    if any(any(origin) for origin in origins):
-        os.makedirs(workdir, exist_ok=True)
-        json_file.write(os.path.join(workdir, 'data.json'), [origin._asdict() for origin in origins])
-
-
-def recorded_origins(workdir: str) -> list[data.Origin]:
-    """The origins that record_origins wrote; [] for a workdir without."""
-    path = os.path.join(workdir, 'data.json')
-    origins = json_file.read(path) if os.path.isfile(path) else []
-    try:
-        return [data.Origin(**origin) for origin in origins]
-    except TypeError:
-        raise BadInput('origins of the data', path, 'is no list of them; bring it back from a copy') from None
 
 
 def agree(experiment, step, built, examples):
@@ -223,30 +221,15 @@ def _flat(tree, prefix):
             yield prefix + name, value
 
 
-def _check_workdir(config, workdir):
-    """BadInput when workdir was begun with another config."""
-    path = os.path.join(workdir, 'config.json')
+def _check_workdir(config, workdir, steered):
+    """The Changes of a config to that with which workdir was begun; BadInput where the run cannot go on with them."""
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
-    if os.path.exists(path):
-        for name, (old, new) in _differences(json_file.read_object(path), recorded_config(config)).items():
-            if name.split('.')[0] not in CHANGEABLE_ON_RESUME:
-                raise BadInput(name, new, f'was {old!r} when {workdir} was begun; use that, or another --workdir')
-            logger.warning('%s: was %r, now %r', name, old, new)
+    changes = steering.changes(workdir, recorded_config(config))
+    steering.check(changes, workdir, steered)
+    return changes
 
 
 def recorded_config(config):
     """The config as config.json gives it back: lists for tuples."""
     return json.loads(json.dumps(config.to_dict()))
-
-
-def _differences(old, new, prefix=''):
-    """Dotted key -> (old, new) where two nested dicts differ."""
-    changes = {}
-    for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            changes |= _differences(a, b, f'{prefix}{key}.')
-        elif a != b:
-            changes[f'{prefix}{key}'] = (a, b)
-    return changes

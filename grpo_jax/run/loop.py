@@ -1,6 +1,6 @@
 """The shell around a run's steps: checkpoints, files, agreement of processes, signals, hangs, profiles, and closing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import logging
 import os
@@ -60,9 +60,9 @@ class Loop:
         """The step of the newest checkpoint."""
         return self.checkpoints.latest_step()
 
-    def restore(self, abstract: TrainState) -> TrainState | None:
-        """The TrainState of the newest checkpoint; None without one."""
-        return checkpoint.restore(self.checkpoints, abstract)
+    def restore(self, abstract: TrainState, read: Callable = checkpoint.read_tree) -> TrainState | None:
+        """The TrainState of the newest sound checkpoint; None without one. read(folder, abstract) reads it."""
+        return checkpoint.restore(self.checkpoints, abstract, read)
 
     def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""
@@ -171,7 +171,9 @@ def _check_skipped(workdir, step, count, most):
         advice = f'. python -m grpo_jax.replay_bad --workdir={workdir} --step={step} looks into the last'
         raise FloatingPointError(
             f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
-            f'learner.max_bad_steps = {most}; lower the learning rate' + advice * os.path.isfile(path)
+            f'learner.max_bad_steps = {most}; lower the learning rate, which --amend lets you do'
+            + advice
+            * os.path.isfile(path)
         )
 
 

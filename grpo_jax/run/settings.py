@@ -104,6 +104,7 @@ class Settings(NamedTuple):
     group_size: Count
     rewards: RewardOptions
     collection: Collection
+    reference_path: str  # of the policy that the reference begins as; '': the initial policy
     algorithm: Any  # config.algorithm: names and numbers, for algorithms.make
     learning: Learning
     optimizer: Optimization
@@ -137,6 +138,7 @@ class Settings(NamedTuple):
             group_size=config.rollout.group_size,
             rewards=reward_options,
             collection=Collection.from_config(config.collection, corrected=corrected, reward_options=reward_options),
+            reference_path=config.get('reference', {'path': ''})['path'],  # runs of an earlier version lack it
             algorithm=algorithm,
             learning=Learning.from_config(
                 config.learner, dtype=model.dtype, temperature=config.rollout.temperature, **critic

@@ -19,13 +19,15 @@ KEPT = ('config.json', 'programs.json', checkpoint.FOLDER, events.FILE, *metrics
 def owning(run: Callable[P, R]) -> Callable[P, R]:
     """A function with the parameter workdir, which from now on runs as that folder's owner: see hosts.lock.own.
 
-    BadInput also for files in there that cannot be written.
+    With an argument steering that names a branch, it owns that one, and writes nothing to the workdir. BadInput also
+    for files in there that cannot be written.
     """
     signature = inspect.signature(run)
 
     @functools.wraps(run)
     def owner(*args: P.args, **kwargs: P.kwargs) -> R:
-        workdir = signature.bind(*args, **kwargs).arguments['workdir']
+        arguments = signature.bind(*args, **kwargs).arguments
+        workdir = getattr(arguments.get('steering'), 'branch', '') or arguments['workdir']
         with lock.own(workdir):
             check_kept(workdir)
             return run(*args, **kwargs)

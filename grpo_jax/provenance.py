@@ -1,0 +1,159 @@
+"""What a run was made from, where it differs from another one, and whether its files are whole.
+
+Exit status 0; 1 where --verify finds damage.
+
+Examples:
+    python -m grpo_jax.provenance --workdir=runs/gsm8k --verify
+    python -m grpo_jax.provenance --workdir=runs/gsm8k --other=runs/gsm8k_dapo
+"""
+
+from collections.abc import Iterator
+import json
+import os
+import sys
+from typing import Any
+
+from absl import flags
+import jax
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
+from grpo_jax.run import checkpoint, cli, environment, events, steering
+
+TEXTS = ('config.json', 'environment.json', 'programs.json', 'data.json')  # of a run; the last one where data are read
+ROWS = ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', events.FILE)
+
+
+def describe(workdir: str) -> Iterator[str]:
+    """Lines about what a run was made from: code, packages, devices, data, programs, and what has happened to it."""
+    config = json_file.read_object(_existing(workdir, 'config.json'))
+    yield f'run {workdir}: seed {config.get("seed")}, {len(_rows(workdir, "metrics.jsonl"))} steps'
+    for entry in _read(workdir, environment.FILE, []):
+        code, devices = entry.get('code', {}), entry.get('devices', {})
+        commit = (
+            f' at commit {code["commit"][:12]}{" with edits" * bool(code.get("edited"))}' if 'commit' in code else ''
+        )
+        packages = ', '.join(f'{name} {version}' for name, version in entry.get('packages', {}).items())
+        yield f'begun {entry.get("begun")} by grpo_jax {code.get("version")}{commit}: {entry.get("command")}'
+        yield f'  on {devices.get("count")} {devices.get("kind")} of {devices.get("processes")} processes'
+        yield f'  with Python {entry.get("python")}, {packages}'
+    for origin in _read(workdir, 'data.json', []):
+        yield 'data: ' + ', '.join(f'{name} {value}' for name, value in origin.items() if value)
+    for name, value in _read(workdir, 'programs.json', {}).items():
+        yield f'program {name}: {value}'
+    for row in events.recorded(workdir):
+        rest = ', '.join(f'{name} {value!r}' for name, value in row.items() if name not in ('step', 'event'))
+        yield f'step {row["step"]}: {row["event"]}: {rest}'
+    yield f'checkpoints: {", ".join(map(str, checkpoint.steps(workdir))) or "none"}'
+
+
+def differences(workdir: str, other: str) -> Iterator[str]:
+    """A line for each setting, program and version in which two runs differ."""
+    for name in ('config.json', 'programs.json'):
+        pair = [json_file.read_object(_existing(folder, name)) for folder in (workdir, other)]
+        for key, a, b in steering.differences(*pair):
+            yield f'{name[:-5]} {key}: {a!r}, {b!r}'
+    first = [next(iter(_read(folder, environment.FILE, [])), {}) for folder in (workdir, other)]
+    for part in ('code', 'packages', 'devices'):
+        for key, a, b in steering.differences(*(entry.get(part, {}) for entry in first)):
+            yield f'{part} {key}: {a!r}, {b!r}'
+
+
+def verify(workdir: str) -> Iterator[str]:
+    """A line for each thing that is wrong with a run's files: texts, rows, dumps, and every array of a checkpoint."""
+    _existing(workdir, 'config.json')
+    for name in TEXTS:
+        path = os.path.join(workdir, name)
+        if os.path.exists(path) or name in ('config.json', environment.FILE):
+            try:
+                json_file.read(path)
+            except BadInput as error:
+                yield str(error)
+    for name in ROWS:
+        yield from _check_rows(workdir, name)
+    dumps = os.path.join(workdir, 'rollouts')
+    for name in sorted(os.listdir(dumps)) if os.path.isdir(dumps) else []:
+        yield from _check_rows(dumps, name)
+    for step in checkpoint.steps(workdir):
+        yield from _check_checkpoint(workdir, step)
+    nested = os.path.join(workdir, 'cold_start')
+    if os.path.isfile(os.path.join(nested, 'config.json')):
+        yield from verify(nested)
+
+
+def _check_rows(folder, name):
+    path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        return
+    steps = []
+    with open(path, 'rb') as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                steps.append(json.loads(line.decode())['step'] if name in ROWS else json.loads(line.decode()))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                yield f'{path}, line {number}: {type(error).__name__}: {error}'
+                steps.append(None)
+            if not line.endswith(b'\n'):
+                yield f'{path}, line {number}: has no end; the next start of the run drops it'
+    if name in ('metrics.jsonl', 'timings.jsonl') and None not in steps and steps != list(range(len(steps))):
+        odd = next(i for i, step in enumerate(steps) if step != i)
+        yield f'{path}, line {odd + 1}: has step {steps[odd]} in place of {odd}'
+
+
+def _check_checkpoint(workdir, step):
+    path = checkpoint.path_of(workdir, step)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    try:
+        checkpoint.read_tree(path, checkpoint.abstract_tree(path, device))
+    except BadInput as error:
+        yield str(error)
+        return
+    rows = len(_rows(workdir, 'metrics.jsonl'))
+    if rows < step:
+        yield f'{path}: is of step {step}, and metrics.jsonl has {rows} rows'
+
+
+def _rows(workdir, name):
+    """The lines of a file, whatever they hold."""
+    path = os.path.join(workdir, name)
+    if not os.path.exists(path):
+        return []
+    with open(path, 'rb') as lines:
+        return [line for line in lines if line.endswith(b'\n')]
+
+
+def _read(workdir, name, default) -> Any:
+    path = os.path.join(workdir, name)
+    return json_file.read(path) if os.path.exists(path) else default
+
+
+def _existing(workdir, name):
+    """The path of a run's file; BadInput for a folder that holds no run."""
+    path = os.path.join(workdir, name)
+    if not os.path.isfile(path):
+        raise BadInput('--workdir', workdir, f'holds no run (no {name})')
+    return path
+
+
+def main() -> None:
+    """The command."""
+    values: Any = flags.FLAGS
+    if values.other:
+        print('\n'.join(differences(values.workdir, values.other)) or 'no difference')
+        return
+    for line in describe(values.workdir):
+        print(line)
+    if values.verify:
+        problems = 0
+        for problem in verify(values.workdir):
+            problems += 1
+            print(f'damaged: {problem}', flush=True)
+        print(f'{problems} problems' if problems else 'verified: every file, row and array is whole')
+        sys.exit(1 if problems else 0)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+    flags.DEFINE_string('other', '', 'Folder of another run, to compare with.')
+    flags.DEFINE_bool('verify', False, 'Read every file and every array of every checkpoint, and name what is damaged.')
+    cli.run(main)

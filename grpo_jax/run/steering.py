@@ -1,0 +1,183 @@
+"""What of a config may change once a run is begun: each key's kind, the refusal of the rest, and the record of changes.
+
+Free: the run goes on, with floats that differ in their last bits at most. Amendable: with --amend, recorded in
+events.jsonl. Fixed: in a branch alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import fnmatch
+import logging
+import os
+from typing import Any, NamedTuple
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file, processes
+from grpo_jax.run import events
+
+logger = logging.getLogger('grpo_jax')
+
+FREE, AMENDABLE, FIXED = 'free', 'amendable', 'fixed'
+PATH = 'free where it leads to the same content, else fixed'
+PARTS = 'amendable in its weights, else fixed'
+
+# kind -> keys; * stands for any keys that are not named themselves
+KINDS: dict[str, tuple[str, ...]] = {
+    FREE: (
+        *('steps', 'mesh.*', 'evaluation.*', 'checkpoint.*', 'log.*', 'data.strict'),
+        *(f'learner.{key}' for key in ('microbatches', 'pack_columns', 'pack_rows', 'chunk', 'remat', 'offload')),
+        *('learner.max_bad_steps', 'rollout.kernels', 'rollout.cache_gib'),
+        *(f'reward.{key}' for key in ('workers', 'deadline', 'memory_gib', 'self_test')),
+        *('reward.options.code.timeout', 'reward.options.code.memory_mib'),
+        *(f'reward.options.{name}.{key}' for name in ('model', 'process') for key in ('batch', 'device', 'park')),
+    ),
+    AMENDABLE: (
+        *('optimizer.*', 'critic_optimizer.*', 'learner.epochs', 'learner.minibatches', 'algorithm.*', 'rollout.*'),
+        *('model.dtype', 'data.prompts_per_step', 'reward.options.*'),
+        *(f'reward.{key}' for key in ('failed', 'truncated_reward', 'correct_at', 'length_shaping_weight')),
+        *(f'collection.{key}' for key in ('max_draws', 'max_staleness', 'retire_above')),
+        *('collection.reference_every', 'collection.reference_mix'),
+    ),
+    PARTS: ('reward.parts',),
+    PATH: ('model.path', 'data.path', 'data.revision', 'data.options.folder', 'data.options.sources'),
+    FIXED: (
+        *('seed', 'model.random_init', 'supervised.*', 'reward_model.*', 'reference.path'),
+        *('data.name', 'data.options', 'data.options.*', 'data.max_prompt_tokens'),
+        *('data.chat', 'data.system', 'data.template'),
+        *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
+        *(f'collection.{key}' for key in ('source', 'gate', 'dead_groups', 'reference')),
+        *(f'algorithm.{key}' for key in ('advantage', 'ratio', 'ratio_base', 'surrogate', 'weights', 'denominator')),
+        *(f'algorithm.{key}' for key in ('correction', 'selection', 'kl', 'kl_placement', 'kl_corrected')),
+        'algorithm.regularizers',
+    ),
+}
+
+
+class Steering(NamedTuple):
+    """What a command may do with a run that is begun, besides going on with it."""
+
+    amend: bool = False  # amendable changes are recorded, and the run goes on in place
+    branch: str = ''  # the workdir of a new run, which begins from the newest checkpoint
+
+
+class Change(NamedTuple):
+    """A key of a config that is not as the run's config.json has it."""
+
+    key: str
+    old: Any
+    new: Any
+
+    @property
+    def kind(self) -> str:
+        """FREE, AMENDABLE, FIXED, or PATH where the content decides."""
+        kind = kind_of(self.key)
+        if kind == PARTS:
+            return AMENDABLE if _names(self.old) == _names(self.new) else FIXED
+        return kind
+
+    def __str__(self) -> str:
+        return f'{self.key}: was {self.old!r}, now {self.new!r}'
+
+
+def kind_of(key: str) -> str:
+    """The kind of a dotted key; FIXED for one that KINDS does not know."""
+    kinds = kinds_of(key)
+    return kinds[0] if kinds else FIXED
+
+
+def kinds_of(key: str) -> list[str]:
+    """The kinds that KINDS has for a dotted key: of the key itself, else of the longest pattern that it fits."""
+    named = [kind for kind, keys in KINDS.items() for name in keys if name == key]
+    fitting = [(len(name), kind) for kind, keys in KINDS.items() for name in keys if fnmatch.fnmatchcase(key, name)]
+    return named or [kind for length, kind in fitting if length == max(fitting)[0]]
+
+
+def _names(parts):
+    """The names of reward.parts."""
+    return [name for name, _ in parts] if parts else None
+
+
+def changes(workdir: str | os.PathLike, config: Mapping[str, Any]) -> tuple[Change, ...]:
+    """The Changes of a config, as config.json gives it back, to that of a workdir; () for one that is not begun."""
+    path = os.path.join(workdir, 'config.json')
+    return tuple(differences(json_file.read_object(path), config)) if os.path.exists(path) else ()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> Iterable[Change]:
+    """Yields a Change for each dotted key in which two nested dicts differ."""
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from differences(a, b, f'{prefix}{key}.')
+        elif a != b and (a, b) != (None, ''):  # what an earlier version lacked, and is not used
+            yield Change(prefix + key, a, b)
+
+
+def check(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
+    """BadInput for changes that a run in workdir cannot go on with, which names them all; others are logged.
+
+    Those of kind PATH pass: who knows their content judges them, by `refuse`. steering None: nothing can be steered.
+    """
+    allowed = (FREE, PATH, AMENDABLE) if steering and steering.amend else (FREE, PATH)
+    if any(change.kind not in allowed for change in changed):
+        refuse([change for change in changed if change.kind != FREE], workdir, steering)
+    for change in changed:
+        logger.warning('%s%s', change, ' (amended)' if change.kind == AMENDABLE else '')
+
+
+def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
+    """Raises the BadInput of changes, in one line with what can be done."""
+    (key, old, new), *others = changed
+    was = f'was {old!r} in {workdir}'
+    was += ''.join(f', {change.key} = {change.new!r} was {change.old!r}' for change in others)
+    fixed = [change.key for change in changed if change.kind not in (FREE, AMENDABLE)]
+    branch = "--branch=DIR begins a new run from this one's newest checkpoint"
+    if steering is None:
+        remedy = f'use {"that" if not others else "those"}, or another --workdir'
+    elif fixed:
+        remedy = f'--amend cannot change {" or ".join(fixed)} in place; {branch}, or use another --workdir'
+    else:
+        remedy = f'--amend goes on with it from here and records the change, {branch}'
+    raise BadInput(key, new, f'{was}; {remedy}')
+
+
+def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> None:
+    """Appends an event for each amended key, before config.json is written, which makes them true.
+
+    Events that a crash has left without their config.json are dropped first.
+    """
+    if not processes.is_first():
+        return
+    path = os.path.join(workdir, 'config.json')
+    rows, recorded = events.recorded(workdir), json_file.read_object(path) if os.path.exists(path) else {}
+    true = true_rows(rows, recorded)
+    if len(true) < len(rows):
+        events.rewrite(workdir, true)
+    for key, old, new in (change for change in changed if change.kind == AMENDABLE):
+        events.append(workdir, step, 'amended', key=key, old=old, new=new)
+
+
+def true_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Rows of events.jsonl without amendments that config, of config.json, does not have: a crash came between."""
+    true, settled = [], set()
+    for row in reversed(rows):
+        if row['event'] == 'amended' and row['key'] not in settled:
+            if _value(config, row['key']) != row['new']:
+                continue
+            settled.add(row['key'])
+        true.append(row)
+    return true[::-1]
+
+
+def amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> set[str]:
+    """The keys amended at a step or later, and those that are about to be: the checkpoint of that step lacks them."""
+    path = os.path.join(workdir, 'config.json')
+    recorded = json_file.read_object(path) if os.path.exists(path) else {}
+    rows = true_rows(events.recorded(workdir), recorded)
+    keys = {row['key'] for row in rows if row['event'] == 'amended' and row['step'] >= step}
+    return keys | {change.key for change in changed if change.kind == AMENDABLE}
+
+
+def _value(tree, key):
+    for name in key.split('.'):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree

@@ -1,0 +1,251 @@
+"""What a begun run goes on with, what --amend records, what only a branch can have; exact on each side of a change."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
+from grpo_jax.models import hf, transformer
+from grpo_jax.run import config_file, events, steering
+from grpo_jax.run.experiment import claim, open_experiment
+from grpo_jax.run.steering import AMENDABLE, FIXED, FREE, PARTS, PATH, Change, Steering
+from tests import small_model, tiny_run
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PLAIN, AMEND = Steering(), Steering(amend=True)
+
+
+def keys(tree, prefix=''):
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from keys(value, f'{prefix}{name}.')
+        else:
+            yield prefix + name
+
+
+def test_every_key_of_every_experiment_has_exactly_one_kind():
+    configs = [config_file.read_config(config_file.locate(name)) for name in config_file.experiments()]
+    every = set(itertools.chain.from_iterable(keys(config.to_dict()) for config in configs))
+    kinds = {key: steering.kinds_of(key) for key in every}
+    assert {key: several for key, several in kinds.items() if len(several) != 1} == {}
+    assert len(every) > 200
+    patterns = [pattern for several in steering.KINDS.values() for pattern in several]
+    assert len(patterns) == len(set(patterns))
+    # a pattern for no key is a mistake, unless it is an option that only some data sets have
+    exact = {pattern for pattern in patterns if '*' not in pattern}
+    assert exact - every <= {'data.options.sources'}
+
+
+@pytest.mark.parametrize(
+    'key, kind',
+    [
+        ('mesh.fsdp', FREE),
+        ('learner.pack_columns', FREE),
+        ('rollout.kernels', FREE),
+        ('rollout.temperature', AMENDABLE),
+        ('algorithm.clip_high', AMENDABLE),
+        ('algorithm.a_number_of_my_own', AMENDABLE),
+        ('reward.options.mine.bonus', AMENDABLE),
+        ('reward.options.model.batch', FREE),
+        ('algorithm.advantage', FIXED),
+        ('data.options.digits', FIXED),
+        ('data.options.folder', PATH),
+        ('reward.parts', PARTS),
+        ('seed', FIXED),
+        ('unheard_of', FIXED),
+    ],
+)
+def test_kinds(key, kind):
+    assert steering.kind_of(key) == kind
+
+
+def test_weights_of_rewards_are_amendable_and_the_rewards_are_not():
+    old = [['numeric', 1.0], ['format', 0.2]]
+    assert Change('reward.parts', old, [['numeric', 1.0], ['format', 0.5]]).kind == AMENDABLE
+    assert Change('reward.parts', old, [['numeric', 1.0]]).kind == FIXED
+    assert Change('reward.parts', old, [['numeric', 1.0], ['length', 0.2]]).kind == FIXED
+
+
+def refusal(workdir, steered: Steering | None = PLAIN, **changes):
+    with pytest.raises(BadInput) as error:
+        open_experiment(tiny_run.config(**changes), str(workdir), steered=steered)
+    text = str(error.value)
+    assert '\n' not in text
+    return text
+
+
+@pytest.fixture
+def begun(tmp_path):
+    claim(open_experiment(tiny_run.config(), str(tmp_path / 'run')))
+    return tmp_path / 'run'
+
+
+def test_the_refusal_names_every_change_and_both_ways_out_in_one_line(begun):
+    before = (begun / 'config.json').read_bytes()
+    text = refusal(begun, rollout__temperature=0.7, optimizer__learning_rate=1e-7, mesh__data=2)
+    for part in ('optimizer.learning_rate = 1e-07: was 0.0003', 'rollout.temperature = 0.7 was 1.0'):
+        assert part in text
+    assert '--amend goes on' in text and '--branch=DIR begins' in text and 'mesh.data' not in text
+    assert (begun / 'config.json').read_bytes() == before and not (begun / 'events.jsonl').exists()
+
+
+@pytest.mark.parametrize('steered', [PLAIN, AMEND])
+def test_what_is_fixed_is_refused_with_and_without_amend(begun, steered):
+    text = refusal(begun, steered, seed=3, optimizer__learning_rate=1e-7)
+    assert 'seed = 3 was 0' in text and '--amend cannot change seed in place' in text and '--branch=DIR' in text
+
+
+def test_a_command_that_cannot_steer_names_another_workdir(begun):
+    text = refusal(begun, None, optimizer__learning_rate=1e-7)
+    assert text.endswith('use that, or another --workdir') and '--amend' not in text
+
+
+def test_free_changes_go_on_with_a_line_each(begun, caplog):
+    changes = {'learner__remat': 'full', 'reward__workers': 2, 'log__rollouts': 3, 'steps': 9}
+    for steered in (None, PLAIN):
+        caplog.clear()
+        experiment = open_experiment(tiny_run.config(**changes), str(begun), steered=steered)
+        assert len(caplog.records) == 4 and "learner.remat: was 'none', now 'full'" in caplog.text
+    claim(experiment, 2)
+    assert json.loads((begun / 'config.json').read_text())['learner']['remat'] == 'full'
+    assert not events.recorded(begun)
+
+
+def amend(workdir, step, steered=AMEND, **changes):
+    claim(open_experiment(tiny_run.config(**changes), str(workdir), steered=steered), step)
+
+
+def test_an_amendment_is_recorded_with_step_key_old_and_new(begun):
+    amend(begun, 4, optimizer__learning_rate=1e-7, reward__parts=(('numeric', 2.0),), mesh__data=2)
+    amended = {'step': 4, 'event': 'amended'}
+    assert events.recorded(begun) == [
+        amended | {'key': 'optimizer.learning_rate', 'old': 3e-4, 'new': 1e-7},
+        amended | {'key': 'reward.parts', 'old': [['numeric', 1.0]], 'new': [['numeric', 2.0]]},
+    ]
+    # from now on the new values are the run's: no flag is needed, and the old ones are refused
+    changes = {'optimizer__learning_rate': 1e-7, 'reward__parts': (('numeric', 2.0),), 'mesh__data': 2}
+    amend(begun, 4, PLAIN, **changes)
+    assert len(events.recorded(begun)) == 2
+    assert 'optimizer.learning_rate = 0.0003: was 1e-07' in refusal(begun)
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill_at(monkeypatch, target, name, count=0):
+    """The call of that number to target.name is the last that the process does not make."""
+    real, calls = getattr(target, name), itertools.count()
+
+    def once(*arguments, **named):
+        if next(calls) == count:
+            raise Killed
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(target, name, once)
+
+
+CHANGES: dict[str, Any] = {'optimizer__learning_rate': 1e-7, 'rollout__temperature': 0.5}
+MOMENTS = [('append', 0), ('append', 1), ('write', 0)]
+
+
+@pytest.mark.parametrize('name, count', MOMENTS)
+def test_an_amendment_that_was_killed_half_way_is_made_once_by_the_same_command(begun, monkeypatch, name, count):
+    with monkeypatch.context() as patch:
+        kill_at(patch, *killed_call(name), count)
+        with pytest.raises(Killed):
+            amend(begun, 4, **CHANGES)
+    amend(begun, 4, **CHANGES)
+    assert [row['key'] for row in events.recorded(begun)] == ['optimizer.learning_rate', 'rollout.temperature']
+    amend(begun, 4, **CHANGES)
+    assert len(events.recorded(begun)) == 2
+
+
+@pytest.mark.parametrize('name, count', MOMENTS)
+def test_an_amendment_that_was_killed_half_way_is_none_for_the_old_command(begun, monkeypatch, name, count):
+    amend(begun, 2, algorithm__clip_low=0.1)
+    with monkeypatch.context() as patch:
+        kill_at(patch, *killed_call(name), count)
+        with pytest.raises(Killed):
+            amend(begun, 4, algorithm__clip_low=0.1, **CHANGES)
+    assert steering.amended_since(begun, 2, ()) == {'algorithm.clip_low'}
+    amend(begun, 4, PLAIN, algorithm__clip_low=0.1)
+    assert [row['key'] for row in events.recorded(begun)] == ['algorithm.clip_low']
+    assert 'was 0.0003' in refusal(begun, algorithm__clip_low=0.1, **CHANGES)
+
+
+def killed_call(name):
+    return (events, 'append') if name == 'append' else (json_file, 'write')
+
+
+def test_events_that_a_crash_left_alone_are_none():
+    def row(key, old, new):
+        return {'step': 1, 'event': 'amended', 'key': key, 'old': old, 'new': new}
+
+    other = {'step': 3, 'event': 'rewards'}
+    rows = [row('a.b', 1, 2), other, row('a.b', 2, 3), row('c', 0, 1), row('a.b', 3, 2)]
+    assert steering.true_rows(rows, {'a': {'b': 2}, 'c': 1}) == rows
+    assert steering.true_rows(rows, {'a': {'b': 3}, 'c': 0}) == rows[:3]
+    assert steering.true_rows(rows, {'a': {'b': 1}, 'c': 0}) == [other]
+    assert steering.true_rows(rows, {}) == [other]
+
+
+def folder_of_sums(folder, rows=8, plus=0):
+    folder.mkdir()
+    for split, first in (('train', 0), ('test', 1)):
+        lines = [{'prompt': f'{i}+{first}=', 'answer': str(i + first + plus)} for i in range(rows)]
+        (folder / f'{split}.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return str(folder)
+
+
+def from_files(folder):
+    return {'data__name': 'files', 'data__options': {'folder': folder}, 'supervised__updates': 0}
+
+
+def test_data_that_moved_are_the_same_data_and_others_are_not(tmp_path):
+    begun, folder = tmp_path / 'run', folder_of_sums(tmp_path / 'sums')
+    claim(open_experiment(tiny_run.config(**from_files(folder)), str(begun)))
+    shutil.move(folder, tmp_path / 'moved')
+    moved = tiny_run.config(**from_files(str(tmp_path / 'moved')))
+    claim(open_experiment(moved, str(begun)), 2)
+    claim(open_experiment(moved, str(begun)), 2)  # the digest stays
+    for other in (folder_of_sums(tmp_path / 'fewer', 7), folder_of_sums(tmp_path / 'wrong', plus=1)):
+        text = refusal(begun, AMEND, **from_files(other))
+        assert f'data.options.folder = {other!r}' in text and '--branch=DIR' in text
+
+
+def test_a_model_that_moved_is_the_same_model_and_another_is_not(tmp_path):
+    begun, folder = tmp_path / 'run', small_model.write(tmp_path / 'model')
+    model_config = hf.load_config(folder)
+    params = jax.device_get(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
+    folder = str(tmp_path / 'weights')
+    hf.save(folder, str(tmp_path / 'model'), params, model_config, np.float32)
+    changes = {'supervised__updates': 0, 'model__random_init': False}
+    claim(open_experiment(tiny_run.config(model__path=folder, **changes), str(begun)))
+    shutil.copytree(folder, tmp_path / 'copy')
+    copy = {'model__path': str(tmp_path / 'copy'), **changes}
+    open_experiment(tiny_run.config(**copy), str(begun))
+    weights = tmp_path / 'copy' / 'model.safetensors'
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert 'model.path' in refusal(begun, AMEND, **copy)  # the run has no checkpoint, and would begin from these
+    weights.write_bytes(content)
+    path = tmp_path / 'copy' / 'config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'rms_norm_eps': 1e-3}))
+    assert 'model.path' in refusal(begun, AMEND, **copy)
+
+
+def test_the_page_has_the_table_of_kinds():
+    with open(os.path.join(ROOT, 'docs', 'checkpoints.md'), encoding='utf8') as file:
+        rows = dict(re.findall(r'^\| \*\*(.+?)\*\* \| (.+?) \|', file.read(), re.M))
+    assert {kind: set(re.findall(r'`([^`]+)`', cells)) for kind, cells in rows.items()} == {
+        kind: set(patterns) for kind, patterns in steering.KINDS.items()
+    }
