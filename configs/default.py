@@ -1,5 +1,6 @@
 """Every key once. An experiment imports this file and changes a few lines; a preset changes `algorithm` only."""
 import importlib
+import importlib.util
 import inspect
 import os
 
@@ -263,10 +264,10 @@ def _optimizer(learning_rate):
 
 def _apply(config, preset):
     """Puts a preset on the config: its apply names the sections that it changes, algorithm and perhaps collection."""
-    try:
-        apply = importlib.import_module(f'grpo_jax.configs.algorithms.{preset}').apply
-    except ModuleNotFoundError:
+    module = f'grpo_jax.configs.algorithms.{preset}'
+    if not preset.isidentifier() or importlib.util.find_spec(module) is None:
         names = os.listdir(os.path.join(os.path.dirname(__file__), 'algorithms'))
         choices = ', '.join(sorted(n[:-3] for n in names if n.endswith('.py') and n[0] != '_'))
-        raise BadInput('preset', preset, f'no such file in configs/algorithms; choose one of {choices}') from None
+        raise BadInput('preset', preset, f'no such file in configs/algorithms; choose one of {choices}')
+    apply = importlib.import_module(module).apply
     apply(**{name: config[name] for name in inspect.signature(apply).parameters})

@@ -5,6 +5,7 @@ python docs/make_config.py
 
 import ast
 import importlib
+import inspect
 import io
 import os
 import sys
@@ -16,11 +17,38 @@ sys.path.insert(0, os.path.join(ROOT, 'docs'))
 
 from make_algorithms import table  # noqa: E402
 
+from grpo_jax import ranges  # noqa: E402
 from grpo_jax.algorithms import pieces  # noqa: E402
-from grpo_jax.algorithms.algorithm import MODULES  # noqa: E402
+from grpo_jax.algorithms.algorithm import MODULES, Algorithm  # noqa: E402
+from grpo_jax.learner import Learning, Optimization  # noqa: E402
+from grpo_jax.run import settings  # noqa: E402
+from grpo_jax.sampler import sampling  # noqa: E402
+from grpo_jax.sharding.mesh import AXES  # noqa: E402
 
 SOURCE = os.path.join(ROOT, 'configs', 'default.py')
 TARGET = os.path.join(ROOT, 'docs', 'config.md')
+TYPES = {  # section -> the types that read it
+    '': [settings.Settings],
+    'model': [settings.ModelSource],
+    'data': [settings.DataOptions],
+    'rollout': [settings.Sampling, settings.Settings],
+    'reward': [settings.RewardOptions],
+    'collection': [settings.Collection],
+    'algorithm': [Algorithm, Learning],
+    'learner': [Learning],
+    **{name: [Optimization] for name in ('optimizer', 'critic_optimizer', 'supervised.optimizer')},
+    'supervised': [settings.Supervised],
+    'reward_model': [settings.RewardModelOptions],
+    'evaluation': [settings.Evaluation],
+    'checkpoint': [settings.Cadence],
+    'log': [settings.Cadence],
+}
+ELSEWHERE = {  # keys that no field has under their name
+    **{f'mesh.{axis}': ranges.Count for axis in AXES},
+    'rollout.cache_gib': sampling.CACHE_GIB,
+    'rollout.thinking_end': str,
+    'checkpoint.every': settings.Cadence.__annotations__['checkpoint'],
+}
 NOTES = os.path.join(ROOT, 'docs', 'config_notes.md')
 
 
@@ -41,11 +69,11 @@ def keys():
         meaning = meanings.get(path, meanings.get(f'_optimizer.{key}', ''))
         if section == 'algorithm' and key in MODULES:
             meaning = '; '.join(filter(None, [f'a function of `{file_of(MODULES[key])}`', meaning]))
-        row = (f'`{path}`', f'`{value!r}`', meaning)
+        row = (f'`{path}`', f'`{value!r}`', values_of(path), meaning)
         sections.setdefault(section.partition('.')[0], []).append(row + (readers(key),) * (section == 'algorithm'))
     pages = []
     for section, rows in sections.items():
-        headings = 'key | default | meaning' + ' | read by' * (section == 'algorithm')
+        headings = 'key | default | values | meaning' + ' | read by' * (section == 'algorithm')
         pages += [f'## {section or "The run"}', meanings.get(section, '').capitalize(), table(headings, rows)]
     return '\n\n'.join(filter(None, pages)) + '\n'
 
@@ -107,6 +135,20 @@ def readers(number):
     every = [piece for module in MODULES.values() for piece in pieces.named(module).items()]
     reading = [name for name, piece in every if number in {*pieces.numbers(piece), *pieces.reads(piece)} - {*MODULES}]
     return ', '.join(f'`{name}`' for name in reading)
+
+
+def values_of(path):
+    """What a key's values may be, in words; '' where any of its type do."""
+    section, _, key = path.rpartition('.')
+    annotation = ELSEWHERE.get(path)
+    every = [piece for module in MODULES.values() for piece in pieces.named(module).values()]
+    for reader in [*TYPES.get(section, []), *(every if section == 'algorithm' else [])]:
+        parameter = inspect.signature(reader).parameters.get(key)
+        if annotation is None and parameter and (parameter.kind is parameter.KEYWORD_ONLY or reader not in every):
+            annotation = parameter.annotation
+    words = ranges.in_words(annotation or str).replace(f' and at most {2**31 - 1}', '')
+    plain = ('a text', 'a value', 'True or False', 'a section of keys', 'a tuple, each a value')
+    return '' if words in plain else words
 
 
 def file_of(module):

@@ -1,33 +1,81 @@
-"""How a command ends early: for bad input (the thing, its value, the remedy), or because it was asked to stop."""
+"""How a command ends early, in one line each, with an exit status: docs/start.md lists them."""
 
+import errno
+import os
 from typing import Any
 
-TERMINATED, INTERRUPTED = 42, 130  # exit statuses of a run that SIGTERM or Ctrl-C has ended
+from grpo_jax.text import escape
+
+LONGEST = 4000  # characters of a message; a name or a value of a stranger's file may have millions
+TERMINATED, INTERRUPTED = 42, 130  # exit statuses of a run that a signal has ended: saved; at once, by Ctrl-C
+# errno -> what a person does about it
+MENDED = {
+    errno.ENOSPC: 'make space',
+    errno.EDQUOT: 'make space, or raise the quota',
+    errno.EFBIG: 'raise the limit of the size of a file',
+    errno.EROFS: 'make it writable',
+    errno.EACCES: 'let this user write there',
+    errno.EPERM: 'let this user write there',
+    errno.ENOENT: 'bring the folder back',
+}
+TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # of a disk that was right and may be so again
 
 
 class BadInput(Exception):
     """Input that the user can correct; the commands print it and exit with status 2."""
+
+    status = 2
 
     def __init__(self, thing: str, value: Any, remedy: str):
         super().__init__(thing, value, remedy)  # as they are, so that it survives a pipe between processes
 
     def __str__(self) -> str:
         thing, value, remedy = self.args
-        lines = f'{thing} = {value!r}: {remedy}'.splitlines()  # what another library says may have several
-        return ' '.join(filter(None, map(str.strip, lines)))
+        try:
+            value = repr(value)
+        except Exception:  # a whole number of thousands of digits, or an object of the user's
+            value = type(value).__name__
+        value = value if len(value) <= LONGEST // 4 else f'{value[: LONGEST // 4]}...'
+        lines = f'{thing} = {value}: {remedy}'.splitlines()  # what another library says may have several
+        line = ' '.join(filter(None, map(str.strip, lines)))
+        return escape(line if len(line) <= LONGEST else f'{line[:LONGEST]}...')
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows of it in a notebook."""
         return [f'error: {self}']
 
 
+class InUse(BadInput):
+    """A workdir that another process writes to. What starts a run again may try later: the status is not that of 2."""
+
+    status = 45
+
+
 class Stopped(Exception):
     """A run that was asked to stop before its end and has saved a checkpoint; the commands exit with its status."""
 
-    def __init__(self, workdir: str, step: int, status: int = TERMINATED):
+    status = TERMINATED
+
+    def __init__(self, workdir: str, step: int):
         super().__init__(f'stopped after step {step} of {workdir}, which is saved; the same command goes on')
-        self.status = status
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows of it in a notebook."""
         return [str(self)]
+
+
+class CannotWrite(OSError):
+    """A file that must be kept and cannot be written; the commands print it and exit with its status."""
+
+    status = 44
+
+    def __init__(self, path: str | os.PathLike, cause: OSError):
+        super().__init__(cause.errno, cause.strerror or str(cause), os.fspath(path))
+
+    def __str__(self) -> str:
+        remedy = MENDED.get(self.errno or 0, 'mend the disk')
+        return f'cannot write {self.filename}: {self.strerror}; {remedy}, then the same command goes on'
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it in a notebook."""
+        return [f'error: {self}']

@@ -5,21 +5,20 @@ Examples:
     python -m grpo_jax.evaluate --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --out=runs/qwen3
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import json
 import os
 from typing import Any, NamedTuple
 
 from absl import flags
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 
 from grpo_jax import activity, data, rewards
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file, processes
+from grpo_jax.hosts import files, json_file, processes
 from grpo_jax.models import transformer
-from grpo_jax.run import checkpoint, cli, metrics, tables
+from grpo_jax.run import checkpoint, cli, metrics, recorded, tables
 from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.run.figures import (
     LEVEL,
@@ -51,9 +50,8 @@ class Evaluator(NamedTuple):
 
 def make(experiment: Experiment, samples: int, split: str = 'test') -> Evaluator:
     """Evaluator of an experiment over evaluation.prompts of a split, spread evenly."""
-    for name, value in [('evaluation.samples', samples), ('evaluation.prompts', experiment.config.evaluation.prompts)]:
-        if value < 1:
-            raise BadInput(name, value, 'must be at least 1')
+    if samples < 1:
+        raise BadInput('evaluation.samples', samples, 'must be at least 1')
     dataset = experiment.load(split)
     rewards.check_parameters(experiment.reward_functions, dataset.examples)
     dataset = data.pick(dataset, data.spread(len(dataset.examples), experiment.config.evaluation.prompts))
@@ -185,24 +183,13 @@ def _cells(summary, name, digits=3):
     return mean, f'{low} to {high}'
 
 
-def reopen(workdir: str) -> Experiment:
-    """The Experiment of a workdir in which a run was started."""
-    path = os.path.join(workdir, 'config.json')
-    if not os.path.isfile(path):
-        raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
-    config = ConfigDict(_with_tuples(json_file.read_object(path)))
-    if 'collection' not in config:
-        raise BadInput(
-            '--workdir', workdir, 'was begun by an earlier version; read it with that one, or begin a new run'
-        )
-    return open_experiment(config, workdir, folder=os.path.join(workdir, 'model'))
+def reopen(workdir: str, trust: bool = False, functions: Mapping | None = None) -> Experiment:
+    """The Experiment of a workdir in which a run was started; functions: as train.run has had them.
 
-
-def _with_tuples(value):
-    """What JSON gives, with tuples for lists, as configs have them."""
-    if isinstance(value, dict):
-        return {name: _with_tuples(part) for name, part in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+    trust: the code that the recorded config names may run; without it, a config that names some is BadInput.
+    """
+    config = recorded.read_recorded(workdir, trust)
+    return open_experiment(config, workdir, folder=files.inside(workdir, 'model'), functions=functions)
 
 
 def load_policy(experiment: Experiment) -> Any:
@@ -216,9 +203,9 @@ def _load_policy(experiment):
     return checkpoint.read_params(experiment.workdir, params)
 
 
-def evaluate_run(workdir: str, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
+def evaluate_run(workdir: str, samples: int, split: str, trust: bool = False) -> tuple[dict[str, Any], Iterator[dict]]:
     """The report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
-    experiment = reopen(workdir)
+    experiment = reopen(workdir, trust)
     evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
     params, step = _load_policy(experiment)
     with experiment.reward_functions:
@@ -235,8 +222,8 @@ def evaluate_folder(config: Any, out: str, samples: int, split: str) -> tuple[di
         return report(evaluator, experiment.params(), {'path': config.model.path})
 
 
-def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str) -> None:
-    """Evaluates the run in workdir, or else the folder in config.model.path; prints the figures.
+def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str, trust: bool = False) -> None:
+    """Evaluates the run in workdir (trust: see reopen), or else the folder in config.model.path; prints the figures.
 
     Writes evaluation.json and completions.jsonl to the new folder out, or without it to workdir.
     """
@@ -253,13 +240,13 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
     if out and os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
     if workdir is not None:
-        content, rows = evaluate_run(workdir, samples, split)
+        content, rows = evaluate_run(workdir, samples, split, trust)
     else:
         content, rows = evaluate_folder(config, folder, samples, split)
     if not processes.is_first():
         return
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, 'completions.jsonl'), 'w', encoding='utf8') as file:
+    with files.atomic_write(os.path.join(folder, 'completions.jsonl')) as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
     json_file.write(os.path.join(folder, 'evaluation.json'), content)
     print_report(content)
@@ -268,11 +255,12 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
 def main() -> None:
     """The command."""
     values = flags.FLAGS
-    run(values.config, values.workdir, values.out, values.samples, values.split)
+    run(values.config, values.workdir, values.out, values.samples, values.split, values.trust)
 
 
 if __name__ == '__main__':
     cli.define_flags(required=False)
+    cli.define_trust()
     flags.DEFINE_string('out', None, "New folder for the results; a run's own folder without it.")
     flags.DEFINE_integer('samples', 0, 'Completions a prompt; 0: evaluation.samples of the config.', lower_bound=0)
     flags.DEFINE_enum('split', 'test', ['test', 'train'], 'Of the data.')

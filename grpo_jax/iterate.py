@@ -20,8 +20,11 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.settings import Settings
+from grpo_jax.run.workdir import owning
 
 
+@owning
 def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[str, Any]]:
     """One dict an iteration: evaluation.json of its reward model, and the policy's last evaluation in 'policy'.
 
@@ -40,9 +43,10 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
             if i:  # every iteration reads the data that the first one reads
                 record_origins(folders['policy'], recorded_origins(os.path.join(workdir, '0', 'policy')))
             train.run(learning, folders['policy'])
+        _check_rollouts(folders['policy'], config.steps)
         policy = folders['exported']
         if not os.path.exists(policy):
-            export.export(folders['policy'], policy, 'float32')
+            export.export(folders['policy'], policy, 'float32', trust=True)  # of this very config
         processes.agree(f'the policy of iteration {i}', {})
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
         results.append(
@@ -56,6 +60,7 @@ def check(config: Any, iterations: int) -> None:
     """Raises BadInput for what cannot be iterated."""
     if iterations < 1:
         raise BadInput('--iterations', iterations, 'must be at least 1')
+    Settings.from_config(config)
     parts = [name for name, _ in config.reward.parts]
     if 'model' not in parts or not config.reward.verifier:
         raise BadInput(
@@ -68,8 +73,6 @@ def check(config: Any, iterations: int) -> None:
         raise BadInput(
             'reward_model.objective', config.reward_model.objective, "a verifier's labels make pairs; choose pairwise"
         )
-    if not 0 <= config.reward_model.replay < 1:
-        raise BadInput('reward_model.replay', config.reward_model.replay, 'must be in [0, 1)')
     if config.model.random_init:
         raise BadInput('model.random_init', True, 'an iteration goes on from weights; export a policy first')
 
@@ -119,6 +122,14 @@ def _train_reward_model(config, workdir):
         reward_model.run(config, workdir)
         processes.agree(f'the reward model in {workdir}', {})
     return folder
+
+
+def _check_rollouts(workdir, steps):
+    """BadInput where a policy's run could not write all rollouts: the next reward model learns from them."""
+    folder = os.path.join(workdir, 'rollouts')
+    count = len([name for name in os.listdir(folder) if name.endswith('.jsonl')]) if os.path.isdir(folder) else 0
+    if count < steps:
+        raise BadInput(folder, f'{count} rollouts', f'of {steps}: make space, delete {workdir}, and start again')
 
 
 def print_iterations(results: Sequence[dict[str, Any]]) -> None:

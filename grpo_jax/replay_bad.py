@@ -19,19 +19,23 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner.logprobs import Head, rollout_logprobs
 from grpo_jax.run import bad_batch, checkpoint, cli, collect
 from grpo_jax.sharding import batches
+from grpo_jax.text import escape
 from grpo_jax.types import Experience
 
 # of an Experience: by completion or token, and meant to be finite at every token that is learned from
 FINITE = ('advantages', 'old_logprobs', 'ref_logprobs', 'old_entropy', 'values')
 
 
-def run(workdir: str, step: int, rows: int = 10, algorithm=None, functions: Mapping | None = None) -> Iterator[str]:
+def run(
+    workdir: str, step: int, rows: int = 10, algorithm=None, functions: Mapping | None = None, trust: bool = False
+) -> Iterator[str]:
     """Lines about the skipped update of a step: what is not finite in its batch and in its loss, and the update again.
 
-    rows: how many tokens are named of each kind; algorithm and functions: as train.run has had them.
+    rows: how many tokens are named of each kind; algorithm and functions: as train.run has had them;
+    trust: see evaluate.reopen.
     """
     experience = bad_batch.load_batch(workdir, step)
-    experiment = evaluate.reopen(workdir)
+    experiment = evaluate.reopen(workdir, trust, functions)
     experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
     algorithm = train.choose_algorithm(experiment.config, algorithm)
     shapes = collect.step_shapes(experiment, algorithm)
@@ -120,12 +124,13 @@ class _Names:
 def main() -> None:
     """The command."""
     values: Any = flags.FLAGS
-    for line in run(values.workdir, values.step, values.rows):
-        print(line, flush=True)
+    for line in run(values.workdir, values.step, values.rows, trust=values.trust):
+        print(escape(line), flush=True)
 
 
 if __name__ == '__main__':
     flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
     flags.DEFINE_integer('step', None, 'The step whose update was skipped.', required=True, lower_bound=0)
     flags.DEFINE_integer('rows', 10, 'Tokens to name of each kind.', lower_bound=1)
+    cli.define_trust()
     cli.run(main)

@@ -26,6 +26,7 @@ from grpo_jax.rewards import process
 from grpo_jax.rewards.model import TEXTS_FILE, encode_completion
 from grpo_jax.run import cli, demonstrations, tables
 from grpo_jax.run.experiment import Experiment, open_experiment
+from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, specs
 from grpo_jax.types import LabelledBatch
 
@@ -50,23 +51,19 @@ class Objective(NamedTuple):
     fields: tuple[str, ...]  # of an example's meta
     completions: int  # of an example
     loss: Callable  # of learner.reward_model
-    encode: Callable  # (example, tokenizer, section) -> (completions, marks)
+    encode: Callable  # (example, tokenizer, RewardModelOptions) -> (completions, marks)
 
 
+@owning
 def run(config, workdir):
     """The final TrainState of supervised.updates updates on the train split's labels; goes on where it stopped.
 
     Then it is judged on the test split (evaluation.json) and saved as a folder that the rewards model and process load.
     """
-    section = config.reward_model
-    if section.objective not in OBJECTIVES:
-        raise BadInput('reward_model.objective', section.objective, f'choose one of {", ".join(OBJECTIVES)}')
-    if section.after_error not in ('masked', 'wrong'):
-        raise BadInput('reward_model.after_error', section.after_error, 'choose masked or wrong')
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    experiment, objective = open_experiment(config, workdir, head=True), OBJECTIVES[section.objective]
-    settings = experiment.settings
+    experiment = open_experiment(config, workdir, head=True)
+    settings, objective = experiment.settings, OBJECTIVES[experiment.settings.reward_model.objective]
     experiment.check_splits()
     train, test = (read_labelled(experiment, objective, split) for split in ('train', 'test'))
     shapes = experiment.shapes(settings.supervised.batch, objective.completions)
@@ -85,7 +82,7 @@ def run(config, workdir):
     training = supervised.Training(batch, learner, learner.update, initial)
     state = supervised.train(experiment, 'reward model', train.dataset.examples, training)
     on_train, on_test = (predict(experiment, learner, state, labelled, shapes) for labelled in (train, test))
-    results = judge(on_train, on_test, section.objective)
+    results = judge(on_train, on_test, settings.reward_model.objective)
     json_file.write(os.path.join(workdir, 'evaluation.json'), results)
     params = processes.fetch(state.params)
     if processes.is_first():
@@ -107,25 +104,27 @@ def read_labelled(experiment: Experiment, objective: Objective, split: str) -> L
     marks = {}
 
     def encode(example):
-        completions, marks[example.id] = objective.encode(example, experiment.tokenizer, experiment.config.reward_model)
+        completions, marks[example.id] = objective.encode(
+            example, experiment.tokenizer, experiment.settings.reward_model
+        )
         return completions
 
     dataset, completions = demonstrations.read_completions(experiment, split, objective.fields, encode)
     return Labelled(dataset, completions, [marks[example.id] for example in dataset.examples])
 
 
-def _pair(example, tokenizer, section):
+def _pair(example, tokenizer, options):
     rows = [encode_completion(tokenizer, example.meta[field]) for field in ('demonstration', 'rejected')]
     return rows, [[(len(row) - 1, label)] for row, label in zip(rows, (1.0, 0.0), strict=True)]
 
 
-def _point(example, tokenizer, section):
+def _point(example, tokenizer, options):
     row = encode_completion(tokenizer, example.meta['demonstration'])
     return [row], [[(len(row) - 1, _in_unit(example.meta['label'], example))]]
 
 
-def _steps(example, tokenizer, section):
-    steps, labels, separator = example.meta['steps'], example.meta['labels'], section['separator']
+def _steps(example, tokenizer, options):
+    steps, labels, separator = example.meta['steps'], example.meta['labels'], options.separator
     if not all(isinstance(step, str) for step in steps):
         raise BadInput(f'steps of example {example.id}', str(steps)[:80], 'must be texts; mend its row')
     if [step for step, _ in process.split(separator.join(steps), separator)] != [step.strip() for step in steps]:
@@ -138,7 +137,7 @@ def _steps(example, tokenizer, section):
     if len(steps) != len(labels):
         raise BadInput(f'labels of example {example.id}', len(labels), f'there must be one for each of {len(steps)}')
     row, last = process.tokenize(tokenizer, steps, separator)
-    if section['after_error'] == 'wrong' and 0.0 in labels:
+    if options.after_error == 'wrong' and 0.0 in labels:
         first = labels.index(0.0)
         labels = labels[:first] + [0.0] * (len(labels) - first)
     return [row], [
@@ -266,7 +265,7 @@ def save_folder(experiment: Experiment, params: Any) -> None:
     folder = os.path.join(experiment.workdir, 'reward_model')
     if os.path.exists(folder):  # a finished run is judged again, and its folder stays
         return
-    separator, pad_token = experiment.config.reward_model.separator, experiment.pad_token
+    separator, pad_token = experiment.settings.reward_model.separator, experiment.pad_token
     texts = experiment.settings.data.prompt_format._asdict() | {'separator': separator}
     with atomic_folder(folder) as temporary:
         hf.save(temporary, experiment.folder, params, experiment.model_config, np.float32, pad_token_id=pad_token)

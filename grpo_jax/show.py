@@ -10,16 +10,20 @@ from typing import Any
 
 from absl import flags
 
-from grpo_jax import data
+from grpo_jax import data, train
 from grpo_jax.models import hf
 from grpo_jax.run import cli
+from grpo_jax.run.settings import Settings
+from grpo_jax.text import escape
 
 
 def lines(config: Any, count: int) -> Iterator[str]:
     """Yields the lines to print for the first `count` prompts of step 0, and the tokens that end a completion."""
-    folder = hf.find(config.model.path)
+    train.choose_algorithm(config)
+    settings = Settings.from_config(config)
+    folder = hf.find(settings.model.path)
     tokenizer = hf.load_tokenizer(folder)
-    dataset = data.load(data.locate(data.DataOptions.from_config(config.data)), 'train', tokenizer, answered=False)
+    dataset = data.load(data.locate(settings.data), 'train', tokenizer, answered=False)
     stops = hf.stop_tokens(folder, tokenizer)
     yield f'model {folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
         f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops
@@ -35,7 +39,7 @@ def lines(config: Any, count: int) -> Iterator[str]:
 def main() -> None:
     """The command."""
     for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
-        print(line)
+        print(escape(line))
 
 
 if __name__ == '__main__':

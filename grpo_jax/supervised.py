@@ -17,11 +17,12 @@ from grpo_jax import data
 from grpo_jax.algorithms import Algorithm, advantages, ratios, surrogates, weights
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Optimizers, build_optimizer
-from grpo_jax.learner.programs import Learner, make_learner
+from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.run import cli, demonstrations
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.steering import Steering
+from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches
 from grpo_jax.types import Experience, TrainState
 
@@ -45,6 +46,7 @@ def cold_start(experiment: Experiment, functions: Mapping | None = None):
     return run(experiment.config, workdir, experiment.settings.data.origins, functions, experiment.steered).params
 
 
+@owning
 def run(config, workdir, origins=(), functions: Mapping | None = None, steered: Steering | None = None) -> TrainState:
     """The final TrainState of supervised training on the train split's demonstrations, in its own workdir.
 
@@ -75,12 +77,23 @@ def run(config, workdir, origins=(), functions: Mapping | None = None, steered: 
     return train(experiment, 'cold start', dataset.examples, Training(batch, learner, update, initial))
 
 
+def check(experiment: Experiment) -> None:
+    """BadInput where an update on demonstrations cannot be cut as the config says."""
+    check_sizes(SFT, experiment.mesh, *_sizes(experiment), 'supervised.batch')
+
+
+def _sizes(experiment):
+    """(Shapes of an update, its Learning)."""
+    settings = experiment.settings
+    learning = settings.learning._replace(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
+    return experiment.shapes(settings.supervised.batch, 1), learning
+
+
 def build_learner(experiment: Experiment) -> tuple[batches.Shapes, Learner]:
     """(Shapes of an update, Learner) of an experiment's supervised training."""
-    settings = experiment.settings
-    shapes = experiment.shapes(settings.supervised.batch, 1)
+    check(experiment)
+    settings, (shapes, learning) = experiment.settings, _sizes(experiment)
     optimizer = build_optimizer(settings.supervised.optimizer, settings.supervised.updates)
-    learning = settings.learning._replace(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
     return shapes, make_learner(
         experiment.model_config, SFT, Optimizers(optimizer), experiment.devices, shapes, learning
     )
@@ -98,7 +111,7 @@ class Training(NamedTuple):
 def train(experiment: Experiment, title: str, examples, training: Training) -> TrainState:
     """The final TrainState of supervised.updates updates; goes on where it stopped.
 
-    examples: those that it learns from. Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
+    examples: those that it learns from. Stopped when a signal came: the step at hand was finished and saved.
     """
     with Loop(experiment, experiment.settings.supervised.updates, title, keep=1, shown=('loss',)) as loop:
         agree(experiment, loop.newest, {'update': training.learner.update}, examples)

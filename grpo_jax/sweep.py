@@ -23,11 +23,13 @@ from ml_collections.config_flags import config_path
 import numpy as np
 
 from grpo_jax import PACKAGE, data, supervised, train
-from grpo_jax.errors import BadInput
-from grpo_jax.hosts.files import atomic_folder
+from grpo_jax.errors import BadInput, InUse
+from grpo_jax.hosts.files import atomic_folder, writing
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.workdir import owning
+from grpo_jax.text import escape
 
 # columns of the table: name -> (heading, digits after the point)
 COLUMNS = {
@@ -49,6 +51,7 @@ ELSEWHERE = '*: learns from completions of another policy or of chosen groups; i
 Rows = list[dict[str, Any]]  # of the table: (mean, min, max) by column, and preset, mark, status, failures, curves
 
 
+@owning
 def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, workdir: str) -> Rows:
     """The table's rows, best first; trains what is not finished yet.
 
@@ -81,11 +84,15 @@ def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, work
                     _copy_cold_start(cold_start(seed), own_start)
                 record_origins(folder, origins)
                 train.run(config, folder)
+        except InUse:  # also where this process has lost the folder to another
+            raise
         except (BadInput, FloatingPointError) as error:
             outcomes[preset, seed] = ' '.join(str(error).split())
         rows = summarize(outcomes, seeds, elsewhere, workdir)
-        write_table(rows, workdir)
-    draw_curves(rows, workdir)
+        with writing(workdir):
+            write_table(rows, workdir)
+    with writing(workdir):
+        draw_curves(rows, workdir)
     print_table(rows)
     return rows
 
@@ -151,7 +158,8 @@ def write_table(rows: Rows, workdir: str) -> None:
         file.write('\nMean over seeds, with the least and the greatest; length and entropy are of the last quarter.\n')
         if any(row['mark'] for row in rows):
             file.write(f'\n\\{ELSEWHERE}.\n')
-        file.writelines(f'\nFailed: {line}\n' for line in _failure_lines(rows))
+        # a block of code, in which Markdown means nothing: messages quote files of others
+        file.writelines(f'\nFailed:\n\n    {escape(line)}\n' for line in _failure_lines(rows))
 
 
 def print_table(rows: Rows) -> None:
@@ -329,5 +337,5 @@ def main() -> None:
 if __name__ == '__main__':
     cli.define_flags()
     flags.DEFINE_string('presets', 'all', 'Names of files in configs/algorithms, separated by commas, or all.')
-    flags.DEFINE_integer('seeds', 3, 'Runs of each preset, with seeds from 0.')
+    flags.DEFINE_integer('seeds', 3, 'Runs of each preset, with seeds from 0.', lower_bound=1)
     cli.run(main)

@@ -18,30 +18,31 @@ from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import make_experience
+from grpo_jax.learner.programs import check_sizes
 from grpo_jax.rewards import gold
-from grpo_jax.run import bad_batch, branch, cli, collect, curves, metrics, reference
+from grpo_jax.run import bad_batch, branch, checkpoint, cli, collect, curves, metrics, reference, unrewarded
 from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
+from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
+from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, compiled
 
 logger = logging.getLogger('grpo_jax')
 
 
+@owning
 def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
-    Stopped when SIGTERM or Ctrl-C came: the step at hand was finished and saved.
+    Stopped when a signal came: the step at hand was finished and saved.
 
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
     which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile. steering,
     like Steering(amend=True) or Steering(branch=folder), is what is done where the run was begun with another config.
     """
-    experiment, parent = branch.open_run(config, workdir, functions, steering or Steering())
+    experiment, parent, algorithm, shapes = open_run(config, workdir, algorithm, functions, steering)
     workdir, settings, reward_functions = experiment.workdir, experiment.settings, experiment.reward_functions
-    algorithm = choose_algorithm(config, algorithm)
-    shapes = collect.step_shapes(experiment, algorithm)
-    check_algorithm(experiment, algorithm, shapes)
 
     collector = collect.Collector(experiment, shapes)
     learner = experiment.learner(algorithm, shapes, collector.aux())
@@ -74,6 +75,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 with on_devices():
                     logprobs = learner.logprobs(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
+                if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
+                    unrewarded.check(workdir, step, rewarded)
 
             with loop.stage('update'):
                 shaped = rewards.shape_rewards(reward_functions, rewarded, shapes.group_size)
@@ -95,7 +98,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
             loop.log(step, row, metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
-                bad_batch.dump(workdir, step, experience)
+                with loop.writer.optional(step, bad_batch.FOLDER):
+                    bad_batch.dump(workdir, step, experience)
             loop.finish(step, state, row)
 
         loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
@@ -103,11 +107,28 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     return state
 
 
+def open_run(
+    config, workdir, algorithm=None, functions=None, steering=None
+) -> tuple[Experiment, branch.Parent | None, algorithms.Algorithm, batches.Shapes]:
+    """(Experiment of a run, Parent of a branch that is to begin, Algorithm, Shapes of a step); arguments as of run.
+
+    BadInput for whatever of the config cannot work; nothing is written, read of the data, or compiled yet.
+    """
+    algorithm = choose_algorithm(config, algorithm)
+    experiment, parent = branch.open_run(config, workdir, functions, steering or Steering())
+    shapes = collect.step_shapes(experiment, algorithm)
+    check_algorithm(experiment, algorithm, shapes)
+    if experiment.settings.supervised.updates and parent is None and not checkpoint.steps(experiment.workdir):
+        supervised.check(experiment)
+    return experiment, parent, algorithm, shapes
+
+
 def choose_algorithm(config, algorithm=None) -> algorithms.Algorithm:
     """The Algorithm of a run: the given one, or that of config.algorithm, with what config.collection says.
 
-    BadInput when the given one collects in another way than the config.
+    BadInput for whatever of the config cannot work, and when the given one collects in another way than the config.
     """
+    Settings.from_config(config)
     algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
     collected = {name: config.collection[name] for name in SECTIONS}
     for name, value in collected.items():
@@ -135,6 +156,7 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
             f'advantage {config.algorithm.advantage} has no critic; use 0',
         )
     learning = experiment.settings.learning
+    check_sizes(algorithm, experiment.mesh, shapes, learning)
     for warning in algorithms.check_run(
         algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
     ):

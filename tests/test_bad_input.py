@@ -78,7 +78,7 @@ CONFIGS = {
     'cache too small for a group': ({'rollout__cache_gib': 1e-6}, ['rollout.cache_gib', 'at least']),
     'negative cache': ({'rollout__cache_gib': -1.0}, ['rollout.cache_gib = -1.0']),
     'unknown kernels': ({'rollout__kernels': 'fast'}, ['fast', 'auto, on or off']),
-    'empty stop string': ({'rollout__stop_strings': ('',)}, ['stop_strings', 'everywhere']),
+    'empty stop string': ({'rollout__stop_strings': ('',)}, ['rollout.stop_strings', 'not empty']),
     'thinking longer than the completion': ({'rollout__thinking_tokens': 12}, ['thinking_tokens', '12']),
     'demonstrations that do not fit': ({'rollout__max_tokens': 1}, ['rollout.max_tokens = 1']),
 }

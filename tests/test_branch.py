@@ -12,6 +12,7 @@ import pytest
 
 from grpo_jax import export, train
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import lock
 from grpo_jax.run import branch, checkpoint, events, metrics
 from grpo_jax.run.experiment import claim, open_experiment
 from grpo_jax.run.steering import Steering
@@ -171,7 +172,7 @@ def test_the_same_command_goes_on_with_the_branch(copy, tmp_path, monkeypatch):
     assert not child.exists()
     (child / branch.MAKING / 'checkpoints').mkdir(parents=True)  # as kill -9 leaves it while the parts are moved
     (child / 'checkpoints' / '4').mkdir(parents=True)
-    (child / branch.OWNER).write_text('{}')
+    (child / lock.FILE).write_text('{}')
     with monkeypatch.context() as patch:
         kill_at(patch, 5)
         with pytest.raises(Killed):

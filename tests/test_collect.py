@@ -82,7 +82,7 @@ def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
         (dict(collection__retire_above=0.9, reward__verifier=''), ['retire_above = 0.9', 'reward.verifier']),
         (dict(collection__max_draws=0), ['max_draws = 0']),
         (dict(collection__gate='outcome', reward__verifier=''), ["gate = 'outcome'", 'reward.verifier']),
-        (dict(collection__gate='all'), ["gate = 'all'", 'outcome or reward or none']),
+        (dict(collection__gate='all'), ["gate = 'all'", 'outcome, reward or none']),
         (dict(collection__dead_groups='replay'), ['max_staleness = 0', 'at least 1']),
         (dict(collection__dead_groups='resample', collection__max_staleness=2), ['max_staleness = 2', 'truncated']),
     ],

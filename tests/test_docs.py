@@ -59,9 +59,18 @@ def test_the_page_is_what_the_script_makes(scripts, name):
 def test_every_key_of_the_config_has_a_row_and_a_meaning(scripts):
     rows = dict(re.findall(r'^\| `([\w.]+)` \| (.*) \|$', doc_examples.read('docs/config.md'), re.MULTILINE))
     assert set(rows) == {path for path, _ in scripts['config'].leaves(scripts['config'].defaults().to_dict())}
-    assert len(rows) > 150 and rows['steps'].startswith('`100` | steps of the loop')
-    without = [path for path, row in rows.items() if not ''.join(row.split(' | ')[1:]).strip()]
+    assert len(rows) > 150 and rows['steps'].startswith('`100` | a whole number at least 1 | steps of the loop')
+    without = [path for path, row in rows.items() if not ''.join(row.split(' | ')[2:]).strip()]
     assert not without, 'no comment behind these keys in configs/default.py'
+
+
+def test_the_page_says_which_values_a_key_may_have(scripts):
+    rows = dict(re.findall(r'^\| `([\w.]+)` \| (.*) \|$', doc_examples.read('docs/config.md'), re.MULTILINE))
+    values = {path: row.split(' | ')[1].strip() for path, row in rows.items()}
+    assert values['optimizer.b1'] == values['supervised.optimizer.b1'] == 'a number at least 0 and at most 0.999999'
+    assert values['model.dtype'] == 'float32 or bfloat16' and values['data.system'] == ''
+    without = [path for path, row in rows.items() if re.match(r'`-?[\d.e-]+`', row) and not values[path]]
+    assert not without, 'numbers without a range beside their default'
 
 
 def test_defaults_are_those_before_a_preset(scripts):

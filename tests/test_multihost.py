@@ -1,5 +1,6 @@
 """Real processes on loopback train as one: bit for bit, through preemption and kill -9."""
 
+import json
 import os
 import pathlib
 import re
@@ -16,8 +17,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from grpo_jax import evaluate
-from grpo_jax.errors import BadInput, Stopped
-from grpo_jax.hosts import processes
+from grpo_jax.errors import BadInput, CannotWrite, InUse, Stopped
+from grpo_jax.hosts import lock, processes
 from grpo_jax.run import watch
 from tests import tiny_run
 
@@ -132,9 +133,10 @@ def test_two_processes_equal_one(alone, tmp_path):
     assert_equal(tmp_path, alone)
 
 
-def test_two_processes_through_preemption_equal_one(long, alone, tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_two_processes_through_preemption_equal_one(long, alone, tmp_path, number):
     run = Run(tmp_path, 2)
-    run.send(1, signal.SIGTERM, rows=1)
+    run.send(1, number, rows=2)
     for status, errors in run.ends():
         assert status == 42 and 'the same command goes on' in errors, errors
     assert 0 < len(tiny_run.rows(tmp_path)) < STEPS
@@ -233,6 +235,7 @@ def test_flags_that_do_not_fit_together_are_refused(given, message):
 def test_hosts_of_a_tpu_pod_find_each_other_without_flags(monkeypatch):
     calls = []
     monkeypatch.setattr(processes, '_on_tpu', lambda: True)
+    monkeypatch.setattr(processes, '_watch_failures', lambda *_: None)
     monkeypatch.setattr(jax.distributed, 'initialize', lambda *arguments, **_: calls.append(arguments))
     monkeypatch.setattr(jax.distributed, 'shutdown', lambda: calls.append('shutdown'))
     handler = signal.getsignal(signal.SIGTERM)
@@ -248,17 +251,21 @@ def test_hosts_of_a_tpu_pod_find_each_other_without_flags(monkeypatch):
 def test_a_process_that_ends_early_tells_the_others_why(monkeypatch, error):
     reported = {}
     monkeypatch.setattr(processes, '_start', lambda *_: True)
+    monkeypatch.setattr(processes, 'several', lambda: True)
+    monkeypatch.setattr(processes, '_watch_failures', lambda *_: None)
     monkeypatch.setattr(processes, '_client', lambda: types.SimpleNamespace(key_value_set=reported.__setitem__))
     monkeypatch.setattr(jax.distributed, 'shutdown', lambda: None)
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ends = SystemExit if isinstance(error, ValueError) else type(error)
-        with pytest.raises(ends), processes.session('here:1', 2, 0):
+        with pytest.raises(ends), processes.session('here:1', 2, 0, end=lambda text, status: sys.exit(status)):
             raise error
     finally:
         signal.signal(signal.SIGTERM, handler)
-    ((name, text),) = reported.items()
+    ((name, content),) = reported.items()
+    text, status = json.loads(content)
     assert name == 'grpo_jax/failed/0' and text.endswith(f' failed: {str(error) or "KeyboardInterrupt"}')
+    assert status == {BadInput: 2, KeyboardInterrupt: 130, ValueError: 1}[type(error)]
 
 
 def test_shares_of_groups_are_together_all(monkeypatch):
@@ -288,3 +295,126 @@ def test_a_step_that_hangs_ends_the_process_with_all_stacks():
 def test_a_step_in_time_ends_nothing():
     done = subprocess.run([sys.executable, '-c', HANG.replace('60', '0') + '\ntime.sleep(0.5)'], cwd=ROOT, timeout=60)
     assert done.returncode == 0
+
+
+# two processes that meet as those of a run do; then one is in a program of the devices, which waits for the other
+TOGETHER = """
+import sys, time
+from absl import flags
+from grpo_jax.errors import CannotWrite
+from grpo_jax.hosts import files, lock, processes
+from grpo_jax.run import cli, watch
+
+def main():
+    with lock.own(flags.FLAGS.workdir), watch.Watch(0) as watched:
+        processes.agree('the start', {})
+        watched.underway = flags.FLAGS.case == 'steps'
+        print('begun', flush=True)
+        if flags.FLAGS.case == 'full' and flags.FLAGS.process == 1:
+            with files.writing('checkpoints'):
+                raise OSError(28, 'No space left on device')
+        if flags.FLAGS.case == 'raised' and flags.FLAGS.process == 0:
+            raise KeyError('the service is away')
+        while not processes.agree('a step', {}, watched.stopping):
+            time.sleep(100 if flags.FLAGS.case != 'steps' else 0.1)
+
+flags.DEFINE_string('workdir', None, '')
+flags.DEFINE_string('case', None, '')
+cli.run(main)
+"""
+
+
+def together(workdir, case):
+    """Two processes of TOGETHER."""
+    arguments = [f'--workdir={workdir}', f'--case={case}', f'--coordinator=127.0.0.1:{free_port()}', '--processes=2']
+    return [
+        subprocess.Popen(
+            [sys.executable, '-c', TOGETHER, *arguments, f'--process={process}'],
+            cwd=ROOT,
+            env=os.environ | {'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': '1'},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
+
+
+def end(running):
+    """(exit status, stderr) of each process, which must end in a minute; they are killed else."""
+    try:
+        errors = [process.communicate(timeout=60)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(running, errors, strict=True)]
+
+
+def test_a_workdir_in_use_ends_both_processes_with_its_owners_name(tmp_path):
+    with lock.own(str(tmp_path)):
+        outcomes = end(together(tmp_path, 'lock'))
+    for status, errors in outcomes:
+        assert status == InUse.status, errors
+        assert f'process {os.getpid()} on {socket.gethostname()}, begun at' in errors
+        assert 'Traceback' not in errors
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize('asked', [0, 1])
+def test_ctrl_c_to_one_process_before_the_first_step_ends_both(request, tmp_path, asked):
+    if asked == 0:
+        request.getfixturevalue('long')
+    running = together(tmp_path, 'lock')
+    for process in running:
+        assert process.stdout.readline() == 'begun\n'
+    running[asked].send_signal(signal.SIGINT)
+    for status, errors in end(running):
+        assert status == 42, errors
+        assert 'Ctrl-C: stopped, with nothing to finish; the same command goes on' in errors
+        assert 'Traceback' not in errors
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    'case, expected, reason',
+    [
+        ('full', CannotWrite.status, 'cannot write checkpoints: No space left on device; make space'),
+        ('raised', 1, "KeyError: 'the service is away'"),
+    ],
+)
+def test_what_ends_one_process_ends_the_other_with_its_reason(long, tmp_path, case, expected, reason):
+    began = time.monotonic()
+    outcomes = end(together(tmp_path, case))
+    assert time.monotonic() - began < 60
+    for status, errors in outcomes:
+        assert status == expected, errors
+        assert reason in errors or reason.removeprefix('KeyError: ') in errors, errors
+    assert 'Traceback' not in outcomes[case == 'raised'][1]
+
+
+def test_ctrl_c_to_one_process_lets_both_finish_the_step(long, tmp_path):
+    running = together(tmp_path, 'steps')
+    for process in running:
+        assert process.stdout.readline() == 'begun\n'
+    running[1].send_signal(signal.SIGINT)
+    assert [status for status, _ in end(running)] == [0, 0]
+
+
+def test_a_full_disk_of_one_process_ends_two_and_then_they_go_on(long, alone, tmp_path):
+    disk = tmp_path / 'disk'
+    disk.mkdir()
+    mount = ['mount', '-t', 'tmpfs', '-o']
+    if subprocess.run([*mount, 'size=9m', 'tmpfs', disk], capture_output=True).returncode:
+        pytest.skip('NO SMALL DISKS: tmpfs cannot be mounted here')
+    try:
+        began = time.monotonic()
+        outcomes = Run(disk / 'run', 2).ends()
+        for status, errors in outcomes:
+            assert status == CannotWrite.status and 'No space left on device' in errors, errors
+            assert 'Traceback' not in errors, errors
+        assert time.monotonic() - began < 200
+        subprocess.run([*mount, 'remount,size=500m', 'tmpfs', disk], check=True)
+        Run(disk / 'run', 2).succeeds()
+        assert_equal(disk / 'run', alone)
+    finally:
+        subprocess.run(['umount', '-l', disk], check=True)

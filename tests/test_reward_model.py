@@ -17,6 +17,7 @@ from grpo_jax.learner.reward_model import labelled, pairwise
 from grpo_jax.models import hf
 from grpo_jax.rewards import model, process
 from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.settings import RewardModelOptions
 from grpo_jax.sharding import batches
 from grpo_jax.types import Example
 from tests import small_model, tiny_run
@@ -145,7 +146,7 @@ def test_what_follows_the_first_wrong_step_is_masked_or_wrong():
     example = Example('1+2=', '3', 0, {'steps': ['1+2=4', '5', '6'], 'labels': [1.0, 0.0, None]})
     for after_error, labels in [('masked', [1.0, 0.0]), ('wrong', [1.0, 0.0, 0.0])]:
         (row,), (marks,) = reward_model.OBJECTIVES['steps'].encode(
-            example, tokenizer, {'separator': ' ', 'after_error': after_error}
+            example, tokenizer, RewardModelOptions('steps', ' ', 0.1, after_error)
         )
         assert [label for _, label in marks] == labels
         assert tokenizer.decode(row) == '1+2=4 5 6 '
@@ -177,7 +178,7 @@ def test_labels_that_do_not_fit_are_refused(meta, words):
         reward_model.OBJECTIVES['steps'].encode(
             Example('1', '', 7, meta),
             hf.load_tokenizer('configs/models/characters'),
-            {'separator': ' ', 'after_error': 'masked'},
+            RewardModelOptions('steps', ' ', 0.1, 'masked'),
         )
 
 
@@ -185,7 +186,7 @@ def test_labels_that_do_not_fit_are_refused(meta, words):
     ('changes', 'words'),
     [
         (dict(supervised__updates=0), 'supervised.updates'),
-        (dict(reward_model__objective='listwise'), 'pairwise, pointwise, steps'),
+        (dict(reward_model__objective='listwise'), 'pairwise, pointwise or steps'),
         (dict(reward_model__after_error='kept'), 'masked or wrong'),
         (dict(data__name='arithmetic'), 'steps and labels'),
         (dict(learner__microbatches=3), 'choose a divisor'),

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the step at hand is finished and saved, and the same command goes on."""
+"""SIGTERM, Ctrl-C, SIGHUP, exceptions: what there is is saved, and the same command goes on."""
 
 import os
 import signal
@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 
+import jax
+import numpy as np
 import pytest
 
-from grpo_jax import train
-from grpo_jax.errors import BadInput, Stopped
-from grpo_jax.run import metrics, watch
+from grpo_jax import evaluate, train
+from grpo_jax.errors import BadInput, CannotWrite, Stopped
+from grpo_jax.run import loop, metrics, watch
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -35,29 +37,88 @@ def stop_after(monkeypatch):
     return stop
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, stop_after):
-    config = tiny_run.config(steps=2, supervised__updates=3)
+@pytest.fixture(scope='module')
+def straight(tmp_path_factory):
+    """The workdir of a run that nothing has stopped."""
+    workdir = tmp_path_factory.mktemp('runs') / 'straight'
+    train.run(config(), str(workdir))
+    return workdir
+
+
+def config():
+    return tiny_run.config(steps=4, supervised__updates=3, checkpoint__every=3)
+
+
+def assert_equal(workdir, straight):
+    for name in ('cold_start/metrics.jsonl', 'metrics.jsonl', 'evaluations.jsonl'):
+        assert (workdir / name).read_bytes() == (straight / name).read_bytes(), name
+    policies = [evaluate.load_policy(evaluate.reopen(str(folder))) for folder in (workdir, straight)]
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, policies))
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(straight, tmp_path, stop_after):
     stop_after('cold start', 1, signal.SIGINT)
     stop_after('train', 0, signal.SIGTERM)
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with pytest.raises(Stopped, match=r'after step 1 of .*cold_start, .*the same command goes on') as stopped:
-        train.run(config, str(tmp_path / 'run'))
-    assert stopped.value.status == 130
-    with pytest.raises(Stopped, match=r'after step 0 of .*run, .*the same command goes on') as stopped:
-        train.run(config, str(tmp_path / 'run'))
-    assert stopped.value.status == 42
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
-    train.run(config, str(tmp_path / 'run'))
-    train.run(config, str(tmp_path / 'straight'))
-    for name in ('cold_start/metrics.jsonl', 'metrics.jsonl', 'evaluations.jsonl'):
-        assert (tmp_path / 'run' / name).read_bytes() == (tmp_path / 'straight' / name).read_bytes()
+    stop_after('train', 1, signal.SIGHUP)
+    stop_after('train', 3, signal.SIGINT)  # the last step
+    handlers = [signal.getsignal(number) for number in watch.NAMES]
+    for last in ('step 1 of .*cold_start', 'step 0 of .*run', 'step 1 of .*run', 'step 3 of .*run'):
+        with pytest.raises(Stopped, match=f'after {last}, .*the same command goes on') as stopped:
+            train.run(config(), str(tmp_path / 'run'))
+        assert stopped.value.status == 42
+        assert [signal.getsignal(number) for number in watch.NAMES] == handlers
+    train.run(config(), str(tmp_path / 'run'))
+    assert_equal(tmp_path / 'run', straight)
+
+
+class Failing:
+    """A reward that raises at one call, once."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def __call__(self, completion, example):
+        self.left -= 1
+        if not self.left:
+            raise KeyError('the service is away')
+        return float(len(completion) % 3)
+
+
+def test_an_exception_saves_the_last_finished_step(tmp_path, monkeypatch, capsys):
+    changed = tiny_run.config(steps=3, supervised__updates=0, checkpoint__every=100, data__prompts_per_step=4)
+    changed.reward.parts, changed.reward.verifier = (('mine', 1.0),), ''
+    monkeypatch.setattr(evaluate, 'evaluate', lambda *_: {'greedy': 0.0})  # which calls the reward too
+    rewarded = Failing(2 * 16 + 5)  # in step 2, of 16 completions each
+    with pytest.raises(Exception, match='the service is away'):
+        train.run(changed, str(tmp_path / 'run'), functions={'mine': rewarded})
+    assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2']
+    assert f'step 1 of {tmp_path}/run is saved; the same command goes on from there' in capsys.readouterr().err
+    train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
+    train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(0)})
+    assert (tmp_path / 'run' / 'metrics.jsonl').read_bytes() == (tmp_path / 'straight' / 'metrics.jsonl').read_bytes()
+    assert [row['step'] for row in tiny_run.rows(tmp_path / 'run')] == [0, 1, 2]
+
+
+def test_an_exception_after_the_update_keeps_the_older_checkpoint(straight, tmp_path, monkeypatch):
+    def fail(self, step, row, speeds=None):
+        raise RuntimeError('broken')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Loop, 'log', lambda self, step, *rest: (fail if step == 1 else log)(self, step, *rest))
+        with pytest.raises(RuntimeError, match='broken'):
+            train.run(config(), str(tmp_path / 'run'))
+    train.run(config(), str(tmp_path / 'run'))
+    assert_equal(tmp_path / 'run', straight)
+
+
+log = loop.Loop.log
 
 
 def test_the_second_ctrl_c_stops_at_once(capsys):
     with watch.Watch(0) as watched:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
-        assert watched.stopping == 130
+        assert watched.stopping
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1.0)
@@ -88,27 +149,125 @@ def test_another_thread_may_watch_but_hears_no_signal():
     assert stopping == [0]
 
 
+# what a command is at when a signal comes, in the main thread
 COMMAND = """
-import threading, time
-from grpo_jax.run import cli
+import hashlib, sys, threading, time
+from grpo_jax.hosts import lock
+from grpo_jax.run import cli, watch
 
-def main():
-    threading.Thread(target=time.sleep, args=[60]).start()  # as one that compiles
+def compute():  # as a compiler does: no handler of Python's runs before its end
+    print('begun', flush=True)
+    hashlib.pbkdf2_hmac('sha256', b'', b'', 1 << 30)
+
+def nothing():
+    compute()
+
+def run():
+    with lock.own(sys.argv[1]):
+        compute()
+
+def step():
+    with lock.own(sys.argv[1]), watch.Watch(0) as watched:
+        watched.underway = True
+        print('begun', flush=True)
+        while not watched.stopping:
+            time.sleep(0.01)
+        print('asked', flush=True)
+        compute()
+
+def threads():
+    threading.Thread(target=time.sleep, args=[60]).start()
     print('begun', flush=True)
     time.sleep(60)
 
+main = globals()[sys.argv[2]]
+del sys.argv[2:]
 cli.run(main)
 """
 
 
-def test_ctrl_c_before_the_first_step_leaves_one_line_and_status_130():
-    process = subprocess.Popen(
-        [sys.executable, '-c', COMMAND], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+def start(workdir, main):
+    return subprocess.Popen(
+        [sys.executable, '-c', COMMAND, str(workdir), main],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
+
+
+def test_ctrl_c_in_a_command_that_is_no_run_leaves_one_line_and_status_130(tmp_path):
+    process = start(tmp_path, 'threads')
     assert process.stdout.readline() == 'begun\n'
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)  # the thread would take longer
     assert process.returncode == 130 and errors == 'stopped by Ctrl-C\n'
+
+
+@pytest.mark.parametrize('number', watch.NAMES)
+def test_a_signal_while_a_run_compiles_ends_it_at_once(tmp_path, number):
+    process = start(tmp_path / 'run', 'run')
+    assert process.stdout.readline() == 'begun\n'
+    began = time.monotonic()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 3
+    name = watch.NAMES[number]
+    assert process.returncode == 42
+    assert errors == f'{name}: stopped, with nothing to finish; the same command goes on with {tmp_path}/run\n'
+    assert not (tmp_path / 'run').exists()  # the lock is gone too
+
+
+@pytest.mark.parametrize('number', watch.NAMES)
+def test_a_signal_in_a_step_waits_for_its_end_and_a_second_one_does_not(tmp_path, number):
+    process = start(tmp_path / 'run', 'step')
+    assert process.stdout.readline() == 'begun\n'
+    process.send_signal(number)
+    assert [process.stdout.readline() for _ in range(2)] == ['asked\n', 'begun\n']
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    first, second = errors.splitlines()
+    assert first == f'{watch.NAMES[number]}: stopping after this step, with a checkpoint; once more stops at once'
+    assert second == f'{watch.NAMES[number]} once more: stopped at once; the same command goes on'
+    assert not (tmp_path / 'run').exists()
+
+
+def test_what_nohup_ignores_stays_ignored(tmp_path):
+    process = subprocess.Popen(
+        ['nohup', sys.executable, '-c', COMMAND, str(tmp_path / 'run'), 'step'],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == 'begun\n'
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.kill()
+    output, errors = process.communicate(timeout=30)
+    assert not output and 'SIGHUP' not in errors
+
+
+def test_a_terminal_that_is_gone_stops_no_run(tmp_path):
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, '-c', COMMAND, str(tmp_path / 'run'), 'step'],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    assert process.stdout.readline() == 'begun\n'
+    os.close(ours)  # from here on writing to stderr is an error
+    process.send_signal(signal.SIGHUP)
+    assert process.stdout.readline() == 'asked\n'
+    process.kill()
+    process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +275,11 @@ def test_ctrl_c_before_the_first_step_leaves_one_line_and_status_130():
     [
         (BadInput('steps', 0, 'must be at least 1'), 'error: steps = 0: must be at least 1'),
         (Stopped('runs/x', 3), 'stopped after step 3 of runs/x, which is saved; the same command goes on'),
+        (
+            CannotWrite('runs/x/metrics.jsonl', OSError(28, 'No space left on device')),
+            'error: cannot write runs/x/metrics.jsonl: No space left on device; make space, then the same command '
+            'goes on',
+        ),
     ],
 )
 def test_a_notebook_shows_one_line_and_no_traceback(error, line):

@@ -8,10 +8,16 @@ outside every statistic, advantage 0. Where an estimator compares within a group
 gets exactly 0, by max == min: through eps, float rounding would leak.
 """
 
+from typing import Annotated
+
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from grpo_jax.algorithms import groups, pieces, reductions
+from grpo_jax.ranges import Coefficient, Count, NotNegative, OneOf, Range, Share
+
+Ddof = Annotated[int, OneOf((0, 1))]
+Eps = Annotated[float, Range(above=0, most=1e3)]  # 0 would divide a group of equal rewards by 0
 
 
 @pieces.properties(alone=True)
@@ -40,13 +46,15 @@ def best_and_worst(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G'
 
 
 @pieces.properties(alone=True)
-def reward(rewards: Float[np.ndarray, 'P G'], *, baseline: float = 0.0) -> Float[np.ndarray, 'P G']:
+def reward(
+    rewards: Float[np.ndarray, 'P G'], *, baseline: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0
+) -> Float[np.ndarray, 'P G']:
     """r - baseline, a constant: REINFORCE."""
     return rewards - baseline
 
 
 def group_norm(
-    rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: float = 1e-6
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """(r - mean) / (std + eps) within the group: GRPO (arXiv 2402.03300, section 4.1.2).
 
@@ -67,14 +75,14 @@ def leave_one_out(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']
 
 
 def leave_one_out_norm(
-    rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: float = 1e-6
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """leave_one_out / (std + eps) within the group."""
     return leave_one_out(rewards) / (groups.group_std(rewards, std_ddof) + std_eps)
 
 
 @pieces.properties(over_batch=True)
-def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: float = 1e-6) -> Float[np.ndarray, 'P G']:
+def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
     """(r - group mean) / (std + eps) of all raw rewards of the batch: Lite PPO (arXiv 2508.08221).
 
     Dead groups enter the std, as published; their own advantage stays 0.
@@ -84,7 +92,7 @@ def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: flo
 
 @pieces.properties(over_batch=True)
 def batch_centred_std(
-    rewards: Float[np.ndarray, 'P G'], *, std_ddof: int = 1, std_eps: float = 1e-6
+    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """a / (std + eps) of the batch, with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
     centred = group_mean(rewards)
@@ -94,7 +102,7 @@ def batch_centred_std(
 
 @pieces.properties(over_batch=True, by_token=False)
 def group_mean_batch_std(
-    rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C'], *, std_ddof: int = 1
+    rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C'], *, std_ddof: Ddof = 1
 ) -> Float[np.ndarray, 'P G']:
     """a whitened over all tokens of the batch, with a = r - group mean: REINFORCE++-baseline (arXiv 2501.03262).
 
@@ -108,7 +116,7 @@ def group_mean_batch_std(
 
 @pieces.properties(alone=True)
 def reinforce_pp(
-    token_rewards: Float[np.ndarray, 'P G C'], mask: Bool[np.ndarray, 'P G C'], discount: float, *, std_ddof: int = 1
+    token_rewards: Float[np.ndarray, 'P G C'], mask: Bool[np.ndarray, 'P G C'], discount: float, *, std_ddof: Ddof = 1
 ) -> Float[np.ndarray, 'P G C']:
     """Discounted sums of token rewards to come, whitened over the batch's tokens: REINFORCE++ (arXiv 2501.03262)."""
     total, sums = 0.0, np.zeros_like(token_rewards)
@@ -126,7 +134,7 @@ def gae(
     values: Float[np.ndarray, 'P G C'],
     discount: float,
     *,
-    gae_lambda: float = 0.95,
+    gae_lambda: Share = 0.95,
 ) -> Float[np.ndarray, 'P G C']:
     """Generalized advantages, whitened over the batch's tokens: PPO (arXiv 1506.02438, eq. 16; 1707.06347, eq. 11)."""
     return groups.whiten(groups.generalized_advantages(token_rewards, mask, values, discount, gae_lambda), mask, 1)
@@ -139,7 +147,7 @@ def gae_by_length(
     values: Float[np.ndarray, 'P G C'],
     discount: float,
     *,
-    length_alpha: float = 0.05,
+    length_alpha: Annotated[float, Range(above=0, most=1e6)] = 0.05,
 ) -> Float[np.ndarray, 'P G C']:
     """gae with lambda = 1 - 1 / (length_alpha n) for a completion of n tokens: VAPO (arXiv 2504.05118, eq. 8)."""
     lengths = np.maximum(mask.sum(-1), 1)
@@ -151,8 +159,8 @@ def process(
     step_rewards: Float[np.ndarray, 'P G C'],
     mask: Bool[np.ndarray, 'P G C'],
     *,
-    std_ddof: int = 1,
-    std_eps: float = 1e-6,
+    std_ddof: Ddof = 1,
+    std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G C']:
     """Sum of the normalized rewards of steps that end at or after a token (arXiv 2402.03300, section 4.1.3).
 
@@ -165,7 +173,7 @@ def process(
 
 
 @pieces.properties(nonnegative=True)
-def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: float = 1e-6) -> Float[np.ndarray, 'P G']:
+def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
     """(c - mean) / (mean + eps) within the group, 0 where nothing is right: MaxRL (arXiv 2602.02710)."""
     mean = groups.group_means(correct)
     return np.where(mean > 0, group_mean(correct) / (mean + std_eps), 0.0)
@@ -180,18 +188,14 @@ def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> F
 
 
 @pieces.properties(nonnegative=True)
-def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: int = 4) -> Float[np.ndarray, 'P G']:
+def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: Count = 4) -> Float[np.ndarray, 'P G']:
     """groups.pass_at_k_rewards less their group mean: PKPO (arXiv 2505.15201)."""
     return group_mean(groups.pass_at_k_rewards(correct, pass_k))
 
 
 @pieces.properties(over_batch=True)
 def gdpo(
-    parts: Float[np.ndarray, 'K P G'],
-    part_weights: Float[np.ndarray, ' K'],
-    *,
-    std_ddof: int = 1,
-    std_eps: float = 1e-6,
+    parts: Float[np.ndarray, 'K P G'], part_weights: Float[np.ndarray, ' K'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """Reward parts normalized in their groups, and their weighted sum in the batch: GDPO (arXiv 2601.05242)."""
     normed = np.stack([group_norm(part, std_ddof=std_ddof, std_eps=std_eps) for part in parts])
@@ -209,10 +213,10 @@ def xrpo_sharpen(
     mask: Bool[np.ndarray, 'P G C'],
     sampler_logprobs: Float[np.ndarray, 'P G C'],
     *,
-    std_ddof: int = 1,
-    std_eps: float = 1e-6,
-    sharpen: float = 1.0,
-    sharpen_cap: float = 0.5,
+    std_ddof: Ddof = 1,
+    std_eps: Eps = 1e-6,
+    sharpen: Coefficient = 1.0,
+    sharpen_cap: Coefficient = 0.5,
 ) -> Float[np.ndarray, 'P G']:
     """group_norm, and for correct completions a bonus where they were unlikely: XRPO (arXiv 2510.06672).
 
@@ -234,10 +238,10 @@ def grpo_lambda(
     correct: Float[np.ndarray, 'P G'],
     mask: Bool[np.ndarray, 'P G C'],
     *,
-    efficient_share: float = 0.2,
-    efficient_alpha: float = 0.2,
-    std_ddof: int = 1,
-    std_eps: float = 1e-6,
+    efficient_share: Share = 0.2,
+    efficient_alpha: Share = 0.2,
+    std_ddof: Ddof = 1,
+    std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:
     """group_norm of rewards that fall with length in the best groups: GRPO-lambda (arXiv 2505.18086, section 3).
 
@@ -264,10 +268,10 @@ def gtpo(
     old_entropy: Float[np.ndarray, 'P G C'],
     initial_entropy: float | np.floating,
     *,
-    std_ddof: int = 1,
-    std_eps: float = 1e-6,
-    entropy_penalty: float = 0.1,
-    entropy_cut: float = 0.6931,
+    std_ddof: Ddof = 1,
+    std_eps: Eps = 1e-6,
+    entropy_penalty: Coefficient = 0.1,
+    entropy_cut: NotNegative = 0.6931,
 ) -> Float[np.ndarray, 'P G C']:
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 import inspect
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from jaxtyping import Float
 
+from grpo_jax import ranges
 from grpo_jax.algorithms import (
     advantages,
     corrections,
@@ -18,6 +19,7 @@ from grpo_jax.algorithms import (
     validation,
     weights,
 )
+from grpo_jax.ranges import Coefficient, NotNegative, PositiveShare, Range, Share
 from grpo_jax.types import Array
 
 # config key -> the module whose functions it chooses from
@@ -44,7 +46,7 @@ class Algorithm(NamedTuple):
     surrogate: Callable  # -> f32[B, C]
     weights: Callable  # -> f32[B, C]
     kl: Callable = kl.none  # -> f32[B, C]
-    kl_coef: float = 0.0  # of the KL term, where there is one
+    kl_coef: Coefficient = 0.0  # of the KL term, where there is one
     kl_placement: str = 'loss'  # or 'reward_token', 'reward_sequence'
     kl_corrected: bool = False  # the correction also multiplies the KL term of the loss
     regularizers: tuple[Callable, ...] = ()  # -> f32[B, C] each, added
@@ -55,15 +57,15 @@ class Algorithm(NamedTuple):
     dead_groups: str = 'keep'  # what becomes of groups that are dead
     gate: str = 'auto'  # what says that a group is dead: see groups.judge_groups
     source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
-    discount: float = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
-    critic_lambda: float = 0.95  # of the returns that a critic learns
-    advantage_clip: float = 0.0  # bound of |A|; 0: none
-    covariance_share: float = 2e-4  # of tokens that count as of top covariance
-    entropy_coef: float = 0.0
-    entropy_target: float = 0.0  # nats; 0: the coefficient stays
-    entropy_delta: float = 0.005  # its change a step
-    kl_target: float = 0.0  # of the adaptive kl_coef; 0: it stays
-    kl_horizon: float = 10000.0  # rows in which it may change by its own size
+    discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
+    critic_lambda: Share = 0.95  # of the returns that a critic learns
+    advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
+    covariance_share: PositiveShare = 2e-4  # of tokens that count as of top covariance
+    entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0  # below 0 it pays for a narrow distribution
+    entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats; 0: the coefficient stays
+    entropy_delta: Annotated[float, Range(above=0, most=1e6)] = 0.005  # its change a step
+    kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # of the adaptive kl_coef; 0: it stays
+    kl_horizon: Annotated[float, Range(least=1, most=1e12)] = 10000.0  # rows in which it may change by its own size
 
     @property
     def reads(self) -> set[str]:
@@ -142,6 +144,8 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     nothing reads.
     """
     validation.refuse_moved_keys(section)
+    for key, value in ranges.take(section, list(MODULES), 'algorithm').items():
+        ranges.check_value(f'algorithm.{key}', value, tuple[str, ...] if key == 'regularizers' else str)
     chosen: dict[str, Any] = {
         key: pieces.choose(module, key, section[key], section)
         for key, module in MODULES.items()

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.ranges import NotNegative, Positive, Share
 from grpo_jax.types import Array
 
 
@@ -17,19 +18,21 @@ def none(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     return jnp.ones(mask.shape, jnp.float32)
 
 
-def truncated(log_rho: Float[Array, 'B C'], *, rho_max: float = 2.0) -> Float[Array, 'B C']:
+def truncated(log_rho: Float[Array, 'B C'], *, rho_max: Positive = 2.0) -> Float[Array, 'B C']:
     """min(rho, rho_max) by token: TIS (https://fengyao.notion.site/off-policy-rl)."""
     return jnp.minimum(reductions.clamped_exp(log_rho), rho_max)
 
 
-def icepop(log_rho: Float[Array, 'B C'], *, icepop_low: float = 0.5, icepop_high: float = 5.0) -> Float[Array, 'B C']:
+def icepop(
+    log_rho: Float[Array, 'B C'], *, icepop_low: Share = 0.5, icepop_high: Positive = 5.0
+) -> Float[Array, 'B C']:
     """rho by token, 0 outside [icepop_low, icepop_high]: IcePop (arXiv 2510.18855)."""
     rho = reductions.clamped_exp(log_rho)
     return _keep_within(rho, rho, icepop_low, icepop_high)
 
 
 def truncated_product(
-    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, rho_max: float = 2.0
+    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, rho_max: Positive = 2.0
 ) -> Float[Array, 'B C']:
     """min(product of rho, rho_max), on each of a row's tokens."""
     product = reductions.clamped_exp(reductions.row_sum(log_rho, mask))
@@ -37,7 +40,7 @@ def truncated_product(
 
 
 def masked_product(
-    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, product_max: float = 3.0
+    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, product_max: Positive = 3.0
 ) -> Float[Array, 'B C']:
     """Product of rho on each of a row's tokens, 0 for rows above product_max: MIS, as TRL's sequence_mask."""
     product = reductions.clamped_exp(reductions.row_sum(log_rho, mask))
@@ -48,8 +51,8 @@ def masked_geometric(
     log_rho: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    geometric_low: float = 0.999,
-    geometric_high: float = 1.002,
+    geometric_low: Share = 0.999,
+    geometric_high: Positive = 1.002,
 ) -> Float[Array, 'B C']:
     """rho by token, 0 for rows whose geometric mean is outside [geometric_low, geometric_high]."""
     mean = reductions.row_mean(log_rho, mask)
@@ -57,14 +60,18 @@ def masked_geometric(
     return _keep_within(rho, reductions.clamped_exp(mean), geometric_low, geometric_high)
 
 
-def veto(log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, veto_below: float = 1e-4) -> Float[Array, 'B C']:
+def veto(log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, veto_below: Share = 1e-4) -> Float[Array, 'B C']:
     """1, or 0 for rows with a token whose rho is below veto_below."""
     worst = jnp.min(jnp.where(mask, log_rho, 0.0), -1, keepdims=True)
     return jnp.broadcast_to(jnp.where(reductions.clamped_exp(worst) < veto_below, 0.0, 1.0), mask.shape)
 
 
 def opsm(
-    drift: Float[Array, 'B C'], mask: Bool[Array, 'B C'], advantages: pieces.Advantages, *, opsm_delta: float = 0.5
+    drift: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    advantages: pieces.Advantages,
+    *,
+    opsm_delta: NotNegative = 0.5,
 ) -> Float[Array, 'B C']:
     """1, or 0 for rows with A < 0 whose mean drift is above opsm_delta: DeepSeek-V3.2 (arXiv 2512.02556, section 3.1).
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.ranges import Positive
 from grpo_jax.types import Array
 
 MAX_MEAN_LOG_RATIO = 10.0
@@ -44,7 +45,7 @@ def sequence_geometric_token(log_ratio: Float[Array, 'B C'], mask: Bool[Array, '
 
 @pieces.properties(row_mean=True)
 def clipped_geometric(
-    log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C'], advantages: pieces.Advantages, *, log_clip: float = 0.4
+    log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C'], advantages: pieces.Advantages, *, log_clip: Positive = 0.4
 ) -> Float[Array, 'B C']:
     """exp of the row's mean of log ratios clipped on the side that the advantage pushes to: GMPO (arXiv 2507.20673)."""
     clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, log_clip), jnp.maximum(log_ratio, -log_clip))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.ranges import Coefficient
 from grpo_jax.types import Array
 
 
@@ -20,7 +21,11 @@ def entropy_bonus(entropy: Float[Array, 'B C'], entropy_coef: float | Float[Arra
 
 @pieces.properties(zero_at_first=True)
 def llds(
-    log_ratio: Float[Array, 'B C'], advantages: pieces.Advantages, mask: Bool[Array, 'B C'], *, llds_coef: float = 0.2
+    log_ratio: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    mask: Bool[Array, 'B C'],
+    *,
+    llds_coef: Coefficient = 0.2,
 ) -> Float[Array, 'B C']:
     """llds_coef * what a token has lost since the old policy, in spans that lost in sum: LLDS (arXiv 2512.04220).
 
@@ -41,14 +46,14 @@ def _of_right(mask: Bool[Array, 'B C'], correct: Float[Array, ' B']) -> Bool[Arr
 
 @pieces.properties(acts_on=_of_right)
 def positive_nll(
-    logprobs: Float[Array, 'B C'], correct: Float[Array, ' B'], *, positive_nll_coef: float = 0.1
+    logprobs: Float[Array, 'B C'], correct: Float[Array, ' B'], *, positive_nll_coef: Coefficient = 0.1
 ) -> Float[Array, 'B C']:
     """-positive_nll_coef * logprob, a mean over the tokens of right completions: VAPO (arXiv 2504.05118, eq. 11)."""
     return -positive_nll_coef * jnp.where(correct >= 1, 1.0, 0.0)[:, None] * logprobs
 
 
 def behaviour_k2(
-    logprobs: Float[Array, 'B C'], sampler_logprobs: Float[Array, 'B C'], *, behaviour_coef: float = 1e-3
+    logprobs: Float[Array, 'B C'], sampler_logprobs: Float[Array, 'B C'], *, behaviour_coef: Coefficient = 1e-3
 ) -> Float[Array, 'B C']:
     """behaviour_coef * (logprob - sampler's)^2: a pull to the policy that sampled (prime-rl's default with DPPO)."""
     return behaviour_coef * jnp.square(reductions.clamp(logprobs - sampler_logprobs))
@@ -56,7 +61,7 @@ def behaviour_k2(
 
 @pieces.properties(zero_at_first=True)
 def kl_cov(
-    log_ratio: Float[Array, 'B C'], top_covariance: Float[Array, 'B C'], *, kl_cov_coef: float = 1.0
+    log_ratio: Float[Array, 'B C'], top_covariance: Float[Array, 'B C'], *, kl_cov_coef: Coefficient = 1.0
 ) -> Float[Array, 'B C']:
     """kl_cov_coef * |log ratio| on the tokens of highest covariance: KL-Cov (arXiv 2505.22617, eq. 12)."""
     return kl_cov_coef * top_covariance * jnp.abs(log_ratio)

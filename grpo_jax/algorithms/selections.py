@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import reductions
+from grpo_jax.ranges import Positive, PositiveShare
 from grpo_jax.types import Array
 
 
@@ -17,7 +18,7 @@ def all_tokens(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
 
 
 def high_entropy(
-    old_entropy: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, entropy_share: float = 0.2
+    old_entropy: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, entropy_share: PositiveShare = 0.2
 ) -> Float[Array, 'B C']:
     """Tokens whose entropy is in the batch's highest entropy_share (arXiv 2506.01939, eq. 5).
 
@@ -27,7 +28,9 @@ def high_entropy(
     return ((old_entropy >= threshold) & mask).astype(jnp.float32)
 
 
-def m2po(log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, second_moment: float = 0.04) -> Float[Array, 'B C']:
+def m2po(
+    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, second_moment: Positive = 0.04
+) -> Float[Array, 'B C']:
     """Drops the tokens with the largest log_rho^2 until the mean of the rest is at most second_moment.
 
     M2PO (arXiv 2510.01161, algorithm 1); of equals, the later tokens go first.
@@ -46,7 +49,7 @@ def clip_cov(
     *,
     covariance_low: float = 1.0,
     covariance_high: float = 5.0,
-    covariance_share: float = 2e-4,
+    covariance_share: PositiveShare = 2e-4,
 ) -> Float[Array, 'B C']:
     """All but the covariance_share of tokens with the highest covariance between the two bounds.
 

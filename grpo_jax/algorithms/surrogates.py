@@ -4,17 +4,26 @@ What a surrogate may read: ratio, log_ratio, logprobs, base_logprobs (what the r
 f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B].
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.ranges import NotNegative, Positive, Range
 from grpo_jax.types import Array
+
+Power = Annotated[float, Range(least=0, most=1e3)]
 
 
 @pieces.properties(bounded=True)
 def clip(
-    ratio: Float[Array, 'B C'], advantages: pieces.Advantages, *, clip_low: float = 0.2, clip_high: float = 0.2
+    ratio: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    *,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
 ) -> Float[Array, 'B C']:
     """max(-A x, -A clip(x, 1 - clip_low, 1 + clip_high)): PPO (arXiv 1707.06347, eq. 7).
 
@@ -30,9 +39,9 @@ def dual_clip(
     ratio: Float[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float = 3.0,  # the config key; in the body the name is the number
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
+    dual_clip: Annotated[float, Range(least=1)] = 3.0,  # the config key; in the body the name is the number
 ) -> Float[Array, 'B C']:
     """clip, and for A < 0 at most -dual_clip A: a bound on far-off negative tokens (arXiv 1912.09729, eq. 5)."""
     loss = clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
@@ -51,7 +60,11 @@ def importance(ratio: Float[Array, 'B C'], advantages: pieces.Advantages) -> Flo
 
 @pieces.properties(bounded=True)
 def cispo(
-    ratio: Float[Array, 'B C'], advantages: pieces.Advantages, logprobs: Float[Array, 'B C'], *, cispo_cap: float = 5.0
+    ratio: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    logprobs: Float[Array, 'B C'],
+    *,
+    cispo_cap: Annotated[float, Range(least=1)] = 5.0,
 ) -> Float[Array, 'B C']:
     """-min(x, cispo_cap) A logprob, the weight not differentiated: CISPO (arXiv 2506.13585, eq. 4).
 
@@ -65,8 +78,8 @@ def sapo(
     ratio: Float[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    sapo_positive: float = 1.0,
-    sapo_negative: float = 1.05,
+    sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,
+    sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,
 ) -> Float[Array, 'B C']:
     """-(4 / tau) sigmoid(tau (x - 1)) A, tau by the sign of A: SAPO (arXiv 2511.20347)."""
     tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
@@ -80,8 +93,8 @@ def dppo_tv(
     logprobs: Float[Array, 'B C'],
     base_logprobs: Float[Array, 'B C'],
     *,
-    dppo_low: float = 0.2,
-    dppo_high: float = 0.2,
+    dppo_low: Positive = 0.2,
+    dppo_high: Positive = 0.2,
 ) -> Float[Array, 'B C']:
     """-A x where the token's probability has not moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
 
@@ -99,8 +112,8 @@ def dppo_kl(
     logprobs: Float[Array, 'B C'],
     base_logprobs: Float[Array, 'B C'],
     *,
-    dppo_low: float = 0.2,
-    dppo_high: float = 0.2,
+    dppo_low: Positive = 0.2,
+    dppo_high: Positive = 0.2,
 ) -> Float[Array, 'B C']:
     """dppo_tv with the distance KL(base || now) of the two outcomes, this token or another (arXiv 2602.04879)."""
     now, base = (jnp.clip(jnp.exp(jax.lax.stop_gradient(x)), 1e-6, 1 - 1e-6) for x in (logprobs, base_logprobs))
@@ -116,8 +129,8 @@ def vespo(
     logprobs: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    vespo_powers: tuple[float, float] = (2.0, 3.0),
-    vespo_rates: tuple[float, float] = (3.0, 2.0),
+    vespo_powers: tuple[Power, Power] = (2.0, 3.0),
+    vespo_rates: tuple[Power, Power] = (3.0, 2.0),
 ) -> Float[Array, 'B C']:
     """-W^k e^(lambda (1 - W)) A logprob, the weight not differentiated, W the row's ratio: VESPO (arXiv 2602.10693).
 
@@ -136,7 +149,7 @@ def dpo(
     mask: Bool[Array, 'B C'],
     group_ids: Int[Array, ' B'],
     *,
-    dpo_beta: float = 0.1,
+    dpo_beta: Annotated[float, Range(above=0, most=1e3)] = 0.1,
     dpo_length_norm: bool = False,
 ) -> Float[Array, 'B C']:
     """-log sigmoid(beta (chosen - rejected)) on the pair's tokens: DPO (arXiv 2305.18290, eq. 7).

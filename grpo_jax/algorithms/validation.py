@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 import numpy as np
 
+from grpo_jax import ranges
 from grpo_jax.algorithms import pieces
 from grpo_jax.algorithms.groups import GATES
 from grpo_jax.errors import BadInput
@@ -40,6 +41,7 @@ def check(algorithm: 'Algorithm') -> None:
     has_kl = 'ref_logprobs' in pieces.reads(algorithm.kl)
     for_reward = pieces.property_of(algorithm.kl, 'for_reward')
     _check_choices(algorithm)
+    _numbers(algorithm)
     if for_reward and placement == 'loss':
         raise BadInput(
             'algorithm.kl',
@@ -49,7 +51,7 @@ def check(algorithm: 'Algorithm') -> None:
         )
     if has_kl and not for_reward and placement != 'loss':
         raise BadInput('algorithm.kl', kl, f'only k1 is unbiased in the reward; use k1 with kl_placement={placement!r}')
-    if has_kl == (algorithm.kl_coef == 0) or algorithm.kl_coef < 0:
+    if has_kl == (algorithm.kl_coef == 0):
         raise BadInput(
             'algorithm.kl_coef',
             algorithm.kl_coef,
@@ -84,11 +86,10 @@ def check(algorithm: 'Algorithm') -> None:
             'selected',
             'opsm drops rows as the policy moves, after the denominators are known; use all',
         )
-    if algorithm.kl_target and (not has_kl or algorithm.kl_horizon <= 0):
-        raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term and a kl_horizon above 0')
+    if algorithm.kl_target and not has_kl:
+        raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term; choose a kl, or 0')
     if algorithm.entropy_target and not algorithm.needs_entropy_gradient:
         raise BadInput('algorithm.entropy_target', algorithm.entropy_target, "needs regularizers=('entropy_bonus',)")
-    _numbers(algorithm)
 
 
 def _check_choices(algorithm: 'Algorithm') -> None:
@@ -114,12 +115,17 @@ def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[
     read = {number for several in chosen.values() for piece in several for number in pieces.numbers(piece)}
     read |= {number for number, (holds, _) in conditions.items() if holds}
     defaults = {**algorithm._field_defaults, **RUN_NUMBERS}
+    numbers = {
+        key: {name: pieces.numbers(piece) for name, piece in pieces.named(module).items()}
+        for key, module in modules.items()
+    }
+    for named in numbers.values():
+        for own in named.values():
+            defaults |= own
     for number in (key for key in section if key not in {*read, *modules, *CHOICES}):
-        readers = {key: _pieces_with(number, module) for key, module in modules.items()}
-        for named in readers.values():
-            for piece in named.values():
-                defaults[number] = pieces.numbers(piece)[number]
-        if number in defaults and section[number] == defaults[number]:
+        readers = {key: [name for name, own in named.items() if number in own] for key, named in numbers.items()}
+        same = number in defaults and section[number] == defaults[number]
+        if same and isinstance(section[number], bool) == isinstance(defaults[number], bool):
             continue
         raise BadInput(f'algorithm.{number}', section[number], _explain_inert(number, readers, conditions, chosen))
 
@@ -146,10 +152,6 @@ def _conditions(algorithm):
         ),
         **dict.fromkeys(('critic_lambda', 'critic_warmup', 'value_clip'), critic),
     }
-
-
-def _pieces_with(number, module):
-    return {name: piece for name, piece in pieces.named(module).items() if number in pieces.numbers(piece)}
 
 
 def _explain_inert(number, readers, conditions, chosen):
@@ -232,43 +234,27 @@ def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) ->
 
 
 def _numbers(algorithm):
+    """BadInput for a number out of the range that its piece or Algorithm has for it, and for ends that are crossed."""
+    ranges.check(type(algorithm), algorithm._asdict(), 'algorithm')
     bound = {}
     for piece in (
         algorithm.advantage,
         algorithm.ratio,
         algorithm.surrogate,
+        algorithm.kl,
         algorithm.weights,
         algorithm.correction,
         algorithm.selection,
         *algorithm.regularizers,
     ):
+        ranges.check(piece, pieces.numbers(piece), 'algorithm')
         bound |= pieces.numbers(piece)
-    positive = (
-        'fixed_length',
-        'loss_denominator',
-        'log_clip',
-        'sapo_positive',
-        'sapo_negative',
-        'dppo_low',
-        'dppo_high',
-        'rho_max',
-        'product_max',
-        'icepop_high',
-        'geometric_high',
-        'dpo_beta',
-        'length_alpha',
-        'second_moment',
-        'entropy_share',
-        'pass_k',
-    )
-    for name, least in {**dict.fromkeys(positive, 0), 'cispo_cap': 1, 'dual_clip': 1}.items():
-        if name in bound and not (bound[name] > least or bound[name] == least == 1):
-            raise BadInput(f'algorithm.{name}', bound[name], f'must be {"at least 1" if least else "above 0"}')
-    for name in ('clip_low', 'clip_high', 'std_eps'):
-        if bound.get(name, 0) < 0:
-            raise BadInput(f'algorithm.{name}', bound[name], 'must be at least 0')
-    for name in ('icepop', 'geometric'):
+    for name in ('icepop', 'geometric', 'covariance'):
         if bound.get(f'{name}_low', 0) > bound.get(f'{name}_high', np.inf):
             raise BadInput(f'algorithm.{name}_low', bound[f'{name}_low'], f'is above {name}_high: nothing is left')
-    if bound.get('std_ddof', 0) not in (0, 1):
-        raise BadInput('algorithm.std_ddof', bound['std_ddof'], 'must be 0 or 1')
+    if bound.get('clip_low', 0) > 1 and bound['clip_low'] != bound.get('clip_high'):
+        raise BadInput(
+            'algorithm.clip_low',
+            bound['clip_low'],
+            'bounds nothing: a ratio is never below 0; choose at most 1, or clip_high for one bound of both sides',
+        )

@@ -5,10 +5,13 @@ same loss by construction. They may read mask bool[B, C], group_ids i32[B] and a
 tokens count nowhere.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from grpo_jax.algorithms import pieces, reductions
+from grpo_jax.ranges import Count, Range
 from grpo_jax.types import Array
 
 
@@ -28,7 +31,9 @@ def sequence_sum(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     return mask / jnp.maximum(jnp.sum(jnp.any(mask, -1)), 1)
 
 
-def constant(mask: Bool[Array, 'B C'], *, loss_denominator: float = 1024.0) -> Float[Array, 'B C']:
+def constant(
+    mask: Bool[Array, 'B C'], *, loss_denominator: Annotated[float, Range(least=1e-6, most=1e12)] = 1024.0
+) -> Float[Array, 'B C']:
     """Sum over all tokens / loss_denominator."""
     return mask / loss_denominator
 
@@ -36,7 +41,7 @@ def constant(mask: Bool[Array, 'B C'], *, loss_denominator: float = 1024.0) -> F
 def fixed_length(
     mask: Bool[Array, 'B C'],
     *,
-    fixed_length: int = 1024,  # the config key; in the body the name is the number
+    fixed_length: Count = 1024,  # the config key; in the body the name is the number
 ) -> Float[Array, 'B C']:
     """Sum over a row's tokens / fixed_length, mean over rows: Dr. GRPO (arXiv 2503.20783, section 3.2).
 

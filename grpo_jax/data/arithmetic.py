@@ -4,14 +4,19 @@ A policy that imitates them can add and seldom does: its most likely completion 
 through the columns. Reinforcement closes that gap.
 """
 
+from typing import Annotated
 import zlib
 
 import numpy as np
 
+from grpo_jax.ranges import Range, Share
 from grpo_jax.types import Example
 
+Digits = Annotated[int, Range(least=1, most=18)]  # of numbers in int64
+Rows = Annotated[int, Range(least=1, most=10**6)]  # made one by one
 
-def examples(split: str, *, digits: int, count: int, blurts: float, wrong: float) -> list[Example]:
+
+def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share) -> list[Example]:
     """Up to `count` distinct sums of two numbers of `digits` digits; train and test never share one.
 
     A demonstration is a blurt, the bare answer, with probability `blurts`, and a blurt has one digit changed with

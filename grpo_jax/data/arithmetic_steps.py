@@ -3,10 +3,12 @@
 import numpy as np
 
 from grpo_jax.data import arithmetic, step_labels
+from grpo_jax.data.arithmetic import Digits, Rows
+from grpo_jax.ranges import Share
 from grpo_jax.types import Example
 
 
-def examples(split: str, *, digits: int, count: int, blurts: float, wrong: float, slips: float) -> list[Example]:
+def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share, slips: Share) -> list[Example]:
     """The sums of arithmetic.examples; with probability `slips` one digit of a worked demonstration is changed.
 
     meta['steps'] lists the columns and the answer, or the bare answer of a blurt. meta['labels'] has a label for each:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 import random
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 import zlib
 
 from grpo_jax.errors import BadInput
+from grpo_jax.ranges import Length, Range, Share, Text
 from grpo_jax.types import Example
 
 PROMPT = (
@@ -34,13 +35,13 @@ class Term(NamedTuple):
 def examples(
     split: str,
     *,
-    count: int,
-    numbers: Sequence[int],
-    largest: int,
-    highest: int,
-    operations: str,
+    count: Annotated[int, Range(least=1, most=10**6)],
+    numbers: Annotated[Sequence[Annotated[int, Range(least=2, most=100)]], Length(2, 2)],
+    largest: Annotated[int, Range(least=1, most=10**9)],
+    highest: Annotated[int, Range(least=1, most=10**18)],
+    operations: Text,
     short: bool,
-    wrong: float,
+    wrong: Share,
 ) -> list[Example]:
     """Up to `count` distinct problems of numbers[0] to numbers[1] numbers in 1..largest with a target in 1..highest.
 
@@ -49,9 +50,9 @@ def examples(
     demonstration, which with probability `wrong` gives an expression of another value. `short` prompts are 3,5,7=22:
     and ask for the bare expression; others are a sentence and ask for <think> and <answer>.
     """
-    if not 2 <= numbers[0] <= numbers[1]:
-        raise BadInput('data.options.numbers', numbers, 'must be the least and the most numbers, at least 2')
-    if not operations or not set(operations) <= OPERATIONS.keys():
+    if numbers[0] > numbers[1]:
+        raise BadInput('data.options.numbers', numbers, 'must be the least and the most numbers of a problem')
+    if not set(operations) <= OPERATIONS.keys():
         raise BadInput('data.options.operations', operations, f'take from {"".join(OPERATIONS)}')
     # demonstrations draw from another stream: the problems do not depend on `wrong`
     problems, slips = random.Random(f'{tuple(numbers)} {largest} {split}'), random.Random(split)

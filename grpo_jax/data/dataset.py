@@ -6,13 +6,14 @@ import importlib.util
 import inspect
 import logging
 import os
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from jaxtyping import Int
 import numpy as np
 
+from grpo_jax import ranges
 from grpo_jax.data import origin
-from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt
+from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
@@ -24,12 +25,12 @@ MOST_SHARED = 0.5  # share of the test prompts that the train split may have too
 class DataOptions(NamedTuple):
     """config.data as plain values; configs/default.py says what each means."""
 
-    name: str
+    name: ranges.Text
     path: str
     revision: str
     options: dict[str, Any]
-    prompts_per_step: int
-    max_prompt_tokens: int
+    prompts_per_step: ranges.Count
+    max_prompt_tokens: Annotated[int, ranges.Range(least=2, most=2**31 - 1)]
     prompt_format: PromptFormat
     strict: bool
     origins: tuple[origin.Origin, ...] = ()  # of each source, once `locate` has put their folders into options
@@ -37,21 +38,10 @@ class DataOptions(NamedTuple):
     @classmethod
     def from_config(cls, section: Any) -> 'DataOptions':
         """The options of config.data; BadInput for a value that cannot work, whatever the data set."""
-        for name, least in [('max_prompt_tokens', 2), ('prompts_per_step', 1)]:
-            if section[name] < least:
-                raise BadInput(f'data.{name}', section[name], f'must be at least {least}')
-        prompt_format = PromptFormat(section['chat'], section['system'], section['template'])
+        values = ranges.read_section(cls, section, 'data', elsewhere=['prompt_format', 'origins'])
+        prompt_format = PromptFormat(**ranges.read_section(PromptFormat, section, 'data'))
         prompt_format.check()
-        return cls(
-            section['name'],
-            section['path'],
-            section['revision'],
-            dict(section['options']),
-            section['prompts_per_step'],
-            section['max_prompt_tokens'],
-            prompt_format,
-            section['strict'],
-        )
+        return cls(**values | {'options': dict(section['options']), 'prompt_format': prompt_format})
 
 
 class Dataset(NamedTuple):
@@ -68,6 +58,7 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
     recorded are the origins that the run began with. Data sets that lie in no folder are fetched; no row is read.
     """
     module, values = _import(options.name), options.options
+    _check_options(module, values)
     if not hasattr(module, 'weights'):
         values, where = origin.choose_folder(module, values, options.path, options.revision, *recorded)
         return options._replace(options=values, origins=(where,))
@@ -79,6 +70,7 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
     sources, origins = [], []
     for k, source in enumerate(values['sources']):
         path, revision = source.get('path', ''), source.get('revision', '')
+        _check_options(_import(source['name']), source['options'])
         located, where = origin.choose_folder(
             _import(source['name']), source['options'], path, revision, *recorded[k : k + 1]
         )
@@ -99,7 +91,11 @@ def load(options: DataOptions, split: str, tokenizer: Any, answered: bool = True
     ]
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
-    rows = [row if isinstance(row, BadInput) else _encode(tokenizer, row, options, split) for row in rows]
+    written = _write(tokenizer, options.prompt_format, rows)
+    rows = [
+        row if isinstance(row, BadInput) else _encode(tokenizer, row, options, split, text)
+        for row, text in zip(rows, written, strict=True)
+    ]
     encoded = drop_malformed(rows, options.strict, split)
     if not encoded:
         raise BadInput('data.options', options.options, f'gives no example of the {split} split')
@@ -135,11 +131,20 @@ def _check_examples(name, rows):
         raise BadInput('data.name', name, 'gives examples ids that are not distinct, or not in 0..2^31-1')
 
 
-def _encode(tokenizer, example, options, split):
+def _write(tokenizer, prompt_format, rows):
+    """Of each row what the chat template makes of its prompt; None where there is no chat."""
+    written: list[Any] = [None] * len(rows)
+    chosen = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
+    for i, text in zip(chosen, render_prompts(tokenizer, prompt_format, [rows[i] for i in chosen]), strict=True):
+        written[i] = text
+    return written
+
+
+def _encode(tokenizer, example, options, split, written):
     """(example, token ids of its prompt), or the BadInput that names it."""
-    where = f'example {example.id} of the {split} split'
+    where, prompt_format = f'example {example.id} of the {split} split', options.prompt_format
     try:
-        return example, encode_prompt(tokenizer, example.prompt, options.prompt_format, example.messages, where)
+        return example, encode_prompt(tokenizer, example.prompt, prompt_format, example.messages, where, written)
     except BadInput as error:
         return error.with_traceback(None)
 
@@ -164,11 +169,20 @@ def check_shared(train: Dataset, test: Dataset) -> None:
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
     """The Examples of a split of the data set `name`, and a BadInput for each malformed row."""
     module, options = _import(name), dict(options)
-    try:
-        inspect.signature(module.examples).bind(split, **options)
-    except TypeError as error:
-        raise BadInput('data.options', options, f'{error} of {module.__name__}.examples') from None
+    _check_options(module, options, inspect.Signature.bind)
     return module.examples(split, **options)
+
+
+def _check_options(module, options, bind=inspect.Signature.bind_partial):
+    """BadInput for an option of a data set that its `examples` does not take, or that is out of its range.
+
+    bind: Signature.bind where none may lack; a folder may come from the hub.
+    """
+    try:
+        bind(inspect.signature(module.examples), 'train', **options)
+    except TypeError as error:
+        raise BadInput('data.options', dict(options), f'{error} of {module.__name__}.examples') from None
+    ranges.check(module.examples, options, 'data.options')
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
@@ -181,19 +195,22 @@ def _keywords(function):
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
+def is_file(name: str) -> bool:
+    """Whether the name of a data set is that of a Python file of the user's."""
+    return name.endswith('.py')
+
+
 def _import(name):
     """The module of a data set: a file of this package, or FILE.py of the user's."""
-    if name.endswith('.py'):
+    ranges.check_value('data.name', name, ranges.Text)
+    if is_file(name):
         module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
     else:
-        try:
-            module = importlib.import_module(f'grpo_jax.data.{name}')
-        except ModuleNotFoundError as error:
-            if error.name != f'grpo_jax.data.{name}':
-                raise
-            module = None
+        path = f'grpo_jax.data.{name}'
+        known = name.isidentifier() and importlib.util.find_spec(path)
+        module = importlib.import_module(path) if known else None
     if module is None or not hasattr(module, 'examples'):
-        place = 'file' if name.endswith('.py') else 'file in grpo_jax/data'
+        place = 'file' if is_file(name) else 'file in grpo_jax/data'
         raise BadInput(
             'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'
         )

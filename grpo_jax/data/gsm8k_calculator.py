@@ -7,13 +7,14 @@ import numpy as np
 from grpo_jax.data import gsm8k
 from grpo_jax.data.records import split_malformed
 from grpo_jax.errors import BadInput
+from grpo_jax.ranges import Share
 from grpo_jax.types import Example
 
 FILES = gsm8k.FILES
 ANNOTATION = re.compile(r'<<([^<>=]*[-+*/][^<>=]*)=([-+.\d]+)>>')
 
 
-def examples(split: str, *, folder: str, slips: float) -> list[Example | BadInput]:
+def examples(split: str, *, folder: str, slips: Share) -> list[Example | BadInput]:
     """Each distinct annotated expression of a split once; the test split leaves out those of the train split.
 
     The demonstration is the annotated value, with probability `slips` one digit too long: a policy that imitates these

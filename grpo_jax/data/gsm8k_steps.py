@@ -1,16 +1,21 @@
 """The calculator steps of whole GSM8K solutions: 48/2;48+24= is worked out as 48/2=24 48+24=72."""
 
+from typing import Annotated
+
 import numpy as np
 
 from grpo_jax.data import gsm8k, gsm8k_calculator
 from grpo_jax.data.records import split_malformed
 from grpo_jax.errors import BadInput
+from grpo_jax.ranges import Range, Share
 from grpo_jax.types import Example
 
 FILES = gsm8k.FILES
 
 
-def examples(split: str, *, folder: str, steps: int, slips: float) -> list[Example | BadInput]:
+def examples(
+    split: str, *, folder: str, steps: Annotated[int, Range(least=2)], slips: Share
+) -> list[Example | BadInput]:
     """Each distinct chain of the first 2 to `steps` annotated expressions of a solution; test leaves out train's.
 
     meta['steps'] lists the expressions. In the demonstration each value is, with probability `slips`, one

@@ -1,13 +1,24 @@
 """Sums whose demonstrations have a habit that a careless reward pays for: for labs of reward hacking."""
 
+from typing import Annotated
+
 import numpy as np
 
 from grpo_jax.data import arithmetic
+from grpo_jax.data.arithmetic import Digits, Rows
+from grpo_jax.ranges import OneOf, Share
 from grpo_jax.types import Example
 
 
 def examples(
-    split: str, *, digits: int, count: int, blurts: float, wrong: float, habit: str, share: float
+    split: str,
+    *,
+    digits: Digits,
+    count: Rows,
+    blurts: Share,
+    wrong: Share,
+    habit: Annotated[str, OneOf(('repeat', 'brackets'))],
+    share: Share,
 ) -> list[Example]:
     """The examples of data.arithmetic; a `share` of their demonstrations shows the habit.
 

@@ -1,16 +1,27 @@
 """Several data sets at once, each with a weight: its share of the prompts, whatever its size."""
 
-from collections.abc import Sequence
-import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from grpo_jax import ranges
 from grpo_jax.data import dataset
 from grpo_jax.data.records import Unanswered
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
 
-def examples(split: str, *, sources: Sequence[Any]) -> list[Example | BadInput]:
+class Source(NamedTuple):
+    """A data set of the mixture: what its dict may have."""
+
+    name: ranges.Text
+    weight: ranges.Positive
+    options: Mapping[str, Any]
+    source: str = ''
+    path: str = ''
+    revision: str = ''
+
+
+def examples(split: str, *, sources: Sequence[Mapping[str, Any]]) -> list[Example | BadInput]:
     """Examples of all sources, dicts of name, weight and options, path and revision, and source if a name comes twice.
 
     meta['source'] is the dict's source, or its name. Example i of source k has the id i * len(sources) + k, which does
@@ -30,7 +41,7 @@ def _of_source(example, sources, k):
     return example._replace(id=example.id * len(sources) + k, meta=example.meta | {'source': _label(sources[k])})
 
 
-def weights(*, sources: Sequence[Any]) -> dict[str, int | float]:
+def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
     """meta['source'] -> weight; BadInput for sources that cannot be mixed."""
     for source in sources:
         needed = {'name', 'weight', 'options'}
@@ -38,8 +49,7 @@ def weights(*, sources: Sequence[Any]) -> dict[str, int | float]:
             raise BadInput(
                 'data.options.sources', source, 'must have name, weight, options, and may have source, path, revision'
             )
-        if not isinstance(source['weight'], (int, float)) or not 0 < source['weight'] < math.inf:
-            raise BadInput('data.options.sources', source, 'its weight must be above 0; leave the source out for none')
+        ranges.check(Source, source, 'data.options.sources')
         if source['name'] == 'mixture':
             raise BadInput('data.options.sources', source, 'is itself a mixture; name its sources here')
     by_label = {_label(source): source['weight'] for source in sources}

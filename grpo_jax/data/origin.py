@@ -42,7 +42,8 @@ def choose_folder(
     options, name = dict(options), module.__name__.rpartition('.')[2]
     if 'folder' not in inspect.signature(module.examples).parameters:
         if path or revision:
-            raise BadInput('data.path', path, f'the data set {name} reads no files; leave path and revision empty')
+            key, value = ('data.path', path) if path else ('data.revision', revision)
+            raise BadInput(key, value, f'the data set {name} reads no files; leave path and revision empty')
         return options, Origin('', '', '', '')
     _check_id(path, revision)
     folder = options.get('folder') or ''

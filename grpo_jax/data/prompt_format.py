@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from grpo_jax.data.records import shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
+from grpo_jax.workers import pool
 
 
 class PromptFormat(NamedTuple):
@@ -45,10 +46,10 @@ def _check_roles(tokenizer, roles, must_render):
     """BadInput where the rendering of a chat does not change with what one of its messages says."""
     messages = [{'role': role, 'content': f'number {i}'} for i, role in enumerate(roles)]
     try:
-        rendered = _render(tokenizer, messages)
+        rendered = _render_one(tokenizer, messages)
         for i, role in enumerate(roles):
             changed = [*messages[:i], {'role': role, 'content': 'another'}, *messages[i + 1 :]]
-            if _render(tokenizer, changed) == rendered:
+            if _render_one(tokenizer, changed) == rendered:
                 raise BadInput(
                     'data.chat',
                     True,
@@ -75,18 +76,20 @@ def encode_prompt(
     prompt_format: PromptFormat,
     messages: Sequence[dict[str, Any]] = (),
     where: str = 'prompt',
+    rendered: str | TemplateFailure | None = None,
 ) -> list[int]:
     """Token ids of an Example's prompt, or of the chat that it ends; special tokens are added once.
 
     They come from the chat template or from the tokenizer. A chat is written whole, with the template around the last
     message of the user, and open for an answer; where its last message is the assistant's, the answer goes on with
-    that. BadInput, which names `where`, for a prompt that the chat template cannot write, or that has no tokens.
+    that. rendered is what render_prompts has made of it already. BadInput, which names `where`, for a prompt that the
+    chat template cannot write, or that has no tokens.
     """
     if prompt_format.chat:
-        try:
-            rendered = _render(tokenizer, write_messages(text, prompt_format, messages))
-        except TemplateFailure as failure:
-            raise BadInput(where, shorten(text), f'the chat template cannot write it: {failure}') from None
+        if rendered is None:
+            (rendered,) = _render(tokenizer, [write_messages(text, prompt_format, messages)])
+        if isinstance(rendered, TemplateFailure):
+            raise BadInput(where, shorten(text), f'the chat template cannot write it: {rendered}')
         ids = tokenizer.encode(rendered, add_special_tokens=False)
     else:
         if messages:
@@ -120,15 +123,42 @@ def write_messages(
     return written
 
 
-def _render(tokenizer, messages):
-    """The text of a chat, open for the assistant's answer; TemplateFailure where the template has none for it."""
-    prefilled = messages[-1]['role'] == 'assistant'
+def render_prompts(
+    tokenizer: Any, prompt_format: PromptFormat, examples: Sequence[Example]
+) -> Sequence[str | TemplateFailure]:
+    """Of each example the text that the chat template makes of its chat, or the failure."""
+    return _render(tokenizer, [write_messages(e.prompt, prompt_format, e.messages) for e in examples])
+
+
+def _render(tokenizer, chats):
+    """The text of each chat, open for the assistant's answer; TemplateFailure in place of what is not written."""
+    from grpo_jax.workers import chat_templates  # it imports transformers
+
     try:
-        text = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=not prefilled, continue_final_message=prefilled, tokenize=False
-        )
-    except Exception as error:  # templates are programs
-        raise TemplateFailure(f'{type(error).__name__}, {shorten(error)}') from None
-    if not isinstance(text, str) or not text.strip():
-        raise TemplateFailure('it writes nothing')
+        template = tokenizer.get_chat_template()
+        rendered = chat_templates.render(template, chats, tokenizer.special_tokens_map)
+    except (pool.Expired, pool.Died) as failure:
+        raise BadInput(
+            'data.chat',
+            True,
+            f'the chat template of {tokenizer.name_or_path} had to be ended: {failure}; take another, or set '
+            'data.chat=False',
+        ) from None
+    except Exception as error:  # of a template that is none, and of messages that are none
+        return [TemplateFailure(f'{type(error).__name__}, {shorten(error)}')] * len(chats)
+    return [
+        TemplateFailure(shorten(failure))
+        if text is None
+        else text
+        if text.strip()
+        else TemplateFailure('it writes nothing')
+        for text, failure in rendered
+    ]
+
+
+def _render_one(tokenizer, messages):
+    """The text of a chat; TemplateFailure where the template has none for it."""
+    (text,) = _render(tokenizer, [messages])
+    if isinstance(text, TemplateFailure):
+        raise text
     return text

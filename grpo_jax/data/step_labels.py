@@ -1,8 +1,8 @@
 """Solutions whose first wrong step is marked: MR-GSM8K (arXiv 2312.17080) and BIG-Bench Mistake (arXiv 2311.08516)."""
 
-from collections.abc import Sequence
 import functools
 import os
+from typing import Annotated
 import zlib
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from grpo_jax.data import jsonl
 from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
+from grpo_jax.ranges import Range, Texts
 from grpo_jax.types import Example
 
 # names of problem, gold answer and first wrong step, and what the first step counts as
@@ -18,7 +19,9 @@ BIG_BENCH = 'input', 'target', 'mistake_index', 0
 KINDS = '()', '[]', '{}', '<>'
 
 
-def examples(split: str, *, folder: str, tasks: Sequence[str], exchanges: int) -> list[Example | BadInput]:
+def examples(
+    split: str, *, folder: str, tasks: Texts, exchanges: Annotated[int, Range(least=0, most=1000)]
+) -> list[Example | BadInput]:
     """Examples of folder/<task>.jsonl for each task; a fixed fifth of the problems is the test split.
 
     meta['steps'] lists the steps of a solution. meta['labels'] has a label for each: 1.0 before the first wrong one,

@@ -7,6 +7,7 @@ import re
 import sys
 
 from grpo_jax.errors import BadInput
+from grpo_jax.text import escape
 
 
 def fetch(
@@ -54,4 +55,4 @@ def fetch(
 @functools.cache
 def announce(line: str):
     """Prints a line, once a process: what is read from where."""
-    print(line, file=sys.stderr, flush=True)
+    print(escape(line), file=sys.stderr, flush=True)

@@ -15,6 +15,8 @@ import pickle
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from typing import Any
 
@@ -25,54 +27,124 @@ from jax.sharding import Sharding
 from jaxtyping import Int
 import numpy as np
 
-from grpo_jax.errors import BadInput, Stopped
+from grpo_jax.errors import INTERRUPTED, BadInput, CannotWrite, Stopped
+from grpo_jax.text import escape
 
 HEARTBEAT_SECONDS = 30  # a process without a sign of life for this long counts as dead, and the others end
 LEAVE_SECONDS = 20  # how long a process waits for the others at the end
 MEETING_SECONDS = 3600  # how long a process waits for one that lives and has not come
-POLL_SECONDS = 2  # how often a waiting process checks whether another one has failed
+POLL_SECONDS = 2  # how often a process checks whether another one has failed
+NOTICE_SECONDS = 4  # how long a process may take to notice that by itself, which gives its message a place
 FAILED = 'grpo_jax/failed/'  # the keys under which processes report why they end
+LEFT = 'grpo_jax/left/'  # and those of processes that have ended
 
 # of this process, like the client of the coordination service, of which jax has one a process
 _meeting_numbers = itertools.count()
 
 
+class OtherFailed(RuntimeError):
+    """Another process has ended, for a reason that it has left here, and so does this one, with the same status."""
+
+    def __init__(self, text: str, status: int):
+        super().__init__(text)
+        self.status = status
+
+
+def _end(text: str, status: int) -> None:
+    print(text, file=sys.stderr, flush=True)
+    os._exit(status)
+
+
 @contextlib.contextmanager
-def session(coordinator: str | None, processes: int | None, process: int | None) -> Iterator[None]:
+def session(
+    coordinator: str | None, processes: int | None, process: int | None, end: Callable[[str, int], None] = _end
+) -> Iterator[None]:
     """Joins this process with the others and leaves them at the end; when this process fails, the others learn it.
 
     coordinator is HOST:PORT of process 0. Without a coordinator, the hosts of a TPU pod find each other, and any other
-    process is alone. BadInput when the three arguments do not fit together.
+    process is alone. BadInput when the three arguments do not fit together. end(text, status) ends this process when
+    another one has failed and this one does not notice, because it waits for the other in a device program.
     """
+    handler = signal.getsignal(signal.SIGTERM)
     if not _start(coordinator, processes, process):
         yield
         return
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax has put a handler there that only notes the signal
+    # jax has put a handler there that only notes the signal
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+    left = threading.Event()
+    threading.Thread(target=_watch_failures, args=[left, end], name='failures', daemon=True).start()
     try:
         yield
     except Stopped:
+        _shut_down(left)
         raise
-    except (BadInput, KeyboardInterrupt) as error:
-        _report_failure(error)
+    except (BadInput, CannotWrite, OtherFailed, KeyboardInterrupt) as error:
+        report_failure(error)  # and no shutdown, which waits for the others and aborts without them
         raise
     except Exception as error:
-        # print now: leaving the others may end the process
-        traceback.print_exc()
-        print(f'error: {_name()}: {type(error).__name__}: {error}', file=sys.stderr, flush=True)
-        _report_failure(error)
-        sys.exit(1)
-    finally:
-        try:
-            jax.distributed.shutdown()
-        except jax.errors.JaxRuntimeError as error:
-            print(f'{_name()} leaves alone: {str(error).splitlines()[0]}', file=sys.stderr)
+        print(*map(escape, traceback.format_exc().rstrip('\n').split('\n')), sep='\n', file=sys.stderr)
+        report_failure(error)
+        end(f'error: {_name()}: {type(error).__name__}: {error}', 1)
+    else:
+        _shut_down(left)
 
 
-def _report_failure(error):
-    """Tells the other processes, which then end too, wherever they wait for this one."""
-    text = f'{_name()} failed: {str(error) or type(error).__name__}'
+def _shut_down(left):
+    """Leaves the others, who come here too."""
+    left.set()
+    try:
+        jax.distributed.shutdown()
+    except jax.errors.JaxRuntimeError as error:
+        print(f'{_name()} leaves alone: {str(error).splitlines()[0]}', file=sys.stderr)
+
+
+def report_failure(error: BaseException) -> None:
+    """Tells the other processes why this one ends; they then end too, wherever they wait for this one."""
+    if several() and not isinstance(error, (Stopped, OtherFailed)):
+        interrupted = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        _tell(f'{_name()} failed: {str(error) or type(error).__name__}', getattr(error, 'status', interrupted))
+
+
+def leave(text: str, status: int) -> None:
+    """Tells the other processes that this one ends at once; the first, which holds the messages, waits for the others.
+
+    The process must end then: whoever waits for it learns it so.
+    """
+    if not several():
+        return
+    for target, *arguments in ([_tell, f'{_name()}: {text}', status], [_note_leaving]):
+        telling = threading.Thread(target=target, args=arguments, daemon=True)
+        telling.start()
+        telling.join(POLL_SECONDS)  # the first may have gone
+    if speaks():
+        until = time.monotonic() + LEAVE_SECONDS
+        count = distributed.global_state.num_processes or 1
+        while time.monotonic() < until and len(_client().key_value_dir_get(LEFT)) < count:
+            time.sleep(0.2)
+        time.sleep(0.5)  # between their note and their end
+
+
+def _note_leaving():
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        _client().key_value_set(f'{LEFT}{distributed.global_state.process_id}', '')
+
+
+def _tell(text, status):
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # they may have gone already
-        _client().key_value_set(f'{FAILED}{jax.process_index()}', text)
+        _client().key_value_set(f'{FAILED}{distributed.global_state.process_id}', json.dumps([text, status]))
+
+
+def _watch_failures(left, end):
+    """Ends this process a while after any has failed, unless it has left by then."""
+    own = f'{FAILED}{distributed.global_state.process_id}'
+    while not left.wait(POLL_SECONDS):
+        try:
+            failures = dict(_client().key_value_dir_get(FAILED))
+        except (jax.errors.JaxRuntimeError, AttributeError):  # the first process has gone, or this one is going
+            return
+        if failures and not left.wait(LEAVE_SECONDS if own in failures else NOTICE_SECONDS):
+            text, status = json.loads(next(iter(failures.values())))
+            end(f'error: {text}', status)
 
 
 def _start(coordinator, processes, process):
@@ -117,6 +189,11 @@ def _on_tpu():
 def is_first() -> bool:
     """Whether this process writes the files that all processes share."""
     return jax.process_index() == 0
+
+
+def several() -> bool:
+    """Whether this process trains with others as one. No device is touched to know it."""
+    return (distributed.global_state.num_processes or 1) > 1
 
 
 def speaks() -> bool:
@@ -196,7 +273,8 @@ def _receive(client, meeting, process, where):
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
         for _, message in client.key_value_dir_get(FAILED):
-            raise RuntimeError(f'at {where}: {message}')
+            text, status = json.loads(message)
+            raise OtherFailed(f'at {where}: {text}', status)
     raise RuntimeError(f'at {where}: process {process} has not come for {MEETING_SECONDS} s')
 
 
@@ -272,7 +350,8 @@ def _key(meeting, process):
 
 
 def _name():
-    return f'process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}'
+    state = distributed.global_state
+    return f'process {state.process_id} of {state.num_processes} on {socket.gethostname()}'
 
 
 def _client() -> Any:

@@ -83,9 +83,10 @@ def _host_inputs(aux, rollout, logprobs, shape):
 
 
 def _statistics(rewards, advantages, dead):
+    rewarded = np.isfinite(rewards).any()
     return {
-        'reward': np.nanmean(rewards),
-        'reward_std': np.nanstd(rewards),
+        'reward': np.nanmean(rewards) if rewarded else np.nan,
+        'reward_std': np.nanstd(rewards) if rewarded else np.nan,
         'dead_groups': np.mean(dead),
         'advantage_abs': np.mean(np.abs(advantages)),
         'advantage_abs_max': np.max(np.abs(advantages)),

@@ -1,33 +1,32 @@
 """The optimizer: global-norm clipping and AdamW under a warm-up and decay schedule."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import optax
 
-from grpo_jax.errors import BadInput
+from grpo_jax import ranges
+from grpo_jax.ranges import Natural, OneOf, Positive, Range
 
 SCHEDULES = ('constant', 'cosine', 'linear')  # after warm-up
+Decay = Annotated[float, Range(least=0, most=0.999999)]  # nearer to 1, float32 has 1 - b as 0
 
 
 class Optimization(NamedTuple):
     """An optimizer's numbers; updates counts optimizer updates."""
 
-    learning_rate: float
-    schedule: str = 'constant'  # after warm-up: constant, or linear or cosine to zero
-    warmup: int = 0  # updates
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    learning_rate: Annotated[float, Range(least=0, most=10)]  # AdamW moves each parameter by about that much
+    schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, or linear or cosine to zero
+    warmup: Natural = 0  # updates
+    b1: Decay = 0.9
+    b2: Decay = 0.95
+    eps: Annotated[float, Range(above=0, most=1)] = 1e-8
+    weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0
+    max_grad_norm: Positive = 1.0
 
     @classmethod
-    def from_config(cls, section):
-        """Optimization of a config section; BadInput for an unknown schedule."""
-        optimization = cls(**{name: section[name] for name in cls._fields})
-        if optimization.schedule not in SCHEDULES:
-            raise BadInput('optimizer.schedule', optimization.schedule, 'choose one of ' + ', '.join(SCHEDULES))
-        return optimization
+    def from_config(cls, section, name='optimizer'):
+        """Optimization of the config's section of that name; BadInput for a value out of its range."""
+        return cls(**ranges.read_section(cls, section, name))
 
 
 class Optimizers(NamedTuple):

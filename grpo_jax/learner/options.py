@@ -1,9 +1,10 @@
 """The learner's options: config.learner as a typed value."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from grpo_jax.errors import BadInput
+from grpo_jax import ranges
 from grpo_jax.models import transformer
+from grpo_jax.ranges import Count, Natural, NotNegative, OneOf
 
 OFFLOADABLE = ('optimizer', 'reference')
 
@@ -23,34 +24,26 @@ class Learning(NamedTuple):
     The result depends on epochs, minibatches, dtype, temperature, value_clip and critic_warmup alone.
     """
 
-    epochs: int = 1  # passes over a step's rollout
-    minibatches: int = 1  # optimizer updates a pass
-    microbatches: int = 1  # gradients that add up to one update
-    pack_columns: int = 0  # tokens of a packed row; 0: rows are padded
-    pack_rows: int = 1  # packed rows of a microbatch on each device
-    chunk: int = 4096  # tokens whose logits exist at once
-    remat: str = 'none'  # a name of transformer.REMAT
-    offload: frozenset[str] = frozenset()  # what waits in the hosts' memory, of OFFLOADABLE
+    epochs: Annotated[int, ranges.Range(least=1, most=10_000)] = 1  # passes over a step's rollout
+    minibatches: Count = 1  # optimizer updates a pass
+    microbatches: Count = 1  # gradients that add up to one update
+    pack_columns: Natural = 0  # tokens of a packed row; 0: rows are padded
+    pack_rows: Count = 1  # packed rows of a microbatch on each device
+    chunk: Count = 4096  # tokens whose logits exist at once
+    remat: Annotated[str, OneOf(tuple(transformer.REMAT))] = 'none'
+    offload: frozenset[Annotated[str, OneOf(OFFLOADABLE)]] = frozenset()  # what waits in the hosts' memory
     dtype: str = 'float32'  # of computation
     temperature: float = 1.0  # logprobs are those of softmax(logits / temperature)
-    value_clip: float = 0.0  # how far a critic's value may move in a step without more loss; 0: any
-    critic_warmup: int = 0  # steps at the start in which the critic learns alone
-    max_bad_steps: int = 10  # skipped updates that stop the run
+    value_clip: NotNegative = 0.0  # how far a critic's value may move in a step without more loss; 0: any
+    critic_warmup: Natural = 0  # steps at the start in which the critic learns alone
+    max_bad_steps: Natural = 10  # skipped updates that stop the run
 
     @classmethod
     def from_config(cls, section, **others):
         """Learning of config.learner; others are its fields that stand elsewhere. BadInput for what cannot work."""
-        values: dict[str, Any] = {name: section[name] for name in cls._fields if name in section} | others
-        values['offload'] = frozenset(section['offload'])
-        learning = cls(**values)
-        if learning.remat not in transformer.REMAT:
-            raise BadInput('learner.remat', learning.remat, 'choose ' + ', '.join(transformer.REMAT))
-        if learning.offload - set(OFFLOADABLE):
-            raise BadInput('learner.offload', section['offload'], 'choose from optimizer and reference')
-        for name in ('epochs', 'minibatches', 'microbatches', 'chunk'):
-            if getattr(learning, name) < 1:
-                raise BadInput(f'learner.{name}', getattr(learning, name), 'must be at least 1')
-        return learning
+        values: dict[str, Any] = ranges.read_section(cls, section, 'learner', elsewhere=list(others)) | others
+        values['offload'] = frozenset(values['offload'])
+        return cls(**values)
 
     @property
     def updates(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import optax
 
 from grpo_jax import algorithms
@@ -64,7 +64,7 @@ def make_learner(
     steps. BadInput when minibatches, microbatches and mesh do not divide the batch, or packed rows are too short.
     """
     mesh = devices.mesh
-    _check_cut(algorithm, mesh, shapes, learning)
+    check_sizes(algorithm, mesh, shapes, learning)
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
         partition.make_collectives(model_config, mesh), _packing(mesh, shapes, learning, algorithm),
@@ -162,8 +162,17 @@ def make_reward_learner(
     )
 
 
-def _check_cut(algorithm, mesh, shapes, learning):
-    """BadInput when the batch cannot be cut as learning says."""
+def check_sizes(
+    algorithm: algorithms.Algorithm,
+    mesh: Mesh,
+    shapes: Shapes,
+    learning: Learning,
+    prompts: str = 'data.prompts_per_step',
+) -> None:
+    """BadInput when the batch cannot be cut or packed as learning says; prompts: the key that says how many there are.
+
+    Nothing is compiled.
+    """
     cut, rows = learning.minibatches * learning.microbatches, shapes.prompts * shapes.group_size
     if shapes.prompts % learning.minibatches or rows % cut:
         raise BadInput(
@@ -172,7 +181,7 @@ def _check_cut(algorithm, mesh, shapes, learning):
             f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
             'of whole groups; choose divisors',
         )
-    batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
+    batches.check_divides(mesh, prompts, shapes.prompts)
     batches.check_divides(mesh, 'rows of a microbatch', rows // cut, BATCH_AXES)
     batches.check_columns(mesh, shapes)
     if 'group_ids' in algorithm.reads and shapes.prompts % cut:
@@ -182,6 +191,7 @@ def _check_cut(algorithm, mesh, shapes, learning):
             f'cuts groups of {shapes.group_size} apart, and the loss is one of whole groups; choose a divisor of the '
             "minibatch's prompts",
         )
+    _packing(mesh, shapes, learning, algorithm)
 
 
 def _packing(mesh, shapes, learning, algorithm):

@@ -15,6 +15,13 @@ SIZES = {
     'intermediate_size': 2**31 - 1,
     'max_position_embeddings': 2**31 - 1,
 }  # the largest that can be meant
+# what of a config.json is read; the rest, some of which is about training or lets transformers allocate, never is
+READ = (
+    *SIZES,
+    *('tie_word_embeddings', 'attention_bias', 'mlp_bias', 'rms_norm_eps', 'hidden_act', 'head_dim', 'tokenizer_class'),
+    *('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_factor'),
+    *('use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types'),
+)
 SWITCHES = ('tie_word_embeddings', 'attention_bias', 'mlp_bias')
 # rope_type -> the numbers that it must have, those it may have
 ROPE_TYPES = {
@@ -86,6 +93,10 @@ def rope(hf: Any, path: str) -> tuple[float, dict[str, Any]]:
             raise BadInput(f'{name} of rope_parameters in {path}', value, f'must be a number above {least}')
     if kind == 'llama3' and numbers['low_freq_factor'] >= numbers['high_freq_factor']:
         raise BadInput(f'low_freq_factor in {path}', numbers['low_freq_factor'], 'must be below high_freq_factor')
+    if parameters.get('partial_rotary_factor') not in (None, 1):
+        raise BadInput(
+            f'partial_rotary_factor in {path}', parameters['partial_rotary_factor'], 'not supported; 1 alone is'
+        )
     if not isinstance(parameters.get('truncate', True), bool):
         raise BadInput(f'truncate of rope_parameters in {path}', parameters['truncate'], 'must be true or false')
     return float(theta), {} if kind == 'default' else parameters

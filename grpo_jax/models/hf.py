@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import hub, json_file, processes
-from grpo_jax.models import config_checks, heads, tensor_files, transformer
+from grpo_jax.hosts import files, hub, processes
+from grpo_jax.models import config_checks, folders, heads, tensor_files, transformer
 
 # model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
 FAMILIES = {
@@ -29,11 +29,6 @@ FAMILIES = {
     'qwen3': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'qk_norm': True},
 }
 MOST_PARAMETERS = 2**43  # some twenty times those of the largest model
-REMEDY = 'take it again from the published model'
-FILES = re.compile(
-    r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'
-    r'chat_template).*\.(json|txt|jinja|model)'
-)
 # Name of a tensor, and its axes from ours to Hugging Face's: 'dnh->nh,d' is [D, N, H] stored as [N * H, D]. Theirs are
 # linear weights [out, in]. Axis letters are those of types.py.
 LAYER_NAMES = {
@@ -98,6 +93,9 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     for name, none in (('use_sliding_window', 'false'), ('sliding_window', 'null')):
         if family != 'llama' and getattr(hf, name, None):
             raise BadInput(f'{name} in {path}', getattr(hf, name), f'not supported; set it to {none}')
+    kinds = getattr(hf, 'layer_types', None)
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != 'full_attention' for kind in kinds)):
+        raise BadInput(f'layer_types in {path}', kinds, 'not supported; full_attention alone is')
     theta, rope = config_checks.rope(hf, path)
     own = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False) | FAMILIES[family](hf)
     c = transformer.ModelConfig(
@@ -126,39 +124,69 @@ def _read_config(folder, path):
     """(model_type, the config as transformers reads it); BadInput for what it cannot read, and other families."""
     if not os.path.isfile(path):
         raise BadInput('model.path', folder, 'has no config.json; give the folder that holds it beside the weights')
-    config = json_file.read_object(path, REMEDY)
+    folders.check(folder)
+    config = folders.read_settings(folder, 'config.json')
     config_checks.check_sizes(config, path)  # before transformers makes a list of so many layers
     family = config.get('model_type')
     if not isinstance(family, str) or family not in FAMILIES:
         raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
+    config = {name: value for name, value in config.items() if name in config_checks.READ}
     try:
-        return family, _transformers().AutoConfig.from_pretrained(folder)
+        return family, _transformers().AutoConfig.for_model(family, **config, name_or_path=os.fspath(folder))
     except Exception as error:  # transformers raises a different type for each way of being wrong
-        raise BadInput(path, 'unreadable', f'{str(error)[:200]}; {REMEDY}') from None
+        raise BadInput(path, 'unreadable', f'{str(error)[:200]}; {folders.REMEDY}') from None
 
 
 def context_length(folder: str | os.PathLike[str]) -> int:
     """Number of positions that the model is for (max_position_embeddings)."""
-    return _transformers().AutoConfig.from_pretrained(folder).max_position_embeddings
+    path = os.path.join(folder, 'config.json')
+    return _read_config(folder, path)[1].max_position_embeddings
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
-    """The folder's tokenizer; BadInput when there is none.
+    """The folder's tokenizer; BadInput when there is none, and for one whose tokens the folder's model does not have.
 
     A bare sentencepiece model is refused: without tokenizer_config.json, transformers guesses its prefix wrong.
     """
     if not any(os.path.isfile(os.path.join(folder, name)) for name in ('tokenizer.json', 'tokenizer_config.json')):
         raise BadInput('model.path', folder, 'has neither tokenizer.json nor tokenizer_config.json; add them')
+    folders.check(folder)
+    folders.check_tokenizer(folder)
+    path = os.path.join(folder, 'config.json')
+    # else transformers would read the file by itself, and obey all of it
+    known = {'config': _read_config(folder, path)[1]} if os.path.isfile(path) else {}
     try:
-        tokenizer = _transformers().AutoTokenizer.from_pretrained(folder)
-        tokenizer.encode('1')  # what is wrong with some settings comes out here
-        return tokenizer
-    except Exception as error:  # tokenizers raises plain Exception for a malformed file
+        tokenizer = _transformers().AutoTokenizer.from_pretrained(
+            folder, **known, trust_remote_code=False, local_files_only=True
+        )
+        given = {*tokenizer.encode('1'), *tokenizer.all_special_ids}  # what is wrong with some settings comes out here
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises plain Exception for a malformed file, and its panics are none
         raise BadInput(
             'model.path',
             folder,
             f'has no readable tokenizer ({str(error)[:200]}); add tokenizer.json and tokenizer_config.json',
         ) from None
+    if known:
+        _check_vocabulary(tokenizer, given, folder, known['config'].vocab_size)
+    return tokenizer
+
+
+def _check_vocabulary(tokenizer, given, folder, size):
+    """BadInput when the tokenizer has tokens that the model does not have, or none, or gives such without having them.
+
+    given are the tokens that it puts around a text.
+    """
+    if len(tokenizer) > size:
+        raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {size}')
+    last = max(tokenizer.get_vocab().values(), default=-1)
+    if not 0 <= last < size:
+        raise BadInput(
+            'model.path', folder, f'the last token of its tokenizer is {last}, and the model has {size} tokens'
+        )
+    if not all(0 <= token < size for token in given):
+        raise BadInput('model.path', folder, f'its tokenizer gives token {max(given)}, and the model has {size} tokens')
 
 
 def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None) -> tuple[int, ...]:
@@ -166,19 +194,22 @@ def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int 
 
     BadInput for one that is no id, or none of a model of vocab_size tokens.
     """
-    ids = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
-    path = os.path.join(folder, 'generation_config.json')
-    if os.path.isfile(path):
-        listed = json_file.read_object(path, REMEDY).get('eos_token_id')
-        listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
-        for i in listed:
-            if type(i) is not int or i < 0 or (vocab_size is not None and i >= vocab_size):
-                most = 'the last token' if vocab_size is None else vocab_size - 1
-                raise BadInput(f'eos_token_id in {path}', i, f'must be the id of a token, 0 to {most}; {REMEDY}')
-        ids |= set(listed)
+    ids = {*eos_tokens(folder, 'generation_config.json', vocab_size)}
+    ids |= set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     if not ids:
         raise BadInput('model.path', folder, 'names no end-of-sequence token; set eos_token in tokenizer_config.json')
     return tuple(sorted(ids))
+
+
+def eos_tokens(folder: str | os.PathLike[str], name: str, vocab_size: int | None = None) -> list[int]:
+    """The eos_token_id of a JSON file of the folder, [] where it has none; BadInput as stop_tokens."""
+    listed = folders.read_settings(folder, name).get('eos_token_id')
+    listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    for i in listed:
+        if type(i) is not int or i < 0 or (vocab_size is not None and i >= vocab_size):
+            most, path = 'the last token' if vocab_size is None else vocab_size - 1, os.path.join(folder, name)
+            raise BadInput(f'eos_token_id in {path}', i, f'must be the id of a token, 0 to {most}; {folders.REMEDY}')
+    return listed
 
 
 def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shardings: Any) -> dict[str, Any]:
@@ -295,15 +326,20 @@ def save(
 
 
 def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Copies config and tokenizer files, no weights."""
+    """Copies config and tokenizer files, no weights, each whole or not at all; BadInput where one lies elsewhere."""
+    folders.check(source)
     os.makedirs(folder, exist_ok=True)
     for name in config_files(source):
-        shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
+        with open(files.inside(source, name), 'rb') as original:
+            with files.atomic_write(files.inside(folder, name), 'wb') as copy:
+                shutil.copyfileobj(original, copy)
 
 
 def config_files(folder: str | os.PathLike[str]) -> list[str]:
     """The names of a folder's config and tokenizer files, in order."""
-    return sorted(name for name in os.listdir(folder) if FILES.fullmatch(name) and not name.endswith('.index.json'))
+    return sorted(
+        name for name in os.listdir(folder) if folders.FILES.fullmatch(name) and not name.endswith('.index.json')
+    )
 
 
 def _table(tree, c):

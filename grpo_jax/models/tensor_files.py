@@ -8,7 +8,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file
+from grpo_jax.hosts import files
+from grpo_jax.models import folders
 
 DTYPES = ('F64', 'F32', 'F16', 'BF16')  # numbers that are weights as they are stored
 
@@ -27,6 +28,7 @@ def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 
     BadInput when a file is absent or damaged, or lacks a tensor that the index puts there.
     """
+    folders.check(folder)
     placed, stored = _read_index(folder), {}
     for path in sorted(set(placed.values())) or [os.path.join(folder, 'model.safetensors')]:
         with _open(path) as tensors:
@@ -41,17 +43,23 @@ def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 
 def _read_index(folder):
     """Tensor name -> path, as the index says; {} where one file holds all."""
-    path = os.path.join(folder, 'model.safetensors.index.json')
+    path = os.path.join(folder, folders.INDEX)
     if not os.path.isfile(path):
         if not os.path.isfile(os.path.join(folder, 'model.safetensors')):
+            hint = ''.join(
+                f'{name} is pickled, a program as much as weights, and is not read: convert it, or '
+                for name in folders.pickled_weights(folder)[:1]
+            )
             raise BadInput(
-                'model.path', folder, 'has no model.safetensors; add the weights or set model.random_init=True'
+                'model.path', folder, f'has no model.safetensors; {hint}add the weights or set model.random_init=True'
             )
         return {}
-    shards = json_file.read_object(path, 'it is no index of weights; fetch it again').get('weight_map')
+    index = folders.read_settings(folder, folders.INDEX, 'it is no index of weights; fetch it again')
+    shards = index.get('weight_map')
     if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
         raise BadInput('model.path', path, 'is no index of weights, without weight_map of files; fetch it again')
-    return {name: os.path.join(folder, shard) for name, shard in shards.items()}
+    paths = {shard: files.inside(folder, shard) for shard in set(shards.values())}
+    return {name: paths[shard] for name, shard in shards.items()}
 
 
 def check(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
@@ -65,9 +73,20 @@ def check(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
 
 
 def read_tensor(tensor: StoredTensor) -> Float[np.ndarray, '...']:
-    """The tensor's numbers as float32; through ml_dtypes, since numpy alone has no bfloat16."""
-    with _open(tensor.file) as tensors:
-        return np.asarray(tensors.get_tensor(tensor.name)).astype(np.float32)
+    """The tensor's numbers as float32, through ml_dtypes, since numpy alone has no bfloat16.
+
+    BadInput where a number is not finite, or too large for float32.
+    """
+    with _open(tensor.file) as tensors, np.errstate(over='ignore', invalid='ignore'):
+        numbers = np.asarray(tensors.get_tensor(tensor.name)).astype(np.float32)
+        # the sum of squares is not finite where a number is not; it takes half the time of np.isfinite, and no memory
+        if not np.isfinite(np.vdot(numbers, numbers)) and (wrong := np.count_nonzero(~np.isfinite(numbers))):
+            raise BadInput(
+                tensor.name,
+                f'{wrong} of {numbers.size} numbers in {tensor.file}',
+                'are NaN or infinite as float32; take the weights again from where they were published',
+            )
+    return numbers
 
 
 def _open(path) -> Any:

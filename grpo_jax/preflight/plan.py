@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, transformer
 from grpo_jax.preflight import topology
@@ -104,8 +103,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     if chip is None:
         raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
     specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
-    ends = json_file.read_object(os.path.join(folder, 'config.json')).get('eos_token_id') or 0
-    ends = tuple(ends) if isinstance(ends, list) else (ends,)
+    ends = tuple(hf.eos_tokens(folder, 'config.json', model_config.vocab_size)) or (0,)
     settings = settings._replace(mesh=config.mesh)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)

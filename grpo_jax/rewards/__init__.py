@@ -16,13 +16,14 @@ takes the options of its fields. Four names are no options; the run supplies the
 The verifier decides what is correct. Its module may have extract(completion) -> str | None, what maj@n votes with, and
 same(answer, answer) -> bool, for two spellings of one answer. With a stricter reading,
 its module has strict, called like reward. Where the gold completion is not example.answer, its module has
-gold(example) -> (a right completion, wrong ones...). A module that rewards steps has steps(completion, example) -> list
+gold(example) -> (a right completion, wrong ones...). One that judges without a gold answer has READS_ANSWERS = False.
+A module that rewards steps has steps(completion, example) -> list
 of (end in characters, float), or steps(completions, examples), a list of those. A module may have measure, called
 like reward, which stands in its place where the part's weight is 0.
 """
 
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of
-from grpo_jax.rewards.custom import name_of
+from grpo_jax.rewards.custom import is_file, name_of
 from grpo_jax.rewards.scoring import Rewards, RewardStream, advantage_inputs, compute_rewards, shape_rewards
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     'build',
     'check_parameters',
     'compute_rewards',
+    'is_file',
     'name_of',
     'options_of',
     'shape_rewards',

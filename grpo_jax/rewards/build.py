@@ -3,46 +3,55 @@
 from collections.abc import Callable, Mapping, Sequence
 import functools
 import importlib
+import importlib.util
 import inspect
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from grpo_jax import ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
+from grpo_jax.ranges import Gibibytes, Length, Range, Seconds, Share, Text
 from grpo_jax.rewards import binding, custom, length
 from grpo_jax.rewards.resources import Resources
 from grpo_jax.workers.pool import Pool
+
+PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('format', 0.5))"
+OPTIONED = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
+LENT = ('correct', 'limit', 'models', 'pool', 'sandbox')  # what the run gives them, and no config
+Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward, whose square float32 must hold
 
 
 class RewardOptions(NamedTuple):
     """config.reward as plain values; configs/default.py says what each means."""
 
-    parts: tuple[tuple[str, float], ...]
+    parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS]
     options: dict[str, Any]
-    failed: float
-    deadline: float
-    workers: int
-    memory_gib: float
-    self_test: float
-    truncated_reward: float
+    failed: Amount
+    deadline: Seconds
+    workers: Annotated[int, Range(least=1, most=10_000)]
+    memory_gib: Gibibytes
+    self_test: Share
+    truncated_reward: Amount
     step_rewards: str
     steps_with_outcome: bool
     length_shaping: str
-    length_shaping_weight: float
+    length_shaping_weight: Amount
     verifier: str
-    correct_at: float
+    correct_at: Amount
 
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':
         """The options of config.reward; BadInput for a value that cannot work, whatever the rewards."""
-        for name in ('workers', 'deadline', 'memory_gib'):
-            if section[name] <= 0:
-                raise BadInput(f'reward.{name}', section[name], 'must be above 0')
-        if not section['parts']:
-            raise BadInput('reward.parts', section['parts'], 'name at least one reward')
+        values = ranges.read_section(cls, section, 'reward')
+        names = [custom.name_of(path) for path, _ in section['parts']]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise BadInput('reward.parts', section['parts'], f'has {twice} twice; name it once, with one weight')
+        users = {custom.name_of(path) for path, _ in section['parts'] if custom.is_file(path)}
+        _check_options({name: options for name, options in section['options'].items() if name not in users})
         if section['steps_with_outcome'] and not section['step_rewards']:
             raise BadInput('reward.steps_with_outcome', True, 'needs reward.step_rewards; name one, or use False')
-        values = {name: section[name] for name in cls._fields}
         parts = tuple((path, float(weight)) for path, weight in section['parts'])
         return cls(**values | {'parts': parts, 'options': dict(section['options'])})
 
@@ -50,6 +59,37 @@ class RewardOptions(NamedTuple):
     def verifier_pays(self) -> bool:
         """Whether the verifier has a weight; one without is there for evaluation alone."""
         return any(weight and custom.name_of(path) == self.verifier for path, weight in self.parts)
+
+
+def _check_options(options):
+    """BadInput for an option of a reward of this package that is out of its range, whether the reward is chosen or not.
+
+    Those of a user's reward are checked when they are bound.
+    """
+    for name, values in options.items():
+        ranges.check_value(f'reward.options.{name}', values, Mapping)
+        functions = [getattr(_import(name), key, None) for key in OPTIONED] + [getattr(length, name, None)]
+        functions = list(filter(inspect.isfunction, functions))
+        known = {option for function in functions for option in _options(function)}
+        for option in values if functions else ():
+            if option not in known:
+                choices = ', '.join(sorted(known)) or 'none'
+                raise BadInput(f'reward.options.{name}.{option}', values[option], f'is no option; it has {choices}')
+        for function in functions:
+            ranges.check(function, values, f'reward.options.{name}')
+
+
+def _options(function):
+    """The names of a function's options; those of a NamedTuple stand for it."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in LENT:
+            yield from getattr(parameter.annotation, '_fields', (name,))
+
+
+def _import(name):
+    """The module of a file in this package; None where there is none."""
+    path = f'grpo_jax.rewards.{name}'
+    return importlib.import_module(path) if str(name).isidentifier() and importlib.util.find_spec(path) else None
 
 
 class Part(NamedTuple):
@@ -73,6 +113,7 @@ class RewardFunctions(NamedTuple):
     extract_strict: Callable | None = None  # that of its stricter reading
     same: Callable | None = None  # (an extracted answer, another) -> bool, for those that spell one answer in many ways
     strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
+    reads_answers: bool = True  # whether the verifier goes by the gold answer, as all but reward models do
     gold: Callable | None = None  # (example) -> (a right completion, wrong ones...), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], one of rewards.length
@@ -105,7 +146,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     sources = {custom.name_of(path): find(path) for path, _ in options.parts}
     weights = {custom.name_of(path): weight for path, weight in options.parts}
     parts = {
-        name: _part(name, bind(name, _function(source, weights[name])), weights[name])
+        name: _part(name, bind(name, custom.check_results(_function(source, weights[name]), name)), weights[name])
         for name, source in sources.items()
     }
     _check_verifier(options.verifier, parts)
@@ -118,6 +159,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         extract_strict=getattr(verifier, 'extract_strict', None),
         same=getattr(verifier, 'same', None),
         strict=bind(options.verifier, verifier.strict) if hasattr(verifier, 'strict') else None,
+        reads_answers=getattr(verifier, 'READS_ANSWERS', True),
         gold=getattr(verifier, 'gold', None),
         steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,
         shaping=_shaping(options, max_tokens) if options.length_shaping else None,
@@ -137,23 +179,21 @@ def options_of(path: str) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _find(path, functions, pool):
-    """The module of a part, or a namespace with its functions."""
+def _find(path, functions, pool, key='parts'):
+    """The module of a part, or a namespace with its functions; key: of config.reward, which names it."""
     if path in functions:
         return SimpleNamespace(reward=binding.bind_names(functions[path], path))
-    if '.py' in path:
+    if custom.is_file(path):
         return custom.load_file(path, pool)
-    try:
-        return importlib.import_module(f'grpo_jax.rewards.{path}')
-    except ModuleNotFoundError as error:
-        if error.name != f'grpo_jax.rewards.{path}':
-            raise
+    module = _import(path)
+    if module is None or (key == 'parts' and not hasattr(module, 'reward')):
         raise BadInput(
-            'reward.parts',
+            f'reward.{key}',
             path,
             'no such file in grpo_jax/rewards; add one with reward(completion, '
             'example), give FILE.py:NAME, or hand the function to train.run',
-        ) from None
+        )
+    return module
 
 
 def _bind(name, function, options, shared):
@@ -168,6 +208,7 @@ def _bind(name, function, options, shared):
             bound[key] = parameter.annotation(*(values[field] for field in fields)) if fields else values[key]
         elif parameter.default is parameter.empty and key != 'correct':
             missing += absent
+    ranges.check(function, options.get(name, {}), f'reward.options.{name}')
     if missing:
         raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), f'lacks {", ".join(sorted(missing))}')
     return functools.partial(function, **bound)
@@ -199,7 +240,7 @@ def _check_verifier(verifier, parts):
 
 def _steps(path, find, bind):
     """steps(completions, examples) of the reward that rewards steps."""
-    source = find(path)
+    source = find(path, key='step_rewards')
     if not hasattr(source, 'steps'):
         raise BadInput('reward.step_rewards', path, "has no steps(completion, example); use calculator, or ''")
     steps = bind(custom.name_of(path), source.steps)
@@ -216,9 +257,7 @@ def _shaping(options, max_tokens):
     if name in length.READS_CORRECT and not options.verifier:
         raise BadInput('reward.length_shaping', name, 'needs a reward.verifier to know what is correct; name one')
     shaping = _bind(name, shapings[name], options.options, {'limit': max_tokens})
-    margin = shaping.keywords.get('margin', 1)
-    if not 0 < margin < max_tokens:
-        raise BadInput(
-            f'reward.options.{name}.margin', margin, f'must lie between 0 and rollout.max_tokens = {max_tokens}'
-        )
+    margin = shaping.keywords.get('margin', 0)
+    if margin >= max_tokens:
+        raise BadInput(f'reward.options.{name}.margin', margin, f'must be below rollout.max_tokens = {max_tokens}')
     return shaping

@@ -2,14 +2,16 @@
 
 from fractions import Fraction
 import re
+from typing import Annotated
 
 from grpo_jax.example import Example
+from grpo_jax.ranges import Range
 from grpo_jax.rewards import calculator
 
 ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 
-def reward(completion: str, example: Example, *, partial: float) -> float:
+def reward(completion: str, example: Example, *, partial: Annotated[float, Range(least=-1, most=1)]) -> float:
     """1.0 for a right expression, `partial` for another one (0.1 in TinyZero), 0.0 where there is none.
 
     A right expression has all of example.meta['numbers'], each once, and equals meta['target'] exactly. Negation is

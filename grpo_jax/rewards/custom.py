@@ -3,7 +3,7 @@
 Whatever goes wrong in the file is BadInput that names the file's line.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 import contextlib
 import functools
 import importlib.util
@@ -32,6 +32,11 @@ def name_of(path: str) -> str:
     return path.rpartition(':')[2]
 
 
+def is_file(path: str) -> bool:
+    """Whether a part is a function of a user's file, and no module of this package."""
+    return '.py' in path
+
+
 def load_file(path: str, pool: Pool) -> SimpleNamespace:
     """The functions of path's file: reward, and extract and steps where it has them.
 
@@ -50,7 +55,7 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
         raise BadInput('reward.parts', path, f'{file} has no function {name}')
     function = bind_names(function, path)
     guard = functools.partial(_guard, path=path, file=file)
-    checks = {'extract': lambda answer, _: answer, 'steps': _check_steps}
+    checks = {'extract': _check_answer, 'steps': _check_steps}
     others = {key: guard(getattr(module, key), check) for key, check in checks.items() if hasattr(module, key)}
     batched = 'completions' in inspect.signature(function).parameters
     if batched or inspect.iscoroutinefunction(function):
@@ -71,28 +76,41 @@ def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
     return guarded(*arguments, **options)
 
 
-def _guard(function, check, path, file) -> Callable:
-    """The function, which raises as naming_line says; its result is check(result, arguments)."""
+def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callable:
+    """The function, which raises as naming_line says of the kinds; its result is check(result, arguments)."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def guarded_coroutine(*arguments, **options):
-            with naming_line(path, file, function):
+            with naming_line(path, file, function, kinds):
                 return check(await function(*arguments, **options), arguments)
 
         return guarded_coroutine
 
     @functools.wraps(function)
     def guarded(*arguments, **options):
-        with naming_line(path, file, function):
+        with naming_line(path, file, function, kinds):
             return check(function(*arguments, **options), arguments)
 
     return guarded
 
 
+def check_results(function: Callable, name: str) -> Callable:
+    """The function of a part, also of this package or of a notebook: what it raises stays as it is.
+
+    BadInput, which names the function's first line, for a result that is no reward.
+    """
+    batched = 'completions' in inspect.signature(function).parameters
+    code = getattr(inspect.unwrap(function), '__code__', None)
+    file = code.co_filename if code else 'a function without a file'
+    return _guard(function, _check_numbers if batched else _check_number, name, file, kinds=WrongResult)
+
+
 @contextlib.contextmanager
-def naming_line(path: str, file: str, function: Callable | None = None) -> Iterator[None]:
-    """A context in which an exception becomes BadInput that names the file's line, but for those of COUNTED.
+def naming_line(
+    path: str, file: str, function: Callable | None = None, kinds: Any = (Exception, SystemExit)
+) -> Iterator[None]:
+    """A context in which an exception of the kinds becomes BadInput that names the file's line, but for COUNTED ones.
 
     path is FILE.py:NAME as the user gave it. What began outside of the file is put down to the function's first line.
     """
@@ -100,24 +118,32 @@ def naming_line(path: str, file: str, function: Callable | None = None) -> Itera
         yield
     except (*COUNTED, BadInput):
         raise
-    except (Exception, SystemExit) as error:
-        line = _line(error, file) or _first_line(function)
-        text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
-        name = '' if isinstance(error, WrongResult) else type(error).__name__
-        place = f'{file}, line {line}' if line else file
-        raise BadInput('reward', path, ': '.join(filter(None, [place, name, text])) + '; mend the file') from error
+    except kinds as error:
+        wrong = isinstance(error, WrongResult)
+        place, source = (None if wrong else _frame(error, file)) or (_first_line(function), '')
+        name = '' if wrong else type(error).__name__
+        where = f'{file}, line {place}' if place else file
+        line = ': '.join(filter(None, [where, name, _text(error)])) + f', in `{source[:LONGEST]}`' * bool(source)
+        raise BadInput('reward', path, f'{line}; mend the file') from error
+
+
+def _text(error):
+    """What an exception says, which may fail itself."""
+    with contextlib.suppress(Exception):
+        return ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
+    return 'which cannot be printed'
 
 
 def _first_line(function):
     return getattr(getattr(inspect.unwrap(function), '__code__', None), 'co_firstlineno', None) if function else None
 
 
-def _line(error, file):
-    """The file's innermost line in an exception's traceback; None when the file is not in it."""
+def _frame(error, file):
+    """(number, text) of the file's innermost line in an exception's traceback; None when the file is not in it."""
     if isinstance(error, SyntaxError) and _is_same(error.filename, file):
-        return error.lineno
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((frame.lineno for frame in reversed(frames) if _is_same(frame.filename, file)), None)
+        return error.lineno, ''
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next(((frame.lineno, frame.line or '') for frame in frames if _is_same(frame.filename, file)), None)
 
 
 def _is_same(name, file):
@@ -128,28 +154,46 @@ def _check_number(value, _) -> float | None:
     """A reward as a float, which may be NaN, or None; WrongResult for anything else."""
     if value is None:
         return None
-    with contextlib.suppress(TypeError, ValueError):
-        number = float(value)
-        if not isinstance(value, (str, bytes)) and not math.isinf(number):
+    with contextlib.suppress(Exception):  # whatever a user's class raises
+        # float() would take texts, arrays of one number, and the real part of what is complex
+        alone = not isinstance(value, (str, bytes, bytearray)) and getattr(value, 'ndim', 0) == 0
+        if alone and 'complex' not in str(getattr(value, 'dtype', '')) and not math.isinf(number := float(value)):
             return number
-    raise WrongResult(f'returned {value!r:.80}, and a reward is a finite number, or None where it cannot tell')
+    raise WrongResult(f'returned {_shown(value)}, and a reward is a finite number, or None where it cannot tell')
 
 
 def _check_numbers(values, arguments) -> list[float | None]:
     """The rewards of all completions, the first of the arguments; WrongResult when they are not as many."""
+    count = len(arguments[0])
     with contextlib.suppress(TypeError):
-        if len(values) == len(arguments[0]):
+        if len(values) == count and not isinstance(values, (str, bytes, Mapping, Set)):
             return [_check_number(value, ()) for value in values]
-    raise WrongResult(f'returned {values!r:.80}, and not a list of {len(arguments[0])} rewards, one a completion')
+    raise WrongResult(f'returned {_shown(values)}, and not a list of {count} rewards, one a completion')
+
+
+def _check_answer(answer, _) -> str | None:
+    """An answer that was read from a completion; WrongResult for anything but text and None."""
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise WrongResult(f'returned {_shown(answer)}, and an answer is a text, or None where there is none')
 
 
 def _check_steps(steps, arguments) -> list:
     """The rewards of a completion's steps, or of those of each completion; WrongResult for anything but pairs."""
-    with contextlib.suppress(TypeError, ValueError):
-        if isinstance(arguments[0], str):
-            return [(int(end), float(value)) for end, value in steps]
-        return [_check_steps(row, [text]) for text, row in zip(arguments[0], steps, strict=True)]
-    raise WrongResult(f'returned {steps!r:.80}, and steps have pairs (end in characters, reward)')
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(arguments[0], str):
+            return [_check_steps(row, [text]) for text, row in zip(arguments[0], steps, strict=True)]
+        pairs = [(int(end), float(value)) for end, value in steps]
+        if all(math.isfinite(value) for _, value in pairs):
+            return pairs
+    raise WrongResult(f'returned {_shown(steps)}, and steps have pairs (end in characters, finite reward)')
+
+
+def _shown(value):
+    """The beginning of a value as Python writes it, which a user's class may be unable to."""
+    with contextlib.suppress(Exception):
+        return f'{value!r:.80}'
+    return f'a {type(value).__name__}'
 
 
 @functools.cache

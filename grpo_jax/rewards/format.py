@@ -1,11 +1,10 @@
 """Well-formed reasoning: 1 if the completion is <think>...</think> then <answer>...</answer>, each once."""
 
-from collections.abc import Sequence
-
 from grpo_jax.example import Example
+from grpo_jax.ranges import Texts
 
 
-def reward(completion: str, example: Example, *, tags: Sequence[str]) -> float:
+def reward(completion: str, example: Example, *, tags: Texts) -> float:
     """1.0 for the tags of these names in order, each once, with nothing but white space outside, else 0.0.
 
     DeepSeek-R1's format reward (arXiv 2501.12948) has the tags think and answer.

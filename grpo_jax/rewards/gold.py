@@ -6,13 +6,16 @@ import logging
 import re
 
 from grpo_jax import activity
+from grpo_jax.data import spread
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.rewards.build import RewardFunctions
-from grpo_jax.rewards.scoring import FAILURES
+from grpo_jax.rewards.scoring import FAILURES, judge_at_once
+from grpo_jax.text import escape
 
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
 SHORT = 60  # characters of an answer in which the last number is not the whole
+MOST_AT_ONCE = 256  # examples
 PROSE = re.compile(r'=|####|\\(?:boxed|approx)|[A-Za-z]{3,} +[A-Za-z]{3,}')
 
 logger = logging.getLogger('grpo_jax')
@@ -22,24 +25,28 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Prints the share of examples whose gold the verifier misjudges; BadInput when it is above reward.self_test.
 
     An example is misjudged when its gold is not correct, or when one of several changes of it is still correct (see
-    perturb, and the verifier's own gold(example), where it has one, which may raise BadInput).
+    perturb, and the verifier's own gold(example), where it has one, which may raise BadInput). A verifier that is
+    asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE examples, evenly over all.
     """
     verifier, bound = reward_functions.verifier, reward_functions.options.self_test
     if not verifier:
         return
-    part, correct_at = reward_functions.parts[verifier], reward_functions.options.correct_at
-    if part.batched or part.asynchronous:  # like a reward model
-        print(f'gold self-test: none, since {verifier} judges many completions at once')
+    if not reward_functions.reads_answers:
+        print(escape(f'gold self-test: none, since {verifier} judges without gold answers'))
         return
-    judge = functools.partial(_misjudgement, part.function, reward_functions.gold or perturb, correct_at)
-    reasons = []
+    part, every = reward_functions.parts[verifier], len(examples)
+    if part.batched or part.asynchronous:  # each call may cost, as that of a judge elsewhere
+        examples = [examples[i] for i in spread(every, MOST_AT_ONCE)]
     with activity.during('judging gold answers', len(examples)) as judging:
-        for reason in reward_functions.resources.threads.map(judge, examples):
-            reasons.append(reason)
-            judging.done += 1
+        misjudge = _misjudgements_at_once if part.batched or part.asynchronous else _misjudgements
+        reasons = misjudge(reward_functions, part, examples, judging)
     wrong = [(example, reason) for example, reason in zip(examples, reasons, strict=True) if reason]
-    share = len(wrong) / len(examples)
-    print(f'gold self-test: {len(wrong)} of {len(examples)} answers are misjudged by {verifier} ({share:.2%})')
+    share, among = len(wrong) / len(examples), f' (of {every})' if len(examples) < every else ''
+    print(
+        escape(
+            f'gold self-test: {len(wrong)} of {len(examples)}{among} answers are misjudged by {verifier} ({share:.2%})'
+        )
+    )
     for example, reason in wrong[:5]:
         logger.warning('gold self-test: example %d, answer %.80r: %s', example.id, example.answer, reason)
     if share > bound:
@@ -83,14 +90,48 @@ def perturb(example: Example) -> tuple[str, ...]:
     return text, *changed
 
 
-def _misjudgement(verify, gold, correct_at, example):
-    """What is wrong with the verdicts on an example's gold, or ''."""
-    right, *wrong = gold(example)
+def _misjudgements(reward_functions, part, examples, judging):
+    """What is wrong with the verdicts on each example's gold, or ''; judging counts the examples."""
+    judge = functools.partial(_misjudgement, part.function, reward_functions)
+    reasons = []
+    for reason in reward_functions.resources.threads.map(judge, examples):
+        reasons.append(reason)
+        judging.done += 1
+    return reasons
+
+
+def _misjudgement(verify, reward_functions, example):
+    right, *wrong = (reward_functions.gold or perturb)(example)
     try:
         for completion, expected in [(right, True), *((text, False) for text in wrong)]:
-            verdict = verify(completion, example)
-            if (verdict is not None and verdict >= correct_at) != expected:
-                return f'{completion[:80]!r} {"refused" if expected else "accepted"}'
+            if reason := _verdict(reward_functions, verify(completion, example), completion, expected):
+                return reason
     except tuple(FAILURES) as failure:
-        return str(failure)
+        return _reason(failure)
     return ''
+
+
+def _misjudgements_at_once(reward_functions, part, examples, judging):
+    """The same by a verifier that takes completions together: it is called with those of all examples."""
+    golds = [(reward_functions.gold or perturb)(example) for example in examples]
+    texts, owners = zip(*((t, e) for e, gold in zip(examples, golds, strict=True) for t in gold), strict=True)
+    values = iter(judge_at_once(reward_functions, part, texts, owners))
+    reasons = []
+    for gold in golds:
+        ours = [
+            _reason(value) if isinstance(value, Exception) else _verdict(reward_functions, value, text, not i)
+            for i, (text, value) in enumerate(zip(gold, values, strict=False))
+        ]
+        reasons.append(next(filter(None, ours), ''))
+    judging.done = len(examples)
+    return reasons
+
+
+def _verdict(reward_functions, value, completion, expected):
+    """What is wrong with the verifier's value of a completion that is expected to be correct or not, or ''."""
+    verdict = value is not None and value >= reward_functions.options.correct_at
+    return '' if verdict == expected else f'{completion[:80]!r} {"refused" if expected else "accepted"}'
+
+
+def _reason(failure):
+    return str(failure) or type(failure).__name__

@@ -2,9 +2,10 @@
 
 import functools
 import re
+from typing import Annotated
 
-from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
+from grpo_jax.ranges import OneOf
 
 # letters and the marks written with them, as in a regular expression's [...]
 SCRIPTS = {
@@ -43,7 +44,7 @@ OUTSIDE = re.compile(
 )
 
 
-def reward(completion: str, example: Example, *, target: str) -> float | None:
+def reward(completion: str, example: Example, *, target: Annotated[str, OneOf((*SCRIPTS, *LANGUAGES))]) -> float | None:
     """Words in the target's script / words: DeepSeek-R1's language consistency (arXiv 2501.12948); None without words.
 
     target is a script ('latin') or a language ('en'), which counts as its script: English and French are alike. Digits,
@@ -60,12 +61,6 @@ def reward(completion: str, example: Example, *, target: str) -> float | None:
 def _words(target):
     """Pattern of words, whose group 1 is empty for words in other scripts than the target's."""
     targets = LANGUAGES.get(target, (target,))
-    if not set(targets) <= SCRIPTS.keys():
-        raise BadInput(
-            'reward.options.language.target',
-            target,
-            f'choose one of the scripts {", ".join(SCRIPTS)} or the languages {", ".join(LANGUAGES)}',
-        )
     others = [script for script in SCRIPTS if script not in targets]
     single = ''.join(SCRIPTS[script] for script in others if script in SPACELESS)
     spaced = ''.join(SCRIPTS[script] for script in others if script not in SPACELESS)

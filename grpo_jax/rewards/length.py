@@ -5,15 +5,19 @@ alive.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+from grpo_jax.ranges import Count, Length
+
+Ends = Annotated[Sequence[float], Length(2, 2)]
 READS_CORRECT = ('kimi', 'cosine', 'mean_scaled')  # what the verifier says; overlong treats all alike
 
 
 def overlong(
-    lengths: Int[np.ndarray, 'P G'], correct: Bool[np.ndarray, 'P G'], *, limit: int, margin: int
+    lengths: Int[np.ndarray, 'P G'], correct: Bool[np.ndarray, 'P G'], *, limit: int, margin: Count
 ) -> Float[np.ndarray, 'P G']:
     """0 up to limit - margin, then a fall to -1 at the limit and beyond: DAPO (arXiv 2503.14476, eq. 13)."""
     return np.clip((limit - margin - lengths) / margin, -1.0, 0.0)
@@ -30,12 +34,7 @@ def kimi(lengths: Int[np.ndarray, 'P G'], correct: Bool[np.ndarray, 'P G']) -> F
 
 
 def cosine(
-    lengths: Int[np.ndarray, 'P G'],
-    correct: Bool[np.ndarray, 'P G'],
-    *,
-    limit: int,
-    right: Sequence[float],
-    wrong: Sequence[float],
+    lengths: Int[np.ndarray, 'P G'], correct: Bool[np.ndarray, 'P G'], *, limit: int, right: Ends, wrong: Ends
 ) -> Float[np.ndarray, 'P G']:
     """last + (first - last) (1 + cos(pi n / limit)) / 2, less the 1 of a correct one: arXiv 2502.03373, appendix C.1.
 

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Callable, Sequence
 import functools
 import os
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 from jaxtyping import Float
@@ -21,7 +21,9 @@ from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
 from grpo_jax.models import heads, hf, transformer
+from grpo_jax.ranges import Count, Natural, OneOf, Range
 
+READS_ANSWERS = False  # it judges without a gold answer
 TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
 TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str}  # what it has, and of what type
 SHORTEST = 64  # columns of the smallest of the compiled shapes, which are powers of two
@@ -31,9 +33,9 @@ class Source(NamedTuple):
     """Where a reward model comes from, and how it computes."""
 
     folder: str  # or the name of a model that is downloaded already
-    dtype: str  # of computation
-    batch: int  # rows at once
-    device: int  # index among this process's devices
+    dtype: Annotated[str, OneOf(('float32', 'bfloat16'))]  # of computation
+    batch: Count  # rows at once
+    device: Natural  # index among this process's devices
     park: bool  # the weights wait in the host's memory, and are on the device while it computes
 
 
@@ -56,19 +58,15 @@ def reward(
     *,
     source: Source,
     models: dict,
-    transform: str,
-    mean: float,
-    std: float,
-    cap: float,
+    transform: Annotated[str, OneOf(('raw', 'sigmoid'))],
+    mean: Annotated[float, Range(least=-1e6, most=1e6)],
+    std: Annotated[float, Range(above=0, most=1e6)],
+    cap: Annotated[float, Range(least=0, most=1e6)],
 ) -> list[float | None]:
     """(value - mean) / std of each completion, at most cap away from 0 where cap is above 0.
 
     transform: 'raw', the value is the head's number, or 'sigmoid' of it. None where the text is too long.
     """
-    if transform not in ('raw', 'sigmoid'):
-        raise BadInput('transform of a reward model', transform, 'choose raw or sigmoid')
-    if std <= 0 or cap < 0:
-        raise BadInput('std, cap of a reward model', (std, cap), 'std must be above 0, and cap 0 (none) or more')
     model = load(models, source)
     prompts = encode_prompts(model, examples)
     rows = [

@@ -6,23 +6,27 @@ behind it. As in training, each step is tokenized by itself.
 
 from collections.abc import Sequence
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from scipy.special import expit
 
-from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
+from grpo_jax.ranges import OneOf
 from grpo_jax.rewards.model import Source, compute_values, encode_prompts, load
 
+READS_ANSWERS = False  # it judges without a gold answer
 AGGREGATES = {'min': min, 'mean': lambda values: sum(values) / len(values), 'product': math.prod}
 
 
 def reward(
-    completions: Sequence[str], examples: Sequence[Example], *, source: Source, models: dict, aggregate: str
+    completions: Sequence[str],
+    examples: Sequence[Example],
+    *,
+    source: Source,
+    models: dict,
+    aggregate: Annotated[str, OneOf(tuple(AGGREGATES))],
 ) -> list[float | None]:
     """For each completion the min, mean or product of its steps' chances; None without a step."""
-    if aggregate not in AGGREGATES:
-        raise BadInput('aggregate of a process reward model', aggregate, f'choose {", ".join(AGGREGATES)}')
     rows = steps(completions, examples, source=source, models=models, centred=False)
     return [AGGREGATES[aggregate]([chance for _, chance in row]) if row else None for row in rows]
 

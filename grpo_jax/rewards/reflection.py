@@ -5,18 +5,15 @@ A policy hacks it directly, by writing the phrases, and no ablation is known tha
 without any reinforcement (arXiv 2503.20783). It is no part of the default config.
 """
 
-from collections.abc import Sequence
 import functools
 import itertools
 import re
 
-from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
+from grpo_jax.ranges import Count, Texts
 
 
-def reward(
-    completion: str, example: Example, *, correct: bool | None, phrases: Sequence[str], cap: int
-) -> float | None:
+def reward(completion: str, example: Example, *, correct: bool | None, phrases: Texts, cap: Count) -> float | None:
     """How many of the phrases occur, in any case and as whole words, up to cap, if correct, else 0.0.
 
     correct is the verifier's verdict, or None.
@@ -28,13 +25,11 @@ def reward(
     return measure(completion, example, phrases=phrases, cap=cap)
 
 
-def measure(completion: str, example: Example, *, phrases: Sequence[str], cap: int) -> float:
+def measure(completion: str, example: Example, *, phrases: Texts, cap: Count) -> float:
     """As reward, whatever the verdict: at weight 0 the part pays nothing, and counts on wrong answers too."""
     return float(sum(1 for _ in itertools.islice(_pattern(tuple(phrases)).finditer(completion), cap)))
 
 
 @functools.cache
 def _pattern(phrases):
-    if not phrases or not all(phrases):
-        raise BadInput('reward.options.reflection.phrases', phrases, 'name at least one, and none that is empty')
     return re.compile(rf'\b(?:{"|".join(map(re.escape, phrases))})\b', re.IGNORECASE)

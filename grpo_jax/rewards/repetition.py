@@ -1,16 +1,14 @@
 """Repetition: down to -1 for a completion of the same few words over and over."""
 
-from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
+from grpo_jax.ranges import Count
 
 
-def reward(completion: str, example: Example, *, n: int) -> float:
+def reward(completion: str, example: Example, *, n: Count) -> float:
     """-(1 - distinct n-grams / n-grams) of words between white space, in lower case; 0.0 with fewer than n words.
 
     As in arXiv 2502.03373, appendix C.2, but as a reward of the whole completion. Text without spaces is a single word.
     """
-    if n < 1:
-        raise BadInput('reward.options.repetition.n', n, 'must be at least 1')
     words = completion.lower().split()
     if len(words) < n:
         return 0.0

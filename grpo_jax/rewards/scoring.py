@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from grpo_jax.example import Example
-from grpo_jax.rewards.build import RewardFunctions
+from grpo_jax.rewards.build import Part, RewardFunctions
 from grpo_jax.workers import pool
 
 # what ends a part without a reward, and what it is counted as; anything else that a reward raises stops the run
@@ -93,11 +93,28 @@ def _begin_parts(reward_functions, text, example):
         try:
             values[name] = part.function(text, example, **verdict)
             if part.asynchronous:
-                awaited = asyncio.wait_for(values[name], reward_functions.options.deadline)
-                values[name] = reward_functions.resources.event_loop.submit(awaited)
+                values[name] = _submit(reward_functions, values[name])
         except tuple(FAILURES) as failure:
             values[name] = failure
     return values
+
+
+def _submit(reward_functions, coroutine):
+    """The future of a coroutine that ends at the deadline, and has begun to run."""
+    return reward_functions.resources.event_loop.submit(asyncio.wait_for(coroutine, reward_functions.options.deadline))
+
+
+def judge_at_once(
+    reward_functions: RewardFunctions, part: Part, texts: Sequence[str], owners: Sequence[Example]
+) -> list[Any]:
+    """By a part that is asynchronous or takes all completions: of each its value, or the failure that it ended in."""
+    if part.asynchronous:
+        futures = [_submit(reward_functions, part.function(*row)) for row in zip(texts, owners, strict=True)]
+        return [_wait(future) for future in futures]
+    try:
+        return part.function(list(texts), list(owners))
+    except tuple(FAILURES) as failure:
+        return [failure] * len(texts)
 
 
 def _is_correct(reward_functions, value):
@@ -113,8 +130,10 @@ def _add_up(reward_functions, owners, columns, started):
     options, parts, verdicts = reward_functions.options, {}, [None] * len(texts)
     failures = {name: np.zeros(len(texts), bool) for name in FAILURES.values()}
     for name, part in reward_functions.parts.items():
-        batched = part.batched and started  # a process may have no row of a step
-        values = part.function(list(texts), owners) if batched else [_wait(row[name]) for row in started]
+        if part.batched and started:  # a process may have no row of a step
+            values = judge_at_once(reward_functions, part, texts, owners)
+        else:
+            values = [_wait(row[name]) for row in started]
         for row, value in enumerate(values):
             if isinstance(value, Exception):
                 failures[_kind(value)][row] = True

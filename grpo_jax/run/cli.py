@@ -1,5 +1,6 @@
 """What the commands share: flags, --help, loading a config, and how they end."""
 
+import contextlib
 import os
 import sys
 import textwrap
@@ -7,10 +8,12 @@ import textwrap
 from absl import app, flags
 from ml_collections import config_flags
 
-from grpo_jax.errors import INTERRUPTED, BadInput, Stopped
+from grpo_jax.errors import INTERRUPTED, BadInput, CannotWrite, Stopped
 from grpo_jax.hosts import processes
-from grpo_jax.run import config_file, console
+from grpo_jax.run import config_file, console, watch
 from grpo_jax.run.steering import Steering
+
+LONGEST = 1000  # characters of what a library says of the command line
 
 
 def define_flags(workdir=True, required=True):
@@ -45,6 +48,13 @@ def define_profile():
     flags.DEFINE_string('profile', None, 'FIRST:LAST, the steps of a trace for TensorBoard in WORKDIR/profile.')
 
 
+def define_trust():
+    """Defines --trust."""
+    flags.DEFINE_bool(
+        'trust', False, "Run the Python files that the workdir's own config.json names: its rewards and data sets."
+    )
+
+
 def parse_steps(text: str | None) -> tuple[int, int] | None:
     """The first and the last step that --profile=FIRST:LAST names; BadInput for anything but two rising numbers."""
     if text is None:
@@ -58,7 +68,8 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
 def run(main):
     """Runs main() after absl has read the command line, in as many processes as that says.
 
-    What ends it early leaves one line: BadInput, status 2; Ctrl-C, status 130; SIGTERM in a loop of steps, status 42.
+    What ends it early leaves one line: what errors.py lists, with its status; a signal in a run, status 42; Ctrl-C
+    elsewhere, status 130.
     """
     console.install_for_command()
     _define_processes()
@@ -68,21 +79,28 @@ def run(main):
 
     def guarded(_):
         try:
-            with processes.session(*(flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process'))):
+            place = [flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process')]
+            with watch.listening(), processes.session(*place, end=watch.stop_now):
                 main()
-        except BadInput as error:
-            print(f'error: {console.one_line(str(error))}', file=sys.stderr)
-            sys.exit(2)
+        except (BadInput, CannotWrite, processes.OtherFailed) as error:
+            text = f'error: {console.one_line(str(error))}'
+            if processes.several():  # an exit that waits for the others would abort without them
+                watch.stop_now(text, error.status)
+            _print_last(text)
+            sys.exit(error.status)
         except Stopped as stop:
-            print(stop, file=sys.stderr)
+            _print_last(console.one_line(str(stop)))
             sys.exit(stop.status)
 
     try:
         app.run(guarded, flags_parser=_parse)
     except KeyboardInterrupt:
-        print('stopped by Ctrl-C', file=sys.stderr)
-        sys.stdout.flush()
-        os._exit(INTERRUPTED)  # sys.exit would wait for the threads that compile and judge
+        watch.stop_now('stopped by Ctrl-C', INTERRUPTED)
+
+
+def _print_last(text):
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        print(text, file=sys.stderr, flush=True)
 
 
 def _define_processes():
@@ -129,7 +147,7 @@ def _parse(argv):
         return rest
     except BadInput as error:
         message = str(error)
-    except (OSError, flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        message = ' '.join(str(error).split()) or type(error).__name__
+    except Exception as error:  # absl and ml_collections raise many kinds for an odd text
+        message = console.one_line(str(error))[:LONGEST] or type(error).__name__
     print(f'error: {message}', file=sys.stderr)
     sys.exit(2)

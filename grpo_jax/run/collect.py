@@ -8,19 +8,20 @@ curriculum; and kept, groups of earlier steps.
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool
 import numpy as np
 
-from grpo_jax import algorithms, data, rewards
+from grpo_jax import algorithms, data, ranges, rewards
 from grpo_jax.algorithms import Algorithm
-from grpo_jax.algorithms.validation import CHOICES, SECTIONS
+from grpo_jax.algorithms.validation import CHOICES
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
+from grpo_jax.ranges import Natural, OneOf, PositiveShare, Range, Share
 from grpo_jax.run import demonstrations, metrics
 from grpo_jax.sharding import batches
 from grpo_jax.types import Rollout, TrainState
@@ -33,15 +34,15 @@ SCHEDULES = ('frozen', 'hard', 'polyak')  # of the reference
 class Collection(NamedTuple):
     """What a step learns from, and which policies are beside the one that learns: config.collection."""
 
-    source: str = 'policy'
-    gate: str = 'auto'
-    dead_groups: str = 'keep'
-    max_draws: int = 10
-    max_staleness: int = 0
-    retire_above: float = 0.0
-    reference: str = 'frozen'
-    reference_every: int = 0
-    reference_mix: float = 0.6
+    source: Annotated[str, OneOf(CHOICES['source'])] = 'policy'
+    gate: Annotated[str, OneOf(CHOICES['gate'])] = 'auto'
+    dead_groups: Annotated[str, OneOf(CHOICES['dead_groups'])] = 'keep'
+    max_draws: Annotated[int, Range(least=1, most=10_000)] = 10
+    max_staleness: Natural = 0
+    retire_above: Share = 0.0
+    reference: Annotated[str, OneOf(SCHEDULES)] = 'frozen'
+    reference_every: Natural = 0
+    reference_mix: PositiveShare = 0.6
 
     @classmethod
     def from_config(cls, section, *, corrected: bool, reward_options: rewards.RewardOptions):
@@ -49,10 +50,7 @@ class Collection(NamedTuple):
 
         corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
         """
-        collection, verifier = cls(**{name: section[name] for name in cls._fields}), reward_options.verifier
-        for name in SECTIONS:
-            if section[name] not in CHOICES[name]:
-                raise BadInput(f'collection.{name}', section[name], 'choose ' + ' or '.join(CHOICES[name]))
+        collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifier
         _check_reference(collection)
         if collection.gate == 'outcome' and not verifier:
             raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one')
@@ -62,8 +60,6 @@ class Collection(NamedTuple):
                 collection.retire_above,
                 'needs a reward.verifier to know pass rates; name one, or use 0',
             )
-        if collection.max_draws < 1:
-            raise BadInput('collection.max_draws', collection.max_draws, 'must be at least 1')
         if collection.dead_groups == 'replay' and collection.max_staleness < 1:
             raise BadInput(
                 'collection.max_staleness',
@@ -88,19 +84,15 @@ class Collection(NamedTuple):
 
 
 def _check_reference(collection):
-    """BadInput for a schedule that does not exist, or never or always acts."""
-    schedule, every, mix = collection.reference, collection.reference_every, collection.reference_mix
-    if schedule not in SCHEDULES:
-        raise BadInput('collection.reference', schedule, 'choose one of ' + ', '.join(SCHEDULES))
-    if (schedule == 'frozen') != (every == 0) or every < 0:
+    """BadInput for a schedule that never or always acts."""
+    schedule, every = collection.reference, collection.reference_every
+    if (schedule == 'frozen') != (every == 0):
         raise BadInput(
             'collection.reference_every',
             every,
             f'does not fit collection.reference={schedule!r}: '
             'use 0 with frozen, and 1 or more steps with hard and polyak',
         )
-    if not 0 < mix <= 1:
-        raise BadInput('collection.reference_mix', mix, 'is the share of the policy; choose above 0 and at most 1')
 
 
 class Draw(NamedTuple):

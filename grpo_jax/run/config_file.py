@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_dict
 
-from grpo_jax import PACKAGE, data, rewards
+from grpo_jax import PACKAGE, data, ranges, rewards
 from grpo_jax.errors import BadInput
 
 CONFIGS = os.path.join(PACKAGE, 'configs')
@@ -117,7 +117,9 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
         if name != own:
             config.data.options = {key: value for key, value in config.data.options.items() if key in declared}
         _add(config.data.options, 'data.options.', declared, overrides)
-    for path, _ in _literal(overrides.get('reward.parts'), config.reward.parts):
+    parts = _literal(overrides.get('reward.parts'), config.reward.parts)
+    ranges.check_value('reward.parts', parts, rewards.RewardOptions.__annotations__['parts'])
+    for path, _ in parts:
         prefix = f'reward.options.{rewards.name_of(path)}.'
         if any(key.startswith(prefix) for key in overrides):
             if rewards.name_of(path) not in config.reward.options:
@@ -131,7 +133,7 @@ def _literal(text, default):
         return default
     try:
         return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise BadInput('--config.reward.parts', text, "must be like (('numeric', 1.0), ('format', 0.5))") from None
 
 

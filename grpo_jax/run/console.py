@@ -4,11 +4,14 @@ On a terminal, live lines at the bottom show it. Elsewhere a line is printed whe
 least every EVERY seconds while it goes on, and one at its end. Only the first of several processes shows anything.
 """
 
+import contextlib
 import logging
 import math
 import sys
 import threading
 import time
+import traceback
+import types
 import warnings
 
 import absl.logging
@@ -16,10 +19,12 @@ import rich.console
 import rich.live
 import rich.progress_bar
 import rich.table
+import rich.text
 
 from grpo_jax import activity
 from grpo_jax.activity import Activity
 from grpo_jax.hosts import processes
+from grpo_jax.text import escape
 
 EVERY = 8.0  # seconds between two lines, at most
 SHORT = 1.0  # seconds that something lasts without being named
@@ -68,14 +73,22 @@ class Console:
             if activity.result and took >= TRIFLE:
                 self.print(f'{activity.result} in {duration(took)}{note}')
 
+    def stop(self) -> None:
+        """Shows nothing more, and gives a terminal its cursor back, before the process ends."""
+        if self._lock.acquire(timeout=SHORT):  # another thread may be printing, and wait for a terminal
+            self._running.clear()
+            self._stop()
+            self._lock.release()
+
     def print(self, text: str) -> None:
-        """Prints a line."""
-        with self._lock:
+        """Prints a line, escaped, unless nobody is there to read it any longer."""
+        text = escape(text)
+        with self._lock, contextlib.suppress(OSError):
             self._printed = time.monotonic()
             if self._live is None:
                 print(text, file=sys.stderr, flush=True)
             else:
-                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._live.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
         """Prints a line about the innermost activity, if it is time for one."""
@@ -141,7 +154,7 @@ def _live_line(activity):
     cells += [_time(activity), _stage(activity)]
     for _ in cells:
         line.add_column(no_wrap=True)
-    line.add_row(*cells)
+    line.add_row(*(rich.text.Text(escape(cell)) if isinstance(cell, str) else cell for cell in cells))
     return line
 
 
@@ -175,6 +188,8 @@ class Warnings(logging.Handler):
         """Prints a record."""
         if not processes.speaks():
             return
+        if 'orbax' in record.pathname:  # it logs what it also raises, a few times, from its threads
+            return
         ours = record.name.partition('.')[0] in ('grpo_jax', 'root')
         if ours or record.levelno >= logging.ERROR:
             name = '' if ours else f'{record.name}: '
@@ -182,8 +197,14 @@ class Warnings(logging.Handler):
 
 
 def one_line(text: str) -> str:
-    """The text with each run of blanks and line ends as one blank."""
-    return ' '.join(text.split())
+    """The text with each run of blanks and line ends as one blank, escaped."""
+    return escape(' '.join(text.split()))
+
+
+def print_exception(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Prints a traceback as the interpreter does, but that what the exception says is escaped."""
+    lines = ''.join(traceback.format_exception(kind, error, trace)).rstrip('\n').split('\n')
+    print(*map(escape, lines), sep='\n', file=sys.stderr)
 
 
 console = Console()  # stderr is one, and so is who writes there
@@ -208,5 +229,15 @@ def install_for_command() -> None:
     install()
     logging.root.handlers[:] = [_handler]
     absl.logging.get_absl_handler().setLevel(logging.CRITICAL + 1)  # absl.app puts it back there
+    sys.excepthook = print_exception
+    sys.unraisablehook = _print_unraisable
     if not sys.warnoptions:
         warnings.simplefilter('ignore')
+
+
+def _print_unraisable(unraisable):
+    """As elsewhere, but for writes of tensorstore that fail after another has ended what waited for them: it prints
+    hundreds, and the first comes out as an exception.
+    """
+    if str(unraisable.exc_value) != 'Event loop is closed':
+        sys.__unraisablehook__(unraisable)

@@ -11,6 +11,7 @@ import numpy as np
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.run import metrics, tables
+from grpo_jax.text import escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,12 +57,16 @@ def print_outcome(workdir: str) -> None:
     """
     if not processes.is_first():
         return
-    path = draw_curve(workdir)
+    try:
+        curve = f'curve: {draw_curve(workdir)}\n'
+    except OSError as error:  # on a full disk: it can be drawn at any time
+        curve = f'curve: not drawn, {error.strerror or error}\n'
     curves = {name: _read(workdir, name) for name in ('reward', 'length')}
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     tables.show(*_changes(workdir), *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()))
-    print(f'curve: {path}\neverything the run wrote: {workdir}')  # whole, however narrow the terminal is
+    # whole, however narrow the terminal is
+    print(*map(escape, f'{curve}everything the run wrote: {workdir}'.split('\n')), sep='\n')
 
 
 def text_curve(values: Float[np.ndarray, ' N']) -> str:

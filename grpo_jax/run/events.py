@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from grpo_jax.hosts import processes
-from grpo_jax.hosts.files import atomic_write
+from grpo_jax.hosts.files import Lines, atomic_write
 
 FILE = 'events.jsonl'
 # from outside of the run: they stay when their step is taken again. All others happen again with their step
@@ -14,12 +14,15 @@ LASTING = ('amended', 'branched', 'damaged')
 
 
 def append(workdir: str | os.PathLike, step: int, event: str, **fields: Any) -> None:
-    """Adds a row; the first process writes, the others do nothing. step: the one before which it happened, or in it."""
+    """Adds a row; the first process writes, the others do nothing.
+
+    step: the one before which it happened, or in it.
+
+    CannotWrite when the disk refuses it.
+    """
     if processes.is_first():
-        with open(os.path.join(workdir, FILE), 'a', encoding='utf8') as file:
-            file.write(json.dumps({'step': step, 'event': event, **fields}) + '\n')
-            file.flush()
-            os.fsync(file.fileno())
+        with Lines(os.path.join(workdir, FILE)) as file:
+            file.append(json.dumps({'step': step, 'event': event, **fields}))
 
 
 def recorded(workdir: str | os.PathLike) -> list[dict[str, Any]]:
@@ -32,8 +35,10 @@ def cut(workdir: str | os.PathLike, first_step: int) -> None:
     path = os.path.join(workdir, FILE)
     if os.path.exists(path) and processes.is_first():
         rows = [(line, json.loads(line)) for line in _lines(workdir)]
-        with atomic_write(path) as file:
-            file.writelines(line for line, row in rows if row['step'] < first_step or row['event'] in LASTING)
+        lasting = [line for line, row in rows if row['step'] < first_step or row['event'] in LASTING]
+        if sum(map(len, lasting)) < os.path.getsize(path):
+            with atomic_write(path) as file:
+                file.writelines(lasting)
 
 
 def rewrite(workdir: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:

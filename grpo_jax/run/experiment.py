@@ -12,7 +12,7 @@ import jax
 from grpo_jax import activity, data, rewards, sampler
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import json_file, processes
+from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
@@ -28,7 +28,6 @@ from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import Devices
 
 logger = logging.getLogger('grpo_jax')
-WITHOUT_ANSWERS = ('model', 'process')  # verifiers that read no gold answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Experiment:
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split, read once."""
         if split not in self.datasets:
-            answered = self.reward_functions.verifier not in ('', *WITHOUT_ANSWERS)
+            answered = bool(self.reward_functions.verifier) and self.reward_functions.reads_answers
             with activity.during(f'reading the {split} split of {self.settings.data.name}'):
                 self.datasets[split] = data.load(self.settings.data, split, self.tokenizer, answered)
         return self.datasets[split]
@@ -144,7 +143,6 @@ def open_experiment(
     check_context(settings, folder)
     if weights:
         hf.check_weights(folder, model_config, head)
-    _check_vocabulary(tokenizer, folder, model_config.vocab_size)
     mesh = meshes.make(settings.mesh)
     specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
     stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
@@ -169,17 +167,6 @@ def open_experiment(
     return experiment
 
 
-def _check_vocabulary(tokenizer, folder, size):
-    """BadInput when the tokenizer gives tokens that the model does not have, or none."""
-    if len(tokenizer) > size:
-        raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {size}')
-    last = max(tokenizer.get_vocab().values(), default=-1)
-    if not 0 <= last < size:
-        raise BadInput(
-            'model.path', folder, f'the last token of its tokenizer is {last}, and the model has {size} tokens'
-        )
-
-
 def check_context(settings: Settings, folder: str):
     """BadInput when prompts and completions are longer than the model in the folder can read."""
     columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
@@ -195,13 +182,16 @@ def check_context(settings: Settings, folder: str):
 def claim(experiment, step: int | None = 0):
     """Makes the workdir this experiment's: config.json, data.json, environment.json, the model's folder but weights.
 
-    Called when everything else has been checked, so that a refused config leaves no trace. step: that the run goes on
-    from, with which amendments are recorded. config.json comes last: until then the workdir is as it was.
+    Called when everything else has been checked, so that a refused config leaves no trace. CannotWrite when the disk
+    refuses a file. step: that the run goes on from, with which amendments are recorded. config.json comes last: until
+    then the workdir is as it was.
     """
-    os.makedirs(experiment.workdir, exist_ok=True)
-    if processes.is_first():
-        environment.record(experiment.workdir)
-        hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
+    lock.check(experiment.workdir, settled=True)
+    with files.writing(experiment.workdir):
+        os.makedirs(experiment.workdir, exist_ok=True)
+        if processes.is_first():
+            environment.record(experiment.workdir)
+            hf.copy_files(experiment.folder, os.path.join(experiment.workdir, 'model'))
     record_origins(experiment.workdir, with_digests(experiment))
     steering.record(experiment.workdir, step or 0, experiment.changes)
     json_file.write(os.path.join(experiment.workdir, 'config.json'), experiment.config.to_dict())

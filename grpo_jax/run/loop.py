@@ -2,17 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import logging
 import os
+import tempfile
 import time
 from typing import Any
+import weakref
 
 import jax
 
 from grpo_jax import activity
-from grpo_jax.errors import TERMINATED, Stopped
-from grpo_jax.hosts import processes
+from grpo_jax.errors import CannotWrite, InUse, Stopped
+from grpo_jax.hosts import files, lock, processes
 from grpo_jax.run import bad_batch, checkpoint, metrics, watch
+from grpo_jax.run.console import console
 from grpo_jax.types import TrainState
+
+logger = logging.getLogger('grpo_jax')
 
 
 class Loop:
@@ -28,14 +34,26 @@ class Loop:
         self._steps, self._title, self._keep, self._shown = steps, title, keep, shown
         self._stack = contextlib.ExitStack()
         self._seconds: dict[str, float] = {}  # of the step at hand, by stage
+        self._finished: _Finished | None = None  # the last step
 
     def __enter__(self):
-        self.checkpoints = self._stack.enter_context(checkpoint.manager(self._workdir, keep=self._keep))
+        with self._writing():
+            self.checkpoints = self._stack.enter_context(checkpoint.manager(self._workdir, keep=self._keep))
         return self
 
-    def __exit__(self, *error):
-        with activity.during('waiting for the last checkpoint'):
-            return self._stack.__exit__(*error)
+    def __exit__(self, kind, error, trace):
+        if error is not None:
+            processes.report_failure(error)  # now: what follows may wait for the others
+        if isinstance(error, Exception) and not isinstance(error, (Stopped, CannotWrite, InUse)):
+            self._save_finished()
+        try:
+            with activity.during('waiting for the last checkpoint'), self._writing():
+                return self._stack.__exit__(kind, error, trace)
+        except CannotWrite as failure:
+            if error is None:
+                raise
+            if not isinstance(error, CannotWrite):
+                logger.warning('%s', failure)  # and what has ended the run goes on
 
     @property
     def newest(self) -> int | None:
@@ -58,6 +76,9 @@ class Loop:
             self._seconds = {}
             with self._traced(step, profile), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
                 yield step
+        self._wait()
+        if processes.agree(f'the end of {self._title}', {}, self._watch.stopping):
+            raise Stopped(self._workdir, self._steps - 1)
         watched.close()  # what follows the last step may take any time, and a signal ends it
 
     @contextlib.contextmanager
@@ -74,41 +95,86 @@ class Loop:
         return every > 0 and step % every == 0
 
     def log(self, step: int, row: Mapping[str, Any], speeds: Mapping[str, float] | None = None):
-        """Writes a step's metrics and timings."""
+        """Writes a step's metrics and timings. InUse or CannotWrite when the workdir is this process's no longer."""
+        lock.check(self._workdir)
         self.writer.step(step, row, self._seconds | dict(speeds or {}))
+        self._watch.underway = True
 
     def finish(self, step: int, state: TrainState, row: Mapping[str, Any]):
         """Ends a step in all processes, with a checkpoint where one is due, and where an update was skipped.
 
-        Stopped when SIGTERM or Ctrl-C came; FloatingPointError when more updates were skipped than the config allows.
+        Stopped when a signal came; FloatingPointError when more updates were skipped than the config allows;
+        CannotWrite also for an earlier checkpoint, whose writing goes on beside the steps.
         """
         skipped = row['finite'] < 1
-        stop = processes.agree(f'the end of {self._title}, step {step}', row, bool(self._watch.stopping))
-        if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop or skipped:
-            self.writer.stage('save')
-            checkpoint.save(self.checkpoints, state)
+        stop = processes.agree(f'the end of {self._title}, step {step}', row, self._watch.stopping)
+        with self._writing():
+            self.checkpoints.check_for_errors()
+            if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop or skipped:
+                self.writer.stage('save')
+                checkpoint.save(self.checkpoints, state)
+        self._finished = _Finished(state)
         if stop:  # whether this process was asked, or another one
-            raise Stopped(self._workdir, step, self._watch.stopping or TERMINATED)
+            self._wait()
+            raise Stopped(self._workdir, step)
+        if skipped:
+            _check_skipped(self._workdir, step, int(state.aux['bad_steps']), self._most_skipped)
 
-        count = int(state.aux['bad_steps'])
-        if skipped and count > self._most_skipped:
-            kept = os.path.isfile(bad_batch.path_of(self._workdir, step))
-            raise FloatingPointError(
-                f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
-                f'learner.max_bad_steps = {self._most_skipped}; lower the learning rate, which --amend lets you do'
-                + f'. python -m grpo_jax.replay_bad --workdir={self._workdir} --step={step} looks into the last'
-                * kept
+    def _writing(self):
+        return files.foreign_writing(os.path.join(self._workdir, checkpoint.FOLDER))
+
+    def _wait(self):
+        """Waits until the last checkpoint is on the disk."""
+        with self._writing():
+            self.checkpoints.wait_until_finished()
+
+    def _save_finished(self):
+        """Saves the state of the last finished step, where it is alive: an update takes the memory of its arrays.
+
+        Processes that train as one do not, since only one of them may have come here.
+        """
+        state = None if self._finished is None or processes.several() else self._finished.state()
+        if state is None or self.checkpoints.latest_step() == int(state.step):
+            return
+        try:
+            checkpoint.save(self.checkpoints, state)
+            self.checkpoints.wait_until_finished()
+            console.print(
+                f'step {int(state.step) - 1} of {self._workdir} is saved; the same command goes on from there'
             )
+        except Exception as error:
+            logger.warning('what there is could not be saved: %s', error)
 
     @contextlib.contextmanager
     def _traced(self, step, profile):
         """A step inside the trace of workdir/profile, which the profile's first step begins and its last ends."""
         if profile and step == profile[0]:
-            jax.profiler.start_trace(os.path.join(self._workdir, 'profile'))
-            self._stack.callback(_stop_trace)
+            # not in the workdir: where a disk refuses a trace, jax can take no other one
+            self._trace = self._stack.enter_context(tempfile.TemporaryDirectory())
+            jax.profiler.start_trace(self._trace)
+            self._stack.callback(self._stop_trace, step)
         yield
         if profile and step == profile[1]:
-            _stop_trace()
+            self._stop_trace(step)
+
+    def _stop_trace(self, step):
+        with contextlib.suppress(RuntimeError):  # it has ended
+            jax.profiler.stop_trace()
+            with self.writer.optional(step, 'profile'):
+                files.copy_folder(self._trace, os.path.join(self._workdir, 'profile'))
+
+
+def _check_skipped(workdir, step, count, most):
+    """FloatingPointError when more updates were skipped than may be."""
+    if count > most:
+        path = bad_batch.path_of(workdir, step)
+        advice = f'. python -m grpo_jax.replay_bad --workdir={workdir} --step={step} looks into the last'
+        raise FloatingPointError(
+            f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
+            f'learner.max_bad_steps = {most}; lower the learning rate, which --amend lets you do'
+            + advice
+            * os.path.isfile(path)
+        )
 
 
 def on_devices():
@@ -121,6 +187,19 @@ def on_devices():
     return jax.transfer_guard_host_to_device('disallow')
 
 
-def _stop_trace():
-    with contextlib.suppress(RuntimeError):  # it has ended
-        jax.profiler.stop_trace()
+class _Finished:
+    """The state after a step, for as long as its arrays are there: an update takes their memory.
+
+    It keeps none of a reference in memory, which may be renewed meanwhile.
+    """
+
+    def __init__(self, state):
+        self._state = state.replace(ref_params=None)
+        self._reference = jax.tree.map(weakref.ref, state.ref_params)
+
+    def state(self):
+        """The TrainState, or None."""
+        reference = [weak() for weak in jax.tree.leaves(self._reference)]
+        if any(array is None or array.is_deleted() for array in [*reference, *jax.tree.leaves(self._state)]):
+            return None
+        return self._state.replace(ref_params=jax.tree.map(lambda weak: weak(), self._reference))

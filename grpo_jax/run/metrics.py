@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 import contextlib
 import json
+import logging
 import os
 from typing import Any
 
@@ -10,41 +11,46 @@ from jaxtyping import Bool, Int
 import numpy as np
 
 from grpo_jax import activity
+from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.hosts.files import atomic_write
+from grpo_jax.hosts.files import Lines, atomic_write, cut_lines
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import events
+from grpo_jax.run import board, events
+from grpo_jax.run.dropped import Dropped
 from grpo_jax.sharding import chips
 from grpo_jax.types import Example, Experience, Rollout
+
+logger = logging.getLogger('grpo_jax')
+FILES = ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl')  # for keeping: a row a step, or an evaluation
 
 
 def open_writer(
     workdir: str, first_step: int, steps: int, title: str, shown: Sequence[str] = ('reward', 'length')
 ) -> 'Writer | SilentWriter':
     """The first process's Writer, or a SilentWriter in the others; `shown` names metrics that the console shows."""
-    return Writer(workdir, first_step, steps, title, shown) if processes.is_first() else SilentWriter()
+    return Writer(workdir, first_step, steps, title, shown) if processes.is_first() else SilentWriter(workdir)
 
 
 class Writer:
     """Writes one row a step; on resume the rows from first_step on are dropped, so that none repeats.
 
-    A context manager: its end closes every file, also after an exception.
+    A context manager: its end closes every file, also after an exception. What is for keeping (metrics.jsonl,
+    timings.jsonl, evaluations.jsonl) raises CannotWrite when the disk refuses it; what is for looking is dropped.
 
     metrics.jsonl holds only what is a function of config and seed, so that a resumed run's file equals an
     uninterrupted one's; times go to timings.jsonl.
     """
 
     def __init__(self, workdir, first_step, steps, title, shown):
-        from tensorboardX import SummaryWriter  # a second, where torch is installed
-
-        self._shown = shown
-        self._rollouts = os.path.join(workdir, 'rollouts')
-        os.makedirs(self._rollouts, exist_ok=True)
-        self._metrics = _reopen(os.path.join(workdir, 'metrics.jsonl'), first_step)
-        self._timings = _reopen(os.path.join(workdir, 'timings.jsonl'), first_step)
-        self._evaluations = _reopen(os.path.join(workdir, 'evaluations.jsonl'), first_step)
-        events.cut(workdir, first_step)
-        self._board = SummaryWriter(os.path.join(workdir, 'tensorboard'), purge_step=first_step)
+        self._shown, self._workdir = shown, workdir
+        with contextlib.ExitStack() as opened:
+            self._metrics, self._timings, self._evaluations = (
+                opened.enter_context(_reopen(os.path.join(workdir, name), first_step)) for name in FILES
+            )
+            events.cut(workdir, first_step)
+            self._files = opened.pop_all()
+        self._dropped = Dropped(workdir)
+        self._board = board.Board(os.path.join(workdir, 'tensorboard'), first_step)
         self._progress = contextlib.ExitStack()
         self._steps = self._progress.enter_context(activity.during(title, steps, first_step))
         self._expected = None  # tokens of a rollout: those of the last one
@@ -58,13 +64,11 @@ class Writer:
     def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
         """Appends a step's metrics and timings (seconds by stage), and shows them."""
         row = {'step': step} | {name: json_float(value) for name, value in sorted(row.items())}
-        self._metrics.write(json.dumps(row) + '\n')
-        self._timings.write(json.dumps({'step': step, **timings}) + '\n')
-        _to_disk(self._metrics)
-        _to_disk(self._timings)
-        for name, value in (row | {f'seconds/{k}': v for k, v in timings.items()}).items():
-            if value is not None and name != 'step':
-                self._board.add_scalar(name, value, step)
+        self._metrics.append(json.dumps(row))
+        self._timings.append(json.dumps({'step': step, **timings}))
+        curves = (row | {f'seconds/{k}': v for k, v in timings.items()}).items()
+        with self.optional(step, 'tensorboard'):
+            self._board.add(step, {name: value for name, value in curves if value is not None and name != 'step'})
         self._expected = row.get('tokens')
         shown = {name: f'{row[name]:.3f}' for name in self._shown if row.get(name) is not None}
         if 'tokens' in row:
@@ -82,31 +86,40 @@ class Writer:
 
     def evaluation(self, step: int, results: Mapping[str, float]) -> None:
         """Appends the results of an evaluation before step `step`."""
-        self._evaluations.write(json.dumps({'step': step, **results}) + '\n')
-        _to_disk(self._evaluations)
-        for name, value in results.items():
-            self._board.add_scalar(f'evaluation/{name.replace("@", "_at_")}', value, step)
+        self._evaluations.append(json.dumps({'step': step, **results}))
+        with self.optional(step, 'tensorboard'):
+            self._board.add(step, {f'evaluation/{k.replace("@", "_at_")}': value for k, value in results.items()})
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion."""
-        path = os.path.join(self._rollouts, f'{step:06d}.jsonl')
-        with atomic_write(path) as file:
-            file.writelines([json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
+        """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion; dropped on a full disk."""
+        with self.optional(step, 'rollouts'):
+            os.makedirs(os.path.join(self._workdir, 'rollouts'), exist_ok=True)
+            with atomic_write(os.path.join(self._workdir, 'rollouts', f'{step:06d}.jsonl')) as file:
+                file.writelines([json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
+
+    def optional(self, step: int, kind: str) -> contextlib.AbstractContextManager[None]:
+        """A context that writes something for looking into the workdir's folder `kind`; a full disk drops it."""
+        return self._dropped.unless_written(step, kind)
 
     def close(self) -> None:
-        """Flushes and closes every file; a second call does nothing."""
+        """Closes every file; a second call does nothing."""
         steps = self._steps
         if steps.done > steps.first:
             steps.result = f'{steps.text}: {steps.done} of {steps.total}, {steps.detail},'
         self._progress.close()
-        self._metrics.close()
-        self._timings.close()
-        self._evaluations.close()
-        self._board.close()
+        self._files.close()
+        with self.optional(steps.done, 'tensorboard'):
+            self._board.close()
+        if self._dropped.counts:
+            logger.warning('%s of %s could not be written and are missing', self._dropped.summary(), self._workdir)
+            self._dropped.counts.clear()
 
 
 class SilentWriter:
     """Stands in for a Writer in all processes but the first: the same methods, which write nothing."""
+
+    def __init__(self, workdir):
+        self._dropped = Dropped(workdir)
 
     def __enter__(self):
         return self
@@ -128,6 +141,10 @@ class SilentWriter:
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes nothing."""
+
+    def optional(self, step: int, kind: str) -> contextlib.AbstractContextManager[None]:
+        """A context that writes something for looking; a full disk drops it, as in the Writer."""
+        return self._dropped.unless_written(step, kind)
 
     def close(self) -> None:
         """Closes nothing."""
@@ -148,7 +165,7 @@ def decode_completions(
 def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
     """Means of the parts and failures of a reward, and lengths and truncation, by name."""
     lengths = rewarded.lengths
-    row = {f'reward/{name}': np.nanmean(values) for name, values in rewarded.parts.items()}
+    row = {f'reward/{name}': _mean(values) for name, values in rewarded.parts.items()}
     row |= {f'reward_{name}': failed.mean() for name, failed in rewarded.failures.items()}
     return row | {
         'length': lengths.mean(),
@@ -214,6 +231,11 @@ def _advantage(row, length):
     return json_float(row[0]) if len(row) == 1 else [json_float(value) for value in row[:length]]
 
 
+def _mean(values):
+    """The mean of those of a part's rewards that are numbers; NaN where none is."""
+    return np.nanmean(values) if np.isfinite(values).any() else np.nan
+
+
 def json_float(value: Any) -> float | None:
     """A number as a float that JSON can hold; None for NaN and infinities."""
     value = float(value)
@@ -226,21 +248,17 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def _to_disk(file):
-    """Makes what was written survive the machine; where a bucket is mounted, this is what uploads it."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def _reopen(path, first_step):
-    """path opened for appending, cut to whole rows of steps before first_step."""
-    earlier = []
-    if os.path.exists(path):
-        with open(path, encoding='utf8') as lines:
-            for line in lines:
-                # a killed run may leave half a row, which is always of a step not yet in a checkpoint
-                if line.endswith('\n') and json.loads(line)['step'] < first_step:
-                    earlier.append(line)
-    with atomic_write(path) as file:
-        file.writelines(earlier)
-    return open(path, 'a', encoding='utf8')
+    """The Lines of path, cut to whole rows of steps before first_step, which takes no space.
+
+    A killed run may leave half a row, which is always of a step not yet in a checkpoint. BadInput for a damaged row.
+    """
+
+    def earlier(line):
+        try:
+            return json.loads(line)['step'] < first_step
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(path, line[:60].decode(errors='replace'), 'is no row; bring the file back') from None
+
+    cut_lines(path, earlier)
+    return Lines(path)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts.files import foreign_writing
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import checkpoint
 from grpo_jax.run.collect import Collection
@@ -27,9 +28,10 @@ def refresh(
     step, every = int(state.step), collection.reference_every
     if state.ref_params is None or not every or step == 0 or step % every:
         return state, False
-    if checkpoints.latest_step() != step:
-        checkpoint.save(checkpoints, state)
-    checkpoints.wait_until_finished()
+    with foreign_writing(checkpoints.directory):
+        if checkpoints.latest_step() != step:
+            checkpoint.save(checkpoints, state)
+        checkpoints.wait_until_finished()
     path = os.path.join(checkpoints.directory, str(step))
     if collection.reference == 'hard':
         policy = checkpoint.read_tree(path, {'params': abstract.ref_params}, partial=True)['params']
@@ -50,7 +52,7 @@ def check(experiment, kept: bool) -> None:
 
     kept: the algorithm keeps a reference; BadInput for a path where it keeps none.
     """
-    path, table = experiment.settings.reference_path, transformer.param_table(experiment.model_config)
+    path, table = experiment.settings.reference.path, transformer.param_table(experiment.model_config)
     if path and not kept:
         raise BadInput('reference.path', path, "this algorithm keeps no reference; set algorithm.kl, or use ''")
     if not path or checkpoint.steps(experiment.workdir):  # a run that goes on has its reference
@@ -72,7 +74,7 @@ def initial_state(experiment, learner, params) -> TrainState:
 
 def anchor(experiment, state: TrainState, abstract: TrainState) -> TrainState:
     """The state of a new run with the policy of config.reference.path, if it names one, as its reference."""
-    path = experiment.settings.reference_path
+    path = experiment.settings.reference.path
     if not path:
         return state
     where = ''

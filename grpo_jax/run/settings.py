@@ -1,15 +1,23 @@
 """What a config says, as typed values: each package reads its own section, and here are those that belong to none."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
+from grpo_jax import ranges
 from grpo_jax.data import DataOptions
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization
+from grpo_jax.ranges import Count, Natural, OneOf, Range
 from grpo_jax.rewards import RewardOptions
 from grpo_jax.run.collect import Collection
 from grpo_jax.sampler import Sampling
+from grpo_jax.sharding import mesh as meshes
 
 DTYPES = ('float32', 'bfloat16')
+OBJECTIVES = ('pairwise', 'pointwise', 'steps')  # of a reward model
+SECTIONS = ('model', 'data', 'rollout', 'reward', 'collection', 'algorithm', 'learner', 'optimizer', 'critic_optimizer')
+SECTIONS += ('supervised', 'reward_model', 'evaluation', 'checkpoint', 'mesh', 'log')
+MOST_CELLS = 2**31  # tokens of a batch, which int32 counts
 
 
 class ModelSource(NamedTuple):
@@ -17,78 +25,104 @@ class ModelSource(NamedTuple):
 
     path: str  # Hugging Face folder or hub name
     random_init: bool  # draw the weights instead of reading them
-    dtype: str  # of computation
+    dtype: Annotated[str, OneOf(DTYPES)]  # of computation
 
     @classmethod
     def from_config(cls, section):
         """ModelSource of config.model; BadInput for an unknown dtype."""
-        if section['dtype'] not in DTYPES:
-            raise BadInput('model.dtype', section['dtype'], 'choose float32 or bfloat16')
-        return cls(**{name: section[name] for name in cls._fields})
+        return cls(**ranges.read_section(cls, section, 'model'))
+
+
+class ReferenceSource(NamedTuple):
+    """Where the reference policy comes from: config.reference."""
+
+    path: str  # model, workdir or checkpoint; '': the policy that the run begins with
+
+    @classmethod
+    def from_config(cls, section):
+        """ReferenceSource of config.reference; BadInput for a path that is no text."""
+        ranges.check_value('reference', section, Mapping)
+        return cls(**ranges.read_section(cls, section, 'reference'))
 
 
 class Supervised(NamedTuple):
     """The cold start, and the training of reward models: config.supervised."""
 
-    updates: int  # 0: none
-    batch: int  # demonstrations an update
+    updates: Natural  # 0: none
+    batch: Count  # demonstrations an update
     optimizer: Optimization
 
     @classmethod
     def from_config(cls, section):
-        """Supervised of config.supervised."""
-        return cls(section['updates'], section['batch'], Optimization.from_config(section['optimizer']))
+        """Supervised of config.supervised; BadInput for a value out of its range."""
+        values = ranges.read_section(cls, section, 'supervised', elsewhere=['optimizer'])
+        return cls(**values, optimizer=Optimization.from_config(section['optimizer'], 'supervised.optimizer'))
+
+
+class RewardModelOptions(NamedTuple):
+    """What a reward model is trained on: config.reward_model."""
+
+    objective: Annotated[str, OneOf(OBJECTIVES)]
+    separator: ranges.Text  # between steps
+    replay: Annotated[float, Range(least=0, below=1)]  # share of older rollouts that an iteration trains it on
+    after_error: Annotated[str, OneOf(('masked', 'wrong'))]  # steps after the first wrong one
+
+    @classmethod
+    def from_config(cls, section):
+        """RewardModelOptions of config.reward_model; BadInput for a value out of its range."""
+        return cls(**ranges.read_section(cls, section, 'reward_model'))
 
 
 class Evaluation(NamedTuple):
     """How held-out prompts are evaluated: config.evaluation."""
 
-    every: int  # steps between evaluations; 0: before and after only
-    prompts: int  # of the test split
-    samples: int  # k of pass@k and maj@k
+    every: Natural  # steps between evaluations; 0: before and after only
+    prompts: Count  # of the test split
+    samples: Count  # k of pass@k and maj@k
 
     @classmethod
     def from_config(cls, section):
         """Evaluation of config.evaluation; BadInput for nothing to evaluate."""
-        for name in ('samples', 'prompts'):
-            if section[name] < 1:
-                raise BadInput(f'evaluation.{name}', section[name], 'must be at least 1')
-        return cls(**{name: section[name] for name in cls._fields})
+        return cls(**ranges.read_section(cls, section, 'evaluation'))
 
 
 class Cadence(NamedTuple):
     """What happens every so many steps: config.checkpoint and config.log."""
 
-    checkpoint: int
-    keep: int  # checkpoints
-    rollouts: int  # dumps of completions; 0: never
-    hang_after: float  # seconds that a step may take before the run ends with all stacks; 0: any
+    checkpoint: Count
+    keep: Count  # checkpoints
+    rollouts: Natural  # dumps of completions; 0: never
+    # seconds that a step may take before the run ends with all stacks; 0: any
+    hang_after: Annotated[float, Range(least=0, most=1e7)]
 
     @classmethod
     def from_config(cls, checkpoint, log):
-        """Cadence of the two sections; BadInput for a checkpoint that never comes."""
-        if checkpoint['every'] < 1:
-            raise BadInput('checkpoint.every', checkpoint['every'], 'must be at least 1')
-        return cls(checkpoint['every'], checkpoint['keep'], log['rollouts'], log['hang_after'])
+        """Cadence of the two sections; BadInput for a checkpoint that never comes, or is not kept."""
+        every = ranges.take(checkpoint, ['every'], 'checkpoint')['every']
+        ranges.check_value('checkpoint.every', every, cls.__annotations__['checkpoint'])
+        kept = ranges.read_section(cls, checkpoint, 'checkpoint', elsewhere=['checkpoint', 'rollouts', 'hang_after'])
+        logged = ranges.read_section(cls, log, 'log', elsewhere=['checkpoint', 'keep'])
+        return cls(every, **kept, **logged)
 
 
 class Settings(NamedTuple):
     """A whole config."""
 
-    seed: int
-    steps: int
+    seed: Annotated[int, Range(least=0, most=2**32 - 1)]  # jax drops higher bits
+    steps: Count
     model: ModelSource
     data: DataOptions
     sampling: Sampling  # without a tokenizer's ids
-    group_size: int
+    group_size: Count
     rewards: RewardOptions
     collection: Collection
-    reference_path: str  # of the policy that the reference begins as; '': the initial policy
+    reference: ReferenceSource
     algorithm: Any  # config.algorithm: names and numbers, for algorithms.make
     learning: Learning
     optimizer: Optimization
     critic_optimizer: Optimization
     supervised: Supervised
+    reward_model: RewardModelOptions
     evaluation: Evaluation
     cadence: Cadence
     mesh: Any  # config.mesh: devices along each axis
@@ -96,12 +130,18 @@ class Settings(NamedTuple):
     @classmethod
     def from_config(cls, config):
         """Settings of a config; BadInput for what cannot work, whatever the model."""
-        if config.steps < 1:
-            raise BadInput('steps', config.steps, 'must be at least 1')
+        ranges.check_finite(config)
+        for name, value in ranges.take(config, ['seed', 'steps', *SECTIONS]).items():
+            ranges.check_value(name, value, cls.__annotations__[name] if name in ('seed', 'steps') else Mapping)
+        ranges.check(cls, ranges.take(config.rollout, ['group_size'], 'rollout'), 'rollout')
+        meshes.check(config.mesh)
         algorithm, model = config.algorithm, ModelSource.from_config(config.model)
         reward_options = RewardOptions.from_config(config.reward)
+        critic = ranges.take(algorithm, ['value_clip', 'critic_warmup'], 'algorithm')
+        ranges.check(Learning, critic, 'algorithm')
+        ranges.take(algorithm, ['correction', 'ratio_base'], 'algorithm')
         corrected = algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
-        return cls(
+        settings = cls(
             seed=config.seed,
             steps=config.steps,
             model=model,
@@ -110,19 +150,36 @@ class Settings(NamedTuple):
             group_size=config.rollout.group_size,
             rewards=reward_options,
             collection=Collection.from_config(config.collection, corrected=corrected, reward_options=reward_options),
-            reference_path=config.get('reference', {'path': ''})['path'],  # runs of an earlier version lack it
+            reference=ReferenceSource.from_config(config.get('reference', {'path': ''})),  # earlier runs lack it
             algorithm=algorithm,
             learning=Learning.from_config(
-                config.learner,
-                dtype=model.dtype,
-                temperature=config.rollout.temperature,
-                value_clip=algorithm.value_clip,
-                critic_warmup=algorithm.critic_warmup,
+                config.learner, dtype=model.dtype, temperature=config.rollout.temperature, **critic
             ),
             optimizer=Optimization.from_config(config.optimizer),
-            critic_optimizer=Optimization.from_config(config.critic_optimizer),
+            critic_optimizer=Optimization.from_config(config.critic_optimizer, 'critic_optimizer'),
             supervised=Supervised.from_config(config.supervised),
+            reward_model=RewardModelOptions.from_config(config.reward_model),
             evaluation=Evaluation.from_config(config.evaluation),
             cadence=Cadence.from_config(config.checkpoint, config.log),
             mesh=config.mesh,
         )
+        _check_size(settings)
+        return settings
+
+
+def _check_size(settings):
+    """BadInput for a batch of more tokens than an array may have."""
+    columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
+    rows = {
+        'data.prompts_per_step x rollout.group_size': settings.data.prompts_per_step * settings.group_size,
+        'data.prompts_per_step x evaluation.samples': settings.data.prompts_per_step * settings.evaluation.samples,
+        'supervised.batch': settings.supervised.batch,
+    }
+    for name, count in rows.items():
+        if count * columns >= MOST_CELLS:
+            raise BadInput(
+                name,
+                count,
+                f'are rows of data.max_prompt_tokens + rollout.max_tokens = {columns} tokens, and an array has less '
+                f'than {MOST_CELLS}; lower one',
+            )

@@ -1,38 +1,42 @@
 """How tokens are chosen: the options, and the token distribution with its penalties, truncation and noise."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Key
 
+from grpo_jax import ranges
 from grpo_jax.errors import BadInput
+from grpo_jax.ranges import Count, Natural, OneOf, PositiveShare, Range, Share, Text
 from grpo_jax.types import Array
 
 NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
+CACHE_GIB = Annotated[float, Range(least=0, most=2**20)]  # of rollout.cache_gib; 0: no limit
 
 
 class Sampling(NamedTuple):
     """config.rollout as the sampler needs it: plain values, so that it can be a static argument."""
 
-    temperature: float  # logprobs are those of softmax(logits / temperature); 0: exact argmax
-    max_tokens: int  # C
+    temperature: Annotated[float, Range(least=0.01, most=100)]  # of the logits; 0, for evaluations: exact argmax
+    max_tokens: Count  # C
     stop_tokens: tuple[int, ...]  # a completion ends with the first of them
     pad_token: int  # fills a completion after its end
-    top_p: float = 1.0  # 1, 0, 0 and 1 keep the whole distribution
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # arXiv 1909.05858, over prompt and completion as in transformers
-    min_tokens: int = 0  # no stop before that many tokens
-    thinking_tokens: int = 0  # after that many the end of thinking is forced; 0: never
+    top_p: PositiveShare = 1.0  # 1, 0, 0 and 1 keep the whole distribution
+    top_k: Natural = 0
+    min_p: Share = 0.0
+    # arXiv 1909.05858, over prompt and completion as in transformers
+    repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
+    min_tokens: Natural = 0  # no stop before that many tokens
+    thinking_tokens: Natural = 0  # after that many the end of thinking is forced; 0: never
     thinking_end: tuple[int, ...] = ()  # the tokens that are forced
-    stop_strings: tuple[str, ...] = ()  # a completion ends with the token that completes one of them
+    stop_strings: tuple[Text, ...] = ()  # a completion ends with the token that completes one of them
     thinking_text: str = ''  # the text of thinking_end
     dtype: str = 'float32'  # of computation
-    cache_dtype: str = ''  # of keys and values: int8, or '' for dtype
-    weights_dtype: str = ''  # of the sampler's matrices: int8, or '' for dtype
+    cache_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of keys and values: int8, or '' for dtype
+    weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for dtype
     cache_bytes: int = 0  # of keys and values on a device; 0: unlimited
-    kernels: str = 'auto'  # whether Pallas kernels decode: auto, on or off
+    kernels: Annotated[str, OneOf(('auto', 'on', 'off'))] = 'auto'  # whether Pallas kernels decode: auto, on or off
 
     @classmethod
     def from_config(cls, section: Any, *, dtype: str, corrected: bool) -> 'Sampling':
@@ -40,16 +44,18 @@ class Sampling(NamedTuple):
 
         dtype is that of computation; corrected: the algorithm corrects for a sampler with logprobs of its own.
         """
+        elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes')
+        values: dict[str, Any] = ranges.read_section(cls, section, 'rollout', elsewhere)
+        values['stop_strings'] = tuple(values['stop_strings'])
+        kinds = {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}
+        for name, value in ranges.take(section, list(kinds), 'rollout').items():
+            ranges.check_value(f'rollout.{name}', value, kinds[name])
         _check_bias(section, corrected)
-        _check_choices(section)
-        _check_ranges(section)
-        same = ('temperature', 'max_tokens', 'top_p', 'top_k', 'min_p', 'repetition_penalty', 'min_tokens')
-        same += ('thinking_tokens', 'cache_dtype', 'weights_dtype', 'kernels')
+        _check_lengths(section)
         return cls(
-            **{name: section[name] for name in same},
+            **values,
             stop_tokens=(),
             pad_token=0,
-            stop_strings=tuple(section.stop_strings),
             thinking_text=section.thinking_end if section.thinking_tokens else '',
             dtype=dtype,
             cache_bytes=int(section.cache_gib * 2**30),
@@ -91,40 +97,16 @@ def _check_bias(section, corrected):
             )
 
 
-def _check_choices(section):
-    """BadInput for a name that stands for nothing, and for empty strings."""
-    for name in ('cache_dtype', 'weights_dtype'):
-        if section[name] not in ('', 'int8'):
-            raise BadInput(f'rollout.{name}', section[name], "choose int8, or '' for model.dtype")
-    if section.kernels not in ('auto', 'on', 'off'):
-        raise BadInput('rollout.kernels', section.kernels, 'choose auto, on or off')
-    if '' in section.stop_strings or (section.thinking_tokens and not section.thinking_end):
-        raise BadInput(
-            'rollout.stop_strings, thinking_end',
-            (section.stop_strings, section.thinking_end),
-            'an empty string is everywhere; leave it out',
-        )
-
-
-def _check_ranges(section):
-    """BadInput for a number out of its range."""
-    if not 0 <= section.min_tokens <= section.max_tokens or not 0 <= section.thinking_tokens < section.max_tokens:
+def _check_lengths(section):
+    """BadInput for counts of tokens that are beyond the completion, and for an end of thinking that is empty."""
+    if section.thinking_tokens and not section.thinking_end:
+        raise BadInput('rollout.thinking_end', '', 'an empty text is everywhere; name the text that ends thinking')
+    if section.min_tokens > section.max_tokens or section.thinking_tokens >= section.max_tokens:
         raise BadInput(
             'rollout.min_tokens, thinking_tokens',
             (section.min_tokens, section.thinking_tokens),
             f'must lie between 0 and rollout.max_tokens = {section.max_tokens}',
         )
-    if section.repetition_penalty <= 0:
-        raise BadInput('rollout.repetition_penalty', section.repetition_penalty, 'must be above 0')
-    if section.cache_gib < 0:
-        raise BadInput('rollout.cache_gib', section.cache_gib, 'must be 0 (no limit) or more')
-    if section.temperature <= 0:
-        raise BadInput('rollout.temperature', section.temperature, 'training samples at a temperature above 0')
-    if not 0 < section.top_p <= 1:
-        raise BadInput('rollout.top_p', section.top_p, 'must be in (0, 1]')
-    for name in ('group_size', 'max_tokens'):
-        if section[name] < 1:
-            raise BadInput(f'rollout.{name}', section[name], 'must be at least 1')
 
 
 def draw(

@@ -1,6 +1,6 @@
 """The device mesh: axes data, fsdp, context, tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -8,6 +8,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
+from grpo_jax import ranges
 from grpo_jax.errors import BadInput
 
 AXES = ('data', 'fsdp', 'context', 'tensor')
@@ -25,11 +26,19 @@ class Devices(NamedTuple):
     compile_now: bool = True
 
 
+def check(section: Any) -> None:
+    """BadInput for config.mesh where an axis is none of AXES or has no size."""
+    ranges.check_value('mesh', section, Mapping)
+    for axis, size in section.items():
+        if axis not in AXES:
+            raise BadInput(f'mesh.{axis}', size, f'is no axis; choose from {", ".join(AXES)}')
+        ranges.check_value(f'mesh.{axis}', size, ranges.Count)
+
+
 def make(section: Any) -> jax.sharding.Mesh:
     """Mesh over the first devices; an axis that section does not name has size 1. BadInput when devices are too few."""
+    check(section)
     shape = tuple(section.get(axis, 1) for axis in AXES)
-    if min(shape) < 1:
-        raise BadInput('mesh', dict(section), 'every axis must be at least 1')
     size, devices = math.prod(shape), jax.devices()
     if jax.process_count() > 1 and size < len(devices):
         raise BadInput(

@@ -122,7 +122,7 @@ def centred_by_hand():
 
 
 def test_batch_statistics_of_unequal_groups_by_hand():
-    ids, centred, numbers = [0] * 5 + [1] * 3, centred_by_hand(), dict(std_ddof=0, std_eps=0.0)
+    ids, centred, numbers = [0] * 5 + [1] * 3, centred_by_hand(), dict(std_ddof=0, std_eps=1e-12)
     found = {name: ragged(name, ids, **numbers)[:, 0] for name in ('hybrid', 'batch_centred_std')}
     np.testing.assert_allclose(found['hybrid'], centred / DISTINCT.std(), rtol=1e-6)
     np.testing.assert_allclose(found['batch_centred_std'], centred / centred.std(), rtol=1e-6)
@@ -140,7 +140,7 @@ def test_estimators_that_do_not_compare_do_not_see_the_groups(estimator):
 def test_lambda_of_unequal_groups_ranks_them_by_their_own_pass_rates():
     # 3 of 5 are right and 2 of 3: the second is the efficient half, with lengths 3, 2, 4 of which 3 and 4 are right
     rewards = np.array([1.0, 1, 1, 0, 0, 1, 0, 1])
-    found = ragged('grpo_lambda', [0] * 5 + [1] * 3, rewards=rewards, std_ddof=0, std_eps=0.0)[:, 0]
+    found = ragged('grpo_lambda', [0] * 5 + [1] * 3, rewards=rewards, std_ddof=0, std_eps=1e-12)[:, 0]
     shaped = np.array([1 - 0.2 / (1 + np.e), 0, 1 - 0.2 / (1 + 1 / np.e)])
     np.testing.assert_allclose(found[5:], (shaped - shaped.mean()) / shaped.std(), rtol=1e-5)
     np.testing.assert_allclose(found[:5], (rewards[:5] - 0.6) / rewards[:5].std(), rtol=1e-5)
@@ -187,7 +187,7 @@ def test_opo_does_not_change_under_a_shift(rewards, shift):
 
 def test_maxrl_does_not_change_under_a_scale():
     np.testing.assert_allclose(
-        grouped('maxrl', 7 * DISTINCT, std_eps=0.0), grouped('maxrl', DISTINCT, std_eps=0.0), rtol=1e-6
+        grouped('maxrl', 7 * DISTINCT, std_eps=1e-12), grouped('maxrl', DISTINCT, std_eps=1e-12), rtol=1e-6
     )
 
 

@@ -53,7 +53,7 @@ def warnings(preset, changes=None, **sizes):
         ('dppo', dict(correction='veto'), "algorithm.correction = 'veto', ratio_base"),
         ('deepseek_v32', dict(denominator='selected'), "algorithm.denominator = 'selected', opsm, use all"),
         ('dapo', dict(kl_target=0.1), 'algorithm.kl_target = 0.1, needs a KL term'),
-        ('grpo', dict(kl_target=0.1, kl_horizon=0.0), 'algorithm.kl_target = 0.1, kl_horizon above 0'),
+        ('grpo', dict(kl_target=0.1, kl_horizon=0.0), 'algorithm.kl_horizon = 0.0, at least 1'),
         ('grpo', dict(entropy_target=0.5), "algorithm.entropy_target = 0.5, needs regularizers=('entropy_bonus',)"),
         ('grpo', dict(std_ddof=2), 'algorithm.std_ddof = 2, 0 or 1'),
         ('lite_ppo', dict(std_ddof=-1), 'algorithm.std_ddof = -1, 0 or 1'),
@@ -109,7 +109,7 @@ NUMBERS = [
 @pytest.mark.parametrize('preset, changes, name, least', NUMBERS)
 @pytest.mark.parametrize('bad', [0, -1])
 def test_number_of_a_piece_that_must_be_above_zero(preset, changes, name, least, bad):
-    refused(f'algorithm.{name} = {bad!r}, above 0', fixture.algorithm, preset, **changes | {name: bad})
+    refused(f'algorithm.{name} = {bad!r}, must be', fixture.algorithm, preset, **changes | {name: bad})
     fixture.algorithm(preset, **changes | {name: least})
 
 

@@ -228,9 +228,9 @@ FILES = {'name': 'files', 'weight': 1.0, 'options': {}}
     [
         ([], r'= \[\]: must be one or more'),
         ([FILES, FILES], r"= \['files', 'files'\]: .*distinct"),
-        ([FILES | {'weight': 0.0}], 'weight must be above 0'),
-        ([FILES | {'weight': 'all'}], 'weight must be above 0'),
-        ([FILES | {'weight': float('inf')}], 'weight must be above 0'),
+        ([FILES | {'weight': 0.0}], 'weight = .*: must be a number above 0'),
+        ([FILES | {'weight': 'all'}], 'weight = .*: must be a number above 0'),
+        ([FILES | {'weight': float('inf')}], 'weight = .*: must be a number above 0'),
         ([FILES | {'wheight': 1.0}], 'must have name, weight, options'),
         ([{'name': 'files', 'weight': 1.0}], 'must have name, weight, options'),
         ([FILES | {'name': 'mixture'}], 'is itself a mixture'),

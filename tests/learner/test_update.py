@@ -274,7 +274,7 @@ def test_schedule_warms_up_and_then_decays(kind, warmup, expected):
 
 
 def test_unknown_schedule_is_refused_with_the_choices():
-    with pytest.raises(BadInput, match=r"optimizer.schedule = 'step': choose one of constant, cosine, linear"):
+    with pytest.raises(BadInput, match=r"optimizer.schedule = 'step': must be constant, cosine or linear"):
         optimization(schedule='step')
 
 

@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_imported_is_refused_before_anything_starts(tmp_pa
     path.write_text(text, encoding='utf8')
     with pytest.raises(BadInput) as error:
         make((f'{path}:f', 1.0))
-    assert f'{path}, line {line}: {words}; mend the file' in str(error.value)
+    assert f'{path}, line {line}: {words}' in str(error.value) and str(error.value).endswith('; mend the file')
 
 
 def test_a_function_that_is_async_and_takes_all_completions_is_refused(file):
@@ -302,3 +302,156 @@ def test_the_example_of_the_page_binds_by_name(tmp_path):
     with make((f'{tmp_path}/nearness.py:nearness', 1.0)) as rewarding:
         _, parts = compute(rewarding, [example('12'), example('3')], ['It is 12', 'is 10', '', 'so 4'])
     np.testing.assert_allclose(parts['nearness'], [1, 1 / 3, 0, 1 / 2])
+
+
+# results of every kind
+
+RESULTS = {
+    'a text': ("'1.0'", None),
+    'bytes': ("b'1'", None),
+    'a list': ('[1.0]', None),
+    'a tuple': ('(1.0, 2.0)', None),
+    'a dict': ("{'reward': 1.0}", None),
+    'an array': ('np.array([1.0])', None),
+    'an array of two': ('np.array([1.0, 2.0])', None),
+    'a complex number': ('1 + 0j', None),
+    'a complex number of numpy': ('np.complex64(1)', None),
+    'a text of numpy': ("np.str_('1')", None),
+    'an infinity': ("float('-inf')", None),
+    'an infinity of numpy': ('np.float32(np.inf)', None),
+    'more than any float': ('10**400', None),
+    'what cannot be printed': ('Silent()', None),
+    'a function': ('print', None),
+    'a number of numpy': ('np.float16(0.5)', 0.5),
+    'a whole number of numpy': ('np.int64(2)', 2.0),
+    'a bool of numpy': ('np.bool_(True)', 1.0),
+    'an array without axes': ('np.array(0.25)', 0.25),
+    'a fraction': ('fractions.Fraction(1, 4)', 0.25),
+    'a NaN': ("float('nan')", np.nan),
+    'a NaN of numpy': ('np.float32(np.nan)', np.nan),
+    'nothing': ('None', np.nan),
+}
+KINDS = {
+    'plain': 'def f(completion, example):\n    return {}\n',
+    'later': 'async def f(completion, example):\n    return {}\n',
+    'all': 'def f(completions, examples):\n    return [{} for _ in completions]\n',
+}
+HEAD = """import fractions
+import numpy as np
+class Silent:
+    def __repr__(self): raise ValueError
+    def __float__(self): raise ValueError
+"""
+
+
+@pytest.mark.parametrize('handed', [False, True])
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_result_that_is_no_number_is_named_with_its_part_and_its_file(tmp_path, kind, handed):
+    for case, (result, expected) in RESULTS.items():
+        path, functions = tmp_path / f'{abs(hash(case))}.py', {}
+        path.write_text(HEAD + KINDS[kind].format(result), encoding='utf8')
+        exec(compile(path.read_text(), str(path), 'exec'), functions)
+        functions = {'f': functions['f']}
+        part = 'f' if handed else f'{path}:f'
+        with make((part, 1.0), functions=functions if handed else None, workers=1) as rewarding:
+            if expected is None:
+                with pytest.raises(BadInput) as error:
+                    compute(rewarding, [example('1')], ['a'])
+                text = str(error.value)
+                assert text.startswith(f"reward = '{part}': {path}, line 6: returned ") and text.isprintable(), text
+                assert 'finite number' in text and text.count('\n') == 0, (case, text)
+            else:
+                _, parts = compute(rewarding, [example('1')], ['a'])
+                np.testing.assert_array_equal(parts['f'], [expected], case)
+
+
+@pytest.mark.parametrize(
+    'result', ['{1: 2}', '{1.0}', "'a'", 'None', '1.0', 'iter([1.0])', 'np.zeros((1, 1))', '[[1.0]]']
+)
+@pytest.mark.parametrize('handed', [False, True])
+def test_what_is_no_list_of_rewards_is_named(tmp_path, result, handed):
+    path, functions = tmp_path / 'mine.py', {}
+    path.write_text(f'{HEAD}def f(completions, examples):\n    return {result}\n')
+    exec(compile(path.read_text(), str(path), 'exec'), functions)
+    functions = {'f': functions['f']}
+    part = 'f' if handed else f'{path}:f'
+    with make((part, 1.0), functions=functions if handed else None) as rewarding:
+        with pytest.raises(BadInput, match=r'mine\.py, line 6: returned '):
+            compute(rewarding, [example('1')], ['a'])
+
+
+@pytest.mark.parametrize('name', ['of_steps', 'of_answers'])
+def test_what_is_no_answer_and_what_are_no_steps_is_named(tmp_path, name):
+    text = (
+        'def f(completion, example): return 1.0\n'
+        'def extract(completion): return [completion]\n'
+        "def steps(completion, example): return [(1, float('inf'))]\n"
+    )
+    (tmp_path / 'mine.py').write_text(text)
+    part = f'{tmp_path}/mine.py:f'
+    with make((part, 1.0), verifier='f', step_rewards=part) as rewarding:
+        with pytest.raises(
+            BadInput,
+            match=r"line 2: returned \['x'\], and an answer is a text"
+            if name == 'of_answers'
+            else r'line 3: returned \[\(1, inf\)\], and steps have pairs',
+        ):
+            rewarding.extract('x') if name == 'of_answers' else rewarding.steps(['x'], [example('1')])
+
+
+RAISES = """
+def deep(completion):
+    raise KeyError(completion)
+
+def plain(completion, example):
+    return deep(completion)
+
+async def later(completion, example):
+    return deep(completion)
+
+def of_all(completions, examples):
+    return [deep(text) for text in completions]
+
+class Odd(Exception):
+    def __str__(self): raise ValueError
+
+def odd(completion, example):
+    raise Odd
+"""
+
+
+@pytest.mark.parametrize('name', ['plain', 'later', 'of_all'])
+def test_an_exception_shows_file_line_and_text_by_every_path(tmp_path, name):
+    (tmp_path / 'mine.py').write_text(RAISES)
+    with make((f'{tmp_path}/mine.py:{name}', 1.0)) as rewarding, pytest.raises(BadInput) as error:
+        compute(rewarding, [example('1')], ['a\x1b[31m'])
+    assert str(error.value) == (
+        f"reward = '{tmp_path}/mine.py:{name}': {tmp_path}/mine.py, line 3: KeyError: 'a\\x1b[31m', "
+        'in `raise KeyError(completion)`; mend the file'
+    )
+
+
+def test_an_exception_that_cannot_be_printed_is_named(tmp_path):
+    (tmp_path / 'mine.py').write_text(RAISES)
+    with make((f'{tmp_path}/mine.py:odd', 1.0)) as rewarding:
+        with pytest.raises(BadInput, match='line 18: Odd: which cannot be printed'):
+            compute(rewarding, [example('1')], ['a'])
+
+
+def test_a_batch_that_runs_out_of_time_is_counted_and_stops_nothing(tmp_path):
+    (tmp_path / 'mine.py').write_text('def f(completions, examples): raise TimeoutError\n')
+    with make((f'{tmp_path}/mine.py:f', 1.0), failed=-0.5) as rewarding:
+        rewarded = rewards.compute_rewards(rewarding, [example('1')], ['a', 'b'], [False] * 2, [1, 1])
+    assert rewarded.rewards.tolist() == [-0.5, -0.5] and rewarded.failures['expired'].all()
+
+
+def test_a_result_of_a_reward_of_this_package_is_checked_too(monkeypatch):
+    def odd(completion, example):
+        return [1.0]
+
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', odd)
+    with (
+        make(('numeric', 1.0)) as rewarding,
+        pytest.raises(BadInput, match=r"'numeric': .*test_custom\.py, line \d+: "),
+    ):
+        compute(rewarding, [example('1')], ['a'])

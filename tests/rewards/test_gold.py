@@ -140,10 +140,94 @@ def test_a_run_on_bad_gold_stops_before_anything_is_written(tmp_path, monkeypatc
     assert not os.path.exists(tmp_path / 'run' / 'config.json')
 
 
-def test_a_reward_model_has_no_self_test(capsys):
+@pytest.mark.parametrize('name', ['model', 'process'])
+def test_a_reward_model_has_no_self_test(capsys, name):
     section = default.get_config().reward
-    section.update({'parts': [('mine', 1.0)], 'verifier': 'mine'})
-    functions = {'mine': lambda completions, examples: [1.0] * len(completions)}
-    with rewards.build(rewards.RewardOptions.from_config(section), 64, functions) as reward_functions:
+    section.update({'parts': [(name, 1.0)], 'verifier': name})
+    with rewards.build(rewards.RewardOptions.from_config(section), 64) as reward_functions:
         gold.check(reward_functions, examples('1'))
-    assert 'none, since mine judges many completions at once' in capsys.readouterr().out
+    assert f'none, since {name} judges without gold answers' in capsys.readouterr().out
+
+
+VERIFIERS = """
+import asyncio
+
+def batched(completions, examples):
+    return [float(text == example.answer) for text, example in zip(completions, examples)]
+
+async def asynchronous(completion, example):
+    await asyncio.sleep(0.001)
+    return float(completion == example.answer)
+
+def like_trl(prompts, completions, answer, **kwargs):
+    assert len(prompts) == len(completions) == len(answer)
+    return [None if text == 'many' else float(text == right) for text, right in zip(completions, answer)]
+
+def all_right(completions, examples):
+    return [1.0] * len(completions)
+
+async def all_wrong(completion, example):
+    return 0.0
+
+def half(completions, examples):
+    return [float(text == example.answer and example.id % 2) for text, example in zip(completions, examples)]
+
+def hangs(completions, examples):
+    raise TimeoutError('of a judge')
+
+async def waits(completion, example):
+    await asyncio.sleep(60)
+
+def too_few(completions, examples):
+    return [1.0]
+
+async def breaks(completion, example):
+    return {}[completion]
+"""
+
+
+def check_file(tmp_path, name, answers, bound=0.0, handed=False, **changes):
+    """gold.check by a function of VERIFIERS, in a file or handed over."""
+    path, functions = tmp_path / 'mine.py', {}
+    path.write_text(VERIFIERS)
+    exec(VERIFIERS, functions)
+    functions = {name: functions[name]}
+    section = default.get_config().reward
+    part = name if handed else f'{path}:{name}'
+    section.update({'parts': [(part, 1.0)], 'verifier': name, 'self_test': bound} | changes)
+    options = rewards.RewardOptions.from_config(section)
+    with rewards.build(options, 64, functions if handed else None) as reward_functions:
+        gold.check(reward_functions, examples(*answers))
+
+
+@pytest.mark.parametrize('handed', [False, True])
+@pytest.mark.parametrize('name', ['batched', 'asynchronous', 'like_trl'])
+def test_a_verifier_of_many_completions_at_once_passes_the_self_test(tmp_path, capsys, name, handed):
+    check_file(tmp_path, name, ['42', '1,234', '-0.5'], handed=handed)
+    assert f'gold self-test: 0 of 3 answers are misjudged by {name} (0.00%)' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    'name, words',
+    [
+        ('all_right', r"100\.00% .* '2' accepted"),
+        ('all_wrong', r"100\.00% .* '1' refused"),
+        ('half', r"50\.00% .* example 0 .* '1' refused"),
+        ('hangs', r'100\.00% .* of a judge'),
+        ('too_few', r'mine\.py, line \d+: returned \[1\.0\], and not a list of 8 rewards'),
+        ('breaks', r"mine\.py, line \d+: KeyError: '1', in `return {}\[completion\]`"),
+    ],
+)
+def test_a_verifier_of_many_completions_at_once_is_found_out(tmp_path, name, words):
+    with pytest.raises(BadInput, match=words):
+        check_file(tmp_path, name, ['1', '2'])
+
+
+def test_a_verifier_that_waits_for_ever_is_found_out(tmp_path):
+    with pytest.raises(BadInput, match=r'100\.00%'):
+        check_file(tmp_path, 'waits', ['1'], deadline=0.1)
+
+
+def test_a_verifier_whose_calls_may_cost_judges_some_of_many(tmp_path, capsys):
+    check_file(tmp_path, 'asynchronous', [str(i) for i in range(1, 1001)])
+    assert 'gold self-test: 0 of 256 (of 1000) answers are misjudged' in capsys.readouterr().out

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from grpo_jax import rewards
+from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
 from grpo_jax.models import hf, transformer
@@ -122,9 +124,6 @@ def test_parked_weights_lie_in_the_hosts_memory_and_score_alike(folder):
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        (dict(transform='log'), 'raw or sigmoid'),
-        (dict(std=0.0), 'std must be above 0'),
-        (dict(cap=-1.0), 'cap'),
         (dict(device=99), '8 devices'),
         (dict(folder='no/such'), 'no such folder'),
         (dict(folder=''), 'no such folder'),
@@ -134,6 +133,23 @@ def test_parked_weights_lie_in_the_hosts_memory_and_score_alike(folder):
 def test_what_cannot_score_is_refused(folder, options, words):
     with pytest.raises(BadInput, match=words):
         reward(TEXTS, EXAMPLES, **{'folder': folder} | options)
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'words'),
+    [
+        ('model', dict(transform='log'), r"model.transform = 'log': must be raw or sigmoid"),
+        ('model', dict(std=0.0), 'model.std = 0.0: must be a number above 0'),
+        ('model', dict(cap=-1.0), 'model.cap = -1.0: must be a number at least 0'),
+        ('model', dict(batch=0), 'model.batch = 0: must be a whole number at least 1'),
+        ('process', dict(aggregate='sum'), r"process.aggregate = 'sum': must be min, mean or product"),
+    ],
+)
+def test_options_out_of_their_range_are_refused_whether_the_reward_is_chosen_or_not(name, options, words):
+    section = default.get_config().reward
+    section.options[name].update(options)
+    with pytest.raises(BadInput, match=f'^reward.options.{words}'):
+        rewards.RewardOptions.from_config(section)
 
 
 def test_a_step_is_scored_at_the_separator_behind_it(folder):
@@ -156,8 +172,6 @@ def test_steps_become_one_reward(folder):
         found = process.reward(texts, EXAMPLES[:4], aggregate=aggregate, **place)
         np.testing.assert_allclose(found[:2], [expected, values[1][0]])
         assert found[2:] == [None, None]
-    with pytest.raises(BadInput, match='min, mean, product'):
-        process.reward(texts, EXAMPLES[:4], aggregate='sum', **place)
 
 
 @given(st.text('a. \n', max_size=30), st.sampled_from(['\n', ' ', '. ', '\n\n']))

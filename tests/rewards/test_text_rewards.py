@@ -16,6 +16,14 @@ from grpo_jax.types import Example
 
 EXAMPLE = Example('question', '42', 0, {'numbers': [1, 2], 'target': 3})
 
+
+def configure(name, **options):
+    """The RewardOptions of the default config with a reward's options changed."""
+    section = default.get_config().reward
+    section.options[name].update(options)
+    return rewards.RewardOptions.from_config(section)
+
+
 # format
 
 GOOD = '<think>a</think><answer>4</answer>'
@@ -163,8 +171,8 @@ def test_a_text_without_words_is_unscorable(text):
 
 
 def test_unknown_language_is_refused():
-    with pytest.raises(BadInput, match=r"^reward.options.language.target = 'klingon': choose .*latin.*en"):
-        share('text', 'klingon')
+    with pytest.raises(BadInput, match=r"^reward.options.language.target = 'klingon': must be latin, .*en"):
+        configure('language', target='klingon')
 
 
 @given(st.lists(st.sampled_from(list(SENTENCES)), min_size=1, max_size=6))
@@ -201,7 +209,7 @@ def test_saying_it_all_again_is_never_better(words, n):
 
 def test_ngrams_of_no_words_are_refused():
     with pytest.raises(BadInput, match=r'^reward.options.repetition.n = 0'):
-        repetition.reward('a', EXAMPLE, n=0)
+        configure('repetition', n=0)
 
 
 # reflection
@@ -236,7 +244,7 @@ def test_reflection_of_weight_0_is_a_measure_and_counts_on_wrong_answers_too(wei
 @pytest.mark.parametrize('phrases', [(), ('wait', '')])
 def test_phrases_that_are_everywhere_are_refused(phrases):
     with pytest.raises(BadInput, match=r'^reward.options.reflection.phrases'):
-        reflections('text', phrases=phrases)
+        configure('reflection', phrases=phrases)
 
 
 def test_phrases_are_no_patterns():

@@ -1,0 +1,78 @@
+"""The folder of a model, which others have made: its files are checked before a library reads them."""
+
+import glob
+import os
+import re
+from typing import Any
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import files, json_file
+
+FILES = re.compile(
+    r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'
+    r'chat_template).*\.(json|txt|jinja|model)'
+)
+TEMPLATES = 'additional_chat_templates'  # a folder of chat templates within
+INDEX = 'model.safetensors.index.json'
+LARGEST = 2**27  # bytes of a file but weights: four times those of the largest published tokenizer
+PICKLED = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.h5', '.msgpack')  # weights that are never read
+REMEDY = 'take it again from the published model'
+
+
+def check(folder: str | os.PathLike[str]) -> None:
+    """BadInput for a file that is a link out of the folder, no plain file, or too large to be what its name says.
+
+    What is a folder itself is not read, but for TEMPLATES.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise BadInput('model.path', os.fspath(folder), f'{error.strerror}; give a folder that you may read') from None
+    names += [os.path.join(TEMPLATES, name) for name in glob.glob('*', root_dir=os.path.join(folder, TEMPLATES))]
+    for name in names:
+        if name != TEMPLATES and os.path.isdir(os.path.join(folder, name)):
+            continue
+        path, described = files.inside(folder, name), FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja')
+        if (described or name.endswith('.safetensors')) and not os.path.isfile(path):
+            raise BadInput('model.path', path, f'is no plain file; {REMEDY}')
+        if described and os.path.getsize(path) > LARGEST:
+            raise BadInput(path, f'{os.path.getsize(path)} bytes', f'must have at most {LARGEST}; {REMEDY}')
+
+
+def read_settings(folder: str | os.PathLike[str], name: str, remedy: str = REMEDY) -> dict[str, Any]:
+    """The object in a JSON file of the folder; {} where there is no such file, BadInput for one of anything else."""
+    path = os.path.join(folder, name)
+    return json_file.read_object(files.inside(folder, name), remedy) if os.path.lexists(path) else {}
+
+
+def check_tokenizer(folder: str | os.PathLike[str]) -> None:
+    """BadInput for settings by which transformers would read files elsewhere, or print what its terminal obeys."""
+    config = read_settings(folder, 'tokenizer_config.json')
+    versions = config.get('fast_tokenizer_files') or []
+    if not isinstance(versions, list) or not all(isinstance(name, str) for name in versions):
+        raise BadInput(
+            f'fast_tokenizer_files in {os.path.join(folder, "tokenizer_config.json")}',
+            versions,
+            f'must be a list of names of files; {REMEDY}',
+        )
+    for name in versions:
+        files.inside(folder, name)
+    settings = [config, read_settings(folder, 'special_tokens_map.json')]
+    if 'added_tokens_decoder' not in config:  # transformers takes them from there
+        settings.append({'added_tokens': read_settings(folder, 'tokenizer.json').get('added_tokens')})
+    for key in (key for value in settings for key in _nested_keys(value)):
+        if not key.isprintable():
+            raise BadInput(f'a setting of the tokenizer in {folder}', key, f'has no such name; {REMEDY}')
+
+
+def _nested_keys(value):
+    """The keys of all objects within a JSON value, but those of its own."""
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(child, dict):
+            yield from child
+        yield from _nested_keys(child)
+
+
+def pickled_weights(folder: str | os.PathLike[str]) -> list[str]:
+    """The names of files of weights that only unpickling would read, which runs what they say."""
+    return sorted(name for name in os.listdir(folder) if name.endswith(PICKLED))

@@ -1,0 +1,200 @@
+"""Which values a setting may have, written in the annotation beside its default, and the one check of them.
+
+`clip_low: Annotated[float, Range(least=0)] = 0.2`, or an alias of this module like `NotNegative`, on a field of an
+options type or on a keyword-only parameter of a piece, a reward or a data set. Nothing is checked when such a function
+is called: `check` and `read_section` are for what a config says. A text in an annotation says in words what it must be.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import inspect
+import math
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from grpo_jax.errors import BadInput
+
+SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # of float32, in which a run computes with the numbers
+PLAIN = {int: 'a whole number', float: 'a number', str: 'a text', bool: 'True or False', type(None): 'None'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers between two ends; `above` and `below` are ends that are themselves outside."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def holds(self, value: Any) -> bool:
+        """Whether a number lies inside."""
+        return bool(self.least <= value <= self.most and self.above < value < self.below)
+
+    def __str__(self):
+        ends = {'at least': self.least, 'above': self.above, 'at most': self.most, 'below': self.below}
+        shown = {words: f'{end:g}' if isinstance(end, float) else str(end) for words, end in ends.items()}
+        return ' and '.join(f'{words} {end}' for words, end in shown.items() if math.isfinite(ends[words]))
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """A few values, and no others."""
+
+    choices: Sequence[Any]
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is one of them."""
+        return value in self.choices
+
+    def __str__(self):
+        *others, last = (str(choice) or "''" for choice in self.choices)
+        return f'{", ".join(others)} or {last}' if others else last
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """Texts and sequences of at least so many members, and at most so many."""
+
+    least: int = 1
+    most: float = math.inf
+
+    def holds(self, value: Any) -> bool:
+        """Whether a text or a sequence has as many."""
+        return self.least <= len(value) <= self.most
+
+    def __str__(self):
+        if self.least == self.most:
+            return f'of {self.least}'
+        return 'that is not empty' if self.most == math.inf else f'of {self.least} to {self.most}'
+
+
+Natural = Annotated[int, Range(least=0, most=2**31 - 1)]  # int32 on devices
+Count = Annotated[int, Range(least=1, most=2**31 - 1)]
+NotNegative = Annotated[float, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+Share = Annotated[float, Range(least=0, most=1)]
+PositiveShare = Annotated[float, Range(above=0, most=1)]
+Coefficient = Annotated[float, Range(least=0, most=1e6)]  # of a term of the loss
+Seconds = Annotated[float, Range(least=1e-3, most=1e7)]  # some months; a thread cannot wait for centuries
+Gibibytes = Annotated[float, Range(least=1e-3, most=2**20)]
+Text = Annotated[str, Length(1)]
+Texts = Annotated[Sequence[Text], Length(1)]
+
+
+def read_section(declared: Callable, section: Any, name: str, elsewhere: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of an options type by name, from the config's section of that name; BadInput as `check` says.
+
+    elsewhere: the fields that are no keys of the section.
+    """
+    values = take(section, [field for field in _parameters(declared) if field not in elsewhere], name)
+    check(declared, values, name)
+    return values
+
+
+def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
+    """The values of a section's keys by name, unchecked; BadInput where there is no such section or key."""
+    if not _is_mapping(section):
+        raise BadInput(name or 'config', section, 'must be a section of keys')
+    for key in names:
+        if key not in section:
+            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; configs/default.py has every key')
+    return {key: section[key] for key in names}
+
+
+def check(declared: Callable, values: Any, section: str) -> None:
+    """BadInput, by the dotted key, for the first value that a field or parameter of its name may not have.
+
+    What is not annotated, or by a name that only the user's file knows, may be anything. A parameter that is an options
+    type stands for its fields.
+    """
+    for name, parameter in _parameters(declared).items():
+        if hasattr(parameter.annotation, '_fields'):
+            check(parameter.annotation, values, section)
+        elif name in values:
+            check_value(f'{section}.{name}', values[name], parameter.annotation)
+
+
+@functools.lru_cache(1024)
+def _parameters(declared):
+    return inspect.signature(declared).parameters
+
+
+def check_value(key: str, value: Any, annotation: Any) -> None:
+    """BadInput for a value of the config's key that is not what the annotation says."""
+    if not _fits(value, annotation):
+        raise BadInput(key, value, f'must be {in_words(annotation)}')
+
+
+def check_finite(tree: Any, key: str = '') -> None:
+    """BadInput for the first NaN or infinite number in nested dicts and sequences, by its dotted key."""
+    if _is_mapping(tree):
+        for name, value in tree.items():
+            check_finite(value, f'{key}.{name}' if key else str(name))
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            check_finite(value, key)
+    elif isinstance(tree, float) and not math.isfinite(tree):
+        raise BadInput(key, tree, 'must be a finite number')
+
+
+def in_words(annotation: Any) -> str:
+    """What a value of an annotation must be, in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner, *bounds = arguments
+        whole = next((str(bound) for bound in bounds if isinstance(bound, (str, OneOf))), '')
+        return whole or ' '.join([in_words(inner), *map(str, bounds)])
+    if origin is Literal:
+        return str(OneOf(arguments))
+    if origin in (Union, types.UnionType):
+        return ' or '.join(map(in_words, arguments))
+    if origin is tuple and Ellipsis not in arguments:
+        return f'a tuple ({", ".join(map(in_words, arguments))})'
+    if _is_sequence(annotation):
+        return 'a tuple' + (f', each {in_words(arguments[0])}' if arguments else '')
+    return 'a section of keys' if _is_section(annotation) else PLAIN.get(annotation, 'a value')
+
+
+def _fits(value, annotation):
+    """Whether a value is what an annotation says; an annotation of another kind than `in_words` knows says nothing."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _fits(value, arguments[0]) and all(isinstance(b, str) or b.holds(value) for b in arguments[1:])
+    if origin is Literal:
+        return value in arguments
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if _is_sequence(annotation):
+        if not isinstance(value, (list, tuple, set, frozenset)):
+            return False
+        if origin is tuple and Ellipsis not in arguments:
+            return len(value) == len(arguments) and all(map(_fits, value, arguments))
+        return all(_fits(member, arguments[0]) for member in value) if arguments else True
+    if _is_section(annotation):
+        return _is_mapping(value)
+    if annotation is float:
+        return type(value) is not bool and isinstance(value, (int, float)) and _is_float32(value)
+    if annotation is int:
+        return type(value) is not bool and isinstance(value, int)
+    return isinstance(value, annotation) if isinstance(annotation, type) and annotation in PLAIN else True
+
+
+def _is_float32(value):
+    """Whether float32 holds a number as what it is: neither as infinity nor as 0."""
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST
+
+
+def _is_sequence(annotation):
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and kind is not str and issubclass(kind, (Sequence, list, tuple, set, frozenset))
+
+
+def _is_section(annotation):
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, Mapping)
+
+
+def _is_mapping(value):
+    return isinstance(value, Mapping) or hasattr(value, 'items')  # a ConfigDict is no Mapping

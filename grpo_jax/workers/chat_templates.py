@@ -1,0 +1,64 @@
+"""Chat templates, rendered where they can be ended: a tokenizer's template is a program of whoever made the model.
+
+jinja's sandbox, through transformers, keeps it from Python; a worker process, from looping for ever and from eating
+the memory.
+"""
+
+from collections.abc import Mapping, Sequence
+import functools
+from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from grpo_jax.workers.pool import Pool
+
+AT_ONCE = 64  # chats in a call of the worker
+SECONDS = 20.0  # for these, each of which takes less than a thousandth of a second
+GIB = 4.0
+MOST = 1_000_000  # characters
+
+
+def render(
+    template: Any, chats: Sequence[list[dict[str, Any]]], special_tokens: Mapping[str, Any]
+) -> list[tuple[str | None, str]]:
+    """(text, '') of each chat, open for the assistant's answer, or (None, what the template raised); in a worker.
+
+    A chat that ends with the assistant's words is left open behind them. pool.Expired or pool.Died where the worker had
+    to be ended.
+    """
+    rendered = []
+    for start in range(0, len(chats), AT_ONCE):
+        block = list(chats[start : start + AT_ONCE])
+        rendered += _workers().call(render_here, template, block, dict(special_tokens))
+    return rendered
+
+
+@functools.cache
+def _workers():
+    """A process, which starts with the first chat and ends with this one."""
+    return Pool(1, deadline=SECONDS, memory_gib=GIB)
+
+
+def render_here(
+    template: Any, chats: Sequence[list[dict[str, Any]]], special_tokens: Mapping[str, Any]
+) -> list[tuple[str | None, str]]:
+    """The same in this process."""
+    rendered = []
+    for messages in chats:
+        begun = messages[-1]['role'] == 'assistant'
+        try:
+            (text,), _ = render_jinja_template(
+                [messages],
+                chat_template=template,
+                continue_final_message=begun,
+                add_generation_prompt=not begun,
+                **special_tokens,
+            )
+            if len(text) > MOST:
+                raise ValueError(f'{len(text)} characters are written')
+            rendered.append((text, ''))
+        except MemoryError:
+            raise
+        except Exception as error:  # templates are programs
+            rendered.append((None, f'{type(error).__name__}, {error}'))
+    return rendered
