@@ -110,7 +110,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
 def open_run(
     config, workdir, algorithm=None, functions=None, steering=None
 ) -> tuple[Experiment, branch.Parent | None, algorithms.Algorithm, batches.Shapes]:
-    """(Experiment of a run, the Parent of a branch that is to begin, Algorithm, Shapes of a step); arguments as of run.
+    """(Experiment of a run, Parent of a branch that is to begin, Algorithm, Shapes of a step); arguments as of run.
 
     BadInput for whatever of the config cannot work; nothing is written, read of the data, or compiled yet.
     """

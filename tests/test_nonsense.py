@@ -77,7 +77,7 @@ ALLOWED = [
         'data.options.operations'),
     ('empty', 'none', 'data.path data.revision data.system reward.length_shaping reward.step_rewards reward.verifier '
         'rollout.cache_dtype rollout.weights_dtype rollout.thinking_end reward.options.model.folder '
-        'reward.options.process.folder data.options.folder data.options.name'),
+        'reward.options.process.folder data.options.folder data.options.name reference.path'),
     ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers'),
     ('True', 'a choice of two', 'data.chat data.strict model.random_init reward.options.code.all_pass '
         'reward.options.model.park reward.options.process.park reward.options.process.centred '

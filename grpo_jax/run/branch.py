@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import processes
+from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import checkpoint, digest, events, reference, steering
@@ -32,7 +32,6 @@ PARTS = {
     'aux/critic': 'the critic',
 }
 MAKING = 'branching'  # the folder in a branch's workdir in which it is made
-OWNER = 'owner.json'  # of the process that is about to make it
 OF_DATA = ('aux/position', 'aux/tries', 'aux/hits', 'aux/kept')  # what means nothing on other data
 # keys of numbers that adapt during a run -> where the state has them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
@@ -80,7 +79,7 @@ def _check_folders(workdir, branch):
             raise BadInput('--branch', branch, f'holds a run that was not begun from {workdir}; name a new folder')
         return
     names = {*os.listdir(branch)} if os.path.isdir(branch) else {''} if os.path.lexists(branch) else set()
-    if MAKING not in names and names - {OWNER}:
+    if MAKING not in names and names - {lock.FILE}:
         raise BadInput('--branch', branch, 'is there and holds no run; name a new folder')
     if not os.path.isfile(os.path.join(workdir, 'config.json')):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json) that --branch could begin from')
@@ -108,7 +107,7 @@ def begin(experiment: Experiment, parent: Parent | None, learner: Learner) -> No
     except BaseException:
         if processes.is_first():
             _clear(temporary)
-            if {*os.listdir(child)} <= {MAKING, OWNER}:  # else it tells that the rest is of a branch
+            if {*os.listdir(child)} <= {MAKING, lock.FILE}:  # else it tells that the rest is of a branch
                 os.rmdir(temporary)
                 with contextlib.suppress(OSError):  # it has an owner
                     os.rmdir(child)

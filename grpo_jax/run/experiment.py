@@ -182,9 +182,9 @@ def check_context(settings: Settings, folder: str):
 def claim(experiment, step: int | None = 0):
     """Makes the workdir this experiment's: config.json, data.json, environment.json, the model's folder but weights.
 
-    Called when everything else has been checked, so that a refused config leaves no trace. step: that the run goes on
-    from, with which amendments are recorded. config.json comes last: until then the workdir is as it was. CannotWrite
-    when the disk refuses a file.
+    Called when everything else has been checked, so that a refused config leaves no trace. CannotWrite when the disk
+    refuses a file. step: that the run goes on from, with which amendments are recorded. config.json comes last: until
+    then the workdir is as it was.
     """
     lock.check(experiment.workdir, settled=True)
     with files.writing(experiment.workdir):

@@ -52,7 +52,7 @@ def check(experiment, kept: bool) -> None:
 
     kept: the algorithm keeps a reference; BadInput for a path where it keeps none.
     """
-    path, table = experiment.settings.reference_path, transformer.param_table(experiment.model_config)
+    path, table = experiment.settings.reference.path, transformer.param_table(experiment.model_config)
     if path and not kept:
         raise BadInput('reference.path', path, "this algorithm keeps no reference; set algorithm.kl, or use ''")
     if not path or checkpoint.steps(experiment.workdir):  # a run that goes on has its reference
@@ -74,7 +74,7 @@ def initial_state(experiment, learner, params) -> TrainState:
 
 def anchor(experiment, state: TrainState, abstract: TrainState) -> TrainState:
     """The state of a new run with the policy of config.reference.path, if it names one, as its reference."""
-    path = experiment.settings.reference_path
+    path = experiment.settings.reference.path
     if not path:
         return state
     where = ''

@@ -33,6 +33,18 @@ class ModelSource(NamedTuple):
         return cls(**ranges.read_section(cls, section, 'model'))
 
 
+class ReferenceSource(NamedTuple):
+    """Where the reference policy comes from: config.reference."""
+
+    path: str  # model, workdir or checkpoint; '': the policy that the run begins with
+
+    @classmethod
+    def from_config(cls, section):
+        """ReferenceSource of config.reference; BadInput for a path that is no text."""
+        ranges.check_value('reference', section, Mapping)
+        return cls(**ranges.read_section(cls, section, 'reference'))
+
+
 class Supervised(NamedTuple):
     """The cold start, and the training of reward models: config.supervised."""
 
@@ -104,7 +116,7 @@ class Settings(NamedTuple):
     group_size: Count
     rewards: RewardOptions
     collection: Collection
-    reference_path: str  # of the policy that the reference begins as; '': the initial policy
+    reference: ReferenceSource
     algorithm: Any  # config.algorithm: names and numbers, for algorithms.make
     learning: Learning
     optimizer: Optimization
@@ -138,7 +150,7 @@ class Settings(NamedTuple):
             group_size=config.rollout.group_size,
             rewards=reward_options,
             collection=Collection.from_config(config.collection, corrected=corrected, reward_options=reward_options),
-            reference_path=config.get('reference', {'path': ''})['path'],  # runs of an earlier version lack it
+            reference=ReferenceSource.from_config(config.get('reference', {'path': ''})),  # earlier runs lack it
             algorithm=algorithm,
             learning=Learning.from_config(
                 config.learner, dtype=model.dtype, temperature=config.rollout.temperature, **critic

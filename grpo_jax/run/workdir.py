@@ -27,7 +27,8 @@ def owning(run: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(run)
     def owner(*args: P.args, **kwargs: P.kwargs) -> R:
         arguments = signature.bind(*args, **kwargs).arguments
-        workdir = getattr(arguments.get('steering'), 'branch', '') or arguments['workdir']
+        steering = arguments.get('steering')
+        workdir = (steering and steering.branch) or arguments['workdir']  # a branch's parent is only read
         with lock.own(workdir):
             check_kept(workdir)
             return run(*args, **kwargs)
