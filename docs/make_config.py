@@ -34,6 +34,7 @@ TYPES = {  # section -> the types that read it
     'rollout': [settings.Sampling, settings.Settings],
     'reward': [settings.RewardOptions],
     'collection': [settings.Collection],
+    'reference': [settings.ReferenceSource],
     'algorithm': [Algorithm, Learning],
     'learner': [Learning],
     **{name: [Optimization] for name in ('optimizer', 'critic_optimizer', 'supervised.optimizer')},

@@ -24,7 +24,7 @@ TEXTS = ('config.json', 'environment.json', 'programs.json', 'data.json')  # of 
 ROWS = ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', events.FILE)
 
 
-def describe(workdir: str) -> Iterator[str]:
+def describe_run(workdir: str) -> Iterator[str]:
     """Lines about what a run was made from: code, packages, devices, data, programs, and what has happened to it."""
     config = json_file.read_object(_existing(workdir, 'config.json'))
     yield f'run {workdir}: seed {config.get("seed")}, {len(_rows(workdir, "metrics.jsonl"))} steps'
@@ -50,12 +50,12 @@ def describe(workdir: str) -> Iterator[str]:
 def differences(workdir: str, other: str) -> Iterator[str]:
     """A line for each setting, program and version in which two runs differ."""
     for name in ('config.json', 'programs.json'):
-        pair = [json_file.read_object(_existing(folder, name)) for folder in (workdir, other)]
-        for key, a, b in steering.differences(*pair):
+        one, two = (json_file.read_object(_existing(folder, name)) for folder in (workdir, other))
+        for key, a, b in steering.differences(one, two):
             yield f'{name[:-5]} {key}: {a!r}, {b!r}'
     first = [next(iter(_read(folder, environment.FILE, [])), {}) for folder in (workdir, other)]
     for part in ('code', 'packages', 'devices'):
-        for key, a, b in steering.differences(*(entry.get(part, {}) for entry in first)):
+        for key, a, b in steering.differences(first[0].get(part, {}), first[1].get(part, {})):
             yield f'{part} {key}: {a!r}, {b!r}'
 
 
@@ -141,7 +141,7 @@ def main() -> None:
     if values.other:
         print('\n'.join(differences(values.workdir, values.other)) or 'no difference')
         return
-    for line in describe(values.workdir):
+    for line in describe_run(values.workdir):
         print(line)
     if values.verify:
         problems = 0

@@ -7,7 +7,6 @@ is called: `check` and `read_section` are for what a config says. A text in an a
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import functools
 import inspect
 import math
 import types
@@ -116,7 +115,6 @@ def check(declared: Callable, values: Any, section: str) -> None:
             check_value(f'{section}.{name}', values[name], parameter.annotation)
 
 
-@functools.lru_cache(1024)
 def _parameters(declared):
     return inspect.signature(declared).parameters
 

@@ -162,7 +162,7 @@ def test_a_branch_is_the_new_config_on_the_parents_checkpoint_and_leaves_the_par
     assert row['changes']['optimizer.learning_rate'] == [1e-3, 3e-3]
 
 
-def test_the_same_command_goes_on_with_the_branch(copy, tmp_path, monkeypatch):
+def test_the_same_command_goes_on_with_the_branch(long, copy, tmp_path, monkeypatch):
     child = tmp_path / 'child'
     steered = Steering(branch=str(child))
     with monkeypatch.context() as patch:
@@ -284,9 +284,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize('before, after', MOVES.values(), ids=MOVES)
-def test_a_run_that_is_moved_goes_on_with_the_same_losses(request, tmp_path, before, after, caplog):
-    if before != MOVES['from packed rows to padded ones'][0]:
-        request.getfixturevalue('long')
+def test_a_run_that_is_moved_goes_on_with_the_same_losses(long, tmp_path, before, after, caplog):
     before, after = ({'data__prompts_per_step': 8} | changes for changes in (before, after))
     run(tmp_path / 'moved', 2, **before)
     shutil.copytree(tmp_path / 'moved', tmp_path / 'unmoved')

@@ -219,7 +219,7 @@ def test_an_iteration_does_not_learn_from_dropped_rollouts(tmp_path):
         iterate._check_rollouts(str(tmp_path), 2)
 
 
-def test_small_disks_for_curves_and_rollouts_change_no_number(straight, tmp_path, small_disk, caplog):
+def test_small_disks_for_curves_and_rollouts_change_no_number(long, straight, tmp_path, small_disk, caplog):
     small_disk(tmp_path / 'tensorboard', 8 << 10)
     small_disk(tmp_path / 'rollouts', 8 << 10)
     small_disk(tmp_path / 'profile', 8 << 10)
@@ -255,7 +255,7 @@ def test_metrics_that_cannot_be_written_stop_the_run_and_then_it_goes_on(straigh
 
 
 @late
-def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_then_it_goes_on(straight, tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_then_it_goes_on(long, straight, tmp_path, monkeypatch):
     save = loop.checkpoint.save
 
     def full(checkpoints, state):
@@ -288,7 +288,9 @@ def test_a_folder_that_is_removed_stops_the_run(tmp_path, monkeypatch):
 
 @late
 @pytest.mark.parametrize('size', ['300k', '2m'])
-def test_a_run_on_a_small_disk_stops_and_goes_on_when_there_is_space(straight, tmp_path, small_disk, size):
+def test_a_run_on_a_small_disk_stops_and_goes_on_when_there_is_space(request, straight, tmp_path, small_disk, size):
+    if size == '2m':
+        request.getfixturevalue('long')
     workdir = tmp_path / 'disk' / 'run'
     small_disk(tmp_path / 'disk', size)
     with pytest.raises(CannotWrite, match='No space left on device'):

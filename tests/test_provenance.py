@@ -31,7 +31,7 @@ def test_a_whole_run_is_verified(made):
 
 
 def test_the_description_has_code_devices_programs_and_events(made):
-    text = '\n'.join(provenance.describe(str(made)))
+    text = '\n'.join(provenance.describe_run(str(made)))
     for words in ('seed 0, 2 steps', 'by grpo_jax', 'of 1 processes', 'jax', 'program update: ', 'checkpoints: 2'):
         assert words in text
 
@@ -87,7 +87,7 @@ def test_the_command_ends_with_status_1_for_damage(workdir):
     assert done.returncode == 1 and 'damaged: ' in done.stdout and 'Traceback' not in done.stderr
 
 
-def test_two_runs_differ_in_settings_and_programs(made, tmp_path):
+def test_two_runs_differ_in_settings_and_programs(long, made, tmp_path):
     other = tmp_path / 'other'
     train.run(tiny_run.config(steps=1, supervised__updates=0, evaluation__prompts=2, rollout__group_size=2), str(other))
     lines = list(provenance.differences(str(made), str(other)))

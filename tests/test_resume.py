@@ -94,7 +94,7 @@ def straight(tmp_path_factory):
     return workdir
 
 
-def test_two_kills_change_nothing(straight, tmp_path):
+def test_two_kills_change_nothing(long, straight, tmp_path):
     moments = np.random.default_rng(0)
     for count in (2, 5):
         kill_when_rows(tmp_path, count, moments.uniform(0, 0.3))
@@ -108,7 +108,7 @@ def test_two_kills_change_nothing(straight, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_finished_run_stays_as_it_is(straight):
+def test_a_finished_run_stays_as_it_is(long, straight):
     before = (straight / 'metrics.jsonl').read_bytes()
     finish(straight)
     assert (straight / 'metrics.jsonl').read_bytes() == before

@@ -99,7 +99,7 @@ def test_an_exception_saves_the_last_finished_step(tmp_path, monkeypatch, capsys
     assert [row['step'] for row in tiny_run.rows(tmp_path / 'run')] == [0, 1, 2]
 
 
-def test_an_exception_after_the_update_keeps_the_older_checkpoint(straight, tmp_path, monkeypatch):
+def test_an_exception_after_the_update_keeps_the_older_checkpoint(long, straight, tmp_path, monkeypatch):
     def fail(self, step, row, speeds=None):
         raise RuntimeError('broken')
 

@@ -1,6 +1,6 @@
 """The optimizer: global-norm clipping and AdamW under a warm-up and decay schedule."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import optax
 
@@ -34,6 +34,7 @@ class Optimizers(NamedTuple):
 
     policy: optax.GradientTransformation
     critic: optax.GradientTransformation | None = None
+    learning_rate: optax.Schedule | None = None  # of the policy's, which the metrics then have
 
 
 def build_optimizer(optimization: Optimization, updates: int) -> optax.GradientTransformation:
@@ -48,6 +49,11 @@ def build_optimizer(optimization: Optimization, updates: int) -> optax.GradientT
             weight_decay=optimization.weight_decay,
         ),
     )
+
+
+def applied_updates(opt_state: optax.OptState) -> Any:
+    """How many updates an optimizer of build_optimizer has made, i32[]; skipped ones do not count."""
+    return optax.tree_utils.tree_get_all_with_path(opt_state, 'count')[-1][1]
 
 
 def learning_rates(optimization: Optimization, updates: int) -> optax.Schedule:

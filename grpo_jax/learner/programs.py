@@ -68,6 +68,7 @@ def make_learner(
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
         partition.make_collectives(model_config, mesh), _packing(mesh, shapes, learning, algorithm),
+        optimizers.learning_rate,
     )  # fmt: skip
     state = _abstract_state(setup, mesh, collected)
     needed = algorithm.needed_logprobs(learning.updates)

@@ -9,6 +9,7 @@ import optax
 from grpo_jax import algorithms
 from grpo_jax.learner import critic, descent, packing
 from grpo_jax.learner.logprobs import Head, rollout_logprobs
+from grpo_jax.learner.optimizer import applied_updates
 from grpo_jax.learner.options import Learning
 from grpo_jax.learner.packing import PackedRows, Packing
 from grpo_jax.models.collectives import ALONE, Collectives
@@ -27,6 +28,7 @@ class Setup(NamedTuple):
     group_size: int = 1
     collectives: Collectives = ALONE
     packing: Packing | None = None
+    learning_rate: optax.Schedule | None = None  # by update
 
     @property
     def head(self) -> Head:
@@ -67,6 +69,8 @@ def update(
         'initial_entropy': jnp.where(jnp.isnan(initial), metrics['entropy'], initial),
     }
     metrics |= {name: coefficients[name] for name in algorithm.adapting}
+    if setup.learning_rate is not None:
+        metrics['learning_rate'] = jnp.asarray(setup.learning_rate(applied_updates(state.opt_state)))
     if algorithm.needs_values:
         aux['critic'], critic_skipped, critic_metrics = critic.update_critic(
             aux['critic'], experience, setup.model_config, setup.critic_optimizer, learning, cut, setup.collectives

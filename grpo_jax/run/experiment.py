@@ -13,7 +13,7 @@ from grpo_jax import activity, data, rewards, sampler
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
-from grpo_jax.learner import Optimizers, build_optimizer
+from grpo_jax.learner import Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import checkpoint, console, environment, steering
@@ -91,7 +91,9 @@ class Experiment:
         settings = self.settings
         updates = settings.steps * settings.learning.updates
         optimizers = Optimizers(
-            build_optimizer(settings.optimizer, updates), build_optimizer(settings.critic_optimizer, updates)
+            build_optimizer(settings.optimizer, updates),
+            build_optimizer(settings.critic_optimizer, updates),
+            learning_rates(settings.optimizer, updates),
         )
         return make_learner(
             self.model_config, algorithm, optimizers, self.devices, shapes, settings.learning, collected

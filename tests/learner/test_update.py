@@ -316,3 +316,18 @@ def test_numbers_that_adapt_are_in_the_metrics_as_the_step_has_used_them(tiny, r
     _, _, later = run(experience, method=method, state=after)
     assert float(later['kl_coef']) == float(after.aux['coefficients']['kl_coef']) != 0.5
     assert 'kl_coef' not in run(experience)[2]  # a constant is in the config
+
+
+def test_the_learning_rate_of_a_step_is_in_the_metrics(tiny, experience):
+    # warm-up over 4 updates to 0.4, one update a step: 0.1, 0.2, 0.3
+    optimization = Optimization(learning_rate=0.4, warmup=4)
+    setup = Setup(
+        tiny[0], METHOD, Learning(chunk=16), build_optimizer(optimization, 9), group_size=2,
+        learning_rate=learning_rates(optimization, 9),
+    )  # fmt: skip
+    update = jax.jit(lambda state, experience: learner.update(state, experience, None, setup))
+    state, rates = start(tiny, setup.optimizer), []
+    for _ in range(3):
+        state, metrics = update(state, experience)
+        rates.append(float(metrics['learning_rate']))
+    assert rates == pytest.approx([0.1, 0.2, 0.3])
