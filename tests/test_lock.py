@@ -229,7 +229,7 @@ def test_each_command_is_refused_in_seconds(tmp_path, command):
     arguments = {'iterate': ['--labelled=none'], 'sweep': ['--presets=grpo']}.get(command, [])
     config = {'iterate': 'arithmetic_iterative', 'reward_model': 'arithmetic_reward'}.get(command, 'arithmetic')
     with lock.own(str(tmp_path)):
-        began = time.monotonic()
+        before = os.times()
         done = subprocess.run(
             [sys.executable, '-m', f'grpo_jax.{command}', f'--config={config}', f'--workdir={tmp_path}', *arguments],
             cwd=ROOT,
@@ -237,13 +237,14 @@ def test_each_command_is_refused_in_seconds(tmp_path, command):
             text=True,
             timeout=60,
         )
-        took = time.monotonic() - began
+        after = os.times()
     assert done.returncode == InUse.status == 45
     (line,) = done.stderr.splitlines()
     assert line.startswith(
         f"error: --workdir = '{tmp_path}': process {os.getpid()} on {socket.gethostname()}, begun at"
     )
-    assert took < 5  # its imports are most of it
+    took = after.children_user + after.children_system - before.children_user - before.children_system
+    assert took < 5  # of the processor: others use it too; imports are most of it
     assert not os.listdir(tmp_path)
 
 
