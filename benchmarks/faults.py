@@ -190,13 +190,12 @@ def _largest(folder):
     return max(files, key=os.path.getsize)
 
 
-def _flip(folder):
-    path = _largest(folder)
+def _flip(path, bit):
     with open(path, 'r+b') as file:
-        file.seek(os.path.getsize(path) // 2)
+        file.seek(bit // 8)
         byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 16]))
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
 
 
 def _empty(folder):
@@ -212,7 +211,7 @@ def _half_written(folder):
 
 
 DAMAGE: dict[str, Callable[[str], object]] = {
-    'a flipped bit': _flip,
+    'a flipped bit': lambda folder: _flip(_largest(folder), os.path.getsize(_largest(folder)) // 2 * 8 + 4),
     'a truncated file': lambda folder: os.truncate(_largest(folder), os.path.getsize(_largest(folder)) // 2),
     'an empty folder': _empty,
     'half of its files': _half_written,
@@ -249,11 +248,7 @@ def flips(bench: Bench, count: int) -> Iterator[Outcome]:
         shutil.copytree(path, copy)
         source = bench.random.choice([file for file in files if os.path.getsize(file)])
         bit = bench.random.randrange(8 * os.path.getsize(source))
-        with open(os.path.join(copy, os.path.relpath(source, path)), 'r+b') as file:
-            file.seek(bit // 8)
-            byte = file.read(1)[0]
-            file.seek(bit // 8)
-            file.write(bytes([byte ^ 1 << bit % 8]))
+        _flip(os.path.join(copy, os.path.relpath(source, path)), bit)
         try:
             same = digest.digests(checkpoint.read_tree(copy, abstract)) == right
             harmless, wrong = harmless + same, wrong + (not same)

@@ -18,10 +18,10 @@ import jax
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.run import checkpoint, cli, environment, events, steering
+from grpo_jax.run import checkpoint, cli, environment, events, metrics, steering
 
 TEXTS = ('config.json', 'environment.json', 'programs.json', 'data.json')  # of a run; the last one where data are read
-ROWS = ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', events.FILE)
+ROWS = (*metrics.FILES, events.FILE)
 
 
 def describe_run(workdir: str) -> Iterator[str]:
@@ -29,12 +29,9 @@ def describe_run(workdir: str) -> Iterator[str]:
     config = json_file.read_object(_existing(workdir, 'config.json'))
     yield f'run {workdir}: seed {config.get("seed")}, {len(_rows(workdir, "metrics.jsonl"))} steps'
     for entry in _read(workdir, environment.FILE, []):
-        code, devices = entry.get('code', {}), entry.get('devices', {})
-        commit = (
-            f' at commit {code["commit"][:12]}{" with edits" * bool(code.get("edited"))}' if 'commit' in code else ''
-        )
+        code, devices = environment.code_name(entry.get('code', {})), entry.get('devices', {})
         packages = ', '.join(f'{name} {version}' for name, version in entry.get('packages', {}).items())
-        yield f'begun {entry.get("begun")} by grpo_jax {code.get("version")}{commit}: {entry.get("command")}'
+        yield f'begun {entry.get("begun")} by grpo_jax {code}: {entry.get("command")}'
         yield f'  on {devices.get("count")} {devices.get("kind")} of {devices.get("processes")} processes'
         yield f'  with Python {entry.get("python")}, {packages}'
     for origin in _read(workdir, 'data.json', []):

@@ -315,11 +315,7 @@ def test_a_disk_that_is_full_or_read_only_from_the_start_is_named_before_anythin
 
 
 SMALL = [
-    '--config.data.options.digits=1',
-    '--config.data.options.count=40',
-    '--config.data.prompts_per_step=4',
-    '--config.data.max_prompt_tokens=6',
-    '--config.rollout.group_size=4',
+    *tiny_run.FLAGS,
     '--config.rollout.max_tokens=8',
     '--config.supervised.updates=0',
     '--config.evaluation.prompts=6',

@@ -26,11 +26,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DEVICES, STEPS = 4, 4
 # data and fsdp both cut, so that a process holds some of each
 SMALL = [
-    '--config.data.options.digits=1',
-    '--config.data.options.count=40',
-    '--config.data.prompts_per_step=4',
-    '--config.data.max_prompt_tokens=6',
-    '--config.rollout.group_size=4',
+    *tiny_run.FLAGS,
     '--config.rollout.max_tokens=8',
     '--config.supervised.updates=1',
     '--config.supervised.batch=8',

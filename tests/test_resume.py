@@ -25,11 +25,7 @@ OURS = re.compile(
     r'|warning: [a-z_.]+: was .*, now '
 )
 SMALL = [
-    '--config.data.options.digits=1',
-    '--config.data.options.count=40',
-    '--config.data.prompts_per_step=4',
-    '--config.data.max_prompt_tokens=6',
-    '--config.rollout.group_size=4',
+    *tiny_run.FLAGS,
     '--config.rollout.max_tokens=12',
     '--config.supervised.updates=4',
     '--config.supervised.batch=8',

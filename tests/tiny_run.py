@@ -5,6 +5,15 @@ import os
 
 from grpo_jax.configs import arithmetic
 
+# on the command line, what all small runs of the arithmetic demo share
+FLAGS = [
+    '--config.data.options.digits=1',
+    '--config.data.options.count=40',
+    '--config.data.prompts_per_step=4',
+    '--config.data.max_prompt_tokens=6',
+    '--config.rollout.group_size=4',
+]
+
 
 def config(**changes):
     """The arithmetic demo cut down; changes are dotted keys with __ for the dots."""

@@ -151,10 +151,14 @@ def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
 def abstract_tree(path: str, sharding: Any) -> Any:
     """The abstract tree of the arrays that a checkpoint's folder says it has; Damaged where it says nothing."""
     try:
-        tree = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _described_tree(path))
     except Exception as error:  # Orbax raises whatever bytes that make no sense lead to
         raise Damaged(path, _described(error)) from None
+
+
+def _described_tree(path):
+    """What Orbax says of the arrays in a checkpoint's folder; an error of any kind for what makes no sense."""
+    return ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree
 
 
 def _restore(path, abstract, partial):
@@ -208,7 +212,7 @@ def _check_kinds(path, abstract, digests, partial):
     names = wanted.keys() if partial else wanted.keys() | recorded.keys()
     if all(recorded.get(name) == wanted.get(name) for name in names):
         return ''
-    there = _kinds(ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree)
+    there = _kinds(_described_tree(path))
     recorded = recorded or there
     names = wanted.keys() if partial else wanted.keys() | recorded.keys() | there.keys()
     for name in sorted(names):
@@ -287,7 +291,7 @@ def _set_aside(workdir, step, problem):
 def kinds(path: str) -> dict[str, str]:
     """Dtype and shape of each array in a checkpoint's folder, by name; Damaged when that cannot be read."""
     try:
-        return _kinds(ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree)
+        return _kinds(_described_tree(path))
     except Exception as error:  # Orbax raises whatever text that makes no sense leads to
         raise Damaged(path, _described(error)) from None
 

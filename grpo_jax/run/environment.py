@@ -48,14 +48,15 @@ def _read(path):
 def _differences(first, now):
     """(name, value then, value now) of the code and of jax, where they differ."""
     for name, read in [
-        ('grpo_jax', lambda entry: _code_name(entry.get('code', {}))),
+        ('grpo_jax', lambda entry: code_name(entry.get('code', {}))),
         ('jax', lambda entry: entry.get('packages', {}).get('jax')),
     ]:
         if read(first) != read(now):
             yield name, read(first), read(now)
 
 
-def _code_name(code):
+def code_name(code: dict[str, Any]) -> str:
+    """Version, commit and edits of an entry's code, in words."""
     commit, edits = code.get('commit'), ' with edits' * bool(code.get('edited'))
     return f'{code.get("version")}' + (f' at commit {commit[:12]}{edits}' if commit else '')
 
