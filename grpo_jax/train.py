@@ -20,7 +20,7 @@ from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.learner.programs import check_sizes
 from grpo_jax.rewards import gold
-from grpo_jax.run import bad_batch, branch, checkpoint, cli, collect, curves, metrics, reference, unrewarded
+from grpo_jax.run import bad_batch, branch, checkpoint, cli, collect, curves, dumps, metrics, reference, unrewarded
 from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.settings import Settings
@@ -95,7 +95,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
 
             if loop.due(step, settings.cadence.rollouts):
-                loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
+                loop.writer.rollouts(step, dumps.rollout_rows(draw, rewarded, experience, experiment.tokenizer))
             loop.log(step, row, metrics.sampler_speed(collector.sample))
             if row['finite'] < 1:
                 with loop.writer.optional(step, bad_batch.FOLDER):
