@@ -30,9 +30,11 @@ class Run(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the last step is done, and evaluated."""
-        steps = self.config.get('steps')
-        return bool(self.evaluations) and steps == len(self.metrics) == self.evaluations[-1]['step']
+        """Whether the last step is done, and evaluated; of supervised training, which is not, the last update."""
+        done, section = len(self.metrics), self.config.get('supervised')
+        if self.evaluations:
+            return self.config.get('steps') == done == self.evaluations[-1]['step']
+        return isinstance(section, dict) and section.get('updates') == done > 0
 
 
 class Variant(NamedTuple):

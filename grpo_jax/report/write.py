@@ -68,12 +68,12 @@ def _write(variants: list[Variant], folder, inline_bytes, stamp):
         inline.clear()
     data = content.make_data(variants) | {'rollouts': index, 'beside': BESIDE if split or stamp else ''}
     data |= {'stamp': stamp, 'split': split}
-    path = os.path.join(folder, FILE)
+    header, path = content.make_header(variants, notes), os.path.join(folder, FILE)
     with writing(beside):
         shutil.rmtree(beside, ignore_errors=True)
         if split:
             os.replace(fresh, beside)
-    page.write_page(path, content.make_header(variants, notes), data, inline)
+    page.write_page(path, header, data, inline)
     return path
 
 

@@ -22,6 +22,33 @@ SCROLLING = """(async () => {  // the milliseconds of the longest of 40 frames, 
 })()"""
 
 
+INKED = """[...document.querySelectorAll(".uplot canvas")].map((canvas) => {  // coloured pixels of each picture
+  const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let inked = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    if (data[i + 3] > 100 && Math.max(...data.slice(i, i + 3)) - Math.min(...data.slice(i, i + 3)) > 40) inked++;
+  }
+  return inked;
+})"""
+CONTRAST = """((selector, painted) => {  // of a text and what is behind it, by the formula of WCAG 2
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const pixel = (colors) => {
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
+    return canvas.getImageData(0, 0, 1, 1).data;
+  };
+  const element = document.querySelector(selector);
+  const behind = [];
+  for (let place = element; place; place = place.parentElement) behind.unshift(getComputedStyle(place).backgroundColor);
+  if (painted) behind.push(painted);
+  const [a, b] = [light(pixel(behind)), light(pixel([...behind, getComputedStyle(element).color]))];
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+})"""
+
+
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
     return runs.make(tmp_path_factory.mktemp('report') / 'run')
@@ -63,6 +90,29 @@ def test_the_page_opens_without_error_or_request_and_fits_its_window(chromium, w
     assert page.evaluate('document.querySelectorAll(".uplot canvas").length') >= 5
     picture = page.screenshot()
     assert picture.startswith(b'\x89PNG') and len(picture) > 20_000
+
+
+@pytest.mark.parametrize('dark', [False, True])
+def test_every_curve_is_drawn_and_every_text_can_be_read(chromium, workdir, dark):
+    page = at_rollouts(chromium.open(report.write_report([workdir]), dark=dark, height=6000))
+    inked = page.evaluate(INKED)
+    assert len(inked) >= 5 and min(inked) > 100
+    texts = (
+        '.verdict',
+        '.meaning',
+        '.facts dt',
+        'nav a',
+        '.panel p',
+        '.u-value',
+        '.status',
+        '.diagnoses h2',
+        'footer p',
+    )
+    for text in (*texts, '.verdict-of.right', '.verdict-of.wrong', '.badge', '.timeline dt'):
+        assert page.evaluate(f'{CONTRAST}({text!r})') >= 4.5, text
+    for paint in ('--heat', '--cold'):
+        strongest = f'color-mix(in srgb, {page.evaluate(f"Report.color({paint!r})")} 55%, transparent)'
+        assert page.evaluate(f'{CONTRAST}(".token", {strongest!r})') >= 4.5, paint
 
 
 def test_curves_are_redrawn_in_the_colours_of_the_night(chromium, workdir):

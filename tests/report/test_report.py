@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -216,7 +217,7 @@ def test_a_text_leaves_neither_its_block_nor_its_string(name):
 # files that are old, damaged or not there
 
 
-@pytest.mark.parametrize('steps, evaluated', [(0, False), (1, False), (1, True), (4, False)])
+@pytest.mark.parametrize('steps, evaluated', [(0, False), (1, False), (1, True), (3, True)])
 def test_a_run_that_has_just_begun_has_a_report(tmp_path, steps, evaluated):
     path = report.write_report([runs.make(tmp_path / 'run', steps=steps, evaluated=evaluated)])
     text = text_of(path)
@@ -269,6 +270,11 @@ def test_half_a_row_of_a_run_in_progress_is_no_damage(workdir):
     with open(os.path.join(workdir, 'metrics.jsonl'), 'ab') as file:
         file.write(b'{"step": 4, "rew')
     assert '<p class="note">' not in text_of(report.write_report([workdir]))
+
+
+def test_supervised_training_is_finished_without_an_evaluation(tmp_path):
+    folder = runs.make(tmp_path / 'run', evaluated=False, supervised__updates=runs.STEPS)
+    assert read.read_run(folder).finished and 'in progress' not in text_of(report.write_report([folder]))
 
 
 def test_a_run_of_other_metrics_has_them_in_more(tmp_path):
@@ -339,3 +345,22 @@ def test_the_command_prints_the_path_and_refuses_in_one_line(workdir, tmp_path):
 def test_content_shows_the_settings_that_a_reader_asks_for(workdir):
     facts = dict(content.facts(read.Variant('run', [read.read_run(workdir)])))
     assert facts['completions a prompt'] == '4' and facts['data'] == 'arithmetic' and facts['seed'] == '0'
+
+
+# the demo's script
+
+
+@pytest.mark.parametrize(
+    'status, commands', [(0, ['pip', 'grpo_jax.train', 'grpo_jax.report']), (42, ['pip', 'grpo_jax.train'])]
+)
+def test_the_demo_ends_with_its_report(tmp_path, status, commands):
+    shutil.copytree(os.path.join(ROOT, 'launch'), tmp_path / 'launch')
+    python = tmp_path / '.venv' / 'bin' / 'python'
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/log\n[ "$2" != grpo_jax.train ] || exit {status}\n')
+    python.chmod(0o755)
+    script = ['bash', str(tmp_path / 'launch' / 'local.sh'), 'runs/mine']
+    done = subprocess.run(script, capture_output=True, env=os.environ | {'PYTHON': sys.executable}, timeout=60)
+    lines = [line.split() for line in (tmp_path / 'log').read_text().splitlines()]
+    assert done.returncode == status and [line[1] for line in lines] == commands
+    assert all(line[-1] == '--workdir=runs/mine' for line in lines[1:])
