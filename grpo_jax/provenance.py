@@ -50,7 +50,7 @@ def in_words(workdir: str, other: str) -> Iterator[str]:
     programs = [_read(folder, 'programs.json', {}) for folder in (workdir, other)]
     yield _programs_in_words(*programs)
     configs = [json_file.read_object(_existing(folder, 'config.json')) for folder in (workdir, other)]
-    changed = list(steering.differences(*configs))
+    changed = list(steering.differences(configs[0], configs[1]))
     origins = [_read(folder, 'data.json', []) for folder in (workdir, other)]
     data_changes = [change for change in changed if change.key.startswith('data.')]
     same_data = not data_changes and origins[0] == origins[1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 import fnmatch
+import glob
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -113,7 +114,9 @@ def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     for heading, panels in SECTIONS.items():
         drawn = [content for panel in panels for content in _draw(panel, variants, left[panel.file])]
         sections += [{'heading': heading, 'panels': drawn}] if drawn else []
-    rest = [content for name in left['metrics'] for content in _draw(Panel(name, (name,)), variants, [name])]
+    rest = [
+        content for name in left['metrics'] for content in _draw(Panel(name, (glob.escape(name),)), variants, [name])
+    ]
     sections += [{'heading': MORE, 'panels': rest}] if rest else []
     for index, panel in enumerate(panel for section in sections for panel in section['panels']):
         panel['id'] = index
@@ -161,7 +164,8 @@ def make_line(variant: Variant, file: str, name: str) -> dict[str, Any] | None:
     if not len(steps):
         return None
     values = np.array([[table.get(step, np.nan) for step in steps] for table in tables])
-    if file == 'evaluations' and len(variant.runs) == 1 and (prompts := verdict.prompts_of(variant.runs[0])):
+    if file == 'evaluations' and len(variant.runs) == 1:
+        prompts = verdict.prompts_of(variant.runs[0])
         low, high = zip(*(verdict.interval(name, value, prompts) for value in values[0]), strict=True)
         low, high = np.array(low), np.array(high)
     else:

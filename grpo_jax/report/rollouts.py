@@ -27,7 +27,11 @@ def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Groups of neighbouring rows of one prompt: {'id', 'prompt', 'answer', 'chat', 'rows'}, see make_row."""
     groups: list[dict[str, Any]] = []
     for row in rows:
-        head = {'id': _text(row.get('id')), 'prompt': _text(row.get('prompt')), 'answer': _text(row.get('answer'))}
+        head: dict[str, Any] = {
+            'id': _text(row.get('id')),
+            'prompt': _text(row.get('prompt')),
+            'answer': _text(row.get('answer')),
+        }
         if row.get('messages'):
             head['chat'] = _chat(row['messages'])
         if not groups or any(groups[-1].get(key) != value for key, value in head.items()):

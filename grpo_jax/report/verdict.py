@@ -26,6 +26,7 @@ class Change(NamedTuple):
     first: tuple[float, float, float]  # value, low, high
     last: tuple[float, float, float]
     steps: tuple[int, int]
+    seeds: int
 
     @property
     def direction(self) -> str:
@@ -36,12 +37,16 @@ class Change(NamedTuple):
 
 
 def interval(name: str, value: float, prompts: int) -> tuple[float, float]:
-    """(low, high) of a share over that many prompts, NaN for what is no share.
+    """(low, high) of a share over that many prompts; NaN for what is no share, and where nobody knows how many (0).
 
     It is that of prompts which are wholly right or wholly wrong: exact for greedy completions, and for others the
     widest that prompts with this mean can have.
     """
-    if not name.removeprefix('strict/').removeprefix('greedy/').startswith(SHARES) or not 0 <= value <= 1:
+    if (
+        not name.removeprefix('strict/').removeprefix('greedy/').startswith(SHARES)
+        or not 0 <= value <= 1
+        or not prompts
+    ):
         return math.nan, math.nan
     right = round(value * prompts)
     shares = np.repeat([1.0, 0.0], [right, prompts - right])
@@ -80,10 +85,10 @@ def change(variant: Variant, name: str) -> Change | None:
     steps = min(rows[0]['step'] for rows in ends), max(rows[1]['step'] for rows in ends)
     if len(values) > 1:
         first, last = ((float(x.mean()), float(x.min()), float(x.max())) for x in values.T)
-        return Change(name, first, last, steps)
+        return Change(name, first, last, steps, len(values))
     prompts = prompts_of(variant.runs[0])
-    first, last = ((float(x), *(interval(name, x, prompts) if prompts else (math.nan,) * 2)) for x in values[0])
-    return Change(name, first, last, steps)
+    (a, b), (c, d) = (interval(name, x, prompts) for x in values[0])
+    return Change(name, (float(values[0, 0]), a, b), (float(values[0, 1]), c, d), steps, 1)
 
 
 def headline(variant: Variant) -> tuple[str, str]:
@@ -94,8 +99,8 @@ def headline(variant: Variant) -> tuple[str, str]:
         return _without_evaluation(variant), ''
     ends = [f'{show(name, end[0])}{_range(name, end)}' for end in (changed.first, changed.last)]
     text = f'{MEANINGS[name]} {changed.direction} from {ends[0]} to {ends[1]} in {changed.steps[1]} steps.'
-    if len(variant.runs) > 1:
-        return text, f'Means over {len(variant.runs)} seeds, with the least and the greatest in brackets.'
+    if changed.seeds > 1:
+        return text, f'Means over {changed.seeds} seeds, with the least and the greatest in brackets.'
     if math.isnan(changed.first[1]):
         return text, ''
     apart = '' if changed.direction != 'moved' else ' They overlap: the change may be chance.'

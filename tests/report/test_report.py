@@ -107,6 +107,12 @@ def test_curves_have_the_numbers_of_the_files(workdir):
     assert greedy['low'][0] < 1 / 6 < greedy['high'][0]
 
 
+def test_a_metric_with_a_name_like_a_pattern_is_drawn(tmp_path):
+    folder = runs.make(tmp_path / 'run')
+    runs.write(folder, name='metrics.jsonl', rows=[{'step': i, 'a[b]*?': i} for i in range(2)])
+    assert panel(data_of(report.write_report([folder])), 'a[b]*?')['lines'][0]['values'] == [0, 1]
+
+
 def test_every_metric_is_drawn_once(workdir):
     data = data_of(report.write_report([workdir]))
     drawn = [line['name'] for section in data['sections'] for panel in section['panels'] for line in panel['lines']]
