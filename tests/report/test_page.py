@@ -269,7 +269,9 @@ def test_a_page_that_is_watched_follows_the_run_where_the_reader_is(chromium, tm
     folder = runs.make(tmp_path / 'run', steps=2, evaluated=False)
     path = report.write_report([folder], stamp=1)
     page = chromium.open(path)
-    page.evaluate('scrollTo({top: 600, behavior: "instant"})')
+    top = 'document.getElementById("policy").getBoundingClientRect().top'
+    page.evaluate(f'scrollTo({{top: scrollY + {top} + 40, behavior: "instant"}})')
+    assert page.evaluate(top) == pytest.approx(-40, abs=1)
     runs.make(folder)
     report.write_report([folder])  # the last one, which follows nothing
     with open(os.path.join(folder, 'report_stamp.js'), 'w', encoding='utf8') as file:
@@ -280,3 +282,4 @@ def test_a_page_that_is_watched_follows_the_run_where_the_reader_is(chromium, tm
             break
     page.settle()
     assert page.evaluate('Report.data.stamp') == 0
+    assert page.evaluate(top) == pytest.approx(-40, abs=3)  # though a section came before it

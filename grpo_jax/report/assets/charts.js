@@ -229,7 +229,8 @@
     }
     if (!Report.data.sections.length) root.append(make('p', {class: 'empty', text: 'No step is done yet, so there is no curve.'}));
     Report.redraw = () => places.forEach(([panel, place]) => draw(panel, place));
-    let width = 0;
+    Report.redraw();
+    let width = root.clientWidth;
     new ResizeObserver(() => requestAnimationFrame(() => {
       if (root.clientWidth === width) return;
       width = root.clientWidth;

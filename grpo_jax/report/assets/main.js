@@ -16,10 +16,23 @@
   addEventListener('beforeprint', () => Report.redraw());
   addEventListener('afterprint', () => Report.redraw());
 
+  // the section that was at the top is there again; the one before it may have grown
+  const {id, top} = Report.recall('place', {id: null, top: 0});
+  Report.remember('place', {id: null, top: 0});
+  if (id || top) {
+    history.scrollRestoration = 'manual';
+    Promise.resolve(Report.ready).then(() => requestAnimationFrame(() => {
+      const start = document.getElementById(id)?.getBoundingClientRect().top;
+      scrollTo({top: start === undefined ? top : start + scrollY - top, behavior: 'instant'});
+    }));
+  }
+
   if (!Report.data.stamp) return;
   window.reportStamp = (stamp) => {
     if (stamp === Report.data.stamp) return;
-    Report.remember('place', {top: scrollY});
+    const above = [...document.querySelectorAll('main section')].findLast((section) => section.getBoundingClientRect().top <= 0);
+    if (above) Report.remember('place', {id: above.id, top: above.getBoundingClientRect().top});
+    else Report.remember('place', {id: null, top: scrollY});
     location.reload();
   };
   setInterval(() => {
@@ -27,6 +40,4 @@
     const script = Report.make('script', {src: `report_stamp.js?${Date.now()}`, on: {load: () => script.remove(), error: () => script.remove()}});
     document.head.append(script);
   }, 2000);
-  const {top} = Report.recall('place', {top: 0});
-  if (top) Promise.resolve(Report.ready).then(() => requestAnimationFrame(() => scrollTo({top, behavior: 'instant'})));
 })();
