@@ -27,7 +27,8 @@ class Panel(NamedTuple):
     logarithmic: bool = False
 
 
-OUTCOMES = ('groups_all_wrong', 'groups_below_*', 'groups_mixed', 'groups_all_right')
+BELOW = tuple(f'groups_below_{name}' for name in ('quarter', 'half', 'three_quarters', 'all'))
+OUTCOMES = ('groups_all_wrong', *BELOW, 'groups_mixed', 'groups_all_right')
 # heading -> its panels; a metric is drawn by the first panel that has it
 SECTIONS: dict[str, tuple[Panel, ...]] = {
     'Held-out prompts': (
@@ -133,6 +134,8 @@ def _draw(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
     """Yields the panel's content, one for all its metrics or one for each; takes the metrics from names."""
     chosen = [name for pattern in panel.metrics for name in _matching(names, pattern)]
     chosen = list(dict.fromkeys(chosen))
+    if 'groups_mixed' in chosen and {*BELOW} & {*chosen}:
+        chosen.remove('groups_mixed')  # it is their sum
     names[:] = [name for name in names if name not in chosen]
     alone = len(variants) == 1
     for metrics in [chosen] if alone and chosen else [[name] for name in chosen]:

@@ -107,6 +107,16 @@ def test_curves_have_the_numbers_of_the_files(workdir):
     assert greedy['low'][0] < 1 / 6 < greedy['high'][0]
 
 
+def test_groups_by_pass_rate_are_stacked_in_order_and_once(tmp_path):
+    folder = runs.make(tmp_path / 'run')
+    names = [f'groups_{name}' for name in ('all_wrong', 'below_quarter', 'below_half', 'below_all', 'all_right')]
+    rows = [{'step': i, 'groups_mixed': 0.6} | dict.fromkeys(names, 0.2) for i in range(2)]
+    runs.write(folder, name='metrics.jsonl', rows=rows)
+    data = data_of(report.write_report([folder]))
+    assert [line['name'] for line in panel(data, 'Groups by pass rate')['lines']] == names
+    assert panel(data, 'groups_mixed')['lines'][0]['values'] == [0.6, 0.6]  # among the others
+
+
 def test_a_metric_with_a_name_like_a_pattern_is_drawn(tmp_path):
     folder = runs.make(tmp_path / 'run')
     runs.write(folder, name='metrics.jsonl', rows=[{'step': i, 'a[b]*?': i} for i in range(2)])
@@ -364,9 +374,13 @@ def test_the_demo_ends_with_its_report(tmp_path, status, commands):
     python = tmp_path / '.venv' / 'bin' / 'python'
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/log\n[ "$2" != grpo_jax.train ] || exit {status}\n')
-    python.chmod(0o755)
+    (python.parent / 'sleep').write_text('#!/bin/bash\nexit 1\n')  # what says that it is still installing
+    for program in python.parent.iterdir():
+        program.chmod(0o755)
     script = ['bash', str(tmp_path / 'launch' / 'local.sh'), 'runs/mine']
-    done = subprocess.run(script, capture_output=True, env=os.environ | {'PYTHON': sys.executable}, timeout=60)
+    path = f'{python.parent}:{os.environ["PATH"]}'
+    environment = os.environ | {'PYTHON': sys.executable, 'PATH': path}
+    done = subprocess.run(script, capture_output=True, env=environment, timeout=60)
     lines = [line.split() for line in (tmp_path / 'log').read_text().splitlines()]
     assert done.returncode == status and [line[1] for line in lines] == commands
     assert all(line[-1] == '--workdir=runs/mine' for line in lines[1:])
