@@ -28,6 +28,7 @@ from grpo_jax.run import (
     cli,
     collect,
     curves,
+    dumps,
     meters,
     metrics,
     probe,
@@ -108,7 +109,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
 
             if loop.due(step, settings.cadence.rollouts):
-                loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
+                loop.writer.rollouts(step, dumps.rollout_rows(draw, rewarded, experience, experiment.tokenizer))
             loop.log(step, row, speeds.step_speed(experiment, algorithm, collector, draw.rollout, loop.seconds))
             if row['finite'] < 1:
                 with loop.writer.optional(step, bad_batch.FOLDER):

@@ -47,6 +47,7 @@ import pytest
 
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import console
+from tests.report import browser
 
 console.install()
 logging.getLogger('grpo_jax').propagate = True  # to caplog
@@ -65,6 +66,19 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(
             'NO TPU COMPILER: libtpu is not installed; nothing was compiled for TPUs', red=True, bold=True
         )
+    if browser.executable() is None:
+        terminalreporter.write_line(
+            'NO BROWSER: chromium is not installed; the page of a report was opened by nobody', red=True, bold=True
+        )
+
+
+@pytest.fixture(scope='session')
+def chromium():
+    """A headless Chromium for the session; skips where there is none."""
+    if browser.executable() is None:
+        pytest.skip('no chromium')
+    with browser.Chromium() as opened:
+        yield opened
 
 
 @pytest.fixture(scope='session')
