@@ -245,6 +245,8 @@ def get_config(preset='grpo'):
 
     config.log = Config()
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
+    config.log.trackers = ()             # besides the files and TensorBoard: wandb, trackio
+    config.log.project = 'grpo_jax'      # of the trackers
     config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any
 
     _apply(config, preset)

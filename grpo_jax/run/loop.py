@@ -14,7 +14,7 @@ import jax
 from grpo_jax import activity
 from grpo_jax.errors import CannotWrite, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.run import bad_batch, checkpoint, metrics, watch
+from grpo_jax.run import bad_batch, checkpoint, metrics, trackers, watch
 from grpo_jax.run.console import console
 from grpo_jax.types import TrainState
 
@@ -27,11 +27,12 @@ class Loop:
     `for step in loop.steps(state)` begins each step; `loop.log` and then `loop.finish` end it.
     """
 
-    def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = ('reward', 'length')):
-        """keep: checkpoints to keep; shown: metrics that the progress bar shows."""
+    def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = (), callback=None):
+        """keep: checkpoints to keep; shown: see metrics.open_writer; callback(step, row) is called after each step."""
         self._workdir, self._cadence = experiment.workdir, experiment.settings.cadence
+        self._subject = trackers.Subject(experiment.settings.tracking, experiment.config.to_dict())
         self._most_skipped = experiment.settings.learning.max_bad_steps
-        self._steps, self._title, self._keep, self._shown = steps, title, keep, shown
+        self._steps, self._title, self._keep, self._shown, self._callback = steps, title, keep, shown, callback
         self._stack = contextlib.ExitStack()
         self._seconds: dict[str, float] = {}  # of the step at hand, by stage
         self._finished: _Finished | None = None  # the last step
@@ -67,7 +68,7 @@ class Loop:
     def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""
         first = int(state.step)
-        writer = metrics.open_writer(self._workdir, first, self._steps, self._title, self._shown)
+        writer = metrics.open_writer(self._workdir, first, self._steps, self._title, self._shown, self._subject)
         self.writer = self._stack.enter_context(writer)
         watched = self._stack.enter_context(contextlib.ExitStack())
         self._watch = watched.enter_context(watch.Watch(self._cadence.hang_after))
@@ -104,7 +105,7 @@ class Loop:
         """Ends a step in all processes, with a checkpoint where one is due, and where an update was skipped.
 
         Stopped when a signal came; FloatingPointError when more updates were skipped than the config allows;
-        CannotWrite also for an earlier checkpoint, whose writing goes on beside the steps.
+        CannotWrite also for an earlier checkpoint, whose writing goes on beside the steps; what the callback raises.
         """
         skipped = row['finite'] < 1
         stop = processes.agree(f'the end of {self._title}, step {step}', row, self._watch.stopping)
@@ -114,6 +115,8 @@ class Loop:
                 self.writer.stage('save')
                 checkpoint.save(self.checkpoints, state)
         self._finished = _Finished(state)
+        if self._callback:
+            self._callback(step, metrics.plain_row(step, row))
         if stop:  # whether this process was asked, or another one
             self._wait()
             raise Stopped(self._workdir, step)
