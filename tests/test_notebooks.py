@@ -99,7 +99,7 @@ SMALL = {
     'rollout.group_size': 4,
     'rollout.max_tokens': 24,
     'evaluation.prompts': 4,
-    'evaluation.samples': 2,
+    'evaluation.samples': 4,  # as many as completions of a group: one sampler for both
     'checkpoint.every': 2,
     'log.rollouts': 1,
     'steps': 2,

@@ -194,25 +194,28 @@ def constant(completion, example):
 
 def with_reward(preset='dr_grpo'):
     config = get_config(preset)
-    config.steps, config.reward.parts = 1, (('numeric', 1.0), ('constant', 0.5))
+    config.steps, config.supervised.updates = 1, 0
+    config.reward.parts = (('numeric', 1.0), ('constant', 0.5))
     return config
 
 
-def test_a_variant_and_a_reward_of_a_notebook_are_swept_beside_presets(tmp_path):
+def test_a_variant_and_a_reward_of_a_notebook_are_swept_beside_presets(tmp_path, monkeypatch):
     workdir = str(tmp_path / 'sweep')
     variant = algorithms.make(get_config().algorithm)._replace(surrogate=half)
-    rows = sweep.run(with_reward, ['grpo'], 2, workdir, {'half': variant}, {'constant': constant})
-    assert {row['preset']: row['status'] for row in rows} == {'grpo': '2/2', 'half': '2/2'}
-    for folder in ('half/0', 'half/1', 'grpo/0'):
-        assert tiny_run.rows(os.path.join(workdir, folder))[0]['reward/constant'] == 0.25
-    before = tiny_run.rows(os.path.join(workdir, 'half/0'))
-    sweep.run(with_reward, ['grpo'], 2, workdir, {'half': variant}, {'constant': constant})  # nothing is run again
-    assert tiny_run.rows(os.path.join(workdir, 'half/0')) == before
+    rows = sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': variant}, {'constant': constant})
+    assert {row['preset']: row['status'] for row in rows} == {'dr_grpo': '1/1', 'half': '1/1'}
+    losses = {name: tiny_run.rows(os.path.join(workdir, name, '0'))[0] for name in ('dr_grpo', 'half')}
+    assert all(row['reward/constant'] == 0.25 for row in losses.values())
+    assert losses['half']['loss'] == pytest.approx(losses['dr_grpo']['loss'] / 2)  # at the same first ratio, 1
+    monkeypatch.setattr(train, 'run', lambda *_, **__: pytest.fail('nothing is run again'))
+    sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': variant}, {'constant': constant})
     other = variant._replace(surrogate=lambda ratio, advantages: -advantages * ratio)
-    with pytest.raises(BadInput, match=r"half = 'changed': was run here with other code; rename it, or delete .*half"):
-        sweep.run(with_reward, ['grpo'], 2, workdir, {'half': other}, {'constant': constant})
+    with pytest.raises(BadInput, match=r"half = 'changed': was run here with other code; rename it, or .*half"):
+        sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': other}, {'constant': constant})
     with pytest.raises(BadInput, match='reward constant'):
-        sweep.run(with_reward, ['grpo'], 2, workdir, {'half': variant}, {'constant': lambda completion, example: 1.0})
+        sweep.run(
+            with_reward, ['dr_grpo'], 1, workdir, {'half': variant}, {'constant': lambda completion, example: 1.0}
+        )
 
 
 @pytest.mark.parametrize('name', ['grpo', '../x', 'cold_start', 'two words', ''])

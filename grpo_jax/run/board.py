@@ -49,12 +49,13 @@ class Board:
 
         self._write(step, [summary.scalar(name, value) for name, value in values.items()])
 
-    def text(self, step: int, name: str, lines: Sequence[str]) -> None:
-        """Writes lines of text of a step, cut and inert. OSError as of add."""
+    def text(self, step: int, name: str, text: str) -> None:
+        """Writes a text of a step, its lines cut and inert. OSError when that cannot be; the file has none of it."""
         from tensorboardX import summary
 
         # a block of code, in which neither Markdown nor HTML means anything
-        self._write(step, [summary.text(name, '\n'.join(f'    {cut(line, LONGEST)}' for line in lines))])
+        lines = [f'    {cut(line, LONGEST)}' for line in text.split('\n')]
+        self._write(step, [summary.text(name, '\n'.join(lines))])
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes histograms of rewards, lengths and advantages of a rollout's rows, and some of its completions."""
@@ -68,8 +69,11 @@ class Board:
             if len(known):
                 summaries.append(summary.histogram(f'rollout/{name}', known, bins=30))
         self._write(step, summaries)
-        shown = [f'{_number(row.get("reward"))}  {row["prompt"]} -> {row["completion"]}' for row in rows[:SAMPLES]]
-        self.text(step, 'rollout/completions', shown)
+        shown = [
+            cut(f'{_number(row.get("reward"))}  {row["prompt"]} -> {row["completion"]}', LONGEST)
+            for row in rows[:SAMPLES]
+        ]
+        self.text(step, 'rollout/completions', '\n'.join(shown))
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
