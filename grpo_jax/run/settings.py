@@ -5,6 +5,7 @@ from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
 from grpo_jax.data import DataOptions
+from grpo_jax.diagnose import DiagnoseOptions
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization
 from grpo_jax.ranges import Count, Natural, OneOf, Range
@@ -127,6 +128,7 @@ class Settings(NamedTuple):
     evaluation: Evaluation
     cadence: Cadence
     tracking: Tracking
+    diagnose: DiagnoseOptions
     mesh: Any  # config.mesh: devices along each axis
 
     @classmethod
@@ -164,6 +166,9 @@ class Settings(NamedTuple):
             evaluation=Evaluation.from_config(config.evaluation),
             cadence=Cadence.from_config(config.checkpoint, config.log),
             tracking=Tracking.from_config(config.log),
+            diagnose=DiagnoseOptions.from_config(
+                config.get('diagnose', DiagnoseOptions()._asdict())
+            ),  # earlier runs lack it
             mesh=config.mesh,
         )
         _check_size(settings)
