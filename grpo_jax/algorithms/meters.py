@@ -43,8 +43,8 @@ def pooled_metrics(
             tokens = mask & (correct == value)[:, None]
             metrics |= {f'logprob_{name}': _mean(logprobs, tokens), f'entropy_{name}': _mean(entropy, tokens)}
     metrics['kl_old_sequence'], _ = _by_sequence(kl.k3(inputs['base_logprobs'], inputs['logprobs']), mask)
-    ratios = jnp.broadcast_to(ratio, mask.shape)
-    metrics |= {f'ratio_p{percent:02}': reductions.quantile(ratios, mask, percent / 100) for percent in (1, 99)}
+    low, high = reductions.quantiles(jnp.broadcast_to(ratio, mask.shape), mask, (0.01, 0.99))
+    metrics |= {'ratio_p01': low, 'ratio_p99': high}
     if algorithm.needs_reference:
         to_reference = reference_metrics(logprobs, experience.ref_logprobs, mask)
         metrics |= {name: to_reference[name] for name in ('kl_ref_sequence', 'kl_ref_sequence_max')}
