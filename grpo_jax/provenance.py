@@ -47,12 +47,12 @@ def describe_run(workdir: str) -> Iterator[str]:
 
 def in_words(workdir: str, other: str) -> Iterator[str]:
     """Sentences on how another run differs: in its programs, its data, its settings, its code and where it ran."""
-    programs = [_read(folder, 'programs.json', {}) for folder in (workdir, other)]
+    programs = [_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
     yield _programs_in_words(*programs)
     configs = [json_file.read_object(_existing(folder, 'config.json')) for folder in (workdir, other)]
     changed = list(steering.differences(configs[0], configs[1]))
     origins = [_read(folder, 'data.json', []) for folder in (workdir, other)]
-    data_changes = [change for change in changed if change.key.startswith('data.')]
+    data_changes = [c for c in changed if c.key.startswith('data.') and c.key != 'data.prompts_per_step']
     same_data = not data_changes and origins[0] == origins[1]
     yield 'the data are the same' if same_data else 'the data differ' + ' in where they are from' * (not data_changes)
     if not changed:
@@ -62,9 +62,10 @@ def in_words(workdir: str, other: str) -> Iterator[str]:
     else:
         yield f'{len(changed)} settings differ' if len(changed) > 1 else 'one setting differs'
         yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
-    first = [next(iter(_read(folder, environment.FILE, [])), {}) for folder in (workdir, other)]
+    entries = [_read(folder, environment.FILE, []) for folder in (workdir, other)]
+    one, two = (_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
     for part in ('code', 'packages', 'devices'):
-        for key, a, b in steering.differences(first[0].get(part, {}), first[1].get(part, {})):
+        for key, a, b in steering.differences(_object(one.get(part)), _object(two.get(part))):
             yield f'{part} {key}: {a!r} became {b!r}'
 
 
@@ -152,6 +153,11 @@ def _rows(workdir, name):
 def _read(workdir, name, default) -> Any:
     path = os.path.join(workdir, name)
     return json_file.read(path) if os.path.exists(path) else default
+
+
+def _object(value) -> dict[str, Any]:
+    """The value where it has named fields, else {}: another program may have written the file."""
+    return value if isinstance(value, dict) else {}
 
 
 def _existing(workdir, name):

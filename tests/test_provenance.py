@@ -184,14 +184,24 @@ def test_which_programs_differ_is_said_in_words(tmp_path, programs, sentence):
 
 def test_settings_and_data_differ_in_words(tmp_path):
     one = write_run(tmp_path / 'a', SAME)
-    other_data = write_run(tmp_path / 'b', SAME, data__prompts_per_step=8)
+    other_data = write_run(tmp_path / 'b', SAME, data__template='{prompt}?')
     assert list(provenance.in_words(one, other_data))[1:] == [
-        'the data differ', 'one setting differs', 'data.prompts_per_step: 4 became 8',
+        'the data differ', 'one setting differs', "data.template: '{prompt}' became '{prompt}?'",
     ]  # fmt: skip
     other_seed = write_run(tmp_path / 'c', SAME, seed=2)
     assert list(provenance.in_words(one, other_seed))[-1] == 'of the settings only the seed differs: 0 became 2'
+    more_prompts = write_run(tmp_path / 'd', SAME, data__prompts_per_step=8)
+    assert 'the data are the same' in provenance.in_words(one, more_prompts)
     (tmp_path / 'a' / 'data.json').write_text('[{"commit": "x"}]')
     assert 'the data differ in where they are from' in provenance.in_words(one, other_seed)
+
+
+def test_files_of_another_form_are_compared_as_far_as_they_go(tmp_path):
+    one, two = write_run(tmp_path / 'a', SAME), write_run(tmp_path / 'b', ['x'])
+    (tmp_path / 'a' / 'environment.json').write_text('{"code": 1}')
+    (tmp_path / 'b' / 'environment.json').write_text('[{"code": 5, "devices": {"count": 2}}]')
+    assert next(provenance.in_words(one, two)).startswith('nothing is known')
+    assert 'devices count: None became 2' in provenance.in_words(one, two)
 
 
 @pytest.mark.parametrize('flags', [(), ('--workdir=', '--other='), ('--workdir=', '')])

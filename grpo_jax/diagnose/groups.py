@@ -1,5 +1,7 @@
 """Monitors of the groups: steps from which there is little or nothing to learn."""
 
+from typing import Any
+
 from grpo_jax.diagnose.signs import (
     Answer,
     Context,
@@ -134,7 +136,7 @@ def data_exhausted(rows: Rows, context: Context) -> Sign | None:
 def loss_is_zero(rows: Rows, context: Context) -> Sign | None:
     """The loss of the first steps is about 0 because advantages of a group cancel, which is as it must be."""
     first = rows[: context.options.patience]
-    values = [[row.get(name) for row in first] for name in ('loss', 'advantage_abs', 'grad_norm')]
+    values: list[list[Any]] = [[row.get(name) for row in first] for name in ('loss', 'advantage_abs', 'grad_norm')]
     if len(first) < context.options.patience or context.updates > 1 or any(None in column for column in values):
         return None
     if any(abs(loss) > 0.01 * size or not gradient for loss, size, gradient in zip(*values, strict=True)):

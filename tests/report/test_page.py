@@ -128,6 +128,13 @@ def test_the_page_can_be_printed(opened):
     assert opened.pdf().startswith(b'%PDF') and opened.problems() == []
 
 
+def test_paper_is_white_at_night(chromium, workdir):
+    page = chromium.open(report.write_report([workdir]), dark=True)
+    night = page.evaluate('Report.color("--ink")')
+    paper = page.evaluate('dispatchEvent(new Event("beforeprint")), Report.color("--ink")')
+    assert page.evaluate('dispatchEvent(new Event("afterprint")), Report.color("--ink")') == night != paper
+
+
 def test_controls_are_labelled_and_headings_do_not_skip(opened):
     without = opened.evaluate(
         '[...document.querySelectorAll("input, select")].filter((field) => !field.labels.length).map((x) => x.id)'

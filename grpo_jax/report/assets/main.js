@@ -13,8 +13,12 @@
   Report.rollouts(document.getElementById('browser'));
 
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => Report.redraw());
-  addEventListener('beforeprint', () => Report.redraw());
-  addEventListener('afterprint', () => Report.redraw());
+  const onPaper = (on) => { // pictures are drawn before the styles of paper hold
+    document.documentElement.toggleAttribute('data-print', on);
+    Report.redraw();
+  };
+  addEventListener('beforeprint', () => onPaper(true));
+  addEventListener('afterprint', () => onPaper(false));
 
   // the section that was at the top is there again; the one before it may have grown
   const {id, top} = Report.recall('place', {id: null, top: 0});
