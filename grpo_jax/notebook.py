@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+import warnings
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from grpo_jax.run import console, metrics
 from grpo_jax.run.curves import BLUE, make_panels
 from grpo_jax.text import escape
 
+warnings.filterwarnings('ignore', message='IProgress not found')  # of tqdm, where there are no widgets
 REDRAW_SECONDS = 1.0
 MOST_TOKENS = 2000  # of a completion that are shown
 # slices by their generation and the number of their chips
