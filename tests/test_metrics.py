@@ -1,15 +1,20 @@
 """What a run writes down: files that are closed whatever happens, and the writer of the other processes."""
 
+import dataclasses
+import fnmatch
 import inspect
+import re
 
+import jax
 import numpy as np
 import pytest
 
+from grpo_jax import train
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import metrics, tables
-from grpo_jax.types import Example, Experience
-from tests import tiny_run
+from grpo_jax.run import collect, figures, metrics, tables
+from grpo_jax.sharding import chips
+from tests import doc_examples, tiny_run
 
 
 def public(kind):
@@ -49,21 +54,77 @@ def test_a_table_in_a_pipe_is_wide_enough_for_its_cells(capsys):
     assert 'words' in printed and '0.500' in printed and 'x' * 90 in printed
 
 
-@pytest.mark.parametrize(
-    'advantages, dumped',
-    [
-        ([[0.5], [-0.5]], [0.5, -0.5]),
-        ([[0.5, 0.25, 9.0], [-0.5, 9.0, 9.0]], [[0.5, 0.25], [-0.5]]),  # 2 and 1 tokens; 9 stands behind the end
-        ([[float('nan')], [-0.5]], [None, -0.5]),
-    ],
-)
-def test_a_dump_has_the_advantage_of_each_token_where_they_differ(advantages, dumped):
-    texts, numbers, flags = np.array(['ab', 'c'], object), np.array([1.0, 0.0]), np.zeros(2, bool)
-    rewarded = Rewards(texts, flags, np.array([2, 1]), numbers, numbers, {'numeric': numbers}, {'expired': flags})
-    experience = Experience(None, np.array(advantages, np.float32), None, None, None, None)
-    chat = ({'role': 'system', 'content': 's'}, {'role': 'user', 'content': 'p'})
-    rows = metrics.rollout_rows([Example('p', '1', 7, {}, chat)], rewarded, experience)
-    assert [row['advantage'] for row in rows] == dumped
-    assert [row['messages'] for row in rows] == [chat] * 2
-    (plain, _) = metrics.rollout_rows([Example('p', '1', 7, {})], rewarded, experience)
-    assert 'messages' not in plain
+# every number has an entry in docs/metrics.md, and every entry a number
+
+
+def entries(file):
+    """The names in the tables of a file's section of docs/metrics.md."""
+    page = doc_examples.read('docs/metrics.md')
+    (section,) = re.findall(rf'^## {re.escape(file)}\n(.*?)(?=^## |\Z)', page, re.DOTALL | re.MULTILINE)
+    cells = re.findall(r'^\| (`[^|]*) \|', section, re.MULTILINE)
+    return [name for cell in cells for name in re.findall('`([^`]+)`', cell)]
+
+
+EVERYTHING = {  # of one run: a cold start, resampling, prompts that retire, numbers that adapt
+    'preset': 'grpo',
+    'steps': 1,
+    'evaluation__prompts': 2,
+    'evaluation__samples': 2,
+    'supervised__updates': 1,
+    'algorithm__kl_target': 0.1,
+    'algorithm__regularizers': ('entropy_bonus',),
+    'algorithm__entropy_coef': 0.01,
+    'algorithm__entropy_target': 1.0,
+    'collection__retire_above': 0.9,
+    'collection__dead_groups': 'resample',
+    'collection__max_draws': 2,
+}
+UPDATES = {  # whose updates have other names, which are known without compiling them
+    'a critic': dict(preset='ppo'),
+    'packed': dict(preset='dr_grpo', learner__pack_columns=64),
+    'process rewards': dict(algorithm__advantage='process', reward__step_rewards='calculator'),
+    'pairs': dict(preset='dpo', collection__source='pairs', rollout__group_size=2),
+}
+
+
+def names_of_update(changes, folder):
+    """The metrics of the update of a run that is only traced."""
+    experiment, _, algorithm, shapes = train.open_run(tiny_run.config(**changes), str(folder))
+    experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
+    aux = collect.abstract_aux(experiment.settings.collection, shapes, 40)
+    return set(experiment.learner(algorithm, shapes, aux).update.traced.out_info[1])
+
+
+def names_of_figures():
+    """The figures of an evaluation whose verifier has a stricter reading."""
+    flags = {'': np.ones((1, 2), bool), 'strict/': np.ones((1, 2), bool)}
+    answers, one = dict.fromkeys(flags, np.full((1, 2), 'a', object)), np.ones(2)
+    rewarded = Rewards(np.array(['a'] * 2, object), one > 1, one, one, one, {}, {'died': one > 1})
+    judged = figures.Judged(rewarded, answers, flags)
+    alone = judged._replace(rewarded=jax.tree.map(lambda x: x[:1], rewarded))
+    return set(figures.compute_figures(alone, judged))
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+    """File -> the names in its rows: of a run that has everything, on a chip that is known, and of other updates."""
+    folder, names = tmp_path_factory.mktemp('kinds'), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chips, 'lookup', lambda kind: chips.Chip(flops=1e12, bandwidth=1e12))
+        train.run(tiny_run.config(**EVERYTHING), str(folder / 'run'))
+    for file in ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl'):
+        names[file] = {name for row in tiny_run.rows(folder / 'run', file) for name in row} - {'step'}
+    for changes in UPDATES.values():
+        names['metrics.jsonl'] |= names_of_update(changes, folder / 'other')
+    names['evaluations.jsonl'] |= names_of_figures()
+    return names
+
+
+@pytest.mark.parametrize('file', ['metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl'])
+def test_every_metric_has_an_entry_and_every_entry_a_metric(written, file):
+    patterns = entries(file)
+    assert len(patterns) == len(set(patterns)), 'an entry comes twice'
+    undocumented = {name for name in written[file] if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
+    assert not undocumented, f'no entry in docs/metrics.md, {file}'
+    unwritten = [p for p in patterns if not fnmatch.filter(written[file], p)]
+    assert not unwritten, f'an entry of docs/metrics.md, {file}, that no run writes'

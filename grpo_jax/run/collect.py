@@ -199,14 +199,16 @@ class Collector:
     def __call__(self, state: TrainState, progress: Callable) -> tuple[Draw, TrainState]:
         """(Draw, TrainState) of a step; its rewards may still be computed. progress is called as the sampler says."""
         collection, step, prompts = self._collection, int(state.step), self._shapes.prompts
+        self.streams: list[rewards.RewardStream] = []  # of this step
         if collection.dead_groups not in ('resample', 'replay'):
             draw, aux = self._draw(state, dict(state.aux), 0, progress)
             return draw, state.replace(aux=aux)
-        aux = dict(state.aux)
+        aux, counts = dict(state.aux), {}
 
         def draw_groups(index):
             nonlocal aux
             draw, aux = self._draw(state, aux, index, progress)
+            counts.update(draw.counts)
             return split_groups(draw, step, collection)
 
         kept = self._load(aux['kept'], step - collection.max_staleness) if collection.keeps_groups else []
@@ -217,7 +219,7 @@ class Collector:
             selection = resample(draw_groups, kept, prompts, collection.max_draws)
         if collection.keeps_groups:
             aux['kept'] = self._store(selection.left)
-        return self._join(selection, step), state.replace(aux=aux)
+        return self._join(selection, step, counts), state.replace(aux=aux)
 
     def _draw(self, state, aux, index, progress):
         """(Draw of the next prompts, aux that is moved on); rewards are computed while other rows still decode."""
@@ -241,6 +243,7 @@ class Collector:
             stream = rewards.RewardStream(
                 experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer
             )
+            self.streams.append(stream)
             rollout = self.sample(
                 params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
                 finished=stream.add, progress=progress,
@@ -255,13 +258,13 @@ class Collector:
             draw.counts['retired'] = float(np.mean(self._retired(aux)))
         return draw, aux
 
-    def _join(self, selection, step):
-        """The Draw of a Selection: P groups, those that differ first."""
+    def _join(self, selection, step, counts):
+        """The Draw of a Selection: P groups, those that differ first; counts are those of what was drawn."""
         prompts = self._shapes.prompts
         groups = (selection.alive + selection.dead)[:prompts]
         sampled = sum(group.tokens for group in selection.alive + selection.dead if group.since == step)
         useful = sum(group.tokens for group in selection.alive[:prompts] if group.since == step)
-        counts = {
+        counts = counts | {
             'draws': selection.draws,
             'groups_of_earlier_steps': sum(group.since < step for group in groups),
             'wasted_tokens': sampled - useful,

@@ -18,7 +18,7 @@ from grpo_jax.rewards import Rewards
 from grpo_jax.run import board, events, progress, trackers
 from grpo_jax.run.dropped import Dropped
 from grpo_jax.sharding import chips
-from grpo_jax.types import Example, Experience, Rollout
+from grpo_jax.types import Rollout
 
 logger = logging.getLogger('grpo_jax')
 FILES = ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl')  # for keeping: a row a step, or an evaluation
@@ -233,35 +233,6 @@ def sampler_speed(engine: Any) -> dict[str, float]:
     if chip:
         speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
     return speed
-
-
-def rollout_rows(examples: Sequence[Example], rewarded: Rewards, experience: Experience) -> list[dict[str, Any]]:
-    """One dict a completion, with its prompt, gold answer, rewards by part and advantage, for a dump.
-
-    The advantage is one number where it is that of the whole completion, and a list with one for each of its tokens
-    where it is by token.
-    """
-    group = len(rewarded.texts) // len(examples)
-    advantages = processes.fetch(experience.advantages)
-    return [
-        {
-            'id': examples[i // group].id,
-            'prompt': examples[i // group].prompt,
-            **({'messages': examples[i // group].messages} if examples[i // group].messages else {}),
-            'answer': examples[i // group].answer,
-            'completion': text,
-            'reward': json_float(rewarded.rewards[i]),
-            'correct': None if np.isnan(rewarded.correct[i]) else bool(rewarded.correct[i]),
-            'parts': {name: json_float(values[i]) for name, values in rewarded.parts.items()},
-            'advantage': _advantage(advantages[i], int(rewarded.lengths[i])),
-        }
-        for i, text in enumerate(rewarded.texts)
-    ]
-
-
-def _advantage(row, length):
-    """The number of a completion, or the list of those of its tokens."""
-    return json_float(row[0]) if len(row) == 1 else [json_float(value) for value in row[:length]]
 
 
 def _mean(values):
