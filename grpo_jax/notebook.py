@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import html
-import importlib
 import io
 import math
 import os
@@ -10,15 +9,18 @@ import subprocess
 import sys
 import time
 from typing import Any
+import warnings
 
 import jax
 import numpy as np
 
 from grpo_jax.errors import BadInput
+from grpo_jax.report.write import write_report
 from grpo_jax.run import console, metrics
 from grpo_jax.run.curves import BLUE, make_panels
 from grpo_jax.text import escape
 
+warnings.filterwarnings('ignore', message='IProgress not found')  # of tqdm, where there are no widgets
 REDRAW_SECONDS = 1.0
 MOST_TOKENS = 2000  # of a completion that are shown
 # slices by their generation and the number of their chips
@@ -191,7 +193,6 @@ def show_report(workdir: str) -> Any:
     """The report of a run in a frame, which nothing outside of the frame can be reached from."""
     from IPython import display
 
-    report: Any = importlib.import_module('grpo_jax.report.__main__')
-    with open(report.write_report([workdir]), encoding='utf8') as file:
+    with open(write_report([workdir]), encoding='utf8') as file:
         page = html.escape(file.read(), quote=True)
     return display.HTML(f'<iframe srcdoc="{page}" sandbox="allow-scripts" width="100%" height="800"></iframe>')

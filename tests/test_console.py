@@ -220,6 +220,7 @@ def test_the_line_of_a_step_has_dead_groups_and_the_rewards_parts():
     without = {name: value for name, value in ROW.items() if 'groups_' not in name}
     assert 'dead 9%' in progress.step_cells(without, {})  # nothing tells right from wrong
     assert 'truncated 25%' in progress.step_cells(ROW | {'truncated': 0.25}, {})
+    assert 'truncated 0%' not in progress.step_cells(ROW | {'truncated': 0.004}, {})
 
 
 def test_the_line_of_a_step_does_not_say_the_same_twice_and_nothing_of_what_is_not_known():

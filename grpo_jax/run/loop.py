@@ -29,8 +29,7 @@ class Loop:
 
     def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = (), callback=None):
         """keep: checkpoints to keep; shown: see metrics.open_writer; callback(step, row) is called after each step."""
-        self._experiment = experiment
-        self._workdir, self._cadence = experiment.workdir, experiment.settings.cadence
+        self._experiment, self._workdir, self._cadence = experiment, experiment.workdir, experiment.settings.cadence
         self._most_skipped = experiment.settings.learning.max_bad_steps
         self._steps, self._title, self._keep, self._shown, self._callback = steps, title, keep, shown, callback
         self._stack = contextlib.ExitStack()

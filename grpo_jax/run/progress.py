@@ -13,7 +13,7 @@ def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequ
     cells += [f'reward {known["reward"]:.3f}'] if 'reward' in known else []
     cells += _dead(known) + _parts(known)
     cells += [f'length {known["length"]:.1f}'] if 'length' in known else []
-    cells += [f'truncated {known["truncated"]:.0%}'] if known.get('truncated') else []
+    cells += [f'truncated {known["truncated"]:.0%}'] if known.get('truncated', 0) >= 0.005 else []
     for name, heading in (('entropy', 'entropy'), ('kl_ref', 'kl')):
         cells += [f'{heading} {known[name]:.3f}'] if name in known else []
     if known.get('tokens') and timings.get('sample'):
