@@ -243,6 +243,34 @@ def get_config(preset='grpo'):
 
     config.mesh = Config({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})  # devices along each axis; 1: not cut
 
+    config.diagnose = Config()       # monitors of the metrics; docs/troubleshooting.md has what they see
+    config.diagnose.on = 'say'           # what a diagnosis does besides: say, save (a checkpoint), stop, or off
+    config.diagnose.window = 10          # steps over which a mean is taken, and compared with earlier ones
+    config.diagnose.patience = 3         # steps in a row that a state must last
+    config.diagnose.repeat_after = 20    # steps for which a diagnosis must have been gone before it is said again
+    config.diagnose.dead_share = 0.9     # of groups; DAPO (2503.14476) shows them growing; the demo ends with 0.8
+    config.diagnose.truncated = 0.25     # of completions
+    config.diagnose.entropy_share = 0.05  # of the first step's entropy (2505.22617: gains end as it is used up)
+    config.diagnose.entropy_floor = 0.01  # nats, where that is more
+    config.diagnose.repetitive = 0.2     # of completions, and twice as many as at the start
+    config.diagnose.language_mixed = 0.1  # of completions, and twice as many as at the start (R1, 2501.12948)
+    config.diagnose.kl_token = 0.5       # nats a token; 1e-3 to 1e-1 is usual
+    config.diagnose.kl_sequence = 10.0   # nats a completion; lecture notes name 5 to 10
+    config.diagnose.length_growth = 1.3  # factor
+    config.diagnose.length_correlation = 0.3  # of reward and length within groups
+    config.diagnose.part_growth = 0.5    # of a part of the reward, in standard deviations of the reward
+    config.diagnose.gain = 0.02          # of accuracy: what is less is no gain
+    config.diagnose.variance_share = 0.1  # of the first steps' variance of advantages
+    config.diagnose.displacement = 0.1   # nats a token that right completions have lost (2410.08847, 2512.04220)
+    config.diagnose.sampler_gap = 0.02   # nats a token; bfloat16 has some 0.004, float32 below 0.001
+    config.diagnose.sampler_ess = 0.5    # effective sample size of the correction's weights, as a share
+    config.diagnose.clip_share = 0.3     # of tokens; GSPO has some 0.15, others two orders of magnitude less
+    config.diagnose.gradient_spike = 10.0  # in medians of the steps before
+    config.diagnose.reward_failures = 0.05  # of completions whose reward died, expired or cannot be told
+    config.diagnose.evaluation_drop = 0.05  # of pass@1, and more than two standard errors
+    config.diagnose.generalization_gap = 0.2  # by which accuracy in training leaves pass@1 behind
+    config.diagnose.retired = 0.9        # of prompts
+
     config.log = Config()
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
     config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any

@@ -43,6 +43,7 @@ TYPES = {  # section -> the types that read it
     'evaluation': [settings.Evaluation],
     'checkpoint': [settings.Cadence],
     'log': [settings.Cadence],
+    'diagnose': [settings.DiagnoseOptions],
 }
 ELSEWHERE = {  # keys that no field has under their name
     **{f'mesh.{axis}': ranges.Count for axis in AXES},

@@ -5,6 +5,7 @@ from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
 from grpo_jax.data import DataOptions
+from grpo_jax.diagnose import DiagnoseOptions
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization
 from grpo_jax.ranges import Count, Natural, OneOf, Range
@@ -125,6 +126,7 @@ class Settings(NamedTuple):
     reward_model: RewardModelOptions
     evaluation: Evaluation
     cadence: Cadence
+    diagnose: DiagnoseOptions
     mesh: Any  # config.mesh: devices along each axis
 
     @classmethod
@@ -161,6 +163,9 @@ class Settings(NamedTuple):
             reward_model=RewardModelOptions.from_config(config.reward_model),
             evaluation=Evaluation.from_config(config.evaluation),
             cadence=Cadence.from_config(config.checkpoint, config.log),
+            diagnose=DiagnoseOptions.from_config(
+                config.get('diagnose', DiagnoseOptions()._asdict())
+            ),  # earlier runs lack it
             mesh=config.mesh,
         )
         _check_size(settings)

@@ -23,7 +23,7 @@ PARTS = 'amendable in its weights, else fixed'
 # kind -> keys; * stands for any keys that are not named themselves
 KINDS: dict[str, tuple[str, ...]] = {
     FREE: (
-        *('steps', 'mesh.*', 'evaluation.*', 'checkpoint.*', 'log.*', 'data.strict'),
+        *('steps', 'mesh.*', 'evaluation.*', 'checkpoint.*', 'log.*', 'diagnose.*', 'data.strict'),
         *(f'learner.{key}' for key in ('microbatches', 'pack_columns', 'pack_rows', 'chunk', 'remat', 'offload')),
         *('learner.max_bad_steps', 'rollout.kernels', 'rollout.cache_gib'),
         *(f'reward.{key}' for key in ('workers', 'deadline', 'memory_gib', 'self_test')),
