@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.join(ROOT, 'docs'))
 
 from make_algorithms import table  # noqa: E402
 
-from grpo_jax import ranges  # noqa: E402
+from grpo_jax import diagnose, ranges  # noqa: E402
 from grpo_jax.algorithms import pieces  # noqa: E402
 from grpo_jax.algorithms.algorithm import MODULES, Algorithm  # noqa: E402
 from grpo_jax.learner import Learning, Optimization  # noqa: E402
@@ -58,8 +58,14 @@ def text():
     """The whole page."""
     with open(NOTES, encoding='utf8') as file:
         notes = file.read()
-    page = notes.replace('<!-- keys -->\n', keys())
+    page = notes.replace('<!-- keys -->\n', keys()).replace('<!-- published -->', published())
     return f'<!-- Written by docs/make_config.py, from configs/default.py and config_notes.md. -->\n\n{page}'
+
+
+def published():
+    """The table of published settings."""
+    rows = [(f'`{p.setting}`', p.values, p.methods, p.models, p.sources) for p in diagnose.PUBLISHED]
+    return table('setting | published | for | models | sources', rows)
 
 
 def keys():

@@ -64,6 +64,19 @@ class Stopped(Exception):
         return [str(self)]
 
 
+class Diagnosed(Stopped):
+    """A run that a diagnosis has stopped, because config.diagnose.on says so. To start it again at once is no help."""
+
+    status = 46
+
+    def __init__(self, workdir: str, step: int):
+        Exception.__init__(
+            self,
+            f'stopped after step {step} of {workdir} by its diagnosis (config.diagnose.on = stop), which '
+            f'{os.path.join(workdir, "events.jsonl")} has; it is saved, and the same command goes on',
+        )
+
+
 class CannotWrite(OSError):
     """A file that must be kept and cannot be written; the commands print it and exit with its status."""
 

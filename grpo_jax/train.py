@@ -13,7 +13,7 @@ import os
 from absl import flags
 import jax
 
-from grpo_jax import algorithms, evaluate, rewards, supervised
+from grpo_jax import algorithms, diagnose, evaluate, rewards, supervised
 from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
@@ -62,7 +62,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         for step in loop.steps(state, profile):
             if step == 0 or loop.due(step, settings.evaluation.every):
                 with loop.stage('evaluate'):
-                    loop.writer.evaluation(step, evaluate.evaluate(evaluator, state.params))
+                    loop.evaluation(step, evaluate.evaluate(evaluator, state.params))
 
             with loop.stage('sample'):  # rewards are computed on the host while other rows still decode
                 state, renewed = reference.refresh(
@@ -102,7 +102,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                     bad_batch.dump(workdir, step, experience)
             loop.finish(step, state, row)
 
-        loop.writer.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
+        loop.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
     curves.print_outcome(workdir)
     return state
 
@@ -161,6 +161,8 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
         algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
     ):
         logger.warning(warning)
+    for line in diagnose.advise(config, experiment.model_config):
+        logger.warning(line)
     section, most = experiment.settings.algorithm, experiment.settings.sampling.max_tokens
     if section.weights == 'fixed_length' and section.fixed_length != most:
         logger.warning(

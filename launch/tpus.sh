@@ -124,7 +124,7 @@ outcome() {
     case $line in
       *': running') [ "${worst:-ended}" != ended ] || worst=running ;;
       *': exited 0') worst=${worst:-ended} ;;
-      *': exited 2') echo 'failed 2'; return ;;
+      *': exited 2' | *': exited 46') echo "failed ${line##* }"; return ;;
       *': stopped '*) echo stopped; return ;;
       *': exited '*) worst="failed ${line##* }" ;;
       *': lost' | *': idle') worst='failed 1' ;;
@@ -173,6 +173,7 @@ judge() {
     ended) say 'training has ended'; exit ;;
     stopped) fail 'training was stopped' 143 ;;
     'failed 2') last_words; fail 'training refused its input' ;;
+    'failed 46') last_words; fail 'a diagnosis has stopped the training' 46 ;;  # as config.diagnose.on says
     failed*)
       failed=$((failed + 1))
       [ "$failed" = 2 ] || return 0  # workers may die before a preemption shows: look twice

@@ -19,6 +19,7 @@ import pytest
 from grpo_jax import algorithms, sweep, train
 from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.configs import default
+from grpo_jax.diagnose import MONITORS, PUBLISHED, DiagnoseOptions
 from grpo_jax.models import hf, transformer
 from tests import doc_examples, small_model
 from tests.doc_examples import PAGES, ROOT
@@ -27,6 +28,7 @@ DOCS = os.path.join(ROOT, 'docs')
 # presets that no paper describes: a textbook method, a trainer's defaults, and this project's own choice
 WITHOUT_PAPER = {'sft', 'reinforce', 'olmo3_like', 'default_rlvr'}
 EXAMPLES = [page for page in PAGES if page not in ('CHANGELOG.md', 'benchmarks/README.md')]
+PAGES_MADE = ('algorithms', 'config', 'troubleshooting')
 HEADING = re.compile(r'^#+ (.*)$', re.MULTILINE)
 LINK = re.compile(r'\]\(([^)\s]+)\)')
 
@@ -35,7 +37,7 @@ LINK = re.compile(r'\]\(([^)\s]+)\)')
 def scripts(monkeypatch):
     """The scripts that write pages, by name."""
     monkeypatch.syspath_prepend(DOCS)
-    return {name: importlib.import_module(f'make_{name}') for name in ('algorithms', 'config')}
+    return {name: importlib.import_module(f'make_{name}') for name in PAGES_MADE}
 
 
 @pytest.fixture
@@ -51,9 +53,32 @@ def prose(page):
 # pages that are made from the code
 
 
-@pytest.mark.parametrize('name', ['algorithms', 'config'])
+@pytest.mark.parametrize('name', PAGES_MADE)
 def test_the_page_is_what_the_script_makes(scripts, name):
     assert doc_examples.read(f'docs/{name}.md') == scripts[name].text(), f'run: python docs/make_{name}.py'
+
+
+def test_every_monitor_has_its_row_and_its_remedies():
+    page = doc_examples.read('docs/troubleshooting.md')
+    for monitor in MONITORS.values():
+        assert page.count(f'`{monitor.name}` |') >= 2, monitor.name
+        assert all(answer.cause in page for answer in monitor.answers.values())
+    rows = re.findall(r'^\| `(\w+)` \| (\w+) \| (.*) \| (.*) \|$', page, re.MULTILINE)
+    assert {row[0] for row in rows} == set(MONITORS)
+    keys = {key for row in rows for key in re.findall(r'`(\w+)`', row[3])}
+    assert keys == set(DiagnoseOptions._fields) - {'on', 'repeat_after'}, 'a threshold that no monitor reads'
+
+
+def test_the_page_has_the_published_settings_that_runs_are_held_against():
+    page = doc_examples.read('docs/config.md')
+    for published in PUBLISHED:
+        assert f'| `{published.setting}` | {published.values} |' in page and published.sources in page
+
+
+@pytest.mark.skipif(not os.path.exists(os.path.join(ROOT, 'configs', 'labs', 'dead_run.py')), reason='no labs yet')
+def test_every_monitor_has_its_lab():
+    without = [m.lab for m in MONITORS.values() if not os.path.exists(f'{ROOT}/configs/labs/{m.lab}.py')]
+    assert not without
 
 
 def test_every_key_of_the_config_has_a_row_and_a_meaning(scripts):

@@ -286,7 +286,12 @@ def test_crashes_are_restarted_a_bounded_number_of_times(cloud):
 
 @pytest.mark.parametrize(
     'last, status, message',
-    [('exited 2', 2, 'refused its input'), ('stopped 42', 143, 'was stopped'), ('exited 0', 0, 'has ended')],
+    [
+        ('exited 2', 2, 'refused its input'),
+        ('exited 46', 46, 'a diagnosis has stopped'),
+        ('stopped 42', 143, 'was stopped'),
+        ('exited 0', 0, 'has ended'),
+    ],
 )
 def test_what_is_not_restarted(cloud, last, status, message):
     done = keep(cloud, **states('running', 'running', last))

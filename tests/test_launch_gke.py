@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from grpo_jax.errors import Diagnosed
 from tests.fake_cloud import Cloud
 
 GKE = [
@@ -38,7 +39,7 @@ def test_the_rendered_jobset_has_what_was_asked_for(cloud):
     [slices] = jobset['spec']['replicatedJobs']
     job = slices['template']['spec']
     assert (slices['replicas'], job['parallelism'], job['completions'], job['backoffLimit']) == (2, 8, 8, 0)
-    assert job['podFailurePolicy']['rules'][0]['onExitCodes']['values'] == [2]
+    assert job['podFailurePolicy']['rules'][0]['onExitCodes']['values'] == [2, Diagnosed.status]
     pod = job['template']['spec']
     assert pod['serviceAccountName'] == 'trainer' and pod['restartPolicy'] == 'Never'
     assert pod['nodeSelector'] == {

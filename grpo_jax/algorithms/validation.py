@@ -191,7 +191,7 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
     warnings = []
     if updates == 1 and algorithm.ratio_base == 'old':
         warnings += [
-            f'with one update per rollout the policy is still the old one: {text}' for text in _inert(algorithm)
+            f'with one update per rollout the policy is still the old one: {text}' for text in inert(algorithm)
         ]
     bounds, ratio = pieces.numbers(algorithm.surrogate), pieces.name_of(algorithm.ratio)
     if (
@@ -209,7 +209,7 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
     return warnings
 
 
-def _inert(algorithm):
+def inert(algorithm: 'Algorithm') -> list[str]:
     """What has no effect while the policy is the old one, as a list of clauses."""
     clauses = []
     if pieces.property_of(algorithm.surrogate, 'bounded') and not pieces.is_as_written(algorithm.surrogate, 'clip'):

@@ -1,20 +1,96 @@
 """Monitors of the completions: their lengths, ends, repetitions and languages."""
 
-from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, last, steps
+from grpo_jax.diagnose.signs import (
+    Answer,
+    Context,
+    Monitor,
+    Rows,
+    Sign,
+    average,
+    averages,
+    change,
+    improved,
+    last,
+    spans,
+    steps,
+)
+
+SOON = 2  # steps in a row
+GROWN = 1.5  # times the first steps' length: completions have become longer
 
 
 def truncation(rows: Rows, context: Context) -> Sign | None:
-    """A large share of the completions ends with the budget, two steps in a row."""
-    shares = last(rows, 'truncated', 2)
+    """A large share of the completions ends with the budget."""
+    shares = last(rows, 'truncated', SOON)
     if shares is None or min(shares) < context.options.truncated:
         return None
-    lengths = last(rows, 'length', 2)
-    grown = lengths and rows[0].get('length') and lengths[-1] > 1.5 * rows[0]['length']
+    recent = rows[-SOON:]
+    first, now = average(rows[:1], 'length'), average(recent, 'length')
+    answer = 'grown' if first and now and now >= GROWN * first else ''
     return Sign(
-        'completions end with the budget, not with a stop',
-        f'truncated {shares[0]:.2f} and {shares[1]:.2f} in {steps(rows[-2:])}, of {context.max_tokens} tokens at most',
-        'grown' if grown else '',
+        f'{shares[-1]:.0%} of the completions are cut off by the budget',
+        f'truncated {shares[0]:.2f} to {shares[-1]:.2f} in {steps(recent)}, at {context.max_tokens} tokens',
+        answer,
     )
+
+
+def repetition(rows: Rows, context: Context) -> Sign | None:
+    """Many completions repeat themselves, and twice as many as at the start."""
+    return _risen(rows, context, 'repetitive', 'the completions repeat themselves')
+
+
+def language_mixing(rows: Rows, context: Context) -> Sign | None:
+    """Many completions mix languages or scripts, and twice as many as at the start."""
+    return _risen(rows, context, 'language_mixed', 'the completions mix languages')
+
+
+def _risen(rows, context, name, seen):
+    """The Sign of a share that has risen above the threshold of its name, and to twice what it was at first."""
+    count = context.options.patience
+    shares, first = last(rows, name, count), average(rows[:count], name)
+    if shares is None or first is None or min(shares) < max(getattr(context.options, name), 2 * first):
+        return None
+    return Sign(f'{shares[-1]:.0%} of {seen}', change(name, rows[:count], rows[-count:]))
+
+
+def length_hacking(rows: Rows, context: Context) -> Sign | None:
+    """Completions get longer because length is paid, within groups too, and no better."""
+    options = context.options
+    correlation = average(rows[-options.window :], 'length_reward_correlation')
+    if correlation is None or correlation < options.length_correlation:
+        return None
+    for before, now in spans(rows, options.window):
+        old, new = average(before, 'length'), average(now, 'length')
+        if old and new and new >= options.length_growth * old and not _more_right(before, now, context):
+            evidence = f'{change("length", before, now)}; length_reward_correlation {correlation:.2f}'
+            evidence += f'; {change(context.accuracy, before, now)}' if context.accuracy in rows[-1] else ''
+            return Sign('completions get longer, are paid for it, and no more of them are right', evidence)
+    return None
+
+
+def _more_right(before, now, context):
+    """Whether more completions are right; no, where no verifier tells."""
+    return context.accuracy in now[-1] and improved(before, now, context)
+
+
+def wrong_answers_growing(rows: Rows, context: Context) -> Sign | None:
+    """Wrong completions get longer than right ones (Dr. GRPO, arXiv 2503.20783)."""
+    options, names = context.options, ('length_wrong', 'length_right')
+    accuracy = average(rows[-options.window :], context.accuracy)
+    if accuracy is not None and accuracy > 0.9:  # the few that are left are the hard ones, which take longer
+        return None
+    for before, now in spans(rows, options.window):
+        old, new = averages(before, *names), averages(now, *names)
+        if old is None or new is None or 0 in (old[0], *new[1:], *old[1:]):
+            continue
+        grown, relative = new[0] / old[0], new[0] / new[1] / (old[0] / old[1])
+        if min(grown, relative) >= options.length_growth and new[0] > new[1]:
+            return Sign(
+                'wrong answers get longer, and right ones do not keep pace',
+                f'{change("length_wrong", before, now)}; {change("length_right", before, now)}',
+                '' if context.weights == 'sequence_mean' else 'weighed',
+            )
+    return None
 
 
 MONITORS = (
@@ -24,12 +100,62 @@ MONITORS = (
         ('truncated', 'length'),
         truncation,
         {
-            '': Answer('the budget is too small for this task', '--amend --config.rollout.max_tokens={longer}'),
+            '': Answer('the budget is too small for this task', '--amend --config.rollout.max_tokens={more_tokens}'),
             'grown': Answer(
-                'completions have become longer while the policy learned, or it no longer stops',
-                '--amend --config.reward.truncated_reward=-0.5, or --amend --config.rollout.max_tokens={longer}',
+                'completions have grown while the policy learned; where they end no longer, the learning rate broke it',
+                '--amend --config.reward.truncated_reward=-0.5',
             ),
         },
-        'truncation',
+    ),
+    Monitor(
+        'repetition',
+        'completions that say the same again and again',
+        ('repetitive',),
+        repetition,
+        {
+            '': Answer(
+                'the policy has degenerated, or repetition is paid by a part of the reward',
+                '--branch=DIR --config.reward.parts="({parts} (\'repetition\', 1.0))"',
+            )
+        },
+    ),
+    Monitor(
+        'language_mixing',
+        'completions that change the language in the middle',
+        ('language_mixed',),
+        language_mixing,
+        {
+            '': Answer(
+                'only the outcome is paid, and nothing holds the working to one language (R1, arXiv 2501.12948)',
+                '--branch=DIR --config.reward.parts="({parts} (\'language\', 1.0))"',
+            )
+        },
+    ),
+    Monitor(
+        'length_hacking',
+        'completions get longer and longer while accuracy stands still',
+        ('length', 'length_reward_correlation'),
+        length_hacking,
+        {
+            '': Answer(
+                'some part of the reward pays for length as such',
+                '--branch=DIR --config.reward.length_shaping=overlong',
+            )
+        },
+    ),
+    Monitor(
+        'wrong_answers_growing',
+        'wrong answers get longer and longer',
+        ('length_wrong', 'length_right'),
+        wrong_answers_growing,
+        {
+            '': Answer(
+                'the mean over a completion makes long wrong ones cheap a token: divide by one length for all',
+                '--branch=DIR --config.algorithm.weights=fixed_length --config.algorithm.fixed_length={budget}',
+            ),
+            'weighed': Answer(
+                'length costs wrong completions nothing', '--branch=DIR --config.reward.length_shaping=overlong'
+            ),
+        },
     ),
 )

@@ -1,53 +1,234 @@
-"""Monitors of groups without advantage: what the whole run, or most of a step, can learn nothing from."""
+"""Monitors of the groups: steps from which there is little or nothing to learn."""
 
-from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, steps
+from grpo_jax.diagnose.signs import (
+    Answer,
+    Context,
+    Monitor,
+    Rows,
+    Sign,
+    average,
+    averages,
+    change,
+    improved,
+    last,
+    number,
+    steps,
+)
+
+HALF = 0.5  # of completions: from there on truncation, or unread answers, explain why all are wrong
 
 
 def dead_run(rows: Rows, context: Context) -> Sign | None:
-    """Every group is dead, some steps in a row, and they are not all right: the run learns nothing any longer."""
+    """Every group is dead, some steps in a row, and not because all are right."""
     count = context.options.patience
     recent = rows[-count:]
-    if not context.samples or len(recent) < count or not all(map(_dead, recent)):
+    if not context.samples or len(recent) < count or not all(map(_is_dead, recent)):
         return None
-    if all((row.get('groups_all_right') or 0) > 0.5 for row in recent):
+    if all((row.get('groups_all_right') or 0) > HALF for row in recent):
         return None
-    newest = recent[-1]
-    truncated, unparsed = newest.get('truncated') or 0, newest.get('unparsed') or 0
-    answer = 'truncated' if truncated >= 0.5 else 'unparsed' if unparsed >= 0.5 else ''
-    reward = newest.get('reward')
-    evidence = f'dead_groups 1 in {steps(recent)}, reward {"none" if reward is None else f"{reward:.3g}"}'
-    evidence += f', truncated {truncated:.2f}' if answer == 'truncated' else ''
-    evidence += f', unparsed {unparsed:.2f}' if answer == 'unparsed' else ''
-    return Sign('all completions of every prompt have the same reward: nothing is learned', evidence, answer)
+    answer, now = _why_wrong(recent), average(recent, 'reward')
+    best = max((row['reward'] for row in rows[:-count] if row.get('reward') is not None), default=None)
+    spread = average(rows[: context.options.window], 'reward_std')
+    if now is not None and best is not None and spread and now < best - spread / 2:
+        answer = 'broken'
+    evidence = f'no group with an advantage in {steps(recent)}, reward {"none" if now is None else number(now)}'
+    evidence += f' after {best:.3g} at best' if answer == 'broken' else _wrongness(recent, answer)
+    return Sign('all completions of every prompt get the same reward: nothing is learned', evidence, answer)
 
 
-def _dead(row):
+def _is_dead(row):
     return row.get('dead_groups') == 1 or row.get('advantage_abs') == 0
 
+
+def _why_wrong(rows):
+    """The answer for groups that are all wrong."""
+    return next((name for name in ('truncated', 'unparsed') if (average(rows, name) or 0) >= HALF), '')
+
+
+def _wrongness(rows, answer):
+    return f', {answer} {average(rows, answer):.2f}' if answer else ''
+
+
+def dead_all_right(rows: Rows, context: Context) -> Sign | None:
+    """Nearly all groups are all right: there is hardly anything left to learn here."""
+    recent = rows[-context.options.window :]
+    share = average(recent, 'groups_all_right')
+    if not context.samples or len(recent) < context.options.window or share is None:
+        return None
+    if share < context.options.dead_share:
+        return None
+    return Sign(
+        f'{share:.0%} of the groups are all right, and teach nothing',
+        f'groups_all_right {share:.2f} in {steps(recent)}',
+    )
+
+
+def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
+    """Nearly all groups are all wrong, and not quite every one: the run learns from a few prompts."""
+    recent = rows[-context.options.window :]
+    share = average(recent, 'groups_all_wrong')
+    if not context.samples or len(recent) < context.options.window or share is None:
+        return None
+    if share < context.options.dead_share or dead_run(rows, context):
+        return None
+    answer = _why_wrong(recent)
+    evidence = f'groups_all_wrong {share:.2f} in {steps(recent)}{_wrongness(recent, answer)}'
+    return Sign(f'{share:.0%} of the groups are all wrong, and teach nothing', evidence, answer)
+
+
+def stagnation(rows: Rows, context: Context) -> Sign | None:
+    """Advantages have lost their variance, the reward grows no longer, and it is not because all is right."""
+    window = context.options.window
+    if not context.samples or len(rows) < 3 * window:
+        return None
+    first, before, now = rows[:window], rows[-2 * window : -window], rows[-window:]
+    variances = averages(first, 'advantage_variance'), averages(now, 'advantage_variance')
+    if None in variances or variances[1][0] > context.options.variance_share * variances[0][0]:
+        return None
+    if variances[0][0] == 0 or (average(now, 'groups_all_right') or 0) > HALF or improved(before, now, context):
+        return None
+    return Sign('the completions of a prompt hardly differ any longer', change('advantage_variance', first, now))
+
+
+def data_exhausted(rows: Rows, context: Context) -> Sign | None:
+    """The prompts are retired, or no live groups are drawn any longer, or they are learned by heart."""
+    options, count = context.options, context.options.patience
+    recent = rows[-options.window :]
+    retired = rows[-1].get('retired')
+    if retired is not None and retired >= options.retired:
+        return Sign(f'{retired:.0%} of the prompts are retired', f'retired {retired:.2f} in {steps(rows[-1:])}')
+    draws, dead = last(rows, 'draws', count), last(rows, 'dead_groups', count)
+    if draws and dead and context.max_draws > 1 and min(draws) >= context.max_draws and min(dead) >= HALF:
+        return Sign(
+            'as many rollouts as may be drawn, and most groups are dead all the same',
+            f'draws {draws[-1]:.0f} and dead_groups {dead[-1]:.2f} in {steps(rows[-count:])}',
+            'draws',
+        )
+    evaluations = [row for row in context.evaluations if row.get('pass@1') is not None]
+    accuracy = average(recent, context.accuracy)
+    if len(evaluations) < 2 or accuracy is None or evaluations[-1]['step'] <= rows[-1]['step'] - options.window:
+        return None
+    first, newest = average(rows[: options.window], context.accuracy), evaluations[-1]['pass@1']
+    gap = accuracy - newest
+    if first is None or min(gap, gap - (first - evaluations[0]['pass@1'])) < options.generalization_gap:
+        return None
+    return Sign(
+        'right on the prompts that it trains on, and not on held-out ones',
+        f'{context.accuracy} {accuracy:.2f} in {steps(recent)}, pass@1 {newest:.2f} at step {evaluations[-1]["step"]}',
+        'heart',
+    )
+
+
+def loss_is_zero(rows: Rows, context: Context) -> Sign | None:
+    """The loss of the first steps is about 0 because advantages of a group cancel, which is as it must be."""
+    first = rows[: context.options.patience]
+    values = [[row.get(name) for row in first] for name in ('loss', 'advantage_abs', 'grad_norm')]
+    if len(first) < context.options.patience or context.updates > 1 or any(None in column for column in values):
+        return None
+    if any(abs(loss) > 0.01 * size or not gradient for loss, size, gradient in zip(*values, strict=True)):
+        return None
+    largest, gradients = max(map(abs, values[0])), values[2]
+    return Sign(
+        'the loss is about 0, and that is no fault: the advantages of a group cancel',
+        f'|loss| at most {largest:.1g} in {steps(first)}, grad_norm {number(gradients[-1])}',
+    )
+
+
+_EASIER = Answer(
+    'these prompts are too hard for this policy: hardly any completion is right',
+    '--amend --config.rollout.group_size={more_completions}',
+)
+_LONGER = Answer(
+    'completions do not come to their end within the budget, so no answer is there to be judged',
+    '--amend --config.rollout.max_tokens={more_tokens}',
+)
+_TEMPLATE = Answer(
+    'the verifier reads no answer: prompt, chat template and verifier do not fit (python -m grpo_jax.show shows them)',
+    '--workdir=NEW --config.data.chat={other_chat}',
+)
 
 MONITORS = (
     Monitor(
         'dead_run',
-        'the reward stays at one value, like 0, to the end of the run',
-        ('dead_groups', 'advantage_abs', 'groups_all_right', 'reward', 'truncated', 'unparsed'),
+        'the reward stays at one value, like 0, and the run goes on to its end all the same',
+        ('dead_groups', 'advantage_abs', 'groups_all_right', 'reward', 'reward_std', 'truncated', 'unparsed'),
         dead_run,
         {
             '': Answer(
-                'the policy never succeeds on these prompts, or an update has broken it',
-                'a run that begins higher: --config.supervised.updates=200 in a new workdir, easier data, or, if it '
-                'was better before, a checkpoint from before with --config.optimizer.learning_rate={lower_rate}',
+                'the policy never succeeds on these prompts, so it must begin higher, with a cold start',
+                '--workdir=NEW --config.supervised.updates=200',
             ),
-            'truncated': Answer(
-                'no completion comes to its end within the budget, so no answer is there to be judged',
-                '--amend --config.rollout.max_tokens={longer}; if completions became endless, the update broke the '
-                'policy: --config.optimizer.learning_rate={lower_rate} in a new workdir',
+            'broken': Answer(
+                'an update has broken the policy: the learning rate is too high',
+                '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
             ),
-            'unparsed': Answer(
-                'the verifier finds no answer in the completions: prompt, template and verifier do not fit',
-                'python -m grpo_jax.show, then another --config.data.template or --config.reward.verifier in a new '
-                'workdir',
+            'truncated': _LONGER,
+            'unparsed': _TEMPLATE,
+        },
+    ),
+    Monitor(
+        'dead_all_right',
+        'the reward is at its top, and gradients are those of a few groups',
+        ('groups_all_right',),
+        dead_all_right,
+        {
+            '': Answer(
+                'the prompts have become too easy: take them out, or take harder ones',
+                '--amend --config.collection.retire_above=0.9',
+            )
+        },
+    ),
+    Monitor(
+        'dead_all_wrong',
+        'the reward stays near its lowest value, and moves a little at times',
+        ('groups_all_wrong', 'truncated', 'unparsed'),
+        dead_all_wrong,
+        {'': _EASIER, 'truncated': _LONGER, 'unparsed': _TEMPLATE},
+    ),
+    Monitor(
+        'stagnation',
+        'the reward stands still below its top, and gradients get smaller',
+        ('advantage_variance', 'reward', 'reward_std', 'groups_all_right'),
+        stagnation,
+        {
+            '': Answer(
+                'the groups have lost their variance (GRPO learns from differences alone): draw until they differ',
+                '--branch=DIR --config.collection.dead_groups=resample',
+            )
+        },
+    ),
+    Monitor(
+        'data_exhausted',
+        'accuracy in training leaves the evaluation behind, or no prompts are left',
+        ('retired', 'draws', 'dead_groups', 'evaluation/pass@1'),
+        data_exhausted,
+        {
+            '': Answer(
+                'the policy has learned what these prompts can teach: end here, or take more data',
+                '--amend --config.collection.retire_above=0.0',
+            ),
+            'draws': Answer(
+                'hardly any prompt is left whose completions differ',
+                '--amend --config.collection.max_draws={more_draws}',
+            ),
+            'heart': Answer(
+                'few prompts are seen again and again: take more of them, or a smaller step',
+                '--amend --config.optimizer.learning_rate={lower_rate}',
             ),
         },
-        'dead_run',
+    ),
+    Monitor(
+        'loss_is_zero',
+        'the loss is 0 from the first step on',
+        ('loss', 'advantage_abs', 'grad_norm'),
+        loss_is_zero,
+        {
+            '': Answer(
+                'one update a rollout: all ratios are 1, so the loss is the mean advantage, 0; its gradient is not 0; '
+                'watch reward and grad_norm instead',
+                '',
+            )
+        },
+        'note',
     ),
 )

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from grpo_jax.diagnose import completions, groups, policy
-from grpo_jax.diagnose.signs import Context, Diagnosis, Rows
+from grpo_jax.diagnose import completions, groups, pay, policy, updates
+from grpo_jax.diagnose.signs import Context, Diagnosis, Rows, newest_step
 
-MONITORS = {monitor.name: monitor for module in (groups, policy, completions) for monitor in module.MONITORS}
+MONITORS = {
+    monitor.name: monitor for module in (groups, policy, completions, pay, updates) for monitor in module.MONITORS
+}
 
 
 def new(rows: Rows, context: Context) -> list[Diagnosis]:
@@ -30,7 +32,7 @@ def history(rows: Rows, context: Context) -> list[Diagnosis]:
 
 def _pasts(rows, context):
     """(rows, Context) as they were one step before the newest, two steps before, and so on."""
-    now = max(row['step'] for row in (*rows[-1:], *context.evaluations[-1:]))
+    now = newest_step(rows, context)
     for time in range(now - 1, now - 1 - context.options.repeat_after, -1):
         yield _until(rows, context, time)
 

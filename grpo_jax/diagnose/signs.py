@@ -5,14 +5,19 @@ number could not be computed. Whatever a monitor needs and does not get makes it
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
 import statistics
 from typing import Any, NamedTuple
 
+from grpo_jax import algorithms
+from grpo_jax.algorithms import validation
 from grpo_jax.diagnose.options import DiagnoseOptions
+from grpo_jax.errors import BadInput
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-READ_FROM_DATA = ('demonstrations', 'pairs')  # sources of completions that the policy has not drawn
+READ_FROM_DATA = ('demonstrations', 'pairs')  # sources of completions that no policy has drawn
+AGE = 100  # steps after which a figure is too old
 
 
 class Diagnosis(NamedTuple):
@@ -23,21 +28,27 @@ class Diagnosis(NamedTuple):
     seen: str
     evidence: str  # numbers, with the steps that they are of
     cause: str  # the likely one
-    remedy: str  # flags of the command that goes on with the run
+    remedy: str  # flags of a command
 
     def __str__(self):
-        return f'{self.monitor}: {self.seen} ({self.evidence}); likely: {self.cause}; try {self.remedy}'
+        remedy = f'; try {self.remedy}' if self.remedy else ''
+        return f'{self.monitor}: {self.seen} ({self.evidence}); {self.cause}{remedy}'
 
 
 class Answer(NamedTuple):
-    """A likely cause, and the remedy: text with flags, in which {names} stand for numbers of Context.numbers."""
+    """A likely cause, and its remedy.
+
+    The remedy is flags and nothing else, for the command of the run: with --amend or --branch=DIR where they need it,
+    or with --workdir=NEW for a run from the beginning; '' where none is needed. {names} in it stand for what
+    Context.numbers has.
+    """
 
     cause: str
     remedy: str
 
 
 class Sign(NamedTuple):
-    """What a judge sees in the rows."""
+    """What a monitor's function sees in the rows."""
 
     seen: str
     evidence: str
@@ -52,43 +63,52 @@ class Context(NamedTuple):
     group_size: int = 8
     updates: int = 1  # of a rollout
     source: str = 'policy'  # of completions
-    learning_rate: float = 1e-6
-    max_tokens: int = 64
+    stale: bool = False  # the completions are partly those of another policy, by intent
+    exact: bool = True  # computed in float32
+    quantized: bool = False  # the sampler's weights or cache are in int8
+    inert: tuple[str, ...] = ()  # what of the algorithm does nothing while the policy is the old one
+    kl: str = 'none'
+    correction: str = 'none'
+    weights: str = 'sequence_mean'
     kl_coef: float = 0.0
+    optimizer: str = 'optimizer'  # its section of the config
+    learning_rate: float = 1e-6
     max_grad_norm: float = 1.0
-    clip_high: float = 0.2
+    max_tokens: int = 64
+    chat: bool = False  # prompts are in the tokenizer's chat template
     retire_above: float = 0.0
     max_draws: int = 10
     deadline: float = 10.0
-    weights: str = 'sequence_mean'
-    parts: tuple[tuple[str, float], ...] = ()  # (name, weight)
+    memory_gib: float = 4.0
+    parts: tuple[tuple[str, float], ...] = ()  # (name or FILE.py:NAME, weight)
     verifier: str = ''
-    stale: bool = False  # groups of earlier policies are among those learned from
     evaluation_prompts: int = 256
 
     @classmethod
-    def from_config(cls, config: Any, evaluations: Rows = ()) -> 'Context':
-        """The Context of a run with a config, a ConfigDict or what config.json holds."""
+    def from_config(cls, config: Any, evaluations: Rows = (), optimizer: str = 'optimizer') -> 'Context':
+        """The Context of a run with a config, a ConfigDict or what config.json holds; optimizer: its section there."""
+        rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
+        collection, reward = config['collection'], config['reward']
+        optimization = config['optimizer'] if optimizer == 'optimizer' else config['supervised']['optimizer']
         section = config['diagnose'] if 'diagnose' in config else DiagnoseOptions()._asdict()  # earlier runs lack it
-        algorithm, collection = config['algorithm'], config['collection']
         return cls(
             options=DiagnoseOptions.from_config(section),
             evaluations=evaluations,
-            group_size=config['rollout']['group_size'],
-            updates=config['learner']['epochs'] * config['learner']['minibatches'],
+            group_size=rollout['group_size'],
+            updates=learner['epochs'] * learner['minibatches'],
             source=collection['source'],
-            learning_rate=config['optimizer']['learning_rate'],
-            max_tokens=config['rollout']['max_tokens'],
-            kl_coef=algorithm['kl_coef'],
-            max_grad_norm=config['optimizer']['max_grad_norm'],
-            clip_high=algorithm['clip_high'],
-            retire_above=collection['retire_above'],
-            max_draws=collection['max_draws'],
-            deadline=config['reward']['deadline'],
-            weights=algorithm['weights'],
-            parts=tuple((name.rpartition(':')[2], weight) for name, weight in config['reward']['parts']),
-            verifier=config['reward']['verifier'],
-            stale=bool(collection['max_staleness']) or collection['source'] == 'reference',
+            stale=bool(collection['max_staleness']) or collection['source'] != 'policy',
+            exact=config['model']['dtype'] == 'float32',
+            quantized=bool(rollout['cache_dtype'] or rollout['weights_dtype']),
+            chat=config['data']['chat'],
+            inert=_inert(algorithm, collection),
+            **{key: algorithm[key] for key in ('kl', 'correction', 'weights', 'kl_coef')},
+            optimizer=optimizer,
+            **{key: optimization[key] for key in ('learning_rate', 'max_grad_norm')},
+            **{key: collection[key] for key in ('retire_above', 'max_draws')},
+            **{key: reward[key] for key in ('deadline', 'memory_gib', 'verifier')},
+            max_tokens=rollout['max_tokens'],
+            parts=tuple((name, weight) for name, weight in reward['parts']),
             evaluation_prompts=config['evaluation']['prompts'],
         )
 
@@ -99,37 +119,57 @@ class Context(NamedTuple):
 
     @property
     def accuracy(self) -> str:
-        """The metric that is the verifier's mean; '' without a verifier."""
+        """The metric that has the verifier's mean; '' without a verifier."""
         return f'reward/{self.verifier}' if self.verifier else ''
 
     def numbers(self) -> dict[str, str]:
-        """What {names} in remedies stand for."""
-        parts = ', '.join(f"('{name}', {weight:g})" for name, weight in self.parts)
+        """What {names} in remedies stand for, as text."""
         return {
+            'optimizer': self.optimizer,
+            'go_on': '--amend' if self.optimizer == 'optimizer' else '--workdir=NEW',
             'lower_rate': f'{self.learning_rate / 10:g}',
-            'half_rate': f'{self.learning_rate / 2:g}',
             'higher_rate': f'{self.learning_rate * 10:g}',
-            'longer': f'{2 * self.max_tokens}',
-            'more_completions': f'{2 * self.group_size}',
-            'kl_coef': f'{self.kl_coef * 4 or 0.01:g}',
-            'max_grad_norm': f'{self.max_grad_norm / 10:g}',
+            'lower_norm': f'{self.max_grad_norm / 10:g}',
+            'more_kl': f'{self.kl_coef * 4 or 0.01:g}',
+            'other_chat': f'{not self.chat}',
             'budget': f'{self.max_tokens}',
-            'parts': parts,
-            'deadline': f'{self.deadline * 4:g}',
-            'draws': f'{2 * self.max_draws}',
+            'more_tokens': f'{2 * self.max_tokens}',
+            'more_completions': f'{2 * self.group_size}',
+            'more_draws': f'{2 * self.max_draws}',
+            'more_seconds': f'{4 * self.deadline:g}',
+            'more_memory': f'{2 * self.memory_gib:g}',
+            'parts': self._parts(1.0),
+            'smaller_parts': self._parts(0.1),
         }
+
+    def _parts(self, factor):
+        """The parts of the reward as a flag has them; the weights of those that the verifier is not, by a factor."""
+        weights = [(name, weight * (1.0 if name == self.verifier else factor)) for name, weight in self.parts]
+        return ' '.join(f'({name!r}, {weight:g}),' for name, weight in weights)
+
+
+def _inert(algorithm, collection):
+    """What of config.algorithm is inert; nothing where the config makes none, since the run was given another one."""
+    try:
+        return tuple(validation.inert(algorithms.make(algorithm, collection)))
+    except BadInput:
+        return ()
 
 
 class Monitor(NamedTuple):
-    """A pure function of the rows so far, and what docs/troubleshooting.md says about it."""
+    """A pure function of the rows so far, and what docs/troubleshooting.md says of it."""
 
     name: str
     symptom: str
-    reads: tuple[str, ...]  # metrics
+    reads: tuple[str, ...]  # metrics; evaluation/NAME is of evaluations.jsonl
     sign: Callable[[Rows, Context], Sign | None]
     answers: Mapping[str, Answer]  # by the Sign's answer
-    lab: str = ''  # file of configs/labs
-    level: str = 'warning'  # or note: information, for which no run is stopped
+    level: str = 'warning'  # or note: information, for which nothing is stopped or saved
+
+    @property
+    def lab(self) -> str:
+        """The module of configs/labs with a run in which it speaks, and the remedy."""
+        return self.name
 
     def judge(self, rows: Rows, context: Context) -> Diagnosis | None:
         """The Diagnosis of all rows so far; None where there is nothing to say."""
@@ -137,15 +177,62 @@ class Monitor(NamedTuple):
         if sign is None:
             return None
         cause, remedy = self.answers[sign.answer]
-        return Diagnosis(
-            self.name, rows[-1]['step'], sign.seen, sign.evidence, cause, remedy.format(**context.numbers())
-        )
+        step = newest_step(rows, context)
+        return Diagnosis(self.name, step, sign.seen, sign.evidence, cause, remedy.format(**context.numbers()))
+
+
+def newest_step(rows: Rows, context: Context) -> int:
+    """The step of the newest row, or of the evaluation that has come after it."""
+    return max(row['step'] for row in (*rows[-1:], *context.evaluations[-1:]))
 
 
 def last(rows: Rows, name: str, count: int) -> list[float] | None:
-    """The metric's values of the last `count` rows; None where there are fewer, or one lacks it."""
+    """The metric in the last `count` rows; None where there are fewer, or one lacks it."""
     values = [row.get(name) for row in rows[-count:]]
     return None if len(values) < count or None in values else values  # pyright: ignore[reportReturnType]
+
+
+def until_known(rows: Rows, name: str) -> Rows:
+    """The rows up to the newest that has the metric, for one that is not measured in each step; () without."""
+    age = next((age for age, row in enumerate(reversed(rows[-AGE:])) if row.get(name) is not None), None)
+    return () if age is None else rows[: len(rows) - age]
+
+
+def average(rows: Rows, name: str) -> float | None:
+    """The mean of the metric over the rows that have it; None where none has."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def averages(rows: Rows, *names: str) -> list[float] | None:
+    """The averages of metrics; None where one has none."""
+    values = [average(rows, name) for name in names]
+    return None if None in values else values  # pyright: ignore[reportReturnType]
+
+
+def spans(rows: Rows, width: int) -> Iterator[tuple[Rows, Rows]]:
+    """(`width` earlier rows, the newest `width` rows), the earlier ones ever further back and at last the first.
+
+    They lie one width back, two, four and so on, so that what creeps shows as well as what jumps, at a small price.
+    """
+    count, back = len(rows), width
+    while width + back <= count:
+        yield rows[count - width - back : count - back], rows[-width:]
+        back *= 2
+    if count >= 2 * width:
+        yield rows[:width], rows[-width:]
+
+
+def improved(before: Rows, now: Rows, context: Context) -> bool:
+    """Whether what the run is for has grown: accuracy by config.diagnose.gain, else reward by that many deviations.
+
+    Also where neither is known: then nothing speaks against it.
+    """
+    for name, unit in ((context.accuracy, 1.0), ('reward', average(before, 'reward_std'))):
+        old, new = average(before, name), average(now, name)
+        if old is not None and new is not None and unit is not None:
+            return new - old >= context.options.gain * unit
+    return True
 
 
 def steps(rows: Rows) -> str:
@@ -154,20 +241,13 @@ def steps(rows: Rows) -> str:
     return f'step {first}' if first == newest else f'steps {first} to {newest}'
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean."""
-    return statistics.fmean(values)
+def change(name: str, before: Rows, now: Rows) -> str:
+    """A metric's means in words: length 12.4 in steps 0 to 9, 25.7 in steps 50 to 59."""
+    old, new = average(before, name), average(now, name)
+    shown = ['none' if value is None else number(value) for value in (old, new)]
+    return f'{name} {shown[0]} in {steps(before)}, {shown[1]} in {steps(now)}'
 
 
-def earlier(count: int, window: int) -> Iterator[slice]:
-    """Slices of `window` rows before the newest window of `count` rows, ever further back, the first rows last.
-
-    They lie one window back, then two, four and so on, so that what creeps is seen as well as what jumps, and so that
-    there are few of them in a long run.
-    """
-    back = window
-    while back <= count - 2 * window:
-        yield slice(count - window - back, count - back)
-        back *= 2
-    if count >= 2 * window:
-        yield slice(0, window)
+def number(value: float) -> str:
+    """A number with three digits."""
+    return f'{value:.3g}' if abs(value) < 1000 or not math.isfinite(value) else f'{value:.0f}'

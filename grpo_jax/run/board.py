@@ -35,9 +35,16 @@ class Board:
         """Writes the values of a step, by name. OSError when that cannot be; the file has none of it."""
         from tensorboardX import summary
 
-        events = [*self._begin]
-        for name, value in values.items():
-            events.append(self._event(step=step, summary=summary.scalar(name, value)))
+        self._write(step, [summary.scalar(name, value) for name, value in values.items()])
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Writes a text of a step. OSError when that cannot be; the file has none of it."""
+        from tensorboardX import summary
+
+        self._write(step, [summary.text(name, text)])
+
+    def _write(self, step, summaries):
+        events = self._begin + [self._event(step=step, summary=summary) for summary in summaries]
         if self._file is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._file = open(self._path, 'ab', buffering=0)

@@ -12,9 +12,9 @@ import weakref
 import jax
 
 from grpo_jax import activity
-from grpo_jax.errors import CannotWrite, InUse, Stopped
+from grpo_jax.errors import CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.run import bad_batch, checkpoint, metrics, watch
+from grpo_jax.run import bad_batch, checkpoint, diagnosis, metrics, watch
 from grpo_jax.run.console import console
 from grpo_jax.types import TrainState
 
@@ -29,6 +29,7 @@ class Loop:
 
     def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = ('reward', 'length')):
         """keep: checkpoints to keep; shown: metrics that the progress bar shows."""
+        self._experiment = experiment
         self._workdir, self._cadence = experiment.workdir, experiment.settings.cadence
         self._most_skipped = experiment.settings.learning.max_bad_steps
         self._steps, self._title, self._keep, self._shown = steps, title, keep, shown
@@ -69,12 +70,15 @@ class Loop:
         first = int(state.step)
         writer = metrics.open_writer(self._workdir, first, self._steps, self._title, self._shown)
         self.writer = self._stack.enter_context(writer)
+        trace = _Trace(profile, self._workdir, self.writer, self._stack)
+        optimizer = 'optimizer' if self._title == 'train' else 'supervised.optimizer'
+        self._judge = diagnosis.Judge(self._experiment, optimizer, self.writer.text)
         watched = self._stack.enter_context(contextlib.ExitStack())
         self._watch = watched.enter_context(watch.Watch(self._cadence.hang_after))
         for step in range(first, self._steps):
             self._watch.step(f'{self._title}, step {step}')
             self._seconds = {}
-            with self._traced(step, profile), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
+            with trace.around(step), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
                 yield step
         self._wait()
         if processes.agree(f'the end of {self._title}', {}, self._watch.stopping):
@@ -95,28 +99,44 @@ class Loop:
         return every > 0 and step % every == 0
 
     def log(self, step: int, row: Mapping[str, Any], speeds: Mapping[str, float] | None = None):
-        """Writes a step's metrics and timings. InUse or CannotWrite when the workdir is this process's no longer."""
+        """Writes a step's metrics and timings, and what the monitors newly see in all rows so far.
+
+        InUse or CannotWrite when the workdir is this process's no longer.
+        """
         lock.check(self._workdir)
         self.writer.step(step, row, self._seconds | dict(speeds or {}))
+        self._judge.step(step, row)
         self._watch.underway = True
 
-    def finish(self, step: int, state: TrainState, row: Mapping[str, Any]):
-        """Ends a step in all processes, with a checkpoint where one is due, and where an update was skipped.
+    def evaluation(self, step: int, results: Mapping[str, float]):
+        """Writes the results of an evaluation before step `step`, for the monitors too."""
+        self.writer.evaluation(step, results)
+        self._judge.evaluation(step, results, last=step == self._steps)
 
-        Stopped when a signal came; FloatingPointError when more updates were skipped than the config allows;
-        CannotWrite also for an earlier checkpoint, whose writing goes on beside the steps.
+    def finish(self, step: int, state: TrainState, row: Mapping[str, Any]):
+        """Ends a step in all processes, with a checkpoint where one is due, an update was skipped, or a diagnosis asks.
+
+        Stopped when a signal came; Diagnosed when a diagnosis stops the run; FloatingPointError when more updates were
+        skipped than the config allows; CannotWrite also for an earlier checkpoint, whose writing goes on beside the
+        steps.
         """
         skipped = row['finite'] < 1
-        stop = processes.agree(f'the end of {self._title}, step {step}', row, self._watch.stopping)
+        where = f'the end of {self._title}, step {step}'
+        stop = processes.agree(where, row, self._watch.stopping)
+        diagnosed = self._judge.asks('stop', where)
+        saves = stop or skipped or diagnosed or self._judge.asks('save', where)
         with self._writing():
             self.checkpoints.check_for_errors()
-            if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or stop or skipped:
+            if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps or saves:
                 self.writer.stage('save')
                 checkpoint.save(self.checkpoints, state)
         self._finished = _Finished(state)
         if stop:  # whether this process was asked, or another one
             self._wait()
             raise Stopped(self._workdir, step)
+        if diagnosed:
+            self._wait()
+            raise Diagnosed(self._workdir, step)
         if skipped:
             _check_skipped(self._workdir, step, int(state.aux['bad_steps']), self._most_skipped)
 
@@ -145,23 +165,32 @@ class Loop:
         except Exception as error:
             logger.warning('what there is could not be saved: %s', error)
 
-    @contextlib.contextmanager
-    def _traced(self, step, profile):
-        """A step inside the trace of workdir/profile, which the profile's first step begins and its last ends."""
-        if profile and step == profile[0]:
-            # not in the workdir: where a disk refuses a trace, jax can take no other one
-            self._trace = self._stack.enter_context(tempfile.TemporaryDirectory())
-            jax.profiler.start_trace(self._trace)
-            self._stack.callback(self._stop_trace, step)
-        yield
-        if profile and step == profile[1]:
-            self._stop_trace(step)
 
-    def _stop_trace(self, step):
+class _Trace:
+    """A trace of some steps in workdir/profile, which the first of them begins and the last ends."""
+
+    def __init__(self, profile, workdir, writer, stack):
+        """profile: the first and the last step, or None; stack: of the run, with which the trace ends at the latest."""
+        self._first, self._last = profile or (None, None)
+        self._workdir, self._writer, self._stack = workdir, writer, stack
+
+    @contextlib.contextmanager
+    def around(self, step):
+        """A context for a step."""
+        if step == self._first:
+            # not in the workdir: where a disk refuses a trace, jax can take no other one
+            self._folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+            jax.profiler.start_trace(self._folder)
+            self._stack.callback(self._stop, step)
+        yield
+        if step == self._last:
+            self._stop(step)
+
+    def _stop(self, step):
         with contextlib.suppress(RuntimeError):  # it has ended
             jax.profiler.stop_trace()
-            with self.writer.optional(step, 'profile'):
-                files.copy_folder(self._trace, os.path.join(self._workdir, 'profile'))
+            with self._writer.optional(step, 'profile'):
+                files.copy_folder(self._folder, os.path.join(self._workdir, 'profile'))
 
 
 def _check_skipped(workdir, step, count, most):

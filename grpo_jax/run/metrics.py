@@ -97,6 +97,11 @@ class Writer:
             with atomic_write(os.path.join(self._workdir, 'rollouts', f'{step:06d}.jsonl')) as file:
                 file.writelines([json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
 
+    def text(self, step: int, name: str, text: str) -> None:
+        """Puts a text beside the curves."""
+        with self.optional(step, 'tensorboard'):
+            self._board.text(step, name, text)
+
     def optional(self, step: int, kind: str) -> contextlib.AbstractContextManager[None]:
         """A context that writes something for looking into the workdir's folder `kind`; a full disk drops it."""
         return self._dropped.unless_written(step, kind)
@@ -140,6 +145,9 @@ class SilentWriter:
         """Writes nothing."""
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes nothing."""
+
+    def text(self, step: int, name: str, text: str) -> None:
         """Writes nothing."""
 
     def optional(self, step: int, kind: str) -> contextlib.AbstractContextManager[None]:

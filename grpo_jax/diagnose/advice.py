@@ -1,0 +1,144 @@
+"""Settings beside those that were published: each range with its sources, and what of a config lies outside."""
+
+from collections.abc import Mapping
+import math
+from typing import Any, NamedTuple
+
+import jax
+
+from grpo_jax.models import transformer
+
+SMALLEST = 300_000_000  # parameters: below, nothing was published; the demo's models have some hundred thousand
+LARGE = 7_000_000_000
+UPDATES = 'learner.epochs x learner.minibatches'
+
+
+class Published(NamedTuple):
+    """The range of a setting in papers and reports, with what they are about."""
+
+    setting: str
+    least: float
+    most: float
+    methods: str  # in words
+    sources: str
+    only: Mapping[str, tuple[str, ...]] = {}  # keys of the config -> their values in such methods
+    also: tuple[float, ...] = ()  # published values outside of the range
+    parameters: tuple[float, float] = (SMALLEST, math.inf)  # of the model: at least, and below
+
+    @property
+    def models(self) -> str:
+        """The sizes of the models in words."""
+        least, below = (f'{count / 1e9:g} billion' for count in self.parameters)
+        return f'{least} parameters and more' if math.isinf(self.parameters[1]) else f'{least} to {below} parameters'
+
+    @property
+    def values(self) -> str:
+        """The range in words."""
+        others = ''.join(f', or {value:g}' for value in self.also)
+        return f'{self.least:g} to {self.most:g}{others}'
+
+    def holds(self, value: float) -> bool:
+        """Whether a value was published."""
+        return self.least <= value <= self.most or value in self.also
+
+
+_SAMPLED = {'collection.source': ('policy',)}
+_TOKEN_CLIP = {'algorithm.ratio': ('token',), 'algorithm.surrogate': ('clip', 'dual_clip')}
+_SEQUENCE_CLIP = {
+    'algorithm.ratio': ('sequence_geometric', 'sequence_geometric_token'),
+    'algorithm.surrogate': ('clip', 'dual_clip'),
+}
+
+PUBLISHED = (
+    Published(
+        'rollout.group_size', 2, 64, 'completions of the policy',
+        '2-GRPO (2510.00977) 2, Dr. GRPO (2503.20783) 8, DeepSeek-R1 (2501.12948) 16, DeepSeekMath (2402.03300) 64; '
+        '1 where a critic or the batch is the baseline (1707.06347, 2501.03262)',
+        _SAMPLED, (1,),
+    ),
+    Published(
+        'optimizer.learning_rate', 1e-7, 5e-6, 'completions of the policy',
+        'RLOO in marin 1e-7 (issue 2024), DeepSeekMath, Dr. GRPO and LLDS (2512.04220) 1e-6, common guides up to 5e-6',
+        _SAMPLED, (0.0,), (SMALLEST, LARGE),
+    ),
+    Published(
+        'optimizer.learning_rate', 1e-7, 3e-6, 'completions of the policy',
+        'DeepSeekMath and DAPO (2503.14476) 1e-6, DeepSeek-R1 3e-6', _SAMPLED, (0.0,), (LARGE, math.inf),
+    ),
+    Published(
+        'optimizer.learning_rate', 5e-7, 1e-6, 'DPO', 'DPO (2305.18290) 1e-6, later reports 5e-7',
+        {'algorithm.surrogate': ('dpo',)}, (0.0,),
+    ),
+    Published(
+        'optimizer.learning_rate', 1e-5, 2e-5, 'imitation of demonstrations', 'supervised fine-tuning, common recipes',
+        {'collection.source': ('demonstrations',)}, (0.0,),
+    ),
+    Published(
+        'algorithm.kl_coef', 1e-3, 0.05, 'all',
+        'none in DAPO and Dr. GRPO, DeepSeek-R1 0.001, DeepSeekMath 0.04, PPO and RLOO (2402.14740) up to 0.05',
+        {}, (0.0,),
+    ),
+    Published(
+        'rollout.temperature', 0.7, 1.0, 'completions of the policy',
+        'DeepSeek-R1 1 and 0.7, Lite PPO (2508.08221) 0.99, Dr. GRPO 1', _SAMPLED,
+    ),
+    Published(
+        'algorithm.clip_low', 0.1, 0.2, 'ratios of tokens',
+        'PPO (1707.06347) 0.1 to 0.2, DAPO 0.2, DeepSeek-R1 10', _TOKEN_CLIP, (10.0,),
+    ),
+    Published(
+        'algorithm.clip_high', 0.1, 0.28, 'ratios of tokens',
+        'PPO 0.1 to 0.2, DAPO 0.28, DeepSeek-R1 10', _TOKEN_CLIP, (10.0,),
+    ),
+    Published(
+        'algorithm.clip_low', 3e-4, 2e-3, 'geometric ratios of sequences',
+        'GSPO (2507.18071) 3e-4, LUSPO (2602.05261) 2e-3', _SEQUENCE_CLIP,
+    ),
+    Published(
+        'algorithm.clip_high', 4e-4, 2.5e-3, 'geometric ratios of sequences',
+        'GSPO 4e-4, LUSPO 2.5e-3', _SEQUENCE_CLIP,
+    ),
+    Published(
+        UPDATES, 1, 16, 'completions of the policy',
+        'DeepSeekMath 1, GSPO 4, DAPO and DeepSeek-R1 16', _SAMPLED,
+    ),
+    Published(
+        'rollout.max_tokens', 256, 32768, 'completions of the policy',
+        "TRL's default 256, DeepSeekMath 1024, Dr. GRPO 3000, DAPO 20480, DeepSeek-R1 32768", _SAMPLED,
+    ),
+)  # fmt: skip
+
+
+def advise(config: Any, model_config: transformer.ModelConfig) -> list[str]:
+    """A line for each setting of a config that lies outside of what was published for such a method and model.
+
+    [] for models that are drawn at random or are smaller than any of those.
+    """
+    parameters = count_parameters(model_config)
+    if config['model']['random_init'] or parameters < SMALLEST:
+        return []
+    lines = []
+    for published in PUBLISHED:
+        least, below = published.parameters
+        value = _value(config, published.setting)
+        fits = all(_value(config, key) in values for key, values in published.only.items())
+        if fits and least <= parameters < below and not published.holds(value):
+            lines.append(
+                f'{published.setting} = {value:g} was not published for such a run ({published.methods}, '
+                f'{published.models}): {published.values}; {published.sources}'
+            )
+    return lines
+
+
+def count_parameters(model_config: transformer.ModelConfig) -> int:
+    """How many parameters a model has."""
+    sizes = transformer.map_table(lambda path, param: math.prod(param.shape), transformer.param_table(model_config))
+    return sum(jax.tree.leaves(sizes))
+
+
+def _value(config, setting):
+    if setting == UPDATES:
+        return config['learner']['epochs'] * config['learner']['minibatches']
+    for key in setting.split('.'):
+        config = config[key]
+    return config

@@ -1,0 +1,204 @@
+"""Monitors of what is paid: parts of the reward, reward models, failures, and evaluations beside the reward."""
+
+import bisect
+import math
+
+from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, average, change, improved, last, spans, steps
+from grpo_jax.rewards.custom import name_of
+
+LEARNED = ('model', 'process')  # parts that are reward models
+FAILURES = {'reward_expired': 'expired', 'reward_died': 'died', 'unscorable': ''}  # metric -> answer
+SEEN_OFTEN = 0.1  # of prompts that are retired: from there on forgetting them shows
+
+
+def hacked_part(rows: Rows, context: Context) -> Sign | None:
+    """A part of the reward is earned more and more, and accuracy does not grow: format up, accuracy flat."""
+    for name in _paid(context, learned=False):
+        risen = _risen(rows, context, name)
+        if risen and not improved(*risen, context):
+            before, now = risen
+            return Sign(
+                f'the part {name} is earned, and no more completions are right for it',
+                f'{change(f"reward/{name}", before, now)}; {change(context.accuracy, before, now)}',
+            )
+    return None
+
+
+def overoptimization(rows: Rows, context: Context) -> Sign | None:
+    """The reward model's reward grows while accuracy falls (arXiv 2210.10760)."""
+    for name in _paid(context, learned=True):
+        risen = _risen(rows, context, name)
+        if risen:
+            before, now = risen
+            old, new = average(before, context.accuracy), average(now, context.accuracy)
+            if old is not None and new is not None and old - new >= context.options.gain:
+                return Sign(
+                    'the reward model pays more and more for completions that are less and less right',
+                    f'{change(f"reward/{name}", before, now)}; {change(context.accuracy, before, now)}',
+                    'free' if context.kl == 'none' else '',
+                )
+    return None
+
+
+def _paid(context, learned):
+    """Names of the parts that are paid for, but for the verifier; none without a verifier, which has to disagree."""
+    names = [name_of(path) for path, weight in context.parts if weight]
+    return [n for n in names if context.verifier and n != context.verifier and (n in LEARNED) == learned]
+
+
+def _risen(rows, context, name):
+    """(earlier rows, the newest) between which the part's share of the reward has risen; None when it has not.
+
+    By config.diagnose.part_growth, in standard deviations of the first rewards. A penalty that goes away is no rise.
+    """
+    options, metric = context.options, f'reward/{name}'
+    weight = next(weight for path, weight in context.parts if name_of(path) == name)
+    unit = average(rows[: options.window], 'reward_std')
+    for before, now in spans(rows, options.window):
+        old, new = average(before, metric), average(now, metric)
+        if old is None or new is None or not unit or weight * new <= 0:
+            continue
+        if weight * (new - old) >= options.part_growth * unit:
+            return before, now
+    return None
+
+
+def flaky_reward(rows: Rows, context: Context) -> Sign | None:
+    """Rewards that fail: a part dies, runs out of its time, or cannot tell."""
+    count = context.options.patience
+    for name, answer in FAILURES.items():
+        shares = last(rows, name, count)
+        if shares and min(shares) >= context.options.reward_failures:
+            return Sign(
+                f'{shares[-1]:.0%} of the completions have a reward that failed',
+                f'{name} {shares[0]:.2f} to {shares[-1]:.2f} in {steps(rows[-count:])}',
+                answer,
+            )
+    return None
+
+
+def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
+    """Held-out prompts are answered worse than before, while the reward in training has not fallen."""
+    fallen = _fallen(context)
+    if fallen is None:
+        return None
+    best, now = fallen
+    first = bisect.bisect_left(rows, best['step'], key=lambda row: row['step'])
+    width = min(context.options.window, (len(rows) - first) // 2)
+    if not width:
+        return None
+    before, after = rows[first : first + width], rows[-width:]
+    old, new = average(before, 'reward'), average(after, 'reward')
+    if old is None or new is None or new < old:
+        return None
+    return Sign(
+        'the reward grows, and held-out prompts are answered worse',
+        f'{_pass_rates(best, now)}; {change("reward", before, after)}',
+    )
+
+
+def forgetting(rows: Rows, context: Context) -> Sign | None:
+    """Prompts that were mastered and retired are no longer answered."""
+    retired = average(rows[-context.options.window :], 'retired')
+    if retired is None or retired < SEEN_OFTEN:
+        return None
+    fallen = _fallen(context)
+    if fallen is None:
+        return None
+    return Sign(
+        'since prompts are retired, held-out ones are answered worse',
+        f'retired {retired:.2f} in {steps(rows[-context.options.window :])}; {_pass_rates(*fallen)}',
+    )
+
+
+def _fallen(context):
+    """(the best evaluation before, the newest) where pass@1 has fallen beyond chance; None elsewhere."""
+    rates = [row for row in context.evaluations if row.get('pass@1') is not None]
+    if len(rates) < 2:
+        return None
+    now, best = rates[-1], max(rates[:-1], key=lambda row: row['pass@1'])
+    variances = [row['pass@1'] * (1 - row['pass@1']) / context.evaluation_prompts for row in (best, now)]
+    least = max(context.options.evaluation_drop, 2 * math.sqrt(sum(variances)))
+    return (best, now) if best['pass@1'] - now['pass@1'] >= least else None
+
+
+def _pass_rates(best, now):
+    return f'pass@1 {best["pass@1"]:.2f} at step {best["step"]}, {now["pass@1"]:.2f} at step {now["step"]}'
+
+
+_PENALTY = '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={more_kl}'
+
+MONITORS = (
+    Monitor(
+        'hacked_part',
+        'the reward grows, and what it is for does not',
+        ('reward/PART', 'reward/VERIFIER', 'reward_std'),
+        hacked_part,
+        {
+            '': Answer(
+                'the part is easier to earn than the answer: pay less for it, or only for right completions',
+                '--amend --config.reward.parts="({smaller_parts})"',
+            )
+        },
+    ),
+    Monitor(
+        'overoptimization',
+        'the reward model is pleased, and the answers get worse',
+        ('reward/model', 'reward/process', 'reward/VERIFIER', 'reward_std'),
+        overoptimization,
+        {
+            '': Answer(
+                'the policy has left what the reward model was trained on (arXiv 2210.10760): hold it nearer',
+                '--amend --config.algorithm.kl_coef={more_kl}',
+            ),
+            'free': Answer(
+                'the policy has left what the reward model was trained on (arXiv 2210.10760): hold it near', _PENALTY
+            ),
+        },
+    ),
+    Monitor(
+        'flaky_reward',
+        'rewards that are missing, or come from nowhere',
+        ('reward_expired', 'reward_died', 'unscorable'),
+        flaky_reward,
+        {
+            'expired': Answer(
+                'judging takes longer than it may: a slow verifier, or too many workers for these cores',
+                '--config.reward.deadline={more_seconds}',
+            ),
+            'died': Answer(
+                'the memory of the worker processes does not hold what they judge',
+                '--config.reward.memory_gib={more_memory}',
+            ),
+            '': Answer(
+                'the verifier cannot judge these completions, often because it cannot read the gold answer; the test '
+                'at the start names those',
+                '--config.reward.self_test=0.0',
+            ),
+        },
+    ),
+    Monitor(
+        'falling_evaluation',
+        'the reward grows, and evaluations get worse',
+        ('evaluation/pass@1', 'reward'),
+        falling_evaluation,
+        {
+            '': Answer(
+                'what is rewarded is not what is evaluated, or the training prompts are learned by heart',
+                '--amend --config.optimizer.learning_rate={lower_rate}',
+            )
+        },
+    ),
+    Monitor(
+        'forgetting',
+        'what was mastered before goes wrong again',
+        ('retired', 'evaluation/pass@1'),
+        forgetting,
+        {
+            '': Answer(
+                'prompts are retired too early, and nothing practises what they taught',
+                '--amend --config.collection.retire_above=0.0',
+            )
+        },
+    ),
+)

@@ -1,0 +1,150 @@
+"""Monitors of the updates: gradients, clipping, settings without effect, and the sampler beside the learner."""
+
+import statistics
+
+from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, last, number, steps
+
+SPIKES = 2  # in a window
+HUGE = 10  # times the threshold: one such spike is enough
+
+
+def sampler_mismatch(rows: Rows, context: Context) -> Sign | None:
+    """The sampler's logprobs are not the learner's, beyond what the numerics of their dtypes explain."""
+    options, count = context.options, context.options.patience
+    gaps, sizes = last(rows, 'sampler_gap_mean', count), last(rows, 'sampler_ess', count)
+    if context.stale or gaps is None:
+        return None
+    wide, poor = min(gaps) >= options.sampler_gap, bool(sizes) and max(sizes) <= options.sampler_ess
+    if not wide and not poor:
+        return None
+    evidence = f'sampler_gap_mean {number(gaps[-1])} nats a token'
+    evidence += f', sampler_ess {sizes[-1]:.2f}' if sizes else ''
+    answer = '' if context.correction == 'none' else 'corrected'
+    answer = 'int8' if context.quantized else 'exact' if context.exact else answer
+    return Sign(
+        'sampler and learner give the same tokens different probabilities',
+        f'{evidence} in {steps(rows[-count:])}',
+        answer,
+    )
+
+
+def clip_saturation(rows: Rows, context: Context) -> Sign | None:
+    """A large share of the tokens is clipped, so that most of a step's later updates teach nothing."""
+    count = context.options.patience
+    lows, highs = last(rows, 'clip_low_share', count), last(rows, 'clip_high_share', count)
+    if lows is None or highs is None:
+        return None
+    shares = [low + high for low, high in zip(lows, highs, strict=True)]
+    if min(shares) < context.options.clip_share:
+        return None
+    return Sign(
+        f'{shares[-1]:.0%} of the tokens are clipped, and have no gradient',
+        f'clip_low_share {lows[-1]:.2f} and clip_high_share {highs[-1]:.2f} in {steps(rows[-count:])}',
+    )
+
+
+def inert_settings(rows: Rows, context: Context) -> Sign | None:
+    """The ratios of the first steps are 1, and something is set that acts on other ratios alone."""
+    first = rows[: context.options.patience]
+    if len(first) < context.options.patience:
+        return None
+    highest = last(first, 'ratio_max', len(first))
+    if highest is None or any(abs(ratio - 1) > 1e-6 for ratio in highest):
+        return None
+    evidence = f'ratio_max 1 in {steps(first)}, {context.updates} updates a rollout'
+    if context.updates > 1 and all((row.get('advantage_abs') or 0) > 0 for row in first):
+        return Sign('the updates do not move the policy', evidence, 'still')
+    if context.updates == 1 and context.inert:
+        return Sign(f'settings without effect: {"; ".join(context.inert)}', evidence.replace('updates', 'update'))
+    return None
+
+
+def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
+    """Gradients many times as long as those of the steps before: some of them, or one that is enormous."""
+    options = context.options
+    norms = [row.get('grad_norm') for row in rows[-3 * options.window :]]
+    known = [norm for norm in norms if norm is not None]
+    if len(norms) <= options.window or len(known) <= options.window:
+        return None
+    usual = statistics.median(known[: -options.window])
+    recent = rows[-options.window :]
+    spikes = [row for row in recent if usual and (row.get('grad_norm') or 0) >= options.gradient_spike * usual]
+    if not spikes:
+        return None
+    longest = max(spikes, key=lambda row: row['grad_norm'])
+    if len(spikes) < SPIKES and longest['grad_norm'] < HUGE * options.gradient_spike * usual:
+        return None
+    return Sign(
+        f'gradients {longest["grad_norm"] / usual:.0f} times as long as before',
+        f'grad_norm {number(longest["grad_norm"])} in step {longest["step"]}, {number(usual)} in the middle of those '
+        f'before {steps(recent)}; such steps: {len(spikes)}',
+    )
+
+
+MONITORS = (
+    Monitor(
+        'sampler_mismatch',
+        'the run degrades slowly although every other meter looks right',
+        ('sampler_gap_mean', 'sampler_ess'),
+        sampler_mismatch,
+        {
+            '': Answer(
+                'bfloat16 rounds otherwise in the sampler than in the learner; a correction takes the bias away',
+                '--branch=DIR --config.algorithm.correction=truncated',
+            ),
+            'corrected': Answer(
+                'bfloat16 rounds otherwise in the sampler than in the learner, more than the correction can mend',
+                '--amend --config.model.dtype=float32',
+            ),
+            'int8': Answer(
+                'int8 is too coarse for these weights, or for this cache',
+                '--amend --config.rollout.weights_dtype= --config.rollout.cache_dtype=',
+            ),
+            'exact': Answer(
+                'both compute in float32, so this is no rounding: a kernel or a cut of the mesh computes wrongly',
+                '--config.rollout.kernels=off',
+            ),
+        },
+    ),
+    Monitor(
+        'clip_saturation',
+        'more updates a rollout, and no faster',
+        ('clip_low_share', 'clip_high_share'),
+        clip_saturation,
+        {
+            '': Answer(
+                'the updates of a rollout take the policy out of the trust region: too many of them, or too large',
+                '--amend --config.optimizer.learning_rate={lower_rate}',
+            )
+        },
+    ),
+    Monitor(
+        'inert_settings',
+        'a change of the config that changes nothing',
+        ('ratio_max', 'advantage_abs'),
+        inert_settings,
+        {
+            '': Answer(
+                'with one update a rollout the policy is still the old one, so that all ratios are 1',
+                '--amend --config.learner.minibatches=4',
+            ),
+            'still': Answer(
+                'the learning rate is too low for the precision of the parameters, or 0',
+                '--amend --config.optimizer.learning_rate={higher_rate}',
+            ),
+        },
+        'note',
+    ),
+    Monitor(
+        'gradient_spikes',
+        'the reward falls from one step to the next',
+        ('grad_norm',),
+        gradient_spikes,
+        {
+            '': Answer(
+                'single batches or completions weigh too much: hold their gradients shorter',
+                '{go_on} --config.{optimizer}.max_grad_norm={lower_norm}',
+            )
+        },
+    ),
+)

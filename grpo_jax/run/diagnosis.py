@@ -1,0 +1,69 @@
+"""The monitors beside a run's steps: what they newly see is printed, recorded, and may save or stop the run."""
+
+from collections.abc import Callable, Mapping
+import os
+from typing import Any
+
+from grpo_jax import diagnose
+from grpo_jax.hosts import processes
+from grpo_jax.run import events, metrics
+from grpo_jax.run.console import console
+
+EVENT = 'diagnosis'
+
+
+class Judge:
+    """Judges a run's rows as they are written; the first process judges, the others only learn what follows from it.
+
+    A resumed run begins with the rows and evaluations that its files have, so that it sees what an unbroken one sees.
+    """
+
+    def __init__(self, experiment, optimizer: str, show: Callable[[int, str, str], None]):
+        """optimizer: its section of the config; show(step, name, text) puts a text beside the curves."""
+        self._workdir, self._show = experiment.workdir, show
+        self._on = experiment.settings.diagnose.on
+        self._asks = False  # for what config.diagnose.on names, at the step at hand
+        self._speaks = self._on != 'off' and processes.is_first()
+        if self._speaks:
+            self._context = diagnose.Context.from_config(experiment.config, optimizer=optimizer)
+            self._rows, self._evaluations = (_read(self._workdir, name) for name in ('metrics', 'evaluations'))
+
+    def step(self, step: int, row: Mapping[str, Any]) -> None:
+        """Takes a step's row. CannotWrite when a diagnosis cannot be recorded."""
+        if self._speaks:
+            self._rows.append(_plain(row) | {'step': step})
+            self._say()
+
+    def evaluation(self, step: int, results: Mapping[str, float], *, last: bool) -> None:
+        """Takes an evaluation before step `step`; the last of a run, which no row follows, is judged at once."""
+        if self._speaks:
+            self._evaluations.append(_plain(results) | {'step': step})
+            if last and self._rows:
+                self._say()
+
+    def asks(self, action: str, where: str) -> bool:
+        """Whether a new diagnosis saves or stops the run; all processes must call it, in the same order."""
+        return self._on == action and processes.agree(f'{where}, diagnosis', {}, self._asks)
+
+    def _say(self):
+        self._asks = False
+        context = self._context._replace(evaluations=self._evaluations)
+        for diagnosis in diagnose.new(self._rows, context):
+            level = diagnose.MONITORS[diagnosis.monitor].level
+            self._asks |= level == 'warning'
+            console.print(f'{"diagnosis" if level == "warning" else level} at step {diagnosis.step}: {diagnosis}')
+            fields = diagnosis._asdict()
+            self._show(diagnosis.step, f'diagnosis/{diagnosis.monitor}', str(diagnosis))
+            events.append(self._workdir, fields.pop('step'), EVENT, **fields)
+
+
+def _plain(row):
+    """A row as monitors read it, the same before it is written and after: what is no number is not there."""
+    values = ((name, metrics.json_float(value)) for name, value in row.items() if value is not None)
+    return {name: value for name, value in values if value is not None}
+
+
+def _read(workdir, name):
+    path = os.path.join(workdir, f'{name}.jsonl')
+    rows = metrics.read_rows(path) if os.path.exists(path) else []
+    return [_plain(row) | {'step': row['step']} for row in rows]

@@ -1,0 +1,355 @@
+"""Streams of metrics, one in which a monitor must speak and one in which it must not, by the monitor's name."""
+
+from typing import Any, NamedTuple
+
+from grpo_jax.diagnose import Context
+
+STEPS = 40
+
+
+class Stream(NamedTuple):
+    """Rows, what else is known of the run, and a text that the diagnosis must have; '' where there must be none."""
+
+    rows: list
+    text: str = ''
+    context: Context = Context()
+
+
+def rows(count: int = STEPS, **columns: Any) -> list[dict]:
+    """Rows of a healthy run; a column is a number, or a function of the step, and replaces the one that it has.
+
+    It gains 0.02 of accuracy a step up to 0.9, and its entropy falls from 0.5 to 0.02.
+    """
+    healthy: dict[str, Any] = {
+        'reward': lambda step: min(0.3 + 0.02 * step, 0.9),
+        'reward/numeric': lambda step: min(0.3 + 0.02 * step, 0.9),
+        'reward_std': 0.4,
+        'reward_died': 0.0,
+        'reward_expired': 0.0,
+        'unscorable': 0.0,
+        'unparsed': 0.0,
+        'dead_groups': lambda step: min(0.1 + 0.015 * step, 0.6),
+        'groups_all_right': lambda step: min(0.015 * step, 0.5),
+        'groups_all_wrong': 0.1,
+        'advantage_abs': 0.3,
+        'advantage_variance': lambda step: max(0.25 - 0.004 * step, 0.08),
+        'loss': -0.1,
+        'grad_norm': lambda step: 0.1 + 0.02 * (step % 4),
+        'finite': 1.0,
+        'entropy': lambda step: max(0.5 - 0.02 * step, 0.02),
+        'kl_old': 0.001,
+        'kl_ref': lambda step: 0.002 * step,
+        'kl_ref_sequence': lambda step: 0.05 * step,
+        'ratio_max': 1.2,
+        'clip_low_share': 0.01,
+        'clip_high_share': 0.01,
+        'logprob_change_better': 0.002,
+        'probe_logprob_change': lambda step: 0.01 * step,
+        'sampler_gap_mean': 1e-6,
+        'sampler_ess': 1.0,
+        'length': lambda step: 20 + 0.2 * step,
+        'length_right': lambda step: 20 + 0.2 * step,
+        'length_wrong': lambda step: 20 + 0.2 * step,
+        'length_reward_correlation': 0.1,
+        'truncated': 0.02,
+        'repetitive': 0.01,
+        'language_mixed': 0.01,
+    }
+    columns = healthy | columns
+    return [
+        {'step': step} | {name: column(step) if callable(column) else column for name, column in columns.items()}
+        for step in range(count)
+    ]
+
+
+def evaluations(*pairs: tuple[int, float]) -> tuple:
+    """Rows of evaluations.jsonl from (step, pass@1)."""
+    return tuple({'step': step, 'pass@1': rate} for step, rate in pairs)
+
+
+RUN = Context(verifier='numeric', parts=(('numeric', 1.0),), group_size=8, max_tokens=64)
+TWO_PARTS = RUN._replace(parts=(('numeric', 1.0), ('format', 0.5)))
+JUDGED = RUN._replace(parts=(('model', 1.0), ('numeric', 0.0)))
+
+
+def from_step(start: int, value: Any, before: Any):
+    """A column with one value before a step, and another one from there on."""
+    return lambda step: value if step >= start else before
+
+
+DEAD: dict[str, Any] = {'reward': 0.0, 'reward/numeric': 0.0, 'dead_groups': 1.0, 'advantage_abs': 0.0}
+
+MUST: dict[str, list[Stream]] = {
+    'dead_run': [
+        Stream(rows(3, **DEAD, groups_all_wrong=1.0, groups_all_right=0.0), 'in steps 0 to 2, reward 0', RUN),
+        Stream(rows(3, **DEAD, groups_all_right=0.0, truncated=1.0), 'reward 0, truncated 1.00', RUN),
+        Stream(rows(3, **DEAD, groups_all_right=0.0, unparsed=0.9), 'reward 0, unparsed 0.90', RUN),
+        Stream(
+            rows(8, reward=from_step(5, 0.0, 0.5), advantage_abs=from_step(5, 0.0, 0.3), groups_all_right=0.0),
+            'in steps 5 to 7, reward 0 after 0.5 at best',
+            RUN,
+        ),
+    ],
+    'dead_all_right': [Stream(rows(10, groups_all_right=0.95), 'groups_all_right 0.95 in steps 0 to 9', RUN)],
+    'dead_all_wrong': [
+        Stream(rows(10, groups_all_wrong=0.95), 'groups_all_wrong 0.95 in steps 0 to 9', RUN),
+        Stream(rows(10, groups_all_wrong=0.95, truncated=0.8), 'truncated 0.80', RUN),
+        Stream(rows(10, groups_all_wrong=0.95, unparsed=0.8), 'unparsed 0.80', RUN),
+    ],
+    'stagnation': [
+        # means of steps 0 to 9 and of 30 to 39; 0.02 is less than a tenth of 0.25
+        Stream(
+            rows(
+                advantage_variance=from_step(20, 0.02, 0.25),
+                **{'reward/numeric': 0.5, 'reward': 0.5, 'groups_all_right': 0.2},
+            ),
+            'advantage_variance 0.25 in steps 0 to 9, 0.02 in steps 30 to 39',
+            RUN,
+        )
+    ],
+    'data_exhausted': [
+        Stream(rows(5, retired=lambda step: 0.2 * step + 0.1), 'retired 0.90 in step 4', RUN),
+        Stream(rows(5, draws=10.0, dead_groups=0.7), 'draws 10 and dead_groups 0.70 in steps 2 to 4', RUN),
+        # training: 0.3 to 0.48 at first, mean 0.39; 0.9 at the end, against 0.5 on held-out prompts: 0.4 apart
+        Stream(
+            rows(),
+            'reward/numeric 0.90 in steps 30 to 39, pass@1 0.50 at step 35',
+            RUN._replace(evaluations=evaluations((0, 0.35), (35, 0.5))),
+        ),
+    ],
+    'loss_is_zero': [Stream(rows(3, loss=1e-7), '|loss| at most 1e-07 in steps 0 to 2, grad_norm 0.14', RUN)],
+    'entropy_collapse': [
+        # the reward loses more than half of 0.4, its deviation in step 0
+        Stream(
+            rows(5, entropy=from_step(3, 0.001, 0.5), reward=from_step(3, 0.0, 0.3)),
+            'entropy 0.5 in step 0, 0.001 in steps 3 to 4, reward 0.3 to 0',
+            RUN,
+        ),
+        Stream(
+            rows(5, entropy=from_step(3, 0.001, 0.5), dead_groups=1.0, groups_all_right=0.4),
+            'groups dead 1.00 and all right 0.40',
+            RUN,
+        ),
+    ],
+    'kl_runaway': [
+        # steps 30 to 39: mean 34.5; 20 to 29: 24.5, which is more than two thirds of it; 10 to 19: 14.5
+        Stream(
+            rows(kl_ref_sequence=lambda step: 1.0 * step, **{'reward/numeric': 0.5}),
+            'kl_ref_sequence 14.5 in steps 10 to 19, 34.5 in steps 30 to 39',
+            RUN,
+        ),
+        Stream(
+            rows(kl_ref_sequence=None, kl_ref=from_step(30, 0.8, 0.01), **{'reward/numeric': 0.5}),
+            'kl_ref 0.01 in steps 20 to 29, 0.8 in steps 30 to 39',
+            RUN._replace(kl='k3', kl_coef=0.01),
+        ),
+    ],
+    'likelihood_displacement': [
+        # 0.39 nats have gone at step 39; steps 10 to 19 are the newest earlier ones with at most half of that
+        Stream(
+            rows(probe_logprob_change=lambda step: -0.01 * step, **{'reward/numeric': 0.5}),
+            'probe_logprob_change -0.145 in steps 10 to 19, -0.39 in step 39',
+            RUN,
+        ),
+        Stream(
+            rows(10, probe_logprob_change=None, logprob_change_better=-0.02),
+            'logprob_change_better -0.2 nats a token in all of steps 0 to 9',
+            RUN._replace(updates=4),
+        ),
+    ],
+    'truncation': [
+        Stream(rows(5, truncated=from_step(3, 0.4, 0.0)), 'truncated 0.40 to 0.40 in steps 3 to 4, at 64 tokens', RUN),
+        Stream(rows(5, truncated=from_step(3, 1.0, 0.0), length=from_step(3, 64.0, 20.0)), 'truncated 1.00', RUN),
+    ],
+    'repetition': [
+        Stream(rows(6, repetitive=from_step(3, 0.5, 0.1)), 'repetitive 0.1 in steps 0 to 2, 0.5 in steps 3 to 5', RUN)
+    ],
+    'language_mixing': [
+        Stream(rows(6, language_mixed=from_step(3, 0.3, 0.0)), 'language_mixed 0 in steps 0 to 2, 0.3 in steps', RUN)
+    ],
+    'length_hacking': [
+        # 2 tokens a step: 49 on average in steps 10 to 19, 69 in 20 to 29, 89 in 30 to 39, 1.29 and 1.8 times those
+        Stream(
+            rows(length=lambda step: 20 + 2 * step, length_reward_correlation=0.6, **{'reward/numeric': 0.5}),
+            'length 49 in steps 10 to 19, 89 in steps 30 to 39; length_reward_correlation 0.60; reward/numeric 0.5',
+            RUN,
+        )
+    ],
+    'wrong_answers_growing': [
+        Stream(
+            rows(length_wrong=from_step(30, 60.0, 20.0), length_right=20.0, **{'reward/numeric': 0.5}),
+            'length_wrong 20 in steps 20 to 29, 60 in steps 30 to 39; length_right 20',
+            RUN,
+        ),
+        Stream(
+            rows(length_wrong=from_step(30, 60.0, 20.0), length_right=20.0, **{'reward/numeric': 0.5}),
+            'length_wrong 20',
+            RUN._replace(weights='fixed_length'),
+        ),
+    ],
+    'hacked_part': [
+        # the part gains 0.8, at a weight of 0.5 a whole deviation of the reward
+        Stream(
+            rows(**{'reward/format': from_step(30, 0.9, 0.1), 'reward/numeric': 0.4}),
+            'reward/format 0.1 in steps 20 to 29, 0.9 in steps 30 to 39; reward/numeric 0.4 in steps 20 to 29, 0.4',
+            TWO_PARTS,
+        )
+    ],
+    'overoptimization': [
+        Stream(
+            rows(**{'reward/model': from_step(30, 0.9, 0.4), 'reward/numeric': from_step(30, 0.3, 0.5)}),
+            'reward/model 0.4 in steps 20 to 29, 0.9 in steps 30 to 39; reward/numeric 0.5 in steps 20 to 29, 0.3',
+            JUDGED,
+        ),
+        Stream(
+            rows(**{'reward/model': from_step(30, 0.9, 0.4), 'reward/numeric': from_step(30, 0.3, 0.5)}),
+            'reward/model 0.4',
+            JUDGED._replace(kl='k3', kl_coef=0.01),
+        ),
+    ],
+    'flaky_reward': [
+        Stream(rows(3, reward_expired=0.1), 'reward_expired 0.10 to 0.10 in steps 0 to 2', RUN),
+        Stream(rows(3, reward_died=0.1), 'reward_died 0.10', RUN),
+        Stream(rows(3, unscorable=0.1), 'unscorable 0.10', RUN),
+    ],
+    'falling_evaluation': [
+        # 256 prompts: two standard errors of 0.6 - 0.45 are 0.087
+        Stream(
+            rows(),
+            'pass@1 0.60 at step 10, 0.45 at step 30; reward 0.59 in steps 10 to 19, 0.9 in steps 30 to 39',
+            RUN._replace(evaluations=evaluations((0, 0.4), (10, 0.6), (30, 0.45))),
+        )
+    ],
+    'forgetting': [
+        Stream(
+            rows(retired=0.4),
+            'retired 0.40 in steps 30 to 39; pass@1 0.60 at step 10, 0.45 at step 30',
+            RUN._replace(evaluations=evaluations((0, 0.4), (10, 0.6), (30, 0.45)), retire_above=0.8),
+        )
+    ],
+    'sampler_mismatch': [
+        Stream(rows(3, sampler_gap_mean=0.05), 'sampler_gap_mean 0.05 nats a token, sampler_ess 1.00', RUN),
+        Stream(rows(3, sampler_ess=0.3), 'sampler_ess 0.30 in steps 0 to 2', RUN._replace(exact=False)),
+        Stream(rows(3, sampler_gap_mean=0.05), 'nats a token', RUN._replace(exact=False, correction='truncated')),
+        Stream(rows(3, sampler_gap_mean=0.05), 'nats a token', RUN._replace(quantized=True)),
+    ],
+    'clip_saturation': [
+        Stream(
+            rows(3, clip_low_share=0.25, clip_high_share=0.25),
+            'clip_low_share 0.25 and clip_high_share 0.25 in steps 0 to 2',
+            RUN._replace(updates=4),
+        )
+    ],
+    'inert_settings': [
+        Stream(
+            rows(3, ratio_max=1.0),
+            'ratio_max 1 in steps 0 to 2, 1 update a rollout',
+            RUN._replace(inert=('regularizer llds is 0',)),
+        ),
+        Stream(rows(3, ratio_max=1.0), '4 updates a rollout', RUN._replace(updates=4)),
+    ],
+    'gradient_spikes': [
+        # the usual norm is the median of 0.1, 0.12, 0.14 and 0.16 in turn; 2.6 is 20 times 0.13
+        Stream(
+            rows(grad_norm=lambda step: 2.6 if step in (33, 37) else 0.1 + 0.02 * (step % 4)),
+            'grad_norm 2.6 in step 33, 0.13 in the middle of those before steps 30 to 39; such steps: 2',
+            RUN,
+        ),
+        Stream(rows(grad_norm=from_step(39, 50.0, 0.1)), 'grad_norm 50 in step 39, 0.1 in the middle', RUN),
+    ],
+}
+
+SILENT: dict[str, list[Stream]] = {
+    'dead_run': [
+        Stream(rows(5, **DEAD | {'reward': 1.0}, groups_all_right=1.0), context=RUN),  # mastered
+        Stream(rows(5, **DEAD, groups_all_right=0.0), context=RUN._replace(source='demonstrations')),
+        Stream(rows(5, **DEAD, groups_all_right=0.0), context=RUN._replace(group_size=1)),
+        Stream(rows(5, dead_groups=from_step(4, 1.0, 0.9)), context=RUN),
+        Stream(rows(2, **DEAD, groups_all_right=0.0), context=RUN),
+    ],
+    'dead_all_right': [Stream(rows(10, groups_all_right=from_step(9, 1.0, 0.7)), context=RUN)],
+    'dead_all_wrong': [Stream(rows(10, groups_all_wrong=0.8), context=RUN)],
+    'stagnation': [
+        # all is right, or it goes on gaining
+        Stream(rows(advantage_variance=from_step(20, 0.02, 0.25), groups_all_right=0.9), context=RUN),
+        Stream(rows(30, advantage_variance=from_step(20, 0.02, 0.25), groups_all_right=0.2), context=RUN),
+    ],
+    'data_exhausted': [
+        Stream(rows(retired=0.5, draws=3.0, dead_groups=0.7), context=RUN),
+        # no evaluation since the start, or one beside which training is no better than at first
+        Stream(rows(), context=RUN._replace(evaluations=evaluations((0, 0.35), (10, 0.4)))),
+        Stream(rows(**{'reward/numeric': 0.9}), context=RUN._replace(evaluations=evaluations((0, 0.5), (35, 0.5)))),
+    ],
+    'loss_is_zero': [
+        Stream(rows(3, loss=0.0, advantage_abs=0.0, grad_norm=0.0), context=RUN),
+        Stream(rows(3, loss=1e-7), context=RUN._replace(updates=4)),
+        Stream(rows(9, loss=from_step(4, 0.0, -0.1)), context=RUN),
+    ],
+    'entropy_collapse': [
+        # certain, and right: nearly all groups are dead because they are all right
+        Stream(
+            rows(entropy=lambda step: max(0.5 - 0.05 * step, 0.001), dead_groups=0.95, groups_all_right=0.9),
+            context=RUN,
+        ),
+        Stream(rows(entropy=0.001, reward=0.3), context=RUN),  # as certain as it was from the start, and as good
+    ],
+    'kl_runaway': [
+        Stream(rows(20, kl_ref_sequence=lambda step: 1.0 * step), context=RUN),  # it gains
+        Stream(rows(kl_ref_sequence=12.0, **{'reward/numeric': 0.5}), context=RUN),  # far, and stays there
+    ],
+    'likelihood_displacement': [
+        Stream(rows(20, probe_logprob_change=lambda step: -0.1 * step), context=RUN),  # a better way to say it
+        Stream(rows(probe_logprob_change=-0.05, **{'reward/numeric': 0.5}), context=RUN),
+        Stream(rows(10, probe_logprob_change=None, logprob_change_better=0.0), context=RUN),
+    ],
+    'truncation': [Stream(rows(truncated=lambda step: 0.5 * (step % 2)), context=RUN)],
+    'repetition': [Stream(rows(repetitive=0.5), context=RUN)],  # as from the start
+    'language_mixing': [Stream(rows(language_mixed=lambda step: 0.5 * (step % 3 == 0)), context=RUN)],
+    'length_hacking': [
+        Stream(rows(20, length=lambda step: 20 + 2 * step, length_reward_correlation=0.6), context=RUN),  # it gains
+        Stream(rows(length=lambda step: 20 + 2 * step, **{'reward/numeric': 0.5}), context=RUN),  # not paid for
+    ],
+    'wrong_answers_growing': [
+        Stream(rows(length_wrong=lambda step: 20 + 2 * step, length_right=lambda step: 20 + 2 * step), context=RUN),
+        Stream(rows(length_wrong=from_step(30, 30.0, 10.0), length_right=30.0), context=RUN),  # no longer than right
+        Stream(rows(length_wrong=from_step(30, 60.0, 20.0), **{'reward/numeric': 0.95}), context=RUN),  # few are left
+    ],
+    'hacked_part': [
+        Stream(rows(**{'reward/format': from_step(20, 0.9, 0.1)}), context=TWO_PARTS),  # accuracy gains as well
+        Stream(  # a penalty that goes away
+            rows(**{'reward/format': from_step(30, 0.0, -0.9), 'reward/numeric': 0.4}), context=TWO_PARTS
+        ),
+    ],
+    'overoptimization': [
+        Stream(rows(**{'reward/model': from_step(30, 0.9, 0.4)}), context=JUDGED),
+        Stream(rows(**{'reward/model': 0.4, 'reward/numeric': from_step(30, 0.3, 0.5)}), context=JUDGED),
+    ],
+    'flaky_reward': [Stream(rows(reward_expired=lambda step: 0.5 * (step == 7), unscorable=0.01), context=RUN)],
+    'falling_evaluation': [
+        # within two standard errors; and the reward falls too, or has had no time to grow
+        Stream(rows(), context=RUN._replace(evaluations=evaluations((0, 0.5), (30, 0.44)))),
+        Stream(
+            rows(reward=lambda step: 0.9 - 0.01 * step),
+            context=RUN._replace(evaluations=evaluations((0, 0.6), (30, 0.4))),
+        ),
+        Stream(rows(1), context=RUN._replace(evaluations=evaluations((0, 0.6), (1, 0.4)))),
+    ],
+    'forgetting': [
+        Stream(rows(retired=0.4), context=RUN._replace(evaluations=evaluations((0, 0.4), (30, 0.6)))),
+        Stream(rows(retired=0.0), context=RUN._replace(evaluations=evaluations((0, 0.6), (30, 0.4)))),
+    ],
+    'sampler_mismatch': [
+        Stream(rows(sampler_gap_mean=0.004, sampler_ess=0.97), context=RUN),  # bfloat16
+        Stream(rows(sampler_gap_mean=0.05, sampler_ess=0.3), context=RUN._replace(stale=True)),
+    ],
+    'clip_saturation': [Stream(rows(clip_low_share=0.08, clip_high_share=0.07), context=RUN)],  # GSPO
+    'inert_settings': [
+        Stream(rows(ratio_max=1.0), context=RUN),
+        Stream(rows(ratio_max=1.3), context=RUN._replace(updates=4, inert=('regularizer llds is 0',))),
+    ],
+    'gradient_spikes': [
+        Stream(rows(grad_norm=lambda step: 2.6 if step == 33 else 0.13), context=RUN),
+        Stream(rows(grad_norm=lambda step: 5.0 if step < 5 else 0.1), context=RUN),
+        Stream(rows(grad_norm=from_step(20, 0.1, 0.0)), context=RUN),
+    ],
+}
