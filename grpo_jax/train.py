@@ -9,6 +9,7 @@ Examples:
 
 import logging
 import os
+from typing import Any
 
 from absl import flags
 import jax
@@ -20,13 +21,27 @@ from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.learner.programs import check_sizes
 from grpo_jax.rewards import gold
-from grpo_jax.run import bad_batch, branch, checkpoint, cli, collect, curves, metrics, reference, unrewarded
+from grpo_jax.run import (
+    bad_batch,
+    branch,
+    checkpoint,
+    cli,
+    collect,
+    curves,
+    meters,
+    metrics,
+    probe,
+    reference,
+    speeds,
+    unrewarded,
+)
 from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
 from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, compiled
+from grpo_jax.types import Experience
 
 logger = logging.getLogger('grpo_jax')
 
@@ -46,8 +61,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
 
     collector = collect.Collector(experiment, shapes)
     learner = experiment.learner(algorithm, shapes, collector.aux())
+    observer = probe.Observer(experiment, learner, shapes)
     evaluator = evaluate.make(experiment, settings.evaluation.samples)
-    programs = collector.programs | {'logprobs': learner.logprobs, 'update': learner.update}
+    programs = {**collector.programs, **observer.programs, 'logprobs': learner.logprobs, 'update': learner.update}
 
     branch.begin(experiment, parent, learner)
     with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep) as loop:
@@ -77,26 +93,23 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 rewarded = draw.finish_rewards()
                 if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
                     unrewarded.check(workdir, step, rewarded)
-
-            with loop.stage('update'):
-                shaped = rewards.shape_rewards(reward_functions, rewarded, shapes.group_size)
-                dead = collect.dead_groups(settings.collection, rewarded, shapes.prompts)
-                inputs = rewards.advantage_inputs(
-                    reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer
-                )
-                experience, row = make_experience(
-                    algorithm, state, draw.rollout, logprobs, shaped, dead, inputs, experiment.mesh
-                )
+                experience, row = judge(experiment, algorithm, state, draw, rewarded, logprobs)
                 if experience.rollout is not draw.rollout:  # rows were dropped
                     packed = learner.pack(experience.rollout)
+
+            with loop.stage('observe'):
+                state, observed = observer(state, experience, packed, draw.examples, draw.rollout)
+
+            with loop.stage('update'):
                 with on_devices():
                     state, learned = learner.update(state, experience, packed)
+                row |= observed | meters.measure(reward_functions, draw.rollout, rewarded, experience)  # meanwhile
                 row |= jax.device_get(learned) | metrics.completion_metrics(rewarded)
                 row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
 
             if loop.due(step, settings.cadence.rollouts):
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
-            loop.log(step, row, metrics.sampler_speed(collector.sample))
+            loop.log(step, row, collector.timings | speeds.measure(experiment, algorithm, draw.rollout, loop.seconds))
             if row['finite'] < 1:
                 with loop.writer.optional(step, bad_batch.FOLDER):
                     bad_batch.dump(workdir, step, experience)
@@ -105,6 +118,17 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         loop.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
     curves.print_outcome(workdir)
     return state
+
+
+def judge(experiment, algorithm, state, draw, rewarded, logprobs) -> tuple[Experience, dict[str, Any]]:
+    """(Experience, metrics by name) of a step's draw: its rewards by the config's terms, and their advantages."""
+    reward_functions, group_size = experiment.reward_functions, len(rewarded.rewards) // len(draw.examples)
+    shaped = rewards.shape_rewards(reward_functions, rewarded, group_size)
+    dead = collect.dead_groups(experiment.settings.collection, rewarded, len(draw.examples))
+    inputs = rewards.advantage_inputs(
+        reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer
+    )
+    return make_experience(algorithm, state, draw.rollout, logprobs, shaped, dead, inputs, experiment.mesh)
 
 
 def open_run(
@@ -170,8 +194,9 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
             section.fixed_length,
             most,
         )
-    reference.check(experiment, algorithm.keeps_reference)
-    if 'reference' in learning.offload and not algorithm.keeps_reference:
+    kept = algorithm.keeps_reference or experiment.settings.cadence.kl_observe > 0
+    reference.check(experiment, kept)
+    if 'reference' in learning.offload and not kept:
         logger.warning('learner.offload names the reference, and this algorithm keeps none')
 
 

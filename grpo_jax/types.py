@@ -83,7 +83,7 @@ class Experience(Pytree):
     old_entropy: Float[Array, 'B C'] | None = None  # of the policy at the start of the step; None: nothing reads it
     values: Float[Array, 'B C'] | None = None  # of the critic at the start of the step; None: no critic
     returns: Float[Array, 'B C'] | None = None  # what the critic is to learn; NaN where nothing
-    correct: Float[Array, ' B'] | None = None  # 1 where the verifier says right, else 0; None: the rewards say it
+    correct: Float[Array, ' B'] | None = None  # the verifier's 1 right, 0 wrong, NaN unknown; None: as the rewards
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:

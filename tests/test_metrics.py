@@ -1,15 +1,21 @@
 """What a run writes down: files that are closed whatever happens, and the writer of the other processes."""
 
+import collections
+import fnmatch
 import inspect
+import json
+import re
 
 import numpy as np
 import pytest
 
+from grpo_jax import train
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
 from grpo_jax.run import metrics, tables
+from grpo_jax.sharding import chips
 from grpo_jax.types import Example, Experience
-from tests import tiny_run
+from tests import doc_examples, small_model, tiny_run
 
 
 def public(kind):
@@ -67,3 +73,76 @@ def test_a_dump_has_the_advantage_of_each_token_where_they_differ(advantages, du
     assert [row['messages'] for row in rows] == [chat] * 2
     (plain, _) = metrics.rollout_rows([Example('p', '1', 7, {})], rewarded, experience)
     assert 'messages' not in plain
+
+
+# every number has an entry in docs/metrics.md, and every entry a number
+
+
+def entries(file):
+    """The names in the tables of a file's section of docs/metrics.md."""
+    page = doc_examples.read('docs/metrics.md')
+    (section,) = re.findall(rf'^## {re.escape(file)}\n(.*?)(?=^## |\Z)', page, re.DOTALL | re.MULTILINE)
+    cells = re.findall(r'^\| (`[^|]*) \|', section, re.MULTILINE)
+    return [name for cell in cells for name in re.findall('`([^`]+)`', cell)]
+
+
+def pairs_of(folder):
+    """Rows from which pairs are read: a right and a wrong completion of each prompt."""
+    folder.mkdir()
+    rows = [
+        {'prompt': f'{a}+{b}=', 'answer': str(a + b), 'completion': text, 'reward': reward, 'correct': reward > 0}
+        for a in range(6)
+        for b in range(6)
+        for text, reward in ((str(a + b), 1.0), (str(a + b + 1), 0.0))
+    ]
+    (folder / '000000.jsonl').write_text('\n'.join(map(json.dumps, rows)), encoding='utf8')
+    return dict(folder=str(folder))
+
+
+def kinds_of_runs(folder):
+    """Changes to the small run, by kind, that between them write every metric."""
+    steps = {'steps': 1, 'evaluation__prompts': 2, 'evaluation__samples': 2, 'model__path': small_model.write(folder)}
+    plain = steps | {'supervised__updates': 0}
+    adapting = {
+        'algorithm__kl_target': 0.1,
+        'algorithm__regularizers': ('entropy_bonus',),
+        'algorithm__entropy_coef': 0.01,
+        'algorithm__entropy_target': 1.0,
+    }
+    return {
+        'cold start, resampling, adapting': dict(preset='grpo')
+        | steps
+        | adapting
+        | {'collection__retire_above': 0.9, 'collection__dead_groups': 'resample', 'collection__max_draws': 2},
+        'a critic': dict(preset='ppo') | plain,
+        'packed, observed': dict(preset='dr_grpo', learner__pack_columns=64, log__kl_observe=1) | plain,
+        'process rewards': dict(algorithm__advantage='process', reward__step_rewards='calculator') | plain,
+        'pairs': dict(preset='dpo', collection__source='pairs', data__name='rollouts')
+        | dict(data__options=pairs_of(folder / 'pairs'), rollout__max_tokens=16, data__prompts_per_step=2)
+        | plain,
+    }
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+    """File -> the names in all rows of small runs of several kinds, on a chip that is known."""
+    folder, names = tmp_path_factory.mktemp('kinds'), collections.defaultdict(set)
+    (folder / 'model').mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chips, 'lookup', lambda kind: chips.Chip(flops=1e12, bandwidth=1e12))
+        for kind, changes in kinds_of_runs(folder / 'model').items():
+            train.run(tiny_run.config(**changes), str(folder / kind))
+    for file in ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl'):
+        for kind in folder.glob(f'*/{file}'):
+            names[file] |= {name for row in tiny_run.rows(kind.parent, kind.name) for name in row} - {'step'}
+    return names
+
+
+@pytest.mark.parametrize('file', ['metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl'])
+def test_every_metric_has_an_entry_and_every_entry_a_metric(written, file):
+    patterns = entries(file)
+    assert len(patterns) == len(set(patterns)), 'an entry comes twice'
+    undocumented = {name for name in written[file] if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
+    assert not undocumented, f'no entry in docs/metrics.md, {file}'
+    unwritten = [p for p in patterns if not fnmatch.filter(written[file], p)]
+    assert not unwritten, f'an entry of docs/metrics.md, {file}, that no run writes'

@@ -16,10 +16,12 @@ from grpo_jax.algorithms.losses import (
     prepare,
     token_losses,
 )
+from grpo_jax.algorithms.meters import PooledMean, pooled_metrics, reference_metrics
 from grpo_jax.algorithms.validation import check_run
 
 __all__ = [
     'Algorithm',
+    'PooledMean',
     'adapt',
     'by_token',
     'check_run',
@@ -33,6 +35,8 @@ __all__ = [
     'make',
     'metrics',
     'policy_loss',
+    'pooled_metrics',
     'prepare',
+    'reference_metrics',
     'token_losses',
 ]

@@ -244,7 +244,7 @@ def loss_terms(
 
 def _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients):
     acts = coefficients.get('entropy_acts', 1.0)
-    inputs = _row_inputs(algorithm, logprobs, entropy, experience) | prepared
+    inputs = row_inputs(algorithm, logprobs, entropy, experience) | prepared
     return inputs | {**coefficients, 'entropy_coef': coefficients['entropy_coef'] * acts}
 
 
@@ -263,7 +263,7 @@ def _weights_of(regularizer):
 
 
 def _correct(experience):
-    return experience.rewards if experience.correct is None else experience.correct
+    return experience.rewards if experience.correct is None else jnp.nan_to_num(experience.correct)
 
 
 def policy_loss(
@@ -305,7 +305,7 @@ def metrics(
 ) -> dict[str, Float[Array, '']]:
     """Diagnostics of one minibatch as f32[] scalars: token means over the completion mask unless named otherwise."""
     mask = experience.rollout.loss_mask
-    inputs = _row_inputs(algorithm, logprobs, entropy, experience)
+    inputs = row_inputs(algorithm, logprobs, entropy, experience)
 
     def mean(x):
         return reductions.batch_mean(x, mask)
@@ -341,7 +341,7 @@ def metrics(
     return diagnostics
 
 
-def _row_inputs(algorithm, logprobs, entropy, experience):
+def row_inputs(algorithm, logprobs, entropy, experience) -> pieces.Inputs:
     """What a row's pieces may read, 0 where masked: masked before any exp, or masked tokens' gradients were NaN."""
     rollout, mask = experience.rollout, experience.rollout.loss_mask
 
@@ -380,7 +380,7 @@ def _clipped(algorithm, logprobs, entropy, experience):
     """bool[B, C]: tokens whose surrogate has lost its gradient, whichever surrogate it is."""
 
     def surrogate(logprobs):
-        return jnp.sum(pieces.call(algorithm.surrogate, _row_inputs(algorithm, logprobs, entropy, experience)))
+        return jnp.sum(pieces.call(algorithm.surrogate, row_inputs(algorithm, logprobs, entropy, experience)))
 
     return (jax.grad(surrogate)(logprobs) == 0) & experience.rollout.loss_mask
 

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from grpo_jax.algorithms import PooledMean
 from grpo_jax.learner.options import Cut
+from grpo_jax.models import transformer
 
 
 def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, learns: bool | jax.Array = True):
@@ -13,8 +15,9 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, lea
     A minibatch holds whole groups of the batch, an Experience or a LabelledBatch. gradient(params, minibatch, packed)
     is (loss, gradient, metrics), with the minibatch's part of packed, PackedRows or None. Without learns, a bool[],
     nothing but the metrics changes. An update is skipped and counted where loss, gradient, or what it would make of a
-    parameter or moment is not finite. Metrics are means over the minibatches; those named *_max are maxima. With
-    cut.offload, opt_state lies in the host's memory between updates, and must be given there.
+    parameter or moment is not finite. Metrics are means over the minibatches; those named *_max are maxima, and
+    PooledMeans the means of all that they hold. With cut.offload, opt_state lies in the host's memory between updates,
+    and must be given there.
     """
     parts = jax.tree.map(lambda x: interleave(x, cut.minibatches, cut.group_size), batch), packed
 
@@ -48,15 +51,30 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, lea
         else:
             (params, opt_state), sound = step(params, opt_state)
         finite &= sound | ~apply
-        metrics |= {'loss': loss, 'grad_norm': norm, 'finite': finite.astype(jnp.float32)}
+        metrics |= _norms_by_part(grads) | {'loss': loss, 'grad_norm': norm, 'finite': finite.astype(jnp.float32)}
         return (params, opt_state, skipped + ~finite), metrics
 
     def one_epoch(carry, _):
         return jax.lax.scan(one_update, carry, parts)
 
     carry, metrics = jax.lax.scan(one_epoch, (params, opt_state, jnp.int32(0)), length=cut.epochs)
-    metrics = {name: jnp.max(x) if name.endswith('_max') else jnp.mean(x) for name, x in metrics.items()}
-    return *carry, metrics
+    return *carry, {name: _over_minibatches(name, x) for name, x in metrics.items()}
+
+
+def _over_minibatches(name, values):
+    """f32[] of a metric's values in all minibatches."""
+    if isinstance(values, PooledMean):
+        return values.value
+    return jnp.max(values) if name.endswith('_max') else jnp.mean(values)
+
+
+def _norms_by_part(grads):
+    """gradient_norm/<part of the model> f32[]: of the same sums of squares as the norm of the whole."""
+    squares = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        part = transformer.part_of(jax.tree_util.keystr(path, simple=True, separator='/'))
+        squares[part] = squares.get(part, 0.0) + jnp.sum(jnp.square(leaf))
+    return {f'gradient_norm/{part}': jnp.sqrt(square) for part, square in squares.items()}
 
 
 def all_finite(tree) -> jax.Array:

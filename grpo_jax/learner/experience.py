@@ -37,8 +37,8 @@ def make_experience(
     fields = {'old_logprobs': None, 'ref_logprobs': None, **logprobs}
     if 'values' in logprobs:
         fields['returns'] = put_rows(critic_targets(algorithm, rewards, kl_coef=kl_coef, **host), mesh)
-    if 'correct' in algorithm.reads:
-        fields['correct'] = put_rows((inputs['correct'].reshape(-1) == 1).astype(np.float32), mesh)
+    if 'correct' in inputs:
+        fields['correct'] = put_rows(inputs['correct'].reshape(-1).astype(np.float32), mesh)
     if algorithm.dead_groups in ('drop', 'resample', 'replay'):
         alive = put_rows(np.repeat(~dead, group_size), mesh)
         rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))

@@ -18,6 +18,16 @@ class Cut(NamedTuple):
     offload: bool = False  # the moments lie in the hosts' memory
 
 
+class Observed(NamedTuple):
+    """What a learner measures and does not learn from."""
+
+    outcomes: bool = False  # the policy on right and on wrong completions, by Experience.correct
+    reference: bool = False  # the KL to a reference that no penalty reads
+
+
+NOTHING = Observed()
+
+
 class Learning(NamedTuple):
     """How an update is cut and computed.
 

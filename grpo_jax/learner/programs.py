@@ -18,7 +18,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.learner import critic, logprobs, packing, partition, reward_model
 from grpo_jax.learner.optimizer import Optimizers
-from grpo_jax.learner.options import Learning
+from grpo_jax.learner.options import NOTHING, Learning, Observed
 from grpo_jax.learner.update import Setup, new_aux, update
 from grpo_jax.models import heads, transformer
 from grpo_jax.sharding import batches, compiled, specs
@@ -38,6 +38,7 @@ class Learner(NamedTuple):
     logprobs: Executable  # (TrainState, Rollout, packed) -> dict of the fields of Experience that must be known first
     update: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
     state: TrainState  # abstract, with shardings, to restore onto
+    reference: Executable | None  # (TrainState, Rollout, packed) -> metrics; None where no KL is observed
 
 
 class RewardLearner(NamedTuple):
@@ -57,25 +58,23 @@ def make_learner(
     shapes: Shapes,
     learning: Learning,
     collected: Any = None,
+    observed: Observed = NOTHING,
 ) -> Learner:
     """The Learner of an algorithm.
 
     collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what run.collect keeps between
-    steps. BadInput when minibatches, microbatches and mesh do not divide the batch, or packed rows are too short.
+    steps; observed is what it measures besides. BadInput when minibatches, microbatches and mesh do not divide the
+    batch, or packed rows are too short.
     """
     mesh = devices.mesh
     check_sizes(algorithm, mesh, shapes, learning)
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
         partition.make_collectives(model_config, mesh), _packing(mesh, shapes, learning, algorithm),
-        optimizers.learning_rate,
+        optimizers.learning_rate, observed,
     )  # fmt: skip
-    state = _abstract_state(setup, mesh, collected)
-    needed = algorithm.needed_logprobs(learning.updates)
-    columns = shapes.tokens if algorithms.by_token(algorithm) else 1
-    known = [*needed, *(('values', 'returns') if algorithm.needs_values else ()), *({'correct'} & algorithm.reads)]
-    experience = batches.abstract_experience(shapes, specs.over_rows(mesh), columns, known)
-    packed = _abstract_packed(setup, mesh, shapes)
+    state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
+    experience, packed = _abstract_experience(setup, mesh, shapes, needed), _abstract_packed(setup, mesh, shapes)
 
     def new_state(params):
         return _new_state(params, setup, collected)
@@ -89,12 +88,13 @@ def make_learner(
     def pack(rollout):
         return _pack(rollout, setup, mesh)
 
+    scored = state, experience.rollout, packed
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
     return Learner(
         initial=jax.jit(new_state, out_shardings=state_shardings),
         pack=pack,
         logprobs=compiled.make_executable(
-            "the learner's logprobs", known_first, (state, experience.rollout, packed), devices, specs.over_rows(mesh)
+            "the learner's logprobs", known_first, scored, devices, specs.over_rows(mesh)
         ),
         update=compiled.make_executable(
             'the update',
@@ -105,6 +105,50 @@ def make_learner(
             donate=0,
         ),
         state=state,
+        reference=_make_reference_observer(setup, scored, devices),
+    )
+
+
+def _make_reference_observer(setup, scored, devices):
+    """Learner.reference; None where the update has the KL itself, or nobody asks for it."""
+    if setup.algorithm.needs_reference or not setup.observed.reference:
+        return None
+
+    def observe_reference(state, rollout, packed):
+        return _observe_reference(state, rollout, packed, setup)
+
+    replicated = specs.replicated(devices.mesh)
+    return compiled.make_executable("the learner's reference", observe_reference, scored, devices, replicated)
+
+
+def make_probe(
+    model_config: transformer.ModelConfig, devices: Devices, shapes: Shapes, learning: Learning, rollout: Any
+) -> Executable:
+    """The Executable (params, Rollout) -> f32[n, C], the policy's logprobs of a few completions that all devices have.
+
+    rollout is abstract; shapes are those of a step, of whose microbatches it computes no more rows at once.
+    """
+    mesh, rows = devices.mesh, len(rollout.truncated)
+    head = logprobs.Head(learning.temperature, learning.chunk, False, partition.make_collectives(model_config, mesh))
+    devices_along = batches.devices_along(mesh, BATCH_AXES)
+    at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)
+    if learning.pack_columns:
+        at_once = learning.pack_rows * devices_along * learning.pack_columns // (shapes.queries + shapes.tokens)
+    at_once = min(max(at_once // devices_along, 1), -(-rows // devices_along)) * devices_along
+
+    def completion_logprobs(params, rollout):
+        compute = jax.tree.map(lambda p: p.astype(learning.dtype), params)
+        padded = jax.tree.map(lambda x: jnp.pad(x, ((0, -rows % at_once),) + ((0, 0),) * (x.ndim - 1)), rollout)
+        parts = jax.tree.map(lambda x: x.reshape(-1, at_once, *x.shape[1:]), padded)
+        values = jax.lax.map(
+            lambda part: logprobs.rollout_logprobs(compute, part, model_config, head, 'none').logprobs, parts
+        )
+        return values.reshape(-1, values.shape[-1])[:rows]
+
+    params = compiled.abstract_params(transformer.param_table(model_config), mesh)
+    rollout = jax.tree.map(lambda x: abstract(x.shape, x.dtype, specs.replicated(mesh)), rollout)
+    return compiled.make_executable(
+        "the learner's probe", completion_logprobs, (params, rollout), devices, specs.replicated(mesh)
     )
 
 
@@ -216,6 +260,15 @@ def _packing(mesh, shapes, learning, algorithm):
     return sizes
 
 
+def _abstract_experience(setup, mesh, shapes, needed):
+    """The abstract Experience of a step, with the logprobs that are needed first."""
+    algorithm = setup.algorithm
+    columns = shapes.tokens if algorithms.by_token(algorithm) else 1
+    known = [*needed, *(('values', 'returns') if algorithm.needs_values else ())]
+    known += ['correct'] * (setup.observed.outcomes or 'correct' in algorithm.reads)
+    return batches.abstract_experience(shapes, specs.over_rows(mesh), columns, known)
+
+
 def _packed_shardings(mesh):
     cells = NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context'))
     return packing.PackedRows(cells, specs.replicated(mesh))
@@ -245,7 +298,7 @@ def _pack(rollout: Rollout, setup, mesh):
 
 def _new_state(params, setup, collected):
     """The TrainState at the start of a run from the policy's params."""
-    reference = jax.tree.map(jnp.copy, params) if setup.algorithm.keeps_reference else None
+    reference = jax.tree.map(jnp.copy, params) if setup.keeps_reference else None
     aux = new_aux(setup.algorithm, params, setup.critic_optimizer)
     aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collected or {})
     return TrainState(jnp.int32(0), params, setup.optimizer.init(params), reference, aux)
@@ -253,22 +306,11 @@ def _new_state(params, setup, collected):
 
 def _known_first(state, rollout, packed, setup, needed):
     """The fields of Experience that `needed` names, and the critic's values where there is one."""
-    learning, model_config, head = setup.learning, setup.model_config, setup.head._replace(entropy_gradient=False)
-
-    def token_logprobs(params):
-        compute = jax.tree.map(lambda p: p.astype(learning.dtype), params)
-        if packed is None:
-            return logprobs.rollout_logprobs(compute, rollout, model_config, head, 'none')
-        return packing.rollout_logprobs(compute, rollout, packed, model_config, setup.packing, head)
-
-    fields = {}
+    learning, model_config, fields = setup.learning, setup.model_config, {}
     if {'old_logprobs', 'old_entropy'} & needed:
-        fields['old_logprobs'], fields['old_entropy'] = token_logprobs(state.params)
+        fields['old_logprobs'], fields['old_entropy'] = _token_logprobs(state.params, rollout, packed, setup)
     if 'ref_logprobs' in needed:
-        reference = state.ref_params
-        if 'reference' in learning.offload:
-            reference = jax.device_put(reference, jax.memory.Space.Device)
-        fields['ref_logprobs'], _ = token_logprobs(reference)
+        fields['ref_logprobs'], _ = _token_logprobs(_reference(state, learning), rollout, packed, setup)
     fields = {name: fields[name] for name in needed}
     if setup.algorithm.needs_values:
         fields['values'] = critic.values(
@@ -280,6 +322,30 @@ def _known_first(state, rollout, packed, setup, needed):
             collectives=setup.collectives,
         )
     return fields
+
+
+def _observe_reference(state, rollout, packed, setup):
+    """algorithms.reference_metrics of a rollout, f32[] by name, under the state's policy and its reference."""
+    policy, _ = _token_logprobs(state.params, rollout, packed, setup)
+    reference, _ = _token_logprobs(_reference(state, setup.learning), rollout, packed, setup)
+    metrics = algorithms.reference_metrics(policy, reference, rollout.loss_mask)
+    return {name: x.value if isinstance(x, algorithms.PooledMean) else x for name, x in metrics.items()}
+
+
+def _token_logprobs(params, rollout, packed, setup):
+    """TokenLogprobs of a rollout under a policy, without a gradient."""
+    head = setup.head._replace(entropy_gradient=False)
+    compute = jax.tree.map(lambda p: p.astype(setup.learning.dtype), params)
+    if packed is None:
+        return logprobs.rollout_logprobs(compute, rollout, setup.model_config, head, 'none')
+    return packing.rollout_logprobs(compute, rollout, packed, setup.model_config, setup.packing, head)
+
+
+def _reference(state, learning):
+    """The reference's parameters on the devices."""
+    if 'reference' in learning.offload:
+        return jax.device_put(state.ref_params, jax.memory.Space.Device)
+    return state.ref_params
 
 
 def _abstract_state(setup, mesh, collected):

@@ -10,7 +10,7 @@ from grpo_jax import algorithms
 from grpo_jax.learner import critic, descent, packing
 from grpo_jax.learner.logprobs import Head, rollout_logprobs
 from grpo_jax.learner.optimizer import applied_updates
-from grpo_jax.learner.options import Learning
+from grpo_jax.learner.options import NOTHING, Learning, Observed
 from grpo_jax.learner.packing import PackedRows, Packing
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.transformer import ModelConfig
@@ -29,6 +29,12 @@ class Setup(NamedTuple):
     collectives: Collectives = ALONE
     packing: Packing | None = None
     learning_rate: optax.Schedule | None = None  # by update
+    observed: Observed = NOTHING
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the state holds a reference policy, which a penalty reads or the metrics alone."""
+        return self.algorithm.keeps_reference or self.observed.reference
 
     @property
     def head(self) -> Head:
@@ -114,6 +120,7 @@ def policy_gradient(setup: Setup, coefficients: dict):
             )
         else:
             loss, grads, (logprobs, entropy) = packing.accumulate(packed_loss, compute, minibatch, packed)
-        return loss, grads, algorithms.metrics(algorithm, logprobs, entropy, minibatch)
+        metrics = algorithms.metrics(algorithm, logprobs, entropy, minibatch)
+        return loss, grads, metrics | algorithms.pooled_metrics(algorithm, logprobs, entropy, minibatch)
 
     return gradient

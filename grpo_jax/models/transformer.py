@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 import zlib
 
@@ -55,6 +56,15 @@ REMAT = {
     'full': jax.checkpoint,
 }
 
+# parts of a model -> names of their parameters
+PARTS = {
+    'embedding': 'embed',
+    'attention': '[wb][qkvo]',
+    'mlp': '[wb]_(gate|up|down)',
+    'norms': '.*norm',
+    'head': '.*_head',
+}
+
 
 def param_table(c: ModelConfig) -> dict[str, Any]:
     """Nested dict of Param for every weight of the model."""
@@ -92,6 +102,12 @@ def param_table(c: ModelConfig) -> dict[str, Any]:
     if not c.tie_embeddings:
         table['lm_head'] = Param((d, c.vocab_size), ('fsdp', 'tensor'), fan_in)
     return table
+
+
+def part_of(path: str) -> str:
+    """Which part of a model a parameter's path belongs to: embedding, attention, mlp, norms, head, or other."""
+    name = path.rsplit('/', 1)[-1]
+    return next((part for part, pattern in PARTS.items() if re.fullmatch(pattern, name)), 'other')
 
 
 def init(key: Any, c: ModelConfig) -> Params:

@@ -113,7 +113,7 @@ def candidates(plan: plans.PlannedRun) -> list[Candidate]:
         if SAVED[less] < SAVED[remat]
         for candidate in every
     ]
-    names = ('optimizer', 'reference') if plan.algorithm.keeps_reference else ('optimizer',)
+    names = ('optimizer', 'reference') if plan.learner.state.ref_params is not None else ('optimizer',)
     if set(names) - offload:
         every += [
             candidate.plus(COSTS.offload, learner__offload=names)

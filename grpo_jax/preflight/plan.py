@@ -197,6 +197,12 @@ def jobs_of(plan):
                 runs=1,
             ),
         )
+    if learner.reference is not None:
+        observed = learner.reference
+        share = 1 / experiment.settings.cadence.kl_observe
+        jobs.append(
+            Job('learner.reference', 'logprobs', lambda: observed.traced, state + rollout, arguments=False, runs=share)
+        )
     if experiment.config.supervised.updates:
         _, cold = supervised.build_learner(experiment)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))

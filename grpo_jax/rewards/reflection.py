@@ -27,9 +27,10 @@ def reward(completion: str, example: Example, *, correct: bool | None, phrases: 
 
 def measure(completion: str, example: Example, *, phrases: Texts, cap: Count) -> float:
     """As reward, whatever the verdict: at weight 0 the part pays nothing, and counts on wrong answers too."""
-    return float(sum(1 for _ in itertools.islice(_pattern(tuple(phrases)).finditer(completion), cap)))
+    return float(sum(1 for _ in itertools.islice(pattern(tuple(phrases)).finditer(completion), cap)))
 
 
 @functools.cache
-def _pattern(phrases):
+def pattern(phrases: tuple[str, ...]) -> re.Pattern[str]:
+    """The phrases as whole words, in any case."""
     return re.compile(rf'\b(?:{"|".join(map(re.escape, phrases))})\b', re.IGNORECASE)

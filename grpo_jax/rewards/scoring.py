@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 import concurrent.futures
 import functools
+import time
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
@@ -36,6 +37,7 @@ class RewardStream:
         self._reward_functions, self._tokenizer = reward_functions, tokenizer
         self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
+        self.seconds = 0.0  # that judging took on all threads, known with the results
 
     def add(self, row: int | np.integer, tokens: Sequence | np.ndarray, truncated: bool | np.generic):
         """Takes the completion of a row: its token ids, and whether its budget ended before a stop came."""
@@ -51,16 +53,20 @@ class RewardStream:
         """The Rewards of the rows handed over."""
         order = self.rows
         started = [self._rows[row][0].result() for row in order]
-        texts, lengths, values = zip(*started, strict=True) if started else ((), (), ())
+        texts, lengths, values, seconds = zip(*started, strict=True) if started else ((), (), (), ())
         owners, truncated = [self._example(row) for row in order], [self._rows[row][1] for row in order]
-        return _add_up(self._reward_functions, owners, (texts, truncated, lengths), values)
+        began = time.monotonic()
+        rewarded = _add_up(self._reward_functions, owners, (texts, truncated, lengths), values)
+        self.seconds = sum(seconds) + time.monotonic() - began
+        return rewarded
 
     def _example(self, row):
         return self._examples[row // self._group_size]
 
     def _begin(self, example, tokens):
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return text, len(tokens), _begin_parts(self._reward_functions, text, example)
+        text, began = self._tokenizer.decode(tokens, skip_special_tokens=True), time.monotonic()
+        values = _begin_parts(self._reward_functions, text, example)
+        return text, len(tokens), values, time.monotonic() - began
 
 
 def compute_rewards(

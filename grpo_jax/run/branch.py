@@ -30,9 +30,11 @@ PARTS = {
     'aux/hits': 'the number of right completions by prompt',
     'aux/kept': 'the groups of earlier steps',
     'aux/critic': 'the critic',
+    'aux/probe': 'the probe',
 }
 MAKING = 'branching'  # the folder in a branch's workdir in which it is made
-OF_DATA = ('aux/position', 'aux/tries', 'aux/hits', 'aux/kept')  # what means nothing on other data
+OF_DATA = ('aux/position', 'aux/tries', 'aux/hits', 'aux/kept', 'aux/probe')  # what means nothing on other data
+OBSERVED = {'aux/probe', 'ref_params'}  # what config.log has kept, though nothing learns from it
 # keys of numbers that adapt during a run -> where the state has them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
 
@@ -175,17 +177,30 @@ def _inherit(experiment, parent, learner):
 def restore(loop: Loop, experiment: Experiment, learner: Learner) -> TrainState | None:
     """The TrainState that a run goes on from, None at its start.
 
-    Numbers that were amended since the checkpoint have their new values, and what does not fit them begins anew.
+    Numbers that were amended since the checkpoint have their new values, and what does not fit them, or other settings
+    of the log, begins anew.
     """
 
     def read(path, abstract):
         step = int(os.path.basename(path))
         amended = steering.amended_since(experiment.workdir, step, experiment.changes)
-        if not amended:
+        if not amended and not _observes_otherwise(path, abstract):
             return checkpoint.read_tree(path, abstract)
         return read_fitting(path, learner, {ADAPTED[key] for key in amended & ADAPTED.keys()})
 
     return loop.restore(learner.state, read)
+
+
+def _observes_otherwise(path, abstract):
+    """Whether a checkpoint and a run differ in what config.log keeps for the metrics, and in nothing else."""
+    try:
+        digests = checkpoint.recorded_digests(path)
+    except Exception:  # whatever makes no sense there: who reads it says so
+        return False
+    there = _by_part({name: kind for name, (kind, _) in digests.items()})
+    ours = _by_part({name: digest.kind_of(x) for name, x in digest.leaves_by_name(abstract).items()})
+    different = {part for part in ours.keys() | there.keys() if ours.get(part) != there.get(part)}
+    return bool(different) and different <= OBSERVED
 
 
 def read_fitting(path: str, learner: Learner, anew: set[str]) -> TrainState:

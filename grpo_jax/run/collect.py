@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 import numpy as np
 
 from grpo_jax import algorithms, data, ranges, rewards
@@ -181,11 +181,20 @@ class Collector:
             self._dataset, self._completions = experiment.load('train'), None
         rewards.check_parameters(experiment.reward_functions, self._dataset.examples)
         self.sample = None if fields else experiment.sampler(shapes.group_size)
+        self._streams: list[rewards.RewardStream] = []  # of the step at hand
 
     @property
     def programs(self) -> dict[str, Any]:
         """The compiled programs by name."""
         return {} if self.sample is None else {'sample': self.sample}
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """How fast the step's rollouts were, and the seconds that judging them took, by name."""
+        if self.sample is None:
+            return {}
+        seconds = sum(stream.seconds for stream in self._streams)
+        return metrics.sampler_speed(self.sample) | {'reward/seconds': seconds}
 
     @property
     def examples(self) -> Sequence[Example]:
@@ -198,6 +207,15 @@ class Collector:
 
     def __call__(self, state: TrainState, progress: Callable) -> tuple[Draw, TrainState]:
         """(Draw, TrainState) of a step; its rewards may still be computed. progress is called as the sampler says."""
+        self._streams = []
+        draw, state = self._collect(state, progress)
+        if self.sample is not None:
+            version, mask = processes.fetch((draw.rollout.version, draw.rollout.loss_mask))
+            draw.counts['staleness'] = staleness(version, mask, int(state.step))
+        return draw, state
+
+    def _collect(self, state, progress):
+        """(Draw, TrainState) of a step."""
         collection, step, prompts = self._collection, int(state.step), self._shapes.prompts
         if collection.dead_groups not in ('resample', 'replay'):
             draw, aux = self._draw(state, dict(state.aux), 0, progress)
@@ -241,6 +259,7 @@ class Collector:
             stream = rewards.RewardStream(
                 experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer
             )
+            self._streams.append(stream)
             rollout = self.sample(
                 params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
                 finished=stream.add, progress=progress,
@@ -314,6 +333,11 @@ class Collector:
 
     def _rows(self, slot):
         return slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
+
+
+def staleness(version: Int[np.ndarray, 'B C'], mask: Bool[np.ndarray, 'B C'], step: int) -> float:
+    """Mean over tokens of the steps since the weights that sampled them; NaN without tokens."""
+    return float(np.mean(step - version[mask])) if mask.any() else np.nan
 
 
 def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:

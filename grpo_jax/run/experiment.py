@@ -13,10 +13,10 @@ from grpo_jax import activity, data, rewards, sampler
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
-from grpo_jax.learner import Optimizers, build_optimizer, learning_rates
+from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import hf, transformer
-from grpo_jax.run import checkpoint, console, environment, steering
+from grpo_jax.run import checkpoint, console, environment, probe, steering
 from grpo_jax.run.origins import check_paths, record_origins, recorded_origins, with_digests
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
@@ -96,8 +96,10 @@ class Experiment:
             learning_rates(settings.optimizer, updates),
         )
         return make_learner(
-            self.model_config, algorithm, optimizers, self.devices, shapes, settings.learning, collected
-        )
+            self.model_config, algorithm, optimizers, self.devices, shapes, settings.learning,
+            collected | probe.abstract_aux(settings.cadence, shapes),
+            Observed(outcomes=True, reference=settings.cadence.kl_observe > 0),
+        )  # fmt: skip
 
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split, read once."""

@@ -94,6 +94,11 @@ class Loop:
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What the stages of the step at hand have taken, by name."""
+        return self._seconds
+
     def due(self, step: int, every: int) -> bool:
         """Whether something that comes every so many steps (0: never) comes at this one."""
         return every > 0 and step % every == 0

@@ -54,7 +54,9 @@ def check(experiment, kept: bool) -> None:
     """
     path, table = experiment.settings.reference.path, transformer.param_table(experiment.model_config)
     if path and not kept:
-        raise BadInput('reference.path', path, "this algorithm keeps no reference; set algorithm.kl, or use ''")
+        raise BadInput(
+            'reference.path', path, "this algorithm keeps no reference; set algorithm.kl or log.kl_observe, or use ''"
+        )
     if not path or checkpoint.steps(experiment.workdir):  # a run that goes on has its reference
         return
     if checkpoint.steps(path) or _is_checkpoint(path):

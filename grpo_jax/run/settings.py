@@ -95,15 +95,19 @@ class Cadence(NamedTuple):
     rollouts: Natural  # dumps of completions; 0: never
     # seconds that a step may take before the run ends with all stacks; 0: any
     hang_after: Annotated[float, Range(least=0, most=1e7)]
+    kl_observe: Natural  # scorings by a reference that nothing pays for; 0: never
+    probe_every: Natural  # looks at the probe; 0: never
+    probe_prompts: Annotated[int, Range(least=1, most=10_000)]  # in the probe
 
     @classmethod
     def from_config(cls, checkpoint, log):
         """Cadence of the two sections; BadInput for a checkpoint that never comes, or is not kept."""
         every = ranges.take(checkpoint, ['every'], 'checkpoint')['every']
         ranges.check_value('checkpoint.every', every, cls.__annotations__['checkpoint'])
-        kept = ranges.read_section(cls, checkpoint, 'checkpoint', elsewhere=['checkpoint', 'rollouts', 'hang_after'])
-        logged = ranges.read_section(cls, log, 'log', elsewhere=['checkpoint', 'keep'])
-        return cls(every, **kept, **logged)
+        of_checkpoints = ['checkpoint', 'keep']
+        others = [name for name in cls._fields if name not in of_checkpoints]
+        kept = ranges.read_section(cls, checkpoint, 'checkpoint', elsewhere=['checkpoint', *others])
+        return cls(every, **kept, **ranges.read_section(cls, log, 'log', elsewhere=of_checkpoints))
 
 
 class Settings(NamedTuple):

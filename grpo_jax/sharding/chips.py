@@ -28,9 +28,9 @@ KINDS = {
     'v5': TPUS['v5p'],
     'v6': TPUS['v6e'],
     'v4': TPUS['v4'],
-    'H200': Chip(bandwidth=4800e9),
-    'H100': Chip(bandwidth=3350e9),
-    'A100': Chip(bandwidth=2039e9),
+    'H200': Chip(flops=989e12, bandwidth=4800e9),
+    'H100': Chip(flops=989e12, bandwidth=3350e9),
+    'A100': Chip(flops=312e12, bandwidth=2039e9),
 }
 
 

@@ -1,0 +1,70 @@
+"""Metrics of a minibatch beside those of `losses.metrics`: by outcome, by completion, and quantiles.
+
+They are pure array mathematics on a whole minibatch, so that microbatches, packed rows and the mesh change nothing.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from grpo_jax.algorithms import kl, losses, reductions
+from grpo_jax.algorithms.algorithm import Algorithm
+from grpo_jax.types import Array, Experience
+
+
+class PooledMean(NamedTuple):
+    """A mean over what several minibatches hold, however unevenly; NaN where they hold nothing."""
+
+    total: Any  # f32[], or f32[minibatches] where they are stacked
+    count: Any
+
+    @property
+    def value(self) -> Any:
+        """f32[]: the mean over all of it."""
+        return jnp.sum(self.total) / jnp.sum(self.count)
+
+
+def pooled_metrics(
+    algorithm: Algorithm, logprobs: Float[Array, 'B C'], entropy: Float[Array, 'B C'], experience: Experience
+) -> dict[str, Any]:
+    """Metrics of one minibatch by name: PooledMeans, and f32[] of quantiles and maxima.
+
+    Without experience.correct there are none by right and wrong.
+    """
+    # apart from losses.metrics, whose sums XLA would otherwise take over rows first, and round in another order
+    logprobs, entropy = jax.lax.optimization_barrier((logprobs, entropy))
+    inputs = losses.row_inputs(algorithm, logprobs, entropy, experience)
+    mask, correct, ratio = inputs['mask'], experience.correct, inputs['ratio']
+    metrics: dict[str, Any] = {'logprob': _mean(logprobs, mask)}
+    if correct is not None:
+        for name, value in (('right', 1), ('wrong', 0)):
+            tokens = mask & (correct == value)[:, None]
+            metrics |= {f'logprob_{name}': _mean(logprobs, tokens), f'entropy_{name}': _mean(entropy, tokens)}
+    metrics['kl_old_sequence'], _ = _by_sequence(kl.k3(inputs['base_logprobs'], inputs['logprobs']), mask)
+    ratios = jnp.broadcast_to(ratio, mask.shape)
+    metrics |= {f'ratio_p{percent:02}': reductions.quantile(ratios, mask, percent / 100) for percent in (1, 99)}
+    if algorithm.needs_reference:
+        of_reference = reference_metrics(logprobs, experience.ref_logprobs, mask)
+        metrics |= {name: of_reference[name] for name in ('kl_ref_sequence', 'kl_ref_sequence_max')}
+    return metrics
+
+
+def reference_metrics(
+    logprobs: Float[Array, 'B C'], ref_logprobs: Float[Array, 'B C'] | None, mask: Bool[Array, 'B C']
+) -> dict[str, Any]:
+    """kl_ref, the PooledMean of k3 over tokens; kl_ref_sequence, of its sums over completions; and the largest sum."""
+    terms = kl.k3(logprobs, jnp.where(mask, ref_logprobs, logprobs))
+    by_sequence, largest = _by_sequence(terms, mask)
+    return {'kl_ref': _mean(terms, mask), 'kl_ref_sequence': by_sequence, 'kl_ref_sequence_max': largest}
+
+
+def _mean(values, mask):
+    return PooledMean(jnp.sum(jnp.where(mask, values, 0.0)), jnp.sum(mask, dtype=jnp.float32))
+
+
+def _by_sequence(terms, mask):
+    """(PooledMean over the rows with tokens of the sums over their tokens, the largest sum)."""
+    sums = reductions.row_sum(terms, mask)[:, 0]
+    return PooledMean(jnp.sum(sums), jnp.sum(jnp.any(mask, 1), dtype=jnp.float32)), jnp.max(sums)

@@ -1,0 +1,159 @@
+"""What a step's completions are like, on the host: pure functions of texts, tokens, verdicts and rewards."""
+
+from collections.abc import Sequence
+import functools
+import re
+from typing import Any
+
+from jaxtyping import Bool, Float, Int, Num
+import numpy as np
+
+from grpo_jax.algorithms import groups
+from grpo_jax.hosts import processes
+from grpo_jax.rewards import RewardFunctions, Rewards, language, reflection
+from grpo_jax.types import Experience, Rollout
+
+NGRAM, LEAST = 4, 8  # tokens of a run that may repeat; tokens of a completion that may be repetitive
+QUARTERS = ('quarter', 'half', 'three_quarters', 'all')  # upper ends of the pass rates between 0 and 1
+MIXED = 0.1  # share of letters in other scripts than the commonest, from which a completion mixes languages
+ALIKE = {'kana': 'han'}  # scripts that one language writes together
+
+
+def measure(
+    reward_functions: RewardFunctions, rollout: Rollout, rewarded: Rewards, experience: Experience
+) -> dict[str, Any]:
+    """The meters of a step by name: of all completions of its rollout, also those that the Experience leaves out.
+
+    All processes must call it.
+    """
+    fields = rollout.completion_mask, rollout.forced, experience.rewards, experience.advantages, experience.group_ids
+    mask, forced, rewards, advantages, group_ids = processes.fetch(fields)
+    tokens = processes.fetch(rollout.tokens)[:, -mask.shape[1] :]
+    shape = int(group_ids.max()) + 1, -1
+    correct, rewards = rewarded.correct.reshape(shape), rewards.astype(np.float64).reshape(shape)
+    lengths, texts, extract = rewarded.lengths, list(rewarded.texts), reward_functions.extract
+    phrases = reward_functions.options.options.get('reflection', {}).get('phrases', ())
+    by_group = (x.reshape(*correct.shape, -1) for x in (tokens, mask, forced))
+    row = {
+        'empty': np.mean([not text.strip() for text in texts]),
+        'repetitive': np.mean(are_repetitive(tokens, lengths)),
+        'reflection': np.mean([count_phrases(text, tuple(phrases)) for text in texts]),
+        'length_reward_correlation': correlation_in_groups(lengths.reshape(shape), rewards),
+        'conflicting_tokens': conflicting_share(*by_group, outcome_signs(correct, rewards)),
+        'advantage_variance': advantage_variance(advantages, mask & ~forced, np.isfinite(rewards).reshape(-1)),
+    }
+    row |= script_metrics(texts)
+    if extract:
+        row['unparsed'] = np.mean([extract(text) is None for text in texts])
+    if np.isfinite(correct).any():
+        row |= pass_rates(correct) | lengths_by_outcome(lengths, rewarded.correct)
+    return row
+
+
+def lengths_by_outcome(lengths: Int[np.ndarray, ' B'], correct: Float[np.ndarray, ' B']) -> dict[str, float]:
+    """length_right and length_wrong, means in tokens; NaN where no completion is."""
+    rows = {'right': correct == 1, 'wrong': correct == 0}
+    return {f'length_{name}': float(lengths[where].mean()) if where.any() else np.nan for name, where in rows.items()}
+
+
+def pass_rates(correct: Float[np.ndarray, 'P G']) -> dict[str, float]:
+    """The shares of groups by pass rate in (0, 1/4), [1/4, 1/2), [1/2, 3/4) and [3/4, 1), of judged completions."""
+    hits, known = (correct == 1).sum(1), np.isfinite(correct).sum(1)
+    between = (hits > 0) & (hits < known)
+    quarter = 4 * hits // np.maximum(known, 1)
+    return {f'groups_below_{name}': float(np.mean(between & (quarter == i))) for i, name in enumerate(QUARTERS)}
+
+
+def correlation_in_groups(x: Num[np.ndarray, 'P G'], y: Float[np.ndarray, 'P G']) -> float:
+    """Correlation of x and y, each less its group's mean, over all with a finite y; NaN where either does not vary."""
+    x = np.where(np.isfinite(y), x, np.nan)
+    x, y = (np.nan_to_num(groups.centre(values, groups.group_means(values))) for values in (x, y))
+    scale = np.sqrt(np.sum(x * x) * np.sum(y * y))
+    return float(np.sum(x * y) / scale) if scale > 0 else np.nan
+
+
+def outcome_signs(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
+    """1 for right, -1 for wrong, 0 for unknown; without any verdict, the sign of the reward less its group's mean."""
+    if np.isfinite(correct).any():
+        return np.nan_to_num(2 * correct - 1)
+    return np.sign(np.nan_to_num(groups.centre(rewards, groups.group_means(rewards))))
+
+
+def conflicting_share(
+    tokens: Int[np.ndarray, 'P G C'],
+    mask: Bool[np.ndarray, 'P G C'],
+    forced: Bool[np.ndarray, 'P G C'],
+    signs: Float[np.ndarray, 'P G'],
+) -> float:
+    """The share of sampled tokens that conflict as groups.conflict_weights has it; NaN without tokens."""
+    conflicting, total = 0, np.sum(mask & ~forced)
+    for i in np.flatnonzero((signs > 0).any(1) & (signs < 0).any(1)):
+        most = max(int(mask[i].sum(1).max()), 1)
+        cut = (x[i, :, :most] for x in (tokens, mask))
+        conflicting += np.sum(groups.conflict_weights(*cut, signs[i], forced[i, :, :most]) != 1)
+    return float(conflicting / total) if total else np.nan
+
+
+def advantage_variance(
+    advantages: Num[np.ndarray, 'B _'], mask: Bool[np.ndarray, 'B C'], known: Bool[np.ndarray, ' B']
+) -> float:
+    """Variance of the advantages of scorable completions, or of their tokens where they are by token; NaN without."""
+    values = advantages[known, 0] if advantages.shape[1] == 1 else advantages[mask & known[:, None]]
+    return float(np.var(values, dtype=np.float64)) if values.size else np.nan
+
+
+def are_repetitive(tokens: Int[np.ndarray, 'B C'], lengths: Int[np.ndarray, ' B']) -> Bool[np.ndarray, ' B']:
+    """Which completions have fewer distinct runs of NGRAM tokens than half of their runs; none of less than LEAST."""
+    if tokens.shape[1] < LEAST:
+        return np.zeros(len(tokens), bool)
+    count = tokens.shape[1] - NGRAM + 1
+    runs, factor = np.zeros((len(tokens), count), np.uint64), np.uint64(0x9E3779B97F4A7C15)  # odd, of mixed bits
+    for i in range(NGRAM):  # a hash of 64 bits: that two runs of a completion collide never happens
+        runs = (runs ^ tokens[:, i : i + count].astype(np.uint64)) * factor
+        runs ^= runs >> np.uint64(29)
+    there = np.arange(count) < (lengths - NGRAM + 1)[:, None]
+    runs = np.sort(np.where(there, runs, np.uint64(2**64 - 1)), 1)
+    distinct = 1 + np.sum((runs[:, 1:] != runs[:, :-1]) & there[:, 1:], 1)
+    return (lengths >= LEAST) & (2 * distinct < lengths - NGRAM + 1)
+
+
+def count_phrases(text: str, phrases: tuple[str, ...]) -> int:
+    """How many of the phrases occur in a text, in any case and as whole words."""
+    return len(reflection.pattern(phrases).findall(text)) if phrases else 0
+
+
+def script_metrics(texts: Sequence[str]) -> dict[str, float]:
+    """script/<name>, the shares of letters in the scripts that occur, and language_mixed, a share of completions."""
+    counts = np.array([count_scripts(text) for text in texts]).reshape(len(texts), -1)
+    names, totals = script_names(), counts.sum(0)
+    row = {f'script/{names[i]}': float(totals[i] / totals.sum()) for i in np.flatnonzero(totals)}
+    together = counts.copy()
+    for one, other in ALIKE.items():
+        together[:, names.index(other)] += together[:, names.index(one)]
+        together[:, names.index(one)] = 0
+    letters = together.sum(1)
+    others = letters - together.max(1, initial=0)
+    return row | {'language_mixed': float(np.mean(others > MIXED * letters))}
+
+
+def count_scripts(text: str) -> Int[np.ndarray, ' scripts']:
+    """How many letters of a text are in each of script_names(); signs, digits and marks of none count nowhere."""
+    codes = np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), np.uint32)
+    return np.bincount(_script_table()[codes], minlength=len(script_names()) + 1)[1:]
+
+
+def script_names() -> tuple[str, ...]:
+    """The scripts of the language reward, and other."""
+    return (*language.SCRIPTS, 'other')
+
+
+@functools.cache
+def _script_table():
+    """u8 of each code point: 0 for no letter, else 1 + the index of its script."""
+    table, every = np.zeros(0x110000, np.uint8), ''.join(map(chr, range(0x110000)))
+    for run in re.finditer(rf'[^\W\d_{language.SIGNS}]+', every):
+        table[run.start() : run.end()] = len(script_names())
+    for number, letters in enumerate(language.SCRIPTS.values(), 1):
+        for first, last in re.findall('(.)(?:-(.))?', letters.encode().decode('unicode_escape')):
+            table[ord(first) : ord(last or first) + 1] = number
+    return table

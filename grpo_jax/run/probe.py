@@ -1,0 +1,155 @@
+"""What a run looks at besides what it learns from: the probe, and the KL to a reference that nothing pays for.
+
+The probe is a fixed set of prompts with their first right completions, whose logprobs are compared with those at the
+step of their entry. With one update a rollout, ratios are 1 and cannot show that right completions become unlikely.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+import numpy as np
+
+from grpo_jax.hosts import processes
+from grpo_jax.learner.programs import Learner, make_probe
+from grpo_jax.sharding import batches, specs
+from grpo_jax.sharding.compiled import Executable
+from grpo_jax.types import Example, Experience, Rollout, TrainState
+
+NAME = 'probe'  # in TrainState.aux
+
+
+class Entry(NamedTuple):
+    """A row of a rollout that enters the probe."""
+
+    row: int
+    id: int  # of its example
+    shared: int  # tokens with which another, different completion of its group begins too
+
+
+def abstract_aux(cadence, shapes: batches.Shapes) -> dict[str, Any]:
+    """ShapeDtypeStructs of the probe in TrainState.aux of a run of such a Cadence, zeros at the start; {} without one.
+
+    Of the rollout, logprobs are the learner's at a row's entry, and version is the step of it.
+    """
+    if not cadence.probe_every:
+        return {}
+    numbers = jax.ShapeDtypeStruct((cadence.probe_prompts,), jnp.int32)
+    rollout = batches.abstract_rollout(shapes._replace(prompts=cadence.probe_prompts, group_size=1), None)
+    size = jax.ShapeDtypeStruct((), jnp.int32)
+    return {NAME: {'rollout': rollout, 'ids': numbers, 'shared': numbers, 'size': size}}
+
+
+class Observer:
+    """Looks at the policy before each update; nothing that the run learns from depends on it."""
+
+    def __init__(self, experiment, learner: Learner, shapes: batches.Shapes):
+        settings = experiment.settings
+        self._cadence, self._mesh, self._learner = settings.cadence, experiment.mesh, learner
+        self._logprobs: Executable | None = None
+        for probe in abstract_aux(self._cadence, shapes).values():
+            self._logprobs = make_probe(
+                experiment.model_config, experiment.devices, shapes, settings.learning, probe['rollout']
+            )
+
+    @property
+    def programs(self) -> dict[str, Executable]:
+        """The compiled programs by name."""
+        programs = {NAME: self._logprobs, 'reference': self._learner.reference}
+        return {name: program for name, program in programs.items() if program is not None}
+
+    def __call__(
+        self, state: TrainState, experience: Experience, packed: Any, examples: Sequence[Example], rollout: Rollout
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """(TrainState with the step's probe, metrics by name) before the update from an Experience.
+
+        rollout is that of the examples, from which no group was dropped. All processes must call it.
+        """
+        step, row = int(state.step), {}
+        if self._learner.reference is not None and step % self._cadence.kl_observe == 0:
+            row = jax.device_get(self._learner.reference(state, experience.rollout, packed))
+        if self._logprobs is None:
+            return state, row
+        due, size = step % self._cadence.probe_every == 0, int(state.aux[NAME]['size'])
+        entries = []
+        if size < self._cadence.probe_prompts:
+            entries = self._find_entries(state.aux[NAME], experience, examples, rollout)
+        if entries:
+            state = state.replace(aux=state.aux | {NAME: self._enter(state, entries, rollout)})
+        if not due:
+            return state, row
+        if not size and not entries:
+            return state, row | {'probe_size': 0}
+        logprobs = processes.fetch(self._logprobs(state.params, state.aux[NAME]['rollout']))
+        return state, row | compare(processes.fetch(state.aux[NAME]), logprobs)
+
+    def _find_entries(self, probe, experience, examples, rollout):
+        """The Entries of a step, of examples that are not in the probe yet."""
+        shape, ids, size = (len(examples), -1), np.asarray(probe['ids']), int(probe['size'])
+        correct, rewards = processes.fetch((experience.correct, experience.rewards))
+        right = mark_right(correct.reshape(shape), rewards.reshape(shape))
+        known, free = set(ids[:size].tolist()), len(ids) - size
+        new = [i for i in np.flatnonzero(right.any(1)) if examples[i].id not in known]
+        if not new:
+            return []
+        tokens, mask = processes.fetch(
+            (rollout.tokens[:, -rollout.completion_mask.shape[1] :], rollout.completion_mask)
+        )
+        entries: dict[int, Entry] = {}
+        for i in new:
+            rows, one = slice(i * right.shape[1], (i + 1) * right.shape[1]), int(np.argmax(right[i]))
+            shared = shared_prefix(tokens[rows], mask[rows], one)
+            # a prompt may come twice in a step
+            entries.setdefault(examples[i].id, Entry(rows.start + one, examples[i].id, shared))
+        return list(entries.values())[:free]
+
+    def _enter(self, state, entries, rollout):
+        """The probe with new entries, and the policy's logprobs of them."""
+        probe = jax.tree.map(np.array, processes.fetch(state.aux[NAME]))
+        first = int(probe['size'])
+        new, rows = slice(first, first + len(entries)), np.array([entry.row for entry in entries])
+        for whole, part in zip(jax.tree.leaves(probe['rollout']), jax.tree.leaves(rollout), strict=True):
+            whole[new] = processes.fetch(part[rows])
+        probe['ids'][new], probe['shared'][new] = ([entry[i] for entry in entries] for i in (1, 2))
+        probe['size'] += np.int32(len(entries))
+        on_devices = processes.put(probe['rollout'], specs.replicated(self._mesh))
+        probe['rollout'].logprobs[new] = processes.fetch(self._logprobs(state.params, on_devices))[new]
+        probe['rollout'].version[new] = int(state.step)
+        return processes.put(probe, specs.replicated(self._mesh))
+
+
+def mark_right(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P G']) -> Bool[np.ndarray, 'P G']:
+    """Which completions are right: by the verifier; where it judges none, the best of groups whose rewards differ."""
+    if np.isfinite(correct).any():
+        return correct == 1
+    best = np.where(np.isfinite(rewards), rewards, -np.inf).max(1, keepdims=True)
+    worst = np.where(np.isfinite(rewards), rewards, np.inf).min(1, keepdims=True)
+    return (rewards == best) & (best > worst)
+
+
+def shared_prefix(tokens: Int[np.ndarray, 'G C'], mask: Bool[np.ndarray, 'G C'], row: int) -> int:
+    """How many tokens at the start of a row begin another row as well; rows that are the same as it do not count."""
+    same = (tokens == tokens[row]) & mask & mask[row]
+    different = (same != mask[row]).any(1) | (mask != mask[row]).any(1)
+    return int((np.cumprod(same, 1).sum(1) * different).max())
+
+
+def compare(probe: dict[str, Any], logprobs: Float[np.ndarray, 'n C']) -> dict[str, Any]:
+    """The probe's metrics by name, means over the tokens of all its rows, of the policy's logprobs; NaN without any."""
+    rollout, size = probe['rollout'], int(probe['size'])
+    mask = rollout.loss_mask & (np.arange(len(logprobs)) < size)[:, None]
+    change = logprobs.astype(np.float64) - rollout.logprobs
+    prefix = np.arange(logprobs.shape[1]) < probe['shared'][:, None]
+
+    def mean(values, where):
+        return np.mean(values[where], dtype=np.float64) if where.any() else np.nan
+
+    return {
+        'probe_size': size,
+        'probe_logprob': mean(logprobs, mask),
+        'probe_logprob_change': mean(change, mask),
+        'probe_prefix_change': mean(change, mask & prefix),
+        'probe_rest_change': mean(change, mask & ~prefix),
+    }

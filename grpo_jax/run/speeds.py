@@ -1,0 +1,74 @@
+"""What a step took of the machine: what timings.jsonl has beside the seconds of the stages."""
+
+from collections.abc import Mapping
+import math
+import os
+import resource
+import sys
+from typing import Any
+
+from jaxtyping import Int
+import numpy as np
+
+from grpo_jax.algorithms import Algorithm
+from grpo_jax.hosts import processes
+from grpo_jax.models import transformer
+from grpo_jax.run.collect import step_shapes
+from grpo_jax.sharding import chips
+from grpo_jax.types import Rollout
+
+
+def measure(experiment: Any, algorithm: Algorithm, rollout: Rollout, seconds: Mapping[str, float]) -> dict[str, float]:
+    """host_mib, and where the chip is known learner/mfu, of a step with such a rollout and seconds by stage.
+
+    All processes must call it.
+    """
+    learning, mesh = experiment.settings.learning, experiment.mesh
+    chip = chips.lookup(mesh.devices.flat[0].device_kind)
+    if chip is None or not chip.flops:
+        return {'host_mib': host_mib()}
+    group_size = step_shapes(experiment, algorithm).group_size
+    prompts, completions = (mask.sum(1) for mask in processes.fetch((rollout.prompt_mask, rollout.completion_mask)))
+    operations = learning.epochs * update_operations(
+        experiment.model_config,
+        prompts[::group_size],
+        completions.reshape(-1, group_size),
+        shared=learning.pack_columns > 0,
+        critic=algorithm.needs_values,
+    )
+    return {'host_mib': host_mib(), 'learner/mfu': operations / (seconds['update'] * chip.flops * mesh.size)}
+
+
+def update_operations(
+    c: transformer.ModelConfig,
+    prompts: Int[np.ndarray, ' P'],
+    completions: Int[np.ndarray, 'P G'],
+    *,
+    shared: bool = False,
+    critic: bool = False,
+) -> float:
+    """Floating-point operations of one pass of updates over rows of so many tokens, forward and backward.
+
+    6 for each weight of a product and token (of the head, tokens of completions only) and 12 for each layer, head
+    dimension and pair of tokens of which one sees the other (PaLM, arXiv 2204.02311, appendix B, which counts all
+    pairs); nothing that is computed again, and no padding. shared: a group's prompt is computed once. A critic is a
+    second model, without the head.
+    """
+    table, group_size = transformer.param_table(c), completions.shape[1]
+    products = ('attention', 'mlp')
+    layers = sum(math.prod(p.shape) for name, p in table['layers'].items() if transformer.part_of(name) in products)
+    again = group_size - 1 if not shared else 0  # how often a prompt comes once more
+    tokens = np.sum(prompts) * (1 + again) + np.sum(completions)
+    pairs = (np.sum((prompts[:, None] + completions) ** 2.0) - np.sum(prompts**2.0) * (group_size - 1 - again)) / 2
+    body = 6 * layers * tokens + 12 * c.layers * c.heads * c.head_dim * pairs
+    return float(body * (2 if critic else 1) + 6 * c.width * c.vocab_size * np.sum(completions))
+
+
+def host_mib() -> float:
+    """Resident memory of this process in MiB; the most that it has been, where the system does not say what it is."""
+    try:
+        with open('/proc/self/statm', encoding='ascii') as file:
+            return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE') / 2**20
+    except OSError:
+        unit = 1 if sys.platform == 'darwin' else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -1,0 +1,150 @@
+"""What the update measures besides: means pooled over minibatches, by outcome, by completion, by part of the model."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from grpo_jax import algorithms, learner
+from grpo_jax.algorithms import PooledMean
+from grpo_jax.learner import Learning, Observed, Optimizers, Setup, descent
+from grpo_jax.learner.programs import make_learner
+from grpo_jax.models import transformer
+from grpo_jax.sharding import batches, specs
+from grpo_jax.sharding import mesh as meshes
+from grpo_jax.sharding.mesh import Devices
+from grpo_jax.types import TrainState
+from tests.algorithms import fixture
+
+CORRECT = np.array([1, 0, 0, 1, 1, np.nan, 1, 0], np.float32)
+
+
+def pooled(method, correct=CORRECT):
+    experience = fixture.worked(method).replace(correct=None if correct is None else jnp.asarray(correct))
+    metrics = algorithms.pooled_metrics(
+        method, jnp.asarray(fixture.LOGPROBS, jnp.float32), jnp.asarray(fixture.ENTROPY, jnp.float32), experience
+    )
+    return {name: float(x.value if isinstance(x, PooledMean) else x) for name, x in metrics.items()}
+
+
+def test_means_by_outcome_leave_out_what_the_verifier_cannot_judge():
+    metrics, masks = pooled(fixture.algorithm('grpo')), {'right': CORRECT == 1, 'wrong': CORRECT == 0}
+    for name, rows in masks.items():
+        tokens = fixture.MASK & rows[:, None]
+        assert metrics[f'logprob_{name}'] == pytest.approx(fixture.LOGPROBS[tokens].mean(), rel=1e-5)
+        assert metrics[f'entropy_{name}'] == pytest.approx(fixture.ENTROPY[tokens].mean(), rel=1e-5)
+    assert metrics['logprob'] == pytest.approx(fixture.LOGPROBS[fixture.MASK].mean(), rel=1e-5)
+
+
+def test_the_kl_of_sequences_is_summed_over_tokens():
+    metrics = pooled(fixture.algorithm('grpo'))
+
+    def sums(reference):
+        d = np.where(fixture.MASK, reference, 0.0)
+        return np.sum(np.where(fixture.MASK, np.exp(d) - d - 1, 0), 1)
+
+    ref, old = sums(fixture.REF - fixture.LOGPROBS), sums(fixture.LOGPROBS - fixture.OLD)
+    assert metrics['kl_ref_sequence'] == pytest.approx(ref.mean(), rel=1e-4)
+    assert metrics['kl_ref_sequence_max'] == pytest.approx(ref.max(), rel=1e-4)
+    assert metrics['kl_old_sequence'] == pytest.approx(old.mean(), rel=1e-4)
+
+
+def test_quantiles_of_the_ratio_are_numpys():
+    metrics, ratios = pooled(fixture.algorithm('grpo')), np.exp((fixture.LOGPROBS - fixture.OLD)[fixture.MASK])
+    assert metrics['ratio_p01'] == pytest.approx(np.quantile(ratios, 0.01), rel=1e-5)
+    assert metrics['ratio_p99'] == pytest.approx(np.quantile(ratios, 0.99), rel=1e-5)
+
+
+def test_without_verdicts_there_is_nothing_by_outcome():
+    method = fixture.algorithm('dr_grpo')
+    names = {'logprob', 'kl_old_sequence', 'ratio_p01', 'ratio_p99'}
+    assert set(pooled(method, correct=None)) == names
+    unknown = pooled(method, correct=np.full(8, np.nan, np.float32))
+    assert {name for name, value in unknown.items() if np.isnan(value)} == set(unknown) - names
+
+
+def test_pooled_means_weigh_minibatches_by_what_they_hold():
+    # 2 tokens of sum 4 and 6 of sum 0: 4 / 8, where the mean of the means 2 and 0 is 1; and nothing at all
+    def gradient(params, part, packed):
+        here = PooledMean(jnp.sum(part.x * part.loss_mask), jnp.sum(part.loss_mask, dtype=jnp.float32))
+        return jnp.float32(0), params, {'here': here, 'nowhere': PooledMean(jnp.float32(0), jnp.float32(0))}
+
+    batch = collections.namedtuple('Batch', 'x loss_mask')(
+        jnp.array([[2.0, 2, 0, 0, 0, 0], [0.0] * 6]), jnp.array([[True, True, False, False, False, False], [True] * 6])
+    )
+    params, optimizer = {'embed': jnp.ones(3)}, optax.sgd(0.1)
+    cut = learner.options.Cut(1, epochs=2, minibatches=2)
+    *_, metrics = descent.descend(params, optimizer.init(params), batch, None, gradient, optimizer, cut)
+    assert metrics['here'] == 0.5 and np.isnan(metrics['nowhere'])
+
+
+def observe(tiny, experience, method=None, **options):
+    """Metrics of an update."""
+    method = fixture.algorithm('dapo') if method is None else method
+    optimizer = optax.sgd(0.1)
+    setup = Setup(tiny[0], method, Learning(**dict(chunk=16) | options), optimizer, group_size=2)
+    state = TrainState(jnp.int32(3), tiny[1], optimizer.init(tiny[1]), None, learner.new_aux(method, tiny[1], None))
+    return jax.jit(lambda state, experience: learner.update(state, experience, None, setup))(state, experience)[1]
+
+
+def test_right_answers_in_one_minibatch_alone_are_no_gap(tiny, experience):
+    # groups are dealt out in turn: with two minibatches, the right completion of group 0 is in the first alone
+    judged = experience.replace(correct=jnp.array([1.0, 0, 0, 0, 0, 0, 0, 0]), old_logprobs=None)
+    whole, cut = observe(tiny, judged), observe(tiny, judged, minibatches=2, microbatches=2)
+    # before the first update both see the same policy; the second minibatch has no right completion
+    assert float(cut['logprob_right']) == pytest.approx(float(whole['logprob_right']), abs=1e-5)
+    assert np.isfinite(float(cut['entropy_right']))
+
+
+def test_norms_by_part_make_the_whole(tiny, experience):
+    metrics = observe(tiny, experience)
+    parts = {name: float(x) for name, x in metrics.items() if name.startswith('gradient_norm/')}
+    assert set(parts) == {f'gradient_norm/{part}' for part in ('embedding', 'attention', 'mlp', 'norms')}
+    assert sum(x**2 for x in parts.values()) == pytest.approx(float(metrics['grad_norm']) ** 2, rel=1e-5)
+    assert min(parts.values()) > 0
+
+
+@pytest.mark.parametrize('mesh, options', [({}, dict(pack_columns=32)), ({'data': 2, 'context': 2}, {})])
+def test_packed_rows_and_meshes_change_nothing(tiny, wide_experience, assert_close, mesh, options):
+    c, params = tiny
+    method = fixture.algorithm('dr_grpo')
+    correct = jnp.asarray(np.arange(16) % 3 == 0, jnp.float32)
+    experience = wide_experience.replace(old_logprobs=None, ref_logprobs=None, correct=correct)
+
+    def learn(sizes, **options):
+        mesh = meshes.make(sizes)
+        shapes = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
+        made = make_learner(
+            c, method, Optimizers(optax.sgd(0.1)), Devices(mesh), shapes, Learning(chunk=16, **options),
+            observed=Observed(outcomes=True, reference=True),
+        )  # fmt: skip
+        state = made.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
+        on_mesh = batches.put_rows(experience, mesh)
+        packed = made.pack(on_mesh.rollout)
+        away = state.replace(ref_params=jax.tree.map(lambda x: 1.1 * x, state.ref_params))
+        observed = jax.device_get(made.reference(away, on_mesh.rollout, packed))
+        return jax.device_get(made.update(state, on_mesh, packed)[1]), observed
+
+    (metrics, observed), (alone, observed_alone) = learn(mesh, **options), learn({})
+    assert_close(metrics, alone, atol=1e-5)
+    assert_close(observed, observed_alone, atol=1e-5)
+    assert observed['kl_ref'] > 1e-3 and set(observed) == {'kl_ref', 'kl_ref_sequence', 'kl_ref_sequence_max'}
+    assert np.isfinite(alone['logprob_right']) and alone['logprob_right'] != alone['logprob_wrong']
+
+
+def test_an_observed_reference_counts_where_no_penalty_reads_one(tiny):
+    c, _ = tiny
+    shapes, devices = batches.Shapes(4, 2, 5, 6), Devices(meshes.make({}), compile_now=False)
+
+    def learner_of(preset, observed):
+        method = fixture.algorithm(preset)
+        return make_learner(c, method, Optimizers(optax.sgd(0.1)), devices, shapes, Learning(), observed=observed)
+
+    watched, plain = learner_of('dr_grpo', Observed(reference=True)), learner_of('dr_grpo', Observed())
+    assert watched.state.ref_params is not None and watched.reference is not None
+    assert plain.state.ref_params is None and plain.reference is None
+    paid = learner_of('grpo', Observed(reference=True))
+    assert paid.state.ref_params is not None and paid.reference is None  # the update has it in every step
