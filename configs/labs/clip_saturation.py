@@ -10,10 +10,10 @@ REMEDY = {'algorithm.clip_low': 0.2, 'algorithm.clip_high': 0.2}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums with eight updates a rollout, and a clip of 3e-4."""
+    """The sums with sixteen updates a rollout, and a clip of 3e-4."""
     config = sums.get_config(preset)
     config.steps = 10
-    config.learner.epochs, config.learner.minibatches = 2, 4
+    config.learner.epochs, config.learner.minibatches = 4, 4
     config.algorithm.clip_low, config.algorithm.clip_high = 3e-4, 4e-4
-    config.optimizer.learning_rate = 1e-4
+    config.optimizer.learning_rate = 5e-4
     return config

@@ -13,5 +13,6 @@ def get_config(preset='reinforce'):
     """The sums with advantages of 0 for right and -1 for wrong completions."""
     config = sums.get_config(preset)
     config.algorithm.baseline = 1.0
+    config.optimizer.learning_rate = 1e-3
     config.log.probe_every = 1
     return config

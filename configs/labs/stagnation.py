@@ -1,4 +1,4 @@
-"""A lab: after too large steps the policy blurts one answer to most sums, and groups have no differences left.
+"""A lab: after steps that are too large every sum gets the same wrong answer, and groups have no differences left.
 
     python -m grpo_jax.train --config=configs/labs/stagnation.py --workdir=runs/stagnation
     python -m grpo_jax.train --config=configs/labs/stagnation.py --workdir=runs/mended \
@@ -10,7 +10,7 @@ REMEDY = {'optimizer.learning_rate': 3e-4}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums for 40 steps at a learning rate of 1e-3."""
+    """The sums for 40 steps at a learning rate of 2e-3."""
     config = sums.get_config(preset)
     config.steps = 40
     config.optimizer.learning_rate = 2e-3

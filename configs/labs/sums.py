@@ -1,4 +1,4 @@
-"""What the labs of settings share: sums of two digits and a model so small that a run takes half a minute of one core."""
+"""What most labs share: sums of two digits, and a model so small that a run takes a minute of one core."""
 from grpo_jax.configs import arithmetic
 
 
