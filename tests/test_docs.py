@@ -75,6 +75,13 @@ def test_the_page_has_the_published_settings_that_runs_are_held_against():
         assert f'| `{published.setting}` | {published.values} |' in page and published.sources in page
 
 
+@pytest.mark.skipif(not os.path.exists(os.path.join(DOCS, 'metrics.md')), reason='no page of the metrics yet')
+def test_monitors_read_metrics_that_the_page_has():
+    known = set(re.findall(r'`([\w/*@]+)`', doc_examples.read('docs/metrics.md')))
+    names = {name for monitor in MONITORS.values() for name in monitor.reads if not name.startswith('evaluation/')}
+    assert not [name for name in names if name not in known and f'{name.partition("/")[0]}/*' not in known]
+
+
 @pytest.mark.skipif(not os.path.exists(os.path.join(ROOT, 'configs', 'labs', 'dead_run.py')), reason='no labs yet')
 def test_every_monitor_has_its_lab():
     without = [m.lab for m in MONITORS.values() if not os.path.exists(f'{ROOT}/configs/labs/{m.lab}.py')]

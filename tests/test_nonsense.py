@@ -60,7 +60,8 @@ ALLOWED = [
         for key in ('learning_rate', 'warmup', 'weight_decay'))),
     ('zero', 'an end of the range', 'algorithm.discount algorithm.critic_lambda algorithm.gae_lambda '
         'algorithm.std_ddof algorithm.entropy_cut algorithm.clip_low algorithm.clip_high algorithm.icepop_low '
-        'algorithm.geometric_low algorithm.veto_below algorithm.opsm_delta'),
+        'algorithm.geometric_low algorithm.veto_below algorithm.opsm_delta diagnose.entropy_floor '
+        'diagnose.length_correlation diagnose.gain'),
     *((name, 'a reward, or what it is measured from, may be any number', 'reward.correct_at reward.failed '
         'reward.truncated_reward reward.options.countdown.partial reward.options.model.mean algorithm.baseline '
         'algorithm.covariance_low') for name in ('zero', 'negative', 'fraction')),
@@ -70,7 +71,9 @@ ALLOWED = [
         'supervised.optimizer.max_grad_norm algorithm.advantage_clip algorithm.value_clip algorithm.entropy_cut '
         'algorithm.log_clip algorithm.clip_high algorithm.dual_clip algorithm.cispo_cap algorithm.dppo_low '
         'algorithm.dppo_high algorithm.rho_max algorithm.icepop_high algorithm.product_max algorithm.geometric_high '
-        'algorithm.opsm_delta algorithm.second_moment algorithm.covariance_high data.options.steps'),
+        'algorithm.opsm_delta algorithm.second_moment algorithm.covariance_high data.options.steps '
+        'diagnose.entropy_floor diagnose.kl_token diagnose.kl_sequence diagnose.length_growth diagnose.part_growth '
+        'diagnose.displacement diagnose.sampler_gap diagnose.gradient_spike'),
     ('text', 'any text', 'data.system reward_model.separator rollout.thinking_end'),
     ('text', 'a place or a name that is looked up when its reader is chosen, or when the data are read',
         'reward.options.model.folder reward.options.process.folder data.options.folder data.options.name '

@@ -12,7 +12,9 @@ from grpo_jax.diagnose.signs import (
     improved,
     last,
     number,
+    spans,
     steps,
+    worsened,
 )
 
 HALF = 0.5  # of completions: from there on truncation, or unread answers, explain why all are wrong
@@ -27,12 +29,12 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
     if all((row.get('groups_all_right') or 0) > HALF for row in recent):
         return None
     answer, now = _why_wrong(recent), average(recent, 'reward')
-    best = max((row['reward'] for row in rows[:-count] if row.get('reward') is not None), default=None)
-    spread = average(rows[: context.options.window], 'reward_std')
-    if now is not None and best is not None and spread and now < best - spread / 2:
+    rewarded = [row for row in rows[:-count] if row.get('reward') is not None]
+    best = max(rewarded, key=lambda row: row['reward'], default={})
+    if worsened([best], recent):
         answer = 'broken'
     evidence = f'no group with an advantage in {steps(recent)}, reward {"none" if now is None else number(now)}'
-    evidence += f' after {best:.3g} at best' if answer == 'broken' else _wrongness(recent, answer)
+    evidence += f' after {best["reward"]:.3g} at best' if answer == 'broken' else _wrongness(recent, answer)
     return Sign('all completions of every prompt get the same reward: nothing is learned', evidence, answer)
 
 
@@ -52,10 +54,8 @@ def _wrongness(rows, answer):
 def dead_all_right(rows: Rows, context: Context) -> Sign | None:
     """Nearly all groups are all right: there is hardly anything left to learn here."""
     recent = rows[-context.options.window :]
-    share = average(recent, 'groups_all_right')
-    if not context.samples or len(recent) < context.options.window or share is None:
-        return None
-    if share < context.options.dead_share:
+    share = _dead_share(recent, 'groups_all_right')
+    if not context.samples or len(recent) < context.options.window or share < context.options.dead_share:
         return None
     return Sign(
         f'{share:.0%} of the groups are all right, and teach nothing',
@@ -64,16 +64,28 @@ def dead_all_right(rows: Rows, context: Context) -> Sign | None:
 
 
 def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
-    """Nearly all groups are all wrong, and not quite every one: the run learns from a few prompts."""
-    recent = rows[-context.options.window :]
-    share = average(recent, 'groups_all_wrong')
-    if not context.samples or len(recent) < context.options.window or share is None:
+    """Nearly all groups are all wrong, though not every one; or most are, and few were when the reward was higher."""
+    options = context.options
+    recent = rows[-options.window :]
+    if not context.samples or dead_run(rows, context):
         return None
-    if share < context.options.dead_share or dead_run(rows, context):
-        return None
-    answer = _why_wrong(recent)
-    evidence = f'groups_all_wrong {share:.2f} in {steps(recent)}{_wrongness(recent, answer)}'
-    return Sign(f'{share:.0%} of the groups are all wrong, and teach nothing', evidence, answer)
+    share = _dead_share(recent, 'groups_all_wrong')
+    if len(recent) == options.window and share >= options.dead_share:
+        answer = _why_wrong(recent)
+        evidence = f'groups_all_wrong {share:.2f} in {steps(recent)}{_wrongness(recent, answer)}'
+        return Sign(f'{share:.0%} of the groups are all wrong, and teach nothing', evidence, answer)
+    for before, now in spans(rows, options.window):
+        share = _dead_share(now, 'groups_all_wrong')
+        if share >= max(HALF, 2 * _dead_share(before, 'groups_all_wrong')) and worsened(before, now):
+            evidence = f'{change("groups_all_wrong", before, now)}; {change("reward", before, now)}'
+            return Sign(f'{share:.0%} of the groups are all wrong, which they were not before', evidence, 'broken')
+    return None
+
+
+def _dead_share(rows, name):
+    """The mean share of groups that are all right, or all wrong, as far as they are dead: other parts may be paid."""
+    shares = averages(rows, name, 'dead_groups')
+    return min(shares) if shares else 0.0
 
 
 def stagnation(rows: Rows, context: Context) -> Sign | None:
@@ -82,10 +94,10 @@ def stagnation(rows: Rows, context: Context) -> Sign | None:
     if not context.samples or len(rows) < 3 * window:
         return None
     first, before, now = rows[:window], rows[-2 * window : -window], rows[-window:]
-    variances = averages(first, 'advantage_variance'), averages(now, 'advantage_variance')
-    if None in variances or variances[1][0] > context.options.variance_share * variances[0][0]:
+    variance, left = average(first, 'advantage_variance'), average(now, 'advantage_variance')
+    if not variance or left is None or left > context.options.variance_share * variance:
         return None
-    if variances[0][0] == 0 or (average(now, 'groups_all_right') or 0) > HALF or improved(before, now, context):
+    if (average(now, 'groups_all_right') or 0) > HALF or improved(before, now, context):
         return None
     return Sign('the completions of a prompt hardly differ any longer', change('advantage_variance', first, now))
 
@@ -134,6 +146,10 @@ def loss_is_zero(rows: Rows, context: Context) -> Sign | None:
     )
 
 
+_BROKEN = Answer(
+    'the updates have made the policy worse: the learning rate is too high',
+    '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
+)
 _EASIER = Answer(
     'these prompts are too hard for this policy: hardly any completion is right',
     '--amend --config.rollout.group_size={more_completions}',
@@ -158,10 +174,7 @@ MONITORS = (
                 'the policy never succeeds on these prompts, so it must begin higher, with a cold start',
                 '--workdir=NEW --config.supervised.updates=200',
             ),
-            'broken': Answer(
-                'an update has broken the policy: the learning rate is too high',
-                '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
-            ),
+            'broken': _BROKEN,
             'truncated': _LONGER,
             'unparsed': _TEMPLATE,
         },
@@ -169,7 +182,7 @@ MONITORS = (
     Monitor(
         'dead_all_right',
         'the reward is at its top, and gradients are those of a few groups',
-        ('groups_all_right',),
+        ('groups_all_right', 'dead_groups'),
         dead_all_right,
         {
             '': Answer(
@@ -181,9 +194,9 @@ MONITORS = (
     Monitor(
         'dead_all_wrong',
         'the reward stays near its lowest value, and moves a little at times',
-        ('groups_all_wrong', 'truncated', 'unparsed'),
+        ('groups_all_wrong', 'dead_groups', 'reward', 'reward_std', 'truncated', 'unparsed'),
         dead_all_wrong,
-        {'': _EASIER, 'truncated': _LONGER, 'unparsed': _TEMPLATE},
+        {'': _EASIER, 'broken': _BROKEN, 'truncated': _LONGER, 'unparsed': _TEMPLATE},
     ),
     Monitor(
         'stagnation',

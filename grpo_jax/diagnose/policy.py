@@ -7,7 +7,6 @@ from grpo_jax.diagnose.signs import (
     Rows,
     Sign,
     average,
-    averages,
     change,
     improved,
     last,
@@ -15,6 +14,7 @@ from grpo_jax.diagnose.signs import (
     spans,
     steps,
     until_known,
+    worsened,
 )
 
 SOON = 2  # steps in a row that are enough where nothing healthy looks so
@@ -35,13 +35,12 @@ def entropy_collapse(rows: Rows, context: Context) -> Sign | None:
     if max(entropies) > max(options.entropy_floor, options.entropy_share * first):
         return None
     evidence = f'entropy {number(first)} in {steps(rows[:1])}, {number(entropies[-1])} in {steps(recent)}'
-    began, now = averages(rows[:1], 'reward', 'reward_std'), average(recent, 'reward')
-    if began and now is not None and now < began[0] - began[1] / 2:
-        return Sign('the policy has become certain, and worse', f'{evidence}, reward {began[0]:.3g} to {now:.3g}')
+    if worsened(rows[:1], recent):
+        return Sign('the policy is certain, and worse than it was', f'{evidence}; {change("reward", rows[:1], recent)}')
     dead, right = average(recent, 'dead_groups'), average(recent, 'groups_all_right') or 0.0
     if context.samples and dead is not None and dead >= options.dead_share and dead - right >= WRONG:
         return Sign(
-            'the policy has become certain, and what it gets wrong it always gets wrong',
+            'the policy is certain, and what it gets wrong it always gets wrong',
             f'{evidence}, groups dead {dead:.2f} and all right {right:.2f}',
         )
     return None
@@ -55,8 +54,7 @@ def kl_runaway(rows: Rows, context: Context) -> Sign | None:
         ('kl_ref', options.kl_token, 'a token'),
     ):
         known = until_known(rows, name)
-        width = max(options.patience, min(options.window, len(known) // 2))
-        for before, now in spans(known, width):
+        for before, now in spans(known, options.window, options.patience):
             old, new = average(before, name), average(now, name)
             if new < limit or old is None or new < FARTHER * old or improved(before, now, context):
                 continue

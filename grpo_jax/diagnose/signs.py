@@ -71,6 +71,7 @@ class Context(NamedTuple):
     correction: str = 'none'
     weights: str = 'sequence_mean'
     kl_coef: float = 0.0
+    critic_warmup: int = 0  # steps at the start in which the policy does not learn
     optimizer: str = 'optimizer'  # its section of the config
     learning_rate: float = 1e-6
     max_grad_norm: float = 1.0
@@ -102,7 +103,7 @@ class Context(NamedTuple):
             quantized=bool(rollout['cache_dtype'] or rollout['weights_dtype']),
             chat=config['data']['chat'],
             inert=_inert(algorithm, collection),
-            **{key: algorithm[key] for key in ('kl', 'correction', 'weights', 'kl_coef')},
+            **{key: algorithm[key] for key in ('kl', 'correction', 'weights', 'kl_coef', 'critic_warmup')},
             optimizer=optimizer,
             **{key: optimization[key] for key in ('learning_rate', 'max_grad_norm')},
             **{key: collection[key] for key in ('retire_above', 'max_draws')},
@@ -210,11 +211,15 @@ def averages(rows: Rows, *names: str) -> list[float] | None:
     return None if None in values else values  # pyright: ignore[reportReturnType]
 
 
-def spans(rows: Rows, width: int) -> Iterator[tuple[Rows, Rows]]:
-    """(`width` earlier rows, the newest `width` rows), the earlier ones ever further back and at last the first.
+def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]]:
+    """(`window` earlier rows, the newest `window` rows), the earlier ones ever further back and at last the first.
 
-    They lie one width back, two, four and so on, so that what creeps shows as well as what jumps, at a small price.
+    They lie one window back, two, four and so on, so that what creeps shows as well as what jumps, at a small price.
+    Of fewer rows than two windows, it is the first and the second half, of at least `least` rows (0: half a window).
     """
+    width = min(window, len(rows) // 2)
+    if width < (least or max(window // 2, 2)):
+        return
     count, back = len(rows), width
     while width + back <= count:
         yield rows[count - width - back : count - back], rows[-width:]
@@ -233,6 +238,12 @@ def improved(before: Rows, now: Rows, context: Context) -> bool:
         if old is not None and new is not None and unit is not None:
             return new - old >= context.options.gain * unit
     return True
+
+
+def worsened(before: Rows, now: Rows) -> bool:
+    """Whether the reward has fallen by more than half of the standard deviation that it had."""
+    old, new = averages(before, 'reward', 'reward_std'), average(now, 'reward')
+    return old is not None and new is not None and new < old[0] - old[1] / 2
 
 
 def steps(rows: Rows) -> str:

@@ -44,19 +44,24 @@ def clip_saturation(rows: Rows, context: Context) -> Sign | None:
 
 
 def inert_settings(rows: Rows, context: Context) -> Sign | None:
-    """The ratios of the first steps are 1, and something is set that acts on other ratios alone."""
-    first = rows[: context.options.patience]
-    if len(first) < context.options.patience:
+    """All ratios are 1: of one update a rollout, with settings that act on other ratios alone; or of several."""
+    count = context.options.patience
+    first, recent = rows[:count], rows[-count:]
+    if context.updates == 1:
+        if context.inert and _all_one(first, count):
+            seen = f'settings without effect: {"; ".join(context.inert)}'
+            return Sign(seen, f'ratio_max 1 in {steps(first)}, 1 update a rollout')
         return None
-    highest = last(first, 'ratio_max', len(first))
-    if highest is None or any(abs(ratio - 1) > 1e-6 for ratio in highest):
-        return None
-    evidence = f'ratio_max 1 in {steps(first)}, {context.updates} updates a rollout'
-    if context.updates > 1 and all((row.get('advantage_abs') or 0) > 0 for row in first):
+    taught = recent[0]['step'] >= context.critic_warmup and all((row.get('advantage_abs') or 0) > 0 for row in recent)
+    if taught and _all_one(recent, count):
+        evidence = f'ratio_max 1 in {steps(recent)}, {context.updates} updates a rollout'
         return Sign('the updates do not move the policy', evidence, 'still')
-    if context.updates == 1 and context.inert:
-        return Sign(f'settings without effect: {"; ".join(context.inert)}', evidence.replace('updates', 'update'))
     return None
+
+
+def _all_one(rows, count):
+    highest = last(rows, 'ratio_max', count)
+    return highest is not None and all(abs(ratio - 1) < 1e-6 for ratio in highest)
 
 
 def gradient_spikes(rows: Rows, context: Context) -> Sign | None:

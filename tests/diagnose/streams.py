@@ -90,11 +90,19 @@ MUST: dict[str, list[Stream]] = {
             RUN,
         ),
     ],
-    'dead_all_right': [Stream(rows(10, groups_all_right=0.95), 'groups_all_right 0.95 in steps 0 to 9', RUN)],
+    'dead_all_right': [
+        Stream(rows(10, groups_all_right=0.95, dead_groups=0.97), 'groups_all_right 0.95 in steps 0 to 9', RUN)
+    ],
     'dead_all_wrong': [
-        Stream(rows(10, groups_all_wrong=0.95), 'groups_all_wrong 0.95 in steps 0 to 9', RUN),
-        Stream(rows(10, groups_all_wrong=0.95, truncated=0.8), 'truncated 0.80', RUN),
-        Stream(rows(10, groups_all_wrong=0.95, unparsed=0.8), 'unparsed 0.80', RUN),
+        Stream(rows(10, groups_all_wrong=0.95, dead_groups=0.97), 'groups_all_wrong 0.95 in steps 0 to 9', RUN),
+        Stream(rows(10, groups_all_wrong=0.95, dead_groups=0.97, truncated=0.8), 'truncated 0.80', RUN),
+        Stream(rows(10, groups_all_wrong=0.95, dead_groups=0.97, unparsed=0.8), 'unparsed 0.80', RUN),
+        # 0.3 is more than half a deviation of 0.4
+        Stream(
+            rows(14, groups_all_wrong=from_step(7, 0.8, 0.1), dead_groups=0.8, reward=from_step(7, 0.1, 0.4)),
+            'groups_all_wrong 0.1 in steps 0 to 6, 0.8 in steps 7 to 13; reward 0.4',
+            RUN,
+        ),
     ],
     'stagnation': [
         # means of steps 0 to 9 and of 30 to 39; 0.02 is less than a tenth of 0.25
@@ -122,7 +130,7 @@ MUST: dict[str, list[Stream]] = {
         # the reward loses more than half of 0.4, its deviation in step 0
         Stream(
             rows(5, entropy=from_step(3, 0.001, 0.5), reward=from_step(3, 0.0, 0.3)),
-            'entropy 0.5 in step 0, 0.001 in steps 3 to 4, reward 0.3 to 0',
+            'entropy 0.5 in step 0, 0.001 in steps 3 to 4; reward 0.3 in step 0, 0 in steps 3 to 4',
             RUN,
         ),
         Stream(
@@ -267,8 +275,15 @@ SILENT: dict[str, list[Stream]] = {
         Stream(rows(5, dead_groups=from_step(4, 1.0, 0.9)), context=RUN),
         Stream(rows(2, **DEAD, groups_all_right=0.0), context=RUN),
     ],
-    'dead_all_right': [Stream(rows(10, groups_all_right=from_step(9, 1.0, 0.7)), context=RUN)],
-    'dead_all_wrong': [Stream(rows(10, groups_all_wrong=0.8), context=RUN)],
+    'dead_all_right': [
+        Stream(rows(10, groups_all_right=from_step(9, 1.0, 0.7), dead_groups=0.97), context=RUN),
+        Stream(rows(10, groups_all_right=0.95, dead_groups=0.1), context=RUN),  # something else is paid
+    ],
+    'dead_all_wrong': [
+        Stream(rows(10, groups_all_wrong=0.8, dead_groups=0.8), context=RUN),
+        Stream(rows(10, groups_all_wrong=0.95, dead_groups=0.1), context=RUN),
+        Stream(rows(groups_all_wrong=from_step(10, 0.6, 0.1), dead_groups=0.8, reward=0.4), context=RUN),
+    ],
     'stagnation': [
         # all is right, or it goes on gaining
         Stream(rows(advantage_variance=from_step(20, 0.02, 0.25), groups_all_right=0.9), context=RUN),
@@ -345,6 +360,7 @@ SILENT: dict[str, list[Stream]] = {
     'clip_saturation': [Stream(rows(clip_low_share=0.08, clip_high_share=0.07), context=RUN)],  # GSPO
     'inert_settings': [
         Stream(rows(ratio_max=1.0), context=RUN),
+        Stream(rows(9, ratio_max=1.0), context=RUN._replace(updates=4, critic_warmup=10)),
         Stream(rows(ratio_max=1.3), context=RUN._replace(updates=4, inert=('regularizer llds is 0',))),
     ],
     'gradient_spikes': [

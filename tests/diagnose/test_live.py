@@ -44,6 +44,14 @@ def test_a_run_at_learning_rate_1_is_named_within_three_steps(collapsed):
     assert {'dead_run', 'entropy_collapse'} & {monitor for _, monitor in first}
 
 
+def test_what_was_told_stands_beside_the_curves(collapsed):
+    (path,) = (collapsed / 'tensorboard').iterdir()
+    events_of_board, (step, monitor) = path.read_bytes(), diagnosed(collapsed)[0]
+    assert f'diagnosis/{monitor}/text_summary'.encode() in events_of_board
+    (event,) = [row for row in events.recorded(collapsed) if (row['step'], row['monitor']) == (step, monitor)]
+    assert event['evidence'].encode() in events_of_board
+
+
 def test_what_was_told_is_what_the_files_of_the_run_say(collapsed):
     rows = tiny_run.rows(collapsed)
     context = Context.from_config(collapsing(), tiny_run.rows(collapsed, 'evaluations.jsonl'))
