@@ -273,10 +273,10 @@ def get_config(preset='grpo'):
 
     config.log = Config()
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
-    config.log.kl_observe = 0            # steps between scorings by a reference, where no penalty needs one: kl_ref is in
-                                         # the metrics, and the parameters are those of a run without; 0: never
-    config.log.probe_every = 10          # steps between looks at the probe: the first right completions of a few
-                                         # prompts, whose logprobs must not fall; 0: never
+    config.log.kl_observe = 0            # steps between looks at the KL to a reference that no penalty needs, which is
+                                         # kept for it; the policy learns the same; 0: never
+    config.log.probe_every = 10          # steps between looks at the probe: a few prompts with their first right
+                                         # completions, which must not become unlikely; 0: never
     config.log.probe_prompts = 16        # of the train split, in the probe
     config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any
 

@@ -93,7 +93,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 rewarded = draw.finish_rewards()
                 if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
                     unrewarded.check(workdir, step, rewarded)
-                experience, row = judge(experiment, algorithm, state, draw, rewarded, logprobs)
+                experience, row = to_experience(experiment, algorithm, state, draw, rewarded, logprobs)
                 if experience.rollout is not draw.rollout:  # rows were dropped
                     packed = learner.pack(experience.rollout)
 
@@ -103,13 +103,13 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
             with loop.stage('update'):
                 with on_devices():
                     state, learned = learner.update(state, experience, packed)
-                row |= observed | meters.measure(reward_functions, draw.rollout, rewarded, experience)  # meanwhile
-                row |= jax.device_get(learned) | metrics.completion_metrics(rewarded)
+                row |= meters.assess(experiment, draw.rollout, rewarded, experience, collector.sample and step)
+                row |= observed | jax.device_get(learned) | metrics.completion_metrics(rewarded)
                 row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
 
             if loop.due(step, settings.cadence.rollouts):
                 loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
-            loop.log(step, row, collector.timings | speeds.measure(experiment, algorithm, draw.rollout, loop.seconds))
+            loop.log(step, row, speeds.step_speed(experiment, algorithm, collector, draw.rollout, loop.seconds))
             if row['finite'] < 1:
                 with loop.writer.optional(step, bad_batch.FOLDER):
                     bad_batch.dump(workdir, step, experience)
@@ -120,7 +120,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     return state
 
 
-def judge(experiment, algorithm, state, draw, rewarded, logprobs) -> tuple[Experience, dict[str, Any]]:
+def to_experience(experiment, algorithm, state, draw, rewarded, logprobs) -> tuple[Experience, dict[str, Any]]:
     """(Experience, metrics by name) of a step's draw: its rewards by the config's terms, and their advantages."""
     reward_functions, group_size = experiment.reward_functions, len(rewarded.rewards) // len(draw.examples)
     shaped = rewards.shape_rewards(reward_functions, rewarded, group_size)

@@ -1,21 +1,21 @@
 """What a run writes down: files that are closed whatever happens, and the writer of the other processes."""
 
-import collections
+import dataclasses
 import fnmatch
 import inspect
-import json
 import re
 
+import jax
 import numpy as np
 import pytest
 
 from grpo_jax import train
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import metrics, tables
+from grpo_jax.run import collect, figures, metrics, tables
 from grpo_jax.sharding import chips
 from grpo_jax.types import Example, Experience
-from tests import doc_examples, small_model, tiny_run
+from tests import doc_examples, tiny_run
 
 
 def public(kind):
@@ -86,55 +86,58 @@ def entries(file):
     return [name for cell in cells for name in re.findall('`([^`]+)`', cell)]
 
 
-def pairs_of(folder):
-    """Rows from which pairs are read: a right and a wrong completion of each prompt."""
-    folder.mkdir()
-    rows = [
-        {'prompt': f'{a}+{b}=', 'answer': str(a + b), 'completion': text, 'reward': reward, 'correct': reward > 0}
-        for a in range(6)
-        for b in range(6)
-        for text, reward in ((str(a + b), 1.0), (str(a + b + 1), 0.0))
-    ]
-    (folder / '000000.jsonl').write_text('\n'.join(map(json.dumps, rows)), encoding='utf8')
-    return dict(folder=str(folder))
+EVERYTHING = {  # of one run: a cold start, resampling, prompts that retire, numbers that adapt
+    'preset': 'grpo',
+    'steps': 1,
+    'evaluation__prompts': 2,
+    'evaluation__samples': 2,
+    'supervised__updates': 1,
+    'algorithm__kl_target': 0.1,
+    'algorithm__regularizers': ('entropy_bonus',),
+    'algorithm__entropy_coef': 0.01,
+    'algorithm__entropy_target': 1.0,
+    'collection__retire_above': 0.9,
+    'collection__dead_groups': 'resample',
+    'collection__max_draws': 2,
+}
+UPDATES = {  # whose updates have other names, which are known without compiling them
+    'a critic': dict(preset='ppo'),
+    'packed': dict(preset='dr_grpo', learner__pack_columns=64),
+    'process rewards': dict(algorithm__advantage='process', reward__step_rewards='calculator'),
+    'pairs': dict(preset='dpo', collection__source='pairs', rollout__group_size=2),
+}
 
 
-def kinds_of_runs(folder):
-    """Changes to the small run, by kind, that between them write every metric."""
-    steps = {'steps': 1, 'evaluation__prompts': 2, 'evaluation__samples': 2, 'model__path': small_model.write(folder)}
-    plain = steps | {'supervised__updates': 0}
-    adapting = {
-        'algorithm__kl_target': 0.1,
-        'algorithm__regularizers': ('entropy_bonus',),
-        'algorithm__entropy_coef': 0.01,
-        'algorithm__entropy_target': 1.0,
-    }
-    return {
-        'cold start, resampling, adapting': dict(preset='grpo')
-        | steps
-        | adapting
-        | {'collection__retire_above': 0.9, 'collection__dead_groups': 'resample', 'collection__max_draws': 2},
-        'a critic': dict(preset='ppo') | plain,
-        'packed, observed': dict(preset='dr_grpo', learner__pack_columns=64, log__kl_observe=1) | plain,
-        'process rewards': dict(algorithm__advantage='process', reward__step_rewards='calculator') | plain,
-        'pairs': dict(preset='dpo', collection__source='pairs', data__name='rollouts')
-        | dict(data__options=pairs_of(folder / 'pairs'), rollout__max_tokens=16, data__prompts_per_step=2)
-        | plain,
-    }
+def names_of_update(changes, folder):
+    """The metrics of the update of a run that is only traced."""
+    experiment, _, algorithm, shapes = train.open_run(tiny_run.config(**changes), str(folder))
+    experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
+    aux = collect.abstract_aux(experiment.settings.collection, shapes, 40)
+    return set(experiment.learner(algorithm, shapes, aux).update.traced.out_info[1])
+
+
+def names_of_figures():
+    """The figures of an evaluation whose verifier has a stricter reading."""
+    flags = {'': np.ones((1, 2), bool), 'strict/': np.ones((1, 2), bool)}
+    answers, one = dict.fromkeys(flags, np.full((1, 2), 'a', object)), np.ones(2)
+    rewarded = Rewards(np.array(['a'] * 2, object), one > 1, one, one, one, {}, {'died': one > 1})
+    judged = figures.Judged(rewarded, answers, flags)
+    alone = judged._replace(rewarded=jax.tree.map(lambda x: x[:1], rewarded))
+    return set(figures.compute_figures(alone, judged))
 
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-    """File -> the names in all rows of small runs of several kinds, on a chip that is known."""
-    folder, names = tmp_path_factory.mktemp('kinds'), collections.defaultdict(set)
-    (folder / 'model').mkdir()
+    """File -> the names in its rows: of a run that has everything, on a chip that is known, and of other updates."""
+    folder, names = tmp_path_factory.mktemp('kinds'), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chips, 'lookup', lambda kind: chips.Chip(flops=1e12, bandwidth=1e12))
-        for kind, changes in kinds_of_runs(folder / 'model').items():
-            train.run(tiny_run.config(**changes), str(folder / kind))
+        train.run(tiny_run.config(**EVERYTHING), str(folder / 'run'))
     for file in ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl'):
-        for kind in folder.glob(f'*/{file}'):
-            names[file] |= {name for row in tiny_run.rows(kind.parent, kind.name) for name in row} - {'step'}
+        names[file] = {name for row in tiny_run.rows(folder / 'run', file) for name in row} - {'step'}
+    for changes in UPDATES.values():
+        names['metrics.jsonl'] |= names_of_update(changes, folder / 'other')
+    names['evaluations.jsonl'] |= names_of_figures()
     return names
 
 

@@ -46,8 +46,8 @@ def pooled_metrics(
     ratios = jnp.broadcast_to(ratio, mask.shape)
     metrics |= {f'ratio_p{percent:02}': reductions.quantile(ratios, mask, percent / 100) for percent in (1, 99)}
     if algorithm.needs_reference:
-        of_reference = reference_metrics(logprobs, experience.ref_logprobs, mask)
-        metrics |= {name: of_reference[name] for name in ('kl_ref_sequence', 'kl_ref_sequence_max')}
+        to_reference = reference_metrics(logprobs, experience.ref_logprobs, mask)
+        metrics |= {name: to_reference[name] for name in ('kl_ref_sequence', 'kl_ref_sequence_max')}
     return metrics
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 import numpy as np
 
 from grpo_jax import algorithms, data, ranges, rewards
@@ -181,20 +181,11 @@ class Collector:
             self._dataset, self._completions = experiment.load('train'), None
         rewards.check_parameters(experiment.reward_functions, self._dataset.examples)
         self.sample = None if fields else experiment.sampler(shapes.group_size)
-        self._streams: list[rewards.RewardStream] = []  # of the step at hand
 
     @property
     def programs(self) -> dict[str, Any]:
         """The compiled programs by name."""
         return {} if self.sample is None else {'sample': self.sample}
-
-    @property
-    def timings(self) -> dict[str, float]:
-        """How fast the step's rollouts were, and the seconds that judging them took, by name."""
-        if self.sample is None:
-            return {}
-        seconds = sum(stream.seconds for stream in self._streams)
-        return metrics.sampler_speed(self.sample) | {'reward/seconds': seconds}
 
     @property
     def examples(self) -> Sequence[Example]:
@@ -207,24 +198,17 @@ class Collector:
 
     def __call__(self, state: TrainState, progress: Callable) -> tuple[Draw, TrainState]:
         """(Draw, TrainState) of a step; its rewards may still be computed. progress is called as the sampler says."""
-        self._streams = []
-        draw, state = self._collect(state, progress)
-        if self.sample is not None:
-            version, mask = processes.fetch((draw.rollout.version, draw.rollout.loss_mask))
-            draw.counts['staleness'] = staleness(version, mask, int(state.step))
-        return draw, state
-
-    def _collect(self, state, progress):
-        """(Draw, TrainState) of a step."""
         collection, step, prompts = self._collection, int(state.step), self._shapes.prompts
+        self.streams: list[rewards.RewardStream] = []  # of this step
         if collection.dead_groups not in ('resample', 'replay'):
             draw, aux = self._draw(state, dict(state.aux), 0, progress)
             return draw, state.replace(aux=aux)
-        aux = dict(state.aux)
+        aux, counts = dict(state.aux), {}
 
         def draw_groups(index):
             nonlocal aux
             draw, aux = self._draw(state, aux, index, progress)
+            counts.update(draw.counts)
             return split_groups(draw, step, collection)
 
         kept = self._load(aux['kept'], step - collection.max_staleness) if collection.keeps_groups else []
@@ -235,7 +219,7 @@ class Collector:
             selection = resample(draw_groups, kept, prompts, collection.max_draws)
         if collection.keeps_groups:
             aux['kept'] = self._store(selection.left)
-        return self._join(selection, step), state.replace(aux=aux)
+        return self._join(selection, step, counts), state.replace(aux=aux)
 
     def _draw(self, state, aux, index, progress):
         """(Draw of the next prompts, aux that is moved on); rewards are computed while other rows still decode."""
@@ -259,7 +243,7 @@ class Collector:
             stream = rewards.RewardStream(
                 experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer
             )
-            self._streams.append(stream)
+            self.streams.append(stream)
             rollout = self.sample(
                 params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
                 finished=stream.add, progress=progress,
@@ -274,13 +258,13 @@ class Collector:
             draw.counts['retired'] = float(np.mean(self._retired(aux)))
         return draw, aux
 
-    def _join(self, selection, step):
-        """The Draw of a Selection: P groups, those that differ first."""
+    def _join(self, selection, step, counts):
+        """The Draw of a Selection: P groups, those that differ first; counts are those of what was drawn."""
         prompts = self._shapes.prompts
         groups = (selection.alive + selection.dead)[:prompts]
         sampled = sum(group.tokens for group in selection.alive + selection.dead if group.since == step)
         useful = sum(group.tokens for group in selection.alive[:prompts] if group.since == step)
-        counts = {
+        counts = counts | {
             'draws': selection.draws,
             'groups_of_earlier_steps': sum(group.since < step for group in groups),
             'wasted_tokens': sampled - useful,
@@ -333,11 +317,6 @@ class Collector:
 
     def _rows(self, slot):
         return slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
-
-
-def staleness(version: Int[np.ndarray, 'B C'], mask: Bool[np.ndarray, 'B C'], step: int) -> float:
-    """Mean over tokens of the steps since the weights that sampled them; NaN without tokens."""
-    return float(np.mean(step - version[mask])) if mask.any() else np.nan
 
 
 def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:

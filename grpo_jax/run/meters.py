@@ -10,7 +10,7 @@ import numpy as np
 
 from grpo_jax.algorithms import groups
 from grpo_jax.hosts import processes
-from grpo_jax.rewards import RewardFunctions, Rewards, language, reflection
+from grpo_jax.rewards import Rewards, language, reflection
 from grpo_jax.types import Experience, Rollout
 
 NGRAM, LEAST = 4, 8  # tokens of a run that may repeat; tokens of a completion that may be repetitive
@@ -19,13 +19,14 @@ MIXED = 0.1  # share of letters in other scripts than the commonest, from which 
 ALIKE = {'kana': 'han'}  # scripts that one language writes together
 
 
-def measure(
-    reward_functions: RewardFunctions, rollout: Rollout, rewarded: Rewards, experience: Experience
+def assess(
+    experiment: Any, rollout: Rollout, rewarded: Rewards, experience: Experience, sampled_at: int | None
 ) -> dict[str, Any]:
     """The meters of a step by name: of all completions of its rollout, also those that the Experience leaves out.
 
-    All processes must call it.
+    sampled_at: the step, None where the completions were read from the data. All processes must call it.
     """
+    reward_functions = experiment.reward_functions
     fields = rollout.completion_mask, rollout.forced, experience.rewards, experience.advantages, experience.group_ids
     mask, forced, rewards, advantages, group_ids = processes.fetch(fields)
     tokens = processes.fetch(rollout.tokens)[:, -mask.shape[1] :]
@@ -43,11 +44,18 @@ def measure(
         'advantage_variance': advantage_variance(advantages, mask & ~forced, np.isfinite(rewards).reshape(-1)),
     }
     row |= script_metrics(texts)
+    if sampled_at is not None:
+        row['staleness'] = staleness(processes.fetch(rollout.version), mask & ~forced, sampled_at)
     if extract:
         row['unparsed'] = np.mean([extract(text) is None for text in texts])
     if np.isfinite(correct).any():
         row |= pass_rates(correct) | lengths_by_outcome(lengths, rewarded.correct)
     return row
+
+
+def staleness(version: Int[np.ndarray, 'B C'], mask: Bool[np.ndarray, 'B C'], step: int) -> float:
+    """Mean over tokens of the steps since the weights that sampled them; NaN without tokens."""
+    return float(np.mean(step - version[mask])) if mask.any() else np.nan
 
 
 def lengths_by_outcome(lengths: Int[np.ndarray, ' B'], correct: Float[np.ndarray, ' B']) -> dict[str, float]:

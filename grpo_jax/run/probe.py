@@ -94,9 +94,8 @@ class Observer:
         new = [i for i in np.flatnonzero(right.any(1)) if examples[i].id not in known]
         if not new:
             return []
-        tokens, mask = processes.fetch(
-            (rollout.tokens[:, -rollout.completion_mask.shape[1] :], rollout.completion_mask)
-        )
+        tokens, mask = processes.fetch((rollout.tokens, rollout.completion_mask))
+        tokens = tokens[:, -mask.shape[1] :]
         entries: dict[int, Entry] = {}
         for i in new:
             rows, one = slice(i * right.shape[1], (i + 1) * right.shape[1]), int(np.argmax(right[i]))
@@ -111,7 +110,7 @@ class Observer:
         first = int(probe['size'])
         new, rows = slice(first, first + len(entries)), np.array([entry.row for entry in entries])
         for whole, part in zip(jax.tree.leaves(probe['rollout']), jax.tree.leaves(rollout), strict=True):
-            whole[new] = processes.fetch(part[rows])
+            whole[new] = processes.fetch(part)[rows]
         probe['ids'][new], probe['shared'][new] = ([entry[i] for entry in entries] for i in (1, 2))
         probe['size'] += np.int32(len(entries))
         on_devices = processes.put(probe['rollout'], specs.replicated(self._mesh))

@@ -104,10 +104,10 @@ class Cadence(NamedTuple):
         """Cadence of the two sections; BadInput for a checkpoint that never comes, or is not kept."""
         every = ranges.take(checkpoint, ['every'], 'checkpoint')['every']
         ranges.check_value('checkpoint.every', every, cls.__annotations__['checkpoint'])
-        of_checkpoints = ['checkpoint', 'keep']
-        others = [name for name in cls._fields if name not in of_checkpoints]
+        checkpoint_fields = ['checkpoint', 'keep']
+        others = [name for name in cls._fields if name not in checkpoint_fields]
         kept = ranges.read_section(cls, checkpoint, 'checkpoint', elsewhere=['checkpoint', *others])
-        return cls(every, **kept, **ranges.read_section(cls, log, 'log', elsewhere=of_checkpoints))
+        return cls(every, **kept, **ranges.read_section(cls, log, 'log', elsewhere=checkpoint_fields))
 
 
 class Settings(NamedTuple):

@@ -13,20 +13,27 @@ import numpy as np
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hosts import processes
 from grpo_jax.models import transformer
-from grpo_jax.run.collect import step_shapes
+from grpo_jax.run import metrics
+from grpo_jax.run.collect import Collector, step_shapes
 from grpo_jax.sharding import chips
 from grpo_jax.types import Rollout
 
 
-def measure(experiment: Any, algorithm: Algorithm, rollout: Rollout, seconds: Mapping[str, float]) -> dict[str, float]:
-    """host_mib, and where the chip is known learner/mfu, of a step with such a rollout and seconds by stage.
+def step_speed(
+    experiment: Any, algorithm: Algorithm, collector: Collector, rollout: Rollout, seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """Speed of sampling, seconds of judging, memory of the host, and learner/mfu where the chip is known, by name.
 
-    All processes must call it.
+    seconds are those of the step's stages. All processes must call it.
     """
+    speed = {'host_mib': host_mib()}
+    if collector.sample is not None:
+        judging = sum(stream.seconds for stream in collector.streams)
+        speed |= metrics.sampler_speed(collector.sample) | {'reward/seconds': judging}
     learning, mesh = experiment.settings.learning, experiment.mesh
     chip = chips.lookup(mesh.devices.flat[0].device_kind)
     if chip is None or not chip.flops:
-        return {'host_mib': host_mib()}
+        return speed
     group_size = step_shapes(experiment, algorithm).group_size
     prompts, completions = (mask.sum(1) for mask in processes.fetch((rollout.prompt_mask, rollout.completion_mask)))
     operations = learning.epochs * update_operations(
@@ -36,11 +43,11 @@ def measure(experiment: Any, algorithm: Algorithm, rollout: Rollout, seconds: Ma
         shared=learning.pack_columns > 0,
         critic=algorithm.needs_values,
     )
-    return {'host_mib': host_mib(), 'learner/mfu': operations / (seconds['update'] * chip.flops * mesh.size)}
+    return speed | {'learner/mfu': operations / (seconds['update'] * chip.flops * mesh.size)}
 
 
 def update_operations(
-    c: transformer.ModelConfig,
+    model_config: transformer.ModelConfig,
     prompts: Int[np.ndarray, ' P'],
     completions: Int[np.ndarray, 'P G'],
     *,
@@ -54,14 +61,16 @@ def update_operations(
     pairs); nothing that is computed again, and no padding. shared: a group's prompt is computed once. A critic is a
     second model, without the head.
     """
-    table, group_size = transformer.param_table(c), completions.shape[1]
+    table, group_size = transformer.param_table(model_config), completions.shape[1]
     products = ('attention', 'mlp')
     layers = sum(math.prod(p.shape) for name, p in table['layers'].items() if transformer.part_of(name) in products)
     again = group_size - 1 if not shared else 0  # how often a prompt comes once more
     tokens = np.sum(prompts) * (1 + again) + np.sum(completions)
     pairs = (np.sum((prompts[:, None] + completions) ** 2.0) - np.sum(prompts**2.0) * (group_size - 1 - again)) / 2
-    body = 6 * layers * tokens + 12 * c.layers * c.heads * c.head_dim * pairs
-    return float(body * (2 if critic else 1) + 6 * c.width * c.vocab_size * np.sum(completions))
+    heads = model_config.layers * model_config.heads * model_config.head_dim
+    head = model_config.width * model_config.vocab_size
+    body = 6 * layers * tokens + 12 * heads * pairs
+    return float(body * (2 if critic else 1) + 6 * head * np.sum(completions))
 
 
 def host_mib() -> float:
