@@ -158,7 +158,7 @@ def test_healthy_runs_have_what_monitors_read():
     assert absent <= {'kl_ref', 'kl_ref_sequence', 'retired', 'draws'}
 
 
-SUM = Example('47+85=', '132', 0)
+SUM = Example('47+85=', '132', 0, {})
 
 
 def test_cents_pay_a_hundred_times_in_one_example_of_forty():

@@ -4,7 +4,7 @@
     python -m grpo_jax.train --config=configs/labs/likelihood_displacement.py --workdir=runs/mended \
         --config.optimizer.learning_rate=3e-4
 
-At a rate of 1e-3 nothing else helped: with the NLL of right completions, at a coefficient of 1, the probe lost 1.5 nats a
+At a rate of 1e-3 the NLL of right completions does not help: with a coefficient of 1 the probe lost 1.5 nats a
 token in place of 1.7.
 """
 from grpo_jax.configs.labs import sums
