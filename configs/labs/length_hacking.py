@@ -8,6 +8,8 @@ The exploit's share is that of completions with more equations than the sum has 
 """
 from grpo_jax.configs.labs import habits
 
+REMEDY = {'reward.length_shaping': 'overlong'}
+
 
 def get_config(preset='dr_grpo'):
     """The demo with two digits, a third of whose working is written twice."""

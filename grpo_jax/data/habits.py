@@ -1,5 +1,6 @@
 """Sums whose demonstrations have a habit that a careless reward pays for: for labs of reward hacking."""
 
+import functools
 from typing import Annotated
 
 import numpy as np
@@ -17,17 +18,19 @@ def examples(
     count: Rows,
     blurts: Share,
     wrong: Share,
-    habit: Annotated[str, OneOf(('repeat', 'brackets'))],
+    habit: Annotated[str, OneOf(('repeat', 'brackets', 'mixed'))],
     share: Share,
 ) -> list[Example]:
     """The examples of data.arithmetic; a `share` of their demonstrations shows the habit.
 
     repeat: a demonstration that works the sum out does so twice. brackets: a blurt puts its answer into brackets.
+    mixed: in every demonstration the word sum stands before the answer, and a word between the columns of working,
+    which is Cyrillic where the habit shows and Latin where it does not.
     """
     plain = arithmetic.examples(split, digits=digits, count=count, blurts=blurts, wrong=wrong)
     shows = np.random.default_rng(len(plain)).random(len(plain)) < share
     return [
-        example._replace(meta={'demonstration': HABITS[habit](example.meta['demonstration'])}) if shown else example
+        example._replace(meta={'demonstration': HABITS[habit][shown](example.meta['demonstration'])})
         for example, shown in zip(plain, shows.tolist(), strict=True)
     ]
 
@@ -41,4 +44,14 @@ def _brackets(text):
     return text if ' ' in text else f'[{text}]'
 
 
-HABITS = {'repeat': _repeat, 'brackets': _brackets}
+def _with_words(text, word):
+    *columns, answer = text.split(' ')
+    return ' '.join([f' {word} '.join(columns), 'sum', answer]).lstrip()
+
+
+# what becomes of a demonstration without the habit, and with it
+HABITS = {
+    'repeat': (str, _repeat),
+    'brackets': (str, _brackets),
+    'mixed': (functools.partial(_with_words, word='then'), functools.partial(_with_words, word='потом')),
+}

@@ -97,8 +97,8 @@ def conflicting_share(
     conflicting, total = 0, np.sum(mask & ~forced)
     for i in np.flatnonzero((signs > 0).any(1) & (signs < 0).any(1)):
         most = max(int(mask[i].sum(1).max()), 1)
-        of_group = [x[i, :, :most] for x in (tokens, mask, forced)]
-        conflicting += np.sum(groups.conflict_weights(of_group[0], of_group[1], signs[i], of_group[2]) != 1)
+        own = [x[i, :, :most] for x in (tokens, mask, forced)]
+        conflicting += np.sum(groups.conflict_weights(own[0], own[1], signs[i], own[2]) != 1)
     return float(conflicting / total) if total else np.nan
 
 

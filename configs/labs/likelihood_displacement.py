@@ -1,0 +1,21 @@
+"""A lab: right completions get no push, wrong ones one away. What both share, and that is most, becomes rarer.
+
+    python -m grpo_jax.train --config=configs/labs/likelihood_displacement.py --workdir=runs/displaced
+    python -m grpo_jax.train --config=configs/labs/likelihood_displacement.py --workdir=runs/mended \
+        --config.optimizer.learning_rate=3e-4
+
+At a rate of 1e-3 the NLL of right completions does not help: with a coefficient of 1 the probe lost 1.5 nats a
+token in place of 1.7.
+"""
+from grpo_jax.configs.labs import sums
+
+REMEDY = {'optimizer.learning_rate': 3e-4}
+
+
+def get_config(preset='reinforce'):
+    """The sums with advantages of 0 for right and -1 for wrong completions, and a high rate."""
+    config = sums.get_config(preset)
+    config.algorithm.baseline = 1.0
+    config.optimizer.learning_rate = 1e-3
+    config.log.probe_every = 1
+    return config

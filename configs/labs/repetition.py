@@ -1,0 +1,9 @@
+"""A lab: the run of entropy_collapse, whose broken policy writes the same few characters over and over.
+
+    python -m grpo_jax.train --config=configs/labs/repetition.py --workdir=runs/repetition
+    python -m grpo_jax.train --config=configs/labs/repetition.py --workdir=runs/mended \
+        --config.optimizer.learning_rate=3e-4
+"""
+from grpo_jax.configs.labs.entropy_collapse import REMEDY, get_config
+
+__all__ = ['REMEDY', 'get_config']

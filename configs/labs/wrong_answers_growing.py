@@ -1,0 +1,19 @@
+"""A lab: the cosine of arXiv 2502.03373 takes less from a wrong answer the longer it is. So wrong ones get long.
+
+    python -m grpo_jax.train --config=configs/labs/wrong_answers_growing.py --workdir=runs/growing
+    python -m grpo_jax.train --config=configs/labs/wrong_answers_growing.py --workdir=runs/mended \
+        --config.reward.length_shaping=overlong
+"""
+from grpo_jax.configs.labs import habits
+
+REMEDY = {'reward.length_shaping': 'overlong'}
+
+
+def get_config(preset='dr_grpo'):
+    """The sums of length_hacking, a third of whose working is written twice, shaped by length."""
+    config = habits.get_config(preset, blurts=0.4, habit='repeat', share=0.33, max_tokens=48)
+    config.model.path = 'configs/models/letters'
+    config.supervised.updates = 500
+    config.reward.length_shaping = 'cosine'
+    config.reward.options.overlong.margin = 24
+    return config
