@@ -1,7 +1,7 @@
 """Writes healthy/<seed>.json: what monitors read of a run of the demo, to four digits.
 
-    python -m grpo_jax.train --config=arithmetic --config.seed=1 --workdir=runs/1
-    python tests/golden/make_healthy.py runs/1 1
+python -m grpo_jax.train --config=arithmetic --config.seed=1 --workdir=runs/1
+python tests/golden/make_healthy.py runs/1 1
 """
 
 import json
