@@ -78,6 +78,7 @@ EVERYTHING = {  # of one run: a cold start, resampling, prompts that retire, num
     'collection__retire_above': 0.9,
     'collection__dead_groups': 'resample',
     'collection__max_draws': 2,
+    'log__probe_every': 10,
 }
 UPDATES = {  # whose updates have other names, which are known without compiling them
     'a critic': dict(preset='ppo'),
