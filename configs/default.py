@@ -278,6 +278,8 @@ def get_config(preset='grpo'):
     config.log.probe_every = 10          # steps between looks at the probe: a few prompts with their first right
                                          # completions, which must not become unlikely; 0: never
     config.log.probe_prompts = 16        # of the train split, in the probe
+    config.log.trackers = ()             # besides the files and TensorBoard: wandb, trackio
+    config.log.project = 'grpo_jax'      # of the trackers
     config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any
 
     _apply(config, preset)

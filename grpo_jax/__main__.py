@@ -8,7 +8,7 @@ import sys
 from grpo_jax import PACKAGE
 
 COMMANDS = (
-    *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'show', 'export', 'prepare'),
+    *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'report', 'show', 'export', 'prepare'),
     'preflight',
     'replay_bad',
     'provenance',

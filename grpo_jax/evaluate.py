@@ -19,6 +19,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, processes
 from grpo_jax.models import transformer
 from grpo_jax.run import checkpoint, cli, metrics, recorded, tables
+from grpo_jax.run.console import console
 from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.run.figures import (
     LEVEL,
@@ -31,6 +32,7 @@ from grpo_jax.run.figures import (
     summarize_by_subject,
 )
 from grpo_jax.sharding import batches, compiled
+from grpo_jax.text import columns, cut
 
 UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels')  # fields of Sampling that a report leaves out
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
@@ -64,9 +66,25 @@ def samplers(experiment: Experiment, samples: int) -> tuple[Callable, Callable]:
 
 
 def evaluate(evaluator: Evaluator, params: Any) -> dict[str, float]:
-    """Means by name of the figures that any prompt has; the same params give the same results."""
-    figures = compute_figures(*complete(evaluator, params))
+    """Means by name of the figures that any prompt has; the same params give the same results.
+
+    The console shows the first prompt's greedy completion.
+    """
+    greedy, sampled = complete(evaluator, params)
+    if processes.speaks():
+        prompt = evaluator.experiment.tokenizer.decode(evaluator.dataset.tokens[0])
+        console.print(sample_line(prompt, evaluator.dataset.examples[0].answer, greedy.rewarded, console.width))
+    figures = compute_figures(greedy, sampled)
     return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
+
+
+def sample_line(prompt: str, answer: str, rewarded: rewards.Rewards, width: int) -> str:
+    """One line of at most `width` columns: a prompt, the first completion of `rewarded`, and its verdict."""
+    verdict = {1.0: 'right', 0.0: f'wrong, the answer is {cut(str(answer), 20)}'}.get(float(rewarded.correct[0]))
+    verdict = f' ({verdict or f"reward {rewarded.rewards[0]:.3g}"})'
+    room = width - columns(verdict) - len('sample:  -> ')
+    asked = cut(prompt, room // 2)
+    return f'sample: {asked} -> {cut(rewarded.texts[0], room - columns(asked))}{verdict}'
 
 
 def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:

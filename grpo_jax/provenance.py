@@ -4,7 +4,7 @@ Exit status 0; 1 where --verify finds damage.
 
 Examples:
     python -m grpo_jax.provenance --workdir=runs/gsm8k --verify
-    python -m grpo_jax.provenance --workdir=runs/gsm8k --other=runs/gsm8k_dapo
+    python -m grpo_jax.provenance runs/gsm8k runs/gsm8k_dapo
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ import jax
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.run import checkpoint, cli, environment, events, metrics, steering
+from grpo_jax.text import escape
 
 TEXTS = ('config.json', 'environment.json', 'programs.json', 'data.json')  # of a run; the last one where data are read
 ROWS = (*metrics.FILES, events.FILE)
@@ -44,16 +45,46 @@ def describe_run(workdir: str) -> Iterator[str]:
     yield f'checkpoints: {", ".join(map(str, checkpoint.steps(workdir))) or "none"}'
 
 
-def differences(workdir: str, other: str) -> Iterator[str]:
-    """A line for each setting, program and version in which two runs differ."""
-    for name in ('config.json', 'programs.json'):
-        one, two = (json_file.read_object(_existing(folder, name)) for folder in (workdir, other))
-        for key, a, b in steering.differences(one, two):
-            yield f'{name[:-5]} {key}: {a!r}, {b!r}'
-    first = [next(iter(_read(folder, environment.FILE, [])), {}) for folder in (workdir, other)]
+def in_words(workdir: str, other: str) -> Iterator[str]:
+    """Sentences on how another run differs: in its programs, its data, its settings, its code and where it ran."""
+    programs = [_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
+    yield _programs_in_words(*programs)
+    configs = [json_file.read_object(_existing(folder, 'config.json')) for folder in (workdir, other)]
+    changed = list(steering.differences(configs[0], configs[1]))
+    origins = [_read(folder, 'data.json', []) for folder in (workdir, other)]
+    data_changes = [c for c in changed if c.key.startswith('data.') and c.key != 'data.prompts_per_step']
+    same_data = not data_changes and origins[0] == origins[1]
+    yield 'the data are the same' if same_data else 'the data differ' + ' in where they are from' * (not data_changes)
+    if not changed:
+        yield 'the settings are the same'
+    elif [change.key for change in changed] == ['seed']:
+        yield f'of the settings only the seed differs: {changed[0].old!r} became {changed[0].new!r}'
+    else:
+        yield f'{len(changed)} settings differ' if len(changed) > 1 else 'one setting differs'
+        yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
+    entries = [_read(folder, environment.FILE, []) for folder in (workdir, other)]
+    one, two = (_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
     for part in ('code', 'packages', 'devices'):
-        for key, a, b in steering.differences(first[0].get(part, {}), first[1].get(part, {})):
-            yield f'{part} {key}: {a!r}, {b!r}'
+        for key, a, b in steering.differences(_object(one.get(part)), _object(two.get(part))):
+            yield f'{part} {key}: {a!r} became {b!r}'
+
+
+def _programs_in_words(one, two):
+    """A sentence on which of the compiled programs of two runs are the same."""
+    names = sorted(one.keys() | two.keys())
+    if not one or not two:
+        return 'nothing is known of the programs: at least one of the runs has compiled none yet'
+    differ = [name for name in names if one.get(name) != two.get(name)]
+    if not differ:
+        return 'all programs are the same: ' + ', '.join(names)
+    same = [name for name in names if name not in differ]
+    if not same:
+        return 'all programs differ: ' + ', '.join(names)
+    if len(differ) == 1:
+        return f'only the {differ[0]} program differs; the same are {" and ".join(same)}'
+    return (
+        f'the programs {" and ".join(differ)} differ; the same {"is" if len(same) == 1 else "are"} {" and ".join(same)}'
+    )
 
 
 def verify(workdir: str) -> Iterator[str]:
@@ -124,6 +155,11 @@ def _read(workdir, name, default) -> Any:
     return json_file.read(path) if os.path.exists(path) else default
 
 
+def _object(value) -> dict[str, Any]:
+    """The value where it has named fields, else {}: another program may have written the file."""
+    return value if isinstance(value, dict) else {}
+
+
 def _existing(workdir, name):
     """The path of a run's file; BadInput for a folder that holds no run."""
     path = os.path.join(workdir, name)
@@ -135,14 +171,20 @@ def _existing(workdir, name):
 def main() -> None:
     """The command."""
     values: Any = flags.FLAGS
-    if values.other:
-        print('\n'.join(differences(values.workdir, values.other)) or 'no difference')
+    # both may also stand without the names of their flags
+    folders = [folder for folder in (values.workdir, values.other, *values(sys.argv)[1:]) if folder]
+    if not 1 <= len(folders) <= 2:
+        raise BadInput('folders', folders, 'name the folder of a run, or of two that are to be compared')
+    if len(folders) == 2:
+        for line in in_words(*folders):
+            print(escape(line))
         return
-    for line in describe_run(values.workdir):
+    (workdir,) = folders
+    for line in describe_run(workdir):
         print(line)
     if values.verify:
         problems = 0
-        for problem in verify(values.workdir):
+        for problem in verify(workdir):
             problems += 1
             print(f'damaged: {problem}', flush=True)
         print(f'{problems} problems' if problems else 'verified: every file, row and array is whole')
@@ -150,7 +192,7 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+    flags.DEFINE_string('workdir', '', 'Folder of the run; it may also stand without the name of the flag.')
     flags.DEFINE_string('other', '', 'Folder of another run, to compare with.')
     flags.DEFINE_bool('verify', False, 'Read every file and every array of every checkpoint, and name what is damaged.')
     cli.run(main)

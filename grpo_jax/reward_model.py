@@ -63,6 +63,7 @@ def run(config, workdir):
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     experiment = open_experiment(config, workdir, head=True)
+    experiment.settings.tracking.check()
     settings, objective = experiment.settings, OBJECTIVES[experiment.settings.reward_model.objective]
     experiment.check_splits()
     train, test = (read_labelled(experiment, objective, split) for split in ('train', 'test'))

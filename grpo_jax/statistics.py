@@ -68,6 +68,17 @@ def share_interval(values: Shaped[np.ndarray, ' N'], *, level: float) -> tuple[f
     return max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)
 
 
+def mean_interval(values: Shaped[np.ndarray, ' n'], *, level: float) -> tuple[float, float]:
+    """(low, high) of the mean of n independent numbers, by Student's t; infinite for a single one."""
+    import scipy.special
+
+    count, mean = len(values), float(np.mean(values))
+    if count < 2:
+        return -math.inf, math.inf
+    half = float(scipy.special.stdtrit(count - 1, (1 + level) / 2) * np.std(values, ddof=1) / math.sqrt(count))
+    return mean - half, mean + half
+
+
 def bootstrap(
     values: Shaped[np.ndarray, 'N F'], *, level: float, resamples: int, seed: int
 ) -> tuple[Float[np.ndarray, ' F'], Float[np.ndarray, ' F']]:

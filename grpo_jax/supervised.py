@@ -57,6 +57,7 @@ def run(config, workdir, origins=(), functions: Mapping | None = None, steered: 
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     experiment = open_experiment(config, workdir, functions=functions, origins=origins, steered=steered)
+    experiment.settings.tracking.check()
     shapes, learner = build_learner(experiment)
     dataset, completions = demonstrations.find(experiment)
 

@@ -23,9 +23,12 @@ from ml_collections.config_flags import config_path
 import numpy as np
 
 from grpo_jax import PACKAGE, data, supervised, train
+from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput, InUse
 from grpo_jax.hosts.files import atomic_folder, writing
-from grpo_jax.run import cli, metrics, tables
+from grpo_jax.run import cli, metrics, sources, tables
+from grpo_jax.run.comparison import Rows
+from grpo_jax.run.comparison import compare as compare
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.workdir import owning
@@ -48,24 +51,36 @@ COLUMNS = {
 ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
 
 
-Rows = list[dict[str, Any]]  # of the table: (mean, min, max) by column, and preset, mark, status, failures, curves
-
-
 @owning
-def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, workdir: str) -> Rows:
+def run(
+    get_config: Callable[..., Any],
+    presets: Sequence[str],
+    seeds: int,
+    workdir: str,
+    variants: Mapping[str, Algorithm] | None = None,
+    functions: Mapping[str, Callable] | None = None,
+) -> Rows:
     """The table's rows, best first; trains what is not finished yet.
 
     get_config is the function of an experiment's file. The run of a preset and a seed is in workdir/<preset>/<seed>.
-    A run that BadInput or FloatingPointError ends is recorded as failed, and the sweep goes on.
+    A run that BadInput or FloatingPointError ends is recorded as failed, and the sweep goes on. variants are further
+    algorithms by name, such as a notebook makes, on get_config(); functions are rewards by name that
+    config.reward.parts may list. BadInput for one of them whose source has changed since it was run here.
     """
+    variants, functions = variants or {}, functions or {}
+    _check_variants(variants, presets)
     if jax.process_count() > 1:
         raise BadInput('--processes', jax.process_count(), 'a sweep is for one process; start its runs one by one')
     # everything is read before anything is written
-    configs = {(preset, seed): _seeded(get_config(preset), seed) for seed in range(seeds) for preset in presets}
-    section = data.DataOptions.from_config(get_config(presets[0]).data)
+    made = {preset: functools.partial(get_config, preset) for preset in presets} | dict.fromkeys(variants, get_config)
+    if not made or seeds < 1:
+        raise BadInput('seeds, presets', (seeds, list(made)), 'nothing to run; name a preset and at least one seed')
+    configs = {(name, seed): _seeded(make(), seed) for seed in range(seeds) for name, make in made.items()}
+    section = data.DataOptions.from_config(get_config().data)
     origins = data.locate(section, recorded_origins(workdir)).origins  # of every run, whatever the hub has next week
+    sources.record_sources(workdir, variants, functions)
     record_origins(workdir, origins)
-    cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir, origins))
+    cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir, origins, functions))
     elsewhere = {
         preset
         for (preset, _), config in configs.items()
@@ -83,7 +98,8 @@ def run(get_config: Callable[..., Any], presets: Sequence[str], seeds: int, work
                 if config.supervised.updates and not os.path.exists(own_start):
                     _copy_cold_start(cold_start(seed), own_start)
                 record_origins(folder, origins)
-                train.run(config, folder)
+                given = {'algorithm': variants.get(preset), 'functions': functions}
+                train.run(config, folder, **{name: value for name, value in given.items() if value})
         except InUse:  # also where this process has lost the folder to another
             raise
         except (BadInput, FloatingPointError) as error:
@@ -120,9 +136,10 @@ def summarize(
     rows = []
     for preset in dict.fromkeys(preset for preset, _ in outcomes):
         failures = {seed: text for (name, seed), text in outcomes.items() if name == preset and text is not None}
-        folders = [_folder(workdir, *run) for run, text in outcomes.items() if run[0] == preset and text is None]
-        measured = [_measure(folder) for folder in folders]
-        row = {name: _spread([run[name] for run in measured]) for name in COLUMNS}
+        finished = [seed for (name, seed), text in outcomes.items() if name == preset and text is None]
+        folders = [_folder(workdir, preset, seed) for seed in finished]
+        runs = {seed: _measure(folder) for seed, folder in zip(finished, folders, strict=True)}
+        row = {name: _spread([numbers[name] for numbers in runs.values()]) for name in COLUMNS}
         status = f'{len(failures)}/{seeds} failed' if failures else f'{len(folders)}/{seeds}'
         curves = np.array([series(folder, 'reward') for folder in folders])
         rows.append(
@@ -132,6 +149,7 @@ def summarize(
                 'status': status,
                 'failures': failures,
                 'curves': curves,
+                'runs': runs,
             }
             | row
         )
@@ -252,6 +270,13 @@ def config_from_flag(flag: Any) -> Callable[..., Any]:
     return get_config
 
 
+def _check_variants(variants, presets):
+    """BadInput for variants whose names cannot be those of folders beside the presets'."""
+    for name in variants:
+        if not name.isidentifier() or name in (*choose('all'), *presets, 'cold_start'):
+            raise BadInput('variants', name, 'must be a word of letters and digits, and the name of no preset')
+
+
 def _seeded(config, seed):
     config.seed = seed
     return config
@@ -261,10 +286,10 @@ def _folder(workdir, preset, seed):
     return os.path.join(workdir, preset, str(seed))
 
 
-def _cold_start(get_config, seed, workdir, origins):
+def _cold_start(get_config, seed, workdir, origins, functions):
     """The folder of the seed's cold start, which is the same for every preset."""
     folder = os.path.join(workdir, 'cold_start', str(seed))
-    supervised.run(_seeded(get_config(), seed), folder, origins)
+    supervised.run(_seeded(get_config(), seed), folder, origins, functions)
     return folder
 
 

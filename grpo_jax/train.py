@@ -28,6 +28,7 @@ from grpo_jax.run import (
     cli,
     collect,
     curves,
+    dumps,
     meters,
     metrics,
     probe,
@@ -47,7 +48,7 @@ logger = logging.getLogger('grpo_jax')
 
 
 @owning
-def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None):
+def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None, watch=None):
     """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
 
     Stopped when a signal came: the step at hand was finished and saved.
@@ -55,6 +56,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
     which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile. steering,
     like Steering(amend=True) or Steering(branch=folder), is what is done where the run was begun with another config.
+    watch(step, row) is called after each step with its row of metrics.jsonl; what it raises ends the run, saved.
     """
     experiment, parent, algorithm, shapes = open_run(config, workdir, algorithm, functions, steering)
     workdir, settings, reward_functions = experiment.workdir, experiment.settings, experiment.reward_functions
@@ -66,7 +68,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     programs = {**collector.programs, **observer.programs, 'logprobs': learner.logprobs, 'update': learner.update}
 
     branch.begin(experiment, parent, learner)
-    with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep) as loop:
+    with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep, callback=watch) as loop:
         agree(experiment, loop.newest, programs, collector.examples)
         state = branch.restore(loop, experiment, learner)
         if state is None:
@@ -108,7 +110,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
 
             if loop.due(step, settings.cadence.rollouts):
-                loop.writer.rollouts(step, metrics.rollout_rows(draw.examples, rewarded, experience))
+                loop.writer.rollouts(step, dumps.rollout_rows(draw, rewarded, experience, experiment.tokenizer))
             loop.log(step, row, speeds.step_speed(experiment, algorithm, collector, draw.rollout, loop.seconds))
             if row['finite'] < 1:
                 with loop.writer.optional(step, bad_batch.FOLDER):
@@ -142,6 +144,7 @@ def open_run(
     experiment, parent = branch.open_run(config, workdir, functions, steering or Steering())
     shapes = collect.step_shapes(experiment, algorithm)
     check_algorithm(experiment, algorithm, shapes)
+    experiment.settings.tracking.check()
     if experiment.settings.supervised.updates and parent is None and not checkpoint.steps(experiment.workdir):
         supervised.check(experiment)
     return experiment, parent, algorithm, shapes

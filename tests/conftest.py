@@ -4,32 +4,50 @@ import importlib.util
 import json
 import logging
 import os
+import pathlib
 import shutil
 import signal
 import sys
 import tempfile
 
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+TESTS = pathlib.Path(__file__).parent
+sys.path.insert(0, str(TESTS.parent))  # for configs
+
+from tests import quick_compile
+
+flags = os.environ.get('XLA_FLAGS', ''), quick_compile.FLAGS, '--xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] = ' '.join(flags)
 os.environ['JAX_PLATFORMS'] = 'cpu'
+if sys.modules.get('torch', sys) is None:  # pytest's workers are children too
+    del sys.modules['torch']
+os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, (str(TESTS / 'children'), os.environ.get('PYTHONPATH'))))
 # most of the suite's time is XLA compiling small programs, many of them the same ones
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(tempfile.gettempdir(), 'grpo_jax-tests'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for configs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
 
 from jaxtyping import install_import_hook
 
 import tests.checked  # noqa: F401, the hook finds it by name
 
-# shapes and dtypes of public signatures are checked while tests run, and at no other time
-install_import_hook('grpo_jax', 'tests.checked.checked')
+
+def of_arrays():
+    """The modules whose signatures have shapes and dtypes; checks of all others would take half of some tests' time."""
+    for path in (TESTS.parent / 'grpo_jax').rglob('*.py'):
+        if 'jaxtyping' in path.read_text(encoding='utf8'):
+            yield '.'.join(path.relative_to(TESTS.parent).with_suffix('').parts)
+
+
+# they are checked while tests run, and at no other time
+install_import_hook(list(of_arrays()), 'tests.checked.checked')
 
 import jax
 import pytest
 
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import console
+from tests.report import browser
 
 console.install()
 logging.getLogger('grpo_jax').propagate = True  # to caplog
@@ -48,6 +66,19 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(
             'NO TPU COMPILER: libtpu is not installed; nothing was compiled for TPUs', red=True, bold=True
         )
+    if browser.executable() is None:
+        terminalreporter.write_line(
+            'NO BROWSER: chromium is not installed; the page of a report was opened by nobody', red=True, bold=True
+        )
+
+
+@pytest.fixture(scope='session')
+def chromium():
+    """A headless Chromium for the session; skips where there is none."""
+    if browser.executable() is None:
+        pytest.skip('no chromium')
+    with browser.Chromium() as opened:
+        yield opened
 
 
 @pytest.fixture(scope='session')

@@ -4,7 +4,9 @@ import importlib
 import io
 import itertools
 import logging
+import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,13 +16,16 @@ import uuid
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from grpo_jax import activity, algorithms
+from grpo_jax import activity, algorithms, evaluate
 from grpo_jax.hosts import processes
-from grpo_jax.run import console
+from grpo_jax.rewards import Rewards
+from grpo_jax.run import console, progress
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
+from grpo_jax.text import columns, cut
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -123,7 +128,7 @@ def test_a_run_of_many_steps_prints_ten_lines_and_where_it_stands(screen):
         for step in range(12, 60):
             screen.clock.now += 0.5
             train.advance(step + 1, f'reward {step / 100:.2f}')
-        train.result = f'train: 60 of 60, {train.detail},'
+        train.result = f'train: 60 of 60, {train.cells[0]},'
     # steps 18, 24, ... 54, after 3 s of 6 steps: 42 more take 21 s
     assert screen.texts[0] == 'train: 18 of 60, reward 0.17, 21 s left'
     assert [text.split(',')[0] for text in screen.texts] == [f'train: {n} of 60' for n in range(18, 61, 6)]
@@ -155,6 +160,104 @@ def test_times_are_written_in_words():
     assert [console.duration(seconds) for seconds in (0.44, 9.4, 9.6, 59.4, 59.6, 125, 12000)] == texts
 
 
+def test_a_step_of_training_has_a_line_and_the_end_repeats_none(screen):
+    with activity.during('train', 60, 12, lines=True) as train:
+        for step in range(12, 60):
+            screen.clock.now += 0.5
+            train.advance(step + 1, f'reward {step / 100:.2f}')
+        train.result = 'train: 60 of 60'
+    assert [text.split(',')[0] for text in screen.texts] == [f'train: {n} of 60' for n in range(13, 61)] + [
+        'train: 60 of 60 in 24 s'
+    ]
+    # after 0.5 s of one step, 47 more take 23.5
+    assert screen.texts[0] == 'train: 13 of 60, reward 0.12, 24 s left'
+
+
+def test_a_line_leaves_out_the_last_cells_that_have_no_room():
+    cells = ['reward 0.5', 'dead 3% wrong', 'length 12']
+    whole = 'train: 1 of 9, reward 0.5, dead 3% wrong, length 12, 8 s left'
+    assert console.fit('train: 1 of 9', cells, ['8 s left'], len(whole)) == whole
+    assert console.fit('train: 1 of 9', cells, ['8 s left'], len(whole) - 1) == whole.replace(', length 12', '')
+    assert console.fit('train: 1 of 9', cells, ['8 s left'], 25) == 'train: 1 of 9, 8 s left'
+    for width in range(5, 80):
+        assert len(console.fit('train: 1 of 9', cells, ['8 s left'], width)) <= width
+
+
+def test_letters_of_two_columns_count_as_two_and_controls_as_what_is_shown():
+    # the name takes 4 columns, and the escaped control 4
+    assert console.fit('a', ['\u6b63\u78ba'], (), 7) == 'a, \u6b63\u78ba'
+    assert console.fit('a', ['\u6b63\u78ba'], (), 6) == 'a'
+    assert console.fit('a', ['\x1b'], (), 7) == 'a, \\x1b' and console.fit('a', ['\x1b'], (), 6) == 'a'
+
+
+ROW = {
+    'reward': 0.53515625,
+    'reward/numeric': 0.5,
+    'reward/format': 0.25,
+    'dead_groups': 0.09375,
+    'groups_all_right': 0.03125,
+    'groups_all_wrong': 0.0625,
+    'length': 16.42578125,
+    'truncated': 0.0,
+    'entropy': 0.2225,
+    'tokens': 4205.0,
+    'finite': 1.0,
+    'kl_ref': None,
+}
+
+
+def test_the_line_of_a_step_has_dead_groups_and_the_rewards_parts():
+    assert progress.step_cells(ROW, {'sample': 0.5}) == [
+        'reward 0.535',
+        'dead 3% right 6% wrong',
+        'numeric 0.500',
+        'format 0.250',
+        'length 16.4',
+        'entropy 0.223',
+        '8410 tokens/s',
+    ]
+    assert progress.step_cells(ROW | {'finite': 0.0}, {})[0] == 'update skipped'
+    without = {name: value for name, value in ROW.items() if 'groups_' not in name}
+    assert 'dead 9%' in progress.step_cells(without, {})  # nothing tells right from wrong
+    assert 'truncated 25%' in progress.step_cells(ROW | {'truncated': 0.25}, {})
+    assert 'truncated 0%' not in progress.step_cells(ROW | {'truncated': 0.004}, {})
+
+
+def test_the_line_of_a_step_does_not_say_the_same_twice_and_nothing_of_what_is_not_known():
+    alone = {'reward': 0.5, 'reward/numeric': 0.5, 'dead_groups': 0.0, 'entropy': None}
+    assert progress.step_cells(alone, {}) == ['reward 0.500']
+    assert progress.step_cells(alone | {'reward': 1.0}, {}) == ['reward 1.000', 'numeric 0.500']  # its weight is 2
+    assert progress.step_cells({'reward': None}, {}) == []
+    assert progress.step_cells({'loss': 0.25, 'reward': 1.0}, {}, ('loss',)) == ['loss 0.250']
+
+
+def rewarded(text, correct, reward=0.0):
+    row = [np.array([value], float) for value in (len(text), reward, correct)]
+    return Rewards(np.array([text], object), np.array([False]), *row, {}, {})
+
+
+def test_the_sample_of_an_evaluation_is_one_line_with_its_verdict():
+    line = evaluate.sample_line('795+407=', '1202', rewarded('1272', 0.0), 120)
+    assert line == 'sample: 795+407= -> 1272 (wrong, the answer is 1202)'
+    assert evaluate.sample_line('795+407=', '1202', rewarded('1202', 1.0), 120).endswith('-> 1202 (right)')
+    assert evaluate.sample_line('Once', '', rewarded('upon', math.nan, 0.25), 120).endswith('-> upon (reward 0.25)')
+
+
+@pytest.mark.parametrize('width', [60, 80, 120])
+def test_hostile_completions_are_cut_and_never_obeyed(width):
+    hostile = '\x1b[2J\x1b]0;owned\x07<script>\u202e\r\n' + 'x' * 2**20 + '\x1b[31m end'
+    line = evaluate.sample_line(hostile, hostile, rewarded(hostile, 0.0), width)
+    assert line.isprintable() and columns(line) <= width
+    assert width < 120 or ('\\x1b[2J' in line and 'end (wrong' in line)  # beginning and end are there
+
+
+def test_texts_are_cut_in_the_middle():
+    assert cut('0123456789', 10) == '0123456789'
+    assert cut('0123456789abc', 10) == '012 ... bc'
+    assert cut('\u6b63' * 10, 10) == '\u6b63 ... \u6b63'  # two columns each
+    assert cut('a' * 2**20, 4) == 'aaaa' and cut('abc', 0) == ''
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -177,6 +280,23 @@ def test_on_a_terminal_live_lines_come_and_go_and_results_stay(monkeypatch):
     assert '6/60' in text and 'a line of a library' in text
     assert 'train: 6 of 60 in' in text.splitlines()[-1]
     assert not shown._running and shown._live is None
+
+
+@pytest.mark.parametrize('columns_there', [40, 80, 200])
+def test_the_line_of_a_step_fits_the_terminal(columns_there, monkeypatch):
+    terminal, shown = Terminal(), console.Console()
+    monkeypatch.setenv('TERM', 'xterm')
+    monkeypatch.setenv('COLUMNS', str(columns_there))
+    monkeypatch.setattr(sys, 'stderr', terminal)
+    monkeypatch.setattr(activity, 'observers', [shown])
+    with activity.during('train', 60, lines=True) as train:
+        train.advance(6, *progress.step_cells(ROW, {'sample': 0.5}))
+        assert shown.width == columns_there
+    lines = [re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', line) for line in re.split('[\r\n]', terminal.getvalue())]
+    (line,) = {line for line in lines if 'train: 6 of 60' in line}
+    assert len(line) <= columns_there and line.startswith('train: 6 of 60, reward 0.535')
+    assert ('tokens/s' in line) == (columns_there == 200)
+    assert max(map(len, lines)) <= columns_there
 
 
 def test_a_warning_is_one_plain_line(capsys, monkeypatch):

@@ -120,13 +120,29 @@ def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys):
     curves.print_outcome(workdir)
     lines = capsys.readouterr().out.splitlines()
     assert '│ greedy │  0.500 │  0.750 │ +0.250 │' in lines
-    assert lines[-5:] == [
+    assert lines[-6:] == [
         'reward           0 ▁█ 1',
         'length           3 ▁█ 5',
         'held-out greedy  0.5 ▁█ 0.75',
         f'curve: {tmp_path / "curve.png"}',
+        f'report: python -m grpo_jax.report --workdir={tmp_path}',
         f'everything the run wrote: {tmp_path}',
     ]
+
+
+def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp_path, capsys):
+    folder = tmp_path / 'my run'
+    folder.mkdir()
+    names = ['greedy', 'pass@1', 'pass@2', 'pass@8', 'maj@8', 'reward', 'length', 'truncated', 'failed', 'unparsed']
+    names += ['greedy/reward', 'strict/greedy']
+    for reward, shown in ((0.5, ['greedy', 'pass@1', 'pass@8', 'length', 'truncated']), (0.25, ['reward'])):
+        figures = dict.fromkeys(names, 0.5) | {'reward': reward}
+        curves.print_outcome(write(folder, rows([0.0], [3]), [{'step': 0} | figures, {'step': 1} | figures]))
+        out = capsys.readouterr().out
+        cells = [line.split('│')[1].strip() for line in out.splitlines() if line.startswith('│')]
+        assert set(shown) <= set(cells) and len(cells) <= 6
+    assert cells == ['greedy', 'pass@1', 'pass@8', 'reward', 'length', 'truncated']
+    assert f"report: python -m grpo_jax.report --workdir='{folder}'" in out
 
 
 def test_only_the_first_process_draws(tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import algorithms, sweep, train
+from grpo_jax import algorithms, supervised, sweep, train
 from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.configs import default
 from grpo_jax.diagnose import MONITORS, PUBLISHED, DiagnoseOptions
@@ -366,13 +366,13 @@ EXECUTED = set()  # pages may share a block; it runs once
 
 @pytest.mark.parametrize('folder, page', [(page, page) for page in EXAMPLES], indirect=['folder'], ids=EXAMPLES)
 def test_python_runs(folder, page, finished, tiny_model, monkeypatch):
-    run = train.run
+    for module in (train, supervised):
 
-    def run_less(config, *arguments, **options):
-        doc_examples.shrink(config, tiny_model, cold_start=1)
-        return run(config, *arguments, **options)
+        def run_less(config, *arguments, run=module.run, **options):
+            doc_examples.shrink(config, tiny_model, cold_start=1)
+            return run(config, *arguments, **options)
 
-    monkeypatch.setattr(train, 'run', run_less)
+        monkeypatch.setattr(module, 'run', run_less)
     (folder / 'runs').mkdir()
     (folder / 'runs' / 'arithmetic').symlink_to(finished / 'runs' / 'arithmetic')
     names = {}

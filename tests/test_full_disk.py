@@ -22,7 +22,7 @@ from grpo_jax import evaluate, iterate, train
 from grpo_jax.errors import BadInput, CannotWrite
 from grpo_jax.hosts import files, lock
 from grpo_jax.run import board, curves, events, loop, metrics
-from tests import tiny_run
+from tests import quick_compile, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # of an array's writes in a checkpoint, those that fail after the first find nobody who waits for them
@@ -331,7 +331,7 @@ def command(workdir):
     done = subprocess.run(
         [sys.executable, '-m', 'grpo_jax.train', '--config=arithmetic', f'--workdir={workdir}', *SMALL],
         cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ''},
+        env=os.environ | {'XLA_FLAGS': quick_compile.FLAGS},
         capture_output=True,
         text=True,
         timeout=120,

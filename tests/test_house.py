@@ -25,7 +25,7 @@ FLOORS = [
     ('run', 'diagnose'),
     (
         *('train', 'supervised', 'evaluate', 'reward_model', 'iterate', 'sweep', 'export', 'show', 'prepare'),
-        *('report', 'provenance', 'preflight', 'replay_bad', '__main__'),
+        *('report', 'provenance', 'preflight', 'replay_bad', 'notebook', '__main__'),
     ),
 ]
 

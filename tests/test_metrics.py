@@ -14,7 +14,6 @@ from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
 from grpo_jax.run import collect, figures, metrics, tables
 from grpo_jax.sharding import chips
-from grpo_jax.types import Example, Experience
 from tests import doc_examples, tiny_run
 
 
@@ -53,26 +52,6 @@ def test_a_table_in_a_pipe_is_wide_enough_for_its_cells(capsys):
     tables.show('words', tables.make_table(['name', 'mean'], [['reward', '0.500'], ['x' * 90, '']], title='title'))
     printed = capsys.readouterr().out
     assert 'words' in printed and '0.500' in printed and 'x' * 90 in printed
-
-
-@pytest.mark.parametrize(
-    'advantages, dumped',
-    [
-        ([[0.5], [-0.5]], [0.5, -0.5]),
-        ([[0.5, 0.25, 9.0], [-0.5, 9.0, 9.0]], [[0.5, 0.25], [-0.5]]),  # 2 and 1 tokens; 9 stands behind the end
-        ([[float('nan')], [-0.5]], [None, -0.5]),
-    ],
-)
-def test_a_dump_has_the_advantage_of_each_token_where_they_differ(advantages, dumped):
-    texts, numbers, flags = np.array(['ab', 'c'], object), np.array([1.0, 0.0]), np.zeros(2, bool)
-    rewarded = Rewards(texts, flags, np.array([2, 1]), numbers, numbers, {'numeric': numbers}, {'expired': flags})
-    experience = Experience(None, np.array(advantages, np.float32), None, None, None, None)
-    chat = ({'role': 'system', 'content': 's'}, {'role': 'user', 'content': 'p'})
-    rows = metrics.rollout_rows([Example('p', '1', 7, {}, chat)], rewarded, experience)
-    assert [row['advantage'] for row in rows] == dumped
-    assert [row['messages'] for row in rows] == [chat] * 2
-    (plain, _) = metrics.rollout_rows([Example('p', '1', 7, {})], rewarded, experience)
-    assert 'messages' not in plain
 
 
 # every number has an entry in docs/metrics.md, and every entry a number

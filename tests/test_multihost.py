@@ -20,7 +20,7 @@ from grpo_jax import evaluate
 from grpo_jax.errors import BadInput, CannotWrite, InUse, Stopped
 from grpo_jax.hosts import lock, processes
 from grpo_jax.run import watch
-from tests import tiny_run
+from tests import quick_compile, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DEVICES, STEPS = 4, 4
@@ -52,7 +52,7 @@ class Run:
     def __init__(self, workdir, count, *flags):
         # a CPU cuts up its sums by its number of threads, which is at least that of its devices: NPROC sets it
         environment = os.environ | {
-            'XLA_FLAGS': '',
+            'XLA_FLAGS': quick_compile.FLAGS,
             'JAX_NUM_CPU_DEVICES': str(DEVICES // count),
             'NPROC': str(DEVICES),
         }
@@ -189,7 +189,10 @@ def test_weights_are_those_of_the_folder_and_what_differs_ends_all(long, tmp_pat
         {name.removeprefix('weights/'): stored[name] for name in stored if name.startswith('weights/')},
         tmp_path / 'model.safetensors',
     )
-    address, environment = f'127.0.0.1:{free_port()}', os.environ | {'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': '2'}
+    address, environment = (
+        f'127.0.0.1:{free_port()}',
+        os.environ | {'XLA_FLAGS': quick_compile.FLAGS, 'JAX_NUM_CPU_DEVICES': '2'},
+    )
     running = [
         subprocess.Popen(
             [sys.executable, '-c', PROCESS, address, str(process), str(tmp_path)],
@@ -327,7 +330,7 @@ def together(workdir, case):
         subprocess.Popen(
             [sys.executable, '-c', TOGETHER, *arguments, f'--process={process}'],
             cwd=ROOT,
-            env=os.environ | {'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': '1'},
+            env=os.environ | {'XLA_FLAGS': quick_compile.FLAGS, 'JAX_NUM_CPU_DEVICES': '1'},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -11,7 +11,7 @@ import pytest
 from grpo_jax import train
 from grpo_jax.learner import completion_logprobs
 from grpo_jax.run import checkpoint, collect, probe
-from grpo_jax.types import Rollout
+from grpo_jax.types import Experience, Rollout
 from tests import small_model, tiny_run
 
 NAN = float('nan')
@@ -106,7 +106,7 @@ def test_a_change_of_the_policy_by_hand_moves_the_meter_by_the_computed_amount(p
     # without its last norm's scale every logit is 0, and each token has the chance 1 / V
     params = dict(probed[1].params, final_norm=jnp.zeros_like(probed[1].params['final_norm']))
     state = probed[1].replace(step=jnp.int32(11), params=params)
-    after, row = observer(state, None, None, (), None)
+    after, row = observer(state, Experience(*[None] * 6), None, (), kept['rollout'])
     mask, uniform = kept['rollout'].loss_mask, -np.log(experiment.model_config.vocab_size)
     change = uniform - kept['rollout'].logprobs
     shared = np.arange(mask.shape[1]) < kept['shared'][:, None]
@@ -167,13 +167,17 @@ def test_a_resumed_run_says_the_same_bit_for_bit(probed, tmp_path):
         assert one.read() == two.read()
 
 
-def test_what_is_observed_changes_no_parameter_and_can_be_switched_off_and_on(probed, tmp_path, caplog):
+def test_what_is_observed_changes_no_parameter_and_can_be_switched_off(probed, tmp_path, caplog):
     workdir, state = probed
     copy, plain = goes_on(workdir, tmp_path, 4, log__probe_every=0, log__kl_observe=0)
     assert same(plain.params, state.params) and same(plain.opt_state, state.opt_state)
     assert 'probe' not in plain.aux and plain.ref_params is None
     assert not {'kl_ref', 'probe_size'} & set(tiny_run.rows(copy)[4])
     assert 'not used any more: the probe' in caplog.text
+
+
+def test_what_is_observed_can_be_switched_on(long, probed, tmp_path, caplog):
+    copy, _ = goes_on(probed[0], tmp_path, 4, log__probe_every=0, log__kl_observe=0)
     again = train.run(config(**OBSERVED | dict(steps=7)), copy)
     rows = tiny_run.rows(copy)
     assert rows[6]['probe_size'] > 0 and 'begins anew: the probe' in caplog.text

@@ -1,5 +1,7 @@
 """What a run was made from, and whether its files are whole."""
 
+import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +11,11 @@ import pytest
 
 from grpo_jax import provenance, train
 from grpo_jax.errors import BadInput
+from grpo_jax.run import collect
+from grpo_jax.run.experiment import open_experiment
+from grpo_jax.sampler import schedule
+from grpo_jax.sharding import compiled
+from grpo_jax.sharding.mesh import Devices
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -90,10 +97,128 @@ def test_the_command_ends_with_status_1_for_damage(workdir):
 def test_two_runs_differ_in_settings_and_programs(long, made, tmp_path):
     other = tmp_path / 'other'
     train.run(tiny_run.config(steps=1, supervised__updates=0, evaluation__prompts=2, rollout__group_size=2), str(other))
-    lines = list(provenance.differences(str(made), str(other)))
-    assert 'config rollout.group_size: 4, 2' in lines
-    assert any(line.startswith('programs update: ') for line in lines)
-    assert list(provenance.differences(str(made), str(made))) == []
+    lines = list(provenance.in_words(str(made), str(other)))
+    assert 'rollout.group_size: 4 became 2' in lines and 'the data are the same' in lines
+    assert lines[0] == 'all programs differ: logprobs, sample, update'
+
+
+def lowered_hashes(workdir, **changes):
+    """The hash of each program of a run of the preset grpo, and of it with other settings; nothing is compiled."""
+    config = tiny_run.config(**({'preset': 'grpo'} | changes))
+    experiment = open_experiment(config, str(workdir))
+    experiment = dataclasses.replace(experiment, devices=Devices(experiment.mesh, compile_now=False))
+    algorithm = train.choose_algorithm(config)
+    shapes = collect.step_shapes(experiment, algorithm)
+    learner = experiment.learner(algorithm, shapes, collect.abstract_aux(experiment.settings.collection, shapes, 40))
+    engine = experiment.sampler(shapes.group_size)
+    traced = [engine.programs.trace(key) for key in schedule.largest(engine.schedule)]
+    sample = compiled.hashed(' '.join(program.lower().as_text() for program in traced))
+    own = {name: getattr(learner, name).traced.lower().as_text() for name in ('logprobs', 'update')}
+    return {'sample': sample} | {name: compiled.hashed(text) for name, text in own.items()}
+
+
+@pytest.fixture(scope='module')
+def unchanged(tmp_path_factory):
+    return lowered_hashes(tmp_path_factory.mktemp('lowered') / 'run')
+
+
+ALL = {'sample', 'logprobs', 'update'}
+# what is changed -> the programs that are others then; no other program is
+EXPECTED = [
+    ({}, set()),
+    ({'seed': 3}, set()),
+    ({'steps': 9}, set()),
+    ({'log__rollouts': 1}, set()),
+    ({'evaluation__prompts': 3}, set()),
+    ({'reward__correct_at': 0.5}, set()),
+    ({'algorithm__kl_coef': 0.1}, set()),  # lies in the state, since it may adapt
+    ({'algorithm__advantage': 'group_mean'}, set()),  # is computed on the host
+    ({'algorithm__surrogate': 'cispo'}, {'update'}),
+    ({'algorithm__clip_high': 0.28}, {'update'}),
+    ({'algorithm__weights': 'token_mean'}, {'update'}),
+    ({'optimizer__learning_rate': 1e-3}, {'update'}),
+    ({'optimizer__max_grad_norm': 0.5}, {'update'}),
+    ({'learner__microbatches': 2}, {'update'}),
+    ({'learner__minibatches': 2}, {'logprobs', 'update'}),  # a second update needs the old policy's logprobs
+    ({'algorithm__kl': 'none', 'algorithm__kl_coef': 0.0}, {'logprobs', 'update'}),  # there is no reference then
+    ({'rollout__top_p': 0.9, 'rollout__accept_bias': True}, {'sample'}),
+    ({'rollout__temperature': 0.7}, ALL),  # the update computes logprobs at it too
+    ({'rollout__group_size': 2}, ALL),
+    ({'rollout__max_tokens': 16}, ALL),
+    ({'data__prompts_per_step': 8}, ALL),
+]
+
+
+@pytest.mark.parametrize('changes, programs', EXPECTED, ids=[' '.join(c) or 'nothing' for c, _ in EXPECTED])
+def test_a_change_changes_these_programs_and_no_others(unchanged, tmp_path, changes, programs):
+    changed = lowered_hashes(tmp_path / 'run', **changes)
+    assert {name for name, digest in changed.items() if digest != unchanged[name]} == programs
+
+
+def write_run(folder, programs, **changes):
+    """A folder with the texts of a run that was begun."""
+    folder.mkdir()
+    config = json.loads(json.dumps(tiny_run.config(**changes).to_dict()))
+    for name, value in {'config': config, 'programs': programs}.items():
+        (folder / f'{name}.json').write_text(json.dumps(value))
+    return str(folder)
+
+
+SAME = {'sample': 'a', 'logprobs': 'b', 'update': 'c'}
+
+
+@pytest.mark.parametrize(
+    'programs, sentence',
+    [
+        (SAME, 'all programs are the same: logprobs, sample, update'),
+        (SAME | {'update': 'd'}, 'only the update program differs; the same are logprobs and sample'),
+        (SAME | {'update': 'd', 'sample': 'e'}, 'the programs sample and update differ; the same is logprobs'),
+        ({'sample': 'd', 'logprobs': 'e', 'update': 'f'}, 'all programs differ: logprobs, sample, update'),
+        ({}, 'nothing is known of the programs: at least one of the runs has compiled none yet'),
+    ],
+)
+def test_which_programs_differ_is_said_in_words(tmp_path, programs, sentence):
+    one, two = write_run(tmp_path / 'a', SAME), write_run(tmp_path / 'b', programs)
+    assert list(provenance.in_words(one, two)) == [sentence, 'the data are the same', 'the settings are the same']
+
+
+def test_settings_and_data_differ_in_words(tmp_path):
+    one = write_run(tmp_path / 'a', SAME)
+    other_data = write_run(tmp_path / 'b', SAME, data__template='{prompt}?')
+    assert list(provenance.in_words(one, other_data))[1:] == [
+        'the data differ', 'one setting differs', "data.template: '{prompt}' became '{prompt}?'",
+    ]  # fmt: skip
+    other_seed = write_run(tmp_path / 'c', SAME, seed=2)
+    assert list(provenance.in_words(one, other_seed))[-1] == 'of the settings only the seed differs: 0 became 2'
+    more_prompts = write_run(tmp_path / 'd', SAME, data__prompts_per_step=8)
+    assert 'the data are the same' in provenance.in_words(one, more_prompts)
+    (tmp_path / 'a' / 'data.json').write_text('[{"commit": "x"}]')
+    assert 'the data differ in where they are from' in provenance.in_words(one, other_seed)
+
+
+def test_files_of_another_form_are_compared_as_far_as_they_go(tmp_path):
+    one, two = write_run(tmp_path / 'a', SAME), write_run(tmp_path / 'b', ['x'])
+    (tmp_path / 'a' / 'environment.json').write_text('{"code": 1}')
+    (tmp_path / 'b' / 'environment.json').write_text('[{"code": 5, "devices": {"count": 2}}]')
+    assert next(provenance.in_words(one, two)).startswith('nothing is known')
+    assert 'devices count: None became 2' in provenance.in_words(one, two)
+
+
+@pytest.mark.parametrize('flags', [(), ('--workdir=', '--other='), ('--workdir=', '')])
+def test_the_command_takes_two_folders_with_and_without_the_names_of_flags(tmp_path, flags):
+    folders = [write_run(tmp_path / 'a', SAME), write_run(tmp_path / 'b', SAME | {'update': 'd'})]
+    command = [sys.executable, '-m', 'grpo_jax.provenance']
+    command += [flag + folder for flag, folder in zip(flags or ('', ''), folders, strict=True)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith('only the update program differs'), done.stderr
+
+
+def test_no_folder_or_three_are_refused(tmp_path):
+    folder = write_run(tmp_path / 'a', SAME)
+    for folders in ([], [folder] * 3):
+        command = [sys.executable, '-m', 'grpo_jax.provenance', *folders]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2 and done.stderr.startswith('error: folders = ')
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -175,3 +175,11 @@ def test_intervals_of_shares_hold_what_they_say(samples, alike, rate):
     intervals = np.array([statistics.share_interval(row, level=0.95) for row in shares])
     least = 0.92 if alike >= 2 else 0.9  # where the few prompts that have any right are most of what there is to see
     assert np.mean((intervals[:, 0] <= rate) & (rate <= intervals[:, 1])) >= least
+
+
+def test_the_interval_of_a_mean_is_students():
+    # mean 2, standard deviation 1, t of two degrees of freedom 4.30265: half width 4.30265 / sqrt(3)
+    low, high = statistics.mean_interval(np.array([1.0, 2.0, 3.0]), level=0.95)
+    assert (low, high) == (pytest.approx(2 - 2.48414, abs=1e-4), pytest.approx(2 + 2.48414, abs=1e-4))
+    assert statistics.mean_interval(np.array([1.0, 1.0]), level=0.95) == (1.0, 1.0)
+    assert statistics.mean_interval(np.array([1.0]), level=0.95) == (-math.inf, math.inf)

@@ -1,7 +1,9 @@
 """Presets times seeds: the runs, what is not run again, the table, and what is refused."""
 
 import csv
+import functools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,9 +13,9 @@ from ml_collections import config_flags
 import numpy as np
 import pytest
 
-from grpo_jax import sweep, train
+from grpo_jax import algorithms, sweep, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run import config_file
+from grpo_jax.run import config_file, sources
 from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -180,6 +182,89 @@ def test_presets_that_learn_from_other_completions_are_marked(tmp_path, monkeypa
     assert {row['preset']: row['mark'] for row in rows} == {'dapo': '*', 'rft': '*', 'grpo': ''}
     assert sweep.ELSEWHERE in ' '.join(capsys.readouterr().out.split())
     assert '`dapo`*' in (tmp_path / 'table.md').read_text(encoding='utf8')
+
+
+def half(ratio, advantages):
+    return -0.5 * advantages * ratio
+
+
+def constant(completion, example):
+    return 0.25
+
+
+def with_reward(preset='dr_grpo'):
+    config = get_config(preset)
+    config.steps, config.supervised.updates = 1, 0
+    config.reward.parts = (('numeric', 1.0), ('constant', 0.5))
+    return config
+
+
+def test_a_variant_and_a_reward_of_a_notebook_are_swept_beside_presets(tmp_path, monkeypatch):
+    workdir = str(tmp_path / 'sweep')
+    variant = algorithms.make(get_config().algorithm)._replace(surrogate=half)
+    rows = sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': variant}, {'constant': constant})
+    assert {row['preset']: row['status'] for row in rows} == {'dr_grpo': '1/1', 'half': '1/1'}
+    losses = {name: tiny_run.rows(os.path.join(workdir, name, '0'))[0] for name in ('dr_grpo', 'half')}
+    assert all(row['reward/constant'] == 0.25 for row in losses.values())
+    assert losses['half']['loss'] == pytest.approx(losses['dr_grpo']['loss'] / 2)  # at the same first ratio, 1
+    monkeypatch.setattr(train, 'run', lambda *_, **__: pytest.fail('nothing is run again'))
+    sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': variant}, {'constant': constant})
+    other = variant._replace(surrogate=lambda ratio, advantages: -advantages * ratio)
+    with pytest.raises(BadInput, match=r"half = 'changed': was run here with other code; rename it, or .*half"):
+        sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': other}, {'constant': constant})
+    with pytest.raises(BadInput, match='reward constant'):
+        sweep.run(
+            with_reward, ['dr_grpo'], 1, workdir, {'half': variant}, {'constant': lambda completion, example: 1.0}
+        )
+
+
+@pytest.mark.parametrize('name', ['grpo', '../x', 'cold_start', 'two words', ''])
+def test_a_variant_has_a_name_of_its_own(name, tmp_path):
+    with pytest.raises(BadInput, match='variants'):
+        sweep.run(get_config, ['dr_grpo'], 1, str(tmp_path / 'x'), {name: algorithms.make(get_config().algorithm)})
+    assert not (tmp_path / 'x').exists()
+
+
+def test_a_sweep_of_nothing_is_refused(tmp_path):
+    for presets, seeds in (([], 1), (['grpo'], 0)):
+        with pytest.raises(BadInput, match='nothing to run'):
+            sweep.run(get_config, presets, seeds, str(tmp_path / 'x'))
+
+
+def row_of(preset, *values):
+    return {'preset': preset, 'runs': {seed: {'reward_after': value} for seed, value in enumerate(values)}}
+
+
+def test_a_comparison_is_of_seeds_and_says_when_it_shows_nothing():
+    # differences 0.1, 0.2, 0.3: mean 0.2, standard error 0.1 / sqrt(3), t of two degrees of freedom 4.3027
+    rows = [row_of('a', 0.5, 0.7, 0.9, math.nan), row_of('b', 0.4, 0.5, 0.6)]
+    found = sweep.compare(rows, 'a', 'b')
+    assert (found.seeds, found.mean) == (3, pytest.approx(0.2))
+    assert (found.low, found.high) == (pytest.approx(0.2 - 0.24841, abs=1e-4), pytest.approx(0.2 + 0.24841, abs=1e-4))
+    assert str(found) == (
+        'reward_after, a - b: +0.200, 95% interval -0.048 to +0.448 (3 seeds): '
+        'no difference that these seeds could show'
+    )
+    rows = [row_of('a', 0.5, 0.61), row_of('b', 0.6, 0.7)]
+    # -0.1 and -0.09: mean -0.095, half width 12.706 * 0.005
+    assert str(sweep.compare(rows, 'a', 'b')).endswith('-0.159 to -0.031 (2 seeds): a is lower')
+    assert str(sweep.compare(rows, 'b', 'a')).endswith('+0.031 to +0.159 (2 seeds): b is higher')
+
+
+def test_what_cannot_be_compared_is_refused():
+    rows = [row_of('a', 0.5, 0.6), row_of('b', 0.4)]
+    with pytest.raises(BadInput, match='needs at least 2'):
+        sweep.compare(rows, 'a', 'b')
+    with pytest.raises(BadInput, match='is not in this sweep; choose of a, b'):
+        sweep.compare(rows, 'a', 'c')
+
+
+def test_sources_tell_functions_apart_and_name_those_of_the_package():
+    variant = algorithms.make(get_config().algorithm)
+    text = sources.source_text(variant)
+    assert 'surrogate = clip () ' in text and "('clip_high', 0.2)" in text
+    assert 'return -0.5 * advantages * ratio' in sources.source_text(variant._replace(surrogate=half))
+    assert sources.source_text(functools.partial(half, 3)) != sources.source_text(functools.partial(half, 4))
 
 
 def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(tmp_path):

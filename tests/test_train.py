@@ -20,7 +20,7 @@ from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning
 from grpo_jax.models import hf, transformer
-from grpo_jax.run import cli
+from grpo_jax.run import checkpoint, cli
 from grpo_jax.types import Example
 from tests import small_model, tiny_run
 
@@ -31,6 +31,30 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def finished(tmp_path_factory):
     workdir = str(tmp_path_factory.mktemp('runs') / 'tiny')
     return workdir, train.run(tiny_run.config(log__rollouts=2), workdir, profile=(1, 2))
+
+
+def test_a_callback_sees_each_step_as_its_row_of_metrics(tmp_path):
+    seen = []
+    config = tiny_run.config(steps=3, supervised__updates=0)
+    train.run(config, str(tmp_path), watch=lambda step, row: seen.append((step, row)))
+    assert [step for step, _ in seen] == [0, 1, 2]
+    assert [row for _, row in seen] == tiny_run.rows(tmp_path)
+
+
+def test_what_a_callback_raises_ends_the_run_which_is_saved_and_goes_on(tmp_path):
+    seen = []
+
+    def fail(step, row):
+        seen.append(step)
+        if len(seen) == 2:
+            raise ZeroDivisionError('of a plot')
+
+    config = tiny_run.config(steps=3, supervised__updates=0, checkpoint__every=100)
+    with pytest.raises(ZeroDivisionError, match='of a plot'):
+        train.run(config, str(tmp_path), watch=fail)
+    assert checkpoint.newest(str(tmp_path)).endswith('2')  # the step that it saw is finished
+    train.run(config, str(tmp_path), watch=fail)
+    assert seen == [0, 1, 2] and [row['step'] for row in tiny_run.rows(tmp_path)] == [0, 1, 2]
 
 
 def test_a_profile_is_written_for_tensorboard(finished):

@@ -43,8 +43,8 @@ def pooled_metrics(
             tokens = mask & (correct == value)[:, None]
             metrics |= {f'logprob_{name}': _mean(logprobs, tokens), f'entropy_{name}': _mean(entropy, tokens)}
     metrics['kl_old_sequence'], _ = _by_sequence(kl.k3(inputs['base_logprobs'], inputs['logprobs']), mask)
-    ratios = jnp.broadcast_to(ratio, mask.shape)
-    metrics |= {f'ratio_p{percent:02}': reductions.quantile(ratios, mask, percent / 100) for percent in (1, 99)}
+    low, high = reductions.quantiles(jnp.broadcast_to(ratio, mask.shape), mask, (0.01, 0.99))
+    metrics |= {'ratio_p01': low, 'ratio_p99': high}
     if algorithm.needs_reference:
         to_reference = reference_metrics(logprobs, experience.ref_logprobs, mask)
         metrics |= {name: to_reference[name] for name in ('kl_ref_sequence', 'kl_ref_sequence_max')}
@@ -55,7 +55,8 @@ def reference_metrics(
     logprobs: Float[Array, 'B C'], ref_logprobs: Float[Array, 'B C'] | None, mask: Bool[Array, 'B C']
 ) -> dict[str, Any]:
     """kl_ref, the PooledMean of k3 over tokens; kl_ref_sequence, of its sums over completions; and the largest sum."""
-    terms = kl.k3(logprobs, jnp.where(mask, ref_logprobs, logprobs))
+    reference: Any = ref_logprobs  # None where no piece reads it, and then nobody asks
+    terms = kl.k3(logprobs, jnp.where(mask, reference, logprobs))
     by_sequence, largest = _by_sequence(terms, mask)
     return {'kl_ref': _mean(terms, mask), 'kl_ref_sequence': by_sequence, 'kl_ref_sequence_max': largest}
 

@@ -1,5 +1,7 @@
 """Sums, means, quantiles and ranks over the tokens of a row or of a minibatch, and the exp of log ratios."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
@@ -62,22 +64,26 @@ def same_group(group_ids: Int[Array, ' B']) -> Float[Array, 'B B']:
 
 
 def quantile(x: Float[Array, 'B C'], mask: Bool[Array, 'B C'], share: float) -> Float[Array, '']:
-    """The share-quantile of x where mask is true, between neighbours as numpy does it; 0 without any.
+    """The share-quantile of x where mask is true, as `quantiles` has it."""
+    return quantiles(x, mask, (share,))[0]
+
+
+def quantiles(x: Float[Array, 'B C'], mask: Bool[Array, 'B C'], shares: Sequence[float]) -> Float[Array, ' shares']:
+    """The share-quantiles of x where mask is true, between neighbours as numpy does it; 0 without any.
 
     Negative x count as 0. The bits of nonnegative floats, read as integers, have the order of the floats, so 31
-    halvings of the range of integers find the float of a given rank. A sort of all tokens would take XLA half a minute
+    halvings of the range of integers find the floats of given ranks. A sort of all tokens would take XLA half a minute
     to compile for TPUs.
     """
     bits = jax.lax.bitcast_convert_type(jnp.maximum(x, 0.0), jnp.int32)
     count = jnp.sum(mask)
-    place = share * jnp.maximum(count - 1, 0)
+    places = jnp.asarray(shares, jnp.float32) * jnp.maximum(count - 1, 0)
+    ranks = jnp.concatenate([jnp.floor(places), jnp.ceil(places)])
 
-    def find_ranked(rank):
-        def halve(i, below):
-            middle = below | (1 << (30 - i))
-            return jnp.where(jnp.sum(mask & (bits < middle)) <= rank, middle, below)
+    def halve(i, below):
+        middle = below | (1 << (30 - i))
+        return jnp.where(jnp.sum(mask & (bits < middle[:, None, None]), (1, 2)) <= ranks, middle, below)
 
-        return jax.lax.bitcast_convert_type(jax.lax.fori_loop(0, 31, halve, jnp.int32(0)), jnp.float32)
-
-    low, high = find_ranked(jnp.floor(place)), find_ranked(jnp.ceil(place))
-    return jnp.where(count > 0, low + (high - low) * (place - jnp.floor(place)), 0.0)
+    ranked = jax.lax.fori_loop(0, 31, halve, jnp.zeros(ranks.shape, jnp.int32))
+    low, high = jnp.split(jax.lax.bitcast_convert_type(ranked, jnp.float32), 2)
+    return jnp.where(count > 0, low + (high - low) * (places - jnp.floor(places)), 0.0)

@@ -1,5 +1,6 @@
 """Monitors of the groups: steps from which there is little or nothing to learn."""
 
+
 from grpo_jax.diagnose.signs import (
     Answer,
     Context,
@@ -133,13 +134,14 @@ def data_exhausted(rows: Rows, context: Context) -> Sign | None:
 
 def loss_is_zero(rows: Rows, context: Context) -> Sign | None:
     """The loss of the first steps is about 0 because advantages of a group cancel, which is as it must be."""
-    first = rows[: context.options.patience]
-    values = [[row.get(name) for row in first] for name in ('loss', 'advantage_abs', 'grad_norm')]
-    if len(first) < context.options.patience or context.updates > 1 or any(None in column for column in values):
+    count = context.options.patience
+    first = rows[:count]
+    losses, sizes, gradients = (last(first, name, count) for name in ('loss', 'advantage_abs', 'grad_norm'))
+    if context.updates > 1 or losses is None or sizes is None or gradients is None:
         return None
-    if any(abs(loss) > 0.01 * size or not gradient for loss, size, gradient in zip(*values, strict=True)):
+    if any(abs(loss) > 0.01 * size for loss, size in zip(losses, sizes, strict=True)) or not all(gradients):
         return None
-    largest, gradients = max(map(abs, values[0])), values[2]
+    largest = max(abs(loss) for loss in losses)
     return Sign(
         'the loss is about 0, and that is no fault: the advantages of a group cancel',
         f'|loss| at most {largest:.1g} in {steps(first)}, grad_norm {number(gradients[-1])}',

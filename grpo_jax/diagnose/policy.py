@@ -56,7 +56,7 @@ def kl_runaway(rows: Rows, context: Context) -> Sign | None:
         known = until_known(rows, name)
         for before, now in spans(known, options.window, options.patience):
             old, new = average(before, name), average(now, name)
-            if new < limit or old is None or new < FARTHER * old or improved(before, now, context):
+            if old is None or new is None or new < max(limit, FARTHER * old) or improved(before, now, context):
                 continue
             return Sign(
                 f'{new:.3g} nats {unit} from the reference, and no better for the last of it',

@@ -67,13 +67,12 @@ def _all_one(rows, count):
 def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
     """Gradients many times as long as those of the steps before: some of them, or one that is enormous."""
     options = context.options
-    norms = [row.get('grad_norm') for row in rows[-3 * options.window :]]
-    known = [norm for norm in norms if norm is not None]
-    if len(norms) <= options.window or len(known) <= options.window:
+    recent, earlier = rows[-options.window :], rows[-3 * options.window : -options.window]
+    norms = [row['grad_norm'] for row in earlier if row.get('grad_norm')]  # 0: all groups were dead
+    if 2 * len(norms) < options.window:
         return None
-    usual = statistics.median(known[: -options.window])
-    recent = rows[-options.window :]
-    spikes = [row for row in recent if usual and (row.get('grad_norm') or 0) >= options.gradient_spike * usual]
+    usual = statistics.median(norms)
+    spikes = [row for row in recent if (row.get('grad_norm') or 0) >= options.gradient_spike * usual]
     if not spikes:
         return None
     longest = max(spikes, key=lambda row: row['grad_norm'])

@@ -1,9 +1,9 @@
-"""Curves for TensorBoard: event files that are written at once, by no thread and through no queue.
+"""TensorBoard: event files that are written at once, by no thread and through no queue.
 
 tensorboardX hands its events to a thread, whose death on a full disk blocks the run when the queue is full.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import importlib
 import os
 import socket
@@ -11,15 +11,22 @@ import struct
 import time
 from typing import Any
 
+import numpy as np
+
 from grpo_jax.hosts.files import append_whole
+from grpo_jax.text import cut
 
 FLUSH_SECONDS = 120  # between two uploads, where the folder is on a mounted bucket
+SAMPLES, LONGEST = 4, 2000  # completions of a step that are shown as text, and characters of one
+# what the page of hyperparameters compares
+COMPARED = ('reward', 'length', 'evaluation/reward', 'evaluation/greedy', 'evaluation/pass_at_1')
 
 
 class Board:
     """A new event file in a folder; on resume TensorBoard leaves out what older ones have from first_step on."""
 
-    def __init__(self, folder: str, first_step: int):
+    def __init__(self, folder: str, first_step: int, config: Mapping[str, Any] | None = None):
+        """config: the hyperparameters, as nested dicts."""
         # a second, where torch is installed
         event_pb2: Any = importlib.import_module('tensorboardX.proto.event_pb2')
         self._event, log = event_pb2.Event, event_pb2.SessionLog
@@ -30,6 +37,11 @@ class Board:
             self._event(file_version='brain.Event:2'),
             self._event(step=first_step, session_log=log(status=log.START)),
         ]
+        if config is not None:
+            from tensorboardX import summary
+
+            parts = summary.hparams(dict(_flat(config)), dict.fromkeys(COMPARED, 0.0))
+            self._begin += [self._event(summary=part) for part in parts]
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Writes the values of a step, by name. OSError when that cannot be; the file has none of it."""
@@ -38,13 +50,38 @@ class Board:
         self._write(step, [summary.scalar(name, value) for name, value in values.items()])
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Writes a text of a step. OSError when that cannot be; the file has none of it."""
+        """Writes a text of a step, its lines cut and inert. OSError when that cannot be; the file has none of it."""
         from tensorboardX import summary
 
-        self._write(step, [summary.text(name, text)])
+        # a block of code, in which neither Markdown nor HTML means anything
+        lines = [f'    {cut(line, LONGEST)}' for line in text.split('\n')]
+        self._write(step, [summary.text(name, '\n'.join(lines))])
+
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes histograms of rewards, lengths and advantages of a rollout's rows, and some of its completions."""
+        from tensorboardX import summary
+
+        summaries = []
+        for name in ('reward', 'length', 'advantage'):
+            values = [np.ravel(row[name]) for row in rows if row.get(name) is not None]
+            known = np.concatenate([*values, []]).astype(float)
+            known = known[np.isfinite(known)]
+            if len(known):
+                summaries.append(summary.histogram(f'rollout/{name}', known, bins=30))
+        self._write(step, summaries)
+        shown = [
+            cut(f'{_number(row.get("reward"))}  {row["prompt"]} -> {row["completion"]}', LONGEST)
+            for row in rows[:SAMPLES]
+        ]
+        self.text(step, 'rollout/completions', '\n'.join(shown))
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
 
     def _write(self, step, summaries):
-        events = self._begin + [self._event(step=step, summary=summary) for summary in summaries]
+        events = [*self._begin, *(self._event(step=step, summary=one) for one in summaries)]
         if self._file is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._file = open(self._path, 'ab', buffering=0)
@@ -60,10 +97,18 @@ class Board:
             self._flushed = time.monotonic()
         os.stat(self._path)  # a file that was removed takes what is written, and loses it
 
-    def close(self) -> None:
-        """Closes the file; a second call does nothing."""
-        if self._file is not None:
-            self._file.close()
+
+def _flat(tree, prefix=''):
+    """(dotted name, number or text) of the leaves of nested dicts."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f'{prefix}{name}.')
+        else:
+            yield prefix + name, value if isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def _number(value):
+    return '?' if value is None else f'{value:.3g}'
 
 
 def _record(event):

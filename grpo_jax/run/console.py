@@ -1,9 +1,11 @@
 """What a person sees of a run, on stderr: what it is doing now, and warnings of a line each.
 
 On a terminal, live lines at the bottom show it. Elsewhere a line is printed when something has lasted a second, one at
-least every EVERY seconds while it goes on, and one at its end. Only the first of several processes shows anything.
+least every EVERY seconds while it goes on, and one at its end. Each step of a training has a line on both. Only the
+first of several processes shows anything.
 """
 
+from collections.abc import Sequence
 import contextlib
 import logging
 import math
@@ -24,12 +26,14 @@ import rich.text
 from grpo_jax import activity
 from grpo_jax.activity import Activity
 from grpo_jax.hosts import processes
-from grpo_jax.text import escape
+from grpo_jax.run.tables import WIDTH
+from grpo_jax.text import columns, cut, escape
 
 EVERY = 8.0  # seconds between two lines, at most
 SHORT = 1.0  # seconds that something lasts without being named
 TRIFLE = 0.1  # seconds: what has taken less leaves no line
 LINES = 10  # that something of many steps prints of itself, besides
+BAR = 24  # columns of a bar
 
 
 class Console:
@@ -53,10 +57,11 @@ class Console:
                 self._start()
 
     def advanced(self, activity: Activity) -> None:
-        """Prints a line at each tenth of the activity's whole, where nothing is live."""
+        """Prints a line, if the activity has one a step, or else at each tenth of its whole, where nothing is live."""
         with self._lock:
-            due = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
-            if due and self._live is None and activity in self._running:
+            tenth = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
+            due = activity.lines or (tenth and self._live is None)
+            if due and activity in self._running:
                 self._describe(activity)
 
     def ended(self, activity: Activity) -> None:
@@ -72,6 +77,14 @@ class Console:
             took, note = time.monotonic() - activity.began, f' ({activity.note})' if activity.note else ''
             if activity.result and took >= TRIFLE:
                 self.print(f'{activity.result} in {duration(took)}{note}')
+
+    @property
+    def width(self) -> int:
+        """Columns of a line: those of the terminal, or WIDTH where there is none."""
+        live = self._live
+        if live is not None:
+            return live.console.width
+        return rich.console.Console(stderr=True).width if sys.stderr.isatty() else WIDTH
 
     def stop(self) -> None:
         """Shows nothing more, and gives a terminal its cursor back, before the process ends."""
@@ -100,7 +113,7 @@ class Console:
                     self._describe(innermost)
 
     def _describe(self, activity):
-        self.print(describe(activity) if activity in self._named or activity.total else activity.text)
+        self.print(describe(activity, self.width) if activity in self._named or activity.total else activity.text)
         if activity not in self._named:
             self._named.append(activity)
 
@@ -130,28 +143,40 @@ class Console:
     def _render(self):
         lines = rich.table.Table.grid()
         for running in list(self._running):
-            lines.add_row(_live_line(running))
+            lines.add_row(_live_line(running, self.width))
         return lines
 
 
-def describe(activity: Activity) -> str:
-    """One line: what is being done, how much of it is finished, and the time that it took or takes."""
-    parts = [f'{activity.text}: {activity.done} of {activity.total}' if activity.total else activity.text]
-    parts += [part for part in (activity.detail, _time(activity), _stage(activity)) if part]
-    return ', '.join(parts)
+def describe(activity: Activity, width: int) -> str:
+    """One line: what is being done, how much of it is finished, and the time that it took or takes.
+
+    Of the activity's cells it has as many as have room.
+    """
+    begin = f'{activity.text}: {activity.done} of {activity.total}' if activity.total else activity.text
+    return fit(begin, activity.cells, [part for part in (_time(activity), _stage(activity)) if part], width)
 
 
-def _live_line(activity):
+def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str:
+    """One line of at most `width` columns, escaped: cells that have no room are left out, the last ones first."""
+    for count in range(len(cells), -1, -1):
+        line = escape(', '.join([begin, *cells[:count], *end]))
+        if columns(line) <= width:
+            return line
+    return cut(line, width)
+
+
+def _live_line(activity, width):
     """A line of a terminal, as a rich renderable."""
     line = rich.table.Table.grid(padding=(0, 2, 0, 0))
-    cells = [activity.text]
-    if activity.total:
-        cells += [
-            rich.progress_bar.ProgressBar(activity.total, activity.done, width=24),
-            f'{activity.done}/{activity.total}',
-            activity.detail,
-        ]
-    cells += [_time(activity), _stage(activity)]
+    times = [text for text in (_time(activity), _stage(activity)) if text]
+    if not activity.total:
+        cells = [fit(activity.text, (), times, width)]
+    else:
+        counted = f'{activity.done}/{activity.total}'
+        room = width - columns(escape(activity.text)) - BAR - 2 * 3
+        bar = rich.progress_bar.ProgressBar(activity.total, activity.done, width=BAR)
+        # a step's own line has its cells
+        cells = [activity.text, bar, fit(counted, () if activity.lines else activity.cells, times, room)]
     for _ in cells:
         line.add_column(no_wrap=True)
     line.add_row(*(rich.text.Text(escape(cell)) if isinstance(cell, str) else cell for cell in cells))

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def draw_curve(workdir: str) -> str:
 def print_outcome(workdir: str) -> None:
     """Prints what a run has come to, and where it is; the first process does, and draws curve.png.
 
-    The first evaluation beside the last, the curves in text, and the paths.
+    The first evaluation beside the last, the curves in text, the paths, and the command for the rest.
     """
     if not processes.is_first():
         return
@@ -65,8 +66,9 @@ def print_outcome(workdir: str) -> None:
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     tables.show(*_changes(workdir), *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()))
+    report = f'report: python -m grpo_jax.report --workdir={shlex.quote(workdir)}'
     # whole, however narrow the terminal is
-    print(*map(escape, f'{curve}everything the run wrote: {workdir}'.split('\n')), sep='\n')
+    print(*map(escape, f'{curve}{report}\neverything the run wrote: {workdir}'.split('\n')), sep='\n')
 
 
 def text_curve(values: Float[np.ndarray, ' N']) -> str:
@@ -139,11 +141,20 @@ def _changes(workdir):
     for first, last in [(evaluations[0], evaluations[-1])] if evaluations else []:
         rows = [
             [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']
-            for name in first
-            if name != 'step' and name in last
+            for name in _important(first)
+            if name in last
         ]
         headings = ['', f'step {first["step"]}', f'step {last["step"]}', 'change']
         yield tables.make_table(headings, rows, title='held-out prompts')
+
+
+def _important(figures):
+    """The names of an evaluation's figures that a short table has; the report has all."""
+    passes = [name for name in figures if name.startswith('pass@')]  # by rising k
+    names = dict.fromkeys(['greedy', *passes[:1], *passes[-1:], 'reward', 'length', 'truncated'])
+    if passes and figures.get('reward') == figures[passes[0]]:  # of a reward that is the verdict
+        del names['reward']
+    return [name for name in names if name in figures]
 
 
 def _mean(values):

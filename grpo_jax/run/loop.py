@@ -14,7 +14,7 @@ import jax
 from grpo_jax import activity
 from grpo_jax.errors import CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.run import bad_batch, checkpoint, diagnosis, metrics, watch
+from grpo_jax.run import bad_batch, checkpoint, diagnosis, metrics, trackers, watch
 from grpo_jax.run.console import console
 from grpo_jax.types import TrainState
 
@@ -27,12 +27,11 @@ class Loop:
     `for step in loop.steps(state)` begins each step; `loop.log` and then `loop.finish` end it.
     """
 
-    def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = ('reward', 'length')):
-        """keep: checkpoints to keep; shown: metrics that the progress bar shows."""
-        self._experiment = experiment
-        self._workdir, self._cadence = experiment.workdir, experiment.settings.cadence
+    def __init__(self, experiment, steps: int, title: str, keep: int, shown: tuple[str, ...] = (), callback=None):
+        """keep: checkpoints to keep; shown: see metrics.open_writer; callback(step, row) is called after each step."""
+        self._experiment, self._workdir, self._cadence = experiment, experiment.workdir, experiment.settings.cadence
         self._most_skipped = experiment.settings.learning.max_bad_steps
-        self._steps, self._title, self._keep, self._shown = steps, title, keep, shown
+        self._steps, self._title, self._keep, self._shown, self._callback = steps, title, keep, shown, callback
         self._stack = contextlib.ExitStack()
         self._seconds: dict[str, float] = {}  # of the step at hand, by stage
         self._finished: _Finished | None = None  # the last step
@@ -68,7 +67,8 @@ class Loop:
     def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""
         first = int(state.step)
-        writer = metrics.open_writer(self._workdir, first, self._steps, self._title, self._shown)
+        subject = trackers.Subject(self._experiment.settings.tracking, self._experiment.config.to_dict())
+        writer = metrics.open_writer(self._workdir, first, self._steps, self._title, self._shown, subject)
         self.writer = self._stack.enter_context(writer)
         trace = _Trace(profile, self._workdir, self.writer, self._stack)
         optimizer = 'optimizer' if self._title == 'train' else 'supervised.optimizer'
@@ -123,7 +123,7 @@ class Loop:
 
         Stopped when a signal came; Diagnosed when a diagnosis stops the run; FloatingPointError when more updates were
         skipped than the config allows; CannotWrite also for an earlier checkpoint, whose writing goes on beside the
-        steps.
+        steps; what the callback raises.
         """
         skipped = row['finite'] < 1
         where = f'the end of {self._title}, step {step}'
@@ -136,6 +136,8 @@ class Loop:
                 self.writer.stage('save')
                 checkpoint.save(self.checkpoints, state)
         self._finished = _Finished(state)
+        if self._callback:
+            self._callback(step, metrics.plain_row(step, row))
         if stop:  # whether this process was asked, or another one
             self._wait()
             raise Stopped(self._workdir, step)

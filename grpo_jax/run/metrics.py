@@ -15,20 +15,29 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import Lines, atomic_write, cut_lines
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import board, events
+from grpo_jax.run import board, events, progress, trackers
 from grpo_jax.run.dropped import Dropped
 from grpo_jax.sharding import chips
-from grpo_jax.types import Example, Experience, Rollout
+from grpo_jax.types import Rollout
 
 logger = logging.getLogger('grpo_jax')
 FILES = ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl')  # for keeping: a row a step, or an evaluation
 
 
 def open_writer(
-    workdir: str, first_step: int, steps: int, title: str, shown: Sequence[str] = ('reward', 'length')
+    workdir: str,
+    first_step: int,
+    steps: int,
+    title: str,
+    shown: Sequence[str] = (),
+    subject: trackers.Subject | None = None,
 ) -> 'Writer | SilentWriter':
-    """The first process's Writer, or a SilentWriter in the others; `shown` names metrics that the console shows."""
-    return Writer(workdir, first_step, steps, title, shown) if processes.is_first() else SilentWriter(workdir)
+    """The first process's Writer, or a SilentWriter in the others.
+
+    `shown` names the metrics that the console shows now and then; without them a line a step has what matters. subject:
+    what trackers and TensorBoard are told of the run.
+    """
+    return Writer(workdir, first_step, steps, title, shown, subject) if processes.is_first() else SilentWriter(workdir)
 
 
 class Writer:
@@ -41,8 +50,9 @@ class Writer:
     uninterrupted one's; times go to timings.jsonl.
     """
 
-    def __init__(self, workdir, first_step, steps, title, shown):
+    def __init__(self, workdir, first_step, steps, title, shown, subject=None):
         self._shown, self._workdir = shown, workdir
+        logged = trackers.last_steps(workdir, FILES)
         with contextlib.ExitStack() as opened:
             self._metrics, self._timings, self._evaluations = (
                 opened.enter_context(_reopen(os.path.join(workdir, name), first_step)) for name in FILES
@@ -50,9 +60,13 @@ class Writer:
             events.cut(workdir, first_step)
             self._files = opened.pop_all()
         self._dropped = Dropped(workdir)
-        self._board = board.Board(os.path.join(workdir, 'tensorboard'), first_step)
+        config = subject.config if subject else None
+        self._board = board.Board(os.path.join(workdir, 'tensorboard'), first_step, config)
+        self._trackers = None
+        if subject and first_step < steps:
+            self._trackers = trackers.Trackers(workdir, subject, first_step, logged)
         self._progress = contextlib.ExitStack()
-        self._steps = self._progress.enter_context(activity.during(title, steps, first_step))
+        self._steps = self._progress.enter_context(activity.during(title, steps, first_step, lines=not shown))
         self._expected = None  # tokens of a rollout: those of the last one
 
     def __enter__(self):
@@ -63,17 +77,16 @@ class Writer:
 
     def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
         """Appends a step's metrics and timings (seconds by stage), and shows them."""
-        row = {'step': step} | {name: json_float(value) for name, value in sorted(row.items())}
+        row = plain_row(step, row)
         self._metrics.append(json.dumps(row))
         self._timings.append(json.dumps({'step': step, **timings}))
         curves = (row | {f'seconds/{k}': v for k, v in timings.items()}).items()
         with self.optional(step, 'tensorboard'):
             self._board.add(step, {name: value for name, value in curves if value is not None and name != 'step'})
+        if self._trackers:
+            self._trackers.step(step, row, timings)
         self._expected = row.get('tokens')
-        shown = {name: f'{row[name]:.3f}' for name in self._shown if row.get(name) is not None}
-        if 'tokens' in row:
-            shown['tokens/s'] = f'{row["tokens"] / timings["sample"]:.0f}'
-        self._steps.advance(step + 1, '  '.join(f'{name} {value}' for name, value in shown.items()))
+        self._steps.advance(step + 1, *progress.step_cells(row, timings, self._shown))
 
     def stage(self, name: str) -> None:
         """Shows which stage of the step begins."""
@@ -89,9 +102,17 @@ class Writer:
         self._evaluations.append(json.dumps({'step': step, **results}))
         with self.optional(step, 'tensorboard'):
             self._board.add(step, {f'evaluation/{k.replace("@", "_at_")}': value for k, value in results.items()})
+        if self._trackers:
+            self._trackers.evaluation(step, results)
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion; dropped on a full disk."""
+        """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion; dropped on a full disk.
+
+        TensorBoard gets histograms of them, and some as text.
+        """
+        rows = list(rows)
+        with self.optional(step, 'tensorboard'):
+            self._board.rollouts(step, rows)
         with self.optional(step, 'rollouts'):
             os.makedirs(os.path.join(self._workdir, 'rollouts'), exist_ok=True)
             with atomic_write(os.path.join(self._workdir, 'rollouts', f'{step:06d}.jsonl')) as file:
@@ -110,9 +131,13 @@ class Writer:
         """Closes every file; a second call does nothing."""
         steps = self._steps
         if steps.done > steps.first:
-            steps.result = f'{steps.text}: {steps.done} of {steps.total}, {steps.detail},'
+            steps.result = f'{steps.text}: {steps.done} of {steps.total}'
+            if not steps.lines:  # else the line before has them
+                steps.result += f', {", ".join(steps.cells)},'
         self._progress.close()
         self._files.close()
+        if self._trackers:
+            self._trackers.close(steps.done)
         with self.optional(steps.done, 'tensorboard'):
             self._board.close()
         if self._dropped.counts:
@@ -210,38 +235,14 @@ def sampler_speed(engine: Any) -> dict[str, float]:
     return speed
 
 
-def rollout_rows(examples: Sequence[Example], rewarded: Rewards, experience: Experience) -> list[dict[str, Any]]:
-    """One dict a completion, with its prompt, gold answer, rewards by part and advantage, for a dump.
-
-    The advantage is one number where it is that of the whole completion, and a list with one for each of its tokens
-    where it is by token.
-    """
-    group = len(rewarded.texts) // len(examples)
-    advantages = processes.fetch(experience.advantages)
-    return [
-        {
-            'id': examples[i // group].id,
-            'prompt': examples[i // group].prompt,
-            **({'messages': examples[i // group].messages} if examples[i // group].messages else {}),
-            'answer': examples[i // group].answer,
-            'completion': text,
-            'reward': json_float(rewarded.rewards[i]),
-            'correct': None if np.isnan(rewarded.correct[i]) else bool(rewarded.correct[i]),
-            'parts': {name: json_float(values[i]) for name, values in rewarded.parts.items()},
-            'advantage': _advantage(advantages[i], int(rewarded.lengths[i])),
-        }
-        for i, text in enumerate(rewarded.texts)
-    ]
-
-
-def _advantage(row, length):
-    """The number of a completion, or the list of those of its tokens."""
-    return json_float(row[0]) if len(row) == 1 else [json_float(value) for value in row[:length]]
-
-
 def _mean(values):
     """The mean of those of a part's rewards that are numbers; NaN where none is."""
     return np.nanmean(values) if np.isfinite(values).any() else np.nan
+
+
+def plain_row(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's row as metrics.jsonl has it."""
+    return {'step': step} | {name: json_float(value) for name, value in sorted(row.items())}
 
 
 def json_float(value: Any) -> float | None:

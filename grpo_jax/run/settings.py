@@ -11,6 +11,7 @@ from grpo_jax.learner import Learning, Optimization
 from grpo_jax.ranges import Count, Natural, OneOf, Range
 from grpo_jax.rewards import RewardOptions
 from grpo_jax.run.collect import Collection
+from grpo_jax.run.trackers import Tracking
 from grpo_jax.sampler import Sampling
 from grpo_jax.sharding import mesh as meshes
 
@@ -130,6 +131,7 @@ class Settings(NamedTuple):
     reward_model: RewardModelOptions
     evaluation: Evaluation
     cadence: Cadence
+    tracking: Tracking
     diagnose: DiagnoseOptions
     mesh: Any  # config.mesh: devices along each axis
 
@@ -167,6 +169,7 @@ class Settings(NamedTuple):
             reward_model=RewardModelOptions.from_config(config.reward_model),
             evaluation=Evaluation.from_config(config.evaluation),
             cadence=Cadence.from_config(config.checkpoint, config.log),
+            tracking=Tracking.from_config(config.log),
             diagnose=DiagnoseOptions.from_config(
                 config.get('diagnose', DiagnoseOptions()._asdict())
             ),  # earlier runs lack it

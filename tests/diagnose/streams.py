@@ -327,6 +327,7 @@ SILENT: dict[str, list[Stream]] = {
     'wrong_answers_growing': [
         Stream(rows(length_wrong=lambda step: 20 + 2 * step, length_right=lambda step: 20 + 2 * step), context=RUN),
         Stream(rows(length_wrong=from_step(30, 30.0, 10.0), length_right=30.0), context=RUN),  # no longer than right
+        Stream(rows(length_wrong=from_step(30, 31.0, 10.0), length_right=30.0, **{'reward/numeric': 0.8}), context=RUN),
         Stream(rows(length_wrong=from_step(30, 60.0, 20.0), **{'reward/numeric': 0.95}), context=RUN),  # few are left
     ],
     'hacked_part': [

@@ -93,5 +93,5 @@ def test_it_is_named_when_a_run_is_opened_and_blocks_nothing(tmp_path, monkeypat
     trained = dataclasses.replace(experiment, config=tiny_run.config(model__random_init=False))
     with caplog.at_level(logging.WARNING, 'grpo_jax'):
         train.check_algorithm(trained, algorithm, shapes)
-    assert 'rollout.max_tokens = 12 was not published for such a run (any, 0 to 1000 billion parameters)' in caplog.text
+    assert 'rollout.max_tokens = 12 was not published for such a run (any, 0 billion to 1000 billion' in caplog.text
     assert not os.listdir(tmp_path)

@@ -90,25 +90,36 @@ def observe(tiny, experience, method=None, **options):
     return jax.jit(lambda state, experience: learner.update(state, experience, None, setup))(state, experience)[1]
 
 
-def test_right_answers_in_one_minibatch_alone_are_no_gap(tiny, experience):
-    # groups are dealt out in turn: with two minibatches, the right completion of group 0 is in the first alone
-    judged = experience.replace(correct=jnp.array([1.0, 0, 0, 0, 0, 0, 0, 0]), old_logprobs=None)
-    whole, cut = observe(tiny, judged), observe(tiny, judged, minibatches=2, microbatches=2)
+@pytest.fixture(scope='module')
+def judged(experience):
+    """One right completion, of the first group."""
+    return experience.replace(correct=jnp.array([1.0, 0, 0, 0, 0, 0, 0, 0]), old_logprobs=None)
+
+
+@pytest.fixture(scope='module')
+def whole(tiny, judged):
+    """Metrics of an update of all groups at once."""
+    return observe(tiny, judged)
+
+
+def test_right_answers_in_one_minibatch_alone_are_no_gap(tiny, judged, whole):
+    cut = observe(tiny, judged, minibatches=2, microbatches=2)
     # before the first update both see the same policy; the second minibatch has no right completion
     assert float(cut['logprob_right']) == pytest.approx(float(whole['logprob_right']), abs=1e-5)
     assert np.isfinite(float(cut['entropy_right']))
 
 
-def test_norms_by_part_make_the_whole(tiny, experience):
-    metrics = observe(tiny, experience)
-    parts = {name: float(x) for name, x in metrics.items() if name.startswith('gradient_norm/')}
+def test_norms_by_part_make_the_whole(whole):
+    parts = {name: float(x) for name, x in whole.items() if name.startswith('gradient_norm/')}
     assert set(parts) == {f'gradient_norm/{part}' for part in ('embedding', 'attention', 'mlp', 'norms')}
-    assert sum(x**2 for x in parts.values()) == pytest.approx(float(metrics['grad_norm']) ** 2, rel=1e-5)
+    assert sum(x**2 for x in parts.values()) == pytest.approx(float(whole['grad_norm']) ** 2, rel=1e-5)
     assert min(parts.values()) > 0
 
 
 @pytest.mark.parametrize('mesh, options', [({}, dict(pack_columns=32)), ({'data': 2, 'context': 2}, {})])
-def test_packed_rows_and_meshes_change_nothing(tiny, wide_experience, assert_close, mesh, options):
+def test_packed_rows_and_meshes_change_nothing(request, tiny, wide_experience, assert_close, mesh, options):
+    if mesh:
+        request.getfixturevalue('long')
     c, params = tiny
     method = fixture.algorithm('dr_grpo')
     correct = jnp.asarray(np.arange(16) % 3 == 0, jnp.float32)

@@ -1,0 +1,47 @@
+'use strict';
+// Puts the page together, and in a run that is watched takes up each new report where the reader is.
+(() => {
+  Report.data = Report.json('report-data');
+  const links = document.getElementById('sections');
+  const nav = (id, text) => links.append(Report.make('li', {}, Report.make('a', {href: `#${id}`, text})));
+  for (const [id, text] of [['variants', 'Runs'], ['differences', 'What differs']]) {
+    if (document.getElementById(id)) nav(id, text);
+  }
+  Report.charts(document.getElementById('charts'), nav);
+  nav('timeline', 'Timeline');
+  nav('rollouts', 'Rollouts');
+  Report.rollouts(document.getElementById('browser'));
+
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => Report.redraw());
+  const onPaper = (on) => { // pictures are drawn before the styles of paper hold
+    document.documentElement.toggleAttribute('data-print', on);
+    Report.redraw();
+  };
+  addEventListener('beforeprint', () => onPaper(true));
+  addEventListener('afterprint', () => onPaper(false));
+
+  // the section that was at the top is there again; the one before it may have grown
+  const {id, top} = Report.recall('place', {id: null, top: 0});
+  Report.remember('place', {id: null, top: 0});
+  if (id || top) {
+    history.scrollRestoration = 'manual';
+    Promise.resolve(Report.ready).then(() => requestAnimationFrame(() => {
+      const start = document.getElementById(id)?.getBoundingClientRect().top;
+      scrollTo({top: start === undefined ? top : start + scrollY - top, behavior: 'instant'});
+    }));
+  }
+
+  if (!Report.data.stamp) return;
+  window.reportStamp = (stamp) => {
+    if (stamp === Report.data.stamp) return;
+    const above = [...document.querySelectorAll('main section')].findLast((section) => section.getBoundingClientRect().top <= 0);
+    if (above) Report.remember('place', {id: above.id, top: above.getBoundingClientRect().top});
+    else Report.remember('place', {id: null, top: scrollY});
+    location.reload();
+  };
+  setInterval(() => {
+    if (document.hidden) return;
+    const script = Report.make('script', {src: `report_stamp.js?${Date.now()}`, on: {load: () => script.remove(), error: () => script.remove()}});
+    document.head.append(script);
+  }, 2000);
+})();

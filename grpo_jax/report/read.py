@@ -1,0 +1,173 @@
+"""What a report reads of the folders of runs; rows that are damaged are left out, and named."""
+
+from collections.abc import Sequence
+import json
+import math
+import os
+from typing import Any, NamedTuple
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
+from grpo_jax.run import environment, events
+
+Rows = list[dict[str, Any]]
+# of a config: the seed, and sections that change no number
+WITHOUT_EFFECT = ('seed', 'checkpoint', 'diagnose', 'log', 'mesh')
+
+
+class Run(NamedTuple):
+    """The files of one run."""
+
+    folder: str
+    config: dict[str, Any]
+    metrics: Rows
+    timings: Rows
+    evaluations: Rows
+    events: Rows
+    cold_start: Rows  # metrics of the supervised run before the first step
+    environment: list[dict[str, Any]]
+    notes: list[str]  # what could not be read
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step is done, and evaluated; of supervised training, which is not, the last update."""
+        done, section = len(self.metrics), self.config.get('supervised')
+        if self.evaluations:
+            return self.config.get('steps') == done == self.evaluations[-1]['step']
+        return isinstance(section, dict) and section.get('updates') == done > 0
+
+
+class Variant(NamedTuple):
+    """Runs that differ by their seeds alone, under one name."""
+
+    name: str
+    runs: list[Run]
+
+
+def read_variants(folders: Sequence[str]) -> list[Variant]:
+    """The Variants of the runs in folders, each that of a run or of a sweep; BadInput for a folder without a run.
+
+    A folder that is named twice counts once. Variants have the order in which their first runs come.
+    """
+    paths = [path for folder in folders for path in find_runs(folder)]
+    runs = [read_run(path) for path in dict.fromkeys(map(os.path.normpath, paths))]
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {name: value for name, value in run.config.items() if name not in WITHOUT_EFFECT}
+        alike.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
+    names = _names([[run.folder for run in group] for group in alike.values()])
+    return [Variant(name, group) for name, group in zip(names, alike.values(), strict=True)]
+
+
+def find_runs(folder: str) -> list[str]:
+    """The folder, where it holds a run; else those of the runs of a sweep in it, in order; BadInput without any."""
+    if os.path.isfile(os.path.join(folder, 'config.json')):
+        return [folder]
+    names = [
+        os.path.join(folder, preset, seed)
+        for preset in _folders(folder)
+        for seed in sorted(_folders(os.path.join(folder, preset)), key=lambda name: (len(name), name))
+        if preset != 'cold_start'
+    ]
+    paths = [path for path in names if os.path.isfile(os.path.join(path, 'config.json'))]
+    if not paths:
+        raise BadInput(
+            '--workdir or --against', folder, 'holds no run (no config.json), and no sweep; name the folder of one'
+        )
+    return paths
+
+
+def read_run(folder: str) -> Run:
+    """The Run of a folder with a config.json; BadInput where that is no config."""
+    notes: list[str] = []
+
+    def rows(name):
+        return _read_rows(os.path.join(folder, name), notes)
+
+    config = json_file.read_object(os.path.join(folder, 'config.json'))
+    return Run(
+        folder=folder,
+        config=config,
+        metrics=rows('metrics.jsonl'),
+        timings=rows('timings.jsonl'),
+        evaluations=rows('evaluations.jsonl'),
+        events=[row for row in rows(events.FILE) if isinstance(row.get('event'), str)],
+        cold_start=rows(os.path.join('cold_start', 'metrics.jsonl')),
+        environment=_read_environment(folder, notes),
+        notes=notes,
+    )
+
+
+def read_lines(path: str, notes: list[str]) -> Rows:
+    """The objects in the lines of a file; a note for each line that is none, but for half a line at the end."""
+    rows = []
+    if not os.path.isfile(path):
+        return rows
+    with open(path, 'rb') as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line.decode())
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict):
+                rows.append(row)
+            elif line.endswith(b'\n'):
+                notes.append(f'{path}, line {number}, is no row and is left out')
+    return rows
+
+
+def number(value: Any) -> float:
+    """A row's value as a float; NaN for what is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        value = float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def _read_rows(path, notes):
+    """The rows of a file that have a step, one a step, by step; events may have several."""
+    rows = []
+    for row in read_lines(path, notes):
+        if isinstance(row.get('step'), int) and not isinstance(row['step'], bool) and 0 <= row['step'] < 2**53:
+            rows.append(row)
+        else:
+            notes.append(f'{path} has a row without a step, which is left out')
+    rows.sort(key=lambda row: row['step'])
+    if os.path.basename(path) == events.FILE:
+        return rows
+    return list({row['step']: row for row in rows}.values())
+
+
+def _read_environment(folder, notes):
+    path = os.path.join(folder, environment.FILE)
+    if not os.path.exists(path):
+        return []
+    try:
+        entries = json_file.read(path)
+    except BadInput as error:
+        notes.append(str(error))
+        return []
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _folders(folder):
+    if not os.path.isdir(folder):
+        return []
+    return sorted(name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name)))
+
+
+def _names(groups):
+    """A short name for each group of folders: the parts of their paths that tell the groups apart."""
+    paths = [os.path.normpath(os.path.abspath(os.path.commonpath(map(os.path.abspath, group)))) for group in groups]
+    paths = [
+        os.path.abspath(group[0]) if paths.count(path) > 1 else path for group, path in zip(groups, paths, strict=True)
+    ]
+    numbered = any(os.path.basename(path).isdigit() for path in paths)  # the seeds of a sweep
+    for depth in range(1 + numbered, 64):
+        names = ['/'.join(path.split(os.sep)[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return paths

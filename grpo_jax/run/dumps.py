@@ -1,0 +1,110 @@
+"""What a run writes down of its completions, token by token: the rows of rollouts/<step>.jsonl."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.hosts import processes
+from grpo_jax.rewards import Rewards
+from grpo_jax.run.collect import Draw
+from grpo_jax.run.metrics import json_float
+from grpo_jax.types import Experience
+
+DIGITS = 4  # behind the point, of a token's numbers
+DETAILED = 2**18  # tokens of a dump that stand one by one; the completions behind them have their text alone
+LONGEST_CHARACTER = 8  # tokens
+CUT = '\ufffd'  # what a decoder gives for a part of a character
+
+
+def rollout_rows(draw: Draw, rewarded: Rewards, experience: Experience, tokenizer: Any) -> list[dict[str, Any]]:
+    """One dict a completion: its prompt, gold answer, rewards by part, advantage, and its tokens one by one.
+
+    The advantage is one number where it is that of the whole completion, and a list with one for each of its tokens
+    where it is by token. tokens are texts, the stop token's too; logprobs are the sampler's, and entropy, old_logprobs
+    and ref_logprobs stand where the learner computed them before its update. All processes must call it.
+    """
+    rollout, group = draw.rollout, len(rewarded.texts) // len(draw.examples)
+    numbers = {
+        'logprobs': rollout.logprobs,
+        'entropy': experience.old_entropy,
+        'old_logprobs': experience.old_logprobs,
+        'ref_logprobs': experience.ref_logprobs,
+    }
+    host = processes.fetch((experience.advantages, rollout.tokens, rollout.completion_mask, numbers))
+    advantages, tokens, mask, numbers = host
+    if not np.any(numbers['logprobs']):
+        del numbers['logprobs']  # read from the data: nothing was sampled
+    tokens = tokens[:, -mask.shape[1] :]
+    detailed = int(np.searchsorted(np.cumsum(mask.sum(1)), DETAILED, side='right'))
+    texts = token_texts(tokenizer, [tokens[i][mask[i]] for i in range(detailed)])
+    rows = []
+    for i, completion in enumerate(rewarded.texts):
+        example, length = draw.examples[i // group], int(rewarded.lengths[i])
+        row = {
+            'id': example.id,
+            'prompt': example.prompt,
+            **({'messages': example.messages} if example.messages else {}),
+            'answer': example.answer,
+            'completion': completion,
+            'reward': json_float(rewarded.rewards[i]),
+            'correct': None if np.isnan(rewarded.correct[i]) else bool(rewarded.correct[i]),
+            'parts': {name: json_float(values[i]) for name, values in rewarded.parts.items()},
+            'advantage': _advantage(advantages[i], length),
+            'length': length,
+            'truncated': bool(rewarded.truncated[i]),
+        }
+        if i < detailed:
+            row['tokens'] = texts[i]
+            row |= {name: _rounded(x[i][mask[i]]) for name, x in numbers.items() if x is not None}
+        rows.append(row)
+    return rows
+
+
+def token_texts(tokenizer: Any, completions: Sequence[np.ndarray]) -> list[list[str]]:
+    """The text of each token of each completion, which joined are the completion with its special tokens.
+
+    A character of several tokens stands at the first of them, and the others are empty.
+    """
+    before = tokenizer.encode('a', add_special_tokens=False)  # SentencePiece drops the blank of a first word
+
+    def decode(runs):
+        options = {'skip_special_tokens': False, 'clean_up_tokenization_spaces': False}
+        start, *texts = tokenizer.batch_decode([before, *([*before, *run] for run in runs)], **options)
+        alone = [text if text.startswith(start) else None for text in texts]
+        return [
+            tokenizer.decode(run, **options) if text is None else text[len(start) :]
+            for run, text in zip(runs, alone, strict=True)
+        ]
+
+    ids = sorted({int(token) for completion in completions for token in completion})
+    text_of = dict(zip(ids, decode([[token] for token in ids]), strict=True))
+    return [_join_characters([int(token) for token in completion], text_of, decode) for completion in completions]
+
+
+def _join_characters(completion, text_of, decode):
+    """The texts of a completion's tokens, with the characters that are cut in them put together again."""
+    texts = [text_of[token] for token in completion]
+    place = 0
+    while place < len(texts):
+        end = place + 1
+        while CUT in texts[place] and end < len(texts) and end - place < LONGEST_CHARACTER and CUT in texts[end]:
+            end += 1
+            (whole,) = decode([completion[place:end]])
+            if CUT not in whole:
+                texts[place:end] = [whole, *[''] * (end - place - 1)]
+                break
+        else:
+            end = place + 1
+        place = end
+    return texts
+
+
+def _advantage(row, length):
+    """The number of a completion, or the list of those of its tokens."""
+    return json_float(row[0]) if len(row) == 1 else _rounded(row[:length])
+
+
+def _rounded(values):
+    """The numbers as JSON takes them, None for one that is not finite."""
+    return [None if number is None else round(number, DIGITS) for number in map(json_float, values)]
