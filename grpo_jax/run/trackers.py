@@ -36,7 +36,8 @@ class Tracking(NamedTuple):
     @classmethod
     def from_config(cls, section):
         """Tracking of config.log; BadInput for a tracker that is none."""
-        return cls(**ranges.read_section(cls, section, 'log'))
+        values = ranges.read_section(cls, section, 'log')
+        return cls(**values | {'trackers': tuple(values['trackers'])})
 
     def check(self) -> None:
         """BadInput for a tracker that is not installed."""
