@@ -106,6 +106,7 @@ class Observer:
 
     def _enter(self, state, entries, rollout):
         """The probe with new entries, and the policy's logprobs of them."""
+        assert self._logprobs is not None, 'there is a probe'
         probe = jax.tree.map(np.array, processes.fetch(state.aux[NAME]))
         first = int(probe['size'])
         new, rows = slice(first, first + len(entries)), np.array([entry.row for entry in entries])
