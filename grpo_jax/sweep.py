@@ -76,7 +76,7 @@ def run(
     if not made or seeds < 1:
         raise BadInput('seeds, presets', (seeds, list(made)), 'nothing to run; name a preset and at least one seed')
     configs = {(name, seed): _seeded(make(), seed) for seed in range(seeds) for name, make in made.items()}
-    section = data.DataOptions.from_config(get_config().data)
+    section = data.DataOptions.from_config(next(iter(configs.values())).data)
     origins = data.locate(section, recorded_origins(workdir)).origins  # of every run, whatever the hub has next week
     sources.record_sources(workdir, variants, functions)
     record_origins(workdir, origins)

@@ -50,7 +50,7 @@ ALLOWED = [
         'algorithm.critic_warmup algorithm.value_clip algorithm.sharpen algorithm.sharpen_cap '
         'algorithm.efficient_share algorithm.efficient_alpha algorithm.entropy_penalty algorithm.llds_coef '
         'algorithm.positive_nll_coef algorithm.behaviour_coef algorithm.kl_cov_coef reward_model.replay '
-        'reward.self_test learner.max_bad_steps',
+        'reward.self_test learner.max_bad_steps log.kl_observe log.probe_every',
     ),
     ('zero', 'the first', 'seed reward.options.model.device reward.options.process.device'),
     ('zero', 'to keep nothing of the past', ' '.join(f'{name}.{key}' for name in (
@@ -74,14 +74,14 @@ ALLOWED = [
         'algorithm.opsm_delta algorithm.second_moment algorithm.covariance_high data.options.steps '
         'diagnose.entropy_floor diagnose.kl_token diagnose.kl_sequence diagnose.length_growth diagnose.part_growth '
         'diagnose.displacement diagnose.sampler_gap diagnose.gradient_spike'),
-    ('text', 'any text', 'data.system reward_model.separator rollout.thinking_end'),
+    ('text', 'any text', 'data.system reward_model.separator rollout.thinking_end log.project'),
     ('text', 'a place or a name that is looked up when its reader is chosen, or when the data are read',
         'reward.options.model.folder reward.options.process.folder data.options.folder data.options.name '
         'data.options.operations'),
     ('empty', 'none', 'data.path data.revision data.system reward.length_shaping reward.step_rewards reward.verifier '
         'rollout.cache_dtype rollout.weights_dtype rollout.thinking_end reward.options.model.folder '
         'reward.options.process.folder data.options.folder data.options.name reference.path'),
-    ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers'),
+    ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers log.trackers'),
     ('True', 'a choice of two', 'data.chat data.strict model.random_init reward.options.code.all_pass '
         'reward.options.model.park reward.options.process.park reward.options.process.centred '
         'reward.steps_with_outcome rollout.accept_bias data.options.short algorithm.kl_corrected '

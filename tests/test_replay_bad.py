@@ -34,7 +34,7 @@ def stopped(config, tmp_path_factory):
 def test_a_skipped_update_is_kept_with_the_parameters_that_it_did_not_change(stopped):
     workdir, _ = stopped
     assert sorted(os.listdir(os.path.join(workdir, 'bad'))) == ['000000.npz', '000001.npz']
-    assert [(row['step'], row['event'], row['batch']) for row in events.recorded(workdir)] == [
+    assert [(row['step'], row['event'], row['batch']) for row in events.recorded(workdir) if 'batch' in row] == [
         (0, 'skipped', 'bad/000000.npz'),
         (1, 'skipped', 'bad/000001.npz'),
     ]

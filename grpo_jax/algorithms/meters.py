@@ -46,13 +46,14 @@ def pooled_metrics(
     low, high = reductions.quantiles(jnp.broadcast_to(ratio, mask.shape), mask, (0.01, 0.99))
     metrics |= {'ratio_p01': low, 'ratio_p99': high}
     if algorithm.needs_reference:
-        to_reference = reference_metrics(logprobs, experience.ref_logprobs, mask)
+        ref_logprobs: Any = experience.ref_logprobs
+        to_reference = reference_metrics(logprobs, ref_logprobs, mask)
         metrics |= {name: to_reference[name] for name in ('kl_ref_sequence', 'kl_ref_sequence_max')}
     return metrics
 
 
 def reference_metrics(
-    logprobs: Float[Array, 'B C'], ref_logprobs: Float[Array, 'B C'] | None, mask: Bool[Array, 'B C']
+    logprobs: Float[Array, 'B C'], ref_logprobs: Float[Array, 'B C'], mask: Bool[Array, 'B C']
 ) -> dict[str, Any]:
     """kl_ref, the PooledMean of k3 over tokens; kl_ref_sequence, of its sums over completions; and the largest sum."""
     reference: Any = ref_logprobs  # None where no piece reads it, and then nobody asks

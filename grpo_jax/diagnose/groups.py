@@ -1,6 +1,5 @@
 """Monitors of the groups: steps from which there is little or nothing to learn."""
 
-
 from grpo_jax.diagnose.signs import (
     Answer,
     Context,

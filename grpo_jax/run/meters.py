@@ -34,13 +34,13 @@ def assess(
     correct, rewards = rewarded.correct.reshape(shape), rewards.astype(np.float64).reshape(shape)
     lengths, texts, extract = rewarded.lengths, list(rewarded.texts), reward_functions.extract
     phrases = reward_functions.options.options.get('reflection', {}).get('phrases', ())
-    in_groups = [x.reshape(*correct.shape, -1) for x in (tokens, mask, forced)]
+    grouped, there, written = (x.reshape(*correct.shape, -1) for x in (tokens, mask, forced))
     row = {
         'empty': np.mean([not text.strip() for text in texts]),
         'repetitive': np.mean(are_repetitive(tokens, lengths)),
         'reflection': np.mean([count_phrases(text, tuple(phrases)) for text in texts]),
         'length_reward_correlation': correlation_in_groups(lengths.reshape(shape), rewards),
-        'conflicting_tokens': conflicting_share(*in_groups, signs=outcome_signs(correct, rewards)),
+        'conflicting_tokens': conflicting_share(grouped, there, written, outcome_signs(correct, rewards)),
         'advantage_variance': advantage_variance(advantages, mask & ~forced, np.isfinite(rewards).reshape(-1)),
     }
     row |= script_metrics(texts)
@@ -97,8 +97,8 @@ def conflicting_share(
     conflicting, total = 0, np.sum(mask & ~forced)
     for i in np.flatnonzero((signs > 0).any(1) & (signs < 0).any(1)):
         most = max(int(mask[i].sum(1).max()), 1)
-        own = [x[i, :, :most] for x in (tokens, mask, forced)]
-        conflicting += np.sum(groups.conflict_weights(own[0], own[1], signs[i], own[2]) != 1)
+        here, there, written = (x[i, :, :most] for x in (tokens, mask, forced))
+        conflicting += np.sum(groups.conflict_weights(here, there, signs[i], written) != 1)
     return float(conflicting / total) if total else np.nan
 
 

@@ -36,8 +36,8 @@ class Tracking(NamedTuple):
     @classmethod
     def from_config(cls, section):
         """Tracking of config.log; BadInput for a tracker that is none."""
-        values = ranges.read_section(cls, section, 'log')
-        return cls(**values | {'trackers': tuple(values['trackers'])})
+        values: dict[str, Any] = ranges.read_section(cls, section, 'log')
+        return cls(tuple(values['trackers']), values['project'])
 
     def check(self) -> None:
         """BadInput for a tracker that is not installed."""

@@ -83,7 +83,9 @@ def test_update_descends_the_gradient_of_policy_loss(tiny, run, experience, asse
     assert float(found['loss']) == pytest.approx(float(value), abs=1e-6)
     assert float(found['grad_norm']) == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-5)
     assert_close({name: found[name] for name in metrics}, metrics)
-    assert set(found) - set(metrics) == {'loss', 'grad_norm', 'finite'}
+    parts = {f'gradient_norm/{part}' for part in ('embedding', 'attention', 'mlp', 'norms')}
+    observed = {'logprob', 'ratio_p01', 'ratio_p99', 'kl_old_sequence', 'kl_ref_sequence', 'kl_ref_sequence_max'}
+    assert set(found) - set(metrics) == {'loss', 'grad_norm', 'finite'} | parts | observed
 
 
 def test_minibatches_hold_whole_groups(run, experience):

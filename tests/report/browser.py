@@ -27,15 +27,11 @@ class Chromium:
     def __init__(self):
         self._profile = tempfile.mkdtemp(prefix='chromium-')
         (theirs_in, self._out), (self._in, theirs_out) = os.pipe(), os.pipe()
-
-        def place():  # the pipe's ends have the numbers 3 and 4; copies first, since these may be taken
-            ends = os.dup(theirs_in), os.dup(theirs_out)
-            os.dup2(ends[0], 3)
-            os.dup2(ends[1], 4)
-
-        command = [executable(), *FLAGS, f'--user-data-dir={self._profile}']
+        # the pipe's ends have the numbers 3 and 4 there; a shell gives them these, for a function of ours would fork
+        command = ['bash', '-c', f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', 'bash', executable(), *FLAGS]
+        command += [f'--user-data-dir={self._profile}']
         quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._process = subprocess.Popen(command, close_fds=False, preexec_fn=place, **quiet)
+        self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **quiet)
         for end in (theirs_in, theirs_out):
             os.close(end)
         self._rest, self._number, self.events = b'', 0, []
