@@ -27,6 +27,7 @@ CHANGES: dict[str, Any] = dict(
     evaluation__prompts=2,
     evaluation__samples=1,
     log__rollouts=0,
+    diagnose__on='off',  # the events are of steering alone
 )
 
 
