@@ -29,6 +29,7 @@ SHORT = {
     'inert_settings': COIN,
     'loss_is_zero': COIN,
 }
+BRIEF = ('dead_run', 'inert_settings')  # of them without --long
 # the shapes of tiny_run, whose programs other tests compile too
 TINY = {'model.path': 'configs/models/characters', 'data.prompts_per_step': 4, 'rollout.group_size': 4}
 TINY |= {'rollout.max_tokens': 12, 'evaluation.prompts': 6, 'evaluation.samples': 4, 'supervised.updates': 0}
@@ -86,7 +87,9 @@ def literal(text):
 
 
 @pytest.mark.parametrize('name', sorted(SHORT))
-def test_a_lab_cut_down_makes_its_monitor_speak(name, tmp_path):
+def test_a_lab_cut_down_makes_its_monitor_speak(name, tmp_path, request):
+    if name not in BRIEF:
+        request.getfixturevalue('long')
     config = changed(lab_of(name).get_config(), TINY | SHORT[name])
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 12

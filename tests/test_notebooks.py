@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax import notebook
 from grpo_jax.errors import BadInput
-from tests import small_model, tiny_run
+from tests import quick_compile, small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, 'notebooks')
@@ -151,7 +151,9 @@ def execute(name, folder, outside, twice=False):
         for number, cell in enumerate(cells):
             cell['id'] = f'cell{number}'
         content.cells = cells
-    environment = os.environ | {'PYTHONPATH': str(site), 'XLA_FLAGS': '', 'IPYTHONDIR': str(folder / '.ipython')}
+    paths = os.pathsep.join([str(site), os.path.join(ROOT, 'tests', 'children')])
+    environment = os.environ | {'PYTHONPATH': paths, 'XLA_FLAGS': quick_compile.FLAGS}
+    environment['IPYTHONDIR'] = str(folder / '.ipython')
     environment |= {'MPLBACKEND': 'agg', 'JUPYTER_PLATFORM_DIRS': '1', 'PYDEVD_DISABLE_FILE_VALIDATION': '1'}
     client = nbclient.NotebookClient(
         content, timeout=240, kernel_name='python3', resources={'metadata': {'path': str(folder)}}

@@ -124,33 +124,39 @@ def unchanged(tmp_path_factory):
 
 ALL = {'sample', 'logprobs', 'update'}
 # what is changed -> the programs that are others then; no other program is
+NOTHING = {  # what lies in the state, or is computed on the host
+    'seed': 3,
+    'steps': 9,
+    'log__rollouts': 1,
+    'evaluation__prompts': 3,
+    'reward__correct_at': 0.5,
+    'algorithm__kl_coef': 0.1,
+    'algorithm__advantage': 'group_mean',
+}
 EXPECTED = [
-    ({}, set()),
-    ({'seed': 3}, set()),
-    ({'steps': 9}, set()),
-    ({'log__rollouts': 1}, set()),
-    ({'evaluation__prompts': 3}, set()),
-    ({'reward__correct_at': 0.5}, set()),
-    ({'algorithm__kl_coef': 0.1}, set()),  # lies in the state, since it may adapt
-    ({'algorithm__advantage': 'group_mean'}, set()),  # is computed on the host
+    (NOTHING, set()),
     ({'algorithm__surrogate': 'cispo'}, {'update'}),
+    ({'learner__minibatches': 2}, {'logprobs', 'update'}),  # a second update needs the old policy's logprobs
+    ({'algorithm__kl': 'none', 'algorithm__kl_coef': 0.0}, {'logprobs', 'update'}),  # there is no reference then
+    ({'rollout__top_p': 0.9, 'rollout__accept_bias': True}, {'sample'}),
+    ({'rollout__temperature': 0.7}, ALL),  # the update computes logprobs at it too
+]
+MORE = [
     ({'algorithm__clip_high': 0.28}, {'update'}),
     ({'algorithm__weights': 'token_mean'}, {'update'}),
     ({'optimizer__learning_rate': 1e-3}, {'update'}),
     ({'optimizer__max_grad_norm': 0.5}, {'update'}),
     ({'learner__microbatches': 2}, {'update'}),
-    ({'learner__minibatches': 2}, {'logprobs', 'update'}),  # a second update needs the old policy's logprobs
-    ({'algorithm__kl': 'none', 'algorithm__kl_coef': 0.0}, {'logprobs', 'update'}),  # there is no reference then
-    ({'rollout__top_p': 0.9, 'rollout__accept_bias': True}, {'sample'}),
-    ({'rollout__temperature': 0.7}, ALL),  # the update computes logprobs at it too
     ({'rollout__group_size': 2}, ALL),
     ({'rollout__max_tokens': 16}, ALL),
     ({'data__prompts_per_step': 8}, ALL),
 ]
 
 
-@pytest.mark.parametrize('changes, programs', EXPECTED, ids=[' '.join(c) or 'nothing' for c, _ in EXPECTED])
-def test_a_change_changes_these_programs_and_no_others(unchanged, tmp_path, changes, programs):
+@pytest.mark.parametrize('changes, programs', EXPECTED + MORE, ids=[' '.join(c) for c, _ in EXPECTED + MORE])
+def test_a_change_changes_these_programs_and_no_others(request, unchanged, tmp_path, changes, programs):
+    if (changes, programs) in MORE:
+        request.getfixturevalue('long')
     changed = lowered_hashes(tmp_path / 'run', **changes)
     assert {name for name, digest in changed.items() if digest != unchanged[name]} == programs
 
