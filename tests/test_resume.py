@@ -21,8 +21,8 @@ STEPS = 8
 # what the console of a run says; whatever else there is comes from a library
 OURS = re.compile(
     r'compil(ing|ed) (\d+ programs that sample|the (update|learner))|read(ing)? the |drawing the weights'
-    r'|judging gold answers|evaluat(ing|ed)|(cold start|train): \d+ of \d+, |waiting for the '
-    r'|warning: [a-z_.]+: was .*, now '
+    r'|judging gold answers|evaluat(ing|ed)|(cold start|train): \d+ of \d+(, | in )|sample: |waiting for the '
+    r'|(diagnosis|note) at step |warning: [a-z_.]+: was .*, now '
 )
 SMALL = [
     *tiny_run.FLAGS,
@@ -84,7 +84,9 @@ def params(workdir):
 
 
 @pytest.fixture(scope='module')
-def straight(tmp_path_factory):
+def straight(request, tmp_path_factory):
+    if not request.config.getoption('--long'):
+        pytest.skip('needs --long')  # before the run, which comes before the tests' own fixture
     workdir = tmp_path_factory.mktemp('straight')
     finish(workdir)
     return workdir

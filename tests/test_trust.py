@@ -159,8 +159,8 @@ def test_a_warning_and_an_activity_are_escaped(capsys):
 
 
 def test_a_live_line_shows_markup():
-    shown, screen = Activity(HOSTILE, 10, 1, True), io.StringIO()
-    rich.console.Console(width=400, file=screen).print(console._live_line(shown))
+    shown, screen = Activity(HOSTILE, 10, 1, True, True), io.StringIO()
+    rich.console.Console(width=400, file=screen).print(console._live_line(shown, 400))
     assert SHOWN in screen.getvalue()
 
 

@@ -63,9 +63,9 @@ def test_a_run_whose_reward_breaks_ends_in_one_line_also_when_it_is_resumed(tmp_
 
     with pytest.raises(BadInput, match=r'3 steps in a row \(steps 1 to 3\): mine gives 16 times None or NaN'):
         train.run(config, str(tmp_path), functions={'mine': mine})
-    assert [row['step'] for row in events.recorded(tmp_path)] == [1, 2, 3]
+    assert [row['step'] for row in events.recorded(tmp_path) if row['event'] != 'diagnosis'] == [1, 2, 3]
     assert [row['step'] for row in tiny_run.rows(tmp_path)] == [0, 1, 2]
     # again: from the checkpoint of step 3, with two such steps behind it
     with pytest.raises(BadInput, match=r'steps 1 to 3'):
         train.run(config, str(tmp_path), functions={'mine': mine})
-    assert [row['step'] for row in events.recorded(tmp_path)] == [1, 2, 3]
+    assert [row['step'] for row in events.recorded(tmp_path) if row['event'] != 'diagnosis'] == [1, 2, 3]

@@ -285,7 +285,7 @@ def test_a_page_that_is_watched_follows_the_run_where_the_reader_is(chromium, tm
         file.write('reportStamp(2);\n')
     for _ in range(40):
         time.sleep(0.1)
-        if page.evaluate('window.Report === undefined && typeof Report !== "undefined" && Report.data.stamp === 0'):
+        if page.evaluate('window.Report === undefined && typeof Report !== "undefined" && Report.data?.stamp === 0'):
             break
     page.settle()
     assert page.evaluate('Report.data.stamp') == 0

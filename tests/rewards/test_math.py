@@ -591,10 +591,10 @@ LARGE = [
 
 
 def timed(function, *args):
-    """function(*args), which must take less than a second of processor time."""
+    """function(*args), which must take less than two seconds of processor time."""
     began = time.thread_time()
     result = function(*args)
-    assert time.thread_time() - began < 1
+    assert time.thread_time() - began < 2
     return result
 
 
