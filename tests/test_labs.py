@@ -14,6 +14,7 @@ from grpo_jax import diagnose, supervised, train
 from grpo_jax.configs import arithmetic
 from grpo_jax.configs.labs import careless
 from grpo_jax.data import habits
+from grpo_jax.preflight.plan import changed
 from grpo_jax.types import Example
 from tests import tiny_run
 
@@ -38,17 +39,6 @@ TINY |= {'rollout.max_tokens': 12, 'evaluation.prompts': 6, 'evaluation.samples'
 def lab_of(monitor):
     """The module of a monitor's lab."""
     return importlib.import_module(LABS + diagnose.MONITORS[monitor].lab)
-
-
-def changed(config, changes):
-    """The config with other values of dotted keys, each of which it has."""
-    for name, value in changes.items():
-        *path, key = name.split('.')
-        section = config
-        for part in path:
-            section = section[part]
-        section[key] = value
-    return config
 
 
 def spoken(workdir, config):

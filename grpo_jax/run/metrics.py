@@ -17,7 +17,6 @@ from grpo_jax.hosts.files import Lines, atomic_write, cut_lines
 from grpo_jax.rewards import Rewards
 from grpo_jax.run import board, events, progress, trackers
 from grpo_jax.run.dropped import Dropped
-from grpo_jax.sharding import chips
 from grpo_jax.types import Rollout
 
 logger = logging.getLogger('grpo_jax')
@@ -221,18 +220,6 @@ def sampler_metrics(engine: Any) -> dict[str, Any]:
         'sampler/preempted': stats.preempted,
         'sampler/cache_mib': stats.peak_bytes / 2**20,
     }
-
-
-def sampler_speed(engine: Any) -> dict[str, float]:
-    """Tokens a second of the last rollout, and the share of the memory bandwidth that it used where that is known."""
-    if engine is None:
-        return {}
-    stats = engine.stats
-    speed = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
-    chip = chips.lookup(engine.device_kind)
-    if chip:
-        speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
-    return speed
 
 
 def _mean(values):

@@ -13,7 +13,6 @@ import numpy as np
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hosts import processes
 from grpo_jax.models import transformer
-from grpo_jax.run import metrics
 from grpo_jax.run.collect import Collector, step_shapes
 from grpo_jax.sharding import chips
 from grpo_jax.types import Rollout
@@ -29,7 +28,7 @@ def step_speed(
     speed = {'host_mib': host_mib()}
     if collector.sample is not None:
         judging = sum(stream.seconds for stream in collector.streams)
-        speed |= metrics.sampler_speed(collector.sample) | {'reward/seconds': judging}
+        speed |= sampler_speed(collector.sample) | {'reward/seconds': judging}
     learning, mesh = experiment.settings.learning, experiment.mesh
     chip = chips.lookup(mesh.devices.flat[0].device_kind)
     if chip is None or not chip.flops:
@@ -44,6 +43,18 @@ def step_speed(
         critic=algorithm.needs_values,
     )
     return speed | {'learner/mfu': operations / (seconds['update'] * chip.flops * mesh.size)}
+
+
+def sampler_speed(engine: Any) -> dict[str, float]:
+    """Tokens a second of the last rollout, and the share of the memory bandwidth that it used where that is known."""
+    if engine is None:
+        return {}
+    stats = engine.stats
+    speed = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
+    chip = chips.lookup(engine.device_kind)
+    if chip:
+        speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
+    return speed
 
 
 def update_operations(
