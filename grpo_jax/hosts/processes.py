@@ -168,6 +168,10 @@ def _start(coordinator, processes, process):
     if not coordinator.rpartition(':')[2].isdigit():
         raise BadInput('--coordinator', coordinator, 'is not HOST:PORT of process 0')
     _initialize(coordinator, processes, process)
+    if processes > 1 and jax.default_backend() == 'cpu':
+        # only the first process finds its programs there, and one with the older emitters of XLA, when loaded, waits
+        # for ever for the same one as the others have just compiled it
+        jax.config.update('jax_enable_compilation_cache', False)
     return True
 
 
