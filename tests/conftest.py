@@ -26,6 +26,7 @@ os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(tempfile.gettempdir(), 'grpo_jax-tests'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
 
 from jaxtyping import install_import_hook
 
