@@ -22,6 +22,7 @@ SETTINGS = dict(
     reward__self_test=1.0,
     log__rollouts=1,
     evaluation__prompts=4,
+    supervised__updates=4,
     supervised__optimizer__warmup=0,
     rollout__max_tokens=40,
 )

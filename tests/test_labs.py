@@ -102,8 +102,8 @@ def labs(tmp_path_factory):
         return workdir
 
     def cold_start(config):
-        data = config.data.copy_and_resolve_references()
-        del data.prompts_per_step  # which it does not read
+        data = config.data.to_dict()
+        del data['prompts_per_step']  # which it does not read
         parts = [config.seed, config.model, data, config.supervised, config.rollout.max_tokens]
         start = str(folder / key_of(repr(parts)))
         if not os.path.exists(start):

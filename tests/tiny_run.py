@@ -22,7 +22,7 @@ def config(**changes):
     small.data.options = {'digits': 1, 'count': 40, 'blurts': 0.5, 'wrong': 0.5}
     small.data.prompts_per_step, small.data.max_prompt_tokens = 4, 6
     small.rollout.group_size, small.rollout.max_tokens = 4, 12
-    small.supervised.updates, small.supervised.batch = 4, 8
+    small.supervised.updates, small.supervised.batch = 0, 8  # no cold start: two programs less to compile
     small.evaluation.prompts, small.evaluation.samples = 6, 4
     small.checkpoint.every = 2
     small.log.probe_every = 0  # a program less to compile

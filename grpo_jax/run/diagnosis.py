@@ -1,8 +1,9 @@
 """The monitors beside a run's steps: what they newly see is printed, recorded, and may save or stop the run."""
 
-from collections.abc import Callable, Mapping
+import array
+from collections.abc import Callable, Iterator, Mapping
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo_jax import diagnose
 from grpo_jax.hosts import processes
@@ -31,13 +32,13 @@ class Judge:
     def step(self, step: int, row: Mapping[str, Any]) -> None:
         """Takes a step's row. CannotWrite when a diagnosis cannot be recorded."""
         if self._speaks:
-            self._rows.append(_plain(row) | {'step': step})
+            self._rows.append(Row(row, step))
             self._say()
 
     def evaluation(self, step: int, results: Mapping[str, float], *, last: bool) -> None:
         """Takes an evaluation before step `step`; the last of a run, which no row follows, is judged at once."""
         if self._speaks:
-            self._evaluations.append(_plain(results) | {'step': step})
+            self._evaluations.append(Row(results, step))
             if last and self._rows:
                 self._say()
 
@@ -57,13 +58,33 @@ class Judge:
             events.append(self._workdir, fields.pop('step'), EVENT, **fields)
 
 
-def _plain(row):
-    """A row as monitors read it, the same before it is written and after: what is no number is not there."""
-    values = ((name, metrics.json_float(value)) for name, value in row.items() if value is not None)
-    return {name: value for name, value in values if value is not None}
+class Row(Mapping[str, float]):
+    """A row as monitors read it, the same before it is written and after: what is no number is not there.
+
+    All rows of a run stay, so a row is a tenth of what a dict of it would be.
+    """
+
+    __slots__ = ('_places', '_values')
+    _known: ClassVar[dict[tuple[str, ...], dict[str, int]]] = {}  # places of values by names; few kinds of rows exist
+
+    def __init__(self, row: Mapping[str, Any], step: int):
+        numbers = ((name, metrics.json_float(value)) for name, value in row.items() if value is not None)
+        numbers = {name: value for name, value in numbers if value is not None} | {'step': step}
+        names = tuple(numbers)
+        self._places = self._known.setdefault(names, {name: place for place, name in enumerate(names)})
+        self._values = array.array('d', numbers.values())
+
+    def __getitem__(self, name: str) -> float:
+        value = self._values[self._places[name]]
+        return int(value) if name == 'step' else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def _read(workdir, name):
     path = os.path.join(workdir, f'{name}.jsonl')
-    rows = metrics.read_rows(path) if os.path.exists(path) else []
-    return [_plain(row) | {'step': row['step']} for row in rows]
+    return [Row(row, row['step']) for row in metrics.read_rows(path)] if os.path.exists(path) else []

@@ -479,7 +479,7 @@ def test_what_a_reward_model_cannot_be_taught_is_refused_by_its_example(tmp_path
     for split, prompt in [('train', '1+1='), ('test', '2+2=')]:
         (tmp_path / f'{split}.jsonl').write_text(json.dumps({'prompt': prompt} | meta))
     config = tiny_run.config(data__name='files', data__options={'folder': str(tmp_path)}, reward__verifier='')
-    config.reward_model.objective = objective
+    config.reward_model.objective, config.supervised.updates = objective, 4
     with pytest.raises(BadInput, match=f'^{thing} = '):
         reward_model.run(config, str(tmp_path / 'run'))
     assert not (tmp_path / 'run').exists()
