@@ -80,7 +80,10 @@ CONFIGS = {
     'unknown kernels': ({'rollout__kernels': 'fast'}, ['fast', 'auto, on or off']),
     'empty stop string': ({'rollout__stop_strings': ('',)}, ['rollout.stop_strings', 'not empty']),
     'thinking longer than the completion': ({'rollout__thinking_tokens': 12}, ['thinking_tokens', '12']),
-    'demonstrations that do not fit': ({'rollout__max_tokens': 1, 'supervised__updates': 4}, ['rollout.max_tokens = 1']),
+    'demonstrations that do not fit': (
+        {'rollout__max_tokens': 1, 'supervised__updates': 4},
+        ['rollout.max_tokens = 1'],
+    ),
 }
 
 

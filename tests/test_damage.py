@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 
 from grpo_jax.errors import BadInput
 from grpo_jax.run import checkpoint, digest, events
@@ -161,6 +162,17 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(workdir, damage
     with checkpoint.manager(str(workdir), keep=2) as checkpoints:
         checkpoint.save(checkpoints, state_of(6))
     assert equal(restored(workdir), state_of(6)) and len(events.recorded(workdir)) == 1
+
+
+def test_a_save_asks_tensorstore_for_no_figures(tmp_path, monkeypatch):
+    # each answer is memory that never comes back
+    asked = []
+    monkeypatch.setattr(
+        tensorstore, 'experimental_collect_matching_metrics', lambda *given, **_: asked.append(given) or []
+    )
+    with checkpoint.manager(str(tmp_path), keep=1) as checkpoints:
+        checkpoint.save(checkpoints, state_of(3))
+    assert equal(restored(tmp_path), state_of(3)) and not asked
 
 
 @pytest.mark.parametrize('name', ['99', '7'])

@@ -256,7 +256,10 @@ def test_every_exception_is_one_of_a_key_that_is_there():
         ({'rollout__group_size': 10**9}, 'rollout.group_size = 4000000000: are rows of .* 18 tokens'),
         ({'supervised__batch': 2**27}, 'supervised.batch = 134217728: are rows'),
         ({'learner__minibatches': 3}, 'learner.minibatches x microbatches'),
-        ({'supervised__updates': 1, 'supervised__batch': 6, 'mesh__data': 4}, 'supervised.batch = 6: must be a multiple of'),
+        (
+            {'supervised__updates': 1, 'supervised__batch': 6, 'mesh__data': 4},
+            'supervised.batch = 6: must be a multiple of',
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else ', '.join(value),
 )

@@ -1,0 +1,71 @@
+"""What a long run gathers: memory, threads, open files, children and /dev/shm of a process that saves and renews often.
+
+python -m benchmarks.growth [--steps=3000]
+
+A small run with a checkpoint every 5 steps and a renewal of its reference every 7. The slope of its memory is that of a
+line through all readings but those of the first tenth, in which programs are compiled and pools fill.
+"""
+
+import argparse
+import glob
+import os
+import pathlib
+import tempfile
+import threading
+
+import numpy as np
+
+from benchmarks import environment
+from grpo_jax import train
+from grpo_jax.configs import arithmetic
+from grpo_jax.run import speeds
+
+READINGS = 60
+CHILDREN = '/proc/self/task/*/children'
+
+
+def get_config(steps):
+    """The demo with a small step."""
+    config = arithmetic.get_config('grpo')
+    config.steps, config.supervised.updates = steps, 0
+    config.data.options = {'digits': 1, 'count': 40}
+    config.data.prompts_per_step, config.data.max_prompt_tokens = 4, 6
+    config.rollout.group_size, config.rollout.max_tokens = 4, 6
+    config.evaluation.prompts, config.evaluation.samples = 2, 4
+    config.checkpoint.every, config.log.rollouts = 5, 10
+    config.collection.reference, config.collection.reference_every = 'hard', 7
+    config.algorithm.kl_coef = 0.04
+    return config
+
+
+def read():
+    """KiB, threads, open files, children, files in /dev/shm."""
+    children = [pathlib.Path(path).read_text(encoding='ascii').split() for path in glob.glob(CHILDREN)]
+    counts = threading.active_count(), len(os.listdir('/proc/self/fd')), sum(map(len, children))
+    return speeds.host_mib() * 1024, *counts, len(os.listdir('/dev/shm'))
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument('--steps', type=int, default=3000)
+    steps = parser.parse_args().steps
+    print(environment.describe())
+    every, readings = max(steps // READINGS, 1), []
+
+    def watch(step, row):
+        if step % every == 0:
+            readings.append((step, *read()))
+
+    with tempfile.TemporaryDirectory() as folder:
+        train.run(get_config(steps), f'{folder}/run', watch=watch)
+    print('  step      MiB threads files children shm')
+    for step, memory, *counts in readings[:: len(readings) // 10]:
+        print(f'{step:6} {memory / 1024:8.0f} {counts[0]:7} {counts[1]:5} {counts[2]:8} {counts[3]:3}')
+    late = np.array(readings[len(readings) // 10 :])
+    slope, _ = np.polyfit(late[:, 0], late[:, 1], 1)
+    print(f'{slope:.2f} KiB a step from step {late[0, 0]:.0f} on; at most {late[:, 2:].max(0).astype(int).tolist()}')
+
+
+if __name__ == '__main__':
+    main()
