@@ -28,7 +28,7 @@ def get_config(steps):
     """The demo with a small step."""
     config = arithmetic.get_config('grpo')
     config.steps, config.supervised.updates = steps, 0
-    config.data.options = {'digits': 1, 'count': 40}
+    config.data.options = {'digits': 1, 'count': 40, 'blurts': 0.5, 'wrong': 0.5}
     config.data.prompts_per_step, config.data.max_prompt_tokens = 4, 6
     config.rollout.group_size, config.rollout.max_tokens = 4, 6
     config.evaluation.prompts, config.evaluation.samples = 2, 4

@@ -164,15 +164,18 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(workdir, damage
     assert equal(restored(workdir), state_of(6)) and len(events.recorded(workdir)) == 1
 
 
-def test_a_save_asks_tensorstore_for_no_figures(tmp_path, monkeypatch):
+def test_checkpoints_ask_tensorstore_for_no_figures_and_for_one_spec(tmp_path, monkeypatch):
     # each answer is memory that never comes back
-    asked = []
+    figures, specs, spec = [], [], tensorstore.KvStore.Spec
     monkeypatch.setattr(
-        tensorstore, 'experimental_collect_matching_metrics', lambda *given, **_: asked.append(given) or []
+        tensorstore, 'experimental_collect_matching_metrics', lambda *given, **_: figures.append(given) or []
     )
+    monkeypatch.setattr(tensorstore.KvStore, 'Spec', lambda given: specs.append(given) or spec(given))
     with checkpoint.manager(str(tmp_path), keep=1) as checkpoints:
         checkpoint.save(checkpoints, state_of(3))
-    assert equal(restored(tmp_path), state_of(3)) and not asked
+    assert equal(restored(tmp_path), state_of(3)) and not figures
+    folders = [given['path'] for given in specs if given.get('driver') == 'file']
+    assert folders and len(folders) == len(set(folders)) < len(jax.tree.leaves(state_of(3)))
 
 
 @pytest.mark.parametrize('name', ['99', '7'])

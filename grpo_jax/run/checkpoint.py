@@ -4,8 +4,6 @@ A checkpoint has a digest of each array beside it, and what is read back is held
 newest checkpoint that is what was saved; those that are not are set aside in workdir/damaged.
 """
 
-import contextlib
-import importlib
 import json
 import logging
 import os
@@ -24,7 +22,7 @@ import orbax.checkpoint as ocp
 from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.run import digest, events
+from grpo_jax.run import digest, events, frugal
 from grpo_jax.types import map_table
 
 logger = logging.getLogger('grpo_jax')
@@ -34,11 +32,7 @@ METADATA, ITEM = '_CHECKPOINT_METADATA', 'default'  # in a checkpoint: Orbax's n
 FINITE = ('params/', 'opt_state/', 'ref_params/', 'aux/critic/', 'aux/coefficients/')
 
 
-# Orbax asks at each save how many bytes tensorstore has moved, for a line of its log, and tensorstore 0.1.86 never
-# frees its answer, of 40 KiB; where an Orbax is arranged otherwise, nothing changes
-with contextlib.suppress(ImportError):
-    _counting: Any = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')
-    _counting.get_tensorstore_raw_bytes = lambda *_, **__: 0
+frugal.apply()
 
 
 class Damaged(BadInput):

@@ -256,6 +256,8 @@ def install_for_command() -> None:
     absl.logging.get_absl_handler().setLevel(logging.CRITICAL + 1)  # absl.app puts it back there
     sys.excepthook = print_exception
     sys.unraisablehook = _print_unraisable
+    # of an array whose write fails after another's has: the command says why it ends
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     if not sys.warnoptions:
         warnings.simplefilter('ignore')
 
