@@ -7,6 +7,7 @@ line through all readings but those of the first tenth, in which programs are co
 """
 
 import argparse
+import contextlib
 import glob
 import os
 import pathlib
@@ -21,7 +22,6 @@ from grpo_jax.configs import arithmetic
 from grpo_jax.run import speeds
 
 READINGS = 60
-CHILDREN = '/proc/self/task/*/children'
 
 
 def get_config(steps):
@@ -40,8 +40,11 @@ def get_config(steps):
 
 def read():
     """KiB, threads, open files, children, files in /dev/shm."""
-    children = [pathlib.Path(path).read_text(encoding='ascii').split() for path in glob.glob(CHILDREN)]
-    counts = threading.active_count(), len(os.listdir('/proc/self/fd')), sum(map(len, children))
+    children = 0
+    for path in glob.glob('/proc/self/task/*/children'):
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            children += len(pathlib.Path(path).read_text(encoding='ascii').split())
+    counts = threading.active_count(), len(os.listdir('/proc/self/fd')), children
     return speeds.host_mib() * 1024, *counts, len(os.listdir('/dev/shm'))
 
 

@@ -52,6 +52,7 @@ class OtherFailed(RuntimeError):
 
 def _end(text: str, status: int) -> None:
     print(text, file=sys.stderr, flush=True)
+    leave(text, status)
     os._exit(status)
 
 
