@@ -25,7 +25,7 @@ from benchmarks import environment
 
 PRESETS = {  # name -> overrides
     'grpo': (),
-    'dapo': ('--config.collection.max_staleness=1', "--config.algorithm.correction='truncated'"),
+    'dapo': ('--config.collection.max_staleness=1', '--config.algorithm.correction=truncated'),
     'gspo': ('--config.learner.minibatches=2',),
     'ppo': (),
     'rloo': (
