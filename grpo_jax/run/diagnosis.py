@@ -2,8 +2,9 @@
 
 import array
 from collections.abc import Callable, Iterator, Mapping
+import math
 import os
-from typing import Any, ClassVar
+from typing import Any
 
 from grpo_jax import diagnose
 from grpo_jax.hosts import processes
@@ -27,18 +28,21 @@ class Judge:
         self._speaks = self._on != 'off' and processes.is_first()
         if self._speaks:
             self._context = diagnose.Context.from_config(experiment.config, optimizer=optimizer)
-            self._rows, self._evaluations = (_read(self._workdir, name) for name in ('metrics', 'evaluations'))
+            self._places = {'step': 0}
+            self._rows, self._evaluations = (
+                _read(self._workdir, name, self._places) for name in ('metrics', 'evaluations')
+            )
 
     def step(self, step: int, row: Mapping[str, Any]) -> None:
         """Takes a step's row. CannotWrite when a diagnosis cannot be recorded."""
         if self._speaks:
-            self._rows.append(Row(row, step))
+            self._rows.append(Row(row, step, self._places))
             self._say()
 
     def evaluation(self, step: int, results: Mapping[str, float], *, last: bool) -> None:
         """Takes an evaluation before step `step`; the last of a run, which no row follows, is judged at once."""
         if self._speaks:
-            self._evaluations.append(Row(results, step))
+            self._evaluations.append(Row(results, step, self._places))
             if last and self._rows:
                 self._say()
 
@@ -61,30 +65,37 @@ class Judge:
 class Row(Mapping[str, float]):
     """A row as monitors read it, the same before it is written and after: what is no number is not there.
 
-    All rows of a run stay, so a row is a tenth of what a dict of it would be.
+    All rows of a run stay, so a row is a tenth of what a dict of it would be: places, of values by name, are shared.
     """
 
     __slots__ = ('_places', '_values')
-    _known: ClassVar[dict[tuple[str, ...], dict[str, int]]] = {}  # places of values by names; few kinds of rows exist
 
-    def __init__(self, row: Mapping[str, Any], step: int):
-        numbers = ((name, metrics.json_float(value)) for name, value in row.items() if value is not None)
-        numbers = {name: value for name, value in numbers if value is not None} | {'step': step}
-        names = tuple(numbers)
-        self._places = self._known.setdefault(names, {name: place for place, name in enumerate(names)})
-        self._values = array.array('d', numbers.values())
+    def __init__(self, row: Mapping[str, Any], step: int, places: dict[str, int]):
+        numbers = {name: metrics.json_float(value) for name, value in row.items() if value is not None}
+        for name in numbers:
+            places.setdefault(name, len(places))
+        numbers['step'] = step
+        self._places = places
+        self._values = array.array('d', [_or_nan(numbers.get(name)) for name in places])
 
     def __getitem__(self, name: str) -> float:
-        value = self._values[self._places[name]]
+        place = self._places[name]
+        value = self._values[place] if place < len(self._values) else math.nan
+        if math.isnan(value):
+            raise KeyError(name)
         return int(value) if name == 'step' else value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return (name for name in self._places if name in self)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return sum(1 for _ in self)
 
 
-def _read(workdir, name):
+def _or_nan(value):
+    return math.nan if value is None else value
+
+
+def _read(workdir, name, places):
     path = os.path.join(workdir, f'{name}.jsonl')
-    return [Row(row, row['step']) for row in metrics.read_rows(path)] if os.path.exists(path) else []
+    return [Row(row, row['step'], places) for row in metrics.read_rows(path)] if os.path.exists(path) else []

@@ -3,6 +3,7 @@
 import json
 import os
 
+import numpy as np
 import pytest
 
 from grpo_jax import diagnose, train
@@ -172,3 +173,11 @@ def test_another_process_learns_from_the_first_that_the_run_stops(tmp_path, monk
     shown, asked = judged(tmp_path, 'stop', CUT_OFF[:1])
     assert shown == [] and asked == [0]
     assert judged(tmp_path, 'say', CUT_OFF[:1]) == ([], [])  # nobody is asked
+
+
+def test_a_row_holds_what_is_a_number_and_later_names_are_not_in_it():
+    places = {'step': 0}
+    first = diagnosis.Row({'step': 3.0, 'reward': np.float32(0.1), 'kl': None, 'entropy': np.nan}, 3, places)
+    second = diagnosis.Row({'step': 4, 'script/han': 0.5}, 4, places)
+    assert dict(first) == {'step': 3, 'reward': float(np.float32(0.1))} and isinstance(first['step'], int)
+    assert dict(second) == {'step': 4, 'script/han': 0.5} and first.get('script/han') is None and 'reward' not in second
