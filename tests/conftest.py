@@ -1,5 +1,6 @@
 """8 fake CPU devices, set before jax is imported; where the real inputs are; Qwen's tokenizer; a tiny model."""
 
+import gc
 import importlib.util
 import json
 import logging
@@ -50,6 +51,9 @@ from grpo_jax.models import hf, transformer
 from grpo_jax.run import console
 from tests.report import browser
 
+# tracing makes many objects that stay, and the collector would look at all of them again and again
+gc.freeze()
+gc.set_threshold(50_000, 20, 20)
 console.install()
 logging.getLogger('grpo_jax').propagate = True  # to caplog
 
