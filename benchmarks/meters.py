@@ -26,7 +26,7 @@ from grpo_jax.run.experiment import Experiment
 
 
 class Costs:
-    """CPU-seconds of each call of functions, and of each step; and the update of the last step, with and without."""
+    """CPU-seconds of each call of functions, and of each step; and the update of the first step, with and without."""
 
     def __init__(self):
         self.seconds = defaultdict(list)
@@ -52,7 +52,8 @@ class Costs:
         def call(observer, state, experience, packed, *rest):
             jax.block_until_ready((state, experience))
             state, row = timed(observer, state, experience, packed, *rest)
-            self.step = jax.tree.map(jnp.copy, state), experience, packed
+            if self.step is None:
+                self.step = jax.tree.map(jnp.copy, state), experience, packed
             return state, row
 
         return call

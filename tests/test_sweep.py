@@ -163,9 +163,8 @@ def test_a_preset_that_cannot_run_is_recorded_and_the_sweep_goes_on(tmp_path, mo
     monkeypatch.setattr(train, 'run', lambda config, folder: pytest.fail('refused before'))
 
     def config(preset='dr_grpo'):
-        return tiny_run.config(
-            preset=preset, rollout__max_tokens=1, supervised__updates=4
-        )  # shorter than every demonstration
+        # shorter than every demonstration
+        return tiny_run.config(preset=preset, rollout__max_tokens=1, supervised__updates=4)
 
     rows = sweep.run(config, PRESETS, 1, str(tmp_path / 'sweep'))
     assert [row['status'] for row in rows] == ['1/1 failed'] * 2

@@ -56,8 +56,7 @@ def reference_metrics(
     logprobs: Float[Array, 'B C'], ref_logprobs: Float[Array, 'B C'], mask: Bool[Array, 'B C']
 ) -> dict[str, Any]:
     """kl_ref, the PooledMean of k3 over tokens; kl_ref_sequence, of its sums over completions; and the largest sum."""
-    reference: Any = ref_logprobs  # None where no piece reads it, and then nobody asks
-    terms = kl.k3(logprobs, jnp.where(mask, reference, logprobs))
+    terms = kl.k3(logprobs, jnp.where(mask, ref_logprobs, logprobs))
     by_sequence, largest = _by_sequence(terms, mask)
     return {'kl_ref': _mean(terms, mask), 'kl_ref_sequence': by_sequence, 'kl_ref_sequence_max': largest}
 

@@ -71,12 +71,12 @@ class Row(Mapping[str, float]):
     __slots__ = ('_places', '_values')
 
     def __init__(self, row: Mapping[str, Any], step: int, places: dict[str, int]):
-        numbers = {name: metrics.json_float(value) for name, value in row.items() if value is not None}
+        values = ((name, metrics.json_float(value)) for name, value in row.items() if value is not None)
+        numbers = {name: value for name, value in values if value is not None} | {'step': step}
         for name in numbers:
             places.setdefault(name, len(places))
-        numbers['step'] = step
         self._places = places
-        self._values = array.array('d', [_or_nan(numbers.get(name)) for name in places])
+        self._values = array.array('d', [numbers.get(name, math.nan) for name in places])
 
     def __getitem__(self, name: str) -> float:
         place = self._places[name]
@@ -90,10 +90,6 @@ class Row(Mapping[str, float]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-def _or_nan(value):
-    return math.nan if value is None else value
 
 
 def _read(workdir, name, places):
