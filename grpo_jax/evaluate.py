@@ -31,10 +31,13 @@ from grpo_jax.run.figures import (
     summarize,
     summarize_by_subject,
 )
+from grpo_jax.sampler import programs
 from grpo_jax.sharding import batches, compiled
+from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import columns, cut
 
-UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels')  # fields of Sampling that a report leaves out
+FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may take however small a step is
+UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels', 'greedy')  # fields of Sampling that a report leaves out
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
 TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a fair draw, unread answers do not vote'
 
@@ -45,8 +48,8 @@ class Evaluator(NamedTuple):
     experiment: Experiment
     split: str
     dataset: data.Dataset
-    greedy: Callable  # (params, Prompts, key, step) -> Rollout, one completion a prompt
-    sampled: Callable  # the same with `samples` completions a prompt
+    shapes: batches.Shapes  # of a batch: `samples` completions a prompt, and then a greedy one
+    sample: Callable  # (params, Prompts, key, step) -> Rollout
     samples: int
 
 
@@ -57,12 +60,28 @@ def make(experiment: Experiment, samples: int, split: str = 'test') -> Evaluator
     dataset = experiment.load(split)
     rewards.check_parameters(experiment.reward_functions, dataset.examples)
     dataset = data.pick(dataset, data.spread(len(dataset.examples), experiment.config.evaluation.prompts))
-    return Evaluator(experiment, split, dataset, *samplers(experiment, samples), samples)
+    shapes = batch_shapes(experiment, samples, len(dataset.examples))
+    return Evaluator(experiment, split, dataset, shapes, experiment.sampler(shapes, greedy=1), samples)
 
 
-def samplers(experiment: Experiment, samples: int) -> tuple[Callable, Callable]:
-    """(greedy sampler of one completion a prompt, sampler of `samples` of them) of an experiment."""
-    return experiment.sampler(1, greedy=True), experiment.sampler(samples)
+def batch_shapes(experiment: Experiment, samples: int, prompts: int) -> batches.Shapes:
+    """The Shapes of as many of the prompts as are evaluated at once, with `samples` completions and a greedy one each.
+
+    All of them are, if their keys and values need no more memory than rollout.cache_gib, or, where that is no limit,
+    than those of a step's rollout or FREE_CACHE.
+    """
+    settings, mesh, sampling = experiment.settings, experiment.mesh, experiment.sampling
+
+    def cache_bytes(count, group_size):
+        return programs.cache_bytes(experiment.model_config, mesh, experiment.shapes(count, group_size), sampling)
+
+    step = settings.data.prompts_per_step, settings.group_size
+    budget = sampling.cache_bytes or max(cache_bytes(*step), FREE_CACHE)
+    least = batches.devices_along(mesh, ROW_AXES)
+    most = max(budget // cache_bytes(least, samples + 1), 1) * least
+    rollouts = -(-prompts // most)
+    at_once = -(-prompts // (rollouts * least)) * least
+    return experiment.shapes(at_once, samples + 1)
 
 
 def evaluate(evaluator: Evaluator, params: Any) -> dict[str, float]:
@@ -90,7 +109,8 @@ def sample_line(prompt: str, answer: str, rewarded: rewards.Rewards, width: int)
 def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     """The greedy completions, one a prompt, and the sampled ones, both judged."""
     experiment, dataset = evaluator.experiment, evaluator.dataset
-    size, key = experiment.config.data.prompts_per_step, jax.random.fold_in(experiment.key, NOISE)
+    size, group = evaluator.shapes.prompts, evaluator.shapes.group_size
+    key = jax.random.fold_in(experiment.key, NOISE)
     greedy, sampled = Completions([], [], []), Completions([], [], [])
     with activity.during('evaluating', len(dataset.examples)) as evaluating:
         for start in range(0, len(dataset.examples), size):
@@ -98,15 +118,12 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
             chosen = [start + i if i < real else start for i in range(size)]  # the last batch is filled up
             _, prompts = data.prompts(dataset, chosen, experiment.config.data.max_prompt_tokens, experiment.pad_token)
             prompts = batches.put_rows(prompts, experiment.mesh)
-            for sample, rows, completions in (
-                (evaluator.greedy, real, greedy),
-                (evaluator.sampled, real * evaluator.samples, sampled),
-            ):
-                rollout = sample(params, prompts, key, 0)
-                texts, truncated, lengths = metrics.decode_completions(experiment.tokenizer, rollout)
-                completions.texts.extend(texts[:rows])
-                completions.truncated.extend(truncated[:rows])
-                completions.lengths.extend(lengths[:rows])
+            rollout = evaluator.sample(params, prompts, key, 0)
+            every = metrics.decode_completions(experiment.tokenizer, rollout)
+            for values, of_greedy, of_sampled in zip(every, greedy, sampled, strict=True):
+                groups = [values[row : row + group] for row in range(0, real * group, group)]
+                of_greedy.extend(values[-1] for values in groups)
+                of_sampled.extend(value for values in groups for value in values[:-1])
             evaluating.done = start + real
         functions = experiment.reward_functions
         evaluating.enter('judging')

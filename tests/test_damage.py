@@ -13,7 +13,7 @@ import pytest
 import tensorstore
 
 from grpo_jax.errors import BadInput
-from grpo_jax.run import checkpoint, digest, events
+from grpo_jax.run import checkpoint, digest, events, frugal
 from grpo_jax.types import TrainState
 
 
@@ -174,8 +174,20 @@ def test_checkpoints_ask_tensorstore_for_no_figures_and_for_one_spec(tmp_path, m
     with checkpoint.manager(str(tmp_path), keep=1) as checkpoints:
         checkpoint.save(checkpoints, state_of(3))
     assert equal(restored(tmp_path), state_of(3)) and not figures
-    folders = [given['path'] for given in specs if given.get('driver') == 'file']
-    assert folders and len(folders) == len(set(folders)) < len(jax.tree.leaves(state_of(3)))
+    kinds, leaves = len(specs), len(jax.tree.leaves(state_of(3)))
+    assert kinds < leaves and str(tmp_path) not in str(specs)
+    with checkpoint.manager(str(tmp_path), keep=1) as checkpoints:
+        checkpoint.save(checkpoints, state_of(6))
+    assert equal(restored(tmp_path), state_of(6)) and len(specs) == kinds
+
+
+def test_a_spec_in_full_is_tensorstores():
+    folder = {'driver': 'file', 'path': '/a/7/', 'file_io_locking': {'mode': 'non_atomic'}}
+    whole = {'driver': 'ocdbt', 'base': folder, 'manifest': {'driver': 'file', 'path': '/a/7/m/'}, 'path': 'params'}
+    for given in (folder, whole, {'driver': 'memory', 'path': 'x/'}, whole | {'config': {'manifest_kind': 'single'}}):
+        assert frugal._KvStoreSpec(given).to_json() == tensorstore.KvStore.Spec(given).to_json()
+        frugal._KvStoreSpec(given).to_json().clear()  # a copy: the next is whole
+        assert frugal._KvStoreSpec(given).to_json() == tensorstore.KvStore.Spec(given).to_json()
 
 
 @pytest.mark.parametrize('name', ['99', '7'])

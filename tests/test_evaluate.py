@@ -1,5 +1,6 @@
 """Evaluation: figures by hand, tables by subject, and the command on a run and on a published model."""
 
+import dataclasses
 from fractions import Fraction
 import json
 import os
@@ -15,6 +16,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.run.figures import Completions, compute_figures, judge, summarize, summarize_by_subject
+from grpo_jax.sampler import programs
 from grpo_jax.statistics import share_interval
 from grpo_jax.types import Example
 from grpo_jax.workers import pool
@@ -248,6 +250,36 @@ def test_other_samples_and_another_split(workdir, tmp_path):
     assert (content['split'], content['samples']) == ('train', 2) and 'maj@2' in content['figures']
     ours, theirs = (tiny_run.rows(folder, 'completions.jsonl') for folder in (tmp_path / 'out', workdir))
     assert not {row['prompt'] for row in ours} & {row['prompt'] for row in theirs}
+
+
+def test_prompts_are_evaluated_at_once_as_far_as_memory_goes(tmp_path):
+    opened = open_experiment(tiny_run.config(), str(tmp_path))
+    # 5 completions a prompt: one prompt's take so many bytes, and 256 MiB are always free
+    one = evaluate.batch_shapes(opened, 4, 1)
+    row_bytes = programs.cache_bytes(opened.model_config, opened.mesh, one, opened.sampling)
+    most = evaluate.FREE_CACHE // row_bytes
+    assert (one.prompts, one.group_size) == (1, 5) and most > 6
+    assert evaluate.batch_shapes(opened, 4, 6).prompts == 6
+    assert evaluate.batch_shapes(opened, 4, most).prompts == most
+    assert evaluate.batch_shapes(opened, 4, most + 1).prompts == -(-(most + 1) // 2)  # two equal batches
+    # memory for four prompts: six are two batches of three
+    little = dataclasses.replace(opened, sampling=opened.sampling._replace(cache_bytes=4 * row_bytes))
+    assert evaluate.batch_shapes(little, 4, 6).prompts == 3
+    # one prompt that is more than the memory goes alone
+    least = dataclasses.replace(opened, sampling=opened.sampling._replace(cache_bytes=row_bytes // 2))
+    assert evaluate.batch_shapes(least, 4, 6).prompts == 1
+
+
+def test_batches_change_no_completion(workdir, tmp_path):
+    evaluate.run(None, workdir, None, 0, 'test')
+    whole = tiny_run.rows(workdir, 'completions.jsonl')
+    opened = evaluate.reopen(workdir)
+    one = programs.cache_bytes(opened.model_config, opened.mesh, evaluate.batch_shapes(opened, 4, 1), opened.sampling)
+    small = dataclasses.replace(opened, sampling=opened.sampling._replace(cache_bytes=4 * one), samplers={})
+    evaluator = evaluate.make(small, 4)
+    assert evaluator.shapes.prompts == 3
+    _, rows = evaluate.report(evaluator, evaluate.load_policy(small), {})
+    assert list(rows) == whole
 
 
 def stories(**changes):

@@ -222,7 +222,7 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     planned = next(job for job in jobs if job.name == 'learner.update')
     assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
     # and of the sampler's programs, those planned are among those that training compiles
-    engine = experiment.sampler(shapes.group_size)
+    engine = experiment.sampler(shapes)
     compiled = {f'rollout: {key}' for key in schedule.reachable(engine.schedule)}
     planned = {job.name for job in jobs if job.phase == 'rollout'}
     assert len(planned) >= 5 and planned <= compiled

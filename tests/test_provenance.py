@@ -110,7 +110,7 @@ def lowered_hashes(workdir, **changes):
     algorithm = train.choose_algorithm(config)
     shapes = collect.step_shapes(experiment, algorithm)
     learner = experiment.learner(algorithm, shapes, collect.abstract_aux(experiment.settings.collection, shapes, 40))
-    engine = experiment.sampler(shapes.group_size)
+    engine = experiment.sampler(shapes)
     traced = [engine.programs.trace(key) for key in schedule.largest(engine.schedule)]
     sample = compiled.hashed(' '.join(program.lower().as_text() for program in traced))
     own = {name: getattr(learner, name).traced.lower().as_text() for name in ('logprobs', 'update')}

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
 from grpo_jax.preflight import plan as plans
 from grpo_jax.preflight import topology as topologies
@@ -202,7 +201,7 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
     rows = plan.microbatch_rows() / max(before.microbatch_rows(), 1)
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.sampler_bytes.values()), 0) * cut
-    engines: list[Any] = [plan.engine, *evaluate.samplers(plan.experiment, plan.config.evaluation.samples)]
+    engines = plan.engine, plan.evaluation_engine
     whole = max(engine.schedule.bytes(*engine.schedule.whole) for engine in engines)
     return {
         'update': scaled('update', 2 * param_bytes, rows * saved),

@@ -57,7 +57,14 @@ class PlannedRun(NamedTuple):
     def engine(self):
         """The sampler of training, or of evaluation where training reads its completions from the data."""
         reads = self.algorithm.source in collect.READ_FROM_DATA
-        return self.experiment.sampler(self.config.evaluation.samples if reads else self.shapes.group_size)
+        return self.evaluation_engine if reads else self.experiment.sampler(self.shapes)
+
+    @property
+    def evaluation_engine(self):
+        """The sampler of evaluation."""
+        evaluation = self.config.evaluation
+        shapes = evaluate.batch_shapes(self.experiment, evaluation.samples, evaluation.prompts)
+        return self.experiment.sampler(shapes, greedy=1)
 
     def state_bytes(self):
         """Bytes of the TrainState on a device, and of the parameters among it."""
@@ -210,12 +217,11 @@ def jobs_of(plan):
     phase = 'evaluation' if reads else 'rollout'
     more, sizes = sampler_jobs(plan.engine, phase, state + plan.fetched_reference_bytes(), param_bytes)
     jobs += more
-    for engine in evaluate.samplers(experiment, experiment.config.evaluation.samples):
-        if engine is not plan.engine:
-            jobs += [
-                job._replace(holds=('state', 'weights'))  # its cache is another one
-                for job in sampler_jobs(engine, 'evaluation', state, param_bytes)[0]
-            ]
+    if plan.evaluation_engine is not plan.engine:
+        jobs += [
+            job._replace(holds=('state', 'weights'))  # its cache is another one
+            for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
+        ]
     return jobs, sizes
 
 

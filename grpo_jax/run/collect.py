@@ -180,7 +180,7 @@ class Collector:
         else:
             self._dataset, self._completions = experiment.load('train'), None
         rewards.check_parameters(experiment.reward_functions, self._dataset.examples)
-        self.sample = None if fields else experiment.sampler(shapes.group_size)
+        self.sample = None if fields else experiment.sampler(shapes)
 
     @property
     def programs(self) -> dict[str, Any]:

@@ -67,15 +67,14 @@ class Experiment:
         """The Shapes of that many prompts and completions of each."""
         return Shapes(prompts, group_size, self.settings.data.max_prompt_tokens, self.settings.sampling.max_tokens)
 
-    def sampler(self, group_size: int, greedy: bool = False) -> Engine:
-        """The sampler of data.prompts_per_step prompts, built once."""
-        if (group_size, greedy) not in self.samplers:
-            sampling = self.sampling._replace(temperature=0.0) if greedy else self.sampling
-            shapes = self.shapes(self.settings.data.prompts_per_step, group_size)
-            self.samplers[group_size, greedy] = make_sampler(
+    def sampler(self, shapes: Shapes, greedy: int = 0) -> Engine:
+        """The sampler of those shapes, built once; the last `greedy` completions of each prompt are greedy."""
+        if (shapes, greedy) not in self.samplers:
+            sampling = self.sampling._replace(greedy=greedy)
+            self.samplers[shapes, greedy] = make_sampler(
                 self.model_config, self.devices, shapes, sampling, self.automata()
             )
-        return self.samplers[group_size, greedy]
+        return self.samplers[shapes, greedy]
 
     def automata(self):
         """Tables of sampler.stops for the strings that end a completion or its thinking; abstract without a tokenizer.

@@ -1,7 +1,7 @@
 """What Orbax asks of tensorstore too often: tensorstore 0.1.86 never frees the texts of a JSON that it has answered.
 
 At each save and restore Orbax asks how many bytes were moved, for a line of its log (40 KiB), and for each array anew
-what the folder's spec is in full (20 KiB for 80 arrays). Here the first is answered with 0, the second once a folder.
+what the folder's spec is in full (20 KiB for 80 arrays). Here the first is answered with 0, the second once.
 """
 
 import copy
@@ -15,14 +15,34 @@ import tensorstore
 
 
 class _KvStoreSpec(dict):
-    """A KvStore.Spec as a dict, which tensorstore takes as well; its JSON is kept."""
+    """A KvStore.Spec as a dict, which tensorstore takes as well; it asks once for all that differ by paths alone."""
 
     def to_json(self) -> Any:
         """The spec in full."""
-        return copy.deepcopy(_resolved(json.dumps(self)))
+        paths: dict[str, str] = {}
+
+        def stand_in(path):
+            name = f'/{len(paths)}{"/" * path.endswith("/")}'
+            paths[name] = path
+            return name
+
+        in_full = _resolved(json.dumps(_with_paths(self, stand_in)))
+        return _with_paths(in_full, lambda name: paths.get(name, name))
 
 
-@functools.lru_cache(maxsize=8)  # a few folders are in use at a time
+def _with_paths(spec, replace):
+    """A copy of the spec with other absolute paths."""
+    return {
+        name: replace(value)
+        if name == 'path' and value.startswith('/')
+        else _with_paths(value, replace)
+        if isinstance(value, dict)
+        else copy.deepcopy(value)
+        for name, value in spec.items()
+    }
+
+
+@functools.lru_cache(maxsize=64)  # kinds of specs, which are a few
 def _resolved(text):
     return tensorstore.KvStore.Spec(json.loads(text)).to_json()
 

@@ -184,7 +184,7 @@ def _check_size(settings):
     columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
     rows = {
         'data.prompts_per_step x rollout.group_size': settings.data.prompts_per_step * settings.group_size,
-        'data.prompts_per_step x evaluation.samples': settings.data.prompts_per_step * settings.evaluation.samples,
+        'evaluation.samples': settings.evaluation.samples + 1,
         'supervised.batch': settings.supervised.batch,
     }
     for name, count in rows.items():

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Int
+from jaxtyping import Bool, Int, Key
 
 from grpo_jax.models import transformer
 from grpo_jax.sampler import draw_kernel, sampling, stops
@@ -32,7 +32,9 @@ def decode_segment(
     version i32[] tags the tokens.
     """
     queries = jnp.sum(state.prompts.mask, -1, dtype=jnp.int32)
-    keys, limit, given_tokens = state.keys[batch.rows], state.limit[batch.rows], state.given_tokens[batch.rows]
+    limit = state.limit[batch.rows]
+    greedy = batch.rows % state.group >= state.group - options.greedy if options.greedy else None
+    choice = _Choice(state.keys[batch.rows], state.given_tokens[batch.rows], greedy)
     first = batch.cache.length - batch.cache.start
     queries = queries[batch.rows // state.group]
 
@@ -42,9 +44,7 @@ def decode_segment(
         with jax.named_scope('decode'):
             hidden, cache = transformer.decode(params, batch.last, queries - 1 + n, batch.cache, model_config)
         with jax.named_scope('draw'):
-            token, logprob, forced = _choose_token(
-                params, hidden, batch, n, (keys, given_tokens), model_config, options
-            )
+            token, logprob, forced = _choose_token(params, hidden, batch, n, choice, model_config, options)
         record = (token, logprob, forced, batch.live)
         records = jax.tree.map(
             lambda whole, new: jax.lax.dynamic_update_index_in_dim(whole, new, i, 0), records, record
@@ -66,11 +66,18 @@ def decode_segment(
     return batch, state, Report(jnp.sum(batch.live, dtype=jnp.int32), decoded, *count_remaining(state))
 
 
-def _choose_token(params, hidden, batch, n, keys_and_given_tokens, model_config, options):
+class _Choice(NamedTuple):
+    """What the tokens of a batch's rows depend on, beside the model."""
+
+    keys: Key[Array, ' B']
+    given_tokens: Int[Array, 'B C']
+    greedy: Bool[Array, ' B'] | None  # rows that take the argmax; None: none does
+
+
+def _choose_token(params, hidden, batch, n, choice, model_config, options):
     """(token i32[B], logprob f32[B], forced bool[B]) of each row at completion position n i32[B]."""
-    keys, given_tokens = keys_and_given_tokens
-    written, forced = _written_tokens(batch, n, given_tokens, options)
-    keys = jax.vmap(jax.random.fold_in)(keys, n)
+    written, forced = _written_tokens(batch, n, choice.given_tokens, options)
+    keys = jax.vmap(jax.random.fold_in)(choice.keys, n)
     head = transformer.head_weights(params, model_config)
     if batch.cache.prompt.flat and draw_kernel.fits(head, options, keys):
         return *draw_kernel.draw(hidden, head, keys, written, options.temperature), forced
@@ -82,7 +89,13 @@ def _choose_token(params, hidden, batch, n, keys_and_given_tokens, model_config,
         is_stop = jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(options.stop_tokens))
         proposal = jnp.where(is_stop & (n + 1 < options.min_tokens)[:, None], sampling.NEVER_DRAWN, proposal)
     token = sampling.draw(
-        proposal, keys, temperature=options.temperature, top_p=options.top_p, top_k=options.top_k, min_p=options.min_p
+        proposal,
+        keys,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        greedy=choice.greedy,
     )
     token = jnp.where(written >= 0, written, token)
     return token, sampling.logprob(logits, token, options.temperature), forced

@@ -46,6 +46,7 @@ def fits(head: Mapping[str, Any], sampling: Sampling, keys: Key[Array, ' B']) ->
     return (
         not sampling.truncates
         and sampling.temperature > 0
+        and not sampling.greedy
         and isinstance(weights, jax.Array)
         and str(jax.random.key_impl(keys)) == 'threefry2x32'
         and jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue] (made at run time)

@@ -42,8 +42,26 @@ def make_sampler(
     leave compiling for later, programs are compiled when they are first needed. BadInput when the mesh does not divide
     the prompts, the cache's budget holds not even one group, or kernels cannot decode.
     """
-    mesh = devices.mesh
-    batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
+    batches.check_divides(devices.mesh, 'data.prompts_per_step', shapes.prompts)
+    sizes, cache_format = _sizes(model_config, devices.mesh, shapes, sampling, block, segment)
+    programs = SamplerPrograms(
+        SamplerSetup(model_config, devices.mesh, shapes, sampling, automata, sizes, cache_format)
+    )
+    if devices.compile_now and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        programs.compile_all()
+    return Engine(sizes, programs, batches.devices_along(devices.mesh, ROW_AXES))
+
+
+def cache_bytes(
+    model_config: transformer.ModelConfig, mesh: jax.sharding.Mesh, shapes: batches.Shapes, sampling: Sampling
+) -> int:
+    """Bytes on a device of the keys and values of all rows at full length, with the copy that shrinking makes."""
+    sizes, _ = _sizes(model_config, mesh, shapes, sampling)
+    return sizes.peak(*sizes.whole)
+
+
+def _sizes(model_config, mesh, shapes, sampling, block=None, segment=None):
+    """(Schedule, CacheFormat) of a sampler; arguments as in make_sampler."""
     platform, shards = mesh.devices.flat[0].platform, batches.devices_along(mesh, ROW_AXES)
     blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
     block = min(block or BLOCK[platform], -(-shapes.tokens // (8 * blocks)) * 8)
@@ -58,11 +76,7 @@ def make_sampler(
         prompt_columns=state.prompt_columns(shapes.queries, block),
         column_bytes=_column_bytes(model_config, mesh, cache_dtype),
     )
-    cache_format = state.CacheFormat(block, cache_dtype, flat)
-    programs = SamplerPrograms(SamplerSetup(model_config, mesh, shapes, sampling, automata, sizes, cache_format))
-    if devices.compile_now and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-        programs.compile_all()
-    return Engine(sizes, programs, shards)
+    return sizes, state.CacheFormat(block, cache_dtype, flat)
 
 
 def _column_bytes(model_config, mesh, cache_dtype):
@@ -126,8 +140,7 @@ class SamplerPrograms:
     def compile_all(self) -> None:
         """Compiles what a rollout can reach, on all cores."""
         keys, shapes = schedule.reachable(self.setup.schedule), self.setup.shapes
-        greedy = ' greedily' if self.setup.sampling.temperature == 0 else ''
-        self._compile(keys, f'{len(keys)} programs that sample {shapes.prompts} x {shapes.group_size} rows{greedy}')
+        self._compile(keys, f'{len(keys)} programs that sample {shapes.prompts} x {shapes.group_size} rows')
 
     def _compile(self, keys, name):
         executables = {key: compiled.Executable(functools.partial(self.trace, key)) for key in keys}

@@ -37,6 +37,7 @@ class Sampling(NamedTuple):
     weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for dtype
     cache_bytes: int = 0  # of keys and values on a device; 0: unlimited
     kernels: Annotated[str, OneOf(('auto', 'on', 'off'))] = 'auto'  # whether Pallas kernels decode: auto, on or off
+    greedy: int = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
 
     @classmethod
     def from_config(cls, section: Any, *, dtype: str, corrected: bool) -> 'Sampling':
@@ -44,7 +45,7 @@ class Sampling(NamedTuple):
 
         dtype is that of computation; corrected: the algorithm corrects for a sampler with logprobs of its own.
         """
-        elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes')
+        elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes', 'greedy')
         values: dict[str, Any] = ranges.read_section(cls, section, 'rollout', elsewhere)
         values['stop_strings'] = tuple(values['stop_strings'])
         kinds = {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}
@@ -110,12 +111,19 @@ def _check_lengths(section):
 
 
 def draw(
-    logits: Float[Array, 'B V'], keys: Key[Array, ' B'], *, temperature: float, top_p: float, top_k: int, min_p: float
+    logits: Float[Array, 'B V'],
+    keys: Key[Array, ' B'],
+    *,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    greedy: Bool[Array, ' B'] | None = None,
 ) -> Int[Array, ' B']:
     """Tokens i32[B] drawn from softmax(logits / temperature) truncated, logits f32[B, V], one key per row.
 
-    temperature 0 is exact argmax. Noise is Gumbel, so a row's token depends on its own key alone and
-    not on its neighbours.
+    temperature 0 is exact argmax, and so are rows that are greedy. Noise is Gumbel, so a row's token depends on its own
+    key alone and not on its neighbours.
     """
     if temperature == 0:
         return jnp.argmax(logits, -1).astype(jnp.int32)
@@ -123,7 +131,8 @@ def draw(
     if top_p < 1 or top_k or min_p:
         scaled = truncate(jax.nn.log_softmax(scaled, -1), top_p=top_p, top_k=top_k, min_p=min_p)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:]))(keys)
-    best = jax.lax.platform_dependent(scaled + noise, cpu=_argmax_on_cpu, default=lambda x: jnp.argmax(x, -1))
+    noisy = scaled + noise if greedy is None else jnp.where(greedy[:, None], logits, scaled + noise)
+    best = jax.lax.platform_dependent(noisy, cpu=_argmax_on_cpu, default=lambda x: jnp.argmax(x, -1))
     return best.astype(jnp.int32)
 
 

@@ -236,6 +236,20 @@ def test_greedy_tokens_are_the_argmax_of_a_whole_forward_pass(tiny, sample):
     np.testing.assert_array_equal(rollout.tokens[:, Q:][rollout.completion_mask], best[rollout.completion_mask])
 
 
+@pytest.mark.parametrize('name', ['endless', 'penalized'])
+def test_greedy_rows_of_a_group_are_those_of_temperature_0_and_change_no_other(tiny, sample, name):
+    sampling, mesh, segment, budget = ENGINES[name]
+    rollout = sample(build(tiny[0], SAMPLINGS[sampling], mesh, segment, budget, greedy=1))
+    cold = sample(build(tiny[0], SAMPLINGS[sampling], (1, 1, 1), C, 0, temperature=0.0))
+    drawn = sample(name)
+    is_greedy = np.arange(P * G) % G == G - 1
+    for field in ('tokens', 'completion_mask', 'truncated'):
+        values, of_greedy, of_drawn = (getattr(x, field) for x in (rollout, cold, drawn))
+        np.testing.assert_array_equal(values[is_greedy], of_greedy[is_greedy])
+        np.testing.assert_array_equal(values[~is_greedy], of_drawn[~is_greedy])
+    np.testing.assert_allclose(rollout.logprobs[~is_greedy], drawn.logprobs[~is_greedy], atol=1e-5)
+
+
 @pytest.mark.parametrize('name', ['preempting', 'tensor'])
 def test_replay_gives_bit_equal_logprobs(sample, name):
     rollout = sample(name, seed=3, step=2)
