@@ -120,10 +120,10 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
             prompts = batches.put_rows(prompts, experiment.mesh)
             rollout = evaluator.sample(params, prompts, key, 0)
             every = metrics.decode_completions(experiment.tokenizer, rollout)
-            for values, of_greedy, of_sampled in zip(every, greedy, sampled, strict=True):
+            for values, greedy_values, sampled_values in zip(every, greedy, sampled, strict=True):
                 groups = [values[row : row + group] for row in range(0, real * group, group)]
-                of_greedy.extend(values[-1] for values in groups)
-                of_sampled.extend(value for values in groups for value in values[:-1])
+                greedy_values.extend(values[-1] for values in groups)
+                sampled_values.extend(value for values in groups for value in values[:-1])
             evaluating.done = start + real
         functions = experiment.reward_functions
         evaluating.enter('judging')
