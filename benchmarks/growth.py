@@ -2,10 +2,10 @@
 
 python -m benchmarks.growth [--steps=3000]
 
-A small run with a checkpoint every 5 steps and a renewal of its reference every 7. Memory is read at every step after the
-C library has handed back what is free, and the least of a sixtieth of the run counts: writes that are under way come and
-go by tens of MiB. The slope is that of a line through these but the first tenth, in which programs are compiled and pools
-fill.
+A small run with a checkpoint every 5 steps and a renewal of its reference every 7. Memory is read at every step, after
+the C library has handed back what is free, and the least of a sixtieth of the run counts: writes that are under way
+come and go by tens of MiB. The slope is that of a line through these without the first tenth, in which programs are
+compiled and pools fill.
 """
 
 import argparse

@@ -3,8 +3,11 @@
 import itertools
 import json
 import os
+import platform
 import random
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -179,6 +182,37 @@ def test_checkpoints_ask_tensorstore_for_no_figures_and_for_one_spec(tmp_path, m
     with checkpoint.manager(str(tmp_path), keep=1) as checkpoints:
         checkpoint.save(checkpoints, state_of(6))
     assert equal(restored(tmp_path), state_of(6)) and len(specs) == kinds
+
+
+THREADS = """
+import ctypes, sys, threading
+from grpo_jax.run import frugal
+if sys.argv[1] == 'frugal':
+    frugal.apply()
+libc, barrier = ctypes.CDLL(None), threading.Barrier(12)
+def allocate():
+    libc.malloc(1000)
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(12)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, 'stdout'))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='another C library')
+def test_threads_share_the_arenas_of_memory():
+    def count(*argument):
+        environment = {
+            name: value for name, value in os.environ.items() if 'GLIBC' not in name and 'MALLOC' not in name
+        }
+        command = [sys.executable, '-c', THREADS, *argument]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.count(
+            '<heap'
+        )
+
+    assert count('frugal') <= 2 < count('lavish')
 
 
 def test_a_spec_in_full_is_tensorstores():
