@@ -2,23 +2,37 @@
 
 import os
 import re
+import zlib
 
 from grpo_jax.data import files
 from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
+from grpo_jax.ranges import Share
 from grpo_jax.types import Example
 
 FILES = 'svamp'
 
 
-def examples(split: str, *, folder: str) -> list[Example | BadInput]:
+def examples(split: str, *, folder: str, held_out: Share = 1.0) -> list[Example | BadInput]:
     """Examples of folder/svamp_<split>.jsonl, or of other files that files.rows reads; ChilleD/SVAMP on the hub.
 
-    folder/svamp.jsonl is the whole challenge set, which its authors do not split: it is the split test. A row has Body,
-    Question, Answer and Type, or problem, answer and type; meta has the type as subject.
+    folder/svamp.jsonl is the whole challenge set, which its authors do not split: `held_out` of its stories, all by
+    default, are the split test. Problems that begin with the same sentence are of one story, whatever its numbers. A
+    row has Body, Question, Answer, Type and Equation, or problem, answer, type and equation; meta has the type as
+    subject and the equation, with its result, as demonstration.
     """
-    whole = split == 'test' and os.path.isfile(os.path.join(folder, 'svamp.jsonl'))
-    return convert_rows(_example, files.rows(folder, 'svamp' if whole else split, '' if whole else 'svamp_'))
+    whole = os.path.isfile(os.path.join(folder, 'svamp.jsonl')) and (split == 'test' or held_out < 1)
+    examples = convert_rows(_example, files.rows(folder, 'svamp' if whole else split, '' if whole else 'svamp_'))
+    if not whole:
+        return examples
+    in_test = split == 'test'
+    return [e for e in examples if not isinstance(e, Example) or (_place(e.prompt) < held_out) == in_test]
+
+
+def _place(problem):
+    """Where a problem's story lies between 0 and 1."""
+    story = re.sub(r'\d+', '', re.split(r'(?<=[.?!])\s', problem)[0])
+    return zlib.crc32(story.encode()) / 2**32
 
 
 def _example(row, index, where):
@@ -32,4 +46,6 @@ def _example(row, index, where):
         raise BadInput(where, shorten(answer), 'the answer must be a number; mend or remove the row')
     answer = re.sub(r'\.0+$', '', answer)
     subject = str(row.get('Type') or row.get('type') or '').replace('Divison', 'Division')  # as some rows have it
-    return Example(prompt, answer, index, {'subject': subject or None})
+    equation = re.sub(r'\.0\b', '', str(row.get('Equation') or row.get('equation') or ''))
+    solved = {'demonstration': f'{equation.removeprefix("( ").removesuffix(" )")} = {answer}'} if equation else {}
+    return Example(prompt, answer, index, {'subject': subject or None} | solved)

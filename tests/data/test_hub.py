@@ -1,6 +1,7 @@
 """Data sets as they lie on the hub: every layout, against literal rows and against the files of their authors."""
 
 import os
+import re
 
 import pytest
 
@@ -299,9 +300,18 @@ def test_fields_of_preferences_have_any_names(tmp_path):
 def test_the_real_challenge_set_of_svamp_is_its_test_split(real):
     folder = os.path.join(real, 'math')
     examples = data.examples('svamp', {'folder': folder}, 'test')
-    assert len(examples) == 1000 and examples[0].answer == '51' and examples[0].meta == {'subject': 'Subtraction'}
+    assert len(examples) == 1000 and examples[0].answer == '51' and examples[0].meta['subject'] == 'Subtraction'
+    assert examples[0].meta['demonstration'] == '76 - 25 = 51'
     with pytest.raises(BadInput, match=r'holds no svamp_train\.jsonl'):
         data.examples('svamp', {'folder': folder}, 'train')
+
+
+def test_a_share_of_svamps_stories_is_held_out_with_all_their_problems(real):
+    options = {'folder': os.path.join(real, 'math'), 'held_out': 0.3}
+    train, test = (data.examples('svamp', options, split) for split in ('train', 'test'))
+    assert len(train) + len(test) == 1000 and 200 < len(test) < 400
+    begins = [{re.sub('[0-9]', '', example.prompt.split('. ')[0]) for example in part} for part in (train, test)]
+    assert not begins[0] & begins[1]
 
 
 # the experiments
