@@ -27,9 +27,10 @@ def get_config(preset='dr_grpo'):
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 24
     config.supervised.updates = 12
-    config.supervised.batch = 32
+    config.supervised.batch = 16
     config.supervised.optimizer.learning_rate = 2e-5
     config.optimizer.learning_rate = 1e-5
+    config.learner.pack_columns = 304  # a prompt and its 8 completions
     config.evaluation.prompts = 256
     config.evaluation.samples = 4
     config.checkpoint.every = 20

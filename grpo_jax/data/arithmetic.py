@@ -16,11 +16,14 @@ Digits = Annotated[int, Range(least=1, most=18)]  # of numbers in int64
 Rows = Annotated[int, Range(least=1, most=10**6)]  # made one by one
 
 
-def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share) -> list[Example]:
+def examples(
+    split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share, tags: bool = False
+) -> list[Example]:
     """Up to `count` distinct sums of two numbers of `digits` digits; train and test never share one.
 
     A demonstration is a blurt, the bare answer, with probability `blurts`, and a blurt has one digit changed with
-    probability `wrong`. Other demonstrations add column by column, from the right, and then state the answer.
+    probability `wrong`. Other demonstrations add column by column, from the right, and then state the answer. With tags
+    the columns stand inside <think> </think>, and the answer inside <answer> </answer>.
     """
     rng = np.random.default_rng((digits, split == 'test'))
     low, high = 10 ** (digits - 1), 10**digits
@@ -31,7 +34,8 @@ def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: S
         a, b = (int(x) for x in rng.integers(low, high, 2))
         # a fixed tenth of all sums is held out, whatever the counts
         if (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test'):
-            demonstrations.setdefault((a, b), _demonstration(rng, a, b, blurts, wrong))
+            text = _demonstration(rng, a, b, blurts, wrong)
+            demonstrations.setdefault((a, b), _in_tags(text) if tags else text)
     return [
         Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text})
         for i, ((a, b), text) in enumerate(demonstrations.items())
@@ -46,6 +50,11 @@ def work_out(a: int, b: int) -> str:
         columns.append(f'{left % 10}+{right % 10}{"+1" if carry else ""}={column}')
         carry, left, right = column // 10, left // 10, right // 10
     return ' '.join([*columns, str(a + b)])
+
+
+def _in_tags(demonstration):
+    columns, _, answer = demonstration.rpartition(' ')
+    return f'<think>{columns}</think><answer>{answer}</answer>'
 
 
 def _demonstration(rng, a, b, blurts, wrong):

@@ -7,13 +7,13 @@ import zlib
 from grpo_jax.data import files
 from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
-from grpo_jax.ranges import Share
+from grpo_jax.ranges import PositiveShare
 from grpo_jax.types import Example
 
 FILES = 'svamp'
 
 
-def examples(split: str, *, folder: str, held_out: Share = 1.0) -> list[Example | BadInput]:
+def examples(split: str, *, folder: str, held_out: PositiveShare = 1.0) -> list[Example | BadInput]:
     """Examples of folder/svamp_<split>.jsonl, or of other files that files.rows reads; ChilleD/SVAMP on the hub.
 
     folder/svamp.jsonl is the whole challenge set, which its authors do not split: `held_out` of its stories, all by

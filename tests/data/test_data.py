@@ -199,6 +199,14 @@ def test_worked_example_from_the_docstring():
     assert arithmetic.work_out(47, 85) == '7+5=12 4+8+1=13 132'
 
 
+def test_demonstrations_in_tags_are_the_same_ones_with_their_columns_as_thoughts():
+    plain, tagged = (sums(tags=tags) for tags in (False, True))
+    assert [(e.prompt, e.answer) for e in plain] == [(e.prompt, e.answer) for e in tagged]
+    for bare, marked in zip(plain, tagged, strict=True):
+        columns, _, answer = bare.meta['demonstration'].rpartition(' ')
+        assert marked.meta['demonstration'] == f'<think>{columns}</think><answer>{answer}</answer>'
+
+
 @pytest.mark.parametrize('digits', [2, 3])
 def test_every_worked_demonstration_adds_up(digits):
     for e in sums(digits=digits, blurts=0.0):

@@ -69,7 +69,11 @@ READ = [
         {},
         'train',
         [
-            ('A pack costs 76 dollars, less 25 dollars. How much is a pack?', '51', {'subject': 'Subtraction'}),
+            (
+                'A pack costs 76 dollars, less 25 dollars. How much is a pack?',
+                '51',
+                {'subject': 'Subtraction', 'demonstration': '76 - 25 = 51'},
+            ),
             ('It rains. How much?', '0.5', {'subject': 'Common-Division'}),
         ],
     ),
