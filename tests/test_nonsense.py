@@ -82,7 +82,8 @@ ALLOWED = [
         'rollout.cache_dtype rollout.weights_dtype rollout.thinking_end reward.options.model.folder '
         'reward.options.process.folder data.options.folder data.options.name reference.path'),
     ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers log.trackers'),
-    ('True', 'a choice of two', 'data.chat data.strict data.options.tags model.random_init reward.options.code.all_pass '
+    ('True', 'a choice of two', 'data.chat data.strict data.options.tags model.random_init '
+        'reward.options.code.all_pass '
         'reward.options.model.park reward.options.process.park reward.options.process.centred '
         'reward.steps_with_outcome rollout.accept_bias data.options.short algorithm.kl_corrected '
         'algorithm.dpo_length_norm'),
