@@ -61,7 +61,7 @@ def locate(name: str) -> str:
 def experiments() -> list[str]:
     """The names of the experiments in configs/: the files whose get_config() needs no argument."""
     names = []
-    for folder in ('', 'labs/'):
+    for folder in ('', 'labs/', 'reproduce/'):
         for name in os.listdir(os.path.join(CONFIGS, folder)):
             if name.endswith('.py') and name != 'default.py':
                 with open(os.path.join(CONFIGS, folder, name), encoding='utf8') as file:
