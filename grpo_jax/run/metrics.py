@@ -219,7 +219,23 @@ def sampler_metrics(engine: Any) -> dict[str, Any]:
         'sampler/decode_batches': stats.decode_batches,
         'sampler/preempted': stats.preempted,
         'sampler/cache_mib': stats.peak_bytes / 2**20,
+        **_merged(engine.programs.inspection, engine.programs.int8_weights),
     }
+
+
+def _merged(inspection, int8):
+    """What became of adapters in the sampler's weights by name; RuntimeError where they are those without adapters.
+
+    int8: such weights may round all of a small change away.
+    """
+    if inspection is None:
+        return {}
+    checksum, share, learned = processes.fetch(inspection)
+    if learned and not share and not int8:
+        raise RuntimeError(
+            'the sampler decodes with the frozen weights alone, although adapters have learned: they were not merged'
+        )
+    return {'sampler/checksum': int(checksum), 'sampler/merged_share': float(share)}
 
 
 def _mean(values):
