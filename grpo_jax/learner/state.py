@@ -17,7 +17,10 @@ class Initial(NamedTuple):
     program: Any  # jitted, (trained parameters) -> TrainState of these alone
 
     def __call__(self, params: Any) -> TrainState:
-        """The TrainState, on the mesh, of the policy's params; of lora.split's trained ones alone where given these."""
+        """The TrainState, on the mesh, of the policy's params; of lora.split's trained ones alone where given these.
+
+        The first update takes the memory of what is frozen, which is then to be had from the new state alone.
+        """
         trained, frozen = lora.split(params)
         state = self.program(trained)
         return state.replace(params=lora.join(state.params, frozen))

@@ -1,8 +1,10 @@
 """Adapters in learner and sampler: they alone learn, whatever the cut, the rows and the mesh, and both agree."""
 
 import dataclasses
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -24,7 +26,7 @@ from grpo_jax.types import Prompts, map_table
 OPTIONS = LoraOptions(rank=4, alpha=8.0)
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 SAMPLING = Sampling(temperature=1.0, max_tokens=10, stop_tokens=(1, 2, 3, 4), pad_token=0)
-SGD = optax.sgd(0.1)
+SGD = optax.sgd(100.0)  # gradients are some 1e-4
 ALONE, CUT = (1, 1, 1, 1), (2, 2, 1, 2)  # devices along data, fsdp, context, tensor
 
 
@@ -50,6 +52,11 @@ def make_mesh(shape):
     return meshes.make(dict(zip(meshes.AXES, shape, strict=True)))
 
 
+def put(params, c, options, mesh):
+    """A copy of the parameters on the mesh: an update takes the memory of what it is given."""
+    return jax.tree.map(jnp.copy, jax.device_put(params, specs.params(lora.param_table(c, options), mesh)))
+
+
 def learner_of(c, shape=ALONE, *, options=OPTIONS, optimizer=SGD, preset='dr_grpo', compiles=True, **learning):
     learning = Learning(chunk=16, lora=options, **learning)
     method, devices = algorithms.make(default.get_config(preset).algorithm), Devices(make_mesh(shape), compiles)
@@ -61,7 +68,7 @@ def learn(policy, experience, shape=ALONE, **settings):
     c, params = policy
     learner, mesh = learner_of(c, shape, **settings), make_mesh(shape)
     options = settings.get('options', OPTIONS)
-    params = jax.device_put(params, specs.params(lora.param_table(c, options), mesh))
+    params = put(params, c, options, mesh)
     on_policy = batches.put_rows(experience.replace(old_logprobs=None, ref_logprobs=None), mesh)
     state = learner.initial(params)
     before = jax.tree.map(np.array, state)
@@ -75,7 +82,7 @@ def learned(policy, wide_experience):
 
 
 def test_an_adapter_s_gradient_is_that_of_the_merged_weight_through_the_other_factor(learned, policy, wide_experience):
-    # W + s A B: dA = s dW B', dB = s A' dW, and an update by SGD moves each by -0.1 of it
+    # W + s A B: dA = s dW B', dB = s A' dW, and an update by SGD moves each by -100 times it
     before, after, _ = learned
     c, params = policy
     merged = c, {**params, 'layers': lora.merge(params['layers'])}
@@ -86,9 +93,9 @@ def test_an_adapter_s_gradient_is_that_of_the_merged_weight_through_the_other_fa
         a_axes = 'l' + ''.join(axis for axis in axes[1:] if axis not in b_axes) + 'r'
         expected_a = 2.0 * np.einsum(f'{axes},{b_axes}->{a_axes}', dw, old.b)
         expected_b = 2.0 * np.einsum(f'{a_axes},{axes}->{b_axes}', old.a, dw)
-        assert np.abs(expected_a).max() > 1e-4
-        np.testing.assert_allclose(new.a - old.a, expected_a, atol=2e-6, err_msg=name)
-        np.testing.assert_allclose(new.b - old.b, expected_b, atol=2e-6, err_msg=name)
+        assert np.abs(expected_a).max() > 1e-3
+        np.testing.assert_allclose(new.a - old.a, expected_a, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(new.b - old.b, expected_b, atol=2e-5, err_msg=name)
 
 
 def test_what_is_frozen_stays_bit_for_bit_and_has_no_moments(policy, wide_experience):
@@ -106,24 +113,18 @@ def test_what_is_frozen_stays_bit_for_bit_and_has_no_moments(policy, wide_experi
     }
 
 
-def products(jaxpr):
-    """The sorted shapes of all results of dot_general in a jaxpr and those inside of it."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == 'dot_general':
-            yield tuple(sorted(equation.outvars[0].aval.shape))
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from products(inner)
-
-
 def test_no_gradient_of_a_frozen_matrix_is_computed(policy):
     c = policy[0]
-    shapes = {tuple(sorted(param.shape[1:])) for param in transformer.param_table(c)['layers'].values()}
-    shapes = {shape for shape in shapes if len(shape) > 1} | {(c.width, c.vocab_size)}
+    matrices = {tuple(sorted(param.shape[1:])) for param in transformer.param_table(c)['layers'].values()}
+    matrices = {shape for shape in matrices if len(shape) > 1} | {(c.width, c.vocab_size)}
 
-    def of(options):
-        return shapes & {*products(learner_of(c, options=options, compiles=False).update.traced.jaxpr.jaxpr)}
+    def products(options):
+        text = str(learner_of(c, options=options, compiles=False).update.traced.jaxpr)
+        shapes = re.findall(r':f32\[([0-9,]+)\] = dot_general', text)
+        return {tuple(sorted(map(int, shape.split(',')))) for shape in shapes}
 
-    assert of(lora.OFF) == shapes and of(OPTIONS) == set()
+    assert products(lora.OFF) >= matrices
+    assert not products(OPTIONS) & matrices
 
 
 def test_without_a_rank_the_programs_are_the_same_texts(policy):
@@ -134,17 +135,15 @@ def test_without_a_rank_the_programs_are_the_same_texts(policy):
     assert plain == named
 
 
-@pytest.mark.parametrize(
-    'settings', [dict(microbatches=4), dict(pack_columns=64, pack_rows=2), dict(remat='full')], ids=str
-)
+@pytest.mark.parametrize('settings', [dict(microbatches=4, remat='full'), dict(pack_columns=64, pack_rows=2)], ids=str)
 def test_the_cut_changes_nothing(learned, policy, wide_experience, assert_close, settings):
     _, after, _ = learn(policy, wide_experience, **settings)
-    assert_close(lora.split(after.params)[0], lora.split(learned[1].params)[0], atol=2e-6)
+    assert_close(lora.split(after.params)[0], lora.split(learned[1].params)[0], atol=2e-5)
 
 
 def test_adapters_on_8_devices_learn_as_on_one(learned, policy, wide_experience, assert_close):
     _, after, metrics = learn(policy, wide_experience, CUT, microbatches=2)
-    assert_close(after.params, learned[1].params, atol=2e-6)
+    assert_close(after.params, learned[1].params, atol=2e-5)
     assert_close(metrics, learned[2], atol=1e-5)
 
 
@@ -155,7 +154,7 @@ def rollout_of(policy, shape, dtype='float32'):
     tokens = np.where(mask, rng.integers(2, 64, (8, 6)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
     sampler = make_sampler(c, Devices(mesh), SHAPES, SAMPLING._replace(lora=OPTIONS, dtype=dtype), {})
-    params = jax.device_put(params, specs.params(lora.param_table(c, OPTIONS), mesh))
+    params = put(params, c, OPTIONS, mesh)
     return sampler(params, batches.put_rows(prompts, mesh), jax.random.key(0), 0), params, sampler
 
 
@@ -183,18 +182,19 @@ def test_a_sampler_that_does_not_merge_is_found_out(policy, monkeypatch):
 
 
 def test_the_reference_takes_no_second_base(policy):
-    c = dataclasses.replace(policy[0], width=64, mlp=128, vocab_size=256, layers=4)
+    c = dataclasses.replace(policy[0], width=256, mlp=512)
 
-    def memory(preset, options):
-        learner = learner_of(c, options=options, preset=preset, compiles=False, minibatches=2)
-        adapters, frozen = (sum(x.size * 4 for x in jax.tree.leaves(part)) for part in lora.split(learner.state.params))
+    def memory(preset):
+        learner = learner_of(c, preset=preset, compiles=False, minibatches=2, microbatches=4)
+        adapters, frozen = (sum(4 * x.size for x in jax.tree.leaves(x)) for x in lora.split(learner.state.params))
         used = learner.update.compile().memory
-        return used.argument_size_in_bytes + used.temp_size_in_bytes, learner.state.ref_params, adapters, frozen
+        return used.argument_size_in_bytes, used.temp_size_in_bytes, learner.state.ref_params, adapters, frozen
 
-    (with_kl, reference, adapters, base), (without, none, *_) = (
-        memory(preset, OPTIONS) for preset in ('deepseek_r1', 'dr_grpo')
-    )
-    assert none is None and jax.tree.structure(reference) == jax.tree.structure(lora.split(policy[1])[0])
-    assert with_kl - without < 2 * adapters < 0.5 * base
-    whole, *_ = memory('deepseek_r1', lora.OFF)  # weights, gradient, moments, reference
-    assert whole - with_kl > 3 * base
+    arguments, temporary, reference, adapters, base = memory('deepseek_r1')
+    assert jax.tree.structure(reference) == jax.tree.structure(lora.split(policy[1])[0])
+    # weights, adapters with their moments and their reference, and the batch; never what is as large as the base
+    assert base < arguments < base + 4 * adapters + 20_000 < 1.6 * base
+    assert temporary < 0.7 * base
+    fewer_arguments, fewer, none, *_ = memory('dr_grpo')
+    assert none is None
+    assert arguments - fewer_arguments + temporary - fewer < 2 * adapters < 0.3 * base
