@@ -22,6 +22,8 @@ OTHER_METHODS = (
     *('layers_to_transform', 'layer_replication', 'target_parameters', 'trainable_token_indices', 'use_qalora'),
     *('use_bdlora', 'alora_invocation_tokens', 'velora_config', 'monteclora_config', 'kasa_config', 'arrow_config'),
 )
+# values of init_lora_weights whose adapters belong to other weights than those of the model that they name
+OTHER_BASES = ('pissa', 'olora', 'corda', 'loftq', 'lora_ga')
 
 
 def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions) -> None:
@@ -32,6 +34,11 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
     for name in OTHER_METHODS:
         if config.get(name) not in (None, False, 'none', [], {}):
             raise BadInput(f'{name} in {folder}', config[name], 'is not supported; plain LoRA alone is')
+    begun = config.get('init_lora_weights')
+    if str(begun).lower().startswith(OTHER_BASES):
+        raise BadInput(
+            f'init_lora_weights in {folder}', begun, 'has changed the weights below; convert it to plain LoRA'
+        )
     for name, key in (('r', 'rank'), ('lora_alpha', 'alpha'), ('use_rslora', 'rslora')):
         value, theirs = getattr(options, key), config.get(name, False)  # earlier folders lack use_rslora
         if theirs != value:

@@ -48,6 +48,7 @@ def main():
     """Writes the folder."""
     model = adapted(base_model(), **SETTINGS)
     model.save_pretrained(FOLDER)
+    os.remove(os.path.join(FOLDER, 'README.md'))
     tokens, mask = make_golden.batch()
     logits = make_golden.logits(model, tokens, mask)
     np.savez_compressed(os.path.join(FOLDER, 'logits.npz'), tokens=tokens, mask=mask, logits=logits)
