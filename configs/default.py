@@ -57,7 +57,7 @@ def get_config(preset='grpo'):
 
     config.model.lora = Config()         # low-rank adapters, which are trained while the model's weights are frozen
     config.model.lora.rank = 0           # of the adapters; 0: none, all weights are trained
-    config.model.lora.alpha = 16.0       # an adapter's product is multiplied by alpha / rank
+    config.model.lora.alpha = 32.0       # an adapter's product is multiplied by alpha / rank
     config.model.lora.targets = '.*'     # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
     config.model.lora.rslora = False     # multiplied by alpha / sqrt(rank) instead
     config.model.lora.path = ''          # PEFT folder of adapters to begin with; '': new ones

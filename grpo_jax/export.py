@@ -43,7 +43,7 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, adapter: boo
     with atomic_folder(out) as temporary:
         if adapter:
             trained, _ = lora.split(policy)
-            peft.save(temporary, trained, experiment.model_config, model.lora, model.path, DTYPES[dtype])
+            peft.save_adapters(temporary, trained, experiment.model_config, model.lora, model.path, DTYPES[dtype])
             return
         params = jax.device_get({**policy, 'layers': lora.merge(policy['layers'])})
         hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])

@@ -349,6 +349,14 @@ def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monke
     assert 'rollout: inspect' in names and 'rollout: inspect' not in [job.name for job in plan.jobs_of(whole)[0]]
 
 
+def test_more_weights_than_int32_counts_are_inspected(slices):
+    config = gsm8k.get_config()
+    config.model.path, config.model.lora.rank, config.mesh.tensor = 'Qwen/Qwen3-8B', 16, 4
+    made = plan.make(config, 'v5e:2x2')
+    checksum, share, _ = made.engine.programs.trace(schedule.INSPECT).out_info
+    assert (checksum.dtype, share.dtype, share.shape) == (jnp.uint32, jnp.float32, ())
+
+
 def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):
     pretend(monkeypatch, lambda *_: 0)
     base = verdict.compile_and_check(plan.make(tiny_run.config(mesh__fsdp=4), 'v5e:2x2'), NOT_COMPILING)

@@ -25,7 +25,7 @@ def make_collectives(
     """The Collectives of a model on the mesh, with such adapters; ALONE on one device."""
     if mesh.size == 1:
         return ALONE
-    gathered = specs.sampler_params(lora.param_table(model_config, adapters), mesh)['layers']
+    gathered = specs.sampler_params(lora.policy_table(model_config, adapters), mesh)['layers']
     embed_spec, shards = _spec(model_config, 'embed'), _vocab_shards(model_config, mesh)
 
     def whole(w, stacked):

@@ -19,7 +19,7 @@ from grpo_jax.hosts import processes
 from grpo_jax.learner import critic, logprobs, packing, partition, reward_model
 from grpo_jax.learner.optimizer import Optimizers
 from grpo_jax.learner.options import NOTHING, Learning, Observed
-from grpo_jax.learner.state import Initial, new_state, reference_params, trained
+from grpo_jax.learner.state import Initial, new_state, reference_params, without_frozen
 from grpo_jax.learner.update import Setup, update
 from grpo_jax.models import heads, lora, transformer
 from grpo_jax.sharding import batches, compiled, specs
@@ -92,7 +92,7 @@ def make_learner(
     scored = state, experience.rollout, packed
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
     return Learner(
-        initial=Initial(jax.jit(initial, out_shardings=trained(state_shardings))),
+        initial=Initial(jax.jit(initial, out_shardings=without_frozen(state_shardings))),
         pack=pack,
         logprobs=compiled.make_executable(
             "the learner's logprobs", known_first, scored, devices, specs.over_rows(mesh)

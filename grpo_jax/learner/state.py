@@ -42,6 +42,6 @@ def reference_params(state: TrainState, learning: Learning) -> Any:
     return lora.join(trained, lora.split(state.params)[1])
 
 
-def trained(state: TrainState) -> TrainState:
+def without_frozen(state: TrainState) -> TrainState:
     """The state without what is frozen of its parameters: what a checkpoint holds."""
     return state.replace(params=lora.split(state.params)[0])

@@ -32,14 +32,14 @@ class Inspection(NamedTuple):
 
     checksum: Any  # u32[]: the sum of the bits of the adapted matrices, modulo 2^32
     share: Any  # f32[]: of their elements, those that are other numbers than the frozen ones
-    learned: Any  # bool[]: whether there is an adapter neither of whose factors is 0
+    due: Any  # f32[]: those that are, with adapters merged; rounding takes small changes away
 
 
 class LoraOptions(NamedTuple):
     """Which matrices have adapters, and of what size: config.model.lora."""
 
     rank: Annotated[int, Range(least=0, most=4096)] = 0  # 0: none, all parameters are trained
-    alpha: Annotated[float, Range(above=0, most=1e6)] = 16.0
+    alpha: Annotated[float, Range(above=0, most=1e6)] = 32.0
     targets: ranges.Text = '.*'  # regular expression that whole names of matrices match
     rslora: bool = False  # scale alpha / sqrt(rank) (arXiv 2312.03732), not alpha / rank
     path: str = ''  # PEFT folder of the adapters to begin with; '': new ones, which change nothing
@@ -67,7 +67,7 @@ class LoraOptions(NamedTuple):
 OFF = LoraOptions()
 
 
-def param_table(c: transformer.ModelConfig, options: LoraOptions = OFF) -> dict[str, Any]:
+def policy_table(c: transformer.ModelConfig, options: LoraOptions = OFF) -> dict[str, Any]:
     """transformer.param_table with an Adapted of three Params in the place of each matrix that the options name.
 
     A row's scale is the standard deviation of its values at init. BadInput where the model has none of the matrices.
@@ -102,13 +102,13 @@ def _adapted(param, summed, options):
 
 def abstract_params(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:
     """ShapeDtypeStruct of each parameter, with its training sharding: float32, and `dtype` for what is frozen."""
-    trained, frozen = split(compiled.abstract_params(param_table(c, options), mesh))
+    trained, frozen = split(compiled.abstract_params(policy_table(c, options), mesh))
     return join(trained, jax.tree.map(lambda x: compiled.abstract(x.shape, dtype, x.sharding), frozen))
 
 
 def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
     """New trained parameters, float32: A is drawn as PEFT draws it, B is 0."""
-    trained, _ = split(param_table(c, options))
+    trained, _ = split(policy_table(c, options))
 
     def leaf(path, param):
         noise_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
@@ -176,23 +176,27 @@ def inspect(weights: Mapping[str, Any], layers: Mapping[str, Any], as_sampled: C
 
     as_sampled(plain weights of a layer, as stacked of one) are in the dtype of the sampler's.
     """
-    factors = split({'layers': layers})[0]['layers']
-    names = list(factors)
+    adapted = {name: w for name, w in layers.items() if _is_adapted(w)}
 
     def one_layer(inputs):
-        sampled, base = ({name: jax.tree.map(lambda x: x[None], w) for name, w in x.items()} for x in inputs)
-        pairs = [(values(sampled[name]), values(frozen)) for name, frozen in as_sampled(base).items()]
-        bits = sum((_sum_of_bits(x) for x, _ in pairs), jnp.uint32(0))
-        return bits, sum(jnp.sum(x != y, dtype=jnp.float32) for x, y in pairs)
+        sampled, layer = jax.tree.map(lambda x: x[None], inputs)
+        frozen, merged = (as_sampled({name: f(w) for name, w in layer.items()}) for f in (_frozen, _merged))
+        triples = [tuple(map(_values, (sampled[name], frozen[name], merged[name]))) for name in layer]
+        bits = sum((_sum_of_bits(x) for x, _, _ in triples), jnp.uint32(0))
+        changed, due = (sum(jnp.sum(t[i] != t[1], dtype=jnp.float32) for t in triples) for i in (0, 2))
+        return bits, changed, due
 
-    def values(w):
-        return w.values if isinstance(w, Int8) else w
+    bits, changed, due = jax.lax.map(one_layer, ({name: weights[name] for name in adapted}, adapted))
+    size = sum(math.prod(w.base.shape) for w in adapted.values())
+    return Inspection(jnp.sum(bits, dtype=jnp.uint32), jnp.sum(changed) / float(size), jnp.sum(due) / float(size))
 
-    base = {name: layers[name].base for name in names}
-    bits, changed = jax.lax.map(one_layer, ({name: weights[name] for name in names}, base))
-    size = sum(math.prod(w.shape) for w in base.values())
-    learned = jnp.any(jnp.stack([jnp.any(w['a'] != 0) & jnp.any(w['b'] != 0) for w in factors.values()]))
-    return Inspection(jnp.sum(bits, dtype=jnp.uint32), jnp.sum(changed) / size, learned)
+
+def _frozen(w):
+    return w.base
+
+
+def _values(w):
+    return w.values if isinstance(w, Int8) else w
 
 
 def _sum_of_bits(x):

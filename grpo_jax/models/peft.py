@@ -60,7 +60,7 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
 
 def _expected(c, options):
     """Tensor name -> shape, of all adapters."""
-    table, expected = lora.split(lora.param_table(c, options))[0], {}
+    table, expected = lora.split(lora.policy_table(c, options))[0], {}
     for matrix, factors in table['layers'].items():
         for factor, param in factors.items():
             shape = _their_shape(factor, param.shape)
@@ -94,12 +94,12 @@ def _open(folder) -> Any:
         raise BadInput('model.lora.path', path, f'not a safetensors file ({error}); {REMEDY}') from None
 
 
-def load(
+def load_adapters(
     folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions, shardings: Any
 ) -> dict[str, Any]:
     """The trained parameters of lora.split, float32, of a folder; BadInput as check, and for numbers not finite."""
     check(folder, c, options)
-    table = lora.split(lora.param_table(c, options))[0]['layers']
+    table = lora.split(lora.policy_table(c, options))[0]['layers']
     with _open(folder) as tensors:
 
         def leaf(matrix, factor):
@@ -112,7 +112,7 @@ def load(
         return {'layers': {matrix: {factor: leaf(matrix, factor) for factor in 'ab'} for matrix in table}}
 
 
-def save(
+def save_adapters(
     folder: str | os.PathLike[str],
     trained: Mapping[str, Any],
     c: transformer.ModelConfig,

@@ -113,7 +113,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     chip = chips.lookup(mesh.devices.flat[0].device_kind)
     if chip is None:
         raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
-    specs.params(lora.param_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
+    specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
     ends = tuple(hf.eos_tokens(folder, 'config.json', model_config.vocab_size)) or (0,)
     settings = settings._replace(mesh=config.mesh)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])

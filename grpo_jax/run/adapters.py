@@ -4,6 +4,7 @@ A checkpoint has the adapters, and of the frozen weights a digest. These are rea
 the model was random, from the cold start's checkpoint or drawn again; others are refused.
 """
 
+from collections.abc import Callable
 import os
 import shutil
 from typing import Any
@@ -11,24 +12,36 @@ from typing import Any
 import jax
 
 from grpo_jax.errors import BadInput
+from grpo_jax.learner.state import without_frozen
 from grpo_jax.models import lora, peft, transformer
 from grpo_jax.run import checkpoint, digest
 from grpo_jax.sharding import compiled
+from grpo_jax.types import TrainState
 
 COLD_START = 'cold_start'  # in the workdir
 
 
 def adapt(experiment: Any, params: Any) -> Any:
     """The policy of a model's plain parameters: with adapters, where the config has some, that begin as it says."""
-    model, c = experiment.settings.model, experiment.model_config
+    model, model_config = experiment.settings.model, experiment.model_config
     if not model.lora.rank:
         return params
     shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract_trained())
     if model.lora.path:
-        trained = peft.load(model.lora.path, c, model.lora, shardings)
+        trained = peft.load_adapters(model.lora.path, model_config, model.lora, shardings)
     else:
-        trained = jax.jit(lora.init, static_argnums=(1, 2), out_shardings=shardings)(experiment.key, c, model.lora)
+        draw = jax.jit(lora.init, static_argnums=(1, 2), out_shardings=shardings)
+        trained = draw(experiment.key, model_config, model.lora)
     return lora.join(trained, lora.freeze(params, model.lora, model.dtype))
+
+
+def restore_state(experiment: Any, checkpoints: Any, abstract: TrainState, read: Callable) -> TrainState | None:
+    """checkpoint.restore of what is trained, with what is frozen of the parameters; arguments as there."""
+    state = checkpoint.restore(checkpoints, without_frozen(abstract), read)
+    if state is None:
+        return None
+    path = checkpoint.path_of(experiment.workdir, int(state.step))
+    return state.replace(params=with_frozen(experiment, state.params, path))
 
 
 def with_frozen(experiment: Any, trained: Any, path: str, workdir: str = '') -> Any:
@@ -40,7 +53,7 @@ def with_frozen(experiment: Any, trained: Any, path: str, workdir: str = '') -> 
     if not model.lora.rank:
         return trained
     frozen = lora.freeze(_weights(experiment, workdir or experiment.workdir), model.lora, model.dtype)
-    if digest.of_all(frozen) != checkpoint.recorded_frozen(path):
+    if digest.combined(frozen) != checkpoint.recorded_frozen(path):
         source = 'model.random_init' if model.random_init else 'model.path'
         raise BadInput(
             source,
@@ -67,7 +80,7 @@ def copy_cold_start(experiment: Any, workdir: str, folder: str) -> None:
         shutil.copytree(source, os.path.join(folder, COLD_START))
 
 
-def check(options: lora.LoraOptions, c: transformer.ModelConfig) -> None:
+def check(options: lora.LoraOptions, model_config: transformer.ModelConfig) -> None:
     """BadInput when the PEFT folder that adapters are to begin with does not fit; only headers are read."""
     if options.path:
-        peft.check(options.path, c, options)
+        peft.check(options.path, model_config, options)

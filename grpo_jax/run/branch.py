@@ -13,7 +13,7 @@ import jax
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner
-from grpo_jax.learner.state import trained
+from grpo_jax.learner.state import without_frozen
 from grpo_jax.models import hf
 from grpo_jax.run import adapters, checkpoint, digest, events, reference, steering
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
@@ -213,7 +213,7 @@ def read_fitting(path: str, learner: Learner, anew: set[str]) -> TrainState:
     The parameters and the step always come along: BadInput when they do not fit. Anew is as learner.initial has it.
     Of the parameters it has those that are trained.
     """
-    abstract = trained(learner.state)
+    abstract = without_frozen(learner.state)
     wanted = digest.leaves_by_name(abstract)
     there, ours = _by_part(checkpoint.kinds(path)), _by_part({n: digest.kind_of(x) for n, x in wanted.items()})
     unfit = {part for part in ours if there.get(part) != ours[part] or part in anew} - {'params', 'step'}

@@ -88,7 +88,7 @@ def save(checkpoints, state):
         )
     metadata: dict[str, Any] = {'digests': {name: [one.kind, one.sums] for name, one in digests.items()}}
     if frozen is not None:
-        metadata['frozen'] = digest.of_all(frozen)
+        metadata['frozen'] = digest.combined(frozen)
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 

@@ -238,9 +238,7 @@ class Collector:
         else:
             params = state.params
             if collection.source == 'reference':  # which may wait in the hosts' memory
-                trained, frozen = lora.split(params)
-                params = jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, trained))
-                params = lora.join(params, frozen)
+                params = _reference(state)
             # a prompt may come twice in a step; its noise must not
             key = jax.random.fold_in(experiment.key, index) if index else experiment.key
             stream = rewards.RewardStream(
@@ -320,6 +318,12 @@ class Collector:
 
     def _rows(self, slot):
         return slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
+
+
+def _reference(state):
+    """The reference's parameters on the devices."""
+    trained, frozen = lora.split(state.params)
+    return lora.join(jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, trained)), frozen)
 
 
 def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def digests(tree: Any) -> dict[str, Digest]:
     }
 
 
-def of_all(tree: Any) -> str:
+def combined(tree: Any) -> str:
     """One digest of a tree's arrays, their names, dtypes and shapes; all processes must call it."""
     return compiled.hashed(repr(sorted((name, one.kind, one.sums) for name, one in digests(tree).items())))
 

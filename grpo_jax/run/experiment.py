@@ -161,7 +161,7 @@ def open_experiment(
     if weights:
         hf.check_weights(folder, model_config, head)
     mesh = meshes.make(settings.mesh)
-    specs.params(lora.param_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
+    specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
     adapters.check(settings.model.lora, model_config)
     stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id

@@ -118,11 +118,6 @@ class SamplerPrograms:
         self.inspection: lora.Inspection | None = None
 
     @property
-    def int8_weights(self) -> bool:
-        """Whether the sampler's matrices are in int8."""
-        return self.setup.weights_dtype == jnp.int8
-
-    @property
     def hash(self) -> str:
         """One hash of all programs."""
         executables = sorted((str(key), executable.hash) for key, executable in self._executables.items())

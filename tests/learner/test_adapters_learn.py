@@ -43,7 +43,7 @@ def policy(model):
     c, params = model
     trained = map_table(
         lambda path, param: 0.1 * jax.random.normal(jax.random.key(len(path) + ord(path[-1])), param.shape),
-        lora.split(lora.param_table(c, OPTIONS))[0],
+        lora.split(lora.policy_table(c, OPTIONS))[0],
     )
     return c, lora.join(trained, lora.freeze(params, OPTIONS, 'float32'))
 
@@ -54,7 +54,7 @@ def make_mesh(shape):
 
 def put(params, c, options, mesh):
     """A copy of the parameters on the mesh: an update takes the memory of what it is given."""
-    return jax.tree.map(jnp.copy, jax.device_put(params, specs.params(lora.param_table(c, options), mesh)))
+    return jax.tree.map(jnp.copy, jax.device_put(params, specs.params(lora.policy_table(c, options), mesh)))
 
 
 def learner_of(c, shape=ALONE, *, options=OPTIONS, optimizer=SGD, preset='dr_grpo', compiles=True, **learning):
@@ -184,8 +184,8 @@ def test_a_sampler_that_does_not_merge_is_found_out(policy, monkeypatch):
 def test_the_reference_takes_no_second_base(policy):
     c = dataclasses.replace(policy[0], width=256, mlp=512)
 
-    def memory(preset):
-        learner = learner_of(c, preset=preset, compiles=False, minibatches=2, microbatches=4)
+    def memory(preset, options=OPTIONS):
+        learner = learner_of(c, options=options, preset=preset, compiles=False, minibatches=2, microbatches=4)
         adapters, frozen = (sum(4 * x.size for x in jax.tree.leaves(x)) for x in lora.split(learner.state.params))
         used = learner.update.compile().memory
         return used.argument_size_in_bytes, used.temp_size_in_bytes, learner.state.ref_params, adapters, frozen
@@ -194,7 +194,7 @@ def test_the_reference_takes_no_second_base(policy):
     assert jax.tree.structure(reference) == jax.tree.structure(lora.split(policy[1])[0])
     # weights, adapters with their moments and their reference, and the batch; never what is as large as the base
     assert base < arguments < base + 4 * adapters + 20_000 < 1.6 * base
-    assert temporary < 0.7 * base
+    assert temporary < memory('deepseek_r1', lora.OFF)[1] - base  # which has a gradient of all
     fewer_arguments, fewer, none, *_ = memory('dr_grpo')
     assert none is None
     assert arguments - fewer_arguments + temporary - fewer < 2 * adapters < 0.3 * base

@@ -19,7 +19,7 @@ from grpo_jax.types import map_table
 def adapted(tiny, options, seed=0, dtype='float32'):
     """The tiny policy with adapters of which both factors are noise."""
     c, params = tiny
-    trained, _ = lora.split(lora.param_table(c, options))
+    trained, _ = lora.split(lora.policy_table(c, options))
     noise = map_table(
         lambda path, param: 0.3 * jax.random.normal(jax.random.key(seed + len(path)), param.shape), trained
     )
@@ -78,11 +78,11 @@ def test_what_is_split_is_joined_again_and_plain_parameters_are_left_alone(tiny)
     jax.tree.map(np.testing.assert_array_equal, lora.join(trained, frozen), policy)
     assert lora.split(tiny[1]) == (tiny[1], None)
     assert lora.join(tiny[1], None) is tiny[1]
-    assert lora.param_table(tiny[0]) == transformer.param_table(tiny[0])
+    assert lora.policy_table(tiny[0]) == transformer.param_table(tiny[0])
 
 
 def test_the_table_has_peft_s_sizes_and_cuts_factors_like_their_matrix(tiny):
-    layers = lora.param_table(tiny[0], LoraOptions(rank=3))['layers']
+    layers = lora.policy_table(tiny[0], LoraOptions(rank=3))['layers']
     assert isinstance(layers['attn_norm'], transformer.Param)
     assert (layers['wq'].a.shape, layers['wq'].b.shape) == ((2, 32, 3), (2, 3, 4, 8))
     assert (layers['wq'].a.axes, layers['wq'].b.axes) == ((None, 'fsdp', None), (None, None, 'tensor', None))
@@ -90,26 +90,37 @@ def test_the_table_has_peft_s_sizes_and_cuts_factors_like_their_matrix(tiny):
     assert (layers['wo'].a.axes, layers['wo'].b.axes) == ((None, 'tensor', None, None), (None, None, 'fsdp'))
 
 
-def test_an_inspection_counts_what_adapters_have_changed(tiny):
-    def inspect(policy, weights=None, learned=True):
-        checksum, share, any_learned = lora.inspect(
-            (weights or plain(policy))['layers'], policy['layers'], lambda layers: layers
-        )
-        assert bool(any_learned) == learned
-        return int(checksum), float(share)
+def inspect(policy, weights, dtype='float32'):
+    """(checksum, share, due) of weights, merged or not, that a sampler in that dtype would have."""
 
+    def as_sampled(layers):
+        return jax.tree.map(lambda w: w.astype(dtype), layers)
+
+    inspection = lora.inspect(as_sampled(weights['layers']), policy['layers'], as_sampled)
+    return int(inspection.checksum), float(inspection.share), float(inspection.due)
+
+
+def test_an_inspection_counts_what_adapters_have_changed(tiny):
     policy = adapted(tiny, LoraOptions(rank=2, targets='wq'))
-    checksum, share = inspect(policy)
-    assert share == pytest.approx(1, abs=0.01)
-    # of wq [2, 32, 4, 8], one adapter of two is 0
-    half = lora.split(policy)[0]['layers']['wq']
-    half = {'layers': {'wq': half | {'b': half['b'].at[1].set(0)}}}
-    other, share = inspect(lora.join(half, lora.split(policy)[1]))
-    assert share == pytest.approx(0.5, abs=0.01) and other != checksum
-    base, share = inspect(policy, tiny[1])  # the sampler has the frozen weights
-    assert share == 0 and base not in (checksum, other)
-    zero = {'layers': {'wq': half['layers']['wq'] | {'b': jnp.zeros_like(half['layers']['wq']['b'])}}}
-    assert inspect(lora.join(zero, lora.split(policy)[1]), learned=False) == (base, 0)
+    trained, frozen = lora.split(policy)
+    checksum, share, due = inspect(policy, plain(policy))
+    assert share == due == pytest.approx(1, abs=0.01)
+    # of wq [2, 32, 4, 8], the first of two layers has an adapter that is not 0
+    factors = trained['layers']['wq']
+    half = lora.join({'layers': {'wq': factors | {'b': factors['b'].at[1].set(0)}}}, frozen)
+    other, share, due = inspect(half, plain(half))
+    assert share == due == pytest.approx(0.5, abs=0.01) and other != checksum
+    base, share, due = inspect(policy, tiny[1])  # the sampler has the frozen weights
+    assert share == 0 and due > 0.9 and base not in (checksum, other)
+    none = lora.join({'layers': {'wq': factors | {'b': 0 * factors['b']}}}, frozen)
+    assert inspect(none, plain(none)) == (base, 0, 0)
+
+
+def test_an_inspection_knows_what_rounding_takes_away(tiny):
+    # changes of some 1e-5 of weights of some 0.2, of which bfloat16 has 8 bits
+    policy = adapted(tiny, LoraOptions(rank=2, alpha=1e-4, targets='wq'), dtype='bfloat16')
+    _, share, due = inspect(policy, plain(policy), 'bfloat16')
+    assert 0 < share == due < 0.1
 
 
 def test_bfloat16_weights_are_merged_before_they_are_rounded(tiny):

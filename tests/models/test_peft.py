@@ -32,8 +32,8 @@ def base(tmp_path_factory):
 
 def read(folder, c, options):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = lora.split(lora.param_table(c, options))[0]
-    return peft.load(folder, c, options, lora.map_table(lambda *_: device, abstract))
+    abstract = lora.split(lora.policy_table(c, options))[0]
+    return peft.load_adapters(folder, c, options, lora.map_table(lambda *_: device, abstract))
 
 
 def with_adapters(base, trained, options):
@@ -56,7 +56,7 @@ def test_adapters_that_peft_saved_give_the_logits_of_peft(base):
 
 def test_what_was_read_is_written_as_peft_wrote_it(base, tmp_path):
     trained = jax.device_get(read(make_peft.FOLDER, base[0], OPTIONS))
-    peft.save(tmp_path, trained, base[0], OPTIONS, 'the/base', np.float32)
+    peft.save_adapters(tmp_path, trained, base[0], OPTIONS, 'the/base', np.float32)
     ours, theirs = (load_file(os.path.join(folder, WEIGHTS)) for folder in (tmp_path, make_peft.FOLDER))
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
@@ -134,7 +134,7 @@ def test_tensors_that_do_not_fit_and_damaged_files_are_refused(base, folder):
 
 
 def random_adapters(c, options):
-    trained, _ = lora.split(lora.param_table(c, options))
+    trained, _ = lora.split(lora.policy_table(c, options))
     noise = np.random.default_rng(0)
     return lora.map_table(lambda _, p: jnp.asarray(0.3 * noise.normal(size=p.shape), jnp.float32), trained)
 
@@ -148,7 +148,9 @@ def test_peft_loads_what_is_written_and_computes_the_same(family, options, tmp_p
     model.save_pretrained(tmp_path / 'base')
     base = load(tmp_path / 'base')
     trained = random_adapters(base[0], options)
-    peft.save(tmp_path / 'adapter', jax.device_get(trained), base[0], options, str(tmp_path / 'base'), np.float32)
+    peft.save_adapters(
+        tmp_path / 'adapter', jax.device_get(trained), base[0], options, str(tmp_path / 'base'), np.float32
+    )
     theirs = library.PeftModel.from_pretrained(model, str(tmp_path / 'adapter')).eval()
     tokens, mask = make_golden.batch()
     expected = make_golden.logits(theirs, tokens, mask)
