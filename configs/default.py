@@ -55,6 +55,13 @@ def get_config(preset='grpo'):
     config.model.random_init = False     # draw the weights instead of reading them
     config.model.dtype = 'float32'       # of computation: float32 or bfloat16; master weights are float32
 
+    config.model.lora = Config()         # low-rank adapters, which are trained while the model's weights are frozen
+    config.model.lora.rank = 0           # of the adapters; 0: none, all weights are trained
+    config.model.lora.alpha = 32.0       # an adapter's product is multiplied by alpha / rank
+    config.model.lora.targets = '.*'     # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
+    config.model.lora.rslora = False     # multiplied by alpha / sqrt(rank) instead
+    config.model.lora.path = ''          # PEFT folder of adapters to begin with; '': new ones
+
     config.data = Config()
     config.data.name = 'arithmetic'      # file in grpo_jax/data, or FILE.py of yours
     config.data.options = Config()       # arguments of its examples()

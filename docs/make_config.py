@@ -21,6 +21,7 @@ from grpo_jax import diagnose, ranges  # noqa: E402
 from grpo_jax.algorithms import pieces  # noqa: E402
 from grpo_jax.algorithms.algorithm import MODULES, Algorithm  # noqa: E402
 from grpo_jax.learner import Learning, Optimization  # noqa: E402
+from grpo_jax.models.lora import LoraOptions  # noqa: E402
 from grpo_jax.run import settings  # noqa: E402
 from grpo_jax.sampler import sampling  # noqa: E402
 from grpo_jax.sharding.mesh import AXES  # noqa: E402
@@ -30,6 +31,7 @@ TARGET = os.path.join(ROOT, 'docs', 'config.md')
 TYPES = {  # section -> the types that read it
     '': [settings.Settings],
     'model': [settings.ModelSource],
+    'model.lora': [LoraOptions],
     'data': [settings.DataOptions],
     'rollout': [settings.Sampling, settings.Settings],
     'reward': [settings.RewardOptions],

@@ -17,8 +17,7 @@ import numpy as np
 from grpo_jax import activity, data, rewards
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, processes
-from grpo_jax.models import transformer
-from grpo_jax.run import checkpoint, cli, metrics, recorded, tables
+from grpo_jax.run import adapters, checkpoint, cli, metrics, recorded, tables
 from grpo_jax.run.console import console
 from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.run.figures import (
@@ -32,12 +31,13 @@ from grpo_jax.run.figures import (
     summarize_by_subject,
 )
 from grpo_jax.sampler import programs
-from grpo_jax.sharding import batches, compiled
+from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import columns, cut
 
 FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may take however small a step is
-UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels', 'greedy')  # fields of Sampling that a report leaves out
+# fields of Sampling that a report leaves out
+UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels', 'greedy', 'lora')
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
 TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a fair draw, unread answers do not vote'
 
@@ -234,8 +234,8 @@ def load_policy(experiment: Experiment) -> Any:
 
 def _load_policy(experiment):
     """(parameters, step) of the newest sound checkpoint."""
-    params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
-    return checkpoint.read_params(experiment.workdir, params)
+    trained, step = checkpoint.read_params(experiment.workdir, experiment.abstract_trained())
+    return adapters.with_frozen(experiment, trained, checkpoint.path_of(experiment.workdir, step)), step
 
 
 def evaluate_run(workdir: str, samples: int, split: str, trust: bool = False) -> tuple[dict[str, Any], Iterator[dict]]:

@@ -3,11 +3,13 @@
 Examples:
     python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported
     python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported16 --dtype=bfloat16
+    python -m grpo_jax.export --workdir=runs/gsm8k --out=runs/adapter --adapter
 """
 
 import os
 
 from absl import flags
+import jax
 import ml_dtypes
 import numpy as np
 
@@ -15,31 +17,41 @@ from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import atomic_folder
-from grpo_jax.models import hf
+from grpo_jax.models import hf, lora, peft
 from grpo_jax.run import cli
 from grpo_jax.text import escape
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
 
-def export(workdir: str, out: str, dtype: str, trust: bool = False) -> None:
+def export(workdir: str, out: str, dtype: str, trust: bool = False, adapter: bool = False) -> None:
     """Writes the newest checkpoint's policy to the new folder `out`, in dtype 'float32' or 'bfloat16'.
 
-    trust: the files of code that the run's config names may run, as they do when it is opened.
+    Adapters are merged into the weights, or with `adapter` written alone, as a folder of peft. trust: the files of code
+    that the run's config names may run, as they do when it is opened.
     """
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
     experiment = evaluate.reopen(workdir, trust)
-    params = processes.fetch(evaluate.load_policy(experiment))
+    model = experiment.settings.model
+    if adapter and (not model.lora.rank or model.random_init):
+        reason = 'the run has no adapters' if not model.lora.rank else 'the weights beside them are in no folder'
+        raise BadInput('--adapter', adapter, f'{reason}; export without it')
+    policy = processes.fetch(evaluate.load_policy(experiment))
     if not processes.is_first():
         return
     with atomic_folder(out) as temporary:
+        if adapter:
+            trained, _ = lora.split(policy)
+            peft.save_adapters(temporary, trained, experiment.model_config, model.lora, model.path, DTYPES[dtype])
+            return
+        params = jax.device_get({**policy, 'layers': lora.merge(policy['layers'])})
         hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
 
 
 def main() -> None:
     """The command."""
-    export(flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.dtype, flags.FLAGS.trust)
+    export(flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.dtype, flags.FLAGS.trust, flags.FLAGS.adapter)
     print(escape(f'wrote {flags.FLAGS.out}'))
 
 
@@ -47,5 +59,6 @@ if __name__ == '__main__':
     flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
     flags.DEFINE_string('out', None, 'Folder to write; must not exist.', required=True)
     flags.DEFINE_enum('dtype', 'float32', sorted(DTYPES), 'Of the written weights.')
+    flags.DEFINE_bool('adapter', False, 'Write adapters alone, as a folder of peft, not merged.')
     cli.define_trust()
     cli.run(main)

@@ -97,6 +97,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
     ]
     changed.data.name, changed.data.options = 'mixture', {'sources': sources}
     changed.data.path = changed.data.revision = ''
+    changed.model.lora.rank, changed.model.lora.path = 0, ''  # of the policy alone
     return changed
 
 
@@ -106,6 +107,8 @@ def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
     changed.supervised.updates = 0  # the config's updates are the reward model's
     changed.reward.options.model.folder = reward_folder
     changed.log.rollouts = 1
+    if i:  # whose policy begins with the adapters of the one before in its weights
+        changed.model.lora.path = ''
     return changed
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from grpo_jax import algorithms, evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.logprobs import Head, rollout_logprobs
-from grpo_jax.run import bad_batch, checkpoint, cli, collect
+from grpo_jax.learner.state import without_frozen
+from grpo_jax.run import adapters, bad_batch, checkpoint, cli, collect
 from grpo_jax.sharding import batches
 from grpo_jax.text import escape
 from grpo_jax.types import Experience
@@ -43,7 +44,9 @@ def run(
     with experiment.reward_functions:
         chosen, remark = choose_checkpoint(workdir, step)
         yield f'step {step} of {workdir}, with the parameters of checkpoint {chosen}{remark}'
-        state = checkpoint.read_tree(checkpoint.path_of(workdir, chosen), learner.state)
+        path = checkpoint.path_of(workdir, chosen)
+        state = checkpoint.read_tree(path, without_frozen(learner.state))
+        state = state.replace(params=adapters.with_frozen(experiment, state.params, path))
     names = _Names(experiment.tokenizer, experience, rows)
     yield from names.describe({'rollout.logprobs': experience.rollout.logprobs}, 'of the batch')
     yield from names.describe({name: getattr(experience, name) for name in FINITE}, 'of the batch')

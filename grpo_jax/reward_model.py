@@ -22,6 +22,7 @@ from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.learner import build_optimizer, reward_model
 from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.models import heads, hf
+from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.rewards import process
 from grpo_jax.rewards.model import TEXTS_FILE, encode_completion
 from grpo_jax.run import cli, demonstrations, tables
@@ -62,6 +63,8 @@ def run(config, workdir):
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
+    if LoraOptions.from_config(config.model.get('lora', OFF._asdict())).rank:
+        raise BadInput('model.lora.rank', config.model.lora.rank, 'a reward model is trained as a whole; use 0')
     experiment = open_experiment(config, workdir, head=True)
     experiment.settings.tracking.check()
     settings, objective = experiment.settings, OBJECTIVES[experiment.settings.reward_model.objective]

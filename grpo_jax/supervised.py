@@ -18,7 +18,8 @@ from grpo_jax.algorithms import Algorithm, advantages, ratios, surrogates, weigh
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
-from grpo_jax.run import cli, demonstrations
+from grpo_jax.models.lora import OFF, LoraOptions
+from grpo_jax.run import adapters, cli, demonstrations
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.steering import Steering
@@ -42,8 +43,9 @@ def cold_start(experiment: Experiment, functions: Mapping | None = None):
     """
     if not experiment.settings.supervised.updates:
         return experiment.params()
-    workdir = os.path.join(experiment.workdir, 'cold_start')
-    return run(experiment.config, workdir, experiment.settings.data.origins, functions, experiment.steered).params
+    workdir = os.path.join(experiment.workdir, adapters.COLD_START)
+    state = run(experiment.config, workdir, experiment.settings.data.origins, functions, experiment.steered)
+    return adapters.adapt(experiment, state.params) if experiment.settings.model.random_init else state.params
 
 
 @owning
@@ -56,6 +58,7 @@ def run(config, workdir, origins=(), functions: Mapping | None = None, steered: 
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
+    config = _own_config(config)
     experiment = open_experiment(config, workdir, functions=functions, origins=origins, steered=steered)
     experiment.settings.tracking.check()
     shapes, learner = build_learner(experiment)
@@ -78,6 +81,15 @@ def run(config, workdir, origins=(), functions: Mapping | None = None, steered: 
     return train(experiment, 'cold start', dataset.examples, Training(batch, learner, update, initial))
 
 
+def _own_config(config):
+    """The config of supervised training, which trains random weights as a whole: adapters cannot make a model."""
+    if not (config.model.random_init and LoraOptions.from_config(config.model.get('lora', OFF._asdict())).rank):
+        return config
+    config = config.copy_and_resolve_references()
+    config.model.lora.rank, config.model.lora.path = 0, ''
+    return config
+
+
 def check(experiment: Experiment) -> None:
     """BadInput where an update on demonstrations cannot be cut as the config says."""
     check_sizes(SFT, experiment.mesh, *_sizes(experiment), 'supervised.batch')
@@ -87,6 +99,8 @@ def _sizes(experiment):
     """(Shapes of an update, its Learning)."""
     settings = experiment.settings
     learning = settings.learning._replace(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
+    if settings.model.random_init:
+        learning = learning._replace(lora=OFF)
     return experiment.shapes(settings.supervised.batch, 1), learning
 
 

@@ -197,10 +197,26 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
             section.fixed_length,
             most,
         )
+    _check_adapters(experiment.settings, algorithm)
     kept = algorithm.keeps_reference or experiment.settings.cadence.kl_observe > 0
     reference.check(experiment, kept)
     if 'reference' in learning.offload and not kept:
         logger.warning('learner.offload names the reference, and this algorithm keeps none')
+
+
+def _check_adapters(settings: Settings, algorithm: algorithms.Algorithm):
+    """BadInput for what cannot be beside adapters."""
+    rank = settings.model.lora.rank
+    if rank and algorithm.needs_values:
+        raise BadInput(
+            'model.lora.rank', rank, 'a critic would be a second model, trained as a whole; use 0, or another preset'
+        )
+    if rank and settings.collection.reference == 'polyak':
+        raise BadInput(
+            'collection.reference',
+            'polyak',
+            'the mean of two adapters is not that of their weights; use hard or frozen',
+        )
 
 
 def _check_rewards(options: rewards.RewardOptions, algorithm: algorithms.Algorithm):

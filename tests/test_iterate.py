@@ -98,6 +98,15 @@ def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, begun, ended)
 
 
+def test_adapters_are_the_policys_and_begin_anew_on_what_was_merged():
+    made = config(model__random_init=False, model__lora__rank=2, model__lora__path='runs/adapter')
+    judge = iterate.reward_model_config(made, 0, 'base', ['labelled'])
+    assert (judge.model.lora.rank, judge.model.lora.path) == (0, '')
+    policies = [iterate.policy_config(made, i, 'base', 'judge').model.lora for i in range(2)]
+    assert [(lora.rank, lora.path) for lora in policies] == [(2, 'runs/adapter'), (2, '')]
+    assert (made.model.lora.rank, made.model.lora.path) == (2, 'runs/adapter')
+
+
 def test_what_is_done_is_not_done_again(iterated, monkeypatch):
     made, workdir, labelled, results = iterated
     for module in (train, reward_model, export):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.models import heads, transformer
+from grpo_jax.models.lora import LoraOptions
 from grpo_jax.rewards import language
 from grpo_jax.run import meters, speeds
 from grpo_jax.sharding import chips
@@ -191,6 +192,9 @@ def test_operations_of_an_update_are_counted_by_hand():
     assert speeds.update_operations(model(), prompts, completions, shared=True) == shared
     critic = speeds.update_operations(model(), prompts, completions, critic=True)
     assert critic == 2 * padded - 6 * 40 * 3
+    # adapters of rank 1: 2 layers x (q 4 + 4, k and v 4 + 2, o 4 + 4, mlp 3 x (4 + 3)) = 98; frozen weights count 4
+    adapters = speeds.update_operations(model(), prompts, completions, adapters=LoraOptions(rank=1))
+    assert adapters == (4 * 168 + 6 * 98) * 9 + 4 * 40 * 3 + 12 * 2 * 2 * 2 * 41 / 2
 
 
 def test_the_memory_of_the_process_is_known():

@@ -129,6 +129,16 @@ def test_two_processes_equal_one(alone, tmp_path):
     assert_equal(tmp_path, alone)
 
 
+def test_two_processes_with_adapters_equal_one(long, tmp_path):
+    flags = ('--config.model.lora.rank=2', '--config.optimizer.learning_rate=3e-3')
+    Run(tmp_path / 'alone', 1, *flags).succeeds()
+    run = Run(tmp_path / 'two', 2, *flags)
+    run.send(1, signal.SIGKILL, rows=2)
+    run.ends()
+    Run(tmp_path / 'two', 2, *flags).succeeds()  # what stays frozen is read again
+    assert_equal(tmp_path / 'two', tmp_path / 'alone')
+
+
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_two_processes_through_preemption_equal_one(long, alone, tmp_path, number):
     run = Run(tmp_path, 2)

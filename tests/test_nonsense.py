@@ -50,7 +50,7 @@ ALLOWED = [
         'algorithm.critic_warmup algorithm.value_clip algorithm.sharpen algorithm.sharpen_cap '
         'algorithm.efficient_share algorithm.efficient_alpha algorithm.entropy_penalty algorithm.llds_coef '
         'algorithm.positive_nll_coef algorithm.behaviour_coef algorithm.kl_cov_coef reward_model.replay '
-        'reward.self_test learner.max_bad_steps log.kl_observe log.probe_every',
+        'reward.self_test learner.max_bad_steps log.kl_observe log.probe_every model.lora.rank',
     ),
     ('zero', 'the first', 'seed reward.options.model.device reward.options.process.device'),
     ('zero', 'to keep nothing of the past', ' '.join(f'{name}.{key}' for name in (
@@ -80,10 +80,11 @@ ALLOWED = [
         'data.options.operations'),
     ('empty', 'none', 'data.path data.revision data.system reward.length_shaping reward.step_rewards reward.verifier '
         'rollout.cache_dtype rollout.weights_dtype rollout.thinking_end reward.options.model.folder '
-        'reward.options.process.folder data.options.folder data.options.name reference.path'),
+        'reward.options.process.folder data.options.folder data.options.name reference.path '
+        'model.lora.path'),
     ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers log.trackers'),
     ('True', 'a choice of two', 'data.chat data.strict data.options.tags model.random_init '
-        'reward.options.code.all_pass '
+        'reward.options.code.all_pass model.lora.rslora '
         'reward.options.model.park reward.options.process.park reward.options.process.centred '
         'reward.steps_with_outcome rollout.accept_bias data.options.short algorithm.kl_corrected '
         'algorithm.dpo_length_norm'),

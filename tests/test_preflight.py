@@ -15,13 +15,13 @@ import pytest
 from grpo_jax import train
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import hf, lora, transformer
 from grpo_jax.preflight import __main__ as preflight
 from grpo_jax.preflight import advice, compiler, flops, hlo, plan, scale, topology, verdict
 from grpo_jax.run.collect import abstract_aux, step_shapes
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sampler import schedule
-from grpo_jax.sharding import chips
+from grpo_jax.sharding import chips, compiled
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -329,6 +329,32 @@ def test_advice_knows_what_offloading_leaves(slices):
         'v5e:2x2',
     )
     assert (made.fetched_reference_bytes(), lends.fetched_reference_bytes()) == (0, of_params)
+
+
+def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monkeypatch):
+    def planned(**changes):
+        return plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4, model__dtype='bfloat16', **changes), 'v5e:2x2')
+
+    whole, adapted = planned(), planned(model__lora__rank=4)
+    trained, frozen = lora.split(adapted.learner.state.params)
+    assert {x.dtype.name for x in jax.tree.leaves(frozen)} == {'bfloat16'}
+    (state, params), (_, of_all) = adapted.state_bytes(), whole.state_bytes()
+    assert adapted.trained_bytes() == compiled.device_bytes(trained) < of_all / 5 == whole.trained_bytes() / 5
+    assert params == adapted.trained_bytes() + of_all / 2
+    # adapters, two moments of each, and those of the reference; then the model
+    assert state == pytest.approx(4 * adapted.trained_bytes() + of_all / 2, rel=0.02)
+    assert advice.weight_bytes(adapted) == advice.weight_bytes(whole)
+    pretend(monkeypatch, lambda *_: 0)
+    names = [job.name for job in verdict.compile_and_check(adapted, NOT_COMPILING).jobs]
+    assert 'rollout: inspect' in names and 'rollout: inspect' not in [job.name for job in plan.jobs_of(whole)[0]]
+
+
+def test_more_weights_than_int32_counts_are_inspected(slices):
+    config = gsm8k.get_config()
+    config.model.path, config.model.lora.rank, config.mesh.tensor = 'Qwen/Qwen3-8B', 16, 4
+    made = plan.make(config, 'v5e:2x2')
+    checksum, share, _ = made.engine.programs.trace(schedule.INSPECT).out_info
+    assert (checksum.dtype, share.dtype, share.shape) == (jnp.uint32, jnp.float32, ())
 
 
 def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):

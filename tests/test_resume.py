@@ -106,6 +106,18 @@ def test_two_kills_change_nothing(long, straight, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_kills_of_a_run_with_adapters_change_nothing(long, tmp_path):
+    flags = ('--config.model.lora.rank=2', '--config.algorithm.kl_coef=0.01')
+    finish(tmp_path / 'kept', *flags)
+    moments = np.random.default_rng(2)
+    for count in (2, 5):
+        kill_when_rows(tmp_path / 'killed', count, moments.uniform(0, 0.3), *flags)
+    finish(tmp_path / 'killed', *flags)
+    for name in ('metrics.jsonl', 'evaluations.jsonl'):
+        assert (tmp_path / 'killed' / name).read_bytes() == (tmp_path / 'kept' / name).read_bytes(), name
+    jax.tree.map(np.testing.assert_array_equal, params(tmp_path / 'killed'), params(tmp_path / 'kept'))
+
+
 def test_a_finished_run_stays_as_it_is(long, straight):
     before = (straight / 'metrics.jsonl').read_bytes()
     finish(straight)

@@ -243,6 +243,15 @@ def test_a_model_that_moved_is_the_same_model_and_another_is_not(tmp_path):
     assert 'model.path' in refusal(begun, AMEND, **copy)
 
 
+def test_a_run_of_a_version_without_adapters_goes_on_without(begun):
+    recorded = json.loads((begun / 'config.json').read_text())
+    lora = recorded['model'].pop('lora')
+    (begun / 'config.json').write_text(json.dumps(recorded))
+    open_experiment(tiny_run.config(), str(begun))
+    with_adapters = recorded | {'model': recorded['model'] | {'lora': lora | {'rank': 8}}}
+    assert steering.changes(begun, with_adapters) == (Change('model.lora.rank', 0, 8),)
+
+
 def test_the_page_has_the_table_of_kinds():
     with open(os.path.join(ROOT, 'docs', 'checkpoints.md'), encoding='utf8') as file:
         rows = dict(re.findall(r'^\| \*\*(.+?)\*\* \| (.+?) \|', file.read(), re.M))

@@ -1,6 +1,6 @@
 """Settings beside those that were published: each range with its sources, and what of a config lies outside."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 import math
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ class Published(NamedTuple):
     most: float
     methods: str  # in words
     sources: str
-    only: Mapping[str, tuple[str, ...]] = {}  # keys of the config -> their values in such methods
+    only: Mapping[str, Container[Any]] = {}  # keys of the config -> their values in such methods
     also: tuple[float, ...] = ()  # published values outside of the range
     parameters: tuple[float, float] = (SMALLEST, math.inf)  # of the model: at least, and below
 
@@ -43,6 +43,7 @@ class Published(NamedTuple):
 
 
 _SAMPLED = {'collection.source': ('policy',)}
+_WHOLE, _ADAPTERS = {'model.lora.rank': (0,)}, {'model.lora.rank': range(1, 2**31)}  # what is trained
 _TOKEN_CLIP = {'algorithm.ratio': ('token',), 'algorithm.surrogate': ('clip', 'dual_clip')}
 _SEQUENCE_CLIP = {
     'algorithm.ratio': ('sequence_geometric', 'sequence_geometric_token'),
@@ -59,19 +60,24 @@ PUBLISHED = (
     Published(
         'optimizer.learning_rate', 1e-7, 5e-6, 'completions of the policy',
         'RLOO in marin 1e-7 (issue 2024), DeepSeekMath, Dr. GRPO and LLDS (2512.04220) 1e-6, common guides up to 5e-6',
-        _SAMPLED, (0.0,), (SMALLEST, LARGE),
+        _SAMPLED | _WHOLE, (0.0,), (SMALLEST, LARGE),
     ),
     Published(
         'optimizer.learning_rate', 1e-7, 3e-6, 'completions of the policy',
-        'DeepSeekMath and DAPO (2503.14476) 1e-6, DeepSeek-R1 3e-6', _SAMPLED, (0.0,), (LARGE, math.inf),
+        'DeepSeekMath and DAPO (2503.14476) 1e-6, DeepSeek-R1 3e-6', _SAMPLED | _WHOLE, (0.0,), (LARGE, math.inf),
+    ),
+    Published(
+        'optimizer.learning_rate', 1e-6, 5e-5, 'completions of the policy, adapters',
+        "ten times the rate without adapters: LoRA Without Regret (Schulman et al. 2025), verl's guide; Unsloth's 5e-6",
+        _SAMPLED | _ADAPTERS, (0.0,),
     ),
     Published(
         'optimizer.learning_rate', 5e-7, 1e-6, 'DPO', 'DPO (2305.18290) 1e-6, later reports 5e-7',
-        {'algorithm.surrogate': ('dpo',)}, (0.0,),
+        {'algorithm.surrogate': ('dpo',)} | _WHOLE, (0.0,),
     ),
     Published(
         'optimizer.learning_rate', 1e-5, 2e-5, 'imitation of demonstrations', 'supervised fine-tuning, common recipes',
-        {'collection.source': ('demonstrations',)}, (0.0,),
+        {'collection.source': ('demonstrations',)} | _WHOLE, (0.0,),
     ),
     Published(
         'algorithm.kl_coef', 1e-3, 0.05, 'all',

@@ -72,7 +72,8 @@ def _norms_by_part(grads):
     """gradient_norm/<part of the model> f32[]: of the same sums of squares as the norm of the whole."""
     squares = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
-        part = transformer.part_of(jax.tree_util.keystr(path, simple=True, separator='/'))
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        part = transformer.part_of(name.removesuffix('/a').removesuffix('/b'))  # an adapter's is its matrix's
         squares[part] = squares.get(part, 0.0) + jnp.sum(jnp.square(leaf))
     return {f'gradient_norm/{part}': jnp.sqrt(square) for part, square in squares.items()}
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
 from grpo_jax.models import transformer
+from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Count, Natural, NotNegative, OneOf
 
 OFFLOADABLE = ('optimizer', 'reference')
@@ -31,7 +32,7 @@ NOTHING = Observed()
 class Learning(NamedTuple):
     """How an update is cut and computed.
 
-    The result depends on epochs, minibatches, dtype, temperature, value_clip and critic_warmup alone.
+    The result depends on epochs, minibatches, dtype, lora, temperature, value_clip and critic_warmup alone.
     """
 
     epochs: Annotated[int, ranges.Range(least=1, most=10_000)] = 1  # passes over a step's rollout
@@ -42,7 +43,8 @@ class Learning(NamedTuple):
     chunk: Count = 4096  # tokens whose logits exist at once
     remat: Annotated[str, OneOf(tuple(transformer.REMAT))] = 'none'
     offload: frozenset[Annotated[str, OneOf(OFFLOADABLE)]] = frozenset()  # what waits in the hosts' memory
-    dtype: str = 'float32'  # of computation
+    dtype: str = 'float32'  # of computation, and of what adapters leave frozen
+    lora: LoraOptions = OFF  # adapters, which alone are trained then
     temperature: float = 1.0  # logprobs are those of softmax(logits / temperature)
     value_clip: NotNegative = 0.0  # how far a critic's value may move in a step without more loss; 0: any
     critic_warmup: Natural = 0  # steps at the start in which the critic learns alone

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from grpo_jax.models import attention, transformer
+from grpo_jax.models import attention, lora, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
 from grpo_jax.sharding import specs
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES
@@ -19,18 +19,20 @@ from grpo_jax.sharding.mesh import AXES, BATCH_AXES
 TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
-def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh) -> Collectives:
-    """The Collectives of a model on the mesh; ALONE on one device."""
+def make_collectives(
+    model_config: transformer.ModelConfig, mesh: Mesh, adapters: lora.LoraOptions = lora.OFF
+) -> Collectives:
+    """The Collectives of a model on the mesh, with such adapters; ALONE on one device."""
     if mesh.size == 1:
         return ALONE
-    gathered = specs.sampler_params(transformer.param_table(model_config), mesh)['layers']
+    gathered = specs.sampler_params(lora.policy_table(model_config, adapters), mesh)['layers']
     embed_spec, shards = _spec(model_config, 'embed'), _vocab_shards(model_config, mesh)
 
+    def whole(w, stacked):
+        return jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*stacked.spec[1:])))
+
     def weights(layer):
-        return {
-            name: jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*gathered[name].spec[1:])))
-            for name, w in layer.items()
-        }
+        return {name: jax.tree.map(whole, w, gathered[name]) for name, w in layer.items()}
 
     def hidden(x):
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, TOKENS))

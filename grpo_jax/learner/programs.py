@@ -19,8 +19,9 @@ from grpo_jax.hosts import processes
 from grpo_jax.learner import critic, logprobs, packing, partition, reward_model
 from grpo_jax.learner.optimizer import Optimizers
 from grpo_jax.learner.options import NOTHING, Learning, Observed
-from grpo_jax.learner.update import Setup, new_aux, update
-from grpo_jax.models import heads, transformer
+from grpo_jax.learner.state import Initial, new_state, reference_params, without_frozen
+from grpo_jax.learner.update import Setup, update
+from grpo_jax.models import heads, lora, transformer
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable, abstract, abstract_params
@@ -33,7 +34,7 @@ BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 256}  # columns of packed rows that atten
 class Learner(NamedTuple):
     """The learner of a policy."""
 
-    initial: Callable  # (params) -> TrainState on the mesh
+    initial: Initial  # (params) -> TrainState on the mesh
     pack: Callable  # (Rollout) -> PackedRows on the mesh; None where rows are padded
     logprobs: Executable  # (TrainState, Rollout, packed) -> dict of the fields of Experience that must be known first
     update: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
@@ -70,14 +71,14 @@ def make_learner(
     check_sizes(algorithm, mesh, shapes, learning)
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
-        partition.make_collectives(model_config, mesh), _packing(mesh, shapes, learning, algorithm),
+        partition.make_collectives(model_config, mesh, learning.lora), _packing(mesh, shapes, learning, algorithm),
         optimizers.learning_rate, observed,
     )  # fmt: skip
     state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
     experience, packed = _abstract_experience(setup, mesh, shapes, needed), _abstract_packed(setup, mesh, shapes)
 
-    def new_state(params):
-        return _new_state(params, setup, collected)
+    def initial(params):
+        return new_state(params, setup, collected)
 
     def known_first(state, rollout, packed):
         return _known_first(state, rollout, packed, setup, needed)
@@ -91,7 +92,7 @@ def make_learner(
     scored = state, experience.rollout, packed
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
     return Learner(
-        initial=jax.jit(new_state, out_shardings=state_shardings),
+        initial=Initial(jax.jit(initial, out_shardings=without_frozen(state_shardings))),
         pack=pack,
         logprobs=compiled.make_executable(
             "the learner's logprobs", known_first, scored, devices, specs.over_rows(mesh)
@@ -129,7 +130,8 @@ def make_probe(
     rollout is abstract; shapes are those of a step, of whose microbatches it computes no more rows at once.
     """
     mesh, rows = devices.mesh, len(rollout.truncated)
-    head = logprobs.Head(learning.temperature, learning.chunk, False, partition.make_collectives(model_config, mesh))
+    collectives = partition.make_collectives(model_config, mesh, learning.lora)
+    head = logprobs.Head(learning.temperature, learning.chunk, False, collectives)
     devices_along = batches.devices_along(mesh, BATCH_AXES)
     at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)
     if learning.pack_columns:
@@ -145,7 +147,7 @@ def make_probe(
         )
         return values.reshape(-1, values.shape[-1])[:rows]
 
-    params = compiled.abstract_params(transformer.param_table(model_config), mesh)
+    params = lora.abstract_params(model_config, learning.lora, learning.dtype, mesh)
     rollout = jax.tree.map(lambda x: abstract(x.shape, x.dtype, specs.replicated(mesh)), rollout)
     return compiled.make_executable(
         "the learner's probe", completion_logprobs, (params, rollout), devices, specs.replicated(mesh)
@@ -296,21 +298,13 @@ def _pack(rollout: Rollout, setup, mesh):
     return jax.tree.map(processes.put, packed, _packed_shardings(mesh))
 
 
-def _new_state(params, setup, collected):
-    """The TrainState at the start of a run from the policy's params."""
-    reference = jax.tree.map(jnp.copy, params) if setup.keeps_reference else None
-    aux = new_aux(setup.algorithm, params, setup.critic_optimizer)
-    aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collected or {})
-    return TrainState(jnp.int32(0), params, setup.optimizer.init(params), reference, aux)
-
-
 def _known_first(state, rollout, packed, setup, needed):
     """The fields of Experience that `needed` names, and the critic's values where there is one."""
     learning, model_config, fields = setup.learning, setup.model_config, {}
     if {'old_logprobs', 'old_entropy'} & needed:
         fields['old_logprobs'], fields['old_entropy'] = _token_logprobs(state.params, rollout, packed, setup)
     if 'ref_logprobs' in needed:
-        fields['ref_logprobs'], _ = _token_logprobs(_reference(state, learning), rollout, packed, setup)
+        fields['ref_logprobs'], _ = _token_logprobs(reference_params(state, learning), rollout, packed, setup)
     fields = {name: fields[name] for name in needed}
     if setup.algorithm.needs_values:
         fields['values'] = critic.values(
@@ -327,7 +321,7 @@ def _known_first(state, rollout, packed, setup, needed):
 def _observe_reference(state, rollout, packed, setup):
     """algorithms.reference_metrics of a rollout, f32[] by name, under the state's policy and its reference."""
     policy, _ = _token_logprobs(state.params, rollout, packed, setup)
-    reference, _ = _token_logprobs(_reference(state, setup.learning), rollout, packed, setup)
+    reference, _ = _token_logprobs(reference_params(state, setup.learning), rollout, packed, setup)
     metrics = algorithms.reference_metrics(policy, reference, rollout.loss_mask)
     return {name: x.value if isinstance(x, algorithms.PooledMean) else x for name, x in metrics.items()}
 
@@ -341,21 +335,15 @@ def _token_logprobs(params, rollout, packed, setup):
     return packing.rollout_logprobs(compute, rollout, packed, setup.model_config, setup.packing, head)
 
 
-def _reference(state, learning):
-    """The reference's parameters on the devices."""
-    if 'reference' in learning.offload:
-        return jax.device_put(state.ref_params, jax.memory.Space.Device)
-    return state.ref_params
-
-
 def _abstract_state(setup, mesh, collected):
     """The abstract TrainState with its shardings: moments, reference and critic lie like the parameters.
 
     What learner.offload names lies in the hosts' memory.
     """
-    table, learning = transformer.param_table(setup.model_config), setup.learning
-    shape = jax.eval_shape(lambda params: _new_state(params, setup, collected), abstract_params(table, mesh))
-    param_shardings, everywhere = specs.params(table, mesh), specs.replicated(mesh)
+    learning = setup.learning
+    params, frozen = lora.split(lora.abstract_params(setup.model_config, learning.lora, learning.dtype, mesh))
+    shape = jax.eval_shape(lambda params: new_state(params, setup, collected), params)
+    param_shardings, everywhere = jax.tree.map(lambda x: x.sharding, params), specs.replicated(mesh)
     in_host = 'optimizer' in learning.offload
     aux = jax.tree.map(lambda _: everywhere, shape.aux)
     if 'critic' in aux:
@@ -373,7 +361,8 @@ def _abstract_state(setup, mesh, collected):
         ref_params=None if shape.ref_params is None else reference,
         opt_state=moment_shardings(setup.optimizer, shape.opt_state, param_shardings, mesh, in_host),
     )
-    return _laid_out(shape, shardings)
+    state = _laid_out(shape, shardings)
+    return state.replace(params=lora.join(state.params, frozen))
 
 
 def moment_shardings(optimizer, opt_state, param_shardings, mesh, in_host: bool = False):

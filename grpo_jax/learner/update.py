@@ -12,6 +12,7 @@ from grpo_jax.learner.logprobs import Head, rollout_logprobs
 from grpo_jax.learner.optimizer import applied_updates
 from grpo_jax.learner.options import NOTHING, Learning, Observed
 from grpo_jax.learner.packing import PackedRows, Packing
+from grpo_jax.models import lora
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import Experience, TrainState
@@ -58,15 +59,17 @@ def update(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
 
+    Of params with adapters, these alone have a gradient, and learn.
     A minibatch's weights are computed before it is cut into microbatches, so the cut changes nothing. With `packed`,
     microbatches are packed rows, and `microbatches` cuts the critic's alone. Skipped updates, also of the critic, are
     counted in state.aux['bad_steps']; state.aux['coefficients'] adapt at the end, where the algorithm says so.
     """
     algorithm, learning = setup.algorithm, setup.learning
     coefficients, cut = state.aux['coefficients'], learning.cut(setup.group_size)
-    params, opt_state, skipped, metrics = descent.descend(
-        state.params, state.opt_state, experience, packed, policy_gradient(setup, coefficients), setup.optimizer, cut,
-        learns=state.step >= learning.critic_warmup,
+    trained, frozen = lora.split(state.params)
+    trained, opt_state, skipped, metrics = descent.descend(
+        trained, state.opt_state, experience, packed, policy_gradient(setup, coefficients, frozen), setup.optimizer,
+        cut, learns=state.step >= learning.critic_warmup,
     )  # fmt: skip
     initial = state.aux['initial_entropy']
     aux = state.aux | {
@@ -84,29 +87,36 @@ def update(
         aux['bad_steps'] += critic_skipped
         metrics |= {f'critic/{name}': value for name, value in critic_metrics.items()}
         metrics['finite'] = jnp.minimum(metrics['finite'], critic_metrics['finite'])
+    params = lora.join(trained, frozen)
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), metrics
 
 
-def policy_gradient(setup: Setup, coefficients: dict):
-    """gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend."""
+def policy_gradient(setup: Setup, coefficients: dict, frozen: Any = None):
+    """gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend.
+
+    With frozen, of lora.split, params are adapters.
+    """
     algorithm, learning, head = setup.algorithm, setup.learning, setup.head
     together, sizes = setup.group_size if 'group_ids' in algorithm.reads else 1, setup.packing
 
     def gradient(params, minibatch, packed):
         # cast once, not in each microbatch; the gradients of a cast are casts, so these sum to the parameters' own
         compute = jax.tree.map(lambda p: p.astype(learning.dtype), params)
+        fixed = jax.tree.map(lambda p: p.astype(learning.dtype), frozen)
         prepared = algorithms.prepare(algorithm, minibatch)
 
         def padded_loss(compute, part):
             microbatch, prepared = part
-            logprobs, entropy = rollout_logprobs(compute, microbatch.rollout, setup.model_config, head, learning.remat)
+            params = lora.join(compute, fixed)
+            logprobs, entropy = rollout_logprobs(params, microbatch.rollout, setup.model_config, head, learning.remat)
             losses = algorithms.token_losses(algorithm, logprobs, entropy, microbatch, prepared, coefficients)
             return jnp.sum(losses), (logprobs, entropy)
 
         def packed_loss(compute, cells):
             assert sizes is not None, 'there are packed rows'
+            params = lora.join(compute, fixed)
             tokens = packing.completion_logprobs(
-                compute, minibatch.rollout, cells, setup.model_config, sizes, head, learning.remat
+                params, minibatch.rollout, cells, setup.model_config, sizes, head, learning.remat
             )
             microbatch = packing.only(minibatch, tokens.present)
             losses = algorithms.token_losses(

@@ -1,19 +1,20 @@
-"""Products of activations with weight matrices and lookups in embeddings; either's weights may be in int8.
+"""Products of activations with weight matrices and lookups in embeddings, of other weights than plain arrays too.
 
-Int8 weights are for rollouts: a decode step reads half the bytes of bfloat16, and the sampler agrees less well with the
-learner.
+Either's weights may be in int8, for rollouts: a decode step reads half the bytes of bfloat16, and the sampler agrees
+less well with the learner. A matrix may be frozen with an adapter (models.lora), for the learner.
 """
 
 from collections.abc import Sequence
 import functools
 from typing import Any, NamedTuple
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
-from grpo_jax.types import Array
+from grpo_jax.types import Array, Pytree, pytree
 
 # the axes that a product with the matrix sums over; every other element has its own scale
 SUMMED_AXES = {
@@ -36,10 +37,20 @@ class Int8(NamedTuple):
     scale: Any  # f32, 1 along the axes that share a scale
 
 
+@pytree
+class Adapted(Pytree):
+    """A frozen matrix W and its adapter: W + scale A B; in trees of Params and of shardings, those of the three."""
+
+    base: Any  # W, of the matrix's shape
+    a: Any  # A: the axes of W that a product sums over, then the rank; None where the base stands alone
+    b: Any  # B: the rank, then the other axes of W
+    scale: float = struct.field(pytree_node=False)
+
+
 def matmul(
-    spec: str, x: Float[Array, '...'], w: Float[Array, '...'] | Int8, preferred_element_type: Any = None
+    spec: str, x: Float[Array, '...'], w: Float[Array, '...'] | Int8 | Adapted, preferred_element_type: Any = None
 ) -> Float[Array, '...']:
-    """jnp.einsum(spec, x, w) for a weight matrix w, like 'btd,df->btf'.
+    """jnp.einsum(spec, x, w) for a weight matrix w, like 'btd,df->btf'; of an Adapted one, x W + scale (x A) B.
 
     The axes of w that the product sums over come first in w or last: spec says which they are. XLA fuses the conversion
     of int8 into the read of the values. CPUs compute the gradient of w in an order of its own, unless
@@ -51,6 +62,8 @@ def matmul(
         scale = w.scale.reshape([n for n, axis in zip(w.scale.shape, matrix, strict=True) if axis not in summed])
         y = jnp.einsum(spec, x, w.values.astype(x.dtype), preferred_element_type=preferred_element_type)
         return y * scale.astype(y.dtype)
+    if isinstance(w, Adapted):
+        return _adapted_product(spec, x, w, preferred_element_type)
     if preferred_element_type is not None:
         return jnp.einsum(spec, x, w, preferred_element_type=preferred_element_type)
     return _product(spec, x, w)
@@ -92,6 +105,17 @@ def int8_shardings(shardings: Any, table: Any) -> Any:
         return Int8(sharding, NamedSharding(sharding.mesh, scale_spec))
 
     return jax.tree_util.tree_map_with_path(leaf, shardings, table)
+
+
+def _adapted_product(spec, x, w, preferred_element_type):
+    """x W + scale (x A) B; W takes part in a plain einsum, since the gradient rule of _product would compute its."""
+    inputs, output = spec.split('->')
+    x_axes, w_axes = inputs.split(',')
+    summed, free = (''.join(axis for axis in w_axes if (axis in output) == kept) for kept in (False, True))
+    low_axes = ''.join(axis for axis in x_axes if axis not in summed) + 'r'
+    low = matmul(f'{x_axes},{summed}r->{low_axes}', x, w.a) * w.scale
+    change = matmul(f'{low_axes},r{free}->{output}', low, w.b, preferred_element_type)
+    return jnp.einsum(spec, x, w.base, preferred_element_type=preferred_element_type) + change
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -6,9 +6,9 @@ import logging
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
+from grpo_jax.diagnose.advice import count_parameters
 from grpo_jax.errors import BadInput
 from grpo_jax.preflight import plan as plans
 from grpo_jax.preflight import topology as topologies
@@ -184,13 +184,13 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
     the update's to the rows of a microbatch on a device, those of logprobs to the rows of the batch, both without two
     copies of the gradient, and all of them to 1 / tensor.
     """
-    before, (state, param_bytes) = base.plan, plan.state_bytes()
-    state_before, params_before = before.state_bytes()
+    before, (state, _), trained = base.plan, plan.state_bytes(), plan.trained_bytes()
+    (state_before, _), trained_before = before.state_bytes(), before.trained_bytes()
     cut = before.mesh.shape['tensor'] / plan.mesh.shape['tensor']
     phases = {phase: size for phase, (size, _) in base.phases.items()}
 
     def scaled(phase: str, fixed: int, rows: float) -> float:
-        activations = max(phases.get(phase, 0) - state_before - fixed / param_bytes * params_before, 0)
+        activations = max(phases.get(phase, 0) - state_before - fixed / trained * trained_before, 0)
         return state + fixed + activations * cut * rows
 
     def batch_rows(plan: plans.PlannedRun) -> float:
@@ -204,8 +204,8 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
     engines = plan.engine, plan.evaluation_engine
     whole = max(engine.schedule.bytes(*engine.schedule.whole) for engine in engines)
     return {
-        'update': scaled('update', 2 * param_bytes, rows * saved),
-        'logprobs': scaled('logprobs', 0, batch_rows(plan) / batch_rows(before)) + returns * param_bytes,
+        'update': scaled('update', 2 * trained, rows * saved),
+        'logprobs': scaled('logprobs', 0, batch_rows(plan) / batch_rows(before)) + returns * trained,
         'rollout': state + plan.fetched_reference_bytes() + weight_bytes(plan) + base.sampler_bytes['rollout'] + extra,
     }, whole
 
@@ -213,5 +213,5 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
 def weight_bytes(plan: plans.PlannedRun) -> int:
     """Bytes of the sampler's weights on a device, with all matrices in their dtype."""
     kind = jnp.dtype(plan.experiment.sampling.weights_dtype or plan.experiment.sampling.dtype)
-    whole = sum(x.size for x in jax.tree.leaves(plan.learner.state.params))
+    whole = count_parameters(plan.experiment.model_config)
     return whole * kind.itemsize // plan.mesh.shape['tensor']

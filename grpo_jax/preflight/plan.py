@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.programs import Learner
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import hf, lora
 from grpo_jax.preflight import topology
 from grpo_jax.run import collect
 from grpo_jax.run.experiment import Experiment, check_context
@@ -70,10 +70,14 @@ class PlannedRun(NamedTuple):
         """Bytes of the TrainState on a device, and of the parameters among it."""
         return compiled.device_bytes(self.learner.state), compiled.device_bytes(self.learner.state.params)
 
+    def trained_bytes(self) -> int:
+        """Bytes on a device of the parameters that are trained: all of them, or the adapters."""
+        return compiled.device_bytes(lora.split(self.learner.state.params)[0])
+
     def fetched_reference_bytes(self) -> int:
         """Bytes on a device of a reference that waits in the hosts' memory and is sampled from."""
         fetched = self.algorithm.source == 'reference' and 'reference' in self.config.learner.offload
-        return fetched * self.state_bytes()[1]
+        return fetched * self.trained_bytes()
 
     def row_shards(self):
         """Devices that the rows of a batch are split over."""
@@ -109,7 +113,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     chip = chips.lookup(mesh.devices.flat[0].device_kind)
     if chip is None:
         raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
-    specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
+    specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
     ends = tuple(hf.eos_tokens(folder, 'config.json', model_config.vocab_size)) or (0,)
     settings = settings._replace(mesh=config.mesh)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
@@ -182,12 +186,12 @@ def changed(config, overrides):
 def jobs_of(plan):
     """([Job], the slowest to compile first; bytes on a device of the sampler's weights, rollout and cache, by name)."""
     experiment, algorithm, shapes, learner = plan.experiment, plan.algorithm, plan.shapes, plan.learner
-    params = compiled.abstract_params(transformer.param_table(experiment.model_config), experiment.mesh)
+    trained, frozen = lora.split(learner.state.params)
     state, param_bytes = plan.state_bytes()
     rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(experiment.mesh)))
     jobs = [
         Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
-        Job('learner.initial', 'start', lambda: learner.initial.trace(params), 0),
+        Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
     ]
     if (
         algorithm.needed_logprobs(experiment.config.learner.epochs * experiment.config.learner.minibatches)
@@ -232,6 +236,7 @@ def sampler_jobs(engine, phase, state, params):
     others differ from those of the rollout by the number of rows. state and params are bytes of one device.
     """
     setup, keys = engine.programs.setup, schedule.largest(engine.schedule)
+    keys += [schedule.INSPECT] * bool(setup.sampling.lora.rank)
     batches_of = {key: setup.abstract_batch(key) for key in keys if key.kind == 'decode'}
     cache_bytes = {
         key: compiled.device_bytes((batch.cache.prompt, batch.cache.chunks)) for key, batch in batches_of.items()

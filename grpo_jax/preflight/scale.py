@@ -22,7 +22,7 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
     plan, chip = verdict.plan, verdict.plan.chip
     shapes, learner = plan.shapes, plan.config.learner
     tensor, before = plan.mesh.shape['tensor'], plan.row_shards()
-    whole = plan.state_bytes()[1] * plan.mesh.shape['fsdp']  # float32 parameters that a tensor shard has
+    whole = plan.trained_bytes() * plan.mesh.shape['fsdp']  # float32 parameters that a tensor shard has, and trains
     predictions = []
     for count in sizes:
         slices = math.ceil(count / LARGEST[plan.topology.partition(':')[0]])

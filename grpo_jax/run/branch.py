@@ -13,8 +13,9 @@ import jax
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner
-from grpo_jax.models import hf, transformer
-from grpo_jax.run import checkpoint, digest, events, reference, steering
+from grpo_jax.learner.state import without_frozen
+from grpo_jax.models import hf
+from grpo_jax.run import adapters, checkpoint, digest, events, reference, steering
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop
 from grpo_jax.run.origins import are_same_data, recorded_origins
@@ -64,9 +65,7 @@ def open_run(
     experiment = open_experiment(
         config, steered.branch, folder=folder, functions=functions, origins=recorded_origins(workdir), steered=steered
     )
-    checkpoint.check_params(
-        checkpoint.newest(workdir), transformer.param_table(experiment.model_config), '--branch', steered.branch
-    )
+    checkpoint.check_params(checkpoint.newest(workdir), experiment.abstract_trained(), '--branch', steered.branch)
     return experiment, parent
 
 
@@ -124,6 +123,9 @@ def begin(experiment: Experiment, parent: Parent | None, learner: Learner) -> No
 
 def _make(experiment, parent, learner, folder):
     """Writes to a folder what the workdir of a branch has at its start; returns the step."""
+    if processes.is_first():
+        adapters.copy_cold_start(experiment, parent.workdir, folder)
+    processes.exchange(f'what stays frozen in {folder}', '')
     state = _inherit(experiment, parent, learner)
     if any(change.key == 'reference.path' for change in parent.changes):
         state = reference.anchor(experiment, state, learner.state)
@@ -166,8 +168,10 @@ def _inherit(experiment, parent, learner):
     for step in checkpoint.steps(parent.workdir):
         amended = steering.amended_since(parent.workdir, step, parent.changes)
         own = {ADAPTED[key] for key in amended & ADAPTED.keys()}
+        path = checkpoint.path_of(parent.workdir, step)
         try:
-            return read_fitting(checkpoint.path_of(parent.workdir, step), learner, anew | own)
+            state = read_fitting(path, learner, anew | own)
+            return state.replace(params=adapters.with_frozen(experiment, state.params, path, parent.workdir))
         except checkpoint.Damaged as error:
             logger.warning('%s', error)
             damaged = damaged or error
@@ -207,8 +211,10 @@ def read_fitting(path: str, learner: Learner, anew: set[str]) -> TrainState:
     """The TrainState of a checkpoint's folder; parts that do not fit the learner's, or are in `anew`, begin anew.
 
     The parameters and the step always come along: BadInput when they do not fit. Anew is as learner.initial has it.
+    Of the parameters it has those that are trained.
     """
-    wanted = digest.leaves_by_name(learner.state)
+    abstract = without_frozen(learner.state)
+    wanted = digest.leaves_by_name(abstract)
     there, ours = _by_part(checkpoint.kinds(path)), _by_part({n: digest.kind_of(x) for n, x in wanted.items()})
     unfit = {part for part in ours if there.get(part) != ours[part] or part in anew} - {'params', 'step'}
     gone = there.keys() - ours.keys()
@@ -217,15 +223,13 @@ def read_fitting(path: str, learner: Learner, anew: set[str]) -> TrainState:
         logger.warning('%s: %s', how, PARTS.get(part, part.removeprefix('aux/')))
     leaves = {}
     if unfit:
-        params = checkpoint.read_tree(path, {'params': learner.state.params}, partial=True)['params']
+        params = checkpoint.read_tree(path, {'params': abstract.params}, partial=True)['params']
         initial = digest.leaves_by_name(learner.initial(params))
         leaves = {name: leaf for name, leaf in initial.items() if _part(name) in unfit | {'params'}}
         del params, initial  # before the rest is read
-    rest = checkpoint.read_tree(
-        path, _only(learner.state, ours.keys() - {_part(name) for name in leaves}), partial=True
-    )
+    rest = checkpoint.read_tree(path, _only(abstract, ours.keys() - {_part(name) for name in leaves}), partial=True)
     leaves |= digest.leaves_by_name(rest)
-    return jax.tree.unflatten(jax.tree.structure(learner.state), [leaves[name] for name in wanted])
+    return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])
 
 
 def _part(name):

@@ -16,14 +16,13 @@ import warnings
 
 from etils import epath
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
+from grpo_jax.models import lora
 from grpo_jax.run import digest, events, frugal
-from grpo_jax.types import map_table
 
 logger = logging.getLogger('grpo_jax')
 FOLDER, DAMAGED = 'checkpoints', 'damaged'  # in the workdir
@@ -74,8 +73,12 @@ def path_of(workdir: str, step: int) -> str:
 def save(checkpoints, state):
     """Starts writing a TrainState as the checkpoint of its step; returns before it is on disk.
 
+    Of what adapters leave frozen there is a digest alone in it.
+
     FloatingPointError, and nothing written, for parameters or moments that are not finite.
     """
+    trained, frozen = lora.split(state.params)
+    state = state.replace(params=trained)
     digests = digest.digests(state)
     bad = [name for name, one in digests.items() if name.startswith(FINITE) and not one.finite]
     if bad:
@@ -83,7 +86,9 @@ def save(checkpoints, state):
             f'{bad[0]} is not finite after step {int(state.step)}: no checkpoint of it is written; the same command '
             'goes on from the one before'
         )
-    metadata = {'digests': {name: [one.kind, one.sums] for name, one in digests.items()}}
+    metadata: dict[str, Any] = {'digests': {name: [one.kind, one.sums] for name, one in digests.items()}}
+    if frozen is not None:
+        metadata['frozen'] = digest.combined(frozen)
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 
@@ -194,6 +199,11 @@ def recorded_digests(path: str) -> dict[str, list[str]]:
     An error of any kind where Orbax's metadata makes no sense.
     """
     return (_metadata(path).get('custom_metadata') or {}).get('digests') or {}
+
+
+def recorded_frozen(path: str) -> str:
+    """The digest of what adapters left frozen when a checkpoint was saved; '' where there were none."""
+    return (_metadata(path).get('custom_metadata') or {}).get('frozen') or ''
 
 
 def _metadata(path):
@@ -312,10 +322,10 @@ def newest(workdir: str) -> str:
     raise damaged or Damaged(workdir, 'no finished checkpoint')
 
 
-def check_params(path: str, table: Any, thing: str, value: Any) -> None:
-    """BadInput of a thing and its value when a checkpoint's parameters have not the names and shapes of a table."""
+def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
+    """BadInput of a thing and its value when a checkpoint's parameters are not like the abstract ones."""
     there = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
-    wanted = _kinds({'params': map_table(lambda _, param: jax.ShapeDtypeStruct(param.shape, jnp.float32), table)})
+    wanted = _kinds({'params': abstract})
     for name in sorted(wanted.keys() | there.keys()):
         if wanted.get(name) != there.get(name):
             raise BadInput(thing, value, f'{name} is {there.get(name)} in {path} and {wanted.get(name)} in this model')

@@ -21,6 +21,7 @@ from grpo_jax.algorithms.validation import CHOICES
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
+from grpo_jax.models import lora
 from grpo_jax.ranges import Natural, OneOf, PositiveShare, Range, Share
 from grpo_jax.run import demonstrations, metrics
 from grpo_jax.sharding import batches
@@ -237,7 +238,7 @@ class Collector:
         else:
             params = state.params
             if collection.source == 'reference':  # which may wait in the hosts' memory
-                params = jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, params))
+                params = _reference(state)
             # a prompt may come twice in a step; its noise must not
             key = jax.random.fold_in(experiment.key, index) if index else experiment.key
             stream = rewards.RewardStream(
@@ -317,6 +318,12 @@ class Collector:
 
     def _rows(self, slot):
         return slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
+
+
+def _reference(state):
+    """The reference's parameters on the devices."""
+    trained, frozen = lora.split(state.params)
+    return lora.join(jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, trained)), frozen)
 
 
 def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt
 
 from grpo_jax.hosts import processes
+from grpo_jax.sharding import compiled
 
 BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by bytes of an element
 ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)  # what the axes' positions are multiplied by, in turn
@@ -34,6 +35,11 @@ def digests(tree: Any) -> dict[str, Digest]:
         name: Digest(kind_of(leaf), f'{low:08x}{high:08x}', not bad)
         for (name, leaf), (low, high, bad) in zip(leaves.items(), sums, strict=True)
     }
+
+
+def combined(tree: Any) -> str:
+    """One digest of a tree's arrays, their names, dtypes and shapes; all processes must call it."""
+    return compiled.hashed(repr(sorted((name, one.kind, one.sums) for name, one in digests(tree).items())))
 
 
 def leaves_by_name(tree: Any) -> dict[str, Any]:

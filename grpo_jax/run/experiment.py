@@ -15,8 +15,8 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, make_learner
-from grpo_jax.models import hf, transformer
-from grpo_jax.run import checkpoint, console, environment, probe, steering
+from grpo_jax.models import hf, lora, transformer
+from grpo_jax.run import adapters, checkpoint, console, environment, probe, steering
 from grpo_jax.run.origins import check_paths, record_origins, recorded_origins, with_digests
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
@@ -112,13 +112,26 @@ class Experiment:
         """Loads both splits; BadInput where most of the test split's prompts are in the train split."""
         data.check_shared(self.load('train'), self.load('test'))
 
-    def params(self):
-        """Float32 parameters on the mesh: drawn, or read from the model's folder."""
+    def whole_params(self) -> Any:
+        """Float32 parameters of the model on the mesh: drawn, or read from its folder."""
         shardings = specs.params(transformer.param_table(self.model_config), self.mesh)
         if self.settings.model.random_init:
             with activity.during('drawing the weights'):
                 return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.model_config)
-        return hf.load_params(self.folder, self.model_config, shardings)
+        return hf.load_params(self.weights_folder(), self.model_config, shardings)
+
+    def weights_folder(self) -> str:
+        """The folder of the model's weights, which a workdir's own does not have."""
+        return hf.find(self.settings.model.path) if self.settings.model.lora.rank else self.folder
+
+    def params(self) -> Any:
+        """The policy's first parameters on the mesh: those of the model, and adapters where the config has some."""
+        return adapters.adapt(self, self.whole_params())
+
+    def abstract_trained(self) -> Any:
+        """The abstract parameters that are trained, which a checkpoint has."""
+        model = self.settings.model
+        return lora.split(lora.abstract_params(self.model_config, model.lora, model.dtype, self.mesh))[0]
 
 
 def open_experiment(
@@ -140,14 +153,16 @@ def open_experiment(
     settings = Settings.from_config(config)
     changes = _check_workdir(config, workdir, steered)
     settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
-    weights = folder is None and not settings.model.random_init and not checkpoint.steps(workdir)  # that will be read
+    read = settings.model.lora.rank or not checkpoint.steps(workdir)  # in each start, where they stay frozen
+    weights = folder is None and not settings.model.random_init and read
     folder = folder or hf.find(settings.model.path)
     model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
     if weights:
         hf.check_weights(folder, model_config, head)
     mesh = meshes.make(settings.mesh)
-    specs.params(transformer.param_table(model_config), mesh)  # raises where an axis does not divide
+    specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
+    adapters.check(settings.model.lora, model_config)
     stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     sampling = settings.sampling.for_tokenizer(tokenizer, stop_tokens, pad_token)

@@ -14,7 +14,7 @@ import jax
 from grpo_jax import activity
 from grpo_jax.errors import CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.run import bad_batch, checkpoint, diagnosis, metrics, trackers, watch
+from grpo_jax.run import adapters, bad_batch, checkpoint, diagnosis, metrics, trackers, watch
 from grpo_jax.run.console import console
 from grpo_jax.types import TrainState
 
@@ -61,8 +61,8 @@ class Loop:
         return self.checkpoints.latest_step()
 
     def restore(self, abstract: TrainState, read: Callable = checkpoint.read_tree) -> TrainState | None:
-        """The TrainState of the newest sound checkpoint; None without one. read(folder, abstract) reads it."""
-        return checkpoint.restore(self.checkpoints, abstract, read)
+        """The TrainState of the newest sound checkpoint; None without one. read(folder, what is trained) reads it."""
+        return adapters.restore_state(self._experiment, self.checkpoints, abstract, read)
 
     def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""

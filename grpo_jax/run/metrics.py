@@ -219,7 +219,21 @@ def sampler_metrics(engine: Any) -> dict[str, Any]:
         'sampler/decode_batches': stats.decode_batches,
         'sampler/preempted': stats.preempted,
         'sampler/cache_mib': stats.peak_bytes / 2**20,
+        **_merged(engine.programs.inspection),
     }
+
+
+def _merged(inspection):
+    """What became of adapters in the sampler's weights by name; RuntimeError where they were not merged."""
+    if inspection is None:
+        return {}
+    checksum, share, due = processes.fetch(inspection)
+    if share < 0.5 * due:
+        raise RuntimeError(
+            f"{share:.1%} of the sampler's adapted weights differ from the frozen ones, and {due:.1%} would with its "
+            'adapters: they were not merged'
+        )
+    return {'sampler/checksum': int(checksum), 'sampler/merged_share': float(share)}
 
 
 def _mean(values):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts.files import foreign_writing
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import hf
 from grpo_jax.run import checkpoint
 from grpo_jax.run.collect import Collection
 from grpo_jax.types import TrainState
@@ -52,7 +52,13 @@ def check(experiment, kept: bool) -> None:
 
     kept: the algorithm keeps a reference; BadInput for a path where it keeps none.
     """
-    path, table = experiment.settings.reference.path, transformer.param_table(experiment.model_config)
+    path = experiment.settings.reference.path
+    if path and experiment.settings.model.lora.rank:
+        raise BadInput(
+            'reference.path',
+            path,
+            "the reference of adapters shares the policy's frozen weights; use '' or lora.rank 0",
+        )
     if path and not kept:
         raise BadInput(
             'reference.path', path, "this algorithm keeps no reference; set algorithm.kl or log.kl_observe, or use ''"
@@ -61,7 +67,7 @@ def check(experiment, kept: bool) -> None:
         return
     if checkpoint.steps(path) or _is_checkpoint(path):
         folder = path if _is_checkpoint(path) else checkpoint.newest(path)
-        checkpoint.check_params(folder, table, 'reference.path', path)
+        checkpoint.check_params(folder, experiment.abstract_trained(), 'reference.path', path)
         return
     try:
         hf.check_weights(hf.find(path), experiment.model_config)

@@ -8,6 +8,7 @@ from grpo_jax.data import DataOptions
 from grpo_jax.diagnose import DiagnoseOptions
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization
+from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Count, Natural, OneOf, Range
 from grpo_jax.rewards import RewardOptions
 from grpo_jax.run.collect import Collection
@@ -28,11 +29,13 @@ class ModelSource(NamedTuple):
     path: str  # Hugging Face folder or hub name
     random_init: bool  # draw the weights instead of reading them
     dtype: Annotated[str, OneOf(DTYPES)]  # of computation
+    lora: LoraOptions = OFF
 
     @classmethod
     def from_config(cls, section):
-        """ModelSource of config.model; BadInput for an unknown dtype."""
-        return cls(**ranges.read_section(cls, section, 'model'))
+        """ModelSource of config.model; BadInput for an unknown dtype, and for adapters that cannot be."""
+        values = ranges.read_section(cls, section, 'model', elsewhere=['lora'])
+        return cls(**values, lora=LoraOptions.from_config(section.get('lora', OFF._asdict())))  # earlier runs lack it
 
 
 class ReferenceSource(NamedTuple):
@@ -154,14 +157,14 @@ class Settings(NamedTuple):
             steps=config.steps,
             model=model,
             data=DataOptions.from_config(config.data),
-            sampling=Sampling.from_config(config.rollout, dtype=model.dtype, corrected=corrected),
+            sampling=Sampling.from_config(config.rollout, dtype=model.dtype, corrected=corrected, lora=model.lora),
             group_size=config.rollout.group_size,
             rewards=reward_options,
             collection=Collection.from_config(config.collection, corrected=corrected, reward_options=reward_options),
             reference=ReferenceSource.from_config(config.get('reference', {'path': ''})),  # earlier runs lack it
             algorithm=algorithm,
             learning=Learning.from_config(
-                config.learner, dtype=model.dtype, temperature=config.rollout.temperature, **critic
+                config.learner, dtype=model.dtype, lora=model.lora, temperature=config.rollout.temperature, **critic
             ),
             optimizer=Optimization.from_config(config.optimizer),
             critic_optimizer=Optimization.from_config(config.critic_optimizer, 'critic_optimizer'),

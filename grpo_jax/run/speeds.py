@@ -7,15 +7,16 @@ import resource
 import sys
 from typing import Any
 
+import jax
 from jaxtyping import Int
 import numpy as np
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hosts import processes
-from grpo_jax.models import transformer
+from grpo_jax.models import lora, transformer
 from grpo_jax.run.collect import Collector, step_shapes
 from grpo_jax.sharding import chips
-from grpo_jax.types import Rollout
+from grpo_jax.types import Rollout, map_table
 
 
 def step_speed(
@@ -41,6 +42,7 @@ def step_speed(
         completions.reshape(-1, group_size),
         shared=learning.pack_columns > 0,
         critic=algorithm.needs_values,
+        adapters=learning.lora,
     )
     return speed | {'learner/mfu': operations / (seconds['update'] * chip.flops * mesh.size)}
 
@@ -64,24 +66,30 @@ def update_operations(
     *,
     shared: bool = False,
     critic: bool = False,
+    adapters: lora.LoraOptions = lora.OFF,
 ) -> float:
     """Floating-point operations of one pass of updates over rows of so many tokens, forward and backward.
 
     6 for each weight of a product and token (of the head, tokens of completions only) and 12 for each layer, head
     dimension and pair of tokens of which one sees the other (PaLM, arXiv 2204.02311, appendix B, which counts all
     pairs); nothing that is computed again, and no padding. shared: a group's prompt is computed once. A critic is a
-    second model, without the head.
+    second model, without the head. Of adapters, 6 for each of their weights and 4 for each frozen one, which has no
+    gradient.
     """
     table, group_size = transformer.param_table(model_config), completions.shape[1]
     products = ('attention', 'mlp')
     layers = sum(math.prod(p.shape) for name, p in table['layers'].items() if transformer.part_of(name) in products)
+    each, more = 6, 0
+    if adapters.rank:
+        trained, _ = lora.split(lora.policy_table(model_config, adapters))
+        each, more = 4, 6 * sum(jax.tree.leaves(map_table(lambda _, param: math.prod(param.shape), trained)))
     again = group_size - 1 if not shared else 0  # how often a prompt comes once more
     tokens = np.sum(prompts) * (1 + again) + np.sum(completions)
     pairs = (np.sum((prompts[:, None] + completions) ** 2.0) - np.sum(prompts**2.0) * (group_size - 1 - again)) / 2
     heads = model_config.layers * model_config.heads * model_config.head_dim
     head = model_config.width * model_config.vocab_size
-    body = 6 * layers * tokens + 12 * heads * pairs
-    return float(body * (2 if critic else 1) + 6 * head * np.sum(completions))
+    body = (each * layers + more) * tokens + 12 * heads * pairs
+    return float(body * (2 if critic else 1) + each * head * np.sum(completions))
 
 
 def host_mib() -> float:

@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     PARTS: ('reward.parts',),
     PATH: ('model.path', 'data.path', 'data.revision', 'data.options.folder', 'data.options.sources'),
     FIXED: (
-        *('seed', 'model.random_init', 'supervised.*', 'reward_model.*', 'reference.path'),
+        *('seed', 'model.random_init', 'model.lora.*', 'supervised.*', 'reward_model.*', 'reference.path'),
         *('data.name', 'data.options', 'data.options.*', 'data.max_prompt_tokens'),
         *('data.chat', 'data.system', 'data.template'),
         *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
@@ -99,7 +99,12 @@ def _names(parts):
 def changes(workdir: str | os.PathLike, config: Mapping[str, Any]) -> tuple[Change, ...]:
     """The Changes of a config, as config.json gives it back, to that of a workdir; () for one that is not begun."""
     path = os.path.join(workdir, 'config.json')
-    return tuple(differences(json_file.read_object(path), config)) if os.path.exists(path) else ()
+    if not os.path.exists(path):
+        return ()
+    began = json_file.read_object(path)
+    if isinstance(began.get('model'), dict) and 'lora' in config['model']:  # earlier versions had no adapters
+        began['model'].setdefault('lora', config['model']['lora'] | {'rank': 0})
+    return tuple(differences(began, config))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> Iterable[Change]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from grpo_jax.hosts import processes
 from grpo_jax.models import cache as kv_cache
-from grpo_jax.models import linear, transformer
+from grpo_jax.models import linear, lora, transformer
 from grpo_jax.sampler import decode, schedule, state
 from grpo_jax.sampler.generate import row_keys
 from grpo_jax.sampler.sampling import Sampling
@@ -88,7 +88,9 @@ class SamplerSetup:
         rows = specs.over_rows(self.mesh)
         match key.kind:
             case 'weights':
-                return (compiled.abstract_params(transformer.param_table(self.model_config), self.mesh),)
+                return (self._abstract_params(),)
+            case 'inspect':
+                return self.abstract_weights['layers'], self._abstract_params()['layers']
             case 'state':
                 return *self._prompts_and_key(), number, limit
             case 'given state':
@@ -111,6 +113,10 @@ class SamplerSetup:
                 return chunk, compiled.abstract((self.shards * key.survivors,), jnp.int32, rows)
             case _:  # remaining, finish
                 return (self.abstract_state,)
+
+    def _abstract_params(self):
+        """Abstract parameters of the policy, with its adapters."""
+        return lora.abstract_params(self.model_config, self.sampling.lora, self.sampling.dtype, self.mesh)
 
     def _prompts_and_key(self):
         """Abstract (Prompts, key) of a call."""
@@ -189,7 +195,7 @@ def _with_length_per_shard(batch):
 
 
 def _weights(setup, key):
-    """The policy as the sampler reads it: cast, or quantized, and not cut along fsdp."""
+    """The policy as the sampler reads it: adapters merged, cast or quantized, and not cut along fsdp."""
     table = transformer.param_table(setup.model_config)
     shardings, in_int8 = specs.sampler_params(table, setup.mesh), setup.weights_dtype == jnp.int8
 
@@ -201,13 +207,27 @@ def _weights(setup, key):
     def weights(params):
         # a layer at a time, or what is gathered is in memory twice
         layers = jax.tree.map(lambda p: p[:, None], params['layers'])
-        layers = jax.lax.map(lambda layer: convert(layer, shardings['layers']), layers)
+        layers = jax.lax.map(lambda layer: convert(lora.merge(layer), shardings['layers']), layers)
         rest = {name: p for name, p in params.items() if name != 'layers'}
         return convert(rest, {name: shardings[name] for name in rest}) | {
             'layers': jax.tree.map(lambda p: p[:, 0], layers)
         }
 
     return Definition(weights, shardings=linear.int8_shardings(shardings, table) if in_int8 else shardings)
+
+
+def _inspect(setup, key):
+    """lora.inspect of the layers' weights as the sampler has them, and of the parameters that they were made of."""
+
+    def as_sampled(layers):
+        layers = jax.tree.map(lambda p: p.astype(setup.sampling.dtype), layers)
+        return linear.matrices_to_int8(layers) if setup.weights_dtype == jnp.int8 else layers
+
+    everywhere = specs.replicated(setup.mesh)
+    return Definition(
+        lambda weights, params: lora.inspect(weights, params, as_sampled),
+        shardings=lora.Inspection(everywhere, everywhere, everywhere),
+    )
 
 
 def _state(setup, key):
@@ -324,6 +344,7 @@ def _finish(setup, key):
 
 DEFINITIONS = {
     'weights': _weights,
+    'inspect': _inspect,
     'state': _state,
     'given state': _state,
     'resumed state': _resumed_state,

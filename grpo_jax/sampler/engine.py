@@ -51,6 +51,7 @@ class ProgramTable(Protocol):
 
     device_kind: str
     weight_bytes: int  # that a decode step reads
+    inspection: Any  # lora.Inspection of the last weights; None where the policy has no adapters
 
     @property
     def hash(self) -> str: ...

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.errors import BadInput
-from grpo_jax.models import decode_kernel, transformer
+from grpo_jax.models import decode_kernel, lora, transformer
 from grpo_jax.sampler import schedule, state
 from grpo_jax.sampler.definitions import SamplerSetup, cuts_heads, without_chunks
 from grpo_jax.sampler.engine import Engine
@@ -115,6 +115,7 @@ class SamplerPrograms:
         self.mesh, self.device_kind = setup.mesh, setup.mesh.devices.flat[0].device_kind
         self.weight_bytes = _weight_bytes(setup)
         self._executables: dict[ProgramKey, compiled.Executable] = {}
+        self.inspection: lora.Inspection | None = None
 
     @property
     def hash(self) -> str:
@@ -140,6 +141,7 @@ class SamplerPrograms:
     def compile_all(self) -> None:
         """Compiles what a rollout can reach, on all cores."""
         keys, shapes = schedule.reachable(self.setup.schedule), self.setup.shapes
+        keys += [schedule.INSPECT] * bool(self.setup.sampling.lora.rank)
         self._compile(keys, f'{len(keys)} programs that sample {shapes.prompts} x {shapes.group_size} rows')
 
     def _compile(self, keys, name):
@@ -155,8 +157,11 @@ class SamplerPrograms:
         return self._executables[key](*arguments)
 
     def weights(self, params: Any) -> Any:
-        """The policy as the sampler reads it."""
-        return self._call(schedule.WEIGHTS, params)
+        """The policy as the sampler reads it; with adapters, inspection is then of these weights."""
+        weights = self._call(schedule.WEIGHTS, params)
+        if self.setup.sampling.lora.rank:
+            self.inspection = self._call(schedule.INSPECT, weights['layers'], params['layers'])
+        return weights
 
     def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any) -> state.RolloutState:
         """The state of rows without tokens."""

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
+from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Count, Natural, OneOf, PositiveShare, Range, Share, Text
 from grpo_jax.types import Array
 
@@ -37,15 +38,18 @@ class Sampling(NamedTuple):
     weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for dtype
     cache_bytes: int = 0  # of keys and values on a device; 0: unlimited
     kernels: Annotated[str, OneOf(('auto', 'on', 'off'))] = 'auto'  # whether Pallas kernels decode: auto, on or off
+    lora: LoraOptions = OFF  # adapters of the parameters, which are merged into the weights
     greedy: int = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
 
     @classmethod
-    def from_config(cls, section: Any, *, dtype: str, corrected: bool) -> 'Sampling':
+    def from_config(cls, section: Any, *, dtype: str, corrected: bool, lora: LoraOptions = OFF) -> 'Sampling':
         """Sampling of config.rollout, without tokens, which `for_tokenizer` adds; BadInput for what cannot work.
 
-        dtype is that of computation; corrected: the algorithm corrects for a sampler with logprobs of its own.
+        dtype is that of computation, lora says which adapters the parameters have; corrected: the algorithm corrects
+        for a sampler with logprobs of its own.
         """
-        elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes', 'greedy')
+        elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes', 'lora')
+        elsewhere += ('greedy',)
         values: dict[str, Any] = ranges.read_section(cls, section, 'rollout', elsewhere)
         values['stop_strings'] = tuple(values['stop_strings'])
         kinds = {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}
@@ -60,6 +64,7 @@ class Sampling(NamedTuple):
             thinking_text=section.thinking_end if section.thinking_tokens else '',
             dtype=dtype,
             cache_bytes=int(section.cache_gib * 2**30),
+            lora=lora,
         )
 
     def for_tokenizer(self, tokenizer: Any, stop_tokens: tuple[int, ...], pad_token: int) -> 'Sampling':

@@ -35,8 +35,9 @@ class ProgramKey(NamedTuple):
 
 
 WEIGHTS, STATE, REMAINING, FINISH = (ProgramKey(kind) for kind in ('weights', 'state', 'remaining', 'finish'))
-# compiled when they are first needed, since a training run needs neither
+# compiled when they are first needed: a training run needs none of them, but the last where there are adapters
 GIVEN_STATE, RESUMED_STATE = ProgramKey('given state'), ProgramKey('resumed state')
+INSPECT = ProgramKey('inspect')
 
 
 class Schedule(NamedTuple):

@@ -25,8 +25,11 @@ def config(preset='default_rlvr', **changes):
     """The experiment on GSM8K; changes are dotted keys with __ for the dots."""
     changed = gsm8k.get_config(preset)
     for key, value in changes.items():
-        section, _, name = key.partition('__')
-        changed[section][name] = value
+        *path, name = key.split('__')
+        section = changed
+        for part in path:
+            section = section[part]
+        section[name] = value
     return changed
 
 
@@ -54,6 +57,12 @@ def test_presets_on_gsm8k_are_within_what_was_published(preset):
         ('grpo', {'learner__epochs': 8, 'learner__minibatches': 8}, 'learner.epochs x learner.minibatches = 64'),
         ('dpo', {'optimizer__learning_rate': 5e-6}, 'optimizer.learning_rate = 5e-06'),
         ('sft', {'optimizer__learning_rate': 1e-6}, 'optimizer.learning_rate = 1e-06'),
+        ('default_rlvr', {'model__lora__rank': 8, 'optimizer__learning_rate': 5e-7}, 'optimizer.learning_rate = 5e-07'),
+        (
+            'default_rlvr',
+            {'model__lora__rank': 8, 'optimizer__learning_rate': 1e-4},
+            'optimizer.learning_rate = 0.0001',
+        ),
     ],
 )
 def test_a_setting_outside_is_named_with_the_range_and_its_source(preset, changes, named):
@@ -61,6 +70,14 @@ def test_a_setting_outside_is_named_with_the_range_and_its_source(preset, change
     assert line.startswith(f'{named} was not published for such a run')
     published = next(p for p in diagnose.PUBLISHED if p.sources in line)
     assert f': {published.values}; ' in line and '\n' not in line
+
+
+def test_adapters_want_ten_times_the_rate():
+    (line,) = diagnose.advise(config('default_rlvr', optimizer__learning_rate=3e-5), HALF_BILLION)
+    assert '1e-07 to 5e-06' in line
+    assert (
+        diagnose.advise(config('default_rlvr', optimizer__learning_rate=3e-5, model__lora__rank=1), HALF_BILLION) == []
+    )
 
 
 def test_ranges_are_those_of_the_models_size():

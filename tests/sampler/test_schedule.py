@@ -20,7 +20,7 @@ class FakePrograms:
     when they end.
     """
 
-    hash, device_kind, weight_bytes = '', 'none', 1
+    hash, device_kind, weight_bytes, inspection = '', 'none', 1, None
 
     def __init__(self, sizes, lengths):
         self.sizes, self.lengths, self.requested = sizes, np.asarray(lengths), []

@@ -1,0 +1,149 @@
+"""Folders of adapters as the library peft writes and reads them: adapter_config.json and adapter_model.safetensors."""
+
+from collections.abc import Mapping
+import math
+import os
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import files, json_file, processes
+from grpo_jax.models import hf, lora, transformer
+
+CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
+DTYPES = ('F64', 'F32', 'F16', 'BF16')  # as safetensors spells them
+REMEDY = 'name a folder that peft has saved'
+# keys of adapter_config.json that change what is computed, unless they say none
+OTHER_METHODS = (
+    *('bias', 'use_dora', 'lora_bias', 'fan_in_fan_out', 'modules_to_save', 'rank_pattern', 'alpha_pattern'),
+    *('layers_to_transform', 'layer_replication', 'target_parameters', 'trainable_token_indices', 'use_qalora'),
+    *('use_bdlora', 'alora_invocation_tokens', 'velora_config', 'monteclora_config', 'kasa_config', 'arrow_config'),
+)
+# values of init_lora_weights whose adapters belong to other weights than those of the model that they name
+OTHER_BASES = ('pissa', 'olora', 'corda', 'loftq', 'lora_ga')
+
+
+def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions) -> None:
+    """BadInput when a folder's adapters are not those of the options, or no LoRA; only headers are read."""
+    config = json_file.read_object(files.inside(folder, CONFIG), REMEDY)
+    if config.get('peft_type') != 'LORA':
+        raise BadInput(f'peft_type in {folder}', config.get('peft_type'), 'is not supported; LORA alone is')
+    for name in OTHER_METHODS:
+        if config.get(name) not in (None, False, 'none', [], {}):
+            raise BadInput(f'{name} in {folder}', config[name], 'is not supported; plain LoRA alone is')
+    begun = config.get('init_lora_weights')
+    if str(begun).lower().startswith(OTHER_BASES):
+        raise BadInput(
+            f'init_lora_weights in {folder}', begun, 'has changed the weights below; convert it to plain LoRA'
+        )
+    for name, key in (('r', 'rank'), ('lora_alpha', 'alpha'), ('use_rslora', 'rslora')):
+        value, theirs = getattr(options, key), config.get(name, False)  # earlier folders lack use_rslora
+        if theirs != value:
+            raise BadInput(f'model.lora.{key}', value, f'is not {name} = {theirs} in {folder}; use that')
+    expected, stored = _expected(c, options), _headers(folder)
+    missing, extra = sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys())
+    if missing or extra:
+        raise BadInput(
+            'model.lora.targets',
+            options.targets,
+            f'does not fit the adapters in {folder}: missing {missing[:3]}, left over {extra[:3]}',
+        )
+    for name, shape in expected.items():
+        if stored[name][0] != shape:
+            raise BadInput(f'{name} in {folder}', stored[name][0], f'does not fit the shape {shape} of this model')
+        if stored[name][1] not in DTYPES:
+            raise BadInput(f'{name} in {folder}', stored[name][1], f'is none of {", ".join(DTYPES)}')
+
+
+def _expected(c, options):
+    """Tensor name -> shape, of all adapters."""
+    table, expected = lora.split(lora.policy_table(c, options))[0], {}
+    for matrix, factors in table['layers'].items():
+        for factor, param in factors.items():
+            shape = _their_shape(factor, param.shape)
+            expected |= dict.fromkeys(_tensor_names(matrix, factor, c), shape)
+    return expected
+
+
+def _their_shape(factor, shape):
+    """[rank, inputs] of our A [L, inputs ..., rank], [outputs, rank] of our B [L, rank, outputs ...]."""
+    return (shape[-1], math.prod(shape[1:-1])) if factor == 'a' else (math.prod(shape[2:]), shape[1])
+
+
+def _tensor_names(matrix, factor, c):
+    """The names of a matrix's factor in each layer."""
+    module = hf.LAYER_NAMES[matrix][0].removesuffix('.weight')
+    return [f'base_model.model.model.layers.{i}.{module}.lora_{factor.upper()}.weight' for i in range(c.layers)]
+
+
+def _headers(folder):
+    """Tensor name -> (shape, dtype)."""
+    with _open(folder) as tensors:
+        slices = {name: tensors.get_slice(name) for name in tensors.keys()}
+        return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+
+
+def _open(folder) -> Any:
+    path = files.inside(folder, WEIGHTS)
+    try:
+        return safe_open(path, 'np')
+    except (SafetensorError, OSError) as error:
+        raise BadInput('model.lora.path', path, f'not a safetensors file ({error}); {REMEDY}') from None
+
+
+def load_adapters(
+    folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions, shardings: Any
+) -> dict[str, Any]:
+    """The trained parameters of lora.split, float32, of a folder; BadInput as check, and for numbers not finite."""
+    check(folder, c, options)
+    table = lora.split(lora.policy_table(c, options))[0]['layers']
+    with _open(folder) as tensors:
+
+        def leaf(matrix, factor):
+            names, shape = _tensor_names(matrix, factor, c), table[matrix][factor].shape
+            stacked = np.stack([tensors.get_tensor(name).astype(np.float32).T for name in names])
+            if not np.isfinite(stacked).all():
+                raise BadInput('model.lora.path', os.fspath(folder), f'{names[0]} or its like is not finite; {REMEDY}')
+            return processes.put(stacked.reshape(shape), shardings['layers'][matrix][factor])
+
+        return {'layers': {matrix: {factor: leaf(matrix, factor) for factor in 'ab'} for matrix in table}}
+
+
+def save_adapters(
+    folder: str | os.PathLike[str],
+    trained: Mapping[str, Any],
+    c: transformer.ModelConfig,
+    options: lora.LoraOptions,
+    base: str,
+    dtype: Any,
+) -> None:
+    """Writes adapters, on the host, as a folder that peft loads onto the model `base`, a folder or a hub name."""
+    tensors, modules = {}, []
+    for matrix, factors in trained['layers'].items():
+        modules.append(hf.LAYER_NAMES[matrix][0].removesuffix('.weight').rsplit('.', 1)[-1])
+        for factor, stacked in factors.items():
+            stacked = np.asarray(stacked).astype(dtype)
+            rows, columns = _their_shape(factor, stacked.shape)
+            for name, array in zip(_tensor_names(matrix, factor, c), stacked, strict=True):
+                tensors[name] = np.ascontiguousarray(array.reshape(columns, rows).T)
+    os.makedirs(folder, exist_ok=True)
+    save_file(tensors, os.path.join(folder, WEIGHTS), metadata={'format': 'pt'})
+    config = {
+        'peft_type': 'LORA',
+        'task_type': 'CAUSAL_LM',
+        'base_model_name_or_path': base,
+        'r': options.rank,
+        'lora_alpha': options.alpha,
+        'use_rslora': options.rslora,
+        'lora_dropout': 0.0,
+        'target_modules': sorted(modules),
+        'bias': 'none',
+        'fan_in_fan_out': False,
+        'init_lora_weights': True,
+        'inference_mode': True,
+        'modules_to_save': None,
+    }
+    json_file.write(os.path.join(folder, CONFIG), config)
