@@ -29,7 +29,7 @@ Params = Mapping[str, Any]  # arrays by name, as param_table nests them
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape and constants of a decoder; every field comes from a checkpoint (models.hf.load_config)."""
+    """Shape and constants of a decoder; every field comes from a checkpoint (models.families.load_config)."""
 
     vocab_size: int
     width: int

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from test_transformer import logits
 
 from grpo_jax.errors import BadInput
-from grpo_jax.models import hf, tensor_files, transformer
+from grpo_jax.models import families, hf, tensor_files, transformer
 from tests.golden import make_golden
 
 GOLDEN = os.path.dirname(make_golden.__file__)
@@ -59,7 +59,7 @@ VARIANTS = {
 
 def load(folder):
     """(ModelConfig, params) of a folder, on one device."""
-    c = hf.load_config(folder)
+    c = families.load_config(folder)
     device = transformer.map_table(lambda *_: jax.devices()[0], transformer.param_table(c))
     return c, hf.load_params(folder, c, device)
 
@@ -114,7 +114,7 @@ def torch():
 # logits
 
 
-@pytest.mark.parametrize('family', hf.FAMILIES)
+@pytest.mark.parametrize('family', families.FAMILIES)
 def test_stored_logits_of_transformers_are_reproduced(family, tmp_path):
     stored = unpack(family, tmp_path)
     c, params = load(str(tmp_path))
@@ -150,7 +150,7 @@ def test_the_older_spellings_of_rotary_scaling_are_read(folder, spelling):
     older = dict(rope_theta=rope.pop('rope_theta'), rope_scaling={spelling: rope.pop('rope_type')} | rope)
     with open(path, 'w', encoding='utf8') as file:
         json.dump(config | older, file)
-    then = hf.load_config(folder)
+    then = families.load_config(folder)
     assert dict(then.rope_scaling).items() >= dict(c.rope_scaling).items()
     np.testing.assert_array_equal(logits(params, tokens, mask, then), logits(params, tokens, mask, c))
 
@@ -208,9 +208,9 @@ CONFIG_KEYS = dict(
 
 @pytest.mark.parametrize('field', [field.name for field in dataclasses.fields(transformer.ModelConfig)])
 def test_every_field_is_read_from_config_json(folder, field):
-    before = hf.load_config(folder)
+    before = families.load_config(folder)
     change_config(folder, **CONFIG_KEYS[field])
-    after = hf.load_config(folder)
+    after = families.load_config(folder)
     assert getattr(after, field) != getattr(before, field)
     if field not in ('qk_norm', 'rope_theta'):  # a changed family and a dropped scaling change other fields too
         assert getattr(after, field) == PERTURBED[field]
@@ -219,7 +219,7 @@ def test_every_field_is_read_from_config_json(folder, field):
 # out again
 
 
-@pytest.mark.parametrize('family', hf.FAMILIES)
+@pytest.mark.parametrize('family', families.FAMILIES)
 def test_saved_weights_read_back_bit_for_bit(family, tmp_path):
     unpack(family, tmp_path / 'in')
     c, params = load(str(tmp_path / 'in'))
@@ -321,14 +321,14 @@ def test_a_path_that_is_no_folder_is_refused():
 def test_a_folder_without_config_json_is_refused(folder):
     os.remove(os.path.join(folder, 'config.json'))
     with refused('model.path', folder, 'has no config.json; '):
-        hf.load_config(folder)
+        families.load_config(folder)
 
 
 def test_a_config_that_is_no_json_is_refused(folder):
     with open(os.path.join(folder, 'config.json'), 'w', encoding='utf8') as file:
         file.write('{"model_type": ')
     with refused('config.json', 'unreadable', 'line 1'):
-        hf.load_config(folder)
+        families.load_config(folder)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_a_config_that_is_no_json_is_refused(folder):
 def test_a_config_that_the_decoder_cannot_compute_is_refused(folder, changes, words):
     change_config(folder, **changes)
     with refused(*words):
-        hf.load_config(folder)
+        families.load_config(folder)
 
 
 def test_a_folder_without_weights_is_refused(folder):
@@ -460,10 +460,10 @@ def test_weights_of_every_float_are_read(folder, dtype):
 
 def test_checking_reads_no_numbers(folder, monkeypatch):
     monkeypatch.setattr(tensor_files, 'read_tensor', None)
-    hf.check_weights(folder, hf.load_config(folder))
+    hf.check_weights(folder, families.load_config(folder))
     change_weights(folder, lambda tensors: tensors.update({'model.norm.weight': tensors['model.norm.weight'][:31]}))
     with refused('model.norm.weight', r'\(31,\)', r'\(32,\)'):
-        hf.check_weights(folder, hf.load_config(folder))
+        hf.check_weights(folder, families.load_config(folder))
 
 
 def test_a_folder_without_tokenizer_is_refused(folder):
