@@ -3,20 +3,77 @@
 Every field of ModelConfig is read from config.json through transformers, whose defaults are the family's own.
 """
 
+from collections.abc import Callable
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from grpo_jax.errors import BadInput
 from grpo_jax.models import config_checks, folders, transformer
 
-# model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
+
+def _biases(hf):
+    """Biases of all products with weights, as config.json says."""
+    return {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'mlp_bias': getattr(hf, 'mlp_bias', False)}
+
+
+def _granite(hf):
+    return _biases(hf) | {
+        'embed_scale': float(hf.embedding_multiplier),
+        'residual_scale': float(hf.residual_multiplier),
+        'attention_scale': float(hf.attention_multiplier),
+        'logit_divisor': float(hf.logits_scaling),
+    }
+
+
+def _smollm3(hf):
+    """NoPE: some layers are not rotated."""
+    return _biases(hf) | {
+        'unrotated': tuple(i for i, on in enumerate(hf.no_rope_layers[: hf.num_hidden_layers]) if not on)
+    }
+
+
+def _olmo2(hf):
+    return _biases(hf) | {'norms': 'after', 'norm_in_float32': True, 'qk_norm': True, 'qk_norm_over_heads': True}
+
+
+def _gemma2(hf):
+    return _biases(hf) | {
+        'activation': hf.hidden_activation,
+        'norms': 'around',
+        'norm_offset': 1.0,
+        'norm_in_float32': True,
+        'embed_scale': hf.hidden_size**0.5,
+        'attention_scale': hf.query_pre_attn_scalar**-0.5,
+        'attention_cap': float(hf.attn_logit_softcapping or 0),
+        'logit_cap': float(hf.final_logit_softcapping or 0),
+    }
+
+
+class Family(NamedTuple):
+    """A family of decoders: what differs from Llama without biases."""
+
+    fields: Callable[[Any], dict[str, Any]]  # of its config, fields of ModelConfig
+    windows: str = ''  # each layer has the sliding_window that layer_types gives it ('by type'), or 'all' have it
+    local_rope: bool = False  # rope_parameters are by layer type
+    partial_rotary: bool = False  # partial_rotary_factor is obeyed
+
+
+# model_type -> Family
 FAMILIES = {
-    'llama': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'mlp_bias': hf.mlp_bias},
-    'qwen2': lambda hf: {'qkv_bias': True},
-    'qwen3': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'qk_norm': True},
+    'llama': Family(_biases),
+    'mistral': Family(lambda hf: {}, windows='all'),
+    'qwen2': Family(lambda hf: {'qkv_bias': True}, windows='by type'),
+    'qwen3': Family(lambda hf: _biases(hf) | {'qk_norm': True}, windows='by type'),
+    'phi3': Family(lambda hf: {'fused': True}, windows='all', partial_rotary=True),
+    'smollm3': Family(_smollm3, windows='by type'),
+    'granite': Family(_granite),
+    'olmo2': Family(_olmo2),
+    'olmo3': Family(_olmo2, windows='by type', local_rope=True),
+    'gemma2': Family(_gemma2, windows='by type'),
+    'gemma3_text': Family(lambda hf: _gemma2(hf) | {'qk_norm': True}, windows='by type', local_rope=True),
 }
 MOST_PARAMETERS = 2**43  # some twenty times those of the largest model
 
@@ -34,16 +91,12 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     path = os.path.join(folder, 'config.json')
     family, hf = read_config(folder, path)
     config_checks.check(hf, path)
-    if hf.hidden_act != 'silu':
-        raise BadInput(f'hidden_act in {path}', hf.hidden_act, 'only silu is supported')
-    for name, none in (('use_sliding_window', 'false'), ('sliding_window', 'null')):
-        if family != 'llama' and getattr(hf, name, None):
-            raise BadInput(f'{name} in {path}', getattr(hf, name), f'not supported; set it to {none}')
-    kinds = getattr(hf, 'layer_types', None)
-    if kinds is not None and (not isinstance(kinds, list) or any(kind != 'full_attention' for kind in kinds)):
-        raise BadInput(f'layer_types in {path}', kinds, 'not supported; full_attention alone is')
-    theta, rope = config_checks.rope(hf, path)
-    own = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False) | FAMILIES[family](hf)
+    own = {'qk_norm': False, 'qkv_bias': False, 'out_bias': False, 'mlp_bias': False} | FAMILIES[family].fields(hf)
+    key = 'hidden_activation' if 'activation' in own else 'hidden_act'
+    own['activation'] = getattr(hf, key)
+    if own['activation'] not in list(transformer.ACTIVATIONS):
+        known = ', '.join(transformer.ACTIVATIONS)
+        raise BadInput(f'{key} in {path}', own['activation'], f'not supported; one of {known} is')
     c = transformer.ModelConfig(
         vocab_size=hf.vocab_size,
         width=hf.hidden_size,
@@ -53,9 +106,8 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
         head_dim=config_checks.head_dim(hf, path),
         mlp=hf.intermediate_size,
         norm_eps=hf.rms_norm_eps,
-        rope_theta=float(theta),
-        rope_scaling=tuple(sorted(rope.items())),
         tie_embeddings=hf.tie_word_embeddings,
+        **_rotary_fields(FAMILIES[family], hf, path),
         **own,
     )
     parameters = sum(math.prod(p.shape) for p in jax.tree.leaves(transformer.param_table(c), is_leaf=_is_param))
@@ -64,6 +116,25 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
             path, f'{parameters} parameters', 'is no model that anybody has; take it from the published model'
         )
     return c
+
+
+def _rotary_fields(family, hf, path):
+    """The fields of ModelConfig about windows and rotary positions."""
+    windows = config_checks.windows(hf, path, family.windows)
+    rotary_dim = config_checks.rotary_dim(hf, path) if family.partial_rotary else 0
+    parameters, local = getattr(hf, 'rope_parameters', None), None
+    if family.local_rope and isinstance(parameters, dict):
+        parameters, local = parameters.get('full_attention'), parameters.get('sliding_attention')
+
+    def rope(parameters):
+        theta, scaling = config_checks.rope(hf, path, parameters, rotary_dim or config_checks.head_dim(hf, path))
+        return theta, tuple(sorted(scaling.items()))
+
+    theta, scaling = rope(parameters)
+    fields = {'rope_theta': theta, 'rope_scaling': scaling, 'windows': windows, 'rotary_dim': rotary_dim}
+    if family.local_rope and any(windows):
+        fields['local_rope'] = rope(local)
+    return fields
 
 
 def read_config(folder, path):
@@ -84,9 +155,15 @@ def read_config(folder, path):
 
 
 def context_length(folder: str | os.PathLike[str]) -> int:
-    """Number of positions that the model is for (max_position_embeddings)."""
-    path = os.path.join(folder, 'config.json')
-    return read_config(folder, path)[1].max_position_embeddings
+    """Number of positions that the model is for (max_position_embeddings).
+
+    With LongRoPE, those of short texts: beyond them all frequencies are others, those of earlier tokens too.
+    """
+    hf = read_config(folder, os.path.join(folder, 'config.json'))[1]
+    parameters = getattr(hf, 'rope_parameters', None)
+    if isinstance(parameters, dict) and parameters.get('rope_type') == 'longrope':
+        return min(hf.max_position_embeddings, parameters['original_max_position_embeddings'])
+    return hf.max_position_embeddings
 
 
 def _is_param(node):

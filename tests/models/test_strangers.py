@@ -191,7 +191,10 @@ DAMAGE = {
         lambda f: change(f, 'config.json', model_type='mine', auto_map={'AutoConfig': 'mine.Config'}),
         ['model_type', 'mine'],
     ),
-    'config: sliding layers': (lambda f: change(f, 'config.json', layer_types=['sliding_attention']), ['layer_types']),
+    'config: sliding layers': (
+        lambda f: change(f, 'config.json', layer_types=['sliding_attention']),
+        ['sliding_window'],
+    ),
     'config: part of a rotation': (
         lambda f: change(f, 'config.json', rope_scaling={'rope_type': 'default', 'partial_rotary_factor': 0.5}),
         ['partial_rotary_factor', '0.5'],
