@@ -15,7 +15,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, make_learner
-from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models import families, hf, lora, transformer
 from grpo_jax.run import adapters, checkpoint, console, environment, probe, steering
 from grpo_jax.run.origins import check_paths, record_origins, recorded_origins, with_digests
 from grpo_jax.run.settings import Settings
@@ -156,7 +156,7 @@ def open_experiment(
     read = settings.model.lora.rank or not checkpoint.steps(workdir)  # in each start, where they stay frozen
     weights = folder is None and not settings.model.random_init and read
     folder = folder or hf.find(settings.model.path)
-    model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
+    model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
     if weights:
         hf.check_weights(folder, model_config, head)
@@ -188,7 +188,7 @@ def open_experiment(
 def check_context(settings: Settings, folder: str):
     """BadInput when prompts and completions are longer than the model in the folder can read."""
     columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
-    most = hf.context_length(folder)
+    most = families.context_length(folder)
     if columns > most:
         raise BadInput(
             'data.max_prompt_tokens + rollout.max_tokens',
