@@ -37,6 +37,8 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, adapter: boo
     if adapter and (not model.lora.rank or model.random_init):
         reason = 'the run has no adapters' if not model.lora.rank else 'the weights beside them are in no folder'
         raise BadInput('--adapter', adapter, f'{reason}; export without it')
+    if adapter:
+        peft.check_family('--adapter', adapter, experiment.model_config)
     policy = processes.fetch(evaluate.load_policy(experiment))
     if not processes.is_first():
         return

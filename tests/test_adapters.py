@@ -10,7 +10,7 @@ import pytest
 
 from grpo_jax import evaluate, export, reward_model, train
 from grpo_jax.errors import BadInput
-from grpo_jax.models import hf, lora, peft, transformer
+from grpo_jax.models import families, hf, lora, peft, transformer
 from grpo_jax.run import checkpoint
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.run.steering import Steering
@@ -36,7 +36,7 @@ def config(**changes):
 
 def weights(source, folder, seed):
     """The folder of a small model whose weights are drawn from the seed."""
-    c = hf.load_config(source)
+    c = families.load_config(source)
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(seed), c)
     hf.save(folder, source, jax.device_get(params), c, np.dtype('float32'))
     return str(folder)
@@ -125,7 +125,7 @@ def test_other_frozen_weights_are_refused(finished, models, tmp_path):
 def test_the_export_is_the_merged_policy(finished, tmp_path):
     policy = policy_of(finished)
     export.export(str(finished), str(tmp_path / 'out'), 'float32')
-    c = hf.load_config(tmp_path / 'out')
+    c = families.load_config(tmp_path / 'out')
     device = transformer.map_table(lambda *_: jax.devices()[0], transformer.param_table(c))
     exported = hf.load_params(tmp_path / 'out', c, device)
     assert_equal(exported, {**policy, 'layers': lora.merge(policy['layers'])})

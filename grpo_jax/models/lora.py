@@ -96,8 +96,13 @@ def _adapted(param, summed, options):
     layers, rank = (param.shape[0], param.axes[0]), (options.rank, None)
     # uniform in +-1 / sqrt(inputs), which is what PEFT draws (Kaiming's, with a slope of sqrt(5))
     spread = math.prod(size for size, _ in inputs) ** -0.5 / math.sqrt(3)
-    a, b = (tuple(zip(*rows, strict=True)) for rows in ([layers, *inputs, rank], [layers, rank, *outputs]))
-    return Adapted(param, Param(*a, spread), Param(*b, 0.0), options.scale)
+
+    def factor(rows, spread):
+        shape, axes = zip(*rows, strict=True)
+        return Param(shape, axes, spread)
+
+    a, b = factor([layers, *inputs, rank], spread), factor([layers, rank, *outputs], 0.0)
+    return Adapted(param, a, b, options.scale)
 
 
 def abstract_params(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:

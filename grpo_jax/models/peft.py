@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, processes
-from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models import lora, tensor_names, transformer
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 DTYPES = ('F64', 'F32', 'F16', 'BF16')  # as safetensors spells them
@@ -26,8 +26,15 @@ OTHER_METHODS = (
 OTHER_BASES = ('pissa', 'olora', 'corda', 'loftq', 'lora_ga')
 
 
+def check_family(thing: str, value: Any, c: transformer.ModelConfig) -> None:
+    """BadInput of a thing where a matrix is fused: peft would give it one adapter, and here each part has its own."""
+    if c.fused:
+        raise BadInput(thing, value, 'folders of peft are not supported for families with fused matrices, such as phi3')
+
+
 def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions) -> None:
     """BadInput when a folder's adapters are not those of the options, or no LoRA; only headers are read."""
+    check_family('model.lora.path', os.fspath(folder), c)
     config = json_file.read_object(files.inside(folder, CONFIG), REMEDY)
     if config.get('peft_type') != 'LORA':
         raise BadInput(f'peft_type in {folder}', config.get('peft_type'), 'is not supported; LORA alone is')
@@ -75,7 +82,7 @@ def _their_shape(factor, shape):
 
 def _tensor_names(matrix, factor, c):
     """The names of a matrix's factor in each layer."""
-    module = hf.LAYER_NAMES[matrix][0].removesuffix('.weight')
+    module = tensor_names.LAYER_NAMES[matrix][0].removesuffix('.weight')
     return [f'base_model.model.model.layers.{i}.{module}.lora_{factor.upper()}.weight' for i in range(c.layers)]
 
 
@@ -123,7 +130,7 @@ def save_adapters(
     """Writes adapters, on the host, as a folder that peft loads onto the model `base`, a folder or a hub name."""
     tensors, modules = {}, []
     for matrix, factors in trained['layers'].items():
-        modules.append(hf.LAYER_NAMES[matrix][0].removesuffix('.weight').rsplit('.', 1)[-1])
+        modules.append(tensor_names.LAYER_NAMES[matrix][0].removesuffix('.weight').rsplit('.', 1)[-1])
         for factor, stacked in factors.items():
             stacked = np.asarray(stacked).astype(dtype)
             rows, columns = _their_shape(factor, stacked.shape)
