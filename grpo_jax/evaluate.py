@@ -253,8 +253,10 @@ def evaluate_folder(config: Any, out: str, samples: int, split: str) -> tuple[di
         raise BadInput('model.random_init', True, 'would evaluate random weights; set it to False')
     experiment = open_experiment(config, out)
     evaluator = make(experiment, samples or config.evaluation.samples, split)
+    adapters_path = experiment.settings.model.lora.path
+    model = {'path': config.model.path} | ({'adapters': adapters_path} if adapters_path else {})
     with experiment.reward_functions:
-        return report(evaluator, experiment.params(), {'path': config.model.path})
+        return report(evaluator, experiment.params(), model)
 
 
 def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str, trust: bool = False) -> None:

@@ -137,8 +137,11 @@ def test_exported_adapters_begin_another_run(finished, models, tmp_path):
     assert sorted(os.listdir(tmp_path / 'out')) == [peft.CONFIG, peft.WEIGHTS]
     with open(tmp_path / 'out' / peft.CONFIG, encoding='utf8') as file:
         assert json.load(file)['base_model_name_or_path'] == models[0]
-    begun = open_experiment(config(model__lora__path=str(tmp_path / 'out')), str(tmp_path / 'new'))
-    assert_equal(begun.params(), policy_of(finished))
+    with_path = config(model__lora__path=str(tmp_path / 'out'))
+    assert_equal(open_experiment(with_path, str(tmp_path / 'new')).params(), policy_of(finished))
+    content, _ = evaluate.evaluate_folder(with_path, str(tmp_path / 'new'), 1, 'test')
+    assert content['model'] == {'path': models[0], 'adapters': str(tmp_path / 'out')}
+    assert content['figures'] == evaluate.evaluate_run(str(finished), 1, 'test')[0]['figures']
 
 
 def test_random_weights_are_first_trained_as_a_whole_and_then_frozen(long, tmp_path):
