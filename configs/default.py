@@ -65,6 +65,7 @@ def get_config(preset='grpo'):
     config.data.chat = False             # apply the tokenizer's chat template
     config.data.system = ''              # system message of chats that have none of their own
     config.data.template = '{prompt}'    # text around the prompt, in a chat around the last message of the user
+    config.data.thinking = 'auto'        # on or off: a chat template's switch of thinking; auto: as it is by itself
     config.data.strict = False           # stop at the first malformed row; else they are left out and counted
 
     config.rollout = Config()

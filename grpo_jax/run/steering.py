@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     FIXED: (
         *('seed', 'model.random_init', 'supervised.*', 'reward_model.*', 'reference.path'),
         *('data.name', 'data.options', 'data.options.*', 'data.max_prompt_tokens'),
-        *('data.chat', 'data.system', 'data.template'),
+        *('data.chat', 'data.system', 'data.template', 'data.thinking'),
         *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
         *(f'collection.{key}' for key in ('source', 'gate', 'dead_groups', 'reference')),
         *(f'algorithm.{key}' for key in ('advantage', 'ratio', 'ratio_base', 'surrogate', 'weights', 'denominator')),
