@@ -217,6 +217,8 @@ def get_config(preset='grpo'):
     config.learner.remat = 'none'        # computed again in the backward pass: none; dots (all of a layer but products
                                          # with weights), full (whole layers)
     config.learner.offload = ()          # waits in the hosts' memory until it is used: optimizer, reference
+    config.learner.old_logprobs = 'forward'  # of a step's rollout: forward, in one pass; decode, by the sampler's
+                                         # programs again, token by token, bit-equal to the sampler's own
     config.learner.max_bad_steps = 10    # skipped non-finite updates that stop the run
 
     config.optimizer = _optimizer(learning_rate=1e-6)

@@ -190,7 +190,7 @@ def jobs_of(plan):
         Job('learner.initial', 'start', lambda: learner.initial.trace(params), 0),
     ]
     if (
-        algorithm.needed_logprobs(experiment.config.learner.epochs * experiment.config.learner.minibatches)
+        experiment.settings.learning.computed_first(algorithm.needed_logprobs(experiment.settings.learning.updates))
         or algorithm.needs_values
     ):
         jobs.insert(

@@ -96,7 +96,7 @@ def _read(source):
     device = _find_device(source.device)
     table = transformer.map_table(lambda *_: device, heads.param_table(model_config))
     params = jax.tree.map(lambda x: x.astype(source.dtype), hf.load_params(folder, model_config, table))
-    texts = {
+    texts: dict[str, Any] = {
         'chat': bool(tokenizer.chat_template),
         'system': '',
         'template': '{prompt}',

@@ -31,7 +31,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         *(f'reward.options.{name}.{key}' for name in ('model', 'process') for key in ('batch', 'device', 'park')),
     ),
     AMENDABLE: (
-        *('optimizer.*', 'critic_optimizer.*', 'learner.epochs', 'learner.minibatches', 'algorithm.*', 'rollout.*'),
+        *('optimizer.*', 'critic_optimizer.*', 'algorithm.*', 'rollout.*'),
+        *(f'learner.{key}' for key in ('epochs', 'minibatches', 'old_logprobs')),
         *('model.dtype', 'data.prompts_per_step', 'reward.options.*'),
         *(f'reward.{key}' for key in ('failed', 'truncated_reward', 'correct_at', 'length_shaping_weight')),
         *(f'collection.{key}' for key in ('max_draws', 'max_staleness', 'retire_above')),

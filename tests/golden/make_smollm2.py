@@ -1,7 +1,7 @@
 """What transformers + torch compute with SmolLM2-135M-Instruct in float32, for tests/models/test_golden.py.
 
-`python tests/golden/make_smollm2.py FOLDER` writes smollm2.npz beside this file: text, ids i32[T], logits f32[T, 64] of
-every 768th token, targets f32[T - 1] (logits of the next ids), normalizers f32[T] (log of the sum of all exponentials of
+`python tests/golden/make_smollm2.py FOLDER` writes smollm2.npz beside this file: text, ids i32[T], logits f32[T, 64]
+of every 768th token, targets f32[T - 1] (logits of the next ids), normalizers f32[T] (log of the summed exponentials of
 logits), greedy i32[16] after the first 12 ids.
 """
 
