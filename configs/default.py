@@ -72,6 +72,7 @@ def get_config(preset='grpo'):
     config.data.chat = False             # apply the tokenizer's chat template
     config.data.system = ''              # system message of chats that have none of their own
     config.data.template = '{prompt}'    # text around the prompt, in a chat around the last message of the user
+    config.data.thinking = 'auto'        # on or off: a chat template's switch of thinking; auto: as it is by itself
     config.data.strict = False           # stop at the first malformed row; else they are left out and counted
 
     config.rollout = Config()
@@ -223,6 +224,8 @@ def get_config(preset='grpo'):
     config.learner.remat = 'none'        # computed again in the backward pass: none; dots (all of a layer but products
                                          # with weights), full (whole layers)
     config.learner.offload = ()          # waits in the hosts' memory until it is used: optimizer, reference
+    config.learner.old_logprobs = 'forward'  # of a step's rollout: forward, in one pass; decode, by the sampler's
+                                         # programs again, token by token, bit-equal to the sampler's own
     config.learner.max_bad_steps = 10    # skipped non-finite updates that stop the run
 
     config.optimizer = _optimizer(learning_rate=1e-6)

@@ -18,13 +18,14 @@ from grpo_jax import algorithms, evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.logprobs import Head, rollout_logprobs
 from grpo_jax.learner.state import without_frozen
+from grpo_jax.learner.update import anchored
 from grpo_jax.run import adapters, bad_batch, checkpoint, cli, collect
 from grpo_jax.sharding import batches
 from grpo_jax.text import escape
 from grpo_jax.types import Experience
 
 # of an Experience: by completion or token, and meant to be finite at every token that is learned from
-FINITE = ('advantages', 'old_logprobs', 'ref_logprobs', 'old_entropy', 'values')
+FINITE = ('advantages', 'old_logprobs', 'forward_logprobs', 'ref_logprobs', 'old_entropy', 'values')
 
 
 def run(
@@ -85,6 +86,7 @@ def _computed(params, experience: Experience, coefficients, algorithm, model_con
     """What the loss is made of, by name, f32[B, C]: logprobs, entropy, each term, and the gradient by logprobs."""
     compute = jax.tree.map(lambda p: p.astype(learning.dtype), params)
     logprobs, entropy = rollout_logprobs(compute, experience.rollout, model_config, head, 'none')
+    logprobs = anchored(logprobs, experience, learning)
     prepared = algorithms.prepare(algorithm, experience)
 
     def loss(logprobs):

@@ -28,6 +28,7 @@ from grpo_jax.run import (
     cli,
     collect,
     curves,
+    decoded,
     dumps,
     meters,
     metrics,
@@ -92,6 +93,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 packed = learner.pack(draw.rollout)
                 with on_devices():
                     logprobs = learner.logprobs(state, draw.rollout, packed)
+                logprobs |= decoded.policy_logprobs(experiment, algorithm, collector.sample, state, draw.rollout)
                 rewarded = draw.finish_rewards()
                 if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
                     unrewarded.check(workdir, step, rewarded)
@@ -184,6 +186,7 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
         )
     learning = experiment.settings.learning
     check_sizes(algorithm, experiment.mesh, shapes, learning)
+    decoded.check(experiment, algorithm)
     for warning in algorithms.check_run(
         algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
     ):

@@ -80,6 +80,7 @@ class Experience(Pytree):
     old_logprobs: Float[Array, 'B C'] | None  # None: on-policy, the ratio is exactly 1
     ref_logprobs: Float[Array, 'B C'] | None  # None: the algorithm has no reference
     group_ids: Int[Array, ' B']
+    forward_logprobs: Float[Array, 'B C'] | None = None  # by the learner where old_logprobs are not
     old_entropy: Float[Array, 'B C'] | None = None  # of the policy at the start of the step; None: nothing reads it
     values: Float[Array, 'B C'] | None = None  # of the critic at the start of the step; None: no critic
     returns: Float[Array, 'B C'] | None = None  # what the critic is to learn; NaN where nothing

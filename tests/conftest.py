@@ -58,12 +58,19 @@ console.install()
 logging.getLogger('grpo_jax').propagate = True  # to caplog
 
 DATA = os.environ.get('GRPO_JAX_DATA', 'data')
+SMOLLM2 = os.environ.get('GRPO_JAX_SMOLLM2', os.path.join(DATA, 'smollm2'))  # as data/tools/smollm2_to_hf.py writes it
 
 
 def pytest_terminal_summary(terminalreporter):
     if not os.path.isdir(DATA):
         terminalreporter.write_line(
             f'NO REAL INPUTS: GRPO_JAX_DATA={DATA} is not a folder; tests on real data were skipped',
+            red=True,
+            bold=True,
+        )
+    if not os.path.isdir(SMOLLM2):
+        terminalreporter.write_line(
+            f'NO SMOLLM2: GRPO_JAX_SMOLLM2={SMOLLM2} is not a folder; its tokenizer and logits were not tested',
             red=True,
             bold=True,
         )
@@ -118,11 +125,29 @@ def tiny():
 
 
 @pytest.fixture(scope='session')
+def smollm2():
+    """The folder of SmolLM2-135M-Instruct; skips where there is none."""
+    if not os.path.isdir(SMOLLM2):
+        pytest.skip(f'no SmolLM2 in {SMOLLM2}')
+    return SMOLLM2
+
+
+@pytest.fixture(scope='session')
 def qwen3(real, tmp_path_factory):
-    """Qwen3's tokenizer, from a folder assembled of vocab.json, merges.txt and tokenizer_config.json."""
-    folder = tmp_path_factory.mktemp('qwen3')
+    """Qwen3's tokenizer."""
+    return assemble_qwen(real, 'qwen3', tmp_path_factory.mktemp('qwen3'))
+
+
+@pytest.fixture(scope='session')
+def qwen25(real, tmp_path_factory):
+    """Qwen2.5's tokenizer."""
+    return assemble_qwen(real, 'qwen2.5', tmp_path_factory.mktemp('qwen2.5'))
+
+
+def assemble_qwen(real, name, folder):
+    """A tokenizer of the family, in a folder assembled of vocab.json, merges.txt and its tokenizer_config.json."""
     parts = os.path.join(real, 'tokenizers', 'qwen2.5')
-    config = os.path.join(real, 'tokenizers', 'qwen3', 'tokenizer_config.json')
+    config = os.path.join(real, 'tokenizers', name, 'tokenizer_config.json')
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(os.path.join(real, 'tools'))
         tool = importlib.import_module('qwen_tokenizer')

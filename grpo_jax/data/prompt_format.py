@@ -1,12 +1,15 @@
 """How a prompt is written for the model: the text around it, and the tokenizer's chat template."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from grpo_jax import ranges
 from grpo_jax.data.records import shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.workers import pool
+
+SWITCHES = 'enable_thinking', 'thinking'  # the names that published chat templates give the switch of thinking
 
 
 class PromptFormat(NamedTuple):
@@ -15,11 +18,18 @@ class PromptFormat(NamedTuple):
     chat: bool  # through the tokenizer's chat template
     system: str  # message of the chat, where it has none of its own; '' for none
     template: str  # text around {prompt}
+    thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'  # of the chat template; auto: its own choice
 
     def check(self) -> None:
         """BadInput for a template into which no prompt goes."""
         if '{prompt}' not in self.template:
             raise BadInput('data.template', self.template, 'must hold {prompt}, the place of the prompt')
+        if self.thinking != 'auto' and not self.chat:
+            raise BadInput('data.thinking', self.thinking, 'is a switch of chat templates; set data.chat=True')
+
+    def variables(self) -> dict[str, bool]:
+        """What the chat template is given besides the messages."""
+        return {} if self.thinking == 'auto' else dict.fromkeys(SWITCHES, self.thinking == 'on')
 
 
 def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[Example]) -> None:
@@ -39,17 +49,39 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
     plain = tuple(message['role'] for message in write_messages('x', prompt_format))
     kinds = {tuple(m['role'] for m in write_messages(e.prompt, prompt_format, e.messages)): e for e in examples}
     for roles in {plain: None} | {kind: example for kind, example in kinds.items() if example.messages}:
-        _check_roles(tokenizer, roles, must_render=roles == plain)
+        _check_roles(tokenizer, prompt_format, roles, must_render=roles == plain)
+    if prompt_format.thinking != 'auto':
+        _check_switch(tokenizer, prompt_format)
 
 
-def _check_roles(tokenizer, roles, must_render):
+def _check_switch(tokenizer, prompt_format):
+    """BadInput where the chat template has no switch of thinking."""
+    messages = write_messages('x', prompt_format)
+    switched = (prompt_format._replace(thinking=thinking) for thinking in ('on', 'off'))
+    try:
+        on, off = (_render_one(tokenizer, one, messages) for one in switched)
+    except TemplateFailure as failure:
+        raise BadInput(
+            'data.thinking',
+            prompt_format.thinking,
+            f'the chat template of {tokenizer.name_or_path} fails with it: {failure}; set it to auto',
+        ) from None
+    if on == off:
+        raise BadInput(
+            'data.thinking',
+            prompt_format.thinking,
+            f'the chat template of {tokenizer.name_or_path} reads none of {", ".join(SWITCHES)}; set it to auto',
+        )
+
+
+def _check_roles(tokenizer, prompt_format, roles, must_render):
     """BadInput where the rendering of a chat does not change with what one of its messages says."""
     messages = [{'role': role, 'content': f'number {i}'} for i, role in enumerate(roles)]
     try:
-        rendered = _render_one(tokenizer, messages)
+        rendered = _render_one(tokenizer, prompt_format, messages)
         for i, role in enumerate(roles):
             changed = [*messages[:i], {'role': role, 'content': 'another'}, *messages[i + 1 :]]
-            if _render_one(tokenizer, changed) == rendered:
+            if _render_one(tokenizer, prompt_format, changed) == rendered:
                 raise BadInput(
                     'data.chat',
                     True,
@@ -87,7 +119,7 @@ def encode_prompt(
     """
     if prompt_format.chat:
         if rendered is None:
-            (rendered,) = _render(tokenizer, [write_messages(text, prompt_format, messages)])
+            (rendered,) = _render(tokenizer, prompt_format, [write_messages(text, prompt_format, messages)])
         if isinstance(rendered, TemplateFailure):
             raise BadInput(where, shorten(text), f'the chat template cannot write it: {rendered}')
         ids = tokenizer.encode(rendered, add_special_tokens=False)
@@ -127,16 +159,18 @@ def render_prompts(
     tokenizer: Any, prompt_format: PromptFormat, examples: Sequence[Example]
 ) -> Sequence[str | TemplateFailure]:
     """Of each example the text that the chat template makes of its chat, or the failure."""
-    return _render(tokenizer, [write_messages(e.prompt, prompt_format, e.messages) for e in examples])
+    return _render(tokenizer, prompt_format, [write_messages(e.prompt, prompt_format, e.messages) for e in examples])
 
 
-def _render(tokenizer, chats):
+def _render(tokenizer, prompt_format, chats):
     """The text of each chat, open for the assistant's answer; TemplateFailure in place of what is not written."""
     from grpo_jax.workers import chat_templates  # it imports transformers
 
     try:
         template = tokenizer.get_chat_template()
-        rendered = chat_templates.render(template, chats, tokenizer.special_tokens_map)
+        rendered = chat_templates.render(
+            template, chats, dict(tokenizer.special_tokens_map) | prompt_format.variables()
+        )
     except (pool.Expired, pool.Died) as failure:
         raise BadInput(
             'data.chat',
@@ -156,9 +190,9 @@ def _render(tokenizer, chats):
     ]
 
 
-def _render_one(tokenizer, messages):
+def _render_one(tokenizer, prompt_format, messages):
     """The text of a chat; TemplateFailure where the template has none for it."""
-    (text,) = _render(tokenizer, [messages])
+    (text,) = _render(tokenizer, prompt_format, [messages])
     if isinstance(text, TemplateFailure):
         raise text
     return text

@@ -1,5 +1,6 @@
 """The learner's options: config.learner as a typed value."""
 
+from collections.abc import Set
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
@@ -32,7 +33,7 @@ NOTHING = Observed()
 class Learning(NamedTuple):
     """How an update is cut and computed.
 
-    The result depends on epochs, minibatches, dtype, lora, temperature, value_clip and critic_warmup alone.
+    The result depends on epochs, minibatches, dtype, lora, old_logprobs, temperature, value_clip, critic_warmup alone.
     """
 
     epochs: Annotated[int, ranges.Range(least=1, most=10_000)] = 1  # passes over a step's rollout
@@ -43,6 +44,7 @@ class Learning(NamedTuple):
     chunk: Count = 4096  # tokens whose logits exist at once
     remat: Annotated[str, OneOf(tuple(transformer.REMAT))] = 'none'
     offload: frozenset[Annotated[str, OneOf(OFFLOADABLE)]] = frozenset()  # what waits in the hosts' memory
+    old_logprobs: Annotated[str, OneOf(('forward', 'decode'))] = 'forward'  # by which programs
     dtype: str = 'float32'  # of computation, and of what adapters leave frozen
     lora: LoraOptions = OFF  # adapters, which alone are trained then
     temperature: float = 1.0  # logprobs are those of softmax(logits / temperature)
@@ -61,6 +63,20 @@ class Learning(NamedTuple):
     def updates(self) -> int:
         """Optimizer updates on one rollout."""
         return self.epochs * self.minibatches
+
+    @property
+    def decoded(self) -> tuple[str, ...]:
+        """The fields of Experience that the sampler's programs compute, where an algorithm needs them."""
+        return ('old_logprobs', 'ref_logprobs') if self.old_logprobs == 'decode' else ()
+
+    def computed_first(self, needed: Set[str]) -> set[str]:
+        """The fields of Experience that the learner computes before the update, of those that an algorithm needs."""
+        # an update moves the decoded logprobs by as much as its own have moved, see update.anchored
+        return {*needed} - {*self.decoded} | ({'forward_logprobs'} if self.decoded and self.updates > 1 else set())
+
+    def known_first(self, needed: Set[str]) -> set[str]:
+        """The fields of Experience that are known before the update, whoever computes them."""
+        return {*needed} | self.computed_first(needed) | {*self.decoded[:1]}
 
     def cut(self, group_size: int) -> Cut:
         """The Cut of a batch of groups."""

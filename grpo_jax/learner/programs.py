@@ -75,7 +75,8 @@ def make_learner(
         optimizers.learning_rate, observed,
     )  # fmt: skip
     state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
-    experience, packed = _abstract_experience(setup, mesh, shapes, needed), _abstract_packed(setup, mesh, shapes)
+    known, needed = learning.known_first(needed), learning.computed_first(needed)
+    experience, packed = _abstract_experience(setup, mesh, shapes, known), _abstract_packed(setup, mesh, shapes)
 
     def initial(params):
         return new_state(params, setup, collected)
@@ -301,8 +302,9 @@ def _pack(rollout: Rollout, setup, mesh):
 def _known_first(state, rollout, packed, setup, needed):
     """The fields of Experience that `needed` names, and the critic's values where there is one."""
     learning, model_config, fields = setup.learning, setup.model_config, {}
-    if {'old_logprobs', 'old_entropy'} & needed:
+    if {'old_logprobs', 'forward_logprobs', 'old_entropy'} & needed:
         fields['old_logprobs'], fields['old_entropy'] = _token_logprobs(state.params, rollout, packed, setup)
+        fields['forward_logprobs'] = fields['old_logprobs']
     if 'ref_logprobs' in needed:
         fields['ref_logprobs'], _ = _token_logprobs(reference_params(state, learning), rollout, packed, setup)
     fields = {name: fields[name] for name in needed}

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 import optax
 
 from grpo_jax import algorithms
@@ -15,7 +16,7 @@ from grpo_jax.learner.packing import PackedRows, Packing
 from grpo_jax.models import lora
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.transformer import ModelConfig
-from grpo_jax.types import Experience, TrainState
+from grpo_jax.types import Array, Experience, TrainState
 
 
 class Setup(NamedTuple):
@@ -91,6 +92,19 @@ def update(
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), metrics
 
 
+def anchored(logprobs: Float[Array, 'B C'], experience: Experience, learning: Learning) -> Float[Array, 'B C']:
+    """The policy's logprobs, with the gradient of the learner's own.
+
+    Where learning.old_logprobs is 'decode', their values are old_logprobs and what the learner's have changed since the
+    start of the step: before the first update exactly old_logprobs.
+    """
+    old: Any = experience.old_logprobs
+    if not learning.decoded:
+        return logprobs
+    start = jax.lax.stop_gradient(logprobs) if experience.forward_logprobs is None else experience.forward_logprobs
+    return old + (logprobs - start)  # in this order: the difference of equal numbers is 0
+
+
 def policy_gradient(setup: Setup, coefficients: dict, frozen: Any = None):
     """gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend.
 
@@ -109,6 +123,7 @@ def policy_gradient(setup: Setup, coefficients: dict, frozen: Any = None):
             microbatch, prepared = part
             params = lora.join(compute, fixed)
             logprobs, entropy = rollout_logprobs(params, microbatch.rollout, setup.model_config, head, learning.remat)
+            logprobs = anchored(logprobs, microbatch, learning)
             losses = algorithms.token_losses(algorithm, logprobs, entropy, microbatch, prepared, coefficients)
             return jnp.sum(losses), (logprobs, entropy)
 
@@ -118,6 +133,7 @@ def policy_gradient(setup: Setup, coefficients: dict, frozen: Any = None):
             tokens = packing.completion_logprobs(
                 params, minibatch.rollout, cells, setup.model_config, sizes, head, learning.remat
             )
+            tokens = tokens._replace(logprobs=anchored(tokens.logprobs, minibatch, learning))
             microbatch = packing.only(minibatch, tokens.present)
             losses = algorithms.token_losses(
                 algorithm, tokens.logprobs, tokens.entropy, microbatch, prepared, coefficients

@@ -194,7 +194,7 @@ def jobs_of(plan):
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
     ]
     if (
-        algorithm.needed_logprobs(experiment.config.learner.epochs * experiment.config.learner.minibatches)
+        experiment.settings.learning.computed_first(algorithm.needed_logprobs(experiment.settings.learning.updates))
         or algorithm.needs_values
     ):
         jobs.insert(

@@ -16,7 +16,7 @@ from jaxtyping import Float
 import numpy as np
 from scipy.special import expit
 
-from grpo_jax import data
+from grpo_jax import data, ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
@@ -25,7 +25,8 @@ from grpo_jax.ranges import Count, Natural, OneOf, Range
 
 READS_ANSWERS = False  # it judges without a gold answer
 TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
-TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str}  # what it has, and of what type
+# what it has, and of what type; folders from before data.thinking lack that
+TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str, 'thinking': str}
 SHORTEST = 64  # columns of the smallest of the compiled shapes, which are powers of two
 
 
@@ -95,13 +96,20 @@ def _read(source):
     device = _find_device(source.device)
     table = transformer.map_table(lambda *_: device, heads.param_table(model_config))
     params = jax.tree.map(lambda x: x.astype(source.dtype), hf.load_params(folder, model_config, table))
-    texts = {'chat': bool(tokenizer.chat_template), 'system': '', 'template': '{prompt}', 'separator': '\n'}
+    texts: dict[str, Any] = {
+        'chat': bool(tokenizer.chat_template),
+        'system': '',
+        'template': '{prompt}',
+        'separator': '\n',
+        'thinking': 'auto',
+    }
     path = os.path.join(folder, TEXTS_FILE)
     if os.path.isfile(path):
-        texts = json_file.read_object(path, 'train the reward model again')
+        texts = {'thinking': 'auto'} | json_file.read_object(path, 'train the reward model again')
         if {name: type(value) for name, value in texts.items()} != TEXTS:
             raise BadInput(path, texts, f'must have {", ".join(TEXTS)}; train the reward model again')
-    prompt_format = data.PromptFormat(texts['chat'], texts['system'], texts['template'])
+    prompt_format = data.PromptFormat(**{name: texts[name] for name in data.PromptFormat._fields})
+    ranges.check(data.PromptFormat, texts, path)
     prompt_format.check()
     return RewardModel(
         tokenizer,

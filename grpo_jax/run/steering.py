@@ -31,7 +31,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         *(f'reward.options.{name}.{key}' for name in ('model', 'process') for key in ('batch', 'device', 'park')),
     ),
     AMENDABLE: (
-        *('optimizer.*', 'critic_optimizer.*', 'learner.epochs', 'learner.minibatches', 'algorithm.*', 'rollout.*'),
+        *('optimizer.*', 'critic_optimizer.*', 'algorithm.*', 'rollout.*'),
+        *(f'learner.{key}' for key in ('epochs', 'minibatches', 'old_logprobs')),
         *('model.dtype', 'data.prompts_per_step', 'reward.options.*'),
         *(f'reward.{key}' for key in ('failed', 'truncated_reward', 'correct_at', 'length_shaping_weight')),
         *(f'collection.{key}' for key in ('max_draws', 'max_staleness', 'retire_above')),
@@ -42,7 +43,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     FIXED: (
         *('seed', 'model.random_init', 'model.lora.*', 'supervised.*', 'reward_model.*', 'reference.path'),
         *('data.name', 'data.options', 'data.options.*', 'data.max_prompt_tokens'),
-        *('data.chat', 'data.system', 'data.template'),
+        *('data.chat', 'data.system', 'data.template', 'data.thinking'),
         *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
         *(f'collection.{key}' for key in ('source', 'gate', 'dead_groups', 'reference')),
         *(f'algorithm.{key}' for key in ('advantage', 'ratio', 'ratio_base', 'surrogate', 'weights', 'denominator')),

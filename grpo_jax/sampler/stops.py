@@ -91,10 +91,10 @@ def bytes_of_tokens(tokenizer: Any, vocab_size: int) -> list[bytes]:
     decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'], ensure_ascii=False)
     special = set(tokenizer.all_special_ids)
     byte_of = _byte_level() if 'ByteLevel' in decoder else None
+    pieces = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), vocab_size))))
     texts = []
-    for token in range(vocab_size):
-        piece = None if token in special or token >= len(tokenizer) else tokenizer.convert_ids_to_tokens(token)
-        if piece is None:
+    for token, piece in enumerate(pieces + [None] * (vocab_size - len(pieces))):
+        if piece is None or token in special:
             texts.append(b'')
         elif byte_of and all(character in byte_of for character in piece):
             texts.append(bytes(byte_of[character] for character in piece))

@@ -19,17 +19,18 @@ MOST = 1_000_000  # characters
 
 
 def render(
-    template: Any, chats: Sequence[list[dict[str, Any]]], special_tokens: Mapping[str, Any]
+    template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any]
 ) -> list[tuple[str | None, str]]:
     """(text, '') of each chat, open for the assistant's answer, or (None, what the template raised); in a worker.
 
+    variables are what the template sees besides the messages: special tokens by name, and its switches.
     A chat that ends with the assistant's words is left open behind them. pool.Expired or pool.Died where the worker had
     to be ended.
     """
     rendered = []
     for start in range(0, len(chats), AT_ONCE):
         block = list(chats[start : start + AT_ONCE])
-        rendered += _workers().call(render_here, template, block, dict(special_tokens))
+        rendered += _workers().call(render_here, template, block, dict(variables))
     return rendered
 
 
@@ -40,7 +41,7 @@ def _workers():
 
 
 def render_here(
-    template: Any, chats: Sequence[list[dict[str, Any]]], special_tokens: Mapping[str, Any]
+    template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any]
 ) -> list[tuple[str | None, str]]:
     """The same in this process."""
     rendered = []
@@ -52,7 +53,7 @@ def render_here(
                 chat_template=template,
                 continue_final_message=begun,
                 add_generation_prompt=not begun,
-                **special_tokens,
+                **variables,
             )
             if len(text) > MOST:
                 raise ValueError(f'{len(text)} characters are written')

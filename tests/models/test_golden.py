@@ -18,6 +18,7 @@ from grpo_jax.configs import gsm8k
 from grpo_jax.data import gsm8k as examples
 from grpo_jax.models import hf
 from grpo_jax.types import Prompts
+from tests.golden import make_golden
 
 
 @pytest.fixture(scope='module', params=['stories260K', 'babyllama-361'])
@@ -39,6 +40,16 @@ def test_the_text_becomes_the_golden_ids(story):
 
 def test_logits_of_a_trained_model_are_reproduced(story):
     np.testing.assert_allclose(of_one_row(story, story.golden['input_ids']), story.golden['logits'], atol=1e-4)
+
+
+def test_perplexities_are_those_of_the_golden_logits_to_four_digits(story):
+    # by transformers' logits; the five sentences of the README's table are published nowhere
+    expected = {361: ('1.0703', '0.0989'), 512: ('1.2188', '0.0917')}[story.c.vocab_size]
+    ids, text = story.golden['input_ids'], str(story.golden['text'])
+    for values in (story.golden['logits'], of_one_row(story, ids)):
+        scores = jax.nn.log_softmax(np.asarray(values)[:-1])
+        total = -float(jnp.sum(jnp.take_along_axis(scores, ids[1:, None], -1)))
+        assert (f'{np.exp(total / (len(ids) - 1)):.4f}', f'{total / np.log(2) / len(text):.4f}') == expected
 
 
 def test_each_greedy_token_is_the_argmax_after_those_before_it(story):
@@ -74,6 +85,36 @@ def test_the_sampler_at_temperature_zero_writes_the_golden_story(story):
     scores = jax.nn.log_softmax(of_one_row(story, greedy[:-1]))[len(prompt) - 1 :]
     expected = jnp.take_along_axis(scores, greedy[len(prompt) :, None], -1)[:, 0]
     np.testing.assert_allclose(rollout.logprobs[0], expected, atol=1e-4)
+
+
+# SmolLM2, of tests/golden/make_smollm2.py
+
+
+@pytest.fixture(scope='module')
+def pretrained(smollm2):
+    """SmolLM2: folder, c, params, golden, and the logits of the golden ids."""
+    c, params = load(smollm2)
+    golden = np.load(os.path.join(os.path.dirname(make_golden.__file__), 'smollm2.npz'))
+    story = types.SimpleNamespace(folder=smollm2, c=c, params=params, golden=golden)
+    story.logits = np.asarray(of_one_row(story, golden['ids']))
+    return story
+
+
+def test_smollm2_reproduces_the_logits_and_the_perplexity_of_transformers(pretrained):
+    golden, ids = pretrained.golden, pretrained.golden['ids']
+    assert hf.load_tokenizer(pretrained.folder).encode(str(golden['text'])) == ids.tolist()
+    np.testing.assert_allclose(pretrained.logits[:, ::768], golden['logits'], atol=2e-4)
+    picked = np.take_along_axis(pretrained.logits[:-1], ids[1:, None], 1)[:, 0]
+    normalizers = np.asarray(jax.nn.logsumexp(pretrained.logits, -1))
+    ours, theirs = np.mean(normalizers[:-1] - picked), np.mean(golden['normalizers'][:-1] - golden['targets'])
+    assert f'{np.exp(ours):.4g}' == f'{np.exp(theirs):.4g}'
+
+
+def test_smollm2_writes_the_greedy_text_of_transformers(pretrained):
+    golden = pretrained.golden
+    ids = np.concatenate([golden['ids'][:12], golden['greedy']])
+    best = jnp.argmax(of_one_row(pretrained, ids[:-1]), -1)
+    assert best[11:].tolist() == golden['greedy'].tolist()
 
 
 # tokenizers

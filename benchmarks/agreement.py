@@ -1,0 +1,91 @@
+"""How well sampler and learner agree on logprobs, in float32 and bfloat16; the cost of learner.old_logprobs='decode'.
+
+python -m benchmarks.agreement [--smollm2=FOLDER]
+
+The arithmetic demo's model with random weights (8 x 8 rows of at most 32 tokens), and SmolLM2-135M-Instruct (2 x 4 rows
+of at most 48). Gaps are absolute differences of a token's logprobs in nats; KL is the mean of k3 of the two.
+Seconds are of the processor, medians of runs in turn: sampling a rollout, the learner's forward pass over it, and
+decoding it again.
+"""
+
+import argparse
+import tempfile
+
+import jax
+import numpy as np
+
+from benchmarks import environment
+from grpo_jax import data, train
+from grpo_jax.configs import arithmetic, default
+from grpo_jax.run import collect, decoded
+from grpo_jax.sharding import batches
+
+REPEATS = 3
+
+
+def demo():
+    """The config of the demo's model."""
+    config = arithmetic.get_config('dr_grpo')
+    config.supervised.updates, config.data.prompts_per_step, config.rollout.group_size = 0, 8, 8
+    return config
+
+
+def smollm2(folder):
+    """The config of SmolLM2 on sums in its chat."""
+    config = default.get_config('dr_grpo')
+    config.model.path, config.data.chat = folder, True
+    config.data.prompts_per_step, config.rollout.group_size, config.rollout.max_tokens = 2, 4, 48
+    config.reward.parts, config.reward.verifier = (('numeric', 1.0),), 'numeric'
+    config.data.max_prompt_tokens, config.data.options = 64, {'digits': 1, 'count': 40}
+    return config
+
+
+def measure(name, config, dtype):
+    """Prints a line for a model in a dtype."""
+    config.model.dtype, config.learner.old_logprobs = dtype, 'decode'
+    config.learner.minibatches = 2  # so that the learner has a forward pass to time
+    with tempfile.TemporaryDirectory() as workdir:
+        experiment, _, algorithm, shapes = train.open_run(config, workdir)
+    learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
+    state, sample = learner.initial(experiment.params()), experiment.sampler(shapes)
+    dataset = experiment.load('train')
+    _, prompts = data.prompts(dataset, range(shapes.prompts), shapes.queries, experiment.pad_token)
+    prompts = batches.put_rows(prompts, experiment.mesh)
+    rollout = sample(state.params, prompts, experiment.key, 0)
+    seconds, results = environment.interleaved(
+        {
+            'sample': lambda: jax.device_get(sample(state.params, prompts, experiment.key, 0)),
+            'forward': lambda: jax.device_get(learner.logprobs(state, rollout, None)),
+            'decode': lambda: jax.device_get(decoded.policy_logprobs(experiment, algorithm, sample, state, rollout)),
+        },
+        REPEATS,
+    )
+    mask, sampled = np.asarray(rollout.loss_mask), np.asarray(rollout.logprobs)
+    for by, logprobs in (
+        ('forward', results['forward']['forward_logprobs']),
+        ('decode', results['decode']['old_logprobs']),
+    ):
+        gap = (logprobs - sampled)[mask].astype(np.float64)
+        k3 = np.expm1(gap) - gap
+        print(
+            f'{name}, {dtype}, {by}: {mask.sum()} tokens, gap mean {np.abs(gap).mean():.2e}, max '
+            f'{np.abs(gap).max():.2e}, KL {k3.mean():.2e}, equal bits {np.mean(gap == 0):.1%}; '
+            f'{seconds[by]:.2f} s, {seconds[by] / seconds["sample"]:.2f} of sampling ({seconds["sample"]:.2f} s)',
+            flush=True,
+        )
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--smollm2', default='', help='its folder')
+    arguments = parser.parse_args()
+    print(environment.describe())
+    for dtype in ('float32', 'bfloat16'):
+        measure('demo', demo(), dtype)
+        if arguments.smollm2:
+            measure('SmolLM2', smollm2(arguments.smollm2), dtype)
+
+
+if __name__ == '__main__':
+    main()

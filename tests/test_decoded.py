@@ -1,0 +1,102 @@
+"""learner.old_logprobs='decode': in bfloat16 too, a step's logprobs are the sampler's, bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import train
+from grpo_jax.errors import BadInput
+from grpo_jax.learner.options import Learning
+from grpo_jax.learner.update import anchored
+from grpo_jax.run import decoded
+from grpo_jax.types import Experience, Prompts
+from tests import tiny_run
+
+DECODE = dict(
+    model__dtype='bfloat16',
+    learner__old_logprobs='decode',
+    optimizer__learning_rate=3e-3,
+    reward__parts=(('coin', 1.0),),  # a random model is right too seldom
+    reward__verifier='',
+)
+
+
+def run(folder, **changes):
+    """The rows of a run of two steps in bfloat16."""
+    train.run(tiny_run.config(**dict(steps=2, evaluation__prompts=1, evaluation__samples=1) | changes), str(folder))
+    return tiny_run.rows(folder)
+
+
+def test_in_bfloat16_sampler_and_learner_agree_exactly_and_the_ratio_is_one(tmp_path):
+    rows = run(tmp_path / 'decode', **DECODE)
+    exact = dict(sampler_gap_mean=0, sampler_gap_p99=0, sampler_gap_max=0, sampler_ess=1, ratio_mean=1, ratio_max=1)
+    assert [{name: row[name] for name in exact} for row in rows] == [exact] * 2
+    assert all(row['grad_norm'] > 0 for row in rows) and rows[0]['entropy'] != rows[1]['entropy']
+    forward = run(tmp_path / 'forward', **DECODE | dict(steps=1, learner__old_logprobs='forward'))
+    assert all(row['sampler_gap_max'] > 1e-4 for row in forward)  # what two orders of sums make of bfloat16
+    # the first update's gradient is that of the learner's own forward pass, weighted by ratios that are 1 in both
+    assert rows[0]['grad_norm'] == pytest.approx(forward[0]['grad_norm'], rel=1e-3)
+
+
+def test_with_more_updates_and_a_reference_the_first_ones_begin_where_the_sampler_was(tmp_path):
+    changes = dict(preset='grpo', learner__minibatches=2, learner__pack_columns=96, algorithm__kl_coef=0.04)
+    rows = run(tmp_path, **DECODE | changes)
+    assert [row['sampler_gap_max'] for row in rows] == [0, 0]
+    assert all(0.5 < row['ratio_mean'] < 2 and row['ratio_max'] != 1 for row in rows)
+    # at first the reference is the policy; the second minibatch comes after an update
+    assert rows[0]['kl_ref'] < rows[1]['kl_ref']
+
+
+def test_another_policy_than_the_samplers_is_seen(tmp_path):
+    config = tiny_run.config(**DECODE | dict(rollout__max_tokens=6))
+    experiment, _, algorithm, shapes = train.open_run(config, str(tmp_path))
+    decoded.check(experiment, algorithm)
+    sample, params = experiment.sampler(shapes), experiment.params()
+    size = (shapes.prompts, shapes.queries)
+    prompts = Prompts(jnp.full(size, 5), jnp.ones(size, bool), jnp.arange(shapes.prompts))
+    rollout = sample(params, prompts, experiment.key, 0)
+    learner = experiment.learner(algorithm, shapes, {})
+    state = learner.initial(jax.tree.map(jnp.copy, params))
+    same = decoded.policy_logprobs(experiment, algorithm, sample, state, rollout)
+    np.testing.assert_array_equal(same['old_logprobs'], rollout.logprobs)
+    other = decoded.policy_logprobs(
+        experiment, algorithm, sample, state.replace(params=jax.tree.map(lambda p: 1.05 * p, params)), rollout
+    )
+    assert np.abs(other['old_logprobs'] - rollout.logprobs).max() > 1e-3
+
+
+def experience(**fields):
+    ones = jnp.ones((1, 2))
+    rest = dict(
+        rollout=None, advantages=ones, rewards=ones[0, :1], ref_logprobs=None, group_ids=jnp.zeros(1, jnp.int32)
+    )
+    return Experience(**rest | fields)
+
+
+def test_values_are_the_samplers_plus_what_the_learners_have_changed_and_gradients_the_learners():
+    old, ours = jnp.array([[-1.25, -2.0]]), jnp.array([[-1.5, -2.5]])
+    learning = Learning(old_logprobs='decode')
+    first = experience(old_logprobs=old)
+    assert anchored(ours, first, learning).tolist() == [[-1.25, -2.0]]
+    later = experience(old_logprobs=old, forward_logprobs=jnp.array([[-1.0, -2.5]]))
+    assert anchored(ours, later, learning).tolist() == [[-1.75, -2.0]]  # -1.25 + (-1.5 + 1), -2 + 0
+    for one in (first, later):
+        slope = jax.grad(lambda x, one=one: jnp.sum(jnp.array([3.0, 5.0]) * anchored(x, one, learning)))(ours)
+        assert slope.tolist() == [[3, 5]]
+    assert anchored(ours, first, Learning()) is ours
+
+
+@pytest.mark.parametrize(
+    ('changes', 'setting'),
+    [
+        (dict(rollout__cache_dtype='int8', rollout__accept_bias=True), 'rollout.cache_dtype = int8'),
+        (dict(rollout__weights_dtype='int8', rollout__accept_bias=True), 'rollout.weights_dtype = int8'),
+        (dict(collection__dead_groups='resample'), 'collection.dead_groups = resample'),
+        (dict(preset='rft'), 'collection.source = reference'),
+    ],
+)
+def test_what_the_policy_does_not_sample_at_once_is_refused(tmp_path, changes, setting):
+    config = tiny_run.config(**dict(learner__old_logprobs='decode') | changes)
+    with pytest.raises(BadInput, match=rf"^learner\.old_logprobs = 'decode': is for rollouts .*; {setting} is not so"):
+        train.open_run(config, str(tmp_path))
