@@ -50,10 +50,13 @@ def policy_logprobs(
         shardings = jax.tree.map(lambda x: x.sharding, state.params)
         policies |= {'ref_logprobs': jax.device_put(state.ref_params, shardings)}
     queries, group_size = rollout.prompt_mask.shape[1], experiment.settings.group_size
-    tokens, mask = (x[::group_size, :queries] for x in processes.fetch((rollout.tokens, rollout.prompt_mask)))
-    prompts = batches.put_rows(Prompts(tokens, mask, np.arange(len(tokens), dtype=np.int32)), experiment.mesh)
+    tokens, masks = processes.fetch((rollout.tokens, (rollout.prompt_mask, rollout.completion_mask)))
+    ids = np.arange(len(tokens) // group_size, dtype=np.int32)
+    prompts = Prompts(tokens[::group_size, :queries], masks[0][::group_size], ids)
+    given = np.where(masks[1], tokens[:, queries:], -1)
+    prompts, given = batches.put_rows((prompts, given), experiment.mesh)
     stats, fields = sample.stats, {}
     for name, params in policies.items():
-        fields[name] = sample.replay(params, rollout, prompts, experiment.key).logprobs
+        fields[name] = sample(params, prompts, experiment.key, int(state.step), given=given).logprobs
     sample.stats = stats  # a step's figures are those of its sampling
     return fields
