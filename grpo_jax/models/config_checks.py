@@ -66,7 +66,7 @@ def check(hf: Any, path: str) -> None:
             raise BadInput(f'{name} in {path}', getattr(hf, name), 'must be true or false')
     for name in (*CAPS, *SCALES):
         value = getattr(hf, name, None if name in CAPS else 1)
-        if not (value is None and name in CAPS) and not (_is_number(value) and 0 < value < math.inf):
+        if not (value is None and name in CAPS) and not _is_positive(value):
             raise BadInput(f'{name} in {path}', value, 'must be a number above 0')
     if hf.model_type == 'gemma3_text' and hf.attn_logit_softcapping is not None:  # transformers leaves it out as well
         raise BadInput(f'attn_logit_softcapping in {path}', hf.attn_logit_softcapping, 'not supported; set it to null')
@@ -169,6 +169,10 @@ def _longrope(hf, path, parameters, numbers_rotated):
     if parameters.get('factor') is None:
         parameters['factor'] = hf.max_position_embeddings / original
     return {'short_factor': tuple(short)}
+
+
+def _is_positive(value):
+    return _is_number(value) and 0 < value < math.inf
 
 
 def _is_number(value):
