@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import files, hub, processes
-from grpo_jax.models import config_checks, folders, heads, tensor_files, transformer
+from grpo_jax.hosts import files, hub
+from grpo_jax.models import config_checks, folders, heads, loading, quantization, tensor_files, transformer
 
 # model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
 FAMILIES = {
@@ -215,7 +215,7 @@ def eos_tokens(folder: str | os.PathLike[str], name: str, vocab_size: int | None
 def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shardings: Any) -> dict[str, Any]:
     """Float32 parameters of the folder's safetensors, each leaf placed by its sharding (or device) as it is read.
 
-    A process keeps what its own devices hold, and of the rest no more than a tensor at a time.
+    A process reads what its own devices hold, and of the files no more than tensor_files.BLOCK bytes at a time.
 
     With a value_head among the shardings, those of a sequence classification with one label. BadInput as check_weights.
     """
@@ -223,19 +223,10 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
     stored, names = _check(folder, table, c)
 
     def leaf(key, param, sharding):
-        path = keystr(key, simple=True, separator='/')
-        layers, axes = names[path]
-        slices = processes.local_slices(sharding, param.shape)  # of this process
-        if not path.startswith('layers/'):
-            part = _to_ours(axes, tensor_files.read_tensor(stored[layers[0]]), param.shape)[slices]
-        else:
-            rows = [
-                _to_ours(axes, tensor_files.read_tensor(stored[name]), param.shape[1:])[slices[1:]]
-                for name in layers[slices[0]]
-            ]
-            part = np.stack(rows)
+        layers, axes = names[keystr(key, simple=True, separator='/')]
+        array = loading.load([stored[name] for name in layers], axes, param.shape, sharding)
         reading.done += 1
-        return processes.put_local(part, slices, sharding, param.shape)
+        return array
 
     with activity.during(f'reading the weights in {folder}', len(names)) as reading:
         params = jax.tree_util.tree_map_with_path(leaf, table, shardings, is_leaf=_is_param)
@@ -256,7 +247,8 @@ def _check(folder, table, c):
 
     A tied head may be there, or be all that is there of head and embedding; and so may rotary frequencies.
     """
-    stored, names = tensor_files.list_tensors(folder), _tensor_names(table, c)
+    stored = quantization.attach_scales(folder, tensor_files.list_tensors(folder))
+    names = _tensor_names(table, c)
     embedding, head = NAMES['embed'][0], NAMES['lm_head'][0]
     if c.tie_embeddings and head in stored:
         stored = {embedding: stored[head]} | stored
@@ -312,7 +304,8 @@ def save(
     path = os.path.join(folder, 'config.json')
     with open(path, encoding='utf8') as file:
         config = json.load(file)
-    config.pop('torch_dtype', None)
+    for key in ('torch_dtype', *quantization.KEYS):  # of what was read, and not of what is written
+        config.pop(key, None)
     config['dtype'] = str(np.dtype(dtype))
     if 'value_head' in params:
         config |= {
@@ -362,16 +355,8 @@ def _their_shape(axes, shape):
     return tuple(math.prod(sizes[axis] for axis in group) for group in theirs.split(','))
 
 
-def _to_ours(axes, array, shape):
-    """The array as our parameter of that shape; axes as in NAMES."""
-    ours, theirs = axes.split('->')
-    sizes = dict(zip(ours, shape, strict=True))
-    theirs = theirs.replace(',', '')
-    return array.reshape([sizes[axis] for axis in theirs]).transpose([theirs.index(axis) for axis in ours])
-
-
 def _to_theirs(axes, array):
-    """The inverse of _to_ours."""
+    """The array of ours as it is stored; axes as in NAMES."""
     ours, theirs = axes.split('->')
     sizes = dict(zip(ours, array.shape, strict=True))
     array = array.transpose([ours.index(axis) for axis in theirs.replace(',', '')])
