@@ -3,6 +3,7 @@
 Examples:
     python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported
     python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported16 --dtype=bfloat16
+    python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported --push=ORG/NAME
 """
 
 import os
@@ -13,39 +14,48 @@ import numpy as np
 
 from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import processes
+from grpo_jax.hosts import hub, processes
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.models import hf
-from grpo_jax.run import cli
+from grpo_jax.run import cli, model_card
 from grpo_jax.text import escape
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
 
-def export(workdir: str, out: str, dtype: str, trust: bool = False) -> None:
-    """Writes the newest checkpoint's policy to the new folder `out`, in dtype 'float32' or 'bfloat16'.
+def export(workdir: str, out: str, dtype: str, trust: bool = False, push: str = '') -> None:
+    """Writes the newest checkpoint's policy to the new folder `out`, in dtype 'float32' or 'bfloat16', with its card.
 
-    trust: the files of code that the run's config names may run, as they do when it is opened.
+    trust: the files of code that the run's config names may run, as they do when it is opened. push: the name on the
+    hub under which the folder is then uploaded; what would keep it from that is BadInput before anything is written.
     """
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
+    if push and processes.speaks():
+        hub.check_upload('--push', push)
     experiment = evaluate.reopen(workdir, trust)
-    params = processes.fetch(evaluate.load_policy(experiment))
+    params, step = evaluate.load_policy_and_step(experiment)
+    params = processes.fetch(params)
     if not processes.is_first():
         return
     with atomic_folder(out) as temporary:
         hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
+        model_card.write(temporary, workdir, step, push or os.path.basename(os.path.abspath(out)))
+    if push:
+        hub.upload('--push', push, out, f'{os.path.basename(os.path.abspath(workdir))}, step {step}')
 
 
 def main() -> None:
     """The command."""
-    export(flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.dtype, flags.FLAGS.trust)
-    print(escape(f'wrote {flags.FLAGS.out}'))
+    values = flags.FLAGS
+    export(values.workdir, values.out, values.dtype, values.trust, values.push)
+    print(escape(f'wrote {values.out}' + f', and uploaded it to {hub.page(values.push)}' * bool(values.push)))
 
 
 if __name__ == '__main__':
     flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
     flags.DEFINE_string('out', None, 'Folder to write; must not exist.', required=True)
     flags.DEFINE_enum('dtype', 'float32', sorted(DTYPES), 'Of the written weights.')
+    flags.DEFINE_string('push', '', 'ORG/NAME, a model on the Hugging Face hub to upload to; a new one is private.')
     cli.define_trust()
     cli.run(main)
