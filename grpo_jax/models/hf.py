@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import files, hub
+from grpo_jax.hosts import buckets, files, hub
 from grpo_jax.models import config_checks, folders, heads, loading, quantization, tensor_files, transformer
 
 # model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
@@ -28,6 +28,7 @@ FAMILIES = {
     'qwen2': lambda hf: {'qkv_bias': True},
     'qwen3': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'qk_norm': True},
 }
+PATTERNS = ('*.json', '*.safetensors', '*.txt', '*.model', '*.jinja')  # files of a model that are fetched
 MOST_PARAMETERS = 2**43  # some twenty times those of the largest model
 # Name of a tensor, and its axes from ours to Hugging Face's: 'dnh->nh,d' is [D, N, H] stored as [N * H, D]. Theirs are
 # linear weights [out, in]. Axis letters are those of types.py.
@@ -60,8 +61,13 @@ NAMES = {
 
 
 def find(path: str | os.PathLike[str]) -> str:
-    """The local folder of a model: a path from here, one from this package (configs/models/...), or a hub snapshot."""
+    """The local folder of a model: a path from here, one from this package (configs/models/...), or what is fetched.
+
+    Fetched are models of the hub and folders in buckets.
+    """
     path = os.fspath(path)
+    if buckets.is_url(path):
+        return buckets.fetch('model.path', path, PATTERNS)
     for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
@@ -69,8 +75,7 @@ def find(path: str | os.PathLike[str]) -> str:
         raise BadInput(
             'model.path', path, 'no such folder; give a Hugging Face folder, or a hub name like Qwen/Qwen3-0.6B'
         )
-    patterns = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
-    folder = hub.fetch('model.path', path, patterns, 'no such folder, and {hub}, or give a Hugging Face folder')
+    folder = hub.fetch('model.path', path, PATTERNS, 'no such folder, and {hub}, or give a Hugging Face folder')
     hub.announce(f'model {path}: commit {os.path.basename(folder)} of the hub')
     return folder
 

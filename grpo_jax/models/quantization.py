@@ -10,7 +10,7 @@ from grpo_jax.models.tensor_files import DTYPES, FP8, StoredTensor, two_axes
 
 SCALES = ('_scale_inv', '_scale')  # ends of the names of what an fp8 weight is multiplied with
 UNREAD = ('.input_scale', '.input_scale_ub', '.activation_scale')  # for products in fp8, which are not made here
-# quant_method of config.json whose fp8 weights and scales are read -> the format that it must have, where it has several
+# quant_method of config.json whose fp8 weights are read -> the format that it must have, where it has several
 METHODS = {'fp8': None, 'fbgemm_fp8': None, 'compressed-tensors': 'float-quantized'}
 KEYS = ('quantization_config', 'compression_config')  # of config.json
 
