@@ -40,7 +40,7 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, push: str = 
         return
     with atomic_folder(out) as temporary:
         hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
-        model_card.write(temporary, workdir, step, push or os.path.basename(os.path.abspath(out)))
+        model_card.write_card(temporary, workdir, step, push or os.path.basename(os.path.abspath(out)))
     if push:
         hub.upload('--push', push, out, f'{os.path.basename(os.path.abspath(workdir))}, step {step}')
 

@@ -88,12 +88,12 @@ def test_a_model_in_a_bucket_is_a_folder_of_this_machine(bucket, tmp_path):
 
 def test_what_has_not_changed_is_read_once_and_what_is_gone_goes(bucket):
     bucket(**{'m/a.json': b'one', 'm/b.json': b'two', 'm/c.json': b'three'})
-    folder = buckets.fetch('model.path', 'gs://b/m', ['*.json'])
+    folder = buckets.download('model.path', 'gs://b/m', ['*.json'])
     assert sum(Bucket.read) == 11
-    assert buckets.fetch('model.path', 'gs://b/m', ['*.json']) == folder and sum(Bucket.read) == 11
+    assert buckets.download('model.path', 'gs://b/m', ['*.json']) == folder and sum(Bucket.read) == 11
     bucket(**{'m/b.json': b'TWO'})  # as long as before
     bucket.system.rm_file('/b/m/c.json')
-    assert contents(buckets.fetch('model.path', 'gs://b/m', ['*.json'])) == {'a.json': b'one', 'b.json': b'TWO'}
+    assert contents(buckets.download('model.path', 'gs://b/m', ['*.json'])) == {'a.json': b'one', 'b.json': b'TWO'}
     assert sum(Bucket.read) == 14
 
 
@@ -105,9 +105,9 @@ def test_a_file_that_came_in_part_is_read_on_from_there(bucket, monkeypatch):
     with pytest.raises(
         BadInput, match=r"^model.path = 'gs://b/m': cannot be read, ConnectionError: the network is gone"
     ):
-        buckets.fetch('model.path', 'gs://b/m', ['*.json'])
+        buckets.download('model.path', 'gs://b/m', ['*.json'])
     Bucket.limit = None
-    assert contents(buckets.fetch('model.path', 'gs://b/m', ['*.json'])) == {'a.json': content}
+    assert contents(buckets.download('model.path', 'gs://b/m', ['*.json'])) == {'a.json': content}
     assert sum(Bucket.read) == 95
 
 
@@ -116,16 +116,16 @@ def test_a_part_of_what_has_changed_meanwhile_is_left(bucket, monkeypatch):
     bucket(**{'m/a.json': b'a' * 95})
     Bucket.limit = 47
     with pytest.raises(BadInput):
-        buckets.fetch('model.path', 'gs://b/m', ['*.json'])
+        buckets.download('model.path', 'gs://b/m', ['*.json'])
     Bucket.limit = None
     bucket(**{'m/a.json': b'b' * 95})
-    assert contents(buckets.fetch('model.path', 'gs://b/m', ['*.json'])) == {'a.json': b'b' * 95}
+    assert contents(buckets.download('model.path', 'gs://b/m', ['*.json'])) == {'a.json': b'b' * 95}
 
 
 def test_no_name_leads_out_of_the_cache(bucket, tmp_path):
     bucket(**{'m/a.json': b'a', f'm/{buckets.LISTING}': b'[]'})
     bucket.system.store['/b/m/../../../../../mine.json'] = bucket.system.store['/b/m/a.json']
-    folder = buckets.fetch('model.path', 'gs://b/m', ['*.json'])
+    folder = buckets.download('model.path', 'gs://b/m', ['*.json'])
     assert contents(folder) == {'a.json': b'a'} and not list(tmp_path.rglob('mine.json'))
 
 
@@ -194,6 +194,6 @@ def test_a_command_refuses_a_folder_in_a_bucket(tmp_path):
 
 def test_the_listing_of_the_cache_is_json(bucket):
     bucket(**{'m/a.json': b'one'})
-    folder = buckets.fetch('model.path', 'gs://b/m', ['*.json'])
+    folder = buckets.download('model.path', 'gs://b/m', ['*.json'])
     with open(os.path.join(folder, buckets.LISTING), encoding='utf8') as file:
         assert json.load(file)['a.json']['size'] == '3'

@@ -47,7 +47,7 @@ def write(path, value):
 
 def card(workdir, tmp_path, step=10, name='me/mine'):
     """(the YAML at the head, the text) of the card."""
-    model_card.write(str(tmp_path), str(workdir), step, name)
+    model_card.write_card(str(tmp_path), str(workdir), step, name)
     text = (tmp_path / 'README.md').read_text(encoding='utf8')
     _, head, body = text.split('---\n', 2)
     return yaml.safe_load(head), body
@@ -193,7 +193,8 @@ def test_an_upload_that_fails_leaves_the_folder_and_names_the_command(api, tmp_p
         hub.upload('--push', 'me/mine', str(tmp_path), 'x')
 
 
-def test_a_run_of_the_demo_has_a_card(tmp_path):
+def test_a_run_without_evaluations_was_supervised(tmp_path):
     write(tmp_path / 'config.json', json.loads(arithmetic.get_config().to_json()))
     head, body = card(tmp_path, tmp_path, 60, 'sums')
     assert 'datasets' not in head and 'data set `arithmetic`' in body and '## Curve' not in body
+    assert head['tags'] == ['grpo_jax'] and 'by supervised training, from random weights:' in body

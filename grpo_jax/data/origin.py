@@ -76,7 +76,7 @@ def _fetch_folder(folder):
         return folder
     constant = folder.partition('{split}')[0]
     root = folder if constant == folder else constant.rpartition('/')[0]
-    return buckets.fetch('data.options.folder', root, (*PATTERNS, '*array_record*')) + folder[len(root) :]
+    return buckets.download('data.options.folder', root, (*PATTERNS, '*array_record*')) + folder[len(root) :]
 
 
 def _remedy(name, revision, commit, missing):

@@ -36,7 +36,7 @@ def refuse(thing: str, path: str | None) -> None:
         raise BadInput(thing, path, f'must be a folder of this machine; {MOUNT}')
 
 
-def fetch(thing: str, url: str, patterns: Sequence[str]) -> str:
+def download(thing: str, url: str, patterns: Sequence[str]) -> str:
     """The folder on this machine with the files below url that match the patterns, or the file that url is itself.
 
     What is there already and has not changed in the bucket is not read again; a file that came in part is read on from

@@ -67,7 +67,7 @@ def find(path: str | os.PathLike[str]) -> str:
     """
     path = os.fspath(path)
     if buckets.is_url(path):
-        return buckets.fetch('model.path', path, PATTERNS)
+        return buckets.download('model.path', path, PATTERNS)
     for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
@@ -229,7 +229,7 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
 
     def leaf(key, param, sharding):
         layers, axes = names[keystr(key, simple=True, separator='/')]
-        array = loading.load([stored[name] for name in layers], axes, param.shape, sharding)
+        array = loading.load_parameter([stored[name] for name in layers], axes, param.shape, sharding)
         reading.done += 1
         return array
 

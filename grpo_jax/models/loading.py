@@ -14,7 +14,7 @@ from grpo_jax.models.tensor_files import Part, StoredTensor
 ALIGNED = 64  # bytes; from such an address on, jax on CPUs takes an array of numpy as it is, without a copy
 
 
-def load(tensors: Sequence[StoredTensor], axes: str, shape: tuple[int, ...], sharding: Any) -> jax.Array:
+def load_parameter(tensors: Sequence[StoredTensor], axes: str, shape: tuple[int, ...], sharding: Any) -> jax.Array:
     """The float32 parameter of that shape on its devices (sharding may be a device), from the tensors it is stored as.
 
     axes 'dnh->nh,d': [D, N, H] is stored as [N * H, D]. A shape of one axis more has the tensors as its layers.
@@ -32,7 +32,8 @@ def load(tensors: Sequence[StoredTensor], axes: str, shape: tuple[int, ...], sha
                 parts.append(_part(axes, shape[1:], place[1:], array[layer - place[0][0]]))
         if parts:
             tensor_files.read_parts(tensor, parts)
-    return processes.put_parts(arrays, sharding, shape)
+    # a device that copies does so before the next parameter is read
+    return jax.block_until_ready(processes.put_parts(arrays, sharding, shape))
 
 
 def _aligned(shape):

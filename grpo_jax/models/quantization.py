@@ -23,9 +23,10 @@ def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTen
     path, settings = os.path.join(folder, 'config.json'), folders.read_settings(folder, 'config.json')
     key = next((key for key in KEYS if settings.get(key) is not None), KEYS[0])
     described = settings.get(key)
-    if described is not None:
+    described = described if isinstance(described, dict) else {}  # of anything else nothing depends
+    if described:
         _check_method(described, f'{key} in {path}')
-    block = _block_size((described or {}).get('weight_block_size'), path)
+    block = _block_size(described.get('weight_block_size'), path)
     weights = {name: tensor for name, tensor in stored.items() if tensor.dtype in FP8}
     used = {name.removesuffix('.weight') + end for name in weights for end in UNREAD}
     for name, tensor in weights.items():
@@ -33,14 +34,13 @@ def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTen
         if scale is not None:
             weights[name] = tensor._replace(scale=stored[scale], block=_scaled_block(tensor, stored[scale], block))
             used.add(scale)
-        elif described is not None:
+        elif described:
             raise BadInput(name, tensor.dtype, f'lacks {name}{SCALES[0]}, its scale, in {folder}; {folders.REMEDY}')
     return {name: weights.get(name, tensor) for name, tensor in stored.items() if name not in used}
 
 
 def _check_method(described, place):
     """BadInput for what is no description of fp8 weights with scales."""
-    described = described if isinstance(described, dict) else {}
     method, form = described.get('quant_method'), described.get('format')
     if isinstance(method, str) and method in METHODS and METHODS[method] in (None, form):
         return

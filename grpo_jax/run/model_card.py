@@ -19,7 +19,7 @@ MOST_ROWS = 20  # of the curve
 UNMENTIONED = ('checkpoint', 'diagnose', 'log')  # sections of a config that change nothing of what is learned
 
 
-def write(folder: str, workdir: str, step: int, name: str) -> None:
+def write_card(folder: str, workdir: str, step: int, name: str) -> None:
     """Writes the card of a workdir's policy at a step into the folder, under that name of a model.
 
     Of paths on this machine it has the last part alone. Files of the run that are absent or damaged are left out.
@@ -27,11 +27,12 @@ def write(folder: str, workdir: str, step: int, name: str) -> None:
     config = _object(_read(workdir, 'config.json'))
     origins = _read(workdir, 'data.json')
     origins = [_object(origin) for origin in origins] if isinstance(origins, list) else []
+    # supervised training has no evaluations, and a run has one before its first step
     rows = [row for row in _rows(workdir) if row.get('step', 0) <= step]
     with files.atomic_write(os.path.join(folder, FILE)) as file:
         for section in (
-            _front_matter(config, origins),
-            _introduction(config, step, name),
+            _front_matter(config, origins, bool(rows)),
+            _introduction(config, step, name, bool(rows)),
             _data(config, origins),
             _curve(rows),
             _evaluation(_object(_read(workdir, 'evaluation.json'))),
@@ -60,15 +61,15 @@ def _object(value) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _front_matter(config, origins) -> Iterator[str]:
-    """The YAML that the hub reads; each value is JSON, which YAML contains."""
+def _front_matter(config, origins, rewarded) -> Iterator[str]:
+    """The YAML that the hub reads; each value is JSON, which YAML contains. rewarded: not by supervised training."""
     base, datasets = _base_model(config), dict.fromkeys(o.get('path') for o in origins if o.get('commit'))
     yield '---'
     if base:
         yield f'base_model: {json.dumps(base)}'
     yield 'library_name: "transformers"'
     yield 'pipeline_tag: "text-generation"'
-    yield f'tags: {json.dumps(["grpo", "reinforcement-learning", "grpo_jax"])}'
+    yield f'tags: {json.dumps([*["grpo", "reinforcement-learning"] * rewarded, "grpo_jax"])}'
     if datasets:
         yield f'datasets: {json.dumps(list(datasets))}'
     yield '---'
@@ -82,12 +83,13 @@ def _base_model(config):
     return path if not local and HUB_NAME.fullmatch(path) else ''
 
 
-def _introduction(config, step, name) -> Iterator[str]:
+def _introduction(config, step, name, rewarded) -> Iterator[str]:
     base = _base_model(config)
     random = _object(config.get('model')).get('random_init')
     begun = 'random weights' if random else f'[{base}]({hub.page(base)})' if base else 'a model of a folder'
     yield from ('', f'# {escape(name)}', '')
-    yield f'A language model trained with grpo_jax by reinforcement learning, from {begun}: the weights of step {step}.'
+    kind = 'reinforcement learning' if rewarded else 'supervised training'
+    yield f'A language model trained with grpo_jax by {kind}, from {begun}: the weights of step {step}.'
     yield from ('', '```python', 'from transformers import AutoModelForCausalLM, AutoTokenizer', '')
     yield f'model = AutoModelForCausalLM.from_pretrained({name!r})'
     yield f'tokenizer = AutoTokenizer.from_pretrained({name!r})'
@@ -117,11 +119,11 @@ def _evaluation(content) -> Iterator[str]:
     figures = {name: _object(value) for name, value in _object(content.get('figures')).items()}
     if not figures:
         return
-    of_step = _object(content.get('model')).get('step')
+    evaluated = _object(content.get('model')).get('step')
     yield from ('', '## Evaluation', '')
     yield (
         f'{_code(content.get("prompts"))} prompts of the split {_code(content.get("split"))}, '
-        f'{_code(content.get("samples"))} samples a prompt, step {_code(of_step)}; intervals of 95 %:'
+        f'{_code(content.get("samples"))} samples a prompt, step {_code(evaluated)}; intervals of 95 %:'
     )
     yield ''
     keys = ('mean', 'low', 'high')
