@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 from benchmarks import environment
 from grpo_jax.hosts import processes
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, tensor_names, transformer
 from grpo_jax.sharding import mesh, specs
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -40,7 +40,7 @@ def write(folder, changes, shards=SHARDS):
     folder = pathlib.Path(folder)
     config = json.loads(pathlib.Path(hf.find('configs/models/Qwen2.5-1.5B'), 'config.json').read_text(encoding='utf8'))
     (folder / 'config.json').write_text(json.dumps(config | changes), encoding='utf8')
-    c = hf.load_config(folder)
+    c = families.load_config(folder)
     tensors = list(stored_shapes(c))
     pool = (np.random.default_rng(0).standard_normal(2**20) * 0.02).astype(ml_dtypes.bfloat16)
     weight_map = {}
@@ -54,12 +54,8 @@ def write(folder, changes, shards=SHARDS):
 
 def stored_shapes(c):
     """(name, shape) of each tensor of a model as Hugging Face stores it."""
-    table = transformer.param_table(c)
-    names = hf._tensor_names(table, c)
-    for path, (layers, axes) in names.items():
-        param = table['layers'][path.removeprefix('layers/')] if path.startswith('layers/') else table[path]
-        shape = param.shape[1:] if path.startswith('layers/') else param.shape
-        yield from ((name, hf._their_shape(axes, shape)) for name in layers)
+    places = tensor_names.find_tensors(transformer.param_table(c), c).values()
+    return {name: place.shape for place in places for name in place.names}.items()
 
 
 def measure(folder, count, devices):
@@ -87,7 +83,7 @@ def measure(folder, count, devices):
 def load(folder, address, count, process):
     """Loads the folder over all devices and prints a line of JSON."""
     with processes.session(*((address, count, process) if count > 1 else (None, None, None))):
-        c = hf.load_config(folder)
+        c = families.load_config(folder)
         shardings = specs.params(transformer.param_table(c), mesh.make({'fsdp': jax.device_count()}))
         jax.block_until_ready(jax.device_put(np.zeros(8)))
         before, read, began = status('VmRSS'), bytes_read(), time.perf_counter()

@@ -22,7 +22,7 @@ from benchmarks import environment
 from benchmarks.rollout import MODEL
 from grpo_jax import sampler
 from grpo_jax.data import gsm8k
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, mesh, specs
 from grpo_jax.types import Prompts
@@ -45,7 +45,7 @@ GRAMS, DRAFTS = (2, 3), (1, 3, 7)
 def stories():
     """Groups of (prompt, completions) that stories260K samples."""
     folder = os.path.join(DATA, 'models', 'stories260K')
-    c, one = hf.load_config(folder), mesh.make({})
+    c, one = families.load_config(folder), mesh.make({})
     tokenizer = hf.load_tokenizer(folder)
     prompts = [[1, *tokenizer.encode(text, add_special_tokens=False)] for text in OPENINGS]
     queries = max(map(len, prompts))

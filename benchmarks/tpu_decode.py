@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from grpo_jax import sampler
-from grpo_jax.models import hf
+from grpo_jax.models import families
 from grpo_jax.preflight import hlo, topology
 from grpo_jax.preflight import plan as plans
 from grpo_jax.sampler import schedule
@@ -149,7 +149,7 @@ def main():
     parser.add_argument('--model', choices=AXES, default='0.5B')
     parser.add_argument('--json', default='')
     arguments = parser.parse_args()
-    c, section = hf.load_config(os.path.join(plans.MODELS, f'Qwen2.5-{arguments.model}')), AXES[arguments.model]
+    c, section = families.load_config(os.path.join(plans.MODELS, f'Qwen2.5-{arguments.model}')), AXES[arguments.model]
     mesh, rows = topology.mesh(arguments.topology, section), []
     print(
         f'Qwen2.5-{arguments.model} in bfloat16 on {arguments.topology}, data {section["data"]} x '

@@ -18,7 +18,7 @@ from grpo_jax import algorithms
 from grpo_jax.configs import default
 from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
-from grpo_jax.models import hf
+from grpo_jax.models import families
 from grpo_jax.preflight import compiler, topology
 from grpo_jax.preflight import plan as plans
 from grpo_jax.sharding import batches, compiled
@@ -45,7 +45,7 @@ def main():
     devices = len(topology.devices(arguments.topology))
     mesh = topology.mesh(arguments.topology, {'data': 1, 'fsdp': devices, 'tensor': 1})
     optimizer = build_optimizer(Optimization.from_config(default.get_config().optimizer), 100)
-    model_config = hf.load_config(os.path.join(plans.MODELS, 'Qwen2.5-0.5B'))
+    model_config = families.load_config(os.path.join(plans.MODELS, 'Qwen2.5-0.5B'))
     print(f'jax {jax.__version__}, {arguments.topology}, MiB of one device; state: weights, moments, reference, critic')
     for preset, remat, offload in CASES:
         if arguments.only not in ('', preset):

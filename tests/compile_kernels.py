@@ -8,7 +8,7 @@ os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JA
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from grpo_jax import sampler
-from grpo_jax.models import hf
+from grpo_jax.models import families
 from grpo_jax.preflight import hlo, plan, topology
 from grpo_jax.sampler import schedule
 from grpo_jax.sampler.programs import make_sampler
@@ -18,7 +18,7 @@ from grpo_jax.sharding.mesh import Devices
 # on a device: 2 heads of 64, 16 rows of 4 groups; 2 heads of 128, 3 rows
 CASES = ('Qwen2.5-0.5B', {'data': 4}, 16, 4), ('Qwen2.5-7B', {'data': 2, 'tensor': 2}, 6, 1)
 for name, axes, prompts, group in CASES:
-    published = hf.load_config(os.path.join(plan.MODELS, name))
+    published = families.load_config(os.path.join(plan.MODELS, name))
     model_config = dataclasses.replace(published, layers=2, mlp=512, vocab_size=4096 + 64)
     mesh = topology.mesh(sys.argv[1], axes)
     sampling = sampler.Sampling(1.0, 256, (1,), 0, dtype='bfloat16', kernels='on')

@@ -13,7 +13,7 @@ import pytest
 from grpo_jax import algorithms, evaluate, export, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from grpo_jax.run.experiment import claim, open_experiment
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
@@ -111,7 +111,7 @@ def test_folder_without_weights(tmp_path):
 
 def test_damaged_weights_are_refused_before_anything_compiles(tmp_path, monkeypatch):
     shutil.copytree(MODEL, tmp_path / 'model')
-    model_config = hf.load_config(MODEL)
+    model_config = families.load_config(MODEL)
     params = jax.device_get(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
     hf.save(str(tmp_path / 'model'), MODEL, params, model_config, np.float32)
     monkeypatch.setattr(compiled, 'compile_all', lambda *_: pytest.fail('has compiled'))
@@ -128,7 +128,7 @@ def test_damaged_weights_are_refused_before_anything_compiles(tmp_path, monkeypa
 
 def test_a_reward_models_folder_is_no_policy(tmp_path):
     shutil.copytree(MODEL, tmp_path / 'model')
-    model_config = hf.load_config(MODEL)
+    model_config = families.load_config(MODEL)
     params = jax.device_get(critic.new(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)))
     hf.save(str(tmp_path / 'model'), MODEL, params, model_config, np.float32)
     config = tiny_run.config(model__path=str(tmp_path / 'model'), model__random_init=False)

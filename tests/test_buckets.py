@@ -13,7 +13,7 @@ import pytest
 from grpo_jax import data, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import buckets
-from grpo_jax.models import hf
+from grpo_jax.models import families, hf
 from tests import hub_cache as rows
 from tests import small_model, tiny_run
 from tests.hub_cache import options
@@ -82,7 +82,7 @@ def test_a_model_in_a_bucket_is_a_folder_of_this_machine(bucket, tmp_path):
     )
     fetched = hf.find('gs://b/m')
     assert contents(fetched) == contents(folder)
-    assert hf.load_config(fetched) == hf.load_config(folder)
+    assert families.load_config(fetched) == families.load_config(folder)
     assert hf.load_tokenizer(fetched).encode('1+1') == hf.load_tokenizer(folder).encode('1+1')
 
 

@@ -20,7 +20,7 @@ from grpo_jax import algorithms, supervised, sweep, train
 from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.configs import default
 from grpo_jax.diagnose import MONITORS, PUBLISHED, DiagnoseOptions
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from tests import doc_examples, small_model
 from tests.doc_examples import PAGES, ROOT
 
@@ -439,7 +439,7 @@ def test_a_family_that_is_added_has_the_logits_of_transformers(folder, tiny_mode
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder / 'mistral'))
     model.save_pretrained(folder / 'mistral')
-    c = hf.load_config(folder / 'mistral')
+    c = families.load_config(folder / 'mistral')
     device = transformer.map_table(lambda path, param: jnp.zeros(()).device, transformer.param_table(c))
     params = hf.load_params(folder / 'mistral', c, device)
     tokens = np.arange(2, 18).reshape(1, -1)
@@ -463,7 +463,7 @@ def test_the_table_says_how_many_files_and_lines_each_takes():
         'preset': ['configs/algorithms/unclipped.py'],
         'variant': ['grpo_jax/algorithms/surrogates.py', 'configs/algorithms/squash.py'],
         'experiment': ['two_digits.py'],
-        'model family': ['grpo_jax/models/hf.py'],
+        'model family': ['grpo_jax/models/families.py'],
     }.items():
         count = re.search(rf'^\| \[{row}\].*?\| .*?\| (\d+) \|', text, re.MULTILINE)[1]
         assert int(count) == sum(lines.pop(file) for file in files), row

@@ -164,11 +164,11 @@ import jax
 import numpy as np
 from grpo_jax.hosts import processes
 from grpo_jax.sharding import mesh, specs
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 
 address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 with processes.session(address, 2, process):
-    c = hf.load_config(folder)
+    c = families.load_config(folder)
     here = transformer.map_table(lambda *_: jax.local_devices()[0], transformer.param_table(c))
     whole = jax.device_get(hf.load_params(folder, c, here))
     for shape in [(1, 4, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]:

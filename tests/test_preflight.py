@@ -15,7 +15,7 @@ import pytest
 from grpo_jax import train
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from grpo_jax.preflight import __main__ as preflight
 from grpo_jax.preflight import advice, compiler, flops, hlo, plan, scale, topology, verdict
 from grpo_jax.run.collect import abstract_aux, step_shapes
@@ -45,7 +45,7 @@ PUBLISHED = {  # billions of parameters, from the models' cards and safetensors 
 
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_shapes_of_published_models_have_their_parameters(name):
-    c = hf.load_config(os.path.join(plan.MODELS, name))
+    c = families.load_config(os.path.join(plan.MODELS, name))
     shapes = jax.eval_shape(lambda key: transformer.init(key, c), jax.random.key(0))
     assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e9, 3) == PUBLISHED[name]
 
@@ -239,7 +239,7 @@ def test_stop_strings_and_thinking_need_no_tokenizer(slices):
 
 def test_a_mesh_is_chosen_where_the_config_has_none(slices):
     config = gsm8k.get_config()
-    c = hf.load_config(os.path.join(plan.MODELS, 'Qwen2.5-0.5B'))
+    c = families.load_config(os.path.join(plan.MODELS, 'Qwen2.5-0.5B'))
 
     def chosen(prompts, chips_, slices_=1):
         config.data.prompts_per_step = prompts

@@ -13,7 +13,7 @@ import pytest
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from grpo_jax.run import config_file, events, steering
 from grpo_jax.run.experiment import claim, open_experiment
 from grpo_jax.run.steering import AMENDABLE, FIXED, FREE, PARTS, PATH, Change, Steering
@@ -224,7 +224,7 @@ def test_data_that_moved_are_the_same_data_and_others_are_not(tmp_path):
 
 def test_a_model_that_moved_is_the_same_model_and_another_is_not(tmp_path):
     begun, folder = tmp_path / 'run', small_model.write(tmp_path / 'model')
-    model_config = hf.load_config(folder)
+    model_config = families.load_config(folder)
     params = jax.device_get(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
     folder = str(tmp_path / 'weights')
     hf.save(folder, str(tmp_path / 'model'), params, model_config, np.float32)

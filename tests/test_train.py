@@ -20,7 +20,7 @@ from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from grpo_jax.run import checkpoint, cli
 from grpo_jax.types import Example
 from tests import small_model, tiny_run
@@ -126,7 +126,7 @@ def test_evaluation_of_a_workdir_is_deterministic_and_equals_the_runs_own(finish
 def test_export_has_the_runs_weights(finished, tmp_path):
     workdir, state = finished
     export.export(workdir, str(tmp_path / 'out'), 'float32')
-    c = hf.load_config(tmp_path / 'out')
+    c = families.load_config(tmp_path / 'out')
     nowhere = transformer.map_table(lambda path, param: jax.devices()[0], transformer.param_table(c))
     for a, b in zip(
         jax.tree.leaves(hf.load_params(tmp_path / 'out', c, nowhere)), jax.tree.leaves(state.params), strict=True

@@ -157,7 +157,9 @@ def completion_logprobs(
     queries, columns = rollout.prompt_mask.shape[1], rollout.completion_mask.shape[1]
     text = _text(rollout, cells)
     starts, lengths = text.start[:, :: packing.block], text.length[:, :: packing.block]
-    visible = attention.Packed(text.part, starts, lengths, packing.block, packing.queries, packing.tokens)
+    visible = attention.Packed(
+        text.part, text.positions, starts, lengths, packing.block, packing.queries, packing.tokens
+    )
     hidden = transformer.forward(
         params, text.tokens, text.positions, visible, model_config, remat=remat, collectives=head.collectives
     )

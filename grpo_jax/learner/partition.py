@@ -40,10 +40,11 @@ def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh) -> Colle
             function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(AXES), check_vma=False
         )
 
-    def attend(q, k, v, visible):
+    def attend(q, k, v, visible, rule):
         queries, keys = PartitionSpec(BATCH_AXES, 'context', 'tensor'), PartitionSpec(BATCH_AXES, None, 'tensor')
-        in_specs = (queries, keys, keys, PartitionSpec(BATCH_AXES))
-        return on_devices(_attend_own_columns, in_specs, queries)(q, k, v, visible)
+        in_specs = (queries, keys, keys, PartitionSpec(BATCH_AXES), PartitionSpec())
+        attend_own_columns = functools.partial(_attend_own_columns, rule=rule._replace(window=None))
+        return on_devices(attend_own_columns, in_specs, queries)(q, k, v, visible, rule.window)
 
     def embed(table, tokens, dtype):
         embed_own_tokens = functools.partial(_embed_own_tokens, dtype=dtype)
@@ -66,9 +67,10 @@ def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh) -> Colle
     return Collectives(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
 
 
-def _attend_own_columns(q, k, v, visible):
-    """Attention of a device's columns of queries over all columns of keys."""
-    return attention.attend(q, k, v, visible, jax.lax.axis_index('context') * q.shape[1])
+def _attend_own_columns(q, k, v, visible, window, rule):
+    """Attention of a device's columns of queries over all columns of keys; the rule comes without its window."""
+    rule = rule._replace(window=window)
+    return attention.attend(q, k, v, visible, rule, jax.lax.axis_index('context') * q.shape[1])
 
 
 def _embed_own_tokens(table, tokens, dtype):

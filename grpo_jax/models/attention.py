@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import struct
 import jax
@@ -16,7 +16,18 @@ QUERY_CHUNK = 512  # queries of a long row whose weights exist at once; the back
 CHUNK_ABOVE_PAIRS = 2**19  # a row is long if it has more pairs of a query and a key than this
 MASKED = -2e38  # finite, so that a row without any allowed key yields a mean and not NaN
 
-Angles = tuple[Float[Array, 'B T 1 h'], Float[Array, 'B T 1 h']]  # (cos, sin) of rotary positions; h = H / 2
+Angles = tuple[Float[Array, 'B T 1 h'], Float[Array, 'B T 1 h']]  # (cos, sin) of rotary positions; h <= H / 2
+
+
+class Rule(NamedTuple):
+    """What a layer's attention computes; the defaults are Llama's."""
+
+    scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(H)
+    cap: float = 0.0  # soft cap of the scaled products; 0: none
+    window: Int[Array, ''] | None = None  # positions that a query attends to, of which its own is the last; None: all
+
+
+LLAMA = Rule()
 
 
 @pytree
@@ -28,6 +39,7 @@ class Packed(Pytree):
     """
 
     part: Int[Array, 'B T']  # 0: of a prompt, above: of the completion of that number, -1: of nothing
+    positions: Int[Array, 'B T']
     start: Int[Array, 'B blocks']  # column where the prompt of the block's group begins
     length: Int[Array, 'B blocks']  # tokens of that prompt
     block: int = struct.field(pytree_node=False)
@@ -40,52 +52,69 @@ def attend(
     k: Float[Array, 'B S K H'],
     v: Float[Array, 'B S K H'],
     visible: Bool[Array, 'B S'] | Packed,
+    rule: Rule = LLAMA,
     first: int | Int[Array, ''] = 0,
 ) -> Float[Array, 'B T N H']:
     """Attention output of queries over keys and values.
 
     visible marks the valid columns of causal attention, or is Packed. The queries are those of columns
-    first .. first + T. Logits and softmax are float32.
+    first .. first + T. Scores and softmax are float32.
     """
     if isinstance(visible, Packed):
-        return _attend_packed(q, k, v, visible, first)
+        return _attend_packed(q, k, v, visible, rule, first)
     if q.shape[1] * k.shape[1] <= CHUNK_ABOVE_PAIRS or q.shape[1] % QUERY_CHUNK:
-        return _softmax_attention(q, k, v, causal(visible, first, q.shape[1]))
+        return _softmax_attention(q, k, v, causal(visible, first, q.shape[1], rule.window), rule)
 
     @jax.checkpoint
     def attend_chunk(chunk):
         start, queries = chunk
-        return _softmax_attention(queries, k, v, causal(visible, first + start, QUERY_CHUNK))
+        return _softmax_attention(queries, k, v, causal(visible, first + start, QUERY_CHUNK, rule.window), rule)
 
     starts = jnp.arange(0, q.shape[1], QUERY_CHUNK)
     chunks = q.reshape(len(q), -1, QUERY_CHUNK, *q.shape[2:]).swapaxes(0, 1)
     return jax.lax.map(attend_chunk, (starts, chunks)).swapaxes(0, 1).reshape(q.shape)
 
 
-def _softmax_attention(q, k, v, allowed):
+def soft_cap(x: Float[Array, '...'], cap: float) -> Float[Array, '...']:
+    """cap * tanh(x / cap), which lies between -cap and cap; cap 0: x."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def _softmax_attention(q, k, v, allowed, rule):
     """attend with allowed bool[B, 1, T, S]."""
     b, t, n, h = q.shape
     heads = k.shape[2]
     grouped = q.reshape(b, t, heads, n // heads, h)
-    scores = jnp.einsum('btkgh,bskh->bkgts', grouped, k, preferred_element_type=jnp.float32) / math.sqrt(h)
+    products = jnp.einsum('btkgh,bskh->bkgts', grouped, k, preferred_element_type=jnp.float32)
+    scores = soft_cap(products / math.sqrt(h) if rule.scale is None else products * rule.scale, rule.cap)
     weights = jax.nn.softmax(jnp.where(allowed[:, :, None], scores, MASKED), -1).astype(q.dtype)
     out = jnp.einsum('bkgts,bskh->btkgh', weights, v, preferred_element_type=jnp.float32)
     return out.reshape(b, t, n, h).astype(q.dtype)
 
 
 def causal(
-    mask: Bool[Array, 'B S'], first: int | Int[Array, ''] = 0, count: int | None = None
+    mask: Bool[Array, 'B S'],
+    first: int | Int[Array, ''] = 0,
+    count: int | None = None,
+    window: Int[Array, ''] | None = None,
 ) -> Bool[Array, 'B 1 T S']:
-    """Allowed pairs of a query and a key in a left- or right-padded batch.
+    """Allowed pairs of a query and a key in a padded batch, wherever its padding is.
 
-    The queries are those of columns first .. first + count; by default all.
+    The queries are those of columns first .. first + count; by default all. window is that of Rule; it counts
+    valid columns.
     """
     columns = mask.shape[1]
-    rows = first + jnp.arange(columns if count is None else count)
-    return ((jnp.arange(columns) <= rows[:, None]) & mask[:, None, :])[:, None]
+    count = columns if count is None else count
+    rows = first + jnp.arange(count)
+    allowed = (jnp.arange(columns) <= rows[:, None]) & mask[:, None, :]
+    if window is not None:
+        positions = jnp.cumsum(mask, -1)
+        own = jax.lax.dynamic_slice_in_dim(positions, first, count, 1)
+        allowed &= own[:, :, None] - positions[:, None] < window
+    return allowed[:, None]
 
 
-def _attend_packed(q, k, v, packed, first):
+def _attend_packed(q, k, v, packed, rule, first):
     """attend by blocks of queries, each over the columns that its completions may reach and over its prompt."""
     rows, columns = packed.part.shape
     block, all_blocks = packed.block, columns // packed.block
@@ -116,6 +145,10 @@ def _attend_packed(q, k, v, packed, first):
     not_later = jnp.arange((back + 1) * block) <= back * block + within
     column = (first + jnp.arange(blocks)[:, None]) * block + within[:, 0]
     prompt_token = (prompt_columns < length[..., None]) & (prompt_columns <= (column - start)[..., None])
+    if rule.window is not None:
+        not_later &= back * block + within - jnp.arange((back + 1) * block) < rule.window
+        positions = query_blocks(packed.positions.reshape(rows, all_blocks, block))[..., None]
+        prompt_token &= positions - prompt_columns < rule.window  # a prompt's tokens count positions from 0
     allowed = jnp.concatenate([same_completion & not_later, prompt_token], -1)
 
     def flat(x):
@@ -125,29 +158,36 @@ def _attend_packed(q, k, v, packed, first):
     keys, values = (flat(jnp.concatenate([band(x), prompt(x)], 2)) for x in (k, v))
     mask = flat(allowed)[:, None]
     if q.shape[1] * keys.shape[1] <= CHUNK_ABOVE_PAIRS:
-        return _softmax_attention(queries, keys, values, mask).reshape(q.shape)
+        return _softmax_attention(queries, keys, values, mask, rule).reshape(q.shape)
 
     @jax.checkpoint
     def one(inputs):
         q, k, v, mask = (x[None] for x in inputs)
-        return _softmax_attention(q, k, v, mask)[0]
+        return _softmax_attention(q, k, v, mask, rule)[0]
 
     return jax.lax.map(one, (queries, keys, values, mask), batch_size=max(1, QUERY_CHUNK // block)).reshape(q.shape)
 
 
 def rope_frequencies(
-    head_dim: int, theta: float, scaling: tuple[tuple[str, Any], ...]
+    size: int, theta: float, scaling: tuple[tuple[str, Any], ...]
 ) -> tuple[Float[np.ndarray, ' h'], float]:
-    """(inverse frequencies f64, factor on cos and sin) of the rotary embedding.
+    """(inverse frequencies f64, factor on cos and sin) of the rotary embedding of `size` numbers.
 
-    `scaling` has (name, value) pairs as in Hugging Face's rope_parameters; types default,
-    linear, llama3 and yarn follow transformers' modeling_rope_utils (YaRN: arXiv 2309.00071).
+    theta 0 rotates nothing. `scaling` has (name, value) pairs as in Hugging Face's rope_parameters; types default,
+    linear, llama3, yarn and longrope follow transformers' modeling_rope_utils (YaRN: arXiv 2309.00071, LongRoPE:
+    arXiv 2402.13753).
     """
-    base = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    if not theta:
+        return np.zeros(size // 2), 1.0
+    base = theta ** -(np.arange(0, size, 2) / size)
     options = dict(scaling)
     kind = options.get('rope_type', 'default')
     if kind == 'default':
         return base, 1.0
+    if kind == 'longrope':  # a run is no longer than original_max_position_embeddings, see families.context_length
+        factor, original = options['factor'], options['original_max_position_embeddings']
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        return base / np.asarray(options['short_factor']), options.get('attention_factor', attention)
     factor = options['factor']
     if kind == 'linear':
         return base / factor, 1.0
@@ -157,24 +197,24 @@ def rope_frequencies(
         low, high = options['low_freq_factor'], options['high_freq_factor']
         smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
         return (1 - smooth) * base / factor + smooth * base, 1.0
-    return _yarn(base, head_dim, theta, options)
+    return _yarn(base, size, theta, options)
 
 
-def _yarn(base, head_dim: int, theta: float, options: Mapping):
+def _yarn(base, size: int, theta: float, options: Mapping):
     factor, original = options['factor'], options['original_max_position_embeddings']
 
     def magnitude(scale, coefficient=1.0):
         return 0.1 * coefficient * math.log(scale) + 1.0 if scale > 1 else 1.0
 
     def dimension(rotations):
-        return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low = dimension(options.get('beta_fast') or 32)
     high = dimension(options.get('beta_slow') or 1)
     if options.get('truncate', True):
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = np.clip((np.arange(size // 2) - low) / max(high - low, 0.001), 0, 1)
     frequencies = ramp * base / factor + (1 - ramp) * base
     attention = options.get('attention_factor')
     if attention is None:
@@ -185,18 +225,19 @@ def _yarn(base, head_dim: int, theta: float, options: Mapping):
     return frequencies, attention
 
 
-def rope_angles(
-    positions: Int[Array, 'B T'], head_dim: int, theta: float, scaling: tuple[tuple[str, Any], ...]
-) -> Angles:
-    """(cos, sin), each f32, of positions."""
-    frequencies, factor = rope_frequencies(head_dim, theta, scaling)
+def rope_angles(positions: Int[Array, 'B T'], size: int, theta: float, scaling: tuple[tuple[str, Any], ...]) -> Angles:
+    """(cos, sin), each f32, of positions; size, theta and scaling as in rope_frequencies."""
+    frequencies, factor = rope_frequencies(size, theta, scaling)
     # float32: bfloat16 rounds position 257 to 256
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles)[:, :, None] * factor, jnp.sin(angles)[:, :, None] * factor
 
 
 def rotate(x: Float[Array, 'B T N H'], angles: Angles) -> Float[Array, 'B T N H']:
-    """x rotated by the angles; pairs are (i, i + H/2), as in Hugging Face's models."""
+    """x rotated by the angles; pairs are (i, i + h), as in Hugging Face's models, and what is beyond 2 h stays."""
+    size = 2 * angles[0].shape[-1]
+    if size < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :size], angles), x[..., size:]], -1)
     cos, sin = (angle[..., None, :] for angle in angles)
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
     # the reversal is a plain read to XLA on CPUs, where splitting and joining halves took half of a decode step

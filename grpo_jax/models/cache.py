@@ -112,18 +112,19 @@ def extend(
     angles: Any,
     cache: KVCache,
     layer: int | Int[Array, ''],
+    rule: attention.Rule = attention.LLAMA,
 ) -> tuple[Float[Array, 'B 1 N H'], Chunk]:
     """(attention output, the last Chunk with the newest token) of the newest token's q, k and v.
 
-    q and k are not yet rotated. The angles are those of attention.rope_angles; for flat chunks they are
-    decode_kernel.rope_factors.
+    q and k are not yet rotated. The angles are those of attention.rope_angles; for flat chunks, whose kernel knows no
+    rule, they are decode_kernel.rope_factors.
     """
     if cache.prompt.flat:
         out, chunk = decode_kernel.attend(q[:, 0], k[:, 0], v[:, 0], angles, cache, layer)
         return out[:, None], chunk
     q, k = attention.rotate(q, angles), attention.rotate(k, angles)
     cache = write(cache, layer, k[:, 0], v[:, 0])
-    return attend_cached(q[:, 0], cache, layer)[:, None], cache.chunks[-1]
+    return attend_cached(q[:, 0], cache, layer, rule)[:, None], cache.chunks[-1]
 
 
 def write(cache: KVCache, layer: int | Int[Array, ''], k: Float[Array, 'B K H'], v: Float[Array, 'B K H']) -> KVCache:
@@ -144,7 +145,9 @@ def write(cache: KVCache, layer: int | Int[Array, ''], k: Float[Array, 'B K H'],
     return cache.with_last_chunk(Chunk(put(chunk.k, k, 5), put(chunk.v, v, 4), *scales))
 
 
-def attend_cached(q: Float[Array, 'B N H'], cache: KVCache, layer: int | Int[Array, '']) -> Float[Array, 'B N H']:
+def attend_cached(
+    q: Float[Array, 'B N H'], cache: KVCache, layer: int | Int[Array, ''], rule: attention.Rule = attention.LLAMA
+) -> Float[Array, 'B N H']:
     """Attention output of the newest token's queries over the whole cache of a layer.
 
     One softmax over prompt and own columns, in float32, by running maximum and sum over blocks
@@ -156,33 +159,48 @@ def attend_cached(q: Float[Array, 'B N H'], cache: KVCache, layer: int | Int[Arr
     grouped = q.reshape(b, heads, n // heads, h)
     shape = grouped.shape[:3]
     running = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
-    first = jnp.min(cache.prompt_start) // cache.prompt.block
-    prompt_columns = _Columns(0, cache.prompt_start, cache.prompt.columns - 1, first)
-    running = _absorb(running, grouped, cache.prompt, layer, prompt_columns)
+    starts, own_first = _first_columns(cache, rule.window)
+    prompt_columns = _Columns(0, starts[0], cache.prompt.columns - 1, jnp.min(starts[0]) // cache.prompt.block)
+    running = _absorb(running, grouped, cache.prompt, layer, prompt_columns, rule)
     offset = 0
     for chunk in cache.chunks:
-        running = _absorb(running, grouped, chunk, layer, _Columns(offset, cache.start, cache.length, 0))
+        first_block = 0 if rule.window is None else jnp.maximum(own_first - offset, 0) // chunk.block
+        running = _absorb(running, grouped, chunk, layer, _Columns(offset, starts[1], cache.length, first_block), rule)
         offset += chunk.columns
     _, total, out = running
     return (out / total[..., None]).reshape(b, n, h).astype(q.dtype)
+
+
+def _first_columns(cache, window):
+    """(first columns that the newest tokens attend to, in the prompt and of their own; the least of the latter).
+
+    The former are i32[P], or i32[P, B / P] with a window, which ends at another column for each row; the latter i32[B].
+    """
+    if window is None:
+        return (cache.prompt_start, cache.start), 0
+    own = jnp.maximum(cache.start, cache.length + 1 - window)
+    # own column 0 + start follows the prompt's last column
+    prompt = cache.prompt.columns + cache.length - cache.start + 1 - window
+    prompt = jnp.maximum(prompt.reshape(len(cache.prompt_start), -1), cache.prompt_start[:, None])
+    return (prompt, own), jnp.min(own)
 
 
 class _Columns(NamedTuple):
     """The columns of a chunk that are attended to."""
 
     offset: int  # the chunk's first column
-    start: jax.Array  # i32[R] first valid column of each row
+    start: jax.Array  # first valid column: i32[R] of each row, or i32[R, B / R] of each row of queries
     last: int | jax.Array  # last valid column
     first_block: int | jax.Array  # blocks of the chunk before this one hold no valid column
 
 
-def _absorb(running, q, chunk, layer, valid_columns):
+def _absorb(running, q, chunk, layer, valid_columns, rule):
     """The running (maximum, sum, output) of queries [B, K, N / K, H] after the valid _Columns of a chunk."""
     offset, start, last, first_block = valid_columns
     rows, block = chunk.k.shape[2], chunk.block
     b, heads, group, h = q.shape
     fold = b // rows
-    scale = 1.0 / math.sqrt(h)
+    scale = 1.0 / math.sqrt(h) if rule.scale is None else rule.scale
 
     def folded(x):
         """[B, K, g, ...] -> [R, K, x * g, ...]: a group's rows are rows of one matrix product."""
@@ -206,11 +224,13 @@ def _absorb(running, q, chunk, layer, valid_columns):
             return jax.lax.dynamic_slice(array, (layer, j) + (0,) * (array.ndim - 2), sizes)[0, 0]
 
         columns = offset + j * block + jnp.arange(block)
-        valid = (columns >= start[:, None]) & (columns <= last)
+        valid = (columns >= start[..., None]) & (columns <= last)
+        # [R, M, S] or, where it is the same for all queries of a row, [R, 1, S]
+        valid = jnp.repeat(valid, group, 1) if start.ndim > 1 else valid[:, None]
         scores = jnp.einsum('rkmh,rkhs->rkms', q, _like(q, read(chunk.k)), preferred_element_type=jnp.float32) * scale
         if chunk.k_scale is not None:
             scores = scores * read(chunk.k_scale)[:, :, None]
-        scores = jnp.where(valid[:, None, None], scores, MASKED)
+        scores = jnp.where(valid[:, None], attention.soft_cap(scores, rule.cap), MASKED)
         new_highest = jnp.maximum(highest, jnp.max(scores, -1))
         decay, weights = jnp.exp(highest - new_highest), jnp.exp(scores - new_highest[..., None])
         total = total * decay + jnp.sum(weights, -1)

@@ -1,12 +1,10 @@
-"""Hugging Face folders in and out: config.json, safetensors (single or sharded), tokenizer files.
+"""Hugging Face folders in and out: safetensors (single or sharded), tokenizer files; families.py reads config.json.
 
-Every field of ModelConfig is read from config.json through transformers, whose defaults are the
-family's own. A path that is no folder is taken for a hub name.
+A path that is no folder is taken for a hub name.
 """
 
 from collections.abc import Mapping
 import json
-import math
 import os
 import re
 import shutil
@@ -20,44 +18,10 @@ from safetensors.numpy import save_file
 from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import buckets, files, hub
-from grpo_jax.models import config_checks, folders, heads, loading, quantization, tensor_files, transformer
+from grpo_jax.models import families, folders, heads, loading, quantization, tensor_files, tensor_names, transformer
+from grpo_jax.models.tensor_names import NAMES
 
-# model_type -> of its config, the fields of ModelConfig in which the family differs from Llama without biases
-FAMILIES = {
-    'llama': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'mlp_bias': hf.mlp_bias},
-    'qwen2': lambda hf: {'qkv_bias': True},
-    'qwen3': lambda hf: {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'qk_norm': True},
-}
 PATTERNS = ('*.json', '*.safetensors', '*.txt', '*.model', '*.jinja')  # files of a model that are fetched
-MOST_PARAMETERS = 2**43  # some twenty times those of the largest model
-# Name of a tensor, and its axes from ours to Hugging Face's: 'dnh->nh,d' is [D, N, H] stored as [N * H, D]. Theirs are
-# linear weights [out, in]. Axis letters are those of types.py.
-LAYER_NAMES = {
-    'attn_norm': ('input_layernorm.weight', 'd->d'),
-    'mlp_norm': ('post_attention_layernorm.weight', 'd->d'),
-    'wq': ('self_attn.q_proj.weight', 'dnh->nh,d'),
-    'bq': ('self_attn.q_proj.bias', 'nh->nh'),
-    'q_norm': ('self_attn.q_norm.weight', 'h->h'),
-    'wk': ('self_attn.k_proj.weight', 'dkh->kh,d'),
-    'bk': ('self_attn.k_proj.bias', 'kh->kh'),
-    'k_norm': ('self_attn.k_norm.weight', 'h->h'),
-    'wv': ('self_attn.v_proj.weight', 'dkh->kh,d'),
-    'bv': ('self_attn.v_proj.bias', 'kh->kh'),
-    'wo': ('self_attn.o_proj.weight', 'nhd->d,nh'),
-    'bo': ('self_attn.o_proj.bias', 'd->d'),
-    'w_gate': ('mlp.gate_proj.weight', 'df->f,d'),
-    'b_gate': ('mlp.gate_proj.bias', 'f->f'),
-    'w_up': ('mlp.up_proj.weight', 'df->f,d'),
-    'b_up': ('mlp.up_proj.bias', 'f->f'),
-    'w_down': ('mlp.down_proj.weight', 'fd->d,f'),
-    'b_down': ('mlp.down_proj.bias', 'd->d'),
-}
-NAMES = {
-    'embed': ('model.embed_tokens.weight', 'vd->v,d'),
-    'final_norm': ('model.norm.weight', 'd->d'),
-    'lm_head': ('lm_head.weight', 'dv->v,d'),
-    'value_head': ('score.weight', 'd->,d'),
-}
 
 
 def find(path: str | os.PathLike[str]) -> str:
@@ -80,74 +44,6 @@ def find(path: str | os.PathLike[str]) -> str:
     return folder
 
 
-def _transformers() -> Any:
-    """The library; importing it takes a second, and prints advice for those without torch unless it is told not to."""
-    os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
-    import transformers
-
-    return transformers
-
-
-def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
-    """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
-    path = os.path.join(folder, 'config.json')
-    family, hf = _read_config(folder, path)
-    config_checks.check(hf, path)
-    if hf.hidden_act != 'silu':
-        raise BadInput(f'hidden_act in {path}', hf.hidden_act, 'only silu is supported')
-    for name, none in (('use_sliding_window', 'false'), ('sliding_window', 'null')):
-        if family != 'llama' and getattr(hf, name, None):
-            raise BadInput(f'{name} in {path}', getattr(hf, name), f'not supported; set it to {none}')
-    kinds = getattr(hf, 'layer_types', None)
-    if kinds is not None and (not isinstance(kinds, list) or any(kind != 'full_attention' for kind in kinds)):
-        raise BadInput(f'layer_types in {path}', kinds, 'not supported; full_attention alone is')
-    theta, rope = config_checks.rope(hf, path)
-    own = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False) | FAMILIES[family](hf)
-    c = transformer.ModelConfig(
-        vocab_size=hf.vocab_size,
-        width=hf.hidden_size,
-        layers=hf.num_hidden_layers,
-        heads=hf.num_attention_heads,
-        kv_heads=hf.num_key_value_heads,
-        head_dim=config_checks.head_dim(hf, path),
-        mlp=hf.intermediate_size,
-        norm_eps=hf.rms_norm_eps,
-        rope_theta=float(theta),
-        rope_scaling=tuple(sorted(rope.items())),
-        tie_embeddings=hf.tie_word_embeddings,
-        **own,
-    )
-    parameters = sum(math.prod(p.shape) for p in jax.tree.leaves(transformer.param_table(c), is_leaf=_is_param))
-    if parameters > MOST_PARAMETERS:
-        raise BadInput(
-            path, f'{parameters} parameters', 'is no model that anybody has; take it from the published model'
-        )
-    return c
-
-
-def _read_config(folder, path):
-    """(model_type, the config as transformers reads it); BadInput for what it cannot read, and other families."""
-    if not os.path.isfile(path):
-        raise BadInput('model.path', folder, 'has no config.json; give the folder that holds it beside the weights')
-    folders.check(folder)
-    config = folders.read_settings(folder, 'config.json')
-    config_checks.check_sizes(config, path)  # before transformers makes a list of so many layers
-    family = config.get('model_type')
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
-    config = {name: value for name, value in config.items() if name in config_checks.READ}
-    try:
-        return family, _transformers().AutoConfig.for_model(family, **config, name_or_path=os.fspath(folder))
-    except Exception as error:  # transformers raises a different type for each way of being wrong
-        raise BadInput(path, 'unreadable', f'{str(error)[:200]}; {folders.REMEDY}') from None
-
-
-def context_length(folder: str | os.PathLike[str]) -> int:
-    """Number of positions that the model is for (max_position_embeddings)."""
-    path = os.path.join(folder, 'config.json')
-    return _read_config(folder, path)[1].max_position_embeddings
-
-
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     """The folder's tokenizer; BadInput when there is none, and for one whose tokens the folder's model does not have.
 
@@ -159,9 +55,9 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     folders.check_tokenizer(folder)
     path = os.path.join(folder, 'config.json')
     # else transformers would read the file by itself, and obey all of it
-    known = {'config': _read_config(folder, path)[1]} if os.path.isfile(path) else {}
+    known = {'config': families.read_config(folder, path)[1]} if os.path.isfile(path) else {}
     try:
-        tokenizer = _transformers().AutoTokenizer.from_pretrained(
+        tokenizer = families.import_transformers().AutoTokenizer.from_pretrained(
             folder, **known, trust_remote_code=False, local_files_only=True
         )
         given = {*tokenizer.encode('1'), *tokenizer.all_special_ids}  # what is wrong with some settings comes out here
@@ -228,8 +124,9 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
     stored, names = _check(folder, table, c)
 
     def leaf(key, param, sharding):
-        layers, axes = names[keystr(key, simple=True, separator='/')]
-        array = loading.load_parameter([stored[name] for name in layers], axes, param.shape, sharding)
+        place = names[keystr(key, simple=True, separator='/')]
+        tensors = [stored[name] for name in place.names]
+        array = loading.load_parameter(tensors, place.axes, param.shape, sharding, first=place.rows.start or 0)
         reading.done += 1
         return array
 
@@ -248,29 +145,26 @@ def check_weights(folder: str | os.PathLike[str], c: transformer.ModelConfig, he
 
 
 def _check(folder, table, c):
-    """(the tensors of the folder by name, the names of _tensor_names) when they fit; else BadInput.
+    """(the tensors of the folder by name, tensor_names.find_tensors) when they fit; else BadInput.
 
     A tied head may be there, or be all that is there of head and embedding; and so may rotary frequencies.
     """
     stored = quantization.attach_scales(folder, tensor_files.list_tensors(folder))
-    names = _tensor_names(table, c)
+    names = tensor_names.find_tensors(table, c)
     embedding, head = NAMES['embed'][0], NAMES['lm_head'][0]
     if c.tie_embeddings and head in stored:
         stored = {embedding: stored[head]} | stored
         del stored[head]
-    known = {name for layers, _ in names.values() for name in layers}
+    known = {name for place in names.values() for name in place.names}
     missing = sorted(known - stored.keys())
     extra = sorted(name for name in stored.keys() - known if not name.endswith('rotary_emb.inv_freq'))
     if missing or extra:
         raise BadInput(
             'model.path', folder, f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}'
         )
-    for key, param in jax.tree_util.tree_leaves_with_path(table, is_leaf=_is_param):
-        path = keystr(key, simple=True, separator='/')
-        layers, axes = names[path]
-        shape = param.shape[1:] if path.startswith('layers/') else param.shape
-        for name in layers:
-            tensor_files.check(stored[name], _their_shape(axes, shape))
+    for place in names.values():
+        for name in place.names:
+            tensor_files.check(stored[name], place.shape)
     return stored, names
 
 
@@ -297,14 +191,14 @@ def save(
     """
     os.makedirs(folder, exist_ok=True)
     copy_files(source, folder)
-    names = _tensor_names(_table(params, c), c)
+    names = tensor_names.find_tensors(_table(params, c), c)
     tensors = {}
     for key, value in jax.tree_util.tree_leaves_with_path(params):
         path = keystr(key, simple=True, separator='/')
-        layers, axes = names[path]
+        layers, axes, shape, rows = names[path]
         value = np.asarray(value).astype(dtype)
         for name, array in zip(layers, value if path.startswith('layers/') else [value], strict=True):
-            tensors[name] = np.ascontiguousarray(_to_theirs(axes, array))
+            tensors.setdefault(name, np.empty(shape, dtype))[rows] = tensor_names.to_theirs(axes, array)
     save_file(tensors, os.path.join(folder, 'model.safetensors'), metadata={'format': 'pt'})
     path = os.path.join(folder, 'config.json')
     with open(path, encoding='utf8') as file:
@@ -314,13 +208,21 @@ def save(
     config['dtype'] = str(np.dtype(dtype))
     if 'value_head' in params:
         config |= {
-            'architectures': [f'{config["model_type"].capitalize()}ForSequenceClassification'],
+            'architectures': [_classifier(config['model_type'])],
             'id2label': {'0': 'score'},
             'label2id': {'score': 0},
         }
     config |= settings
     with open(path, 'w', encoding='utf8') as file:
         json.dump(config, file, indent=2)
+
+
+def _classifier(family):
+    """The name of the family's sequence classification in transformers; None where it has none."""
+    families.import_transformers()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(family)
 
 
 def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
@@ -342,27 +244,3 @@ def config_files(folder: str | os.PathLike[str]) -> list[str]:
 def _table(tree, c):
     """The table of parameters like those of the tree: with a scalar head, or those of a language model."""
     return (heads if 'value_head' in tree else transformer).param_table(c)
-
-
-def _tensor_names(table, c):
-    """Our path -> (Hugging Face tensor names, one a layer for stacked parameters; axes as in NAMES)."""
-    names = {path: ([name], axes) for path, (name, axes) in NAMES.items() if path in table}
-    for key in table['layers']:
-        name, axes = LAYER_NAMES[key]
-        names[f'layers/{key}'] = [f'model.layers.{i}.{name}' for i in range(c.layers)], axes
-    return names
-
-
-def _their_shape(axes, shape):
-    """The stored shape of our parameter of that shape; axes as in NAMES."""
-    ours, theirs = axes.split('->')
-    sizes = dict(zip(ours, shape, strict=True))
-    return tuple(math.prod(sizes[axis] for axis in group) for group in theirs.split(','))
-
-
-def _to_theirs(axes, array):
-    """The array of ours as it is stored; axes as in NAMES."""
-    ours, theirs = axes.split('->')
-    sizes = dict(zip(ours, array.shape, strict=True))
-    array = array.transpose([ours.index(axis) for axis in theirs.replace(',', '')])
-    return array.reshape([math.prod(sizes[axis] for axis in group) for group in theirs.split(',')])

@@ -14,10 +14,13 @@ from grpo_jax.models.tensor_files import Part, StoredTensor
 ALIGNED = 64  # bytes; from such an address on, jax on CPUs takes an array of numpy as it is, without a copy
 
 
-def load_parameter(tensors: Sequence[StoredTensor], axes: str, shape: tuple[int, ...], sharding: Any) -> jax.Array:
+def load_parameter(
+    tensors: Sequence[StoredTensor], axes: str, shape: tuple[int, ...], sharding: Any, first: int = 0
+) -> jax.Array:
     """The float32 parameter of that shape on its devices (sharding may be a device), from the tensors it is stored as.
 
-    axes 'dnh->nh,d': [D, N, H] is stored as [N * H, D]. A shape of one axis more has the tensors as its layers.
+    axes 'dnh->nh,d': [D, N, H] is stored as [N * H, D]. A shape of one axis more has the tensors as its layers. first:
+    the row of a tensor at which the parameter begins, where others share the tensor.
     BadInput as tensor_files.read_parts.
     """
     stacked = len(shape) > len(axes.split('->')[0])
@@ -30,6 +33,7 @@ def load_parameter(tensors: Sequence[StoredTensor], axes: str, shape: tuple[int,
                 parts.append(_part(axes, shape, place, array))
             elif place[0][0] <= layer < place[0][1]:
                 parts.append(_part(axes, shape[1:], place[1:], array[layer - place[0][0]]))
+        parts = [part._replace(rows=slice(part.rows.start + first, part.rows.stop + first)) for part in parts]
         if parts:
             tensor_files.read_parts(tensor, parts)
     # a device that copies does so before the next parameter is read

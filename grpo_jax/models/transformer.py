@@ -1,9 +1,9 @@
-"""The decoder of the Llama, Qwen2 and Qwen3 families: a parameter table and pure functions over it.
+"""The decoder that all families share: a parameter table and pure functions over it.
 
 One table (`param_table`) is the only place that spells a parameter's name, shape and mesh axes; init,
 shardings, Hugging Face names and counts are maps over it. Layers are stacked on a leading axis and
-run by `lax.scan`. `forward` (learner), `prefill` and `decode` (sampler) share one `block`; they differ in
-which tokens attend to which.
+run by `lax.scan`; what differs from layer to layer is an array that the scan reads beside them (`layer_kinds`).
+`forward` (learner), `prefill` and `decode` (sampler) share one `block`; they differ in which tokens attend to which.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from grpo_jax.models import attention, decode_kernel
+from grpo_jax.models import attention, decode_kernel, layer_kinds
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.linear import lookup, matmul
@@ -29,7 +29,10 @@ Params = Mapping[str, Any]  # arrays by name, as param_table nests them
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape and constants of a decoder; every field comes from a checkpoint (models.hf.load_config)."""
+    """Shape and constants of a decoder; every field comes from a checkpoint (models.families.load_config).
+
+    What has a default is one that changes nothing, which is Llama's.
+    """
 
     vocab_size: int
     width: int
@@ -46,8 +49,31 @@ class ModelConfig:
     out_bias: bool
     mlp_bias: bool
     tie_embeddings: bool
+    fused: bool = False  # a folder has wq, wk and wv in one tensor, and w_gate and w_up
+    activation: str = 'silu'  # of the mlp's gate, a key of ACTIVATIONS
+    norms: str = 'before'  # where attention and mlp have norms: before, after, or around, which is both
+    norm_offset: float = 0.0  # added to the weights of norms
+    norm_in_float32: bool = False  # norms multiply by their weights before they round, not after
+    qk_norm_over_heads: bool = False  # norms of queries and keys are over all heads at once
+    embed_scale: float = 1.0  # of embeddings, rounded to their dtype
+    residual_scale: float = 1.0  # of what attention and mlp add
+    attention_scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(head_dim)
+    attention_cap: float = 0.0  # soft cap of these products; 0: none
+    logit_divisor: float = 1.0
+    logit_cap: float = 0.0  # soft cap of the logits; 0: none
+    windows: tuple[int, ...] = ()  # of each layer: positions that a query attends to, 0: all; (): all in all layers
+    rotary_dim: int = 0  # numbers of a head that are rotated, the first ones; 0: all
+    local_rope: tuple = ()  # (rope_theta, rope_scaling) of layers with a window, where they have their own
+    unrotated: tuple[int, ...] = ()  # numbers of the layers without rotary positions (NoPE)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether attention and head compute what Llama's do, which is what the sampler's kernels compute."""
+        own = self.windows or self.rotary_dim or self.local_rope or self.unrotated or self.attention_cap
+        return not own and self.attention_scale is None and self.logit_divisor == 1 and not self.logit_cap
 
 
+ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': functools.partial(jax.nn.gelu, approximate=True)}
 # What the backward pass computes again of a layer. none: nothing. dots: all but its products with weights, which is
 # attention and the elementwise operations. full: all of it.
 REMAT = {
@@ -70,26 +96,30 @@ def param_table(c: ModelConfig) -> dict[str, Any]:
     """Nested dict of Param for every weight of the model."""
     d, f, n, k, h, layers = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
     fan_in, residual = d**-0.5, 1 / math.sqrt(2 * layers)
+    around = {'before': ('attn_norm', 'mlp_norm'), 'after': ('attn_post_norm', 'mlp_post_norm')}
+    around['around'] = around['before'] + around['after']
     stacked = {
-        'attn_norm': Param((layers, d), (None, None), 0.0, 1.0),
         'wq': Param((layers, d, n, h), (None, 'fsdp', 'tensor', None), fan_in),
         'wk': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
         'wv': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
         'wo': Param((layers, n, h, d), (None, 'tensor', None, 'fsdp'), residual * (n * h) ** -0.5),
-        'mlp_norm': Param((layers, d), (None, None), 0.0, 1.0),
         'w_gate': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
         'w_up': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
         'w_down': Param((layers, f, d), (None, 'tensor', 'fsdp'), residual * f**-0.5),
     }
+    stacked |= {name: Param((layers, d), (None, None), 0.0, 1 - c.norm_offset) for name in around[c.norms]}
     if c.qkv_bias:
         stacked['bq'] = Param((layers, n, h), (None, 'tensor', None), 0.0)
         stacked['bk'] = Param((layers, k, h), (None, 'tensor', None), 0.0)
         stacked['bv'] = Param((layers, k, h), (None, 'tensor', None), 0.0)
     if c.out_bias:
         stacked['bo'] = Param((layers, d), (None, None), 0.0)
-    if c.qk_norm:
-        stacked['q_norm'] = Param((layers, h), (None, None), 0.0, 1.0)
-        stacked['k_norm'] = Param((layers, h), (None, None), 0.0, 1.0)
+    if c.qk_norm and c.qk_norm_over_heads:
+        stacked['q_norm'] = Param((layers, n, h), (None, 'tensor', None), 0.0, 1 - c.norm_offset)
+        stacked['k_norm'] = Param((layers, k, h), (None, 'tensor', None), 0.0, 1 - c.norm_offset)
+    elif c.qk_norm:
+        stacked['q_norm'] = Param((layers, h), (None, None), 0.0, 1 - c.norm_offset)
+        stacked['k_norm'] = Param((layers, h), (None, None), 0.0, 1 - c.norm_offset)
     if c.mlp_bias:
         stacked['b_gate'] = Param((layers, f), (None, 'tensor'), 0.0)
         stacked['b_up'] = Param((layers, f), (None, 'tensor'), 0.0)
@@ -97,7 +127,7 @@ def param_table(c: ModelConfig) -> dict[str, Any]:
     table = {
         'embed': Param((c.vocab_size, d), ('tensor', 'fsdp'), fan_in),
         'layers': stacked,
-        'final_norm': Param((d,), (None,), 0.0, 1.0),
+        'final_norm': Param((d,), (None,), 0.0, 1 - c.norm_offset),
     }
     if not c.tie_embeddings:
         table['lm_head'] = Param((d, c.vocab_size), ('fsdp', 'tensor'), fan_in)
@@ -140,35 +170,40 @@ def forward(
     visible marks the valid tokens of causal attention, or is an attention.Packed. Computes in the dtype of params;
     norms and softmax are float32. remat is a key of REMAT.
     """
-    angles = _angles(positions, c)
+    angles = layer_kinds.make_angles(positions, c)
 
-    def layer_step(x, weights):
+    def layer_step(x, inputs):
+        weights, kind = inputs
+
         def attend(q, k, v):
-            return collectives.attend(q, k, v, visible), None
+            return collectives.attend(q, k, v, visible, layer_kinds.make_rule(c, kind)), None
 
-        x, _ = block(collectives.weights(weights), x, angles, c, attend)
+        x, _ = block(collectives.weights(weights), x, layer_kinds.choose_angles(angles, kind), c, attend)
         return collectives.hidden(x), None
 
     with jax.named_scope('embed'):
         x = collectives.hidden(collectives.embed(params['embed'], tokens, params['final_norm'].dtype))
-    x, _ = jax.lax.scan(REMAT[remat](layer_step), x, params['layers'])
-    return rms_norm(x, params['final_norm'], c.norm_eps)
+        x = _scaled(x, c)
+    x, _ = jax.lax.scan(REMAT[remat](layer_step), x, (params['layers'], layer_kinds.make_kinds(c)))
+    return _norm(x, params['final_norm'], c)
 
 
 def prefill(
     params: Params, tokens: Int[Array, 'B T'], positions: Int[Array, 'B T'], mask: Bool[Array, 'B T'], c: ModelConfig
 ) -> tuple[Float[Array, 'L B K T H'], Float[Array, 'L B K T H']]:
     """Keys and values of all layers; arguments as in forward."""
-    angles = _angles(positions, c)
+    angles = layer_kinds.make_angles(positions, c)
 
-    def layer_step(x, weights):
+    def layer_step(x, inputs):
+        weights, kind = inputs
+
         def attend(q, k, v):
             keys_values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-            return attention.attend(q, k, v, mask), keys_values
+            return attention.attend(q, k, v, mask, layer_kinds.make_rule(c, kind)), keys_values
 
-        return block(weights, x, angles, c, attend)
+        return block(weights, x, layer_kinds.choose_angles(angles, kind), c, attend)
 
-    return jax.lax.scan(layer_step, _embed(params, tokens), params['layers'])[1]
+    return jax.lax.scan(layer_step, _embed(params, tokens, c), (params['layers'], layer_kinds.make_kinds(c)))[1]
 
 
 def decode(
@@ -179,22 +214,25 @@ def decode(
     Its keys and values are written to the cache's next column, in the scan's carry: through scan
     inputs and outputs XLA would copy the whole cache.
     """
-    angles = _angles(positions[:, None], c)
+    angles = layer_kinds.make_angles(positions[:, None], c)
     if cache.prompt.flat:
         angles = decode_kernel.rope_factors(angles, c.kv_heads)
 
     def layer_step(carry, inputs):
-        (x, last_chunk), (weights, layer) = carry, inputs
+        (x, last_chunk), (weights, kind, layer) = carry, inputs
+        now, rule = cache.with_last_chunk(last_chunk), layer_kinds.make_rule(c, kind)
 
         def attend(q, k, v):
-            return kv_cache.extend(q, k, v, angles, cache.with_last_chunk(last_chunk), layer)
+            return kv_cache.extend(q, k, v, layer_kinds.choose_angles(angles, kind), now, layer, rule)
 
         return block(weights, x, None, c, attend), None
 
-    carry = (_embed(params, tokens)[:, None], cache.chunks[-1])
-    (x, last_chunk), _ = jax.lax.scan(layer_step, carry, (params['layers'], jnp.arange(c.layers)))
+    carry = (_embed(params, tokens, c)[:, None], cache.chunks[-1])
+    (x, last_chunk), _ = jax.lax.scan(
+        layer_step, carry, (params['layers'], layer_kinds.make_kinds(c), jnp.arange(c.layers))
+    )
     cache = cache.with_last_chunk(last_chunk).replace(length=cache.length + 1)
-    return rms_norm(x, params['final_norm'], c.norm_eps)[:, 0], cache
+    return _norm(x, params['final_norm'], c)[:, 0], cache
 
 
 def block(
@@ -209,13 +247,19 @@ def block(
     attend(q, k, v) -> (output [B, T, N, H], any value), for q [B, T, N, H] and k, v [B, T, K, H]. The angles rotate
     q and k; if they are None, attend rotates.
     """
-    y = rms_norm(x, w['attn_norm'], c.norm_eps)
+    y = _norm(x, w.get('attn_norm'), c)
     with jax.named_scope('attention'):
         out, value = _attention(w, y, angles, c, attend)
-    x = x + out
-    y = rms_norm(x, w['mlp_norm'], c.norm_eps)
+    x = _add(x, _norm(out, w.get('attn_post_norm'), c), c)
+    y = _norm(x, w.get('mlp_norm'), c)
     with jax.named_scope('mlp'):
-        return x + _mlp(w, y, c), value
+        out = _mlp(w, y, c)
+    return _add(x, _norm(out, w.get('mlp_post_norm'), c), c), value
+
+
+def _add(x, out, c):
+    """The residual stream x with the output of attention or mlp."""
+    return x + (out if c.residual_scale == 1 else (out.astype(jnp.float32) * c.residual_scale).astype(out.dtype))
 
 
 def _attention(w, y, angles, c, attend):
@@ -226,7 +270,7 @@ def _attention(w, y, angles, c, attend):
     if c.qkv_bias:
         q, k, v = q + w['bq'], k + w['bk'], v + w['bv']
     if c.qk_norm:
-        q, k = rms_norm(q, w['q_norm'], c.norm_eps), rms_norm(k, w['k_norm'], c.norm_eps)
+        q, k = _norm(q, w['q_norm'], c), _norm(k, w['k_norm'], c)
     if angles is not None:
         q, k = attention.rotate(q, angles), attention.rotate(k, angles)
     mixed, value = attend(q, k, v)
@@ -239,13 +283,14 @@ def _mlp(w, y, c):
     gate, up = matmul('btd,df->btf', y, w['w_gate']), matmul('btd,df->btf', y, w['w_up'])
     if c.mlp_bias:
         gate, up = gate + w['b_gate'], up + w['b_up']
-    out = _gated(gate, up, w['w_down'])
+    out = _gated(gate, up, w['w_down'], c.activation)
     return out + w['b_down'] if c.mlp_bias else out
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False)  # cheaper computed twice than stored for the backward pass
-def _gated(gate, up, w_down):
-    return matmul('btf,fd->btd', jax.nn.silu(gate) * up, w_down)
+# cheaper computed twice than stored for the backward pass
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+def _gated(gate, up, w_down, activation):
+    return matmul('btf,fd->btd', ACTIVATIONS[activation](gate) * up, w_down)
 
 
 def head_weights(params: Params, c: ModelConfig) -> Params:
@@ -258,29 +303,49 @@ def head_weights(params: Params, c: ModelConfig) -> Params:
 def unembed(params: Params, hidden: Float[Array, '... D'], c: ModelConfig) -> Float[Array, '... V']:
     """Float32 logits."""
     if c.tie_embeddings:
-        return matmul('...d,vd->...v', hidden, params['embed'], preferred_element_type=jnp.float32)
-    return matmul('...d,dv->...v', hidden, params['lm_head'], preferred_element_type=jnp.float32)
+        products = matmul('...d,vd->...v', hidden, params['embed'], preferred_element_type=jnp.float32)
+    else:
+        products = matmul('...d,dv->...v', hidden, params['lm_head'], preferred_element_type=jnp.float32)
+    return _finish_logits(products, c)
 
 
 @jax.named_scope('head')
 def unembed_transposed(params: Params, hidden: Float[Array, 'X D'], c: ModelConfig) -> Float[Array, 'V X']:
     """Float32 logits, vocabulary first; XLA on CPUs multiplies up to twice as fast by this order."""
     spec, (weights,) = 'vd,xd->vx' if c.tie_embeddings else 'dv,xd->vx', head_weights(params, c).values()
-    return jnp.einsum(spec, weights, hidden, preferred_element_type=jnp.float32)
+    return _finish_logits(jnp.einsum(spec, weights, hidden, preferred_element_type=jnp.float32), c)
 
 
-def _angles(positions, c):
-    return attention.rope_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling)
+def _finish_logits(products, c):
+    """Logits of the head's products, whatever computes these."""
+    return attention.soft_cap(products if c.logit_divisor == 1 else products / c.logit_divisor, c.logit_cap)
 
 
 @jax.named_scope('embed')
-def _embed(params, tokens):
-    return lookup(params['embed'], tokens, params['final_norm'].dtype)
+def _embed(params, tokens, c):
+    return _scaled(lookup(params['embed'], tokens, params['final_norm'].dtype), c)
+
+
+def _scaled(x, c):
+    """Embeddings x as the layers read them."""
+    return x if c.embed_scale == 1 else x * jnp.asarray(c.embed_scale, x.dtype)
+
+
+def _norm(x, scale, c):
+    """rms_norm as the model has it; x itself where it has none."""
+    return x if scale is None else rms_norm(x, scale, c.norm_eps, c.norm_offset, c.norm_in_float32)
 
 
 @jax.named_scope('norm')
-def rms_norm(x: Float[Array, '... D'], scale: Float[Array, ' D'], eps: float) -> Float[Array, '... D']:
-    """x normalized over its last axis in float32, times scale, in x's dtype."""
-    x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)
-    return scale * normed.astype(x.dtype)
+def rms_norm(
+    x: Float[Array, '...'], scale: Float[Array, '...'], eps: float, offset: float = 0.0, in_float32: bool = False
+) -> Float[Array, '...']:
+    """x normalized over the last axes, those of scale, in float32, times offset + scale, in x's dtype.
+
+    in_float32: what is rounded to x's dtype is the product; otherwise its factors.
+    """
+    x32, axes = x.astype(jnp.float32), tuple(range(-scale.ndim, 0))
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axes, keepdims=True) + eps)
+    scale = scale.astype(jnp.float32) if in_float32 else scale
+    scale = offset + scale if offset else scale
+    return (scale * normed).astype(x.dtype) if in_float32 else scale * normed.astype(x.dtype)

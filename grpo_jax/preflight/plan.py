@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.programs import Learner
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from grpo_jax.preflight import topology
 from grpo_jax.run import collect
 from grpo_jax.run.experiment import Experiment, check_context
@@ -102,7 +102,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     """
     settings = Settings.from_config(config)
     folder = find_model(settings.model.path)
-    model_config = hf.load_config(folder)
+    model_config = families.load_config(folder)
     check_context(settings, folder)
     config = with_mesh(config, model_config, name, len(topology.devices(name, slices)), slices)
     mesh = topology.mesh(name, config.mesh, slices)

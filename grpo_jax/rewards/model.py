@@ -20,7 +20,7 @@ from grpo_jax import data
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
-from grpo_jax.models import heads, hf, transformer
+from grpo_jax.models import families, heads, hf, transformer
 from grpo_jax.ranges import Count, Natural, OneOf, Range
 
 READS_ANSWERS = False  # it judges without a gold answer
@@ -91,7 +91,7 @@ def load(models: dict, source: Source) -> RewardModel:
 
 def _read(source):
     folder = hf.find(source.folder)
-    model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
+    model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     device = _find_device(source.device)
     table = transformer.map_table(lambda *_: device, heads.param_table(model_config))
     params = jax.tree.map(lambda x: x.astype(source.dtype), hf.load_params(folder, model_config, table))
@@ -110,7 +110,7 @@ def _read(source):
         jax.device_get(params) if source.park else params,
         jax.jit(functools.partial(heads.values, c=model_config, remat='none', dtype=source.dtype)),
         device,
-        hf.context_length(folder),
+        families.context_length(folder),
         source.batch,
     )
 

@@ -15,7 +15,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, make_learner
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from grpo_jax.run import checkpoint, console, environment, probe, steering
 from grpo_jax.run.origins import check_paths, record_origins, recorded_origins, with_digests
 from grpo_jax.run.settings import Settings
@@ -142,7 +142,7 @@ def open_experiment(
     settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
     weights = folder is None and not settings.model.random_init and not checkpoint.steps(workdir)  # that will be read
     folder = folder or hf.find(settings.model.path)
-    model_config, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
+    model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
     if weights:
         hf.check_weights(folder, model_config, head)
@@ -173,7 +173,7 @@ def open_experiment(
 def check_context(settings: Settings, folder: str):
     """BadInput when prompts and completions are longer than the model in the folder can read."""
     columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
-    most = hf.context_length(folder)
+    most = families.context_length(folder)
     if columns > most:
         raise BadInput(
             'data.max_prompt_tokens + rollout.max_tokens',

@@ -91,6 +91,7 @@ def _decodes_in_kernels(model_config, mesh, choice, block, cache_dtype):
     device, tensor = mesh.devices.flat[0], mesh.shape['tensor']
     hindered = {
         'a device that is neither a TPU nor a CPU': device.platform not in ('tpu', 'cpu'),
+        "windows, soft caps, or scales and rotary positions that are not Llama's": not model_config.is_plain,
         'an int8 cache': cache_dtype == jnp.int8,
         f'{model_config.kv_heads} heads of keys on mesh.tensor = {tensor}': not cuts_heads(model_config, mesh),
         f'blocks of {block} columns, which 16 does not divide': block % decode_kernel.LINES,

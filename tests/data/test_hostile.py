@@ -17,7 +17,7 @@ from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import code, files, records
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.models import hf, tensor_files
+from grpo_jax.models import families, hf, tensor_files
 from tests import tiny_run
 
 MODEL = os.path.join(os.path.dirname(demo.__file__), 'models', 'characters')
@@ -321,11 +321,11 @@ SIZES = (
 
 def test_a_config_json_that_no_model_has_is_refused(model):
     intact = json.loads((model / 'config.json').read_text())
-    hf.load_config(model)
+    families.load_config(model)
     for name in SIZES:
         for value in (0, -1, 1.5, '4', True, [], {}, 2**40, math.nan, None):
             (model / 'config.json').write_text(json.dumps(intact | {name: value}))
-            result = refused((name, value), lambda: hf.load_config(model))
+            result = refused((name, value), lambda: families.load_config(model))
             # transformers has a default for what is null
             assert isinstance(result, BadInput) or value is None, (name, value, result)
     others = {
@@ -343,11 +343,11 @@ def test_a_config_json_that_no_model_has_is_refused(model):
     for name, values in others.items():
         for value in values:
             (model / 'config.json').write_text(json.dumps(intact | {name: value}))
-            result = refused((name, value), lambda: hf.load_config(model))
+            result = refused((name, value), lambda: families.load_config(model))
             assert isinstance(result, BadInput) or value in ({}, [], None), (name, value, result)
     for text in TEXTS:
         (model / 'config.json').write_bytes(text)
-        assert isinstance(refused(text, lambda: hf.load_config(model)), BadInput), text
+        assert isinstance(refused(text, lambda: families.load_config(model)), BadInput), text
 
 
 def test_stop_ids_that_are_no_tokens_are_refused(model):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from test_hf import change_config, refused, unpack
 
 from grpo_jax.learner import critic
-from grpo_jax.models import heads, hf, transformer
+from grpo_jax.models import families, heads, hf, transformer
 from tests.golden import make_golden
 
 FAMILIES = {
@@ -24,7 +24,7 @@ PAD = 0
 
 def load(folder):
     """(ModelConfig, params) of a folder with a scalar head, on one device."""
-    c = hf.load_config(str(folder))
+    c = families.load_config(str(folder))
     return c, hf.load_params(str(folder), c, transformer.map_table(lambda *_: jax.devices()[0], heads.param_table(c)))
 
 
@@ -60,7 +60,7 @@ def torch():
 def scored(tmp_path):
     """A policy's folder, and the same decoder with a random head saved as a sequence classification."""
     unpack('llama', tmp_path / 'policy')
-    c = hf.load_config(str(tmp_path / 'policy'))
+    c = families.load_config(str(tmp_path / 'policy'))
     policy = hf.load_params(
         str(tmp_path / 'policy'), c, transformer.map_table(lambda *_: jax.devices()[0], transformer.param_table(c))
     )

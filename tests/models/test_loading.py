@@ -14,7 +14,7 @@ from test_hf import change_config, load, refused, shard, unpack
 
 from benchmarks import loading as benchmark
 from grpo_jax.errors import BadInput
-from grpo_jax.models import hf, tensor_files, transformer
+from grpo_jax.models import families, hf, tensor_files, transformer
 from grpo_jax.models import loading as weights
 from grpo_jax.sharding import mesh, specs
 
@@ -52,7 +52,7 @@ def test_no_process_takes_a_third_more_memory_than_it_holds_or_reads_what_it_doe
 
 
 @pytest.mark.parametrize('shape', [(1, 8, 1, 1), (2, 2, 1, 2), (1, 4, 1, 2), (1, 1, 1, 4), (8, 1, 1, 1)])
-@pytest.mark.parametrize('family', ['llama', 'qwen2', 'qwen3'])
+@pytest.mark.parametrize('family', ['llama', 'qwen2', 'qwen3', 'phi3', 'olmo2'])
 def test_every_mesh_holds_the_numbers_of_one_device(tmp_path, family, shape):
     unpack(family, tmp_path)
     c, alone = load(str(tmp_path))
@@ -227,7 +227,7 @@ def test_an_fp8_weight_without_the_scale_that_config_json_promises_is_refused(fo
 def test_a_scale_that_does_not_fit_its_weight_is_refused(folder, scale, block):
     quantize(folder, scale, weight_block_size=block)
     with refused('weight_scale_inv', 'is no scale of', '40, 32'):
-        hf.check_weights(folder, hf.load_config(folder))
+        hf.check_weights(folder, families.load_config(folder))
 
 
 @pytest.mark.parametrize('block', [[128], [0, 128], [True, 128], '128', [1.5, 2], {}])
@@ -253,7 +253,7 @@ def test_a_block_size_that_is_none_is_refused(folder, block):
 def test_other_quantizations_are_refused_with_the_ones_that_are_read(folder, quantization):
     change_config(folder, quantization_config=quantization)
     with refused('quantization_config', 'is not read, only fp8, fbgemm_fp8, compressed-tensors', 'not quantized'):
-        hf.check_weights(folder, hf.load_config(folder))
+        hf.check_weights(folder, families.load_config(folder))
 
 
 def test_a_number_that_its_scale_makes_infinite_is_refused(folder):

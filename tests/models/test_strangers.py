@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files
-from grpo_jax.models import folders, hf, transformer
+from grpo_jax.models import families, folders, hf, transformer
 from grpo_jax.run import experiment
 from grpo_jax.sharding import compiled
 from grpo_jax.workers import chat_templates
@@ -30,7 +30,7 @@ def good(tmp_path_factory):
     """A whole folder of a tiny model, to be copied."""
     source, folder = tmp_path_factory.mktemp('source'), tmp_path_factory.mktemp('good')
     small_model.write(source)
-    c = hf.load_config(str(source))
+    c = families.load_config(str(source))
     params = jax.device_get(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c))
     hf.save(folder, source, params, c, np.float32)
     (folder / 'generation_config.json').write_text('{"eos_token_id": 1}')
@@ -191,7 +191,10 @@ DAMAGE = {
         lambda f: change(f, 'config.json', model_type='mine', auto_map={'AutoConfig': 'mine.Config'}),
         ['model_type', 'mine'],
     ),
-    'config: sliding layers': (lambda f: change(f, 'config.json', layer_types=['sliding_attention']), ['layer_types']),
+    'config: sliding layers': (
+        lambda f: change(f, 'config.json', layer_types=['sliding_attention']),
+        ['sliding_window'],
+    ),
     'config: part of a rotation': (
         lambda f: change(f, 'config.json', rope_scaling={'rope_type': 'default', 'partial_rotary_factor': 0.5}),
         ['partial_rotary_factor', '0.5'],
@@ -380,7 +383,7 @@ def damaged(content, rng):
 
 def check_loaded(folder):
     """What a folder that loads must be, whatever was damaged."""
-    c, tokenizer = hf.load_config(folder), hf.load_tokenizer(folder)
+    c, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     hf.check_weights(folder, c)
     assert all(0 <= token < c.vocab_size for token in hf.stop_tokens(folder, tokenizer, c.vocab_size))
     assert all(0 <= token < c.vocab_size for token in tokenizer.encode('12+34=46'))

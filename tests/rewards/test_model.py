@@ -13,7 +13,7 @@ from grpo_jax import rewards
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
-from grpo_jax.models import hf, transformer
+from grpo_jax.models import families, hf, transformer
 from grpo_jax.rewards import model, process
 from grpo_jax.types import Example
 from tests import small_model
@@ -29,7 +29,7 @@ EXAMPLES = [Example('2+2=', '4', 0, {}), Example('5+7=', '12', 1, {})] * 3
 def folder(tmp_path_factory):
     """A reward model of random weights that reads characters; its steps are parted by a space."""
     bare, whole = (tmp_path_factory.mktemp(name) for name in ('bare', 'whole'))
-    model_config = hf.load_config(small_model.write(bare))
+    model_config = families.load_config(small_model.write(bare))
     params = critic.new(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
     params['value_head'] = jax.random.normal(jax.random.key(1), (model_config.width,))
     hf.save(str(whole), str(bare), params, model_config, np.float32, pad_token_id=0)

@@ -1,0 +1,93 @@
+"""How Hugging Face's folders name and store our parameters: one tensor a layer, other orders of axes, fused tensors."""
+
+from collections.abc import Mapping
+import math
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+import numpy as np
+
+from grpo_jax.models import transformer
+
+# Name of a tensor, and its axes from ours to Hugging Face's: 'dnh->nh,d' is [D, N, H] stored as [N * H, D]. Theirs are
+# linear weights [out, in]. Axis letters are those of types.py.
+LAYER_NAMES = {
+    'attn_norm': ('input_layernorm.weight', 'd->d'),
+    'attn_post_norm': ('post_attention_layernorm.weight', 'd->d'),
+    'mlp_norm': ('pre_feedforward_layernorm.weight', 'd->d'),
+    'mlp_post_norm': ('post_feedforward_layernorm.weight', 'd->d'),
+    'wq': ('self_attn.q_proj.weight', 'dnh->nh,d'),
+    'bq': ('self_attn.q_proj.bias', 'nh->nh'),
+    'q_norm': ('self_attn.q_norm.weight', 'h->h'),
+    'wk': ('self_attn.k_proj.weight', 'dkh->kh,d'),
+    'bk': ('self_attn.k_proj.bias', 'kh->kh'),
+    'k_norm': ('self_attn.k_norm.weight', 'h->h'),
+    'wv': ('self_attn.v_proj.weight', 'dkh->kh,d'),
+    'bv': ('self_attn.v_proj.bias', 'kh->kh'),
+    'wo': ('self_attn.o_proj.weight', 'nhd->d,nh'),
+    'bo': ('self_attn.o_proj.bias', 'd->d'),
+    'w_gate': ('mlp.gate_proj.weight', 'df->f,d'),
+    'b_gate': ('mlp.gate_proj.bias', 'f->f'),
+    'w_up': ('mlp.up_proj.weight', 'df->f,d'),
+    'b_up': ('mlp.up_proj.bias', 'f->f'),
+    'w_down': ('mlp.down_proj.weight', 'fd->d,f'),
+    'b_down': ('mlp.down_proj.bias', 'd->d'),
+}
+NAMES = {
+    'embed': ('model.embed_tokens.weight', 'vd->v,d'),
+    'final_norm': ('model.norm.weight', 'd->d'),
+    'lm_head': ('lm_head.weight', 'dv->v,d'),
+    'value_head': ('score.weight', 'd->,d'),
+}
+# where norms come before attention and mlp alone, as Llama's
+NORM_BEFORE = {'mlp_norm': ('post_attention_layernorm.weight', 'd->d')}
+NORM_OVER_HEADS = {'q_norm': ('self_attn.q_norm.weight', 'nh->nh'), 'k_norm': ('self_attn.k_norm.weight', 'kh->kh')}
+# a fused tensor -> the parameters whose rows it holds, in order
+FUSED = {'self_attn.qkv_proj.weight': ('wq', 'wk', 'wv'), 'mlp.gate_up_proj.weight': ('w_gate', 'w_up')}
+
+
+class Stored(NamedTuple):
+    """Where a parameter lies in a folder."""
+
+    names: list[str]  # of tensors, one a layer for stacked parameters
+    axes: str  # as in NAMES
+    shape: tuple[int, ...]  # of a tensor
+    rows: slice = slice(None)  # of a tensor that are the parameter's
+
+
+def find_tensors(table: Mapping[str, Any], c: transformer.ModelConfig) -> dict[str, Stored]:
+    """Path of each parameter of the table -> Stored."""
+    stored = {
+        path: Stored([name], axes, _their_shape(axes, table[path].shape))
+        for path, (name, axes) in NAMES.items()
+        if path in table
+    }
+    names = LAYER_NAMES | (NORM_BEFORE if c.norms == 'before' else {})
+    names |= NORM_OVER_HEADS if c.qk_norm_over_heads else {}
+    shapes = {key: _their_shape(names[key][1], param.shape[1:]) for key, param in table['layers'].items()}
+    rows = dict.fromkeys(shapes, slice(None))
+    for name, keys in FUSED.items() if c.fused else ():
+        ends = np.cumsum([shapes[key][0] for key in keys]).tolist()
+        for key, end in zip(keys, ends, strict=True):
+            rows[key] = slice(end - shapes[key][0], end)
+            names[key], shapes[key] = (name, names[key][1]), (ends[-1], *shapes[key][1:])
+    for key in table['layers']:
+        name, axes = names[key]
+        layers = [f'model.layers.{i}.{name}' for i in range(c.layers)]
+        stored[f'layers/{key}'] = Stored(layers, axes, shapes[key], rows[key])
+    return stored
+
+
+def _their_shape(axes, shape):
+    """The stored shape of our parameter of that shape; axes as in NAMES."""
+    ours, theirs = axes.split('->')
+    sizes = dict(zip(ours, shape, strict=True))
+    return tuple(math.prod(sizes[axis] for axis in group) for group in theirs.split(','))
+
+
+def to_theirs(axes: str, array: Float[np.ndarray, '...']) -> Float[np.ndarray, '...']:
+    """The array of ours as it is stored; axes as in NAMES."""
+    ours, theirs = axes.split('->')
+    sizes = dict(zip(ours, array.shape, strict=True))
+    array = array.transpose([ours.index(axis) for axis in theirs.replace(',', '')])
+    return array.reshape([math.prod(sizes[axis] for axis in group) for group in theirs.split(',')])
