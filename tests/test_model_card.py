@@ -126,7 +126,8 @@ class Api:
     def whoami(self):
         if Api.fails == 'whoami':
             raise ConnectionError('no network')
-        return {'name': 'me', 'orgs': [{'name': 'ours'}]}
+        role = 'read' if Api.fails == 'role' else 'write'
+        return {'name': 'me', 'orgs': [{'name': 'ours'}], 'auth': {'accessToken': {'role': role}}}
 
     def create_repo(self, name, private, exist_ok):
         assert private and exist_ok
@@ -172,6 +173,11 @@ def test_a_name_that_is_none_is_refused(api, tmp_path, name):
 def test_without_a_token_nothing_begins(api, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, 'get_token', lambda: None)
     refused_push(tmp_path, 'me/mine', 'needs a token that may write: `hf auth login`, or HF_TOKEN')
+
+
+def test_with_a_token_that_only_reads_nothing_begins(api, tmp_path):
+    api.fails = 'role'
+    refused_push(tmp_path, 'me/mine', 'needs a token that may write, and this one reads')
 
 
 def test_without_network_nothing_begins(api, tmp_path, monkeypatch):

@@ -68,6 +68,8 @@ def check_upload(thing: str, name: str) -> None:
     except Exception as error:  # the client raises a different type for each way of failing
         remedy = 'see to the network and the token (`hf auth login`), or leave the flag out'
         raise BadInput(thing, name, f'the hub gave {type(error).__name__}; {remedy}') from None
+    if ((user.get('auth') or {}).get('accessToken') or {}).get('role') == 'read':
+        raise BadInput(thing, name, 'needs a token that may write, and this one reads: make another, `hf auth login`')
     owners = [user.get('name'), *(organization.get('name') for organization in user.get('orgs') or ())]
     if name.split('/')[0] not in owners:
         raise BadInput(thing, name, f'is of none that the token writes for: {", ".join(map(str, owners))}')
