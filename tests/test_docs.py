@@ -431,17 +431,17 @@ def test_what_the_examples_set_arrives(folder):
 @pytest.mark.parametrize('folder', [OWN], indirect=True)
 def test_a_family_that_is_added_has_the_logits_of_transformers(folder, tiny_model):
     torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
-    hf.copy_files(tiny_model, folder / 'mistral')
-    with open(folder / 'mistral' / 'config.json', encoding='utf8') as file:
-        config = json.load(file) | {'model_type': 'mistral', 'sliding_window': None, 'tie_word_embeddings': False}
-    with open(folder / 'mistral' / 'config.json', 'w', encoding='utf8') as file:
-        json.dump(config | {'architectures': ['MistralForCausalLM']}, file)
+    hf.copy_files(tiny_model, folder / 'gemma')
+    with open(folder / 'gemma' / 'config.json', encoding='utf8') as file:
+        config = json.load(file) | {'model_type': 'gemma', 'hidden_act': 'gelu_pytorch_tanh'}
+    with open(folder / 'gemma' / 'config.json', 'w', encoding='utf8') as file:
+        json.dump(config | {'architectures': ['GemmaForCausalLM']}, file)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder / 'mistral'))
-    model.save_pretrained(folder / 'mistral')
-    c = families.load_config(folder / 'mistral')
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder / 'gemma'))
+    model.save_pretrained(folder / 'gemma')
+    c = families.load_config(folder / 'gemma')
     device = transformer.map_table(lambda path, param: jnp.zeros(()).device, transformer.param_table(c))
-    params = hf.load_params(folder / 'mistral', c, device)
+    params = hf.load_params(folder / 'gemma', c, device)
     tokens = np.arange(2, 18).reshape(1, -1)
     visible = jnp.ones(tokens.shape, bool)
     hidden = transformer.forward(params, jnp.asarray(tokens), transformer.positions_of(visible), visible, c)

@@ -19,8 +19,9 @@ from safetensors.numpy import save_file
 from grpo_jax import evaluate
 from grpo_jax.errors import BadInput, CannotWrite, InUse, Stopped
 from grpo_jax.hosts import lock, processes
+from grpo_jax.models import families
 from grpo_jax.run import watch
-from tests import quick_compile, tiny_run
+from tests import family_model, quick_compile, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DEVICES, STEPS = 4, 4
@@ -156,6 +157,14 @@ def test_two_processes_through_kill_equal_one(long, alone, tmp_path):
 def test_four_processes_equal_one(long, alone, tmp_path):
     Run(tmp_path, 4).succeeds()
     assert_equal(tmp_path, alone)
+
+
+@pytest.mark.parametrize('family', families.FAMILIES)
+def test_two_processes_equal_one_with_every_family(long, tmp_path, family):
+    model = family_model.write(family, tmp_path / 'model')
+    for count in (1, 2):
+        Run(tmp_path / str(count), count, f'--config.model.path={model}').succeeds()
+    assert_equal(tmp_path / '2', tmp_path / '1')
 
 
 PROCESS = """

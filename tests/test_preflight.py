@@ -22,7 +22,7 @@ from grpo_jax.run.collect import abstract_aux, step_shapes
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import chips
-from tests import tiny_run
+from tests import family_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 GIB = 2**30
@@ -40,6 +40,7 @@ PUBLISHED = {  # billions of parameters, from the models' cards and safetensors 
     'Llama-3.2-1B': 1.236,
     'Llama-3.2-3B': 3.213,
     'Llama-3.1-8B': 8.030,
+    'gemma-2-2b': 2.614,
 }
 
 
@@ -53,6 +54,7 @@ def test_shapes_of_published_models_have_their_parameters(name):
 def test_hub_names_of_published_models_need_no_hub(monkeypatch):
     monkeypatch.setattr(hf, 'find', lambda path: pytest.fail(f'asked the hub for {path}'))
     assert plan.find_model('Qwen/Qwen2.5-7B') == plan.find_model('Qwen/Qwen2.5-7B-Instruct')
+    assert plan.find_model('google/gemma-2-2b-it').endswith('gemma-2-2b')
     assert plan.find_model('configs/models/characters').endswith('characters')
 
 
@@ -404,6 +406,24 @@ def test_every_program_compiles_for_v5e_and_the_second_time_is_read(libtpu, tmp_
 @pytest.mark.parametrize('topology', ['v5e:1x1', 'v5p:2x2x1', 'v6e:2x2', 'v4:2x2x1'])
 def test_every_program_compiles_for_other_chips(libtpu, long, tmp_path, topology):
     done = command(f'--cache={tmp_path}', topology=topology)
+    assert done.returncode == 0 and 'FITS' in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize('family', families.FAMILIES)
+def test_every_family_is_planned_with_loops_of_known_length(slices, tmp_path, request, family):
+    if family != 'gemma2':
+        request.getfixturevalue('long')
+    config = tiny_run.config(model__path=family_model.write(family, tmp_path), mesh__fsdp=4, rollout__max_tokens=40)
+    jobs, held = plan.jobs_of(plan.make(config, 'v5e:2x2'))
+    decode = next(job for job in jobs if job.name.startswith('rollout: decode'))
+    operations, unknown = flops.count(decode.trace().jaxpr, decode.trip_counts)
+    assert operations > 0 and not unknown and held['cache'] > 0
+
+
+@pytest.mark.parametrize('family', families.FAMILIES)
+def test_every_family_compiles_for_v5e(libtpu, long, tmp_path, family):
+    model = family_model.write(family, tmp_path / 'model')
+    done = command(f'--cache={tmp_path / "cache"}', f'--config.model.path={model}')
     assert done.returncode == 0 and 'FITS' in done.stdout, done.stderr
 
 

@@ -25,7 +25,7 @@ READ = (
     *('hidden_activation', 'query_pre_attn_scalar', 'attn_logit_softcapping', 'final_logit_softcapping'),
     *('embedding_multiplier', 'residual_multiplier', 'attention_multiplier', 'logits_scaling'),
 )
-SWITCHES = ('tie_word_embeddings', 'attention_bias', 'mlp_bias', 'use_sliding_window')
+SWITCHES = ('tie_word_embeddings', 'attention_bias', 'mlp_bias')
 CAPS = ('attn_logit_softcapping', 'final_logit_softcapping')  # null: none
 SCALES = (
     'query_pre_attn_scalar',

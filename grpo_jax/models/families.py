@@ -15,12 +15,16 @@ from grpo_jax.models import config_checks, folders, transformer
 
 
 def _biases(hf):
-    """Biases of all products with weights, as config.json says."""
-    return {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias, 'mlp_bias': getattr(hf, 'mlp_bias', False)}
+    """Biases of attention, as config.json says."""
+    return {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias}
+
+
+def _llama(hf):
+    return _biases(hf) | {'mlp_bias': hf.mlp_bias}
 
 
 def _granite(hf):
-    return _biases(hf) | {
+    return _llama(hf) | {
         'embed_scale': float(hf.embedding_multiplier),
         'residual_scale': float(hf.residual_multiplier),
         'attention_scale': float(hf.attention_multiplier),
@@ -30,7 +34,7 @@ def _granite(hf):
 
 def _smollm3(hf):
     """NoPE: some layers are not rotated."""
-    return _biases(hf) | {
+    return _llama(hf) | {
         'unrotated': tuple(i for i, on in enumerate(hf.no_rope_layers[: hf.num_hidden_layers]) if not on)
     }
 
@@ -63,7 +67,7 @@ class Family(NamedTuple):
 
 # model_type -> Family
 FAMILIES = {
-    'llama': Family(_biases),
+    'llama': Family(_llama),
     'mistral': Family(lambda hf: {}, windows='all'),
     'qwen2': Family(lambda hf: {'qkv_bias': True}, windows='by type'),
     'qwen3': Family(lambda hf: _biases(hf) | {'qk_norm': True}, windows='by type'),

@@ -91,7 +91,7 @@ def find_model(path):
     for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
-    published = os.path.join(MODELS, os.path.basename(path).removesuffix('-Instruct'))
+    published = os.path.join(MODELS, os.path.basename(path).removesuffix('-Instruct').removesuffix('-it'))
     return published if path and os.path.isdir(published) else hf.find(path)
 
 
