@@ -229,11 +229,11 @@ def reopen(workdir: str, trust: bool = False, functions: Mapping | None = None) 
 
 def load_policy(experiment: Experiment) -> Any:
     """The policy's parameters in the workdir's newest sound checkpoint, on the mesh."""
-    return _load_policy(experiment)[0]
+    return load_policy_and_step(experiment)[0]
 
 
-def _load_policy(experiment):
-    """(parameters, step) of the newest sound checkpoint."""
+def load_policy_and_step(experiment: Experiment) -> tuple[Any, int]:
+    """As load_policy, and the checkpoint's step."""
     trained, step = checkpoint.read_params(experiment.workdir, experiment.abstract_trained())
     return adapters.with_frozen(experiment, trained, checkpoint.path_of(experiment.workdir, step)), step
 
@@ -242,7 +242,7 @@ def evaluate_run(workdir: str, samples: int, split: str, trust: bool = False) ->
     """The report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
     experiment = reopen(workdir, trust)
     evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
-    params, step = _load_policy(experiment)
+    params, step = load_policy_and_step(experiment)
     with experiment.reward_functions:
         return report(evaluator, params, {'workdir': workdir, 'step': step})
 

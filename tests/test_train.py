@@ -4,6 +4,7 @@ import ast
 import functools
 import glob
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -131,6 +132,12 @@ def test_export_has_the_runs_weights(finished, tmp_path):
         jax.tree.leaves(hf.load_params(tmp_path / 'out', c, nowhere)), jax.tree.leaves(state.params), strict=True
     ):
         np.testing.assert_array_equal(a, b)
+    card = (tmp_path / 'out' / 'README.md').read_text(encoding='utf8')
+    assert '# out\n' in card and 'the weights of step 6.' in card
+    curve = card.split('## Curve')[1].split('##')[0]
+    assert [line.split()[1] for line in curve.splitlines() if line.startswith('| `')] == ['`0`', '`6`']
+    with open(os.path.join(workdir, 'programs.json'), encoding='utf8') as file:
+        assert all(f'`{program}`' in card for program in json.load(file).values())
 
 
 # one preset for each way through the loop; the others differ in array mathematics alone

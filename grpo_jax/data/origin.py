@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import hub
+from grpo_jax.hosts import buckets, hub
 
 PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow')  # files of a data set, in any folder of its repository
 # what a folder of a data set has in it, in one of the forms of files.rows
@@ -46,7 +46,9 @@ def choose_folder(
             raise BadInput(key, value, f'the data set {name} reads no files; leave path and revision empty')
         return options, Origin('', '', '', '')
     _check_id(path, revision)
-    folder = options.get('folder') or ''
+    named = options.get('folder') or ''  # what is recorded: for a bucket its URL, and not the folder of its cache
+    folder = _fetch_folder(named)
+    options = options | {'folder': folder} if folder != named else options
     held = _holds(folder, module, options)
     if recorded and (recorded.path, recorded.revision) != (path, revision):
         recorded = None
@@ -64,8 +66,17 @@ def choose_folder(
     if path and not held:
         raise BadInput('data.options.folder', folder, 'held the data that the run began with; bring them back')
     if path:
-        hub.announce(f'data set {name}: files of {folder}, and not {path} of the hub')
-    return options, Origin(path, revision, '', folder)
+        hub.announce(f'data set {name}: files of {named}, and not {path} of the hub')
+    return options, Origin(path, revision, '', named)
+
+
+def _fetch_folder(folder):
+    """The folder of a data set on this machine; {split} in the URL of a bucket's folder stays in it."""
+    if not buckets.is_url(folder):
+        return folder
+    constant = folder.partition('{split}')[0]
+    root = folder if constant == folder else constant.rpartition('/')[0]
+    return buckets.download('data.options.folder', root, (*PATTERNS, '*array_record*')) + folder[len(root) :]
 
 
 def _remedy(name, revision, commit, missing):

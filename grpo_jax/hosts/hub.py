@@ -1,9 +1,10 @@
-"""The Hugging Face hub: models and data sets that others published, through its cache on this machine."""
+"""The Hugging Face hub: models and data sets that others published, through a cache on this machine; and uploads."""
 
 from collections.abc import Sequence
 import contextlib
 import functools
 import re
+import shlex
 import sys
 
 from grpo_jax.errors import BadInput
@@ -50,6 +51,50 @@ def fetch(
         cause = (error.__cause__ or error) if isinstance(error, missing) else error
         reason = f"the hub's cache does not have it, and the hub gave {type(cause).__name__}: get it with `{command}`"
         raise BadInput(thing, path, remedy.replace('{hub}', reason)) from None
+
+
+def check_upload(thing: str, name: str) -> None:
+    """BadInput where a folder could not be uploaded to the model ORG/NAME: its name, no token, no network, no right."""
+    import huggingface_hub.constants
+
+    if not re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', name):
+        raise BadInput(thing, name, 'is no name of a model on the hub, like ORG/NAME')
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        raise BadInput(thing, name, 'needs the hub, which HF_HUB_OFFLINE=1 forbids; unset it, or leave the flag out')
+    if not huggingface_hub.get_token():
+        raise BadInput(thing, name, 'needs a token that may write: `hf auth login`, or HF_TOKEN; or leave the flag out')
+    try:
+        user = huggingface_hub.HfApi().whoami()
+    except Exception as error:  # the client raises a different type for each way of failing
+        remedy = 'see to the network and the token (`hf auth login`), or leave the flag out'
+        raise BadInput(thing, name, f'the hub gave {type(error).__name__}; {remedy}') from None
+    if ((user.get('auth') or {}).get('accessToken') or {}).get('role') == 'read':
+        raise BadInput(thing, name, 'needs a token that may write, and this one reads: make another, `hf auth login`')
+    owners = [user.get('name'), *(organization.get('name') for organization in user.get('orgs') or ())]
+    if name.split('/')[0] not in owners:
+        raise BadInput(thing, name, f'is of none that the token writes for: {", ".join(map(str, owners))}')
+
+
+def upload(thing: str, name: str, folder: str, message: str) -> None:
+    """Uploads a folder to the model ORG/NAME, as one commit; a model that is not there becomes a private one.
+
+    BadInput where that fails, with the command that goes on with it.
+    """
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    try:
+        api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+    except Exception as error:  # the client raises a different type for each way of failing
+        command = shlex.join(['hf', 'upload', name, folder])
+        reason = f'{type(error).__name__}: {str(error)[:200]}'
+        raise BadInput(thing, name, f'the hub gave {reason}; {folder} is whole, upload it with `{command}`') from None
+
+
+def page(name: str) -> str:
+    """The address of a model on the hub."""
+    return f'https://huggingface.co/{name}'
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import uuid
 
 from grpo_jax import activity
 from grpo_jax.errors import TRANSIENT, BadInput, CannotWrite, InUse
-from grpo_jax.hosts import processes
+from grpo_jax.hosts import buckets, processes
 
 FILE = 'owner.json'
 BEAT_SECONDS = 20  # between two signs of life
@@ -176,6 +176,7 @@ def own(folder: str) -> Iterator[None]:
     InUse, in seconds, when another process is; the others of a run learn it from the first. BadInput or CannotWrite for
     a folder that cannot be made or written to. The lock goes with the context, whatever ends it.
     """
+    buckets.refuse('--workdir', folder)
     path = os.path.realpath(folder)
     if path in _held:
         raise InUse('--workdir', folder, 'this very process is using it; wait for its end')

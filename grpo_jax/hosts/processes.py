@@ -38,6 +38,8 @@ NOTICE_SECONDS = 4  # how long a process may take to notice that by itself, whic
 FAILED = 'grpo_jax/failed/'  # the keys under which processes report why they end
 LEFT = 'grpo_jax/left/'  # and those of processes that have ended
 
+Place = tuple[tuple[int, int], ...]  # where a part of an array begins and ends, an axis each
+
 # of this process, like the client of the coordination service, of which jax has one a process
 _meeting_numbers = itertools.count()
 
@@ -216,26 +218,19 @@ def put(tree: Any, sharding: Sharding) -> Any:
     return jax.tree.map(put_array, tree)
 
 
-def local_slices(sharding: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Slices, one an axis, of the part of an array on this process's devices; sharding may be a device."""
-    indices = list(_as_sharding(sharding).addressable_devices_indices_map(shape).values())
-    ends = [[index[axis].indices(size) for index in indices] for axis, size in enumerate(shape)]
-    return tuple(slice(min(start for start, _, _ in axis), max(stop for _, stop, _ in axis)) for axis in ends)
+def local_parts(sharding: Any, shape: tuple[int, ...]) -> list[Place]:
+    """The different parts of an array of that shape on this process's devices; sharding may be a device."""
+    indices = _as_sharding(sharding).addressable_devices_indices_map(shape).values()
+    return sorted({_place(index, shape) for index in indices})
 
 
-def put_local(part: np.ndarray, slices: tuple[slice, ...], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
-    """The array of a shape on its devices, from the part at local_slices that this process has."""
+def put_parts(parts: Mapping[Place, np.ndarray], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
+    """The array of a shape on its devices, from the local_parts of it."""
+    return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[_place(index, shape)])
 
-    def shard(index):
-        ends = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
-        return part[
-            tuple(
-                slice(start - whole.start, stop - whole.start)
-                for (start, stop), whole in zip(ends, slices, strict=True)
-            )
-        ]
 
-    return jax.make_array_from_callback(shape, _as_sharding(sharding), shard)
+def _place(index, shape):
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _as_sharding(sharding) -> Any:

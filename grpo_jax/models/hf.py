@@ -17,14 +17,21 @@ from safetensors.numpy import save_file
 
 from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import files, hub, processes
-from grpo_jax.models import families, folders, heads, tensor_files, tensor_names, transformer
+from grpo_jax.hosts import buckets, files, hub
+from grpo_jax.models import families, folders, heads, loading, quantization, tensor_files, tensor_names, transformer
 from grpo_jax.models.tensor_names import NAMES
+
+PATTERNS = ('*.json', '*.safetensors', '*.txt', '*.model', '*.jinja')  # files of a model that are fetched
 
 
 def find(path: str | os.PathLike[str]) -> str:
-    """The local folder of a model: a path from here, one from this package (configs/models/...), or a hub snapshot."""
+    """The local folder of a model: a path from here, one from this package (configs/models/...), or what is fetched.
+
+    Fetched are models of the hub and folders in buckets.
+    """
     path = os.fspath(path)
+    if buckets.is_url(path):
+        return buckets.download('model.path', path, PATTERNS)
     for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
@@ -32,8 +39,7 @@ def find(path: str | os.PathLike[str]) -> str:
         raise BadInput(
             'model.path', path, 'no such folder; give a Hugging Face folder, or a hub name like Qwen/Qwen3-0.6B'
         )
-    patterns = ['*.json', '*.safetensors', '*.txt', '*.model', '*.jinja']
-    folder = hub.fetch('model.path', path, patterns, 'no such folder, and {hub}, or give a Hugging Face folder')
+    folder = hub.fetch('model.path', path, PATTERNS, 'no such folder, and {hub}, or give a Hugging Face folder')
     hub.announce(f'model {path}: commit {os.path.basename(folder)} of the hub')
     return folder
 
@@ -110,7 +116,7 @@ def eos_tokens(folder: str | os.PathLike[str], name: str, vocab_size: int | None
 def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shardings: Any) -> dict[str, Any]:
     """Float32 parameters of the folder's safetensors, each leaf placed by its sharding (or device) as it is read.
 
-    A process keeps what its own devices hold, and of the rest no more than a tensor at a time.
+    A process reads what its own devices hold, and of the files no more than tensor_files.BLOCK bytes at a time.
 
     With a value_head among the shardings, those of a sequence classification with one label. BadInput as check_weights.
     """
@@ -118,19 +124,11 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
     stored, names = _check(folder, table, c)
 
     def leaf(key, param, sharding):
-        path = keystr(key, simple=True, separator='/')
-        layers, axes, _, rows = names[path]
-        slices = processes.local_slices(sharding, param.shape)  # of this process
-
-        def read(name, shape):
-            return tensor_names.to_ours(axes, tensor_files.read_tensor(stored[name])[rows], shape)
-
-        if not path.startswith('layers/'):
-            part = read(layers[0], param.shape)[slices]
-        else:
-            part = np.stack([read(name, param.shape[1:])[slices[1:]] for name in layers[slices[0]]])
+        place = names[keystr(key, simple=True, separator='/')]
+        tensors = [stored[name] for name in place.names]
+        array = loading.load_parameter(tensors, place.axes, param.shape, sharding, first=place.rows.start or 0)
         reading.done += 1
-        return processes.put_local(part, slices, sharding, param.shape)
+        return array
 
     with activity.during(f'reading the weights in {folder}', len(names)) as reading:
         params = jax.tree_util.tree_map_with_path(leaf, table, shardings, is_leaf=_is_param)
@@ -151,7 +149,8 @@ def _check(folder, table, c):
 
     A tied head may be there, or be all that is there of head and embedding; and so may rotary frequencies.
     """
-    stored, names = tensor_files.list_tensors(folder), tensor_names.find_tensors(table, c)
+    stored = quantization.attach_scales(folder, tensor_files.list_tensors(folder))
+    names = tensor_names.find_tensors(table, c)
     embedding, head = NAMES['embed'][0], NAMES['lm_head'][0]
     if c.tie_embeddings and head in stored:
         stored = {embedding: stored[head]} | stored
@@ -204,7 +203,8 @@ def save(
     path = os.path.join(folder, 'config.json')
     with open(path, encoding='utf8') as file:
         config = json.load(file)
-    config.pop('torch_dtype', None)
+    for key in ('torch_dtype', *quantization.KEYS):  # of what was read, and not of what is written
+        config.pop(key, None)
     config['dtype'] = str(np.dtype(dtype))
     if 'value_head' in params:
         config |= {

@@ -85,16 +85,8 @@ def _their_shape(axes, shape):
     return tuple(math.prod(sizes[axis] for axis in group) for group in theirs.split(','))
 
 
-def to_ours(axes: str, array: Float[np.ndarray, '...'], shape: tuple[int, ...]) -> Float[np.ndarray, '...']:
-    """The array as our parameter of that shape; axes as in NAMES."""
-    ours, theirs = axes.split('->')
-    sizes = dict(zip(ours, shape, strict=True))
-    theirs = theirs.replace(',', '')
-    return array.reshape([sizes[axis] for axis in theirs]).transpose([theirs.index(axis) for axis in ours])
-
-
 def to_theirs(axes: str, array: Float[np.ndarray, '...']) -> Float[np.ndarray, '...']:
-    """The inverse of to_ours."""
+    """The array of ours as it is stored; axes as in NAMES."""
     ours, theirs = axes.split('->')
     sizes = dict(zip(ours, array.shape, strict=True))
     array = array.transpose([ours.index(axis) for axis in theirs.replace(',', '')])

@@ -9,10 +9,11 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from grpo_jax.errors import INTERRUPTED, BadInput, CannotWrite, Stopped
-from grpo_jax.hosts import processes
+from grpo_jax.hosts import buckets, processes
 from grpo_jax.run import config_file, console, watch
 from grpo_jax.run.steering import Steering
 
+FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache')  # flags that name a folder of this machine
 LONGEST = 1000  # characters of what a library says of the command line
 
 
@@ -79,6 +80,9 @@ def run(main):
 
     def guarded(_):
         try:
+            for name in FOLDERS:
+                if name in flags.FLAGS:
+                    buckets.refuse(f'--{name}', flags.FLAGS[name].value)
             place = [flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process')]
             with watch.listening(), processes.session(*place, end=watch.stop_now):
                 main()

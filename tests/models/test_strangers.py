@@ -175,7 +175,7 @@ DAMAGE = {
         ['pytorch_model.bin is pickled', 'is not read'],
     ),
     'weights: a pipe': (lambda f: [(f / WEIGHTS).unlink(), os.mkfifo(f / WEIGHTS)], [WEIGHTS, 'no plain file']),
-    'index: a file that is not there': (index({NORM: 'model-2.safetensors'}), ['model-2.safetensors', 'not a safeten']),
+    'index: a file that is not there': (index({NORM: 'model-2.safetensors'}), ['model-2.safetensors', 'is not there']),
     'index: outside': (index({NORM: '../../../etc/passwd'}), ['etc/passwd', 'lies outside']),
     'index: absolute': (index({NORM: '/etc/passwd'}), ['/etc/passwd', 'lies outside']),
     'index: no name of a file': (index({NORM: 'a\0b'}), ['can be the name of no file']),
