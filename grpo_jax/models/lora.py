@@ -97,7 +97,7 @@ def _adapted(param, summed, options):
     # uniform in +-1 / sqrt(inputs), which is what PEFT draws (Kaiming's, with a slope of sqrt(5))
     spread = math.prod(size for size, _ in inputs) ** -0.5 / math.sqrt(3)
     a, b = (tuple(zip(*rows, strict=True)) for rows in ([layers, *inputs, rank], [layers, rank, *outputs]))
-    return Adapted(param, Param(*a, spread), Param(*b, 0.0), options.scale)
+    return Adapted(param, Param(a[0], a[1], spread), Param(b[0], b[1], 0.0), options.scale)
 
 
 def abstract_params(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:
