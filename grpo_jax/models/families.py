@@ -95,7 +95,8 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     path = os.path.join(folder, 'config.json')
     family, hf = read_config(folder, path)
     config_checks.check(hf, path)
-    own = {'qk_norm': False, 'qkv_bias': False, 'out_bias': False, 'mlp_bias': False} | FAMILIES[family].fields(hf)
+    own: dict[str, Any] = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False)
+    own |= FAMILIES[family].fields(hf)
     key = 'hidden_activation' if 'activation' in own else 'hidden_act'
     own['activation'] = getattr(hf, key)
     if own['activation'] not in list(transformer.ACTIVATIONS):

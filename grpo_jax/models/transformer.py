@@ -96,8 +96,8 @@ def param_table(c: ModelConfig) -> dict[str, Any]:
     """Nested dict of Param for every weight of the model."""
     d, f, n, k, h, layers = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
     fan_in, residual = d**-0.5, 1 / math.sqrt(2 * layers)
-    around = {'before': ('attn_norm', 'mlp_norm'), 'after': ('attn_post_norm', 'mlp_post_norm')}
-    around['around'] = around['before'] + around['after']
+    before, after = ('attn_norm', 'mlp_norm'), ('attn_post_norm', 'mlp_post_norm')
+    norms = {'before': before, 'after': after, 'around': before + after}[c.norms]
     stacked = {
         'wq': Param((layers, d, n, h), (None, 'fsdp', 'tensor', None), fan_in),
         'wk': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
@@ -107,7 +107,7 @@ def param_table(c: ModelConfig) -> dict[str, Any]:
         'w_up': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
         'w_down': Param((layers, f, d), (None, 'tensor', 'fsdp'), residual * f**-0.5),
     }
-    stacked |= {name: Param((layers, d), (None, None), 0.0, 1 - c.norm_offset) for name in around[c.norms]}
+    stacked |= {name: Param((layers, d), (None, None), 0.0, 1 - c.norm_offset) for name in norms}
     if c.qkv_bias:
         stacked['bq'] = Param((layers, n, h), (None, 'tensor', None), 0.0)
         stacked['bk'] = Param((layers, k, h), (None, 'tensor', None), 0.0)
