@@ -1,9 +1,7 @@
 """Writes a trained policy as a Hugging Face folder.
 
 Examples:
-    python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported
-    python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported16 --dtype=bfloat16
-    python -m grpo_jax.export --workdir=runs/gsm8k --out=runs/adapter --adapter
+    python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported --dtype=bfloat16
     python -m grpo_jax.export --workdir=runs/arithmetic --out=runs/exported --push=ORG/NAME
 """
 

@@ -134,7 +134,7 @@ def test_the_export_is_the_merged_policy(finished, tmp_path):
 
 def test_exported_adapters_begin_another_run(finished, models, tmp_path):
     export.export(str(finished), str(tmp_path / 'out'), 'float32', adapter=True)
-    assert sorted(os.listdir(tmp_path / 'out')) == [peft.CONFIG, peft.WEIGHTS]
+    assert sorted(os.listdir(tmp_path / 'out')) == ['README.md', peft.CONFIG, peft.WEIGHTS]
     with open(tmp_path / 'out' / peft.CONFIG, encoding='utf8') as file:
         assert json.load(file)['base_model_name_or_path'] == models[0]
     with_path = config(model__lora__path=str(tmp_path / 'out'))

@@ -179,7 +179,7 @@ def _first_columns(cache, window):
     if window is None:
         return (cache.prompt_start, cache.start), 0
     own = jnp.maximum(cache.start, cache.length + 1 - window)
-    # own column 0 + start follows the prompt's last column
+    # a row's own column `start` follows the last column of its prompt
     prompt = cache.prompt.columns + cache.length - cache.start + 1 - window
     prompt = jnp.maximum(prompt.reshape(len(cache.prompt_start), -1), cache.prompt_start[:, None])
     return (prompt, own), jnp.min(own)

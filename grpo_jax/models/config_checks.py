@@ -65,7 +65,7 @@ def check(hf: Any, path: str) -> None:
         if not isinstance(getattr(hf, name, False), bool):
             raise BadInput(f'{name} in {path}', getattr(hf, name), 'must be true or false')
     for name in (*CAPS, *SCALES):
-        value = getattr(hf, name, None if name in CAPS else 1)
+        value = getattr(hf, name, 1)
         if not (value is None and name in CAPS) and not _is_positive(value):
             raise BadInput(f'{name} in {path}', value, 'must be a number above 0')
     if hf.model_type == 'gemma3_text' and hf.attn_logit_softcapping is not None:  # transformers leaves it out as well
@@ -160,20 +160,16 @@ def _longrope(hf, path, parameters, numbers_rotated):
     original, short = parameters['original_max_position_embeddings'], parameters.get('short_factor')
     if type(original) is not int or original < 2:
         raise BadInput(f'original_max_position_embeddings in {path}', original, 'must be a whole number above 1')
-    if (
-        not isinstance(short, list)
-        or len(short) != numbers_rotated // 2
-        or not all(_is_number(factor) and 0 < factor < math.inf for factor in short)
-    ):
+    if not isinstance(short, list) or len(short) != numbers_rotated // 2 or not all(map(_is_positive, short)):
         raise BadInput(f'short_factor in {path}', short, f'must be a list of {numbers_rotated // 2} numbers above 0')
     if parameters.get('factor') is None:
         parameters['factor'] = hf.max_position_embeddings / original
     return {'short_factor': tuple(short)}
 
 
-def _is_positive(value):
-    return _is_number(value) and 0 < value < math.inf
-
-
 def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_positive(value):
+    return _is_number(value) and 0 < value < math.inf
