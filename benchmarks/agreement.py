@@ -36,7 +36,7 @@ def smollm2(folder):
     config.model.path, config.data.chat = folder, True
     config.data.prompts_per_step, config.rollout.group_size, config.rollout.max_tokens = 2, 4, 48
     config.reward.parts, config.reward.verifier = (('numeric', 1.0),), 'numeric'
-    config.data.max_prompt_tokens, config.data.options = 64, {'digits': 1, 'count': 40}
+    config.data.max_prompt_tokens, config.data.options = 64, {'digits': 1, 'count': 40, 'blurts': 0.0, 'wrong': 0.0}
     return config
 
 

@@ -1,5 +1,7 @@
 """learner.old_logprobs='decode': in bfloat16 too, a step's logprobs are the sampler's, bit for bit."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,10 +37,6 @@ def test_in_bfloat16_sampler_and_learner_agree_exactly_and_the_ratio_is_one(tmp_
     assert [{name: row[name] for name in exact} for row in rows] == [exact] * 2
     assert rows[0]['kl_ref'] == 0 < rows[1]['kl_ref']  # the reference is decoded too, and is the policy at first
     assert all(row['grad_norm'] > 0 for row in rows) and rows[0]['entropy'] != rows[1]['entropy']
-    forward = run(tmp_path / 'forward', **changes | dict(steps=1, learner__old_logprobs='forward'))
-    assert all(row['sampler_gap_max'] > 1e-4 for row in forward)  # what two orders of sums make of bfloat16
-    # the first update's gradient is that of the learner's own forward pass, weighted by ratios that are 1 in both
-    assert rows[0]['grad_norm'] == pytest.approx(forward[0]['grad_norm'], rel=1e-3)
 
 
 def test_with_more_updates_in_packed_rows_the_first_begins_where_the_sampler_was(tmp_path):
@@ -49,17 +47,21 @@ def test_with_more_updates_in_packed_rows_the_first_begins_where_the_sampler_was
 
 
 def test_another_policy_than_the_samplers_is_seen(tmp_path):
-    config = tiny_run.config(**DECODE | dict(rollout__max_tokens=6))
+    config = tiny_run.config(**DECODE | dict(rollout__max_tokens=6, learner__minibatches=2))
     experiment, _, algorithm, shapes = train.open_run(config, str(tmp_path))
     decoded.check(experiment, algorithm)
     sample, params = experiment.sampler(shapes), experiment.params()
     size = (shapes.prompts, shapes.queries)
     prompts = Prompts(jnp.full(size, 5), jnp.ones(size, bool), jnp.arange(shapes.prompts))
     rollout = sample(params, prompts, experiment.key, 0)
+    devices = experiment.devices._replace(compile_now=False)  # the update is compiled by nobody
+    experiment = dataclasses.replace(experiment, devices=devices)
     learner = experiment.learner(algorithm, shapes, {})
     state = learner.initial(jax.tree.map(jnp.copy, params))
     same = decoded.policy_logprobs(experiment, algorithm, sample, state, rollout)
     np.testing.assert_array_equal(same['old_logprobs'], rollout.logprobs)
+    forward = learner.logprobs(state, rollout, None)['forward_logprobs']
+    assert np.abs(forward - rollout.logprobs).max() > 1e-4  # what another order of sums makes of bfloat16
     other = decoded.policy_logprobs(
         experiment, algorithm, sample, state.replace(params=jax.tree.map(lambda p: 1.05 * p, params)), rollout
     )
