@@ -164,7 +164,7 @@ def pytest_addoption(parser):
     parser.addoption('--long', action='store_true', help='also whole data sets, and minutes of fuzzing')
 
 
-@pytest.fixture
+@pytest.fixture(scope='session')  # before all fixtures of less scope, which a skipped test does not need
 def long(request):
     """For tests of many minutes; skips without --long."""
     if not request.config.getoption('--long'):

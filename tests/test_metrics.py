@@ -65,12 +65,13 @@ def entries(file):
     return [name for cell in cells for name in re.findall('`([^`]+)`', cell)]
 
 
-EVERYTHING = {  # of one run: a cold start, resampling, prompts that retire, numbers that adapt
+EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that retire, numbers that adapt
     'preset': 'grpo',
     'steps': 1,
     'evaluation__prompts': 2,
     'evaluation__samples': 2,
     'supervised__updates': 1,
+    'model__lora__rank': 2,
     'algorithm__kl_target': 0.1,
     'algorithm__regularizers': ('entropy_bonus',),
     'algorithm__entropy_coef': 0.01,
