@@ -1,6 +1,6 @@
 """How well sampler and learner agree on logprobs, in float32 and bfloat16; the cost of learner.old_logprobs='decode'.
 
-python -m benchmarks.agreement [--smollm2=FOLDER]
+python -m benchmarks.agreement [--smollm2=FOLDER] [--dtype=bfloat16]
 
 The arithmetic demo's model with random weights (8 x 8 rows of at most 32 tokens), and SmolLM2-135M-Instruct (2 x 4 rows
 of at most 48). Gaps are absolute differences of a token's logprobs in nats; KL is the mean of k3 of the two.
@@ -79,9 +79,10 @@ def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--smollm2', default='', help='its folder')
+    parser.add_argument('--dtype', action='append', choices=('float32', 'bfloat16'), help='default: both')
     arguments = parser.parse_args()
     print(environment.describe())
-    for dtype in ('float32', 'bfloat16'):
+    for dtype in arguments.dtype or ('float32', 'bfloat16'):
         measure('demo', demo(), dtype)
         if arguments.smollm2:
             measure('SmolLM2', smollm2(arguments.smollm2), dtype)
