@@ -193,7 +193,7 @@ def test_quickstart_shows_a_step_and_trains_each_cell_twice(outside, tmp_path):
     assert 'text/html' in kinds(cells) and 'steps with a dump: [0, 1]' in texts(cells)
 
 
-def test_ablate_variants_compares_a_variant_with_a_preset(outside, tmp_path):
+def test_ablate_variants_compares_a_variant_with_a_preset(long, outside, tmp_path):
     cells = execute('ablate_variants', tmp_path, outside)
     assert 'reward_after, squash - grpo: ' in texts(cells) and '(2 seeds)' in texts(cells)
     assert 'image/png' in kinds(cells)
@@ -201,7 +201,7 @@ def test_ablate_variants_compares_a_variant_with_a_preset(outside, tmp_path):
     assert 0 < row['reward/brief'] <= 1 and (tmp_path / 'differences.py').is_file()
 
 
-def test_pathologies_amends_its_run(outside, tmp_path):
+def test_pathologies_amends_its_run(long, outside, tmp_path):
     out = texts(execute('pathologies', tmp_path, outside))
     assert 'before step 1: rollout.max_tokens was 12, now 4' in out
     assert 'before step 3: rollout.max_tokens was 4, now 12' in out

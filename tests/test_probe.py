@@ -20,7 +20,7 @@ OBSERVED = dict(log__probe_every=1, log__probe_prompts=3, log__kl_observe=2)
 
 def config(**changes):
     quick = dict(evaluation__prompts=2, evaluation__samples=2, checkpoint__every=1, checkpoint__keep=9)
-    cold = dict(supervised__updates=60, supervised__optimizer__learning_rate=1e-2)
+    cold = dict(supervised__updates=20, supervised__optimizer__learning_rate=2e-2)
     return tiny_run.config(**dict(steps=5) | quick | cold | changes)
 
 
