@@ -1,10 +1,11 @@
 """CPU-seconds of a whole GRPO iteration beside Tunix's and TRL's trainers: rollout, rewards, update.
 
-python -m benchmarks.iteration --tunix=PYTHON --trl=PYTHON [--repeats=3] [--only=equal]
+python -m benchmarks.iteration --tunix=PYTHON --trl=PYTHON [--repeats=3] [--only=equal] [--smollm2=FOLDER]
 
 As benchmarks.peers: the same model shape, float32, one pinned thread, interleaved iterations, and no completion that
 ends early at a peer, since theirs end when the longest does. No reference policy, AdamW, one update of all rows, a
-reward in Python. The time of an iteration is that between two calls of the reward.
+reward in Python. The time of an iteration is that between two calls of the reward. With --smollm2, here and at TRL the
+model is SmolLM2-135M-Instruct, and batches are smaller.
 """
 
 import os
@@ -15,6 +16,10 @@ import time
 CASES = {
     'equal': dict(prompts=8, group=8, queries=64, mean=128, most=128),
     'long-tailed': dict(prompts=8, group=8, queries=64, mean=100, most=512),
+}
+SMOLLM2 = {
+    'equal': dict(prompts=4, group=8, queries=64, mean=32, most=32),
+    'long-tailed': dict(prompts=4, group=8, queries=64, mean=24, most=128),
 }
 
 
@@ -44,29 +49,28 @@ def ours(case):
     import numpy as np
     import optax
 
-    from benchmarks.rollout import MODEL
     from grpo_jax import algorithms, sampler
     from grpo_jax.configs import default
     from grpo_jax.learner import Learning, Optimizers
     from grpo_jax.learner.experience import make_experience
     from grpo_jax.learner.programs import make_learner
-    from grpo_jax.models import transformer
     from grpo_jax.sampler.programs import make_sampler
     from grpo_jax.sharding import batches, mesh
     from grpo_jax.sharding.mesh import Devices
     from grpo_jax.types import Prompts
 
+    model_config, params = our_model(case)
     prompts, group, queries, most = case['prompts'], case['group'], case['queries'], case['most']
     shapes, one = batches.Shapes(prompts, group, queries, most), mesh.make({})
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
     devices, learning = Devices(one), Learning(chunk=2048, pack_columns=case['columns'], pack_rows=case['rows'])
     sampling = sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0)
-    engine = make_sampler(MODEL, Devices(one, compile_now=False), shapes, sampling, {})
-    learner = make_learner(MODEL, method, Optimizers(optax.adamw(1e-5)), devices, shapes, learning)
-    state = learner.initial(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL))
+    engine = make_sampler(model_config, Devices(one, compile_now=False), shapes, sampling, {})
+    learner = make_learner(model_config, method, Optimizers(optax.adamw(1e-5)), devices, shapes, learning)
+    state = learner.initial(params)
     rng, lengths, reward = np.random.default_rng(1), np.asarray(case['lengths'], np.int32), Gate()
     while True:
-        tokens = jnp.asarray(rng.integers(3, MODEL.vocab_size, (prompts, queries)), jnp.int32)
+        tokens = jnp.asarray(rng.integers(3, 512, (prompts, queries)), jnp.int32)
         batch = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(prompts, dtype=jnp.int32))
         rollout = engine(state.params, batch, jax.random.key(7), int(state.step), limit=lengths)
         completions = np.asarray(rollout.tokens[:, queries:])
@@ -76,6 +80,20 @@ def ours(case):
         dead = algorithms.dead_groups(rewards)
         experience, _ = make_experience(method, state, rollout, logprobs, rewards, dead, {}, one)
         state, _ = jax.block_until_ready(learner.update(state, experience, learner.pack(experience.rollout)))
+
+
+def our_model(case):
+    """(ModelConfig, parameters) of a case: those of its folder, or random ones."""
+    import jax
+
+    from benchmarks.rollout import MODEL
+    from grpo_jax.models import families, hf, transformer
+    from grpo_jax.sharding import mesh, specs
+
+    if not case['folder']:
+        return MODEL, jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL)
+    c = families.load_config(case['folder'])
+    return c, hf.load_params(case['folder'], c, specs.params(transformer.param_table(c), mesh.make({})))
 
 
 def tunix_learner(case, reward, *, beta=0.0, tied=False):
@@ -162,26 +180,12 @@ def trl(case):
     """Trains for ever with trl.GRPOTrainer."""
     from datasets import Dataset
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer, gate = words_tokenizer(), Gate()
     texts = [' '.join(f'w{int(i)}' for i in torch.randint(0, 508, (case['queries'],))) for _ in range(64)]
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
 
     def reward(completion_ids, **_):
         return gate(completion_ids)
@@ -206,12 +210,35 @@ def trl(case):
             disable_tqdm=True,
         )
         GRPOTrainer(
-            model=Qwen2ForCausalLM(config).float(),
+            model=trl_model(case['folder']),
             reward_funcs=reward,
             args=arguments,
             train_dataset=Dataset.from_dict({'prompt': texts}),
             processing_class=tokenizer,
         ).train()
+
+
+def trl_model(folder):
+    """The float32 model of a folder, or a random one of the benchmarks' shape."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    if folder:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return Qwen2ForCausalLM(config).float()
 
 
 def words_tokenizer():
@@ -237,7 +264,7 @@ def main():
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from benchmarks import peers
 
-    arguments = peers.parse(__doc__, 'tunix', 'trl')
+    arguments = peers.parse(__doc__, 'tunix', 'trl', folders=['smollm2'])
     if arguments.worker:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         sys.stdout = sys.stderr  # what the trainers print is not an answer
@@ -246,11 +273,11 @@ def main():
     from benchmarks import environment
 
     print(environment.describe())
-    for name, case in CASES.items():
+    for name, case in (SMOLLM2 if arguments.smollm2 else CASES).items():
         if arguments.only not in name:
             continue
         lengths = peers.lengths_of(case).tolist()
-        case = case | {'lengths': lengths}
+        case = case | {'lengths': lengths, 'folder': arguments.smollm2}
         # equal: a group is a packed row; long-tailed: rows of four prompts with their completions
         full = case['queries'] + case['group'] * case['most']
         case |= dict(columns=full, rows=1) if name == 'equal' else dict(columns=1024, rows=1)

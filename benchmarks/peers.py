@@ -219,11 +219,14 @@ class Worker:
         raise RuntimeError(f'the worker ended with status {self._process.wait()}; run its command by hand to see why')
 
 
-def parse(description, *peers):
-    """The arguments of a command that is its own worker; --PEER=PYTHON says by which program a peer is run."""
+def parse(description, *peers, folders=()):
+    """The arguments of a command that is its own worker.
+
+    --PEER=PYTHON says by which program a peer is run; folders are the names of arguments that name models.
+    """
     parser = argparse.ArgumentParser(description=description)
-    for peer in peers:
-        parser.add_argument(f'--{peer}')
+    for name in (*peers, *folders):
+        parser.add_argument(f'--{name}')
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--only', default='')
     parser.add_argument('--worker')

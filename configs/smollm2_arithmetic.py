@@ -12,25 +12,27 @@ from grpo_jax.configs import default
 def get_config(preset='dr_grpo'):
     """96 completions a step of up to 48 tokens."""
     config = default.get_config(preset)
-    config.steps = 40
+    config.steps = 20
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
     config.data.name = 'arithmetic'
     config.data.options = {'digits': 2, 'count': 4000, 'blurts': 0.65, 'wrong': 0.8, 'tags': True}
     config.data.prompts_per_step = 12
-    config.data.max_prompt_tokens = 80
+    config.data.max_prompt_tokens = 64
     config.data.chat = True
-    config.data.template = '{prompt}\nThink inside <think> </think>, then answer inside <answer> </answer>.'
+    config.data.system = 'Think inside <think> </think>, then answer inside <answer> </answer>.'
     config.rollout.group_size = 8
     config.rollout.max_tokens = 48
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 48
     config.reward.parts = (('numeric', 1.0), ('format', 0.2))
-    config.supervised.updates = 30
+    if config.collection.dead_groups == 'keep':  # packed rows without them take less time
+        config.collection.dead_groups = 'drop'
+    config.supervised.updates = 20
     config.supervised.batch = 16
     config.supervised.optimizer.learning_rate = 5e-5
-    config.optimizer.learning_rate = 1e-5
+    config.optimizer.learning_rate = 3e-5
     config.learner.pack_columns = 464  # a prompt and its 8 completions
-    config.evaluation.prompts = 256
+    config.evaluation.prompts = 200
     config.evaluation.samples = 4
     config.checkpoint.every = 20
     return config

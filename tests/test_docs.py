@@ -365,7 +365,9 @@ EXECUTED = set()  # pages may share a block; it runs once
 
 
 @pytest.mark.parametrize('folder, page', [(page, page) for page in EXAMPLES], indirect=['folder'], ids=EXAMPLES)
-def test_python_runs(folder, page, finished, tiny_model, monkeypatch):
+def test_python_runs(folder, page, finished, tiny_model, monkeypatch, request):
+    if page == 'docs/notebooks.md':  # a sweep of four runs, whose like test_sweep has
+        request.getfixturevalue('long')
     for module in (train, supervised):
 
         def run_less(config, *arguments, run=module.run, **options):

@@ -288,9 +288,7 @@ def test_a_folder_that_is_removed_stops_the_run(tmp_path, monkeypatch):
 
 @late
 @pytest.mark.parametrize('size', ['300k', '2m'])
-def test_a_run_on_a_small_disk_stops_and_goes_on_when_there_is_space(request, straight, tmp_path, small_disk, size):
-    if size == '2m':
-        request.getfixturevalue('long')
+def test_a_run_on_a_small_disk_stops_and_goes_on_when_there_is_space(long, straight, tmp_path, small_disk, size):
     workdir = tmp_path / 'disk' / 'run'
     small_disk(tmp_path / 'disk', size)
     with pytest.raises(CannotWrite, match='No space left on device'):

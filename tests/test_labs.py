@@ -30,7 +30,7 @@ SHORT = {
     'inert_settings': COIN,
     'loss_is_zero': COIN,
 }
-BRIEF = ('dead_run', 'inert_settings')  # of them without --long
+BRIEF = ('dead_run',)  # of them without --long
 # the shapes of tiny_run, whose programs other tests compile too
 TINY = {'model.path': 'configs/models/characters', 'data.prompts_per_step': 4, 'rollout.group_size': 4}
 TINY |= {'rollout.max_tokens': 12, 'evaluation.prompts': 6, 'evaluation.samples': 4, 'supervised.updates': 0}

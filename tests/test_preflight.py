@@ -388,7 +388,7 @@ def command(*arguments, topology='v5e:2x2'):
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def libtpu():
     """Skips where the TPU compiler is not installed; conftest says so at the end."""
     if importlib.util.find_spec('libtpu') is None:
@@ -414,15 +414,27 @@ def test_a_budget_of_cache_is_planned_with_preempted_rows(slices):
     assert plan.jobs_of(whole)[1]['cache'] > held['cache']
 
 
-def test_every_program_compiles_for_v5e_and_the_second_time_is_read(libtpu, tmp_path):
-    out, cache = tmp_path / 'out.json', f'--cache={tmp_path / "cache"}'
+@pytest.fixture(scope='module')
+def planned_for_v5e(libtpu, tmp_path_factory):
+    """(what the command gave, the content of its file, the flag of its cache)."""
+    folder = tmp_path_factory.mktemp('v5e')
+    out, cache = folder / 'out.json', f'--cache={folder / "cache"}'
     done = command(f'--json={out}', cache)  # in a child of the command's process
-    assert done.returncode == 0 and 'FITS' in done.stdout and 'mesh data 1 x fsdp 4 x' in done.stdout, done.stderr
-    found = json.loads(out.read_text())
+    assert done.returncode == 0, done.stderr
+    return done, json.loads(out.read_text()), cache
+
+
+def test_every_program_compiles_for_v5e(planned_for_v5e):
+    done, found, _ = planned_for_v5e
+    assert 'FITS' in done.stdout and 'mesh data 1 x fsdp 4 x' in done.stdout
     names = [x['name'] for x in found['programs']]
     assert 'learner.update' in names and sum(name.startswith('rollout: decode') for name in names) >= 1
     assert all(x['arguments'] + x['outputs'] > 0 and x['traffic'] > 0 for x in found['programs'])
     assert found['fits'] and 0 < found['peak'] < found['memory'] and found['step_seconds'] > 0
+
+
+def test_what_was_compiled_is_read_the_second_time(long, planned_for_v5e):
+    _, found, cache = planned_for_v5e
     again = command('--json', cache, '--at_once=2')
     assert again.returncode == 0 and ' from the cache' in again.stderr
     assert all(x['cached'] for x in json.loads(again.stdout)['programs'])

@@ -56,14 +56,23 @@ def assert_equal(workdir, straight):
     jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, policies))
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(straight, tmp_path, stop_after):
-    stop_after('cold start', 1, signal.SIGINT)
-    stop_after('train', 0, signal.SIGTERM)
-    stop_after('train', 1, signal.SIGHUP)
-    stop_after('train', 3, signal.SIGINT)  # the last step
+STOPS = {  # the signal that comes at a step, and where the run says that it stands
+    ('cold start', 1): (signal.SIGINT, 'step 1 of .*cold_start'),
+    ('train', 0): (signal.SIGTERM, 'step 0 of .*run'),
+    ('train', 1): (signal.SIGHUP, 'step 1 of .*run'),
+    ('train', 3): (signal.SIGINT, 'step 3 of .*run'),  # the last step
+}
+
+
+@pytest.mark.parametrize('places', [[('train', 0), ('train', 3)], list(STOPS)], ids=['twice', 'everywhere'])
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(request, straight, tmp_path, stop_after, places):
+    if len(places) > 2:
+        request.getfixturevalue('long')
+    for place in places:
+        stop_after(*place, STOPS[place][0])
     handlers = [signal.getsignal(number) for number in watch.NAMES]
-    for last in ('step 1 of .*cold_start', 'step 0 of .*run', 'step 1 of .*run', 'step 3 of .*run'):
-        with pytest.raises(Stopped, match=f'after {last}, .*the same command goes on') as stopped:
+    for place in places:
+        with pytest.raises(Stopped, match=f'after {STOPS[place][1]}, .*the same command goes on') as stopped:
             train.run(config(), str(tmp_path / 'run'))
         assert stopped.value.status == 42
         assert [signal.getsignal(number) for number in watch.NAMES] == handlers

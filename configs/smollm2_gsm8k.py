@@ -1,0 +1,40 @@
+"""SmolLM2-135M-Instruct on GSM8K: whole solutions of grade-school problems, at the edge of what such a model can.
+
+    python -m grpo_jax.train --config=configs/smollm2_gsm8k.py --workdir=runs/smollm2_gsm8k
+
+The cold start shows solutions of the training split, with their calculator annotations. The data are read from
+GRPO_JAX_DATA/math or from the hub. --config.model.path=FOLDER names a folder with the model's files; without it they
+come from the hub.
+"""
+import os
+
+from grpo_jax.configs import default
+
+
+def get_config(preset='dr_grpo'):
+    """64 completions a step of up to 160 tokens."""
+    config = default.get_config(preset)
+    config.steps = 16
+    config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
+    config.data.name = 'gsm8k'
+    config.data.options = {'folder': os.path.join(default.DATA, 'math')}
+    config.data.path = 'openai/gsm8k'
+    config.data.prompts_per_step = 8
+    config.data.max_prompt_tokens = 160
+    config.data.chat = True
+    config.data.system = 'Write the final number after ####.'
+    config.rollout.group_size = 8
+    config.rollout.max_tokens = 160
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = 160
+    if config.collection.dead_groups == 'keep':  # most are: packed rows without them take a fraction of the time
+        config.collection.dead_groups = 'drop'
+    config.supervised.updates = 40
+    config.supervised.batch = 8
+    config.supervised.optimizer.learning_rate = 5e-5
+    config.optimizer.learning_rate = 2e-5
+    config.learner.pack_columns = 1440  # a prompt and its 8 completions
+    config.evaluation.prompts = 200
+    config.evaluation.samples = 4
+    config.checkpoint.every = 8
+    return config
