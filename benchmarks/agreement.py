@@ -1,5 +1,7 @@
 """How well sampler and learner agree on logprobs, in float32 and bfloat16; the cost of learner.old_logprobs='decode'.
 
+Besides, what model.lora.base_dtype='int8' changes: the learner's logprobs of the same tokens, with the base in int8.
+
 python -m benchmarks.agreement [--smollm2=FOLDER] [--dtype=bfloat16]
 
 The arithmetic demo's model with random weights (8 x 8 rows of at most 32 tokens), and SmolLM2-135M-Instruct (2 x 4 rows
@@ -61,18 +63,29 @@ def measure(name, config, dtype):
         REPEATS,
     )
     mask, sampled = np.asarray(rollout.loss_mask), np.asarray(rollout.logprobs)
-    for by, logprobs in (
-        ('forward', results['forward']['forward_logprobs']),
-        ('decode', results['decode']['old_logprobs']),
-    ):
-        gap = (logprobs - sampled)[mask].astype(np.float64)
-        k3 = np.expm1(gap) - gap
-        print(
-            f'{name}, {dtype}, {by}: {mask.sum()} tokens, gap mean {np.abs(gap).mean():.2e}, max '
-            f'{np.abs(gap).max():.2e}, KL {k3.mean():.2e}, equal bits {np.mean(gap == 0):.1%}; '
-            f'{seconds[by]:.2f} s, {seconds[by] / seconds["sample"]:.2f} of sampling ({seconds["sample"]:.2f} s)',
-            flush=True,
-        )
+    own = results['forward']['forward_logprobs']
+    for by, logprobs in (('forward', own), ('decode', results['decode']['old_logprobs'])):
+        cost = f'{seconds[by]:.2f} s, {seconds[by] / seconds["sample"]:.2f} of sampling ({seconds["sample"]:.2f} s)'
+        print(f'{name}, {dtype}, {by}: {mask.sum()} tokens, {gaps((logprobs - sampled)[mask])}; {cost}', flush=True)
+    changed = with_int8_base(config, rollout)
+    print(f'{name}, {dtype}, base in int8 beside the base: {gaps((changed - own)[mask])}', flush=True)
+
+
+def gaps(gap):
+    """A text about differences of logprobs."""
+    gap = gap.astype(np.float64)
+    k3, equal = np.expm1(gap) - gap, np.mean(gap == 0)
+    return f'gap mean {np.abs(gap).mean():.2e}, max {np.abs(gap).max():.2e}, KL {k3.mean():.2e}, equal bits {equal:.1%}'
+
+
+def with_int8_base(config, rollout):
+    """The learner's logprobs of a rollout where the frozen matrices are in int8, and adapters change nothing yet."""
+    config.model.lora.rank, config.model.lora.base_dtype = 1, 'int8'
+    config.learner.old_logprobs = 'forward'
+    with tempfile.TemporaryDirectory() as workdir:
+        experiment, _, algorithm, shapes = train.open_run(config, workdir)
+    learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
+    return jax.device_get(learner.logprobs(learner.initial(experiment.params()), rollout, None))['old_logprobs']
 
 
 def main():

@@ -61,6 +61,7 @@ def get_config(preset='grpo'):
     config.model.lora.targets = '.*'     # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
     config.model.lora.rslora = False     # multiplied by alpha / sqrt(rank) instead
     config.model.lora.path = ''          # PEFT folder of adapters to begin with; '': new ones
+    config.model.lora.base_dtype = ''    # of the frozen matrices beside adapters: int8, or '' for model.dtype
 
     config.data = Config()
     config.data.name = 'arithmetic'      # file in grpo_jax/data, or FILE.py of yours

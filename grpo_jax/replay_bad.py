@@ -19,6 +19,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner.logprobs import Head, rollout_logprobs
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.learner.update import anchored
+from grpo_jax.models.linear import in_dtype
 from grpo_jax.run import adapters, bad_batch, checkpoint, cli, collect
 from grpo_jax.sharding import batches
 from grpo_jax.text import escape
@@ -84,7 +85,7 @@ def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
 
 def _computed(params, experience: Experience, coefficients, algorithm, model_config, head, learning):
     """What the loss is made of, by name, f32[B, C]: logprobs, entropy, each term, and the gradient by logprobs."""
-    compute = jax.tree.map(lambda p: p.astype(learning.dtype), params)
+    compute = in_dtype(params, learning.dtype)
     logprobs, entropy = rollout_logprobs(compute, experience.rollout, model_config, head, 'none')
     logprobs = anchored(logprobs, experience, learning)
     prepared = algorithms.prepare(algorithm, experience)

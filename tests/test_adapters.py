@@ -94,6 +94,26 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not(finished, tmp_path):
     assert_equal(policy_of(tmp_path), policy_of(finished))
 
 
+def test_a_run_with_its_base_in_int8_goes_on_and_is_exported_as_it_is(long, tmp_path):
+    in_int8 = dict(model__lora__base_dtype='int8')
+    train.run(config(steps=4, **in_int8), str(tmp_path / 'straight'))
+    for steps in (2, 4):
+        train.run(config(steps=steps, **in_int8), str(tmp_path / 'run'))
+    rows = tiny_run.rows(tmp_path / 'run')
+    assert rows == tiny_run.rows(tmp_path / 'straight') and max(row['sampler_gap_max'] for row in rows) < 1e-4
+    policy = policy_of(tmp_path / 'run')
+    assert_equal(policy, policy_of(tmp_path / 'straight'))
+    assert policy['layers']['wq'].base.values.dtype == np.int8
+    export.export(str(tmp_path / 'run'), str(tmp_path / 'out'), 'float32')
+    c = families.load_config(tmp_path / 'out')
+    exported = hf.load_params(
+        tmp_path / 'out', c, transformer.map_table(lambda *_: jax.devices()[0], transformer.param_table(c))
+    )
+    assert_equal(exported, {**policy, 'layers': lora.merge(policy['layers'])})
+    with pytest.raises(BadInput, match=r'model\.lora\.base_dtype'):
+        train.run(config(steps=5), str(tmp_path / 'run'))
+
+
 def test_a_renewed_reference_is_a_copy_of_the_adapters(finished):
     assert [row['reference_renewed'] for row in tiny_run.rows(finished)] == [0, 0, 1, 0]
 

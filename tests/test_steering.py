@@ -250,6 +250,12 @@ def test_a_run_of_a_version_without_adapters_goes_on_without(begun):
     open_experiment(tiny_run.config(), str(begun))
     with_adapters = recorded | {'model': recorded['model'] | {'lora': lora | {'rank': 8}}}
     assert steering.changes(begun, with_adapters) == (Change('model.lora.rank', 0, 8),)
+    # and one whose adapters' base had no dtype of its own
+    earlier = {name: value for name, value in lora.items() if name != 'base_dtype'}
+    (begun / 'config.json').write_text(json.dumps(recorded | {'model': recorded['model'] | {'lora': earlier}}))
+    open_experiment(tiny_run.config(), str(begun))
+    in_int8 = recorded | {'model': recorded['model'] | {'lora': lora | {'base_dtype': 'int8'}}}
+    assert steering.changes(begun, in_int8) == (Change('model.lora.base_dtype', '', 'int8'),)
 
 
 def test_the_page_has_the_table_of_kinds():

@@ -22,6 +22,7 @@ from grpo_jax.learner.options import NOTHING, Learning, Observed
 from grpo_jax.learner.state import Initial, new_state, reference_params, without_frozen
 from grpo_jax.learner.update import Setup, update
 from grpo_jax.models import heads, lora, transformer
+from grpo_jax.models.linear import in_dtype
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable, abstract, abstract_params
@@ -140,7 +141,7 @@ def make_probe(
     at_once = min(max(at_once // devices_along, 1), -(-rows // devices_along)) * devices_along
 
     def completion_logprobs(params, rollout):
-        compute = jax.tree.map(lambda p: p.astype(learning.dtype), params)
+        compute = in_dtype(params, learning.dtype)
         padded = jax.tree.map(lambda x: jnp.pad(x, ((0, -rows % at_once),) + ((0, 0),) * (x.ndim - 1)), rollout)
         parts = jax.tree.map(lambda x: x.reshape(-1, at_once, *x.shape[1:]), padded)
         values = jax.lax.map(
@@ -331,7 +332,7 @@ def _observe_reference(state, rollout, packed, setup):
 def _token_logprobs(params, rollout, packed, setup):
     """TokenLogprobs of a rollout under a policy, without a gradient."""
     head = setup.head._replace(entropy_gradient=False)
-    compute = jax.tree.map(lambda p: p.astype(setup.learning.dtype), params)
+    compute = in_dtype(params, setup.learning.dtype)
     if packed is None:
         return logprobs.rollout_logprobs(compute, rollout, setup.model_config, head, 'none')
     return packing.rollout_logprobs(compute, rollout, packed, setup.model_config, setup.packing, head)

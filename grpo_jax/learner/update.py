@@ -15,6 +15,7 @@ from grpo_jax.learner.options import NOTHING, Learning, Observed
 from grpo_jax.learner.packing import PackedRows, Packing
 from grpo_jax.models import lora
 from grpo_jax.models.collectives import ALONE, Collectives
+from grpo_jax.models.linear import in_dtype
 from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import Array, Experience, TrainState
 
@@ -115,8 +116,8 @@ def policy_gradient(setup: Setup, coefficients: dict, frozen: Any = None):
 
     def gradient(params, minibatch, packed):
         # cast once, not in each microbatch; the gradients of a cast are casts, so these sum to the parameters' own
-        compute = jax.tree.map(lambda p: p.astype(learning.dtype), params)
-        fixed = jax.tree.map(lambda p: p.astype(learning.dtype), frozen)
+        compute = in_dtype(params, learning.dtype)
+        fixed = in_dtype(frozen, learning.dtype)
         prepared = algorithms.prepare(algorithm, minibatch)
 
         def padded_loss(compute, part):

@@ -1,7 +1,8 @@
 """Products of activations with weight matrices and lookups in embeddings, of other weights than plain arrays too.
 
 Either's weights may be in int8, for rollouts: a decode step reads half the bytes of bfloat16, and the sampler agrees
-less well with the learner. A matrix may be frozen with an adapter (models.lora), for the learner.
+less well with the learner. A matrix may be frozen with an adapter (models.lora), for the learner, and then be in int8
+in sampler and learner alike.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class Int8(NamedTuple):
 class Adapted(Pytree):
     """A frozen matrix W and its adapter: W + scale A B; in trees of Params and of shardings, those of the three."""
 
-    base: Any  # W, of the matrix's shape
+    base: Any  # W, of the matrix's shape; an Int8 of it, or an array
     a: Any  # A: the axes of W that a product sums over, then the rank; None where the base stands alone
     b: Any  # B: the rank, then the other axes of W
     scale: float = struct.field(pytree_node=False)
@@ -57,11 +58,8 @@ def matmul(
     preferred_element_type is given.
     """
     if isinstance(w, Int8):
-        inputs, output = spec.replace('...', '').split('->')
-        summed, matrix = set(inputs) - set(output), inputs.split(',')[1]
-        scale = w.scale.reshape([n for n, axis in zip(w.scale.shape, matrix, strict=True) if axis not in summed])
         y = jnp.einsum(spec, x, w.values.astype(x.dtype), preferred_element_type=preferred_element_type)
-        return y * scale.astype(y.dtype)
+        return y * _row_of_scales(spec, w).astype(y.dtype)
     if isinstance(w, Adapted):
         return _adapted_product(spec, x, w, preferred_element_type)
     if preferred_element_type is not None:
@@ -83,6 +81,22 @@ def to_int8(x: Float[Array, '...'], axes: Sequence[int]) -> Int8:
     return Int8(jnp.round(x / jnp.maximum(scale, 1e-30)).astype(jnp.int8), scale)
 
 
+def to_float(w: Float[Array, '...'] | Int8) -> Float[Array, '...']:
+    """The float32 array that a matrix stands for."""
+    if isinstance(w, Int8):
+        return w.values.astype(jnp.float32) * w.scale
+    return jnp.asarray(w, jnp.float32)
+
+
+def in_dtype(params: Any, dtype: Any) -> Any:
+    """The parameters in a dtype of computation; what is in int8 stays so."""
+
+    def cast(w):
+        return w if isinstance(w, Int8) else w.astype(dtype)
+
+    return jax.tree.map(cast, params, is_leaf=lambda w: isinstance(w, Int8))
+
+
 def matrices_to_int8(params: Any) -> Any:
     """The parameters with every matrix as an Int8; norms and biases stay."""
 
@@ -98,13 +112,16 @@ def int8_shardings(shardings: Any, table: Any) -> Any:
 
     def leaf(path, sharding, param):
         axes = SUMMED_AXES.get(path[-1].key)
-        if axes is None:
-            return sharding
-        spec = tuple(sharding.spec) + (None,) * (len(param.shape) - len(sharding.spec))
-        scale_spec = PartitionSpec(*(None if i in axes else axis for i, axis in enumerate(spec)))
-        return Int8(sharding, NamedSharding(sharding.mesh, scale_spec))
+        return sharding if axes is None else int8_sharding(sharding, len(param.shape), axes)
 
     return jax.tree_util.tree_map_with_path(leaf, shardings, table)
+
+
+def int8_sharding(sharding: NamedSharding, dimensions: int, axes: Sequence[int]) -> Int8:
+    """The shardings of to_int8(x, axes), given that of x and its number of dimensions."""
+    spec = tuple(sharding.spec) + (None,) * (dimensions - len(sharding.spec))
+    scale_spec = PartitionSpec(*(None if i in axes else axis for i, axis in enumerate(spec)))
+    return Int8(sharding, NamedSharding(sharding.mesh, scale_spec))
 
 
 def _adapted_product(spec, x, w, preferred_element_type):
@@ -115,7 +132,37 @@ def _adapted_product(spec, x, w, preferred_element_type):
     low_axes = ''.join(axis for axis in x_axes if axis not in summed) + 'r'
     low = matmul(f'{x_axes},{summed}r->{low_axes}', x, w.a) * w.scale
     change = matmul(f'{low_axes},r{free}->{output}', low, w.b, preferred_element_type)
+    if isinstance(w.base, Int8):
+        return jnp.add(_frozen_product(spec, x, w.base), change).astype(change.dtype)
     return jnp.einsum(spec, x, w.base, preferred_element_type=preferred_element_type) + change
+
+
+# a rule of its own, or each layer's values would wait for the backward pass as floats
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _frozen_product(spec, x, w):
+    """jnp.einsum(spec, x, w) in float32 for an Int8 w, which has no gradient."""
+    return jnp.einsum(spec, x, w.values.astype(x.dtype), preferred_element_type=jnp.float32) * _row_of_scales(spec, w)
+
+
+def _frozen_forward(spec, x, w):
+    return _frozen_product(spec, x, w), (w, jnp.zeros((), x.dtype))
+
+
+def _frozen_backward(spec, saved, dy):
+    w, zero = saved
+    (x_axes, w_axes), y_axes = spec.split('->')[0].split(','), spec.split('->')[1]
+    dy = (dy * _row_of_scales(spec, w)).astype(zero.dtype)
+    return jnp.einsum(f'{y_axes},{w_axes}->{x_axes}', dy, w.values.astype(zero.dtype)), None
+
+
+_frozen_product.defvjp(_frozen_forward, _frozen_backward)
+
+
+def _row_of_scales(spec, w):
+    """The scales of an Int8, without the axes that the product sums over."""
+    inputs, output = spec.replace('...', '').split('->')
+    matrix = inputs.split(',')[1]
+    return w.scale.reshape([n for n, axis in zip(w.scale.shape, matrix, strict=True) if axis in output])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -9,17 +9,17 @@ trained as a whole, and every function here leaves it as it is.
 from collections.abc import Callable, Mapping
 import math
 import re
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 import zlib
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.models import transformer
-from grpo_jax.models.linear import SUMMED_AXES, Adapted, Int8
+from grpo_jax.models.linear import SUMMED_AXES, Adapted, Int8, in_dtype, int8_sharding, to_float, to_int8
 from grpo_jax.ranges import Range
 from grpo_jax.sharding import compiled
 from grpo_jax.types import Param, map_table
@@ -43,19 +43,24 @@ class LoraOptions(NamedTuple):
     targets: ranges.Text = '.*'  # regular expression that whole names of matrices match
     rslora: bool = False  # scale alpha / sqrt(rank) (arXiv 2312.03732), not alpha / rank
     path: str = ''  # PEFT folder of the adapters to begin with; '': new ones, which change nothing
+    base_dtype: Literal['', 'int8'] = ''  # of the frozen matrices that have adapters; '': model.dtype
 
     @classmethod
     def from_config(cls, section: Any) -> 'LoraOptions':
         """LoraOptions of config.model.lora; BadInput for targets that name no matrix, and for adapters without rank."""
-        options = cls(**ranges.read_section(cls, section, 'model.lora'))
+        absent = hasattr(section, 'keys') and 'base_dtype' not in section  # in configs of earlier runs
+        options = cls(**ranges.read_section(cls, section, 'model.lora', ['base_dtype'] if absent else []))
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]
         except re.error as error:
             raise BadInput('model.lora.targets', options.targets, f'is no regular expression: {error}') from None
         if not named:
             raise BadInput('model.lora.targets', options.targets, f'must match one of {", ".join(MATRICES)}')
-        if options.path and not options.rank:
-            raise BadInput('model.lora.path', options.path, 'is not read with model.lora.rank = 0; set its rank')
+        for name in ('path', 'base_dtype'):
+            if getattr(options, name) and not options.rank:
+                raise BadInput(
+                    f'model.lora.{name}', getattr(options, name), 'is not read with model.lora.rank = 0; set it'
+                )
         return options
 
     @property
@@ -102,13 +107,29 @@ def _adapted(param, summed, options):
         return Param(shape, axes, spread)
 
     a, b = factor([layers, *inputs, rank], spread), factor([layers, rank, *outputs], 0.0)
-    return Adapted(param, a, b, options.scale)
+    return Adapted(_int8_params(param, summed) if options.base_dtype else param, a, b, options.scale)
+
+
+def _int8_params(param, summed):
+    """The Params of linear.to_int8 of a Param's array."""
+    rows = [(1, None) if i in summed else row for i, row in enumerate(zip(param.shape, param.axes, strict=True))]
+    shape, axes = zip(*rows, strict=True)
+    return Int8(param, Param(shape, axes, 0.0))
 
 
 def abstract_params(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:
-    """ShapeDtypeStruct of each parameter, with its training sharding: float32, and `dtype` for what is frozen."""
+    """ShapeDtypeStruct of each parameter, with its training sharding: float32, and `dtype` for what is frozen.
+
+    Of frozen matrices in int8, values and scales have their own dtypes.
+    """
     trained, frozen = split(compiled.abstract_params(policy_table(c, options), mesh))
-    return join(trained, jax.tree.map(lambda x: compiled.abstract(x.shape, dtype, x.sharding), frozen))
+
+    def leaf(x):
+        if isinstance(x, Int8):
+            return x._replace(values=compiled.abstract(x.values.shape, jnp.int8, x.values.sharding))
+        return compiled.abstract(x.shape, dtype, x.sharding)
+
+    return join(trained, jax.tree.map(leaf, frozen, is_leaf=lambda x: isinstance(x, Int8)))
 
 
 def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
@@ -123,13 +144,22 @@ def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
 
 
 def freeze(params: Any, options: LoraOptions, dtype: Any) -> Any:
-    """The frozen tree of a model's plain parameters, in dtype."""
-    frozen = jax.tree.map(lambda x: x.astype(dtype), params)
-    layers = {
-        name: Adapted(w, None, None, options.scale) if _is_target(name, options) else w
-        for name, w in frozen['layers'].items()
-    }
-    return {**frozen, 'layers': layers}
+    """The frozen tree of a model's plain parameters, in dtype, and in options.base_dtype where that is another."""
+
+    def frozen(name, w):
+        if not _is_target(name, options):
+            return w.astype(dtype)
+        base = _quantized(w, SUMMED_AXES[name]) if options.base_dtype else w.astype(dtype)
+        return Adapted(base, None, None, options.scale)
+
+    rest = in_dtype({name: w for name, w in params.items() if name != 'layers'}, dtype)
+    return rest | {'layers': {name: frozen(name, w) for name, w in params['layers'].items()}}
+
+
+def _quantized(w, summed):
+    """The Int8 of a matrix, where the matrix lies."""
+    shardings = int8_sharding(w.sharding, w.ndim, summed) if isinstance(w.sharding, NamedSharding) else None
+    return jax.jit(to_int8, static_argnums=1, out_shardings=shardings)(w, summed)
 
 
 def split(params: Any) -> tuple[Any, Any]:
@@ -173,7 +203,7 @@ def without_adapters(layers: Mapping[str, Any]) -> dict[str, Any]:
 def _merged(w):
     inputs, outputs = 'xyz'[: w.a.ndim - 2], 'uvw'[: w.b.ndim - 2]
     change = jnp.einsum(f'l{inputs}r,lr{outputs}->l{inputs}{outputs}', w.a, w.b, preferred_element_type=jnp.float32)
-    return w.base.astype(jnp.float32) + w.scale * change
+    return to_float(w.base) + w.scale * change
 
 
 def inspect(weights: Mapping[str, Any], layers: Mapping[str, Any], as_sampled: Callable[[Any], Any]) -> Inspection:
@@ -192,12 +222,12 @@ def inspect(weights: Mapping[str, Any], layers: Mapping[str, Any], as_sampled: C
         return bits, changed, due
 
     bits, changed, due = jax.lax.map(one_layer, ({name: weights[name] for name in adapted}, adapted))
-    size = sum(math.prod(w.base.shape) for w in adapted.values())
+    size = sum(_values(w.base).size for w in adapted.values())
     return Inspection(jnp.sum(bits, dtype=jnp.uint32), jnp.sum(changed) / float(size), jnp.sum(due) / float(size))
 
 
 def _frozen(w):
-    return w.base
+    return to_float(w.base) if isinstance(w.base, Int8) else w.base
 
 
 def _values(w):

@@ -103,8 +103,9 @@ def changes(workdir: str | os.PathLike, config: Mapping[str, Any]) -> tuple[Chan
     if not os.path.exists(path):
         return ()
     began = json_file.read_object(path)
-    if isinstance(began.get('model'), dict) and 'lora' in config['model']:  # earlier versions had no adapters
-        began['model'].setdefault('lora', config['model']['lora'] | {'rank': 0})
+    if isinstance(began.get('model'), dict) and 'lora' in config['model']:  # earlier versions had none, or fewer keys
+        without = config['model']['lora'] | {'rank': 0, 'base_dtype': ''}
+        began['model']['lora'] = without | began['model'].get('lora', {})
     return tuple(differences(began, config))
 
 

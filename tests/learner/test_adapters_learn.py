@@ -14,6 +14,7 @@ from grpo_jax.configs import default
 from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import lora, transformer
+from grpo_jax.models.linear import Adapted, to_float
 from grpo_jax.models.lora import LoraOptions
 from grpo_jax.run.metrics import sampler_metrics
 from grpo_jax.sampler import Sampling
@@ -24,6 +25,7 @@ from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import Prompts, map_table
 
 OPTIONS = LoraOptions(rank=4, alpha=8.0)
+INT8 = OPTIONS._replace(base_dtype='int8')
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 SAMPLING = Sampling(temperature=1.0, max_tokens=10, stop_tokens=(1, 2, 3, 4), pad_token=0)
 SGD = optax.sgd(100.0)  # gradients are some 1e-4
@@ -147,20 +149,20 @@ def test_adapters_on_8_devices_learn_as_on_one(learned, policy, wide_experience,
     assert_close(metrics, learned[2], atol=1e-5)
 
 
-def rollout_of(policy, shape, dtype='float32'):
+def rollout_of(policy, shape, dtype='float32', options=OPTIONS):
     c, params = policy
     mesh, rng = make_mesh(shape), np.random.default_rng(0)
     mask = np.arange(6) >= 5 - np.arange(8)[:, None] % 6
     tokens = np.where(mask, rng.integers(2, 64, (8, 6)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
-    sampler = make_sampler(c, Devices(mesh), SHAPES, SAMPLING._replace(lora=OPTIONS, dtype=dtype), {})
-    params = put(params, c, OPTIONS, mesh)
+    sampler = make_sampler(c, Devices(mesh), SHAPES, SAMPLING._replace(lora=options, dtype=dtype), {})
+    params = put(params, c, options, mesh)
     return sampler(params, batches.put_rows(prompts, mesh), jax.random.key(0), 0), params, sampler
 
 
-def gap(policy, rollout, params, shape=ALONE):
+def gap(policy, rollout, params, shape=ALONE, options=OPTIONS):
     """The most by which logprobs of the sampler and of the learner differ."""
-    learner = learner_of(policy[0], shape, preset='grpo', minibatches=2)  # which needs old logprobs
+    learner = learner_of(policy[0], shape, options=options, preset='grpo', minibatches=2)  # which needs old logprobs
     logprobs = learner.logprobs(learner.initial(params), rollout, None)['old_logprobs']
     return float(np.max(np.abs(np.asarray(logprobs) - rollout.logprobs) * rollout.loss_mask))
 
@@ -171,6 +173,61 @@ def test_sampler_and_learner_agree(policy, shape):
     assert gap(policy, rollout, params, shape) < 1e-4
     row = sampler_metrics(sampler)
     assert row['sampler/merged_share'] == pytest.approx(1, abs=0.01) and row['sampler/checksum'] > 0
+
+
+# a frozen base in int8
+
+
+@pytest.fixture(scope='module')
+def int8_policy(model, policy):
+    """The policy with its base in int8."""
+    c, params = model
+    return c, lora.join(lora.split(policy[1])[0], lora.freeze(params, INT8, 'float32'))
+
+
+def dequantized(params):
+    """The same policy with its base in float32."""
+    layers = {
+        name: w.replace(base=to_float(w.base)) if isinstance(w, Adapted) else w for name, w in params['layers'].items()
+    }
+    return {**params, 'layers': layers}
+
+
+@pytest.mark.parametrize('shape', [ALONE, CUT], ids=str)
+def test_sampler_and_learner_agree_on_a_base_in_int8(int8_policy, shape):
+    rollout, params, sampler = rollout_of(int8_policy, shape, options=INT8)
+    assert gap(int8_policy, rollout, params, shape, options=INT8) < 1e-4
+    assert sampler_metrics(sampler)['sampler/merged_share'] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize('settings', [{}, dict(pack_columns=64, pack_rows=2), dict(remat='full')], ids=str)
+def test_adapters_learn_beside_int8_what_they_learn_beside_its_floats(
+    int8_policy, wide_experience, assert_close, settings
+):
+    c, params = int8_policy
+    before, after, metrics = learn(int8_policy, wide_experience, options=INT8, **settings)
+    _, expected, expected_metrics = learn((c, dequantized(params)), wide_experience, **settings)
+    trained, frozen = lora.split(after.params)
+    jax.tree.map(np.testing.assert_array_equal, frozen, lora.split(before.params)[1])
+    assert_close(trained, lora.split(expected.params)[0])
+    assert metrics['loss'] == pytest.approx(float(expected_metrics['loss']), abs=1e-6)
+
+
+def test_a_base_in_int8_takes_a_quarter_and_is_never_whole_as_floats(policy):
+    c = dataclasses.replace(policy[0], width=256, mlp=512, layers=8)
+
+    def used(options):
+        learner = learner_of(c, options=options, compiles=False, microbatches=4)
+        base = [w.base for w in learner.state.params['layers'].values() if isinstance(w, Adapted)]
+        memory = learner.update.compile().memory
+        bases = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(base))
+        return memory.argument_size_in_bytes, memory.temp_size_in_bytes, bases
+
+    arguments, temporary, floats = used(OPTIONS)
+    fewer_arguments, as_int8_temporary, integers = used(INT8)
+    assert integers == pytest.approx(floats / 4, rel=0.02)
+    assert arguments - fewer_arguments == pytest.approx(floats - integers, rel=0.01)
+    assert as_int8_temporary - temporary < floats / 3  # the layer at hand is, of eight
 
 
 def test_a_sampler_that_does_not_merge_is_found_out(policy, monkeypatch):

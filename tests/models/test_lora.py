@@ -10,9 +10,10 @@ import pytest
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.models import lora, transformer
-from grpo_jax.models.linear import Adapted, matmul
+from grpo_jax.models.linear import Adapted, Int8, matmul, to_float
 from grpo_jax.models.lora import LoraOptions
 from grpo_jax.run.settings import Settings
+from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import map_table
 
 
@@ -49,6 +50,41 @@ def test_merged_weights_compute_what_adapters_do(tiny, targets):
     with_adapters, merged, without = (hidden(tiny[0], x) for x in (policy, plain(policy), tiny[1]))
     np.testing.assert_allclose(with_adapters, merged, atol=1e-5)
     assert float(jnp.max(jnp.abs(with_adapters - without))) > 0.05
+
+
+def test_a_product_with_an_int8_base_multiplies_its_scales():
+    # W = [[1, -4], [2, 8]] * (0.5, 0.25) = [[0.5, -1], [1, 2]]: x W = (1, 2) W = (2.5, 3); adapters add 0.5 * (55, 66).
+    # The gradient of the sum of x W is W (1, 1) = (-0.5, 3), and of the adapter's part 0.5 A (5 + 6) = (16.5, 22)
+    base = Int8(jnp.array([[1, -4], [2, 8]], jnp.int8), jnp.array([[0.5, 0.25]]))
+    w = Adapted(base, jnp.array([[3.0], [4.0]]), jnp.array([[5.0, 6.0]]), 0.5)
+    x = jnp.array([[1.0, 2.0]])
+    np.testing.assert_array_equal(matmul('bd,df->bf', x, w), [[30.0, 36.0]])
+    np.testing.assert_array_equal(jax.grad(lambda x: matmul('bd,df->bf', x, w).sum())(x), [[16.0, 25.0]])
+
+
+@pytest.mark.parametrize('targets', ['.*', 'w[qo]|w_up'])
+def test_an_int8_base_is_what_its_numbers_stand_for(tiny, targets):
+    c = tiny[0]
+    options = LoraOptions(rank=3, alpha=5.0, targets=targets, base_dtype='int8')
+    policy = adapted(tiny, options)
+    np.testing.assert_allclose(hidden(c, policy), hidden(c, plain(policy)), atol=1e-5)
+    exact = adapted(tiny, options._replace(base_dtype=''))
+    error = jnp.abs(hidden(c, policy) - hidden(c, exact))
+    assert 1e-4 < jnp.max(error) < 0.1 < jnp.std(hidden(c, exact))
+    # of a column, the scale is its largest number over 127, and no number is off by more than half of it
+    base, whole = policy['layers']['wo'].base, tiny[1]['layers']['wo']
+    scale = jnp.max(jnp.abs(whole), (1, 2), keepdims=True) / 127
+    np.testing.assert_allclose(base.scale, scale, rtol=1e-6)
+    assert jnp.all(jnp.abs(to_float(base) - whole) <= 0.501 * scale)
+
+
+def test_parameters_with_an_int8_base_are_the_announced_ones(tiny):
+    options = LoraOptions(rank=2, base_dtype='int8')
+    policy = adapted(tiny, options, dtype='bfloat16')
+    announced = lora.abstract_params(tiny[0], options, 'bfloat16', meshes.make({}))
+    kinds = jax.tree.map(lambda x: (x.shape, x.dtype.name), (policy, announced))
+    assert kinds[0] == kinds[1]
+    assert {x.dtype.name for x in jax.tree.leaves(lora.split(policy)[1])} == {'bfloat16', 'int8', 'float32'}
 
 
 def test_the_scale_is_alpha_over_the_rank_or_over_its_root():
