@@ -12,7 +12,7 @@ from grpo_jax.configs import default
 def get_config(preset='dr_grpo'):
     """96 completions a step of up to 48 tokens."""
     config = default.get_config(preset)
-    config.steps = 30
+    config.steps = 16
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
     config.data.name = 'arithmetic'
     config.data.options = {'digits': 2, 'count': 4000, 'blurts': 0.65, 'wrong': 0.8, 'tags': True}
@@ -34,5 +34,5 @@ def get_config(preset='dr_grpo'):
     config.learner.pack_columns = 464  # a prompt and its 8 completions
     config.evaluation.prompts = 200
     config.evaluation.samples = 4
-    config.checkpoint.every = 20
+    config.checkpoint.every = 8
     return config

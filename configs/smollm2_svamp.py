@@ -14,7 +14,7 @@ from grpo_jax.configs import default
 def get_config(preset='dr_grpo'):
     """192 completions a step of up to 24 tokens."""
     config = default.get_config(preset)
-    config.steps = 40
+    config.steps = 60
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
     config.data.name = 'svamp'
     config.data.options = {'folder': os.path.join(default.DATA, 'math'), 'held_out': 0.3}
@@ -31,7 +31,7 @@ def get_config(preset='dr_grpo'):
     config.supervised.updates = 24
     config.supervised.batch = 16
     config.supervised.optimizer.learning_rate = 5e-5
-    config.optimizer.learning_rate = 3e-5
+    config.optimizer.learning_rate = 1e-5
     config.learner.pack_columns = 304  # a prompt and its 8 completions
     config.evaluation.prompts = 200
     config.evaluation.samples = 4

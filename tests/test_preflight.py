@@ -15,7 +15,7 @@ import pytest
 from grpo_jax import train
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
-from grpo_jax.models import families, hf, lora, transformer
+from grpo_jax.models import families, hf, linear, lora, transformer
 from grpo_jax.preflight import __main__ as preflight
 from grpo_jax.preflight import advice, compiler, flops, hlo, plan, scale, topology, verdict
 from grpo_jax.run.collect import abstract_aux, step_shapes
@@ -346,6 +346,10 @@ def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monke
     # adapters, two moments of each, and those of the reference; then the model
     assert state == pytest.approx(4 * adapted.trained_bytes() + of_all / 2, rel=0.02)
     assert advice.weight_bytes(adapted) == advice.weight_bytes(whole)
+    in_int8 = planned(model__lora__rank=4, model__lora__base_dtype='int8')
+    base = [w.base for w in adapted.learner.state.params['layers'].values() if isinstance(w, linear.Adapted)]
+    halved = params - in_int8.state_bytes()[1]
+    assert halved == pytest.approx(compiled.device_bytes(base) / 2, rel=0.1)  # less four bytes of each output's scale
     pretend(monkeypatch, lambda *_: 0)
     names = [job.name for job in verdict.compile_and_check(adapted, NOT_COMPILING).jobs]
     assert 'rollout: inspect' in names and 'rollout: inspect' not in [job.name for job in plan.jobs_of(whole)[0]]
