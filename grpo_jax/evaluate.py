@@ -91,8 +91,9 @@ def evaluate(evaluator: Evaluator, params: Any) -> dict[str, float]:
     """
     greedy, sampled = complete(evaluator, params)
     if processes.speaks():
-        prompt = evaluator.experiment.tokenizer.decode(evaluator.dataset.tokens[0])
-        console.print(sample_line(prompt, evaluator.dataset.examples[0].answer, greedy.rewarded, console.width))
+        example = evaluator.dataset.examples[0]
+        asked = example.prompt or evaluator.experiment.tokenizer.decode(evaluator.dataset.tokens[0])
+        console.print(sample_line(asked, example.answer, greedy.rewarded, console.width))
     figures = compute_figures(greedy, sampled)
     return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
 
