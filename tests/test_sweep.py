@@ -200,7 +200,7 @@ def with_reward(preset='dr_grpo'):
     return config
 
 
-def test_a_variant_and_a_reward_of_a_notebook_are_swept_beside_presets(tmp_path, monkeypatch):
+def test_a_variant_and_a_reward_of_a_notebook_are_swept_beside_presets(long, tmp_path, monkeypatch):
     workdir = str(tmp_path / 'sweep')
     variant = algorithms.make(get_config().algorithm)._replace(surrogate=half)
     rows = sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': variant}, {'constant': constant})

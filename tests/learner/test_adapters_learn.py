@@ -194,7 +194,9 @@ def dequantized(params):
 
 
 @pytest.mark.parametrize('shape', [ALONE, CUT], ids=str)
-def test_sampler_and_learner_agree_on_a_base_in_int8(int8_policy, shape):
+def test_sampler_and_learner_agree_on_a_base_in_int8(request, int8_policy, shape):
+    if shape == CUT:
+        request.getfixturevalue('long')
     rollout, params, sampler = rollout_of(int8_policy, shape, options=INT8)
     assert gap(int8_policy, rollout, params, shape, options=INT8) < 1e-4
     assert sampler_metrics(sampler)['sampler/merged_share'] == pytest.approx(1, abs=0.01)
@@ -202,8 +204,10 @@ def test_sampler_and_learner_agree_on_a_base_in_int8(int8_policy, shape):
 
 @pytest.mark.parametrize('settings', [{}, dict(pack_columns=64, pack_rows=2), dict(remat='full')], ids=str)
 def test_adapters_learn_beside_int8_what_they_learn_beside_its_floats(
-    int8_policy, wide_experience, assert_close, settings
+    request, int8_policy, wide_experience, assert_close, settings
 ):
+    if settings:
+        request.getfixturevalue('long')
     c, params = int8_policy
     before, after, metrics = learn(int8_policy, wide_experience, options=INT8, **settings)
     _, expected, expected_metrics = learn((c, dequantized(params)), wide_experience, **settings)

@@ -181,7 +181,9 @@ def test_any_workload_gives_the_rollout_of_rows_sampled_alone(long, tiny, sample
 
 
 @pytest.mark.parametrize(('name', 'seed'), [('preempting', 1), ('penalized', 2)])
-def test_a_budget_preempts_rows_and_changes_no_token(tiny, sample, name, seed):
+def test_a_budget_preempts_rows_and_changes_no_token(request, tiny, sample, name, seed):
+    if name == 'penalized':
+        request.getfixturevalue('long')
     sampling, _, _, budget = ENGINES[name]
     rollout = sample(name, make_prompts(), seed=seed)
     assert_equals_reference(tiny, rollout, make_prompts(), SAMPLINGS[sampling], seed=seed)
@@ -237,7 +239,9 @@ def test_greedy_tokens_are_the_argmax_of_a_whole_forward_pass(tiny, sample):
 
 
 @pytest.mark.parametrize('name', ['endless', 'penalized'])
-def test_greedy_rows_of_a_group_are_those_of_temperature_0_and_change_no_other(tiny, sample, name):
+def test_greedy_rows_of_a_group_are_those_of_temperature_0_and_change_no_other(request, tiny, sample, name):
+    if name == 'penalized':
+        request.getfixturevalue('long')
     sampling, mesh, segment, budget = ENGINES[name]
     rollout = sample(build(tiny[0], SAMPLINGS[sampling], mesh, segment, budget, greedy=1))
     cold = sample(build(tiny[0], SAMPLINGS[sampling], (1, 1, 1), C, 0, temperature=0.0))
