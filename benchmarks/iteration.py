@@ -221,24 +221,11 @@ def trl(case):
 def trl_model(folder):
     """The float32 model of a folder, or a random one of the benchmarks' shape."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    if folder:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    return Qwen2ForCausalLM(config).float()
+    from benchmarks import peers
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) if folder else peers.random_qwen2()
 
 
 def words_tokenizer():

@@ -132,24 +132,10 @@ def tunix(case):
 def trl(case):
     """A callable that samples once with the `generate` that TRL's trainer calls."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    policy = Qwen2ForCausalLM(config).float().eval()
+    policy = random_qwen2().eval()
     ids = torch.randint(3, 512, (case['prompts'], case['queries'])).repeat_interleave(case['group'], 0)
 
     def run():
@@ -169,6 +155,26 @@ def trl(case):
         assert out.shape[1] == case['queries'] + case['most']
 
     return run
+
+
+def random_qwen2():
+    """A float32 model of transformers with random weights, of the benchmarks' shape."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return Qwen2ForCausalLM(config).float()
 
 
 def work(make, case):

@@ -57,10 +57,9 @@ class LoraOptions(NamedTuple):
         if not named:
             raise BadInput('model.lora.targets', options.targets, f'must match one of {", ".join(MATRICES)}')
         for name in ('path', 'base_dtype'):
-            if getattr(options, name) and not options.rank:
-                raise BadInput(
-                    f'model.lora.{name}', getattr(options, name), 'is not read with model.lora.rank = 0; set it'
-                )
+            value = getattr(options, name)
+            if value and not options.rank:
+                raise BadInput(f'model.lora.{name}', value, 'is not read with model.lora.rank = 0; set its rank')
         return options
 
     @property
