@@ -4,7 +4,7 @@
 the tensor axis, which is left to the partitioner, and each ends when its own rows do.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from grpo_jax.hosts import processes
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models import linear, lora, transformer
-from grpo_jax.sampler import decode, schedule, state
+from grpo_jax.sampler import decode, schedule, state, stops
 from grpo_jax.sampler.generate import row_keys
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import ProgramKey, Schedule
@@ -53,7 +52,6 @@ class SamplerSetup:
     mesh: jax.sharding.Mesh
     shapes: batches.Shapes
     sampling: Sampling
-    automata: Mapping[str, Any]
     schedule: Schedule
     cache_format: state.CacheFormat
 
@@ -67,20 +65,19 @@ class SamplerSetup:
         """The dtype of the sampler's matrices."""
         return jnp.dtype(self.sampling.weights_dtype or self.sampling.dtype)
 
-    @functools.cached_property
-    def tables(self) -> dict[str, Any]:
-        """The automata on every device, abstract where they are."""
-        everywhere = specs.replicated(self.mesh)
-        return {
-            name: compiled.abstract(table.shape, table.dtype, everywhere)
-            if isinstance(table, jax.ShapeDtypeStruct)
-            else processes.put(table, everywhere)
-            for name, table in self.automata.items()
-        }
+    @property
+    def tables(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The abstract automata, which every device has."""
+        automata = stops.abstract_automata(self.sampling, self.model_config.vocab_size)
+        return self._laid_out(automata, dict.fromkeys(automata, specs.replicated(self.mesh)))
 
     def program(self, key: ProgramKey) -> Definition:
         """The program of a key."""
         return DEFINITIONS[key.kind](self, key)
+
+    def jitted(self, key: ProgramKey) -> Any:
+        """The jitted function of a key's program: one object for all equal setups, so that jax compiles it once."""
+        return _jitted(self, key)
 
     def inputs(self, key: ProgramKey) -> tuple:
         """Abstract arguments of the program of a key."""
@@ -173,6 +170,17 @@ class SamplerSetup:
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(ROW_AXES), check_vma=False
         )
+
+
+@functools.lru_cache(maxsize=256)  # the programs of some ten samplers; of others, what jax compiled is freed
+def _jitted(setup, key):
+    program = setup.program(key)
+
+    def laid_out(*arguments):
+        result = program.function(*arguments)
+        return jax.lax.with_sharding_constraint(result, program.shardings or jax.tree.map(setup.sharding, result))
+
+    return jax.jit(laid_out, donate_argnums=program.donated)
 
 
 def cuts_heads(model_config: transformer.ModelConfig, mesh: jax.sharding.Mesh) -> bool:

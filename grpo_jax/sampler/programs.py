@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import processes
 from grpo_jax.models import decode_kernel, lora, transformer
 from grpo_jax.sampler import schedule, state
 from grpo_jax.sampler.definitions import SamplerSetup, cuts_heads, without_chunks
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import BatchSize, ProgramKey
-from grpo_jax.sharding import batches, chips, compiled
+from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.mesh import ROW_AXES, Devices
 
 # by platform: steps between two visits of the host, columns that attention reads at once, and how far the rows of
@@ -45,7 +46,7 @@ def make_sampler(
     batches.check_divides(devices.mesh, 'data.prompts_per_step', shapes.prompts)
     sizes, cache_format = _sizes(model_config, devices.mesh, shapes, sampling, block, segment)
     programs = SamplerPrograms(
-        SamplerSetup(model_config, devices.mesh, shapes, sampling, automata, sizes, cache_format)
+        SamplerSetup(model_config, devices.mesh, shapes, sampling, sizes, cache_format), automata
     )
     if devices.compile_now and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         programs.compile_all()
@@ -111,12 +112,18 @@ class SamplerPrograms:
     `compile_all` fills the table beforehand; what is missing is compiled when it is first called.
     """
 
-    def __init__(self, setup: SamplerSetup):
-        self.setup = setup
+    def __init__(self, setup: SamplerSetup, automata: Mapping[str, Any]):
+        self.setup, self._automata = setup, automata
         self.mesh, self.device_kind = setup.mesh, setup.mesh.devices.flat[0].device_kind
         self.weight_bytes = _weight_bytes(setup)
         self._executables: dict[ProgramKey, compiled.Executable] = {}
         self.inspection: lora.Inspection | None = None
+
+    @functools.cached_property
+    def tables(self) -> dict[str, Any]:
+        """The automata on every device."""
+        everywhere = specs.replicated(self.mesh)
+        return {name: processes.put(table, everywhere) for name, table in self._automata.items()}
 
     @property
     def hash(self) -> str:
@@ -131,13 +138,7 @@ class SamplerPrograms:
 
     def trace(self, key: ProgramKey) -> Any:
         """The jax.stages.Traced of a key's program; nothing is compiled."""
-        setup, program = self.setup, self.setup.program(key)
-
-        def laid_out(*arguments):
-            result = program.function(*arguments)
-            return jax.lax.with_sharding_constraint(result, program.shardings or jax.tree.map(setup.sharding, result))
-
-        return jax.jit(laid_out, donate_argnums=program.donated).trace(*setup.inputs(key))
+        return self.setup.jitted(key).trace(*self.setup.inputs(key))
 
     def compile_all(self) -> None:
         """Compiles what a rollout can reach, on all cores."""
@@ -173,7 +174,7 @@ class SamplerPrograms:
 
     def resume_state(self, rollout: Any, prompts: Any, key: Any, limit: Any) -> state.RolloutState:
         """The state that goes on where a Rollout paused."""
-        return self._call(schedule.RESUMED_STATE, rollout, prompts, key, self._limits(limit), self.setup.tables)
+        return self._call(schedule.RESUMED_STATE, rollout, prompts, key, self._limits(limit), self.tables)
 
     def _limits(self, limit):
         shapes = self.setup.shapes
@@ -195,7 +196,7 @@ class SamplerPrograms:
     def decode(self, weights: Any, batch: Any, rollout_state: Any, step: Any, size: BatchSize) -> Any:
         """(DecodeBatch, RolloutState, Report) after a segment; step is the version of the weights."""
         key = self.setup.schedule.decode_key(size)
-        return self._call(key, weights, batch, rollout_state, self.setup.tables, np.int32(step))
+        return self._call(key, weights, batch, rollout_state, self.tables, np.int32(step))
 
     def add_chunk(self, batch: state.DecodeBatch, size: BatchSize) -> state.DecodeBatch:
         """The batch with another chunk, empty, which gives it that size."""

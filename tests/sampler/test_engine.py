@@ -351,6 +351,19 @@ def test_all_programs_are_there_before_the_first_call_and_none_comes_later(tiny,
     assert built.programs.names == names and built.hash == digest and len(announced) == 1
 
 
+def test_a_second_sampler_of_the_same_options_traces_and_compiles_nothing(tiny, caplog):
+    def traced(**options):
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG), jax.log_compiles():
+            built = build(tiny[0], SAMPLINGS['plain']._replace(**options), (1, 1, 1), 12, 120, compile_now=True)
+        return built.hash, [r.message for r in caplog.records if 'laid_out' in r.message]
+
+    first, _ = traced(top_k=3)
+    assert traced(top_k=3) == (first, [])
+    other, messages = traced(top_k=4)
+    assert other != first and messages
+
+
 @pytest.mark.parametrize('group', [8, 64])
 def test_prompt_memory_does_not_grow_with_the_group(tiny, group):
     c, params = tiny
@@ -384,7 +397,8 @@ def first_end(tokens, string):
 def test_rows_end_at_the_token_that_completes_a_stop_string(tiny, sample):
     string = '><4'  # over the border of two tokens, the second of which goes on
     plain = sample('endless', seed=5)
-    built = build(tiny[0], SAMPLINGS['endless'], (1, 1, 1), 12, 0, {'stop': stops.table([string], BYTES)})
+    sampling = SAMPLINGS['endless']._replace(stop_strings=(string,))
+    built = build(tiny[0], sampling, (1, 1, 1), 12, 0, {'stop': stops.table([string], BYTES)})
     ended = sample(built, seed=5)
     lengths = []
     for before, after, truncated in zip(completions(plain), completions(ended), ended.truncated, strict=True):
@@ -400,7 +414,8 @@ def test_rows_end_at_the_token_that_completes_a_stop_string(tiny, sample):
 @pytest.fixture(scope='module')
 def thinking(tiny):
     """An engine that ends thinking, spelled '2>', with tokens 40 and 22 after 5 tokens."""
-    sampling = SAMPLINGS['endless']._replace(stop_tokens=STOPS, thinking_tokens=5, thinking_end=(40, 22))
+    forced = {'thinking_tokens': 5, 'thinking_end': (40, 22), 'thinking_text': '2>'}
+    sampling = SAMPLINGS['endless']._replace(stop_tokens=STOPS, **forced)
     return build(tiny[0], sampling, (1, 1, 1), 12, 0, {'thinking': stops.table(['2>'], BYTES)})
 
 
