@@ -29,8 +29,6 @@ DEVICES, STEPS = 4, 4
 SMALL = [
     *tiny_run.FLAGS,
     '--config.rollout.max_tokens=8',
-    '--config.supervised.updates=1',
-    '--config.supervised.batch=8',
     '--config.evaluation.prompts=6',
     '--config.evaluation.samples=4',
     '--config.checkpoint.every=2',
@@ -38,6 +36,7 @@ SMALL = [
     '--config.mesh.data=2',
     '--config.mesh.fsdp=2',
     f'--config.steps={STEPS}',
+    '--config.supervised.updates=0',  # two programs less to compile, in each process
 ]
 
 
@@ -115,7 +114,7 @@ def assert_equal(workdir, expected):
     names = [
         'metrics.jsonl',
         'evaluations.jsonl',
-        'cold_start/metrics.jsonl',
+        *(['cold_start/metrics.jsonl'] if (expected / 'cold_start').exists() else []),
         'programs.json',
         *(f'rollouts/{step:06d}.jsonl' for step in range(STEPS)),
     ]
@@ -130,8 +129,13 @@ def test_two_processes_equal_one(alone, tmp_path):
     assert_equal(tmp_path, alone)
 
 
-def test_two_processes_with_adapters_equal_one(long, tmp_path):
-    flags = ('--config.model.lora.rank=2', '--config.optimizer.learning_rate=3e-3')
+def test_two_processes_with_adapters_equal_one_from_their_cold_start_on(long, tmp_path):
+    flags = (
+        '--config.supervised.updates=1',
+        '--config.supervised.batch=8',
+        '--config.model.lora.rank=2',
+        '--config.optimizer.learning_rate=3e-3',
+    )
     Run(tmp_path / 'alone', 1, *flags).succeeds()
     run = Run(tmp_path / 'two', 2, *flags)
     run.send(1, signal.SIGKILL, rows=2)
