@@ -423,8 +423,7 @@ def planned_for_v5e(libtpu, tmp_path_factory):
     """(what the command gave, the content of its file, the flag of its cache)."""
     folder = tmp_path_factory.mktemp('v5e')
     out, cache = folder / 'out.json', f'--cache={folder / "cache"}'
-    # in a child of the command's process; an evaluation's programs are the rollout's in other sizes
-    done = command(f'--json={out}', cache, '--config.evaluation.prompts=0')
+    done = command(f'--json={out}', cache)  # in a child of the command's process
     assert done.returncode == 0, done.stderr
     return done, json.loads(out.read_text()), cache
 

@@ -75,10 +75,6 @@ class SamplerSetup:
         """The program of a key."""
         return DEFINITIONS[key.kind](self, key)
 
-    def jitted(self, key: ProgramKey) -> Any:
-        """The jitted function of a key's program: one object for all equal setups, so that jax compiles it once."""
-        return _jitted(self, key)
-
     def inputs(self, key: ProgramKey) -> tuple:
         """Abstract arguments of the program of a key."""
         number, limit = np.int32(0), np.zeros(self.shapes.prompts * self.shapes.group_size, np.int32)
@@ -170,17 +166,6 @@ class SamplerSetup:
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(ROW_AXES), check_vma=False
         )
-
-
-@functools.lru_cache(maxsize=256)  # the programs of some ten samplers; of others, what jax compiled is freed
-def _jitted(setup, key):
-    program = setup.program(key)
-
-    def laid_out(*arguments):
-        result = program.function(*arguments)
-        return jax.lax.with_sharding_constraint(result, program.shardings or jax.tree.map(setup.sharding, result))
-
-    return jax.jit(laid_out, donate_argnums=program.donated)
 
 
 def cuts_heads(model_config: transformer.ModelConfig, mesh: jax.sharding.Mesh) -> bool:

@@ -138,7 +138,7 @@ class SamplerPrograms:
 
     def trace(self, key: ProgramKey) -> Any:
         """The jax.stages.Traced of a key's program; nothing is compiled."""
-        return self.setup.jitted(key).trace(*self.setup.inputs(key))
+        return _jitted(self.setup, key).trace(*self.setup.inputs(key))
 
     def compile_all(self) -> None:
         """Compiles what a rollout can reach, on all cores."""
@@ -232,6 +232,18 @@ class SamplerPrograms:
         rows = np.concatenate([start + np.arange(len(part)) for start, part in zip(starts, tokens, strict=True)])
         count, limit, done = (np.concatenate(pieces) for pieces, _ in rest)
         return rows, np.concatenate(tokens), count, done | (count >= limit), ~done
+
+
+@functools.lru_cache(maxsize=256)  # programs of some ten samplers; what jax has compiled of others is freed
+def _jitted(setup, key):
+    """The jitted function of a program: one object for all equal samplers, so that jax traces and compiles it once."""
+    program = setup.program(key)
+
+    def laid_out(*arguments):
+        result = program.function(*arguments)
+        return jax.lax.with_sharding_constraint(result, program.shardings or jax.tree.map(setup.sharding, result))
+
+    return jax.jit(laid_out, donate_argnums=program.donated)
 
 
 def _weight_bytes(setup):
