@@ -27,7 +27,7 @@ def get_config(preset='dr_grpo'):
     config.reward.parts = (('numeric', 1.0), ('format', 0.2))
     if config.collection.dead_groups == 'keep':  # packed rows without them take less time
         config.collection.dead_groups = 'drop'
-    config.supervised.updates = 20
+    config.supervised.updates = 40
     config.supervised.batch = 16
     config.supervised.optimizer.learning_rate = 5e-5
     config.optimizer.learning_rate = 1e-5

@@ -39,7 +39,7 @@ def test_in_bfloat16_sampler_and_learner_agree_exactly_and_the_ratio_is_one(tmp_
     assert all(row['grad_norm'] > 0 for row in rows) and rows[0]['entropy'] != rows[1]['entropy']
 
 
-def test_with_more_updates_in_packed_rows_the_first_begins_where_the_sampler_was(tmp_path):
+def test_with_more_updates_in_packed_rows_the_first_begins_where_the_sampler_was(long, tmp_path):
     changes = dict(learner__minibatches=2, learner__pack_columns=96)
     rows = run(tmp_path, **DECODE | changes)
     assert [row['sampler_gap_max'] for row in rows] == [0, 0]

@@ -1,5 +1,6 @@
 """SVAMP (arXiv 2103.07191): short word problems, each a change of a simpler one; the answer is a number."""
 
+import functools
 import os
 import re
 import zlib
@@ -13,16 +14,21 @@ from grpo_jax.types import Example
 FILES = 'svamp'
 
 
-def examples(split: str, *, folder: str, held_out: PositiveShare = 1.0) -> list[Example | BadInput]:
+def examples(
+    split: str, *, folder: str, held_out: PositiveShare = 1.0, results: bool = True
+) -> list[Example | BadInput]:
     """Examples of folder/svamp_<split>.jsonl, or of other files that files.rows reads; ChilleD/SVAMP on the hub.
 
     folder/svamp.jsonl is the whole challenge set, which its authors do not split: `held_out` of its stories, all by
     default, are the split test. Problems that begin with the same sentence are of one story, whatever its numbers. A
     row has Body, Question, Answer, Type and Equation, or problem, answer, type and equation; meta has the type as
-    subject and the equation, with its result, as demonstration.
+    subject and the equation as demonstration, `43 - 21 = 22`, without `results` its left side alone.
     """
     whole = os.path.isfile(os.path.join(folder, 'svamp.jsonl')) and (split == 'test' or held_out < 1)
-    examples = convert_rows(_example, files.rows(folder, 'svamp' if whole else split, '' if whole else 'svamp_'))
+    examples = convert_rows(
+        functools.partial(_example, results=results),
+        files.rows(folder, 'svamp' if whole else split, '' if whole else 'svamp_'),
+    )
     if not whole:
         return examples
     in_test = split == 'test'
@@ -35,7 +41,7 @@ def _place(problem):
     return zlib.crc32(story.encode()) / 2**32
 
 
-def _example(row, index, where):
+def _example(row, index, where, results):
     if 'Body' in row:
         body = text_field(row, 'Body', where).strip()
         prompt = f'{body}{"" if body[-1] in ".!?" else "."} {text_field(row, "Question", where).strip()}'
@@ -47,5 +53,6 @@ def _example(row, index, where):
     answer = re.sub(r'\.0+$', '', answer)
     subject = str(row.get('Type') or row.get('type') or '').replace('Divison', 'Division')  # as some rows have it
     equation = re.sub(r'\.0\b', '', str(row.get('Equation') or row.get('equation') or ''))
-    solved = {'demonstration': f'{equation.removeprefix("( ").removesuffix(" )")} = {answer}'} if equation else {}
+    expression = equation.removeprefix('( ').removesuffix(' )')
+    solved = {'demonstration': f'{expression} = {answer}' if results else expression} if equation else {}
     return Example(prompt, answer, index, {'subject': subject or None} | solved)

@@ -43,6 +43,13 @@ def steps(completion: str, example: Example) -> list[tuple[int, float]]:
     return rewards
 
 
+def read_answer(completion: str, alphabet: re.Pattern) -> tuple[str, Fraction | None]:
+    """(the last <answer>...</answer> or the whole text, its value), None for what is no expression in the alphabet."""
+    head, closed, _ = completion.rpartition('</answer>')
+    text = ' '.join((head.rpartition('<answer>')[2] if closed else completion).split())
+    return text, value_of(text) if alphabet.fullmatch(text) else None
+
+
 def value_of(expression: str) -> Fraction | None:
     """Fraction of an expression of numbers, + - * / and brackets; None when it has none, or is too long to trust."""
     if len(expression) > LONGEST:

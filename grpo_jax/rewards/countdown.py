@@ -1,6 +1,5 @@
 """Countdown: 1 for an expression that uses each of the given numbers once and equals the target."""
 
-from fractions import Fraction
 import re
 from typing import Annotated
 
@@ -17,7 +16,7 @@ def reward(completion: str, example: Example, *, partial: Annotated[float, Range
     A right expression has all of example.meta['numbers'], each once, and equals meta['target'] exactly. Negation is
     allowed, and no help: other expressions reach the same values up to sign.
     """
-    expression, value = _read(completion)
+    expression, value = calculator.read_answer(completion, ALPHABET)
     if value is None:
         return 0.0
     used = sorted(int(number) for number in re.findall('[0-9]+', expression))
@@ -27,12 +26,5 @@ def reward(completion: str, example: Example, *, partial: Annotated[float, Range
 
 def extract(completion: str) -> str | None:
     """The expression without spaces in the last <answer>...</answer>, or of the whole text; None without one."""
-    expression, value = _read(completion)
+    expression, value = calculator.read_answer(completion, ALPHABET)
     return None if value is None else expression.replace(' ', '')
-
-
-def _read(completion: str) -> tuple[str, Fraction | None]:
-    """(the answer's text, its value as Fraction or None)."""
-    head, closed, _ = completion.rpartition('</answer>')
-    text = ' '.join((head.rpartition('<answer>')[2] if closed else completion).split())
-    return text, calculator.value_of(text) if ALPHABET.fullmatch(text) else None

@@ -14,7 +14,7 @@ PLAIN = re.compile(r'[-+]?[$]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?[$]?\.\d
 
 def reward(completion: str, example: Example) -> float | None:
     """1.0 if the extracted number equals example.answer as a fraction, else 0.0; None without one plain gold number."""
-    gold = _plain(example.answer)
+    gold = plain(example.answer)
     if gold is None:
         return None
     return float(extract(completion) == gold)
@@ -46,7 +46,7 @@ def gold(example: Example) -> tuple[str, ...]:
     return perturb(example)
 
 
-def _plain(answer):
+def plain(answer: str) -> str | None:
     """The number that a gold answer is, or has behind ####, in canonical form; None for any other text."""
     text = _after_mark(answer)
     return extract(text) if PLAIN.fullmatch(text) else None

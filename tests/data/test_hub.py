@@ -11,6 +11,7 @@ from grpo_jax.configs import math as math_config
 from grpo_jax.data import jsonl
 from grpo_jax.data.math import last_boxed
 from grpo_jax.errors import BadInput
+from grpo_jax.rewards import expression
 from tests import hub_cache as cache
 from tests.hub_cache import BOT, HALVES, OLD, REPOSITORIES, SUBJECTS, USER, math_row, options, read
 
@@ -306,6 +307,10 @@ def test_the_real_challenge_set_of_svamp_is_its_test_split(real):
     examples = data.examples('svamp', {'folder': folder}, 'test')
     assert len(examples) == 1000 and examples[0].answer == '51' and examples[0].meta['subject'] == 'Subtraction'
     assert examples[0].meta['demonstration'] == '76 - 25 = 51'
+    bare = data.examples('svamp', {'folder': folder, 'results': False}, 'test')
+    assert bare[0].meta['demonstration'] == '76 - 25'
+    # one row of the published file has a wrong answer
+    assert sum(expression.reward(e.meta['demonstration'], e) for e in bare) == 999
     with pytest.raises(BadInput, match=r'holds no svamp_train\.jsonl'):
         data.examples('svamp', {'folder': folder}, 'train')
 

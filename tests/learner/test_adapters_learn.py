@@ -138,7 +138,9 @@ def test_without_a_rank_the_programs_are_the_same_texts(policy):
 
 
 @pytest.mark.parametrize('settings', [dict(microbatches=4, remat='full'), dict(pack_columns=64, pack_rows=2)], ids=str)
-def test_the_cut_changes_nothing(learned, policy, wide_experience, assert_close, settings):
+def test_the_cut_changes_nothing(request, learned, policy, wide_experience, assert_close, settings):
+    if 'remat' in settings:
+        request.getfixturevalue('long')
     _, after, _ = learn(policy, wide_experience, **settings)
     assert_close(lora.split(after.params)[0], lora.split(learned[1].params)[0], atol=2e-5)
 
@@ -168,7 +170,9 @@ def gap(policy, rollout, params, shape=ALONE, options=OPTIONS):
 
 
 @pytest.mark.parametrize('shape', [ALONE, CUT], ids=str)
-def test_sampler_and_learner_agree(policy, shape):
+def test_sampler_and_learner_agree(request, policy, shape):
+    if shape == CUT:
+        request.getfixturevalue('long')
     rollout, params, sampler = rollout_of(policy, shape)
     assert gap(policy, rollout, params, shape) < 1e-4
     row = sampler_metrics(sampler)

@@ -11,7 +11,17 @@ import pytest
 from grpo_jax import rewards
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import calculator, contains, countdown, format, language, numeric, reflection, repetition
+from grpo_jax.rewards import (
+    calculator,
+    contains,
+    countdown,
+    expression,
+    format,
+    language,
+    numeric,
+    reflection,
+    repetition,
+)
 from grpo_jax.types import Example
 
 EXAMPLE = Example('question', '42', 0, {'numbers': [1, 2], 'target': 3})
@@ -303,6 +313,7 @@ READERS = {
     'reflection': lambda text: reflections(text, cap=10**6),
     'countdown': lambda text: countdown.reward(text, EXAMPLE, partial=0.1),
     'countdown.extract': countdown.extract,
+    'expression': lambda text: expression.reward(text, EXAMPLE),
     'numeric': lambda text: numeric.reward(text, EXAMPLE),
     'contains': lambda text: contains.reward(text, EXAMPLE),
     'calculator': lambda text: calculator.reward(text, EXAMPLE),
