@@ -15,7 +15,7 @@ from grpo_jax.configs import default
 def get_config(preset='dr_grpo'):
     """192 completions a step of up to 20 tokens."""
     config = default.get_config(preset)
-    config.steps = 60
+    config.steps = 40
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
     config.data.name = 'svamp'
     config.data.options = {'folder': os.path.join(default.DATA, 'math'), 'held_out': 0.3, 'results': False}
