@@ -151,7 +151,8 @@ def get_config(preset='grpo'):
     config.algorithm.correction = 'none' # against logprobs of the sampler that differ from the learner's
     config.algorithm.selection = 'all_tokens'
     config.algorithm.kl = 'none'
-    config.algorithm.kl_placement = 'loss'  # loss, or reward_token, reward_sequence
+    config.algorithm.kl_placement = 'loss'  # loss; reward_sequence, off a completion's reward; reward_token, off each
+                                         # token's reward, or off its advantage where that is of the whole completion
     config.algorithm.kl_corrected = False   # the correction also weighs the KL term of the loss
     config.algorithm.regularizers = ()
     config.algorithm.std_ddof = 1           # 1 as in TRL, verl and OpenRLHF; the papers do not say

@@ -94,6 +94,15 @@ class Algorithm(NamedTuple):
         return 'values' in self.advantage_reads
 
     @property
+    def takes_kl_off(self) -> bool:
+        """Whether the KL of each token is taken off its advantage: kl_placement reward_token of an advantage by row.
+
+        A token then pays for its own KL alone, which is not the gradient of the whole completion's KL
+        (reward_sequence). Advantages that read rewards by token have the KL in these.
+        """
+        return self.kl_placement == 'reward_token' and 'token_rewards' not in self.advantage_reads
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether the state holds a reference policy."""
         return self.needs_reference or self.source == 'reference'

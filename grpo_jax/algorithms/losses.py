@@ -35,14 +35,15 @@ def compute_advantages(
     may stand for an array. Without correct, the rewards are what the verifier says. dead bool[P] are the dead groups;
     without it, those that groups.judge_groups finds by the algorithm's gate. With rewards [B] and group_ids i32[B],
     groups may differ in size, and leading axes are [B]. Exactly 0 for unscorable (not finite) rewards and, where the
-    outcomes of a group are compared, in dead groups. BadInput for rewards that the algorithm cannot use, and for an
-    estimator that is not by token and gives columns.
+    outcomes of a group are compared, in dead groups, of which a KL that is taken off remains.
+    BadInput for rewards that the algorithm cannot use, and for an estimator that is not by token and gives columns.
     """
     rewards = np.asarray(rewards, np.float64)
     if group_ids is not None:
         return _compute_for_unequal_groups(algorithm, rewards, np.asarray(group_ids), kl_coef, data)
     rewards = np.where(np.isfinite(rewards), rewards, np.nan)  # an infinite reward would spoil its whole group
-    inputs = _host_inputs(algorithm, rewards, algorithm.kl_coef if kl_coef is None else kl_coef, data)
+    kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef
+    inputs = _host_inputs(algorithm, rewards, kl_coef, data)
     validation.check_outcomes(algorithm, inputs['correct'])
     advantages = _in_columns(algorithm.advantage, pieces.call(algorithm.advantage, inputs), inputs)
     dead = inputs['dead']
@@ -51,6 +52,8 @@ def compute_advantages(
     if algorithm.dead_groups == 'reweight':
         sizes = inputs['sizes']
         advantages = advantages * sizes.sum() / max(sizes[~dead].sum(), 1)
+    if algorithm.takes_kl_off:
+        advantages = advantages - kl_coef * pieces.call(_token_kl, inputs)
     if algorithm.advantage_clip:
         advantages = np.clip(advantages, -algorithm.advantage_clip, algorithm.advantage_clip)
     advantages = np.where(np.isfinite(rewards)[..., None], advantages, 0.0) + 0.0  # + 0.0: no -0.0
@@ -119,15 +122,16 @@ def _token_rewards(algorithm, rewards, kl_coef, inputs):
         last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
         return np.where(last & np.isfinite(rewards)[..., None], rewards[..., None], 0.0)
 
-    def penalty(mask, kl):
-        return kl_coef * np.where(mask, kl, 0.0)
-
     earned = pieces.call(spread, inputs)
-    return earned - pieces.call(penalty, inputs) if algorithm.kl_placement == 'reward_token' else earned
+    return earned - kl_coef * pieces.call(_token_kl, inputs) if algorithm.kl_placement == 'reward_token' else earned
+
+
+def _token_kl(mask, kl):
+    return np.where(mask, kl, 0.0)
 
 
 def _summed_kl(mask, kl):
-    return np.sum(np.where(mask, kl, 0.0), -1)
+    return np.sum(_token_kl(mask, kl), -1)
 
 
 def _in_columns(piece, advantages, inputs):
@@ -170,7 +174,7 @@ def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
 
 def by_token(algorithm: Algorithm) -> bool:
     """Whether the algorithm's advantages have a column for each token."""
-    return pieces.is_by_token(algorithm.advantage)
+    return pieces.is_by_token(algorithm.advantage) or algorithm.takes_kl_off
 
 
 def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Array, 'B C']]:

@@ -60,13 +60,6 @@ def check(algorithm: 'Algorithm') -> None:
     if not has_kl and placement != 'loss':
         raise BadInput('algorithm.kl_placement', placement, 'needs a KL estimator; set kl to k1 and kl_coef above 0')
     by_token = 'token_rewards' in pieces.reads(algorithm.advantage)
-    if placement == 'reward_token' and not by_token:
-        raise BadInput(
-            'algorithm.kl_placement',
-            placement,
-            f'advantage {pieces.name_of(algorithm.advantage)} reads no '
-            'rewards by token; use reward_sequence, or advantage reinforce_pp or gae',
-        )
     if placement == 'reward_sequence' and by_token:
         raise BadInput(
             'algorithm.kl_placement',

@@ -206,6 +206,23 @@ def test_kl_of_the_sequence_is_taken_off_the_reward():
     np.testing.assert_allclose(twice, [[0.15], [-0.15]], rtol=1e-6)  # 1 - .6 = .4 and .4 - .3 = .1
 
 
+@pytest.mark.parametrize('preset, size', [('dr_grpo', 0.5), ('grpo', 0.5 / (np.sqrt(0.5) + 1e-6))])
+def test_kl_of_the_token_is_taken_off_an_advantage_by_row(preset, size):
+    # group_norm: +-.5 over the std (ddof 1) .707107 + 1e-6
+    method = fixture.algorithm(preset, kl='k1', kl_placement='reward_token', kl_coef=0.5)
+    found = algorithms.compute_advantages(method, np.array([[1.0, 0]]), mask=SHORT, kl=KL)
+    expected = [[size - 0.05, size - 0.1], [-size - 0.15]]
+    np.testing.assert_allclose(found[0, :2], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(found[1, :1], expected[1], rtol=1e-6)
+    twice = algorithms.compute_advantages(method, np.array([[1.0, 0]]), mask=SHORT, kl=KL, kl_coef=1.0)
+    np.testing.assert_allclose(twice[SHORT[0]] - found[SHORT[0]], -0.5 * KL[SHORT], rtol=1e-5)
+    # in a dead group the KL alone is left, and of an unscorable completion nothing
+    dead = algorithms.compute_advantages(method, np.array([[1.0, 1]]), mask=SHORT, kl=KL)
+    np.testing.assert_allclose(dead[SHORT[0]], -0.5 * KL[SHORT], rtol=1e-6)
+    unknown = algorithms.compute_advantages(method, np.array([[np.nan, 1]]), mask=SHORT, kl=KL)
+    assert not unknown[0].any() and unknown[1, 0] == np.float32(-0.15)
+
+
 def test_a_group_of_equal_rewards_and_unequal_kl_has_advantages():
     method = fixture.algorithm('dr_grpo', kl='k1', kl_placement='reward_sequence', kl_coef=1.0)
     found = algorithms.compute_advantages(

@@ -45,7 +45,6 @@ def warnings(preset, changes=None, **sizes):
             dict(kl_placement='reward_sequence'),
             "algorithm.kl_placement = 'reward_sequence', needs a KL estimator",
         ),
-        ('grpo', dict(IN_REWARD, kl_placement='reward_token'), 'group_norm reads no rewards by token, reward_sequence'),
         ('ppo', dict(kl_placement='reward_sequence'), 'gae reads rewards by token, use reward_token'),
         ('reinforce_pp', dict(kl_placement='reward_sequence'), 'reinforce_pp reads rewards by token'),
         ('dppo', dict(correction='truncated'), "algorithm.correction = 'truncated', drift would count twice"),
@@ -70,6 +69,7 @@ def test_what_cannot_work_is_refused(preset, changes, words):
         ('grpo', dict(kl='absolute')),
         ('grpo', dict(kl='k3_straight_through')),
         ('grpo', dict(IN_REWARD, kl_placement='reward_sequence')),
+        ('grpo', dict(IN_REWARD, kl_placement='reward_token')),
         ('ppo', fixture.NO_KL),
         ('ppo', dict(kl='k3', kl_placement='loss')),
         ('dppo', dict(correction='opsm')),  # reads how far the policy is from the sampler, not the sampler's mismatch
@@ -134,7 +134,7 @@ def test_a_kl_anywhere_keeps_a_reference_and_no_kl_keeps_none_for_it(preset, pla
     method = fixture.algorithm(preset, **fixture.NO_KL)
     assert method.needs_reference == (preset == 'dpo')
     by_token = 'token_rewards' in pieces.reads(method.advantage)
-    if (placement == 'reward_token') == by_token or placement == 'loss':
+    if placement != 'reward_sequence' or not by_token:
         kl = 'k3' if placement == 'loss' else 'k1'
         method = fixture.algorithm(preset, kl=kl, kl_coef=0.1, kl_placement=placement)
         assert method.needs_reference and method.keeps_reference and 'ref_logprobs' in method.needed_logprobs(1)

@@ -161,12 +161,25 @@ def dpo(new):
     return math.log(1 + math.exp(-0.1 * (gains[0] - gains[3])))  # the one pair there is: rewards 1 and 0
 
 
-REFERENCES = {f.__name__: f for f in (ppo, vapo, scalerl, grpo_process, gtpo, dpo)}
+def dr_grpo(new):
+    known = [REWARDS[0, g] for g in range(G) if scorable(g)]
+    loss = 0.0
+    for b in filter(scorable, range(P * G)):
+        a = REWARDS[ROWS[b]] - mean(known) if b < G else 0.0  # the other groups are dead, and keep their KL
+        for t in sampled(False)[b]:
+            kl = OLD[b, t] - REF[b, t]
+            loss += clipped(a - 0.3 * kl, math.exp(new[b, t] - OLD[b, t])) / 16 / P / G
+    return loss
+
+
+REFERENCES = {f.__name__: f for f in (ppo, vapo, scalerl, grpo_process, gtpo, dpo, dr_grpo)}
+CHANGES = {'dr_grpo': {'kl': 'k1', 'kl_coef': 0.3, 'kl_placement': 'reward_token', 'fixed_length': 16}}
 
 
 def experience_of(preset):
     config = default.get_config(preset)
     config.collection.source = 'policy'
+    config.algorithm.update(CHANGES.get(preset, {}))
     method = algorithms.make(config.algorithm, config.collection)
     mask = np.arange(C) < LENGTHS[:, None]
     forced = FORCED & mask if preset == 'gtpo' else np.zeros_like(mask)
