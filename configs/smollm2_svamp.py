@@ -15,7 +15,7 @@ from grpo_jax.configs import default
 def get_config(preset='dr_grpo'):
     """192 completions a step of up to 20 tokens."""
     config = default.get_config(preset)
-    config.steps = 40
+    config.steps = 60
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
     config.data.name = 'svamp'
     config.data.options = {'folder': os.path.join(default.DATA, 'math'), 'held_out': 0.3, 'results': False}
@@ -30,7 +30,7 @@ def get_config(preset='dr_grpo'):
     config.reward.parts, config.reward.verifier = (('expression', 1.0),), 'expression'
     if config.collection.dead_groups == 'keep':  # two of three are: packed rows without them take a third of the time
         config.collection.dead_groups = 'drop'
-    config.supervised.updates = 24
+    config.supervised.updates = 12
     config.supervised.batch = 16
     config.supervised.optimizer.learning_rate = 5e-5
     config.optimizer.learning_rate = 1e-5
