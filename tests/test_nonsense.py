@@ -84,7 +84,7 @@ ALLOWED = [
         'reward.options.process.folder data.options.folder data.options.name reference.path '
         'model.lora.path'),
     ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers log.trackers'),
-    ('True', 'a choice of two', 'data.chat data.strict data.options.tags model.random_init '
+    ('True', 'a choice of two', 'data.chat data.strict data.options.tags data.options.results model.random_init '
         'reward.options.code.all_pass model.lora.rslora '
         'reward.options.model.park reward.options.process.park reward.options.process.centred '
         'reward.steps_with_outcome rollout.accept_bias data.options.short algorithm.kl_corrected '
