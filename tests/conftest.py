@@ -63,6 +63,7 @@ console.install()
 logging.getLogger('grpo_jax').propagate = True  # to caplog
 
 DATA = os.environ.get('GRPO_JAX_DATA', 'data')
+SMALL = ('algorithms', 'data', 'report', 'rewards')  # folders of tests that take little
 SMOLLM2 = os.environ.get('GRPO_JAX_SMOLLM2', os.path.join(DATA, 'smollm2'))  # as data/tools/smollm2_to_hf.py writes it
 
 
@@ -163,6 +164,20 @@ def assemble_qwen(real, name, folder):
     (folder / 'tokenizer.json').write_text(json.dumps(built, ensure_ascii=False), encoding='utf8')
     shutil.copy(config, folder)
     return hf.load_tokenizer(str(folder))
+
+
+def pytest_collection_modifyitems(items):
+    """Puts what takes long first, file by file, half of it for each of two workers.
+
+    What one takes over from the other at the end is small then, and no fixture of a file that takes long is made twice.
+    """
+    small = [item for item in items if item.path.parent.name in SMALL]
+    long = [item for item in items if item.path.parent.name not in SMALL]
+    files, middle = list(dict.fromkeys(item.path for item in long)), len(items) // 2
+    first = [item for item in long if item.path in files[::2]]
+    rest = [item for item in long if item.path in files[1::2]]
+    place = max(middle - len(first), 0)
+    items[:] = first + small[:place] + rest + small[place:]
 
 
 def pytest_addoption(parser):
