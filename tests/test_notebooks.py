@@ -174,8 +174,8 @@ def kinds(cells):
     return {kind for cell in cells for output in cell.get('outputs', ()) for kind in output.get('data', {})}
 
 
-def test_quickstart_shows_a_step_and_trains_each_cell_twice(outside, tmp_path):
-    cells = execute('quickstart', tmp_path, outside, twice=True)
+def test_quickstart_shows_a_step_and_trains_with_long_each_cell_twice(request, outside, tmp_path):
+    cells = execute('quickstart', tmp_path, outside, twice=request.config.getoption('--long'))
     out = texts(cells)
     assert 'tokens         [P*G, Q+C] (32, 8)' in out and 'advantages     [P*G, 1]   (32, 1)' in out
     # 1 - 0.625 over sqrt(15)/8, over sqrt(15/56), and alone; RLOO: 8/7 of it
