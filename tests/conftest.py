@@ -172,11 +172,11 @@ def pytest_collection_modifyitems(items):
     What one takes over from the other at the end is small then, and no fixture of a file that takes long is made twice.
     """
     small = [item for item in items if item.path.parent.name in SMALL]
-    long = [item for item in items if item.path.parent.name not in SMALL]
-    files, middle = list(dict.fromkeys(item.path for item in long)), len(items) // 2
-    first = [item for item in long if item.path in files[::2]]
-    rest = [item for item in long if item.path in files[1::2]]
-    place = max(middle - len(first), 0)
+    large = [item for item in items if item.path.parent.name not in SMALL]
+    early = set(list(dict.fromkeys(item.path for item in large))[::2])
+    first = [item for item in large if item.path in early]
+    rest = [item for item in large if item.path not in early]
+    place = max(len(items) // 2 - len(first), 0)
     items[:] = first + small[:place] + rest + small[place:]
 
 

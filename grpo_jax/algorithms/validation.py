@@ -59,8 +59,7 @@ def check(algorithm: 'Algorithm') -> None:
         )
     if not has_kl and placement != 'loss':
         raise BadInput('algorithm.kl_placement', placement, 'needs a KL estimator; set kl to k1 and kl_coef above 0')
-    by_token = 'token_rewards' in pieces.reads(algorithm.advantage)
-    if placement == 'reward_sequence' and by_token:
+    if placement == 'reward_sequence' and 'token_rewards' in algorithm.advantage_reads:
         raise BadInput(
             'algorithm.kl_placement',
             placement,

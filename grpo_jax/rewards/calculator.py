@@ -10,6 +10,7 @@ from grpo_jax.example import Example
 # an expression, and its value if one follows, or signs alone; the value is optional, so that a text is never scanned
 # twice
 EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
+ARITHMETIC = re.compile(r'[-+*/().0-9 ]+')  # the characters of a whole expression
 LONGEST = 100  # characters of an expression or value; nobody writes longer ones, and they are slow to work out
 MOST = 1000  # equations of a completion that are looked at
 OPERATIONS = {
@@ -43,7 +44,7 @@ def steps(completion: str, example: Example) -> list[tuple[int, float]]:
     return rewards
 
 
-def read_answer(completion: str, alphabet: re.Pattern) -> tuple[str, Fraction | None]:
+def read_answer(completion: str, alphabet: re.Pattern = ARITHMETIC) -> tuple[str, Fraction | None]:
     """(the last <answer>...</answer> or the whole text, its value), None for what is no expression in the alphabet."""
     head, closed, _ = completion.rpartition('</answer>')
     text = ' '.join((head.rpartition('<answer>')[2] if closed else completion).split())

@@ -3,12 +3,8 @@
 Nothing has to be worked out in the completion: a small model learns which operations a problem asks for.
 """
 
-import re
-
 from grpo_jax.example import Example
 from grpo_jax.rewards import calculator, numeric
-
-ALPHABET = re.compile(r'[-+*/(). 0-9]+')
 
 gold = numeric.gold
 
@@ -21,5 +17,5 @@ def reward(completion: str, example: Example) -> float | None:
 
 def extract(completion: str) -> str | None:
     """The value of the expression that is the last <answer>...</answer>, or the whole text; None without one."""
-    value = calculator.read_answer(completion, ALPHABET)[1]
+    value = calculator.read_answer(completion)[1]
     return None if value is None else str(value)

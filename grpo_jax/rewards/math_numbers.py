@@ -3,7 +3,7 @@
 from fractions import Fraction
 import re
 
-from grpo_jax.rewards.calculator import value_of
+from grpo_jax.rewards.calculator import ARITHMETIC, value_of
 
 LAYERS = 8  # of fractions within fractions
 DIGITS = 100  # of a power that is worked out
@@ -17,7 +17,6 @@ FRACTION = re.compile(r'([-+]?)(?:([0-9]+)?\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|(?:(
 QUOTIENT = re.compile(r'\\frac\{([^{}]*)\}\{([^{}]*)\}')
 PRODUCT = re.compile(r'\\(?:times|cdot) ?|\\div ?')
 POWER = re.compile(r'(?<![0-9.])([0-9]+)\^(?:([0-9])|\{([0-9]{1,3})\})(?![0-9.^])')
-ARITHMETIC = re.compile(r'[-+*/().0-9 ]+')
 
 
 def fraction(text: str) -> Fraction | None:
