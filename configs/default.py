@@ -141,6 +141,11 @@ def get_config(preset='grpo'):
     config.reference.path = ''           # folder or hub name of a model, workdir or checkpoint of a run, that it begins
                                          # as; '': the policy that the run begins with
 
+    config.teacher = Config()        # a model whose logprobs of the policy's own completions are learned from
+    config.teacher.path = ''             # folder or hub name of a model with the policy's tokenizer; '': none
+    config.teacher.dtype = 'float32'     # of its computation: float32 or bfloat16; its weights are float32
+    config.teacher.park = False          # its weights wait in the hosts' memory until they are used
+
     config.algorithm = Config()      # pieces: functions of grpo_jax/algorithms; then their numbers
     config.algorithm.advantage = 'group_norm'
     config.algorithm.ratio = 'token'
@@ -206,6 +211,10 @@ def get_config(preset='grpo'):
     config.algorithm.entropy_coef = 0.0     # of regularizer entropy_bonus
     config.algorithm.entropy_target = 0.0   # nats that entropy_coef adapts to; 0: constant
     config.algorithm.entropy_delta = 0.005  # its change a step
+    config.algorithm.teacher_coef = 0.0     # of a teacher's logprob less the policy's, added to each token's advantage
+    config.algorithm.teacher_top_k = 0      # of regularizer distill: likeliest tokens that its KL sums over; 0: the
+                                            # sampled token alone
+    config.algorithm.distill_coef = 1.0
     config.algorithm.llds_coef = 0.2
     config.algorithm.positive_nll_coef = 0.1
     config.algorithm.behaviour_coef = 1e-3

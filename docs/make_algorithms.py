@@ -48,6 +48,8 @@ ADVICE = {
     'maxrl': ('S', 'hard prompts matter most; rewards 0 or 1'),
     'olmo3_like': ('P', 'to compare with open-instruct'),
     'online_rft': ('S', 'a baseline without negative signal'),
+    'opd': ('P', 'a stronger model with the same tokenizer is at hand'),
+    'opd_reward': ('R', 'as opd, and rewards tell what the teacher does not know'),
     'opo': ('S', 'exactly one update a rollout'),
     'pkpo': ('S', 'pass@k is the aim, not pass@1'),
     'ppo': ('P', 'rewards by token, learned rewards; memory for a critic'),

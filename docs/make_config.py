@@ -37,6 +37,7 @@ TYPES = {  # section -> the types that read it
     'reward': [settings.RewardOptions],
     'collection': [settings.Collection],
     'reference': [settings.ReferenceSource],
+    'teacher': [settings.TeacherSource],
     'algorithm': [Algorithm, Learning],
     'learner': [Learning],
     **{name: [Optimization] for name in ('optimizer', 'critic_optimizer', 'supervised.optimizer')},

@@ -86,7 +86,7 @@ def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
 def _computed(params, experience: Experience, coefficients, algorithm, model_config, head, learning):
     """What the loss is made of, by name, f32[B, C]: logprobs, entropy, each term, and the gradient by logprobs."""
     compute = in_dtype(params, learning.dtype)
-    logprobs, entropy = rollout_logprobs(compute, experience.rollout, model_config, head, 'none')
+    logprobs, entropy, *_ = rollout_logprobs(compute, experience.rollout, model_config, head, 'none')
     logprobs = anchored(logprobs, experience, learning)
     prepared = algorithms.prepare(algorithm, experience)
 

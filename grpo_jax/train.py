@@ -35,6 +35,7 @@ from grpo_jax.run import (
     probe,
     reference,
     speeds,
+    teacher,
     unrewarded,
 )
 from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
@@ -66,7 +67,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     learner = experiment.learner(algorithm, shapes, collector.aux())
     observer = probe.Observer(experiment, learner, shapes)
     evaluator = evaluate.make(experiment, settings.evaluation.samples)
-    programs = {**collector.programs, **observer.programs, 'logprobs': learner.logprobs, 'update': learner.update}
+    taught = teacher.load_teacher(experiment, algorithm, shapes)
+    programs = collector.programs | observer.programs | taught.programs
+    programs |= {'logprobs': learner.logprobs, 'update': learner.update}
 
     branch.begin(experiment, parent, learner)
     with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep, callback=watch) as loop:
@@ -76,6 +79,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
             gold.check(reward_functions, collector.examples)
             state = reference.initial_state(experiment, learner, supervised.cold_start(experiment, functions))
         claim(experiment, int(state.step))
+        taught.record(workdir, settings.teacher.path)
         compiled.write_hashes(workdir, **programs)
 
         for step in loop.steps(state, profile):
@@ -92,7 +96,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
             with loop.stage('reward'):
                 packed = learner.pack(draw.rollout)
                 with on_devices():
-                    logprobs = learner.logprobs(state, draw.rollout, packed)
+                    logprobs = learner.logprobs(state, draw.rollout, packed) | taught(draw.rollout, packed)
                 logprobs |= decoded.policy_logprobs(experiment, algorithm, collector.sample, state, draw.rollout)
                 rewarded = draw.finish_rewards()
                 if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
@@ -146,6 +150,7 @@ def open_run(
     experiment, parent = branch.open_run(config, workdir, functions, steering or Steering())
     shapes = collect.step_shapes(experiment, algorithm)
     check_algorithm(experiment, algorithm, shapes)
+    teacher.check_model(experiment, algorithm)
     experiment.settings.tracking.check()
     if experiment.settings.supervised.updates and parent is None and not checkpoint.steps(experiment.workdir):
         supervised.check(experiment)
@@ -203,6 +208,7 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
     _check_adapters(experiment.settings, algorithm)
     kept = algorithm.keeps_reference or experiment.settings.cadence.kl_observe > 0
     reference.check(experiment, kept)
+    teacher.check(experiment, algorithm)
     if 'reference' in learning.offload and not kept:
         logger.warning('learner.offload names the reference, and this algorithm keeps none')
 

@@ -84,6 +84,9 @@ class Experience(Pytree):
     old_entropy: Float[Array, 'B C'] | None = None  # of the policy at the start of the step; None: nothing reads it
     values: Float[Array, 'B C'] | None = None  # of the critic at the start of the step; None: no critic
     returns: Float[Array, 'B C'] | None = None  # what the critic is to learn; NaN where nothing
+    teacher_logprobs: Float[Array, 'B C'] | None = None  # None: there is no teacher
+    teacher_top: Float[Array, 'B C k'] | None = None  # the teacher's logprobs of its likeliest tokens in each place
+    teacher_ids: Int[Array, 'B C k'] | None = None  # which tokens these are
     correct: Float[Array, ' B'] | None = None  # the verifier's 1 right, 0 wrong, NaN unknown; None: as the rewards
 
     @property

@@ -50,7 +50,8 @@ ALLOWED = [
         'algorithm.kl_target algorithm.advantage_clip algorithm.entropy_coef algorithm.entropy_target '
         'algorithm.critic_warmup algorithm.value_clip algorithm.sharpen algorithm.sharpen_cap '
         'algorithm.efficient_share algorithm.efficient_alpha algorithm.entropy_penalty algorithm.llds_coef '
-        'algorithm.positive_nll_coef algorithm.behaviour_coef algorithm.kl_cov_coef reward_model.replay '
+        'algorithm.positive_nll_coef algorithm.distill_coef algorithm.teacher_coef algorithm.teacher_top_k '
+        'algorithm.behaviour_coef algorithm.kl_cov_coef reward_model.replay '
         'reward.self_test learner.max_bad_steps log.kl_observe log.probe_every model.lora.rank',
     ),
     ('zero', 'the first', 'seed reward.options.model.device reward.options.process.device'),
@@ -82,7 +83,7 @@ ALLOWED = [
     ('empty', 'none', 'data.path data.revision data.system reward.length_shaping reward.step_rewards reward.verifier '
         'rollout.cache_dtype rollout.weights_dtype rollout.thinking_end reward.options.model.folder '
         'reward.options.process.folder data.options.folder data.options.name reference.path '
-        'model.lora.path'),
+        'model.lora.path teacher.path'),
     ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers log.trackers'),
     ('True', 'a choice of two', 'data.chat data.strict data.options.tags data.options.results model.random_init '
         'reward.options.code.all_pass model.lora.rslora '
@@ -93,11 +94,12 @@ ALLOWED = [
 MEANINGFUL = {(key, name) for name, _, names in ALLOWED for key in names.split()}
 # what makes a number of config.algorithm one that is read, where no piece's signature has it
 GAE, BONUS = {'advantage': 'gae'}, {'regularizers': ('entropy_bonus',)}
-PLAIN = ('kl_coef', 'kl_target', 'kl_placement', 'ratio_base', 'denominator', 'advantage_clip')
+PLAIN = ('kl_coef', 'kl_target', 'kl_placement', 'ratio_base', 'denominator', 'advantage_clip', 'teacher_coef')
 READ = {
     **{number: {} for number in (*MODULES, *PLAIN)},
     **{number: GAE for number in ('discount', 'critic_lambda', 'critic_warmup', 'value_clip')},
     **{number: BONUS for number in ('entropy_coef', 'entropy_target')},
+    'teacher_top_k': {'regularizers': ('distill',)},
     'entropy_delta': BONUS | {'entropy_target': 0.5},
     'kl_horizon': {'kl_target': 0.1},
     'kl_corrected': {'correction': 'truncated'},

@@ -355,6 +355,21 @@ def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monke
     assert 'rollout: inspect' in names and 'rollout: inspect' not in [job.name for job in plan.jobs_of(whole)[0]]
 
 
+def test_a_teacher_is_counted_all_the_time_or_when_it_is_asked(slices):
+    def planned(**changes):
+        made = plan.make(
+            tiny_run.config(**dict(teacher__path='configs/models/characters', mesh__fsdp=4) | changes), 'v5e:2x2'
+        )
+        return made, {job.name: job.alive for job in plan.jobs_of(made)[0]}
+
+    _, alone = planned(preset='dr_grpo', teacher__path='')
+    (rests, resting), (_, parked) = planned(preset='opd'), planned(preset='opd', teacher__park=True)
+    of_teacher = rests.teacher_bytes
+    assert of_teacher == rests.state_bytes()[1]  # as large as the policy here
+    assert {resting[name] - parked[name] for name in resting if name != 'teacher'} == {of_teacher}
+    assert resting['teacher'] == parked['teacher'] and parked['learner.update'] == alone['learner.update']
+
+
 def test_more_weights_than_int32_counts_are_inspected(slices):
     config = gsm8k.get_config()
     config.model.path, config.model.lora.rank, config.mesh.tensor = 'Qwen/Qwen3-8B', 16, 4

@@ -1,11 +1,11 @@
 """Advantages f64[P, G], or f64[P, G, C] by token, on the host in float64.
 
 What an estimator may read: rewards f64[P, G]; correct f64[P, G], what the verifier says (1 right, 0 wrong, NaN: it
-cannot tell); mask bool[P, G, C], the sampled tokens, and completion_mask, those that were forced too; tokens
-i32[P, G, C]; token_rewards, sampler_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts f64[K, P, G] and
-part_weights f64[K]; initial_entropy f64[]; discount f64[], the algorithm's. NaN rewards are unscorable completions:
-outside every statistic, advantage 0. Where an estimator compares within a group, a group whose rewards are all equal
-gets exactly 0, by max == min: through eps, float rounding would leak.
+cannot tell); mask bool[P, G, C], the sampled tokens, and completion_mask, those that were forced too; tokens i32[P, G,
+C]; token_rewards, sampler_logprobs, teacher_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts f64[K, P,
+G] and part_weights f64[K]; initial_entropy f64[]; discount f64[], the algorithm's. NaN rewards are unscorable
+completions: outside every statistic, advantage 0. Where an estimator compares within a group, a group whose rewards are
+all equal gets exactly 0, by max == min: through eps, float rounding would leak.
 """
 
 from typing import Annotated
@@ -24,6 +24,12 @@ Eps = Annotated[float, Range(above=0, most=1e3)]  # 0 would divide a group of eq
 def ones(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """1 for every completion: supervised learning on what is there."""
     return np.ones_like(rewards)
+
+
+@pieces.properties(alone=True)
+def zeros(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
+    """0 for every completion: what is learned comes from a teacher or a regularizer alone."""
+    return np.zeros_like(rewards)
 
 
 @pieces.properties(alone=True)

@@ -19,7 +19,7 @@ from grpo_jax.algorithms import (
     validation,
     weights,
 )
-from grpo_jax.ranges import Coefficient, NotNegative, PositiveShare, Range, Share
+from grpo_jax.ranges import Coefficient, Natural, NotNegative, PositiveShare, Range, Share
 from grpo_jax.types import Array
 
 # config key -> the module whose functions it chooses from
@@ -60,6 +60,8 @@ class Algorithm(NamedTuple):
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
     critic_lambda: Share = 0.95  # of the returns that a critic learns
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
+    teacher_coef: Coefficient = 0.0  # of a teacher's log pi - the policy's, added to each token's advantage
+    teacher_top_k: Natural = 0  # of a teacher's likeliest tokens, summed over in its KL; 0: the sampled token alone
     covariance_share: PositiveShare = 2e-4  # of tokens that count as of top covariance
     entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0  # below 0 it pays for a narrow distribution
     entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats; 0: the coefficient stays
@@ -107,6 +109,11 @@ class Algorithm(NamedTuple):
         """Whether the state holds a reference policy."""
         return self.needs_reference or self.source == 'reference'
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a teacher's logprobs of the rollout are read."""
+        return self.teacher_coef > 0 or 'teacher_kl' in self.reads or 'teacher_logprobs' in self.advantage_reads
+
     def needed_logprobs(self, updates: int) -> set[str]:
         """Names of Experience's fields that scoring passes must fill, with so many updates on one rollout.
 
@@ -119,6 +126,7 @@ class Algorithm(NamedTuple):
         if (
             before & {'old_logprobs', 'log_rho', 'covariance', 'top_covariance'}
             or self.kl_placement != 'loss'
+            or self.teacher_coef
             or (updates > 1 and self.ratio_base == 'old')
         ):
             needed.add('old_logprobs')

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Float32
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, validation, weights
+from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, row_inputs, validation, weights
 from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Array, Experience
@@ -30,12 +30,13 @@ def compute_advantages(
 ) -> Float32[np.ndarray, 'B columns']:
     """Advantages f32[P * G, 1] or f32[P * G, C] of rewards [P, G], on the host.
 
-    data holds what else the estimator reads (see algorithms.advantages), with leading axes [P, G], and kl
-    f64[P, G, C] where the KL is in the reward, times kl_coef (None: the algorithm's). A function without arguments
-    may stand for an array. Without correct, the rewards are what the verifier says. dead bool[P] are the dead groups;
-    without it, those that groups.judge_groups finds by the algorithm's gate. With rewards [B] and group_ids i32[B],
-    groups may differ in size, and leading axes are [B]. Exactly 0 for unscorable (not finite) rewards and, where the
-    outcomes of a group are compared, in dead groups, of which a KL that is taken off remains.
+    data holds what else the estimator reads (see algorithms.advantages), with leading axes [P, G], kl f64[P, G, C]
+    where the KL is in the reward, times kl_coef (None: the algorithm's), and teacher_logprobs and old_logprobs where
+    there is a teacher_coef. A function without arguments may stand for an array. Without correct, the rewards are what
+    the verifier says. dead bool[P] are the dead groups; without it, those that groups.judge_groups finds by the
+    algorithm's gate. With rewards [B] and group_ids i32[B], groups may differ in size, and leading axes are [B].
+    Exactly 0 for unscorable (not finite) rewards and, where the outcomes of a group are compared, in dead groups, of
+    which a KL that is taken off and what a teacher adds remain.
     BadInput for rewards that the algorithm cannot use, and for an estimator that is not by token and gives columns.
     """
     rewards = np.asarray(rewards, np.float64)
@@ -54,6 +55,8 @@ def compute_advantages(
         advantages = advantages * sizes.sum() / max(sizes[~dead].sum(), 1)
     if algorithm.takes_kl_off:
         advantages = advantages - kl_coef * pieces.call(_token_kl, inputs)
+    if algorithm.teacher_coef:
+        advantages = advantages + algorithm.teacher_coef * pieces.call(_teacher_gain, inputs)
     if algorithm.advantage_clip:
         advantages = np.clip(advantages, -algorithm.advantage_clip, algorithm.advantage_clip)
     advantages = np.where(np.isfinite(rewards)[..., None], advantages, 0.0) + 0.0  # + 0.0: no -0.0
@@ -130,6 +133,10 @@ def _token_kl(mask, kl):
     return np.where(mask, kl, 0.0)
 
 
+def _teacher_gain(mask, teacher_logprobs, old_logprobs):
+    return np.where(mask, np.asarray(teacher_logprobs, np.float64) - old_logprobs, 0.0)
+
+
 def _summed_kl(mask, kl):
     return np.sum(_token_kl(mask, kl), -1)
 
@@ -174,7 +181,7 @@ def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
 
 def by_token(algorithm: Algorithm) -> bool:
     """Whether the algorithm's advantages have a column for each token."""
-    return pieces.is_by_token(algorithm.advantage) or algorithm.takes_kl_off
+    return pieces.is_by_token(algorithm.advantage) or algorithm.takes_kl_off or algorithm.teacher_coef > 0
 
 
 def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Array, 'B C']]:
@@ -186,7 +193,7 @@ def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Arr
             'mask': mask,
             'advantages': experience.advantages,
             'group_ids': experience.group_ids,
-            'correct': _correct(experience),
+            'correct': row_inputs.correct_of(experience),
             'old_logprobs': old_logprobs,
             'old_entropy': experience.old_entropy,
             'log_rho': lambda: jnp.where(mask, old_logprobs - rollout.logprobs, 0.0),
@@ -215,15 +222,16 @@ def token_losses(
     experience: Experience,
     prepared: Mapping[str, Float[Array, 'B C']],
     coefficients: Mapping[str, Any],
+    top_logprobs: Float[Array, 'B C k'] | None = None,
 ) -> Float[Array, 'B C']:
     """f32[B, C] terms whose sum is the loss, 0 where masked; differentiable in logprobs and entropy.
 
     The policy loss and its KL term have the algorithm's weights; each regularizer is a mean over the tokens that it
     acts on, so that its coefficient means the same under all weights. Without old_logprobs the log ratio is
     logprobs - stop_gradient(logprobs): the ratio is exactly 1 and its gradient is the policy gradient. prepared is of
-    `prepare`, coefficients of Algorithm.coefficients.
+    `prepare`, coefficients of Algorithm.coefficients. top_logprobs are the policy's of experience.teacher_ids.
     """
-    inputs = _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients)
+    inputs = _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs)
     terms = _terms(algorithm, inputs, coefficients)
     loss = terms.pop('surrogate')
     loss = prepared['weights'] * (loss + terms.pop('kl') if 'kl' in terms else loss)
@@ -239,16 +247,17 @@ def loss_terms(
     experience: Experience,
     prepared: Mapping[str, Float[Array, 'B C']],
     coefficients: Mapping[str, Any],
+    top_logprobs: Float[Array, 'B C k'] | None = None,
 ) -> dict[str, Float[Array, 'B C']]:
     """The terms of token_losses by name, surrogate, kl and the regularizers, before their weights."""
-    inputs = _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients)
+    inputs = _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs)
     terms = _terms(algorithm, inputs, coefficients)
     return {name: jnp.broadcast_to(term, logprobs.shape) for name, term in terms.items()}
 
 
-def _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients):
+def _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs=None):
     acts = coefficients.get('entropy_acts', 1.0)
-    inputs = row_inputs(algorithm, logprobs, entropy, experience) | prepared
+    inputs = row_inputs.make_inputs(algorithm, logprobs, entropy, experience, top_logprobs) | prepared
     return inputs | {**coefficients, 'entropy_coef': coefficients['entropy_coef'] * acts}
 
 
@@ -266,19 +275,16 @@ def _weights_of(regularizer):
     return f'weights of {pieces.name_of(regularizer)}'
 
 
-def _correct(experience):
-    return experience.rewards if experience.correct is None else jnp.nan_to_num(experience.correct)
-
-
 def policy_loss(
     algorithm: Algorithm,
     logprobs: Float[Array, 'B C'],
     experience: Experience,
     entropy: Float[Array, 'B C'] | None = None,
+    top_logprobs: Float[Array, 'B C k'] | None = None,
 ) -> tuple[Float[Array, ''], dict[str, Float[Array, '']]]:
     """(loss f32[], metrics) of logprobs f32[B, C]; differentiable in logprobs alone, no model in sight.
 
-    entropy f32[B, C] is for algorithms with an entropy bonus.
+    entropy f32[B, C] is for algorithms with an entropy bonus, top_logprobs f32[B, C, k] for those with teacher_top_k.
     """
     entropy = jnp.zeros_like(logprobs) if entropy is None else entropy
     prepared = prepare(algorithm, experience)
@@ -286,7 +292,7 @@ def policy_loss(
     if algorithm.entropy_target:
         mask = experience.rollout.loss_mask
         coefficients['entropy_acts'] = jnp.mean(entropy, where=mask) <= algorithm.entropy_target
-    losses = token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients)
+    losses = token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs)
     return (jnp.sum(losses), metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience))
 
 
@@ -309,7 +315,7 @@ def metrics(
 ) -> dict[str, Float[Array, '']]:
     """Diagnostics of one minibatch as f32[] scalars: token means over the completion mask unless named otherwise."""
     mask = experience.rollout.loss_mask
-    inputs = row_inputs(algorithm, logprobs, entropy, experience)
+    inputs = row_inputs.make_inputs(algorithm, logprobs, entropy, experience)
 
     def mean(x):
         return reductions.batch_mean(x, mask)
@@ -342,49 +348,19 @@ def metrics(
         diagnostics['kl_ref'] = mean(kl.k3(logprobs, reference))
         bound = pieces.property_of(algorithm.kl, 'clamped_at')
         diagnostics['kl_clamped_share'] = mean(kl_clamped(logprobs, reference, bound))
+    if algorithm.needs_teacher:
+        teacher_logprobs: Any = experience.teacher_logprobs
+        diagnostics['kl_teacher'] = mean(kl.k3(logprobs, jnp.where(mask, teacher_logprobs, logprobs)))
     return diagnostics
-
-
-def row_inputs(algorithm, logprobs, entropy, experience) -> pieces.Inputs:
-    """What a row's pieces may read, 0 where masked: masked before any exp, or masked tokens' gradients were NaN."""
-    rollout, mask = experience.rollout, experience.rollout.loss_mask
-
-    def masked(x) -> Any:
-        return None if x is None else jnp.where(mask, x, 0.0)
-
-    def fixed(x) -> Any:
-        return None if x is None else jax.lax.stop_gradient(masked(x))
-
-    live, sampler = masked(logprobs), fixed(rollout.logprobs)
-    old = fixed(logprobs if experience.old_logprobs is None else experience.old_logprobs)
-    base = sampler if algorithm.ratio_base == 'sampler' else old
-    inputs = pieces.Inputs(
-        {
-            'logprobs': live,
-            'entropy': masked(entropy),
-            'base_logprobs': base,
-            'log_ratio': live - base,
-            'sampler_logprobs': sampler,
-            'ref_logprobs': fixed(experience.ref_logprobs),
-            'log_rho': old - sampler,
-            'drift': sampler - fixed(logprobs),
-            'mask': mask,
-            'rewards': experience.rewards,
-            'correct': _correct(experience),
-            'advantages': jax.lax.stop_gradient(experience.advantages),
-            'group_ids': experience.group_ids,
-            'token_ratio': lambda: ratios.token(inputs['log_ratio']),
-            'ratio': lambda: pieces.call(algorithm.ratio, inputs),
-        }
-    )
-    return inputs
 
 
 def _clipped(algorithm, logprobs, entropy, experience):
     """bool[B, C]: tokens whose surrogate has lost its gradient, whichever surrogate it is."""
 
     def surrogate(logprobs):
-        return jnp.sum(pieces.call(algorithm.surrogate, row_inputs(algorithm, logprobs, entropy, experience)))
+        return jnp.sum(
+            pieces.call(algorithm.surrogate, row_inputs.make_inputs(algorithm, logprobs, entropy, experience))
+        )
 
     return (jax.grad(surrogate)(logprobs) == 0) & experience.rollout.loss_mask
 

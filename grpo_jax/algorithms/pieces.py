@@ -45,6 +45,7 @@ BY_TOKEN = {
     'old_entropy',
     'values',
     'kl',
+    'teacher_logprobs',
 }
 
 

@@ -2,7 +2,8 @@
 
 A mean is over all tokens of the minibatch, or over those of the piece's property acts_on. What a regularizer may read:
 logprobs, entropy, log_ratio, sampler_logprobs and top_covariance f32[B, C], advantages f32[B, 1 or C], mask bool[B, C],
-rewards f32[B], correct f32[B] (1 right, else 0), and entropy_coef f32[], which may adapt.
+rewards f32[B], correct f32[B] (1 right, else 0), teacher_kl f32[B, C], the KL to a teacher, and entropy_coef f32[],
+which may adapt.
 """
 
 import jax
@@ -65,3 +66,12 @@ def kl_cov(
 ) -> Float[Array, 'B C']:
     """kl_cov_coef * |log ratio| on the tokens of highest covariance: KL-Cov (arXiv 2505.22617, eq. 12)."""
     return kl_cov_coef * top_covariance * jnp.abs(log_ratio)
+
+
+def distill(teacher_kl: Float[Array, 'B C'], *, distill_coef: Coefficient = 1.0) -> Float[Array, 'B C']:
+    """distill_coef * KL(policy, teacher) in each token's place: on-policy distillation as a loss.
+
+    Of reverse KL as in MiniLLM (arXiv 2306.08543, eq. 1) and GKD (arXiv 2306.13649, section 3.1), without what a token
+    does to the KL of later ones.
+    """
+    return distill_coef * teacher_kl

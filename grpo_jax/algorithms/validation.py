@@ -132,6 +132,8 @@ def _conditions(algorithm):
         'advantage_clip': (True, ''),
         'kl_coef': (True, ''),  # check holds these three against kl and the regularizers
         'kl_target': (True, ''),
+        'teacher_coef': (True, ''),  # the run must have a teacher
+        'teacher_top_k': ('teacher_kl' in algorithm.reads, 'a regularizer that reads teacher_kl'),
         'entropy_target': (True, ''),
         'kl_corrected': (corrected, 'a correction and a kl in the loss'),
         'kl_horizon': (algorithm.kl_target, 'a kl_target above 0'),

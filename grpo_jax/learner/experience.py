@@ -72,7 +72,7 @@ def _host_inputs(aux, rollout, logprobs, shape):
         entropy, mask = processes.fetch((logprobs['old_entropy'], rollout.loss_mask))
         return np.mean(entropy[mask])
 
-    return {name: by_row(array) for name, array in logprobs.items()} | {
+    return {name: by_row(array) for name, array in logprobs.items() if array.ndim == 2} | {
         'mask': by_row(rollout.loss_mask),
         'completion_mask': by_row(rollout.completion_mask),
         'tokens': by_row(rollout.tokens[:, rollout.prompt_mask.shape[1] :]),

@@ -18,6 +18,8 @@ class Head(NamedTuple):
     chunk: int  # tokens whose logits exist at once
     entropy_gradient: bool = False  # whether the entropy is differentiable
     collectives: Collectives = ALONE
+    top_k: int = 0  # likeliest tokens at each place, whose ids and logprobs come too
+    top_below: int = 0  # the ids that these are of: those below it
 
 
 class TokenLogprobs(NamedTuple):
@@ -25,6 +27,15 @@ class TokenLogprobs(NamedTuple):
 
     logprobs: Float[Array, 'B C']
     entropy: Float[Array, 'B C']
+
+
+class HeadOutput(NamedTuple):
+    """Logprobs and entropies of the tokens of completions, and logprobs of others in their places; 0 where masked."""
+
+    logprobs: Float[Array, 'B C']
+    entropy: Float[Array, 'B C']
+    top_logprobs: Float[Array, 'B C k'] | None = None
+    top_ids: Int[Array, 'B C k'] | None = None  # where the head has a top_k
 
 
 def completion_logprobs(
@@ -44,13 +55,19 @@ def completion_logprobs(
     only, and is recomputed in the backward pass where these are not all. remat is that of transformer.forward. The
     entropy is differentiable if entropy_gradient.
     """
-    return rollout_logprobs(params, rollout, c, Head(temperature, chunk, entropy_gradient, collectives), remat)
+    head = Head(temperature, chunk, entropy_gradient, collectives)
+    return TokenLogprobs(*rollout_logprobs(params, rollout, c, head, remat)[:2])
 
 
 def rollout_logprobs(
-    params, rollout: Rollout, model_config: transformer.ModelConfig, head: Head, remat: str
-) -> TokenLogprobs:
-    """completion_logprobs with the head's options in one value."""
+    params,
+    rollout: Rollout,
+    model_config: transformer.ModelConfig,
+    head: Head,
+    remat: str,
+    ids: Int[Array, 'B C k'] | None = None,
+) -> HeadOutput:
+    """completion_logprobs with the head's options in one value, and top_logprobs of the tokens `ids`, if there are."""
     queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     positions = transformer.positions_of(mask)
@@ -58,7 +75,7 @@ def rollout_logprobs(
         params, rollout.tokens, positions, mask, model_config, remat=remat, collectives=head.collectives
     )
     before, targets = hidden[:, queries - 1 : -1], rollout.tokens[:, queries:]
-    return token_logprobs(params, before, targets, rollout.completion_mask, model_config, head)
+    return token_logprobs(params, before, targets, rollout.completion_mask, model_config, head, ids)
 
 
 def token_logprobs(
@@ -68,45 +85,51 @@ def token_logprobs(
     mask: Bool[Array, 'B C'],
     model_config: transformer.ModelConfig,
     head: Head,
-) -> TokenLogprobs:
-    """(logprobs, entropy), each f32[B, C], of targets given the hidden states before them; 0 where masked."""
+    ids: Int[Array, 'B C k'] | None = None,
+) -> HeadOutput:
+    """HeadOutput of targets, given the hidden states before them, and of the tokens `ids` in their places."""
 
-    def on_device(weights, hidden, targets, mask, shards):
-        return TokenLogprobs(*_chunked(weights, hidden, targets, mask, shards, model_config, head))
+    def on_device(weights, hidden, mask, *tokens_and_shards):
+        *tokens, shards = tokens_and_shards
+        return _chunked(weights, hidden, mask, tokens, shards, model_config, head)
 
     weights = transformer.head_weights(params, model_config)
-    return head.collectives.head(on_device, weights, hidden, targets, mask)
+    tokens = (targets,) if ids is None else (targets, ids)
+    return head.collectives.head(on_device, weights, hidden, mask, *tokens)
 
 
-def _chunked(weights, hidden, targets, mask, shards: VocabShards, model_config, head: Head):
-    """[logprobs, entropy] of a device's tokens, `head.chunk` of them at a time."""
-    shape, count = targets.shape, targets.size
+def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, head: Head):
+    """HeadOutput of a device's tokens, `head.chunk` of them at a time; tokens are targets and perhaps ids."""
+    shape, count = mask.shape, mask.size
     size = min(head.chunk, count)
     flat_mask = jnp.reshape(mask, -1)
     order, rank = compact(flat_mask, size)
     chunks = -(-shards.max_tokens(jnp.sum(flat_mask)) // size)
 
-    def chunk_values(hidden, targets):
+    def chunk_values(hidden, *tokens):
         logits = transformer.unembed_transposed(weights, shards.gather_tokens(hidden), model_config)
         logits = logits / (head.temperature or 1.0)
-        values = _picked_and_entropy(logits, shards.gather_tokens(targets), shards, head.entropy_gradient)
-        return tuple(map(shards.own_tokens, values))
+        values = _of_logits(logits, *map(shards.gather_tokens, tokens), shards=shards, head=head)
+        return jax.tree.map(shards.own_tokens, values)
 
     def nothing(*_):
-        return jnp.zeros(size), jnp.zeros(size)
+        numbers = jnp.zeros(size), jnp.zeros(size)
+        if head.top_k:
+            return HeadOutput(*numbers, jnp.zeros((size, head.top_k)), jnp.zeros((size, head.top_k), jnp.int32))
+        return HeadOutput(*numbers, *(jnp.zeros((size, ids.shape[-1])) for ids in tokens[1:]))
 
     def one_chunk(chunk):
         index, places = chunk
-        chunk_hidden, chunk_targets, chunk_mask = (
+        chunk_hidden, chunk_mask, *chunk_tokens = (
             jnp.take(x.reshape(count, *x.shape[2:]), places, 0, mode='fill', fill_value=0)
-            for x in (hidden, targets, mask)
+            for x in (hidden, mask, *tokens)
         )
-        values = jax.lax.cond(index < chunks, chunk_values, nothing, chunk_hidden, chunk_targets)
-        return [jnp.where(chunk_mask, x, 0.0) for x in values]
+        values = jax.lax.cond(index < chunks, chunk_values, nothing, chunk_hidden, *chunk_tokens)
+        return jax.tree.map(lambda x: jnp.where(chunk_mask.reshape(-1, *[1] * (x.ndim - 1)), x, 0), values)
 
     one_chunk = jax.checkpoint(one_chunk) if len(order) > 1 else one_chunk
     values = jax.lax.map(one_chunk, (jnp.arange(len(order)), order))
-    return [x.reshape(-1)[rank].reshape(shape) for x in values]
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rank].reshape(*shape, *x.shape[2:]), values)
 
 
 def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size'], Int[Array, ' N']]:
@@ -119,18 +142,41 @@ def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size
     return jnp.full(count + -count % size, count).at[rank].set(jnp.arange(count)).reshape(-1, size), rank
 
 
-def _picked_and_entropy(logits, targets, shards: VocabShards, entropy_gradient: bool):
-    """(logprob of each target, entropy), each f32[n], of logits f32[V, n], or of this device's shard of V."""
+def _of_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
+    """HeadOutput of n places of logits f32[V, n], or of this device's shard of V: each array begins with n."""
     first, count = shards.vocab_range(len(logits))
     inside = True if isinstance(count, int) else (jnp.arange(len(logits)) < count)[:, None]
     highest = shards.max_vocab(jax.lax.stop_gradient(jnp.max(logits, 0, where=inside, initial=-jnp.inf)))
     below = jnp.where(inside, logits - highest, 0.0)
     weights = jnp.where(inside, jnp.exp(below), 0.0)
     total = shards.sum_vocab(jnp.sum(weights, 0))
-    places = targets - first
-    here = (places >= 0) & (places < count)
-    picked = jnp.take_along_axis(below, jnp.where(here, places, 0)[None], 0)[0]
-    logprobs = shards.sum_vocab(jnp.where(here, picked, 0.0)) - jnp.log(total)
-    if not entropy_gradient:
+
+    def pick(tokens):
+        """f32[n]: logprobs of the tokens i32[n]."""
+        places = tokens - first
+        here = (places >= 0) & (places < count)
+        picked = jnp.take_along_axis(below, jnp.where(here, places, 0)[None], 0)[0]
+        return shards.sum_vocab(jnp.where(here, picked, 0.0)) - jnp.log(total)
+
+    logprobs, top = pick(targets), ()
+    if head.top_k:
+        top = _likeliest(jnp.where(inside, below, -jnp.inf) - jnp.log(total), first, shards, head)
+    elif ids is not None:
+        top = (jax.vmap(pick, in_axes=1, out_axes=1)(ids),)
+    if not head.entropy_gradient:
         weights, below, total = jax.lax.stop_gradient((weights, below, total))
-    return logprobs, jnp.log(total) - shards.sum_vocab(jnp.sum(weights * below, 0)) / total
+    entropy = jnp.log(total) - shards.sum_vocab(jnp.sum(weights * below, 0)) / total
+    return HeadOutput(logprobs, entropy, *top)
+
+
+def _likeliest(logprobs, first, shards, head):
+    """(logprobs f32[n, k], ids i32[n, k]) of the head.top_k likeliest tokens below head.top_below.
+
+    logprobs f32[V, n] are of this device's shard of V, whose first id is `first`.
+    """
+    ids = first + jnp.arange(len(logprobs))
+    known = jnp.where(ids[:, None] < head.top_below, logprobs, -jnp.inf)
+    values, places = jax.lax.top_k(known.T, min(head.top_k, len(logprobs)))
+    values, ids = shards.gather_vocab(values), shards.gather_vocab(ids[places])
+    values, places = jax.lax.top_k(values, head.top_k)
+    return values, jnp.take_along_axis(ids, places, 1)

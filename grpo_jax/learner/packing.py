@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import descent
-from grpo_jax.learner.logprobs import Head, TokenLogprobs, token_logprobs
+from grpo_jax.learner import descent, logprobs
+from grpo_jax.learner.logprobs import Head, HeadOutput, token_logprobs
 from grpo_jax.models import attention, transformer
 from grpo_jax.types import Array, Experience, Pytree, Rollout, pytree
 
@@ -142,6 +142,13 @@ class PackedLogprobs(NamedTuple):
     logprobs: Float[Array, 'B C']
     entropy: Float[Array, 'B C']
     present: Bool[Array, 'B C']  # the tokens that are in it
+    top_logprobs: Float[Array, 'B C k'] | None = None  # as in HeadOutput
+    top_ids: Int[Array, 'B C k'] | None = None
+
+    @property
+    def output(self) -> HeadOutput:
+        """What the head says of them."""
+        return HeadOutput(self.logprobs, self.entropy, self.top_logprobs, self.top_ids)
 
 
 def completion_logprobs(
@@ -152,8 +159,9 @@ def completion_logprobs(
     packing: Packing,
     head: Head,
     remat: str,
+    ids: Int[Array, 'B C k'] | None = None,
 ) -> PackedLogprobs:
-    """PackedLogprobs of a microbatch, whose cells are those of PackedRows."""
+    """PackedLogprobs of a microbatch, whose cells are those of PackedRows; ids as in logprobs.rollout_logprobs."""
     queries, columns = rollout.prompt_mask.shape[1], rollout.completion_mask.shape[1]
     text = _text(rollout, cells)
     starts, lengths = text.start[:, :: packing.block], text.length[:, :: packing.block]
@@ -164,22 +172,24 @@ def completion_logprobs(
         params, text.tokens, text.positions, visible, model_config, remat=remat, collectives=head.collectives
     )
     before = head.collectives.hidden(jnp.take_along_axis(hidden, text.source[..., None], 1))
-    tokens = token_logprobs(params, before, text.tokens, text.part > 0, model_config, head)
-
     row, column = jnp.divmod(cells, queries + columns)
     nowhere = rollout.completion_mask.size
     places = jnp.where(text.part > 0, row * columns + column - queries, nowhere)
+    own_ids = None if ids is None else jnp.take(ids.reshape(nowhere, -1), places, 0, mode='fill', fill_value=0)
+    tokens = token_logprobs(params, before, text.tokens, text.part > 0, model_config, head, own_ids)
 
     def back(values):
-        return jnp.zeros(nowhere, values.dtype).at[places].set(values, mode='drop').reshape(-1, columns)
+        empty = jnp.zeros((nowhere, *values.shape[2:]), values.dtype)
+        return empty.at[places].set(values, mode='drop').reshape(-1, columns, *values.shape[2:])
 
-    return PackedLogprobs(back(tokens.logprobs), back(tokens.entropy), back(jnp.ones(places.shape, bool)))
+    logprobs, entropy, *top = jax.tree.map(back, tokens)
+    return PackedLogprobs(logprobs, entropy, back(jnp.ones(places.shape, bool)), *top)
 
 
 def rollout_logprobs(
     params, rollout: Rollout, packed: PackedRows, model_config: transformer.ModelConfig, packing: Packing, head: Head
-) -> TokenLogprobs:
-    """TokenLogprobs of all completions, without a gradient."""
+) -> HeadOutput:
+    """HeadOutput of all completions, without a gradient."""
     parts = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), packing.group_size), rollout)
 
     def minibatch_logprobs(part):
@@ -189,17 +199,31 @@ def rollout_logprobs(
             microbatch = completion_logprobs(params, rollout, packed.cells[index], model_config, packing, head, 'none')
             return _merged(microbatch, seen)
 
-        empty = jnp.zeros(rollout.completion_mask.shape)
-        return jax.lax.fori_loop(0, packed.count, add, (empty, empty))
+        empty, several = jnp.zeros(rollout.completion_mask.shape), (*rollout.completion_mask.shape, head.top_k)
+        top = (jnp.zeros(several), jnp.zeros(several, jnp.int32)) if head.top_k else ()
+        return jax.lax.fori_loop(0, packed.count, add, HeadOutput(empty, empty, *top))
 
     minibatches = jax.lax.map(minibatch_logprobs, (parts, packed))
-    return TokenLogprobs(*(descent.deal_back(x, packing.group_size) for x in minibatches))
+    return jax.tree.map(lambda x: descent.deal_back(x, packing.group_size), minibatches)
 
 
-def _merged(microbatch: PackedLogprobs, seen):
-    """(logprobs, entropy) of the tokens seen before and of those in the microbatch."""
+def logprobs_of(
+    params, rollout: Rollout, packed: PackedRows | None, model_config: transformer.ModelConfig, packing, head: Head
+) -> HeadOutput:
+    """HeadOutput of all completions, without a gradient, by packed rows, or by padded ones where packed is None."""
+    if packed is None:
+        return logprobs.rollout_logprobs(params, rollout, model_config, head, 'none')
+    return rollout_logprobs(params, rollout, packed, model_config, packing, head)
+
+
+def _merged(microbatch: PackedLogprobs, seen: HeadOutput):
+    """HeadOutput of the tokens seen before and of those in the microbatch."""
     present = microbatch.present
-    return tuple(jnp.where(present, x, y) for x, y in zip(microbatch[:2], seen, strict=True))
+
+    def merge(new, old):
+        return jnp.where(present.reshape(*present.shape, *[1] * (new.ndim - 2)), new, old)
+
+    return jax.tree.map(merge, microbatch.output, seen)
 
 
 class Text(NamedTuple):
@@ -240,9 +264,10 @@ def only(experience: Experience, present: Bool[Array, 'B C']) -> Experience:
 
 
 def accumulate(loss_of, params, minibatch: Experience, packed: PackedRows):
-    """(loss, gradient, (logprobs, entropy)) of a minibatch, summed in float32 over its microbatches.
+    """(loss, gradient, HeadOutput) of a minibatch, summed in float32 over its microbatches.
 
-    packed is the minibatch's part of PackedRows; loss_of(params, cells of a microbatch) is (loss, PackedLogprobs).
+    packed is the minibatch's part of PackedRows; loss_of(params, cells of a microbatch) is (loss, PackedLogprobs of no
+    other tokens).
     """
 
     def add(index, carry):
@@ -253,4 +278,4 @@ def accumulate(loss_of, params, minibatch: Experience, packed: PackedRows):
 
     zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
     empty = jnp.zeros(minibatch.rollout.completion_mask.shape)
-    return jax.lax.fori_loop(0, packed.count, add, (jnp.float32(0), zero, (empty, empty)))
+    return jax.lax.fori_loop(0, packed.count, add, (jnp.float32(0), zero, HeadOutput(empty, empty)))

@@ -115,6 +115,7 @@ def _vocab_shards(model_config, mesh):
         own_tokens=own_tokens,
         sum_vocab=lambda x: jax.lax.psum(x, axes),
         max_vocab=lambda x: jax.lax.pmax(x, axes),
+        gather_vocab=lambda x: jax.lax.all_gather(x, axes, axis=1, tiled=True),
         max_tokens=lambda x: jax.lax.pmax(x, 'fsdp'),
         vocab_range=vocab_range,
     )

@@ -77,7 +77,8 @@ def make_learner(
     )  # fmt: skip
     state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
     known, needed = learning.known_first(needed), learning.computed_first(needed)
-    experience, packed = _abstract_experience(setup, mesh, shapes, known), _abstract_packed(setup, mesh, shapes)
+    experience = _abstract_experience(setup, mesh, shapes, known)
+    packed = _abstract_packed(setup.packing, learning.minibatches, mesh, shapes)
 
     def initial(params):
         return new_state(params, setup, collected)
@@ -124,35 +125,38 @@ def _make_reference_observer(setup, scored, devices):
     return compiled.make_executable("the learner's reference", observe_reference, scored, devices, replicated)
 
 
-def make_probe(
-    model_config: transformer.ModelConfig, devices: Devices, shapes: Shapes, learning: Learning, rollout: Any
+def make_teacher(
+    model_config: transformer.ModelConfig,
+    algorithm: algorithms.Algorithm,
+    devices: Devices,
+    shapes: Shapes,
+    learning: Learning,
+    vocab_size: int,
 ) -> Executable:
-    """The Executable (params, Rollout) -> f32[n, C], the policy's logprobs of a few completions that all devices have.
+    """The Executable (params, Rollout, packed) -> dict of the fields of Experience that a teacher knows.
 
-    rollout is abstract; shapes are those of a step, of whose microbatches it computes no more rows at once.
+    learning is the policy's, with the teacher's dtype; vocab_size is the policy's, the teacher's tokens beyond it are
+    none. Rows are packed as the policy's are.
     """
-    mesh, rows = devices.mesh, len(rollout.truncated)
-    collectives = partition.make_collectives(model_config, mesh, learning.lora)
-    head = logprobs.Head(learning.temperature, learning.chunk, False, collectives)
-    devices_along = batches.devices_along(mesh, BATCH_AXES)
-    at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)
-    if learning.pack_columns:
-        at_once = learning.pack_rows * devices_along * learning.pack_columns // (shapes.queries + shapes.tokens)
-    at_once = min(max(at_once // devices_along, 1), -(-rows // devices_along)) * devices_along
+    mesh = devices.mesh
+    collectives, sizes = partition.make_collectives(model_config, mesh), _packing(mesh, shapes, learning, algorithm)
+    head = logprobs.Head(learning.temperature, learning.chunk, False, collectives, algorithm.teacher_top_k, vocab_size)
 
-    def completion_logprobs(params, rollout):
+    def known(params, rollout, packed):
         compute = in_dtype(params, learning.dtype)
-        padded = jax.tree.map(lambda x: jnp.pad(x, ((0, -rows % at_once),) + ((0, 0),) * (x.ndim - 1)), rollout)
-        parts = jax.tree.map(lambda x: x.reshape(-1, at_once, *x.shape[1:]), padded)
-        values = jax.lax.map(
-            lambda part: logprobs.rollout_logprobs(compute, part, model_config, head, 'none').logprobs, parts
-        )
-        return values.reshape(-1, values.shape[-1])[:rows]
+        output = packing.logprobs_of(compute, rollout, packed, model_config, sizes, head)
+        fields = {
+            'teacher_logprobs': output.logprobs,
+            'teacher_top': output.top_logprobs,
+            'teacher_ids': output.top_ids,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
-    params = lora.abstract_params(model_config, learning.lora, learning.dtype, mesh)
-    rollout = jax.tree.map(lambda x: abstract(x.shape, x.dtype, specs.replicated(mesh)), rollout)
+    params = abstract_params(transformer.param_table(model_config), mesh)
+    rollout = batches.abstract_rollout(shapes, specs.over_rows(mesh))
+    packed = _abstract_packed(sizes, learning.minibatches, mesh, shapes)
     return compiled.make_executable(
-        "the learner's probe", completion_logprobs, (params, rollout), devices, specs.replicated(mesh)
+        "the teacher's logprobs", known, (params, rollout, packed), devices, specs.over_rows(mesh)
     )
 
 
@@ -270,7 +274,8 @@ def _abstract_experience(setup, mesh, shapes, needed):
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     known = [*needed, *(('values', 'returns') if algorithm.needs_values else ())]
     known += ['correct'] * (setup.observed.outcomes or 'correct' in algorithm.reads)
-    return batches.abstract_experience(shapes, specs.over_rows(mesh), columns, known)
+    known += ['teacher_logprobs'] * algorithm.needs_teacher
+    return batches.abstract_experience(shapes, specs.over_rows(mesh), columns, known, algorithm.teacher_top_k)
 
 
 def _packed_shardings(mesh):
@@ -278,9 +283,8 @@ def _packed_shardings(mesh):
     return packing.PackedRows(cells, specs.replicated(mesh))
 
 
-def _abstract_packed(setup, mesh, shapes):
+def _abstract_packed(sizes, minibatches, mesh, shapes):
     """Abstract PackedRows of a step, None where rows are padded."""
-    sizes, minibatches = setup.packing, setup.learning.minibatches
     if sizes is None:
         return None
     microbatches = sizes.microbatches(shapes.prompts // minibatches)
@@ -304,10 +308,10 @@ def _known_first(state, rollout, packed, setup, needed):
     """The fields of Experience that `needed` names, and the critic's values where there is one."""
     learning, model_config, fields = setup.learning, setup.model_config, {}
     if {'old_logprobs', 'forward_logprobs', 'old_entropy'} & needed:
-        fields['old_logprobs'], fields['old_entropy'] = _token_logprobs(state.params, rollout, packed, setup)
+        fields['old_logprobs'], fields['old_entropy'], *_ = _token_logprobs(state.params, rollout, packed, setup)
         fields['forward_logprobs'] = fields['old_logprobs']
     if 'ref_logprobs' in needed:
-        fields['ref_logprobs'], _ = _token_logprobs(reference_params(state, learning), rollout, packed, setup)
+        fields['ref_logprobs'], *_ = _token_logprobs(reference_params(state, learning), rollout, packed, setup)
     fields = {name: fields[name] for name in needed}
     if setup.algorithm.needs_values:
         fields['values'] = critic.values(
@@ -323,19 +327,16 @@ def _known_first(state, rollout, packed, setup, needed):
 
 def _observe_reference(state, rollout, packed, setup):
     """algorithms.reference_metrics of a rollout, f32[] by name, under the state's policy and its reference."""
-    policy, _ = _token_logprobs(state.params, rollout, packed, setup)
-    reference, _ = _token_logprobs(reference_params(state, setup.learning), rollout, packed, setup)
+    policy, *_ = _token_logprobs(state.params, rollout, packed, setup)
+    reference, *_ = _token_logprobs(reference_params(state, setup.learning), rollout, packed, setup)
     metrics = algorithms.reference_metrics(policy, reference, rollout.loss_mask)
     return {name: x.value if isinstance(x, algorithms.PooledMean) else x for name, x in metrics.items()}
 
 
 def _token_logprobs(params, rollout, packed, setup):
-    """TokenLogprobs of a rollout under a policy, without a gradient."""
-    head = setup.head._replace(entropy_gradient=False)
-    compute = in_dtype(params, setup.learning.dtype)
-    if packed is None:
-        return logprobs.rollout_logprobs(compute, rollout, setup.model_config, head, 'none')
-    return packing.rollout_logprobs(compute, rollout, packed, setup.model_config, setup.packing, head)
+    """HeadOutput of a rollout under a policy, without a gradient."""
+    head, compute = setup.head._replace(entropy_gradient=False), in_dtype(params, setup.learning.dtype)
+    return packing.logprobs_of(compute, rollout, packed, setup.model_config, setup.packing, head)
 
 
 def _abstract_state(setup, mesh, collected):

@@ -9,7 +9,7 @@ import optax
 
 from grpo_jax import algorithms
 from grpo_jax.learner import critic, descent, packing
-from grpo_jax.learner.logprobs import Head, rollout_logprobs
+from grpo_jax.learner.logprobs import Head, HeadOutput, rollout_logprobs
 from grpo_jax.learner.optimizer import applied_updates
 from grpo_jax.learner.options import NOTHING, Learning, Observed
 from grpo_jax.learner.packing import PackedRows, Packing
@@ -123,30 +123,35 @@ def policy_gradient(setup: Setup, coefficients: dict, frozen: Any = None):
         def padded_loss(compute, part):
             microbatch, prepared = part
             params = lora.join(compute, fixed)
-            logprobs, entropy = rollout_logprobs(params, microbatch.rollout, setup.model_config, head, learning.remat)
-            logprobs = anchored(logprobs, microbatch, learning)
-            losses = algorithms.token_losses(algorithm, logprobs, entropy, microbatch, prepared, coefficients)
-            return jnp.sum(losses), (logprobs, entropy)
+            tokens = rollout_logprobs(
+                params, microbatch.rollout, setup.model_config, head, learning.remat, microbatch.teacher_ids
+            )
+            logprobs, entropy, top_logprobs = anchored(tokens.logprobs, microbatch, learning), *tokens[1:3]
+            losses = algorithms.token_losses(
+                algorithm, logprobs, entropy, microbatch, prepared, coefficients, top_logprobs
+            )
+            return jnp.sum(losses), HeadOutput(logprobs, entropy)
 
         def packed_loss(compute, cells):
             assert sizes is not None, 'there are packed rows'
             params = lora.join(compute, fixed)
             tokens = packing.completion_logprobs(
-                params, minibatch.rollout, cells, setup.model_config, sizes, head, learning.remat
+                params, minibatch.rollout, cells, setup.model_config, sizes, head, learning.remat, minibatch.teacher_ids
             )
             tokens = tokens._replace(logprobs=anchored(tokens.logprobs, minibatch, learning))
             microbatch = packing.only(minibatch, tokens.present)
             losses = algorithms.token_losses(
-                algorithm, tokens.logprobs, tokens.entropy, microbatch, prepared, coefficients
+                algorithm, tokens.logprobs, tokens.entropy, microbatch, prepared, coefficients, tokens.top_logprobs
             )
-            return jnp.sum(jnp.where(tokens.present, losses, 0.0)), tokens
+            return jnp.sum(jnp.where(tokens.present, losses, 0.0)), tokens._replace(top_logprobs=None)
 
         if packed is None:
-            loss, grads, (logprobs, entropy) = descent.accumulate(
+            loss, grads, tokens = descent.accumulate(
                 padded_loss, compute, (minibatch, prepared), microbatches=learning.microbatches, together=together
             )
         else:
-            loss, grads, (logprobs, entropy) = packing.accumulate(packed_loss, compute, minibatch, packed)
+            loss, grads, tokens = packing.accumulate(packed_loss, compute, minibatch, packed)
+        logprobs, entropy = tokens.logprobs, tokens.entropy
         metrics = algorithms.metrics(algorithm, logprobs, entropy, minibatch)
         return loss, grads, metrics | algorithms.pooled_metrics(algorithm, logprobs, entropy, minibatch)
 

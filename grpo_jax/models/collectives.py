@@ -22,6 +22,7 @@ class VocabShards(NamedTuple):
     own_tokens: Callable[..., Any] = _same  # the inverse
     sum_vocab: Callable[..., Any] = _same  # the sum over the shards of the vocabulary
     max_vocab: Callable[..., Any] = _same  # the maximum over the shards of the vocabulary
+    gather_vocab: Callable[..., Any] = _same  # [n, k] of each shard of the vocabulary -> those of all, side by side
     max_tokens: Callable[..., Any] = _same  # the maximum over the devices that share the vocabulary
     vocab_range: Callable[..., Any] = _whole  # size of a shard -> (first id, number of ids)
 

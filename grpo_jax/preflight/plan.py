@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.programs import Learner
-from grpo_jax.models import families, hf, lora
+from grpo_jax.models import families, hf, lora, transformer
 from grpo_jax.preflight import topology
-from grpo_jax.run import collect
+from grpo_jax.run import collect, teacher
 from grpo_jax.run.experiment import Experiment, check_context
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import schedule
@@ -47,6 +47,8 @@ class PlannedRun(NamedTuple):
     algorithm: Any
     shapes: batches.Shapes
     learner: Learner
+    teacher: compiled.Executable | None = None  # its program, where the algorithm learns from one
+    teacher_bytes: int = 0  # of its weights on a device
 
     @property
     def mesh(self):
@@ -124,7 +126,13 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     shapes = collect.step_shapes(experiment, algorithm)
     train.check_algorithm(experiment, algorithm, shapes)
     learner = experiment.learner(algorithm, shapes, collect.abstract_aux(settings.collection, shapes, 1))
-    return PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner)
+    plan = PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner)
+    if not algorithm.needs_teacher:
+        return plan
+    teacher_config = teacher.load_config(experiment, find_model(settings.teacher.path))
+    weights = compiled.abstract_params(transformer.param_table(teacher_config), mesh)
+    program = teacher.make_program(experiment, algorithm, shapes, teacher_config)
+    return plan._replace(teacher=program, teacher_bytes=compiled.device_bytes(weights))
 
 
 def with_mesh(config, model_config, name, count, slices):
@@ -214,6 +222,10 @@ def jobs_of(plan):
         jobs.append(
             Job('learner.reference', 'logprobs', lambda: observed.traced, state + rollout, arguments=False, runs=share)
         )
+    if plan.teacher is not None:
+        asked = plan.teacher
+        alive = state + rollout + plan.teacher_bytes * experiment.settings.teacher.park
+        jobs.append(Job('teacher', 'logprobs', lambda: asked.traced, alive, arguments=False, runs=1))
     if experiment.config.supervised.updates:
         _, cold = supervised.build_learner(experiment)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
@@ -226,7 +238,8 @@ def jobs_of(plan):
             job._replace(holds=('state', 'weights'))  # its cache is another one
             for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
         ]
-    return jobs, sizes
+    resting = plan.teacher_bytes * (not experiment.settings.teacher.park)
+    return [job._replace(alive=job.alive + resting) for job in jobs], sizes
 
 
 def sampler_jobs(engine, phase, state, params):

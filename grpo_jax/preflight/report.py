@@ -157,6 +157,10 @@ def summary(verdict: Verdict) -> str:
         lines.append(
             f"{waiting / GIB:.2f} GiB of a chip's state wait in the hosts' memory; the time to move them is not counted"
         )
+    if plan.teacher_bytes:
+        waits = plan.experiment.settings.teacher.park
+        where = "wait in the hosts' memory but for its turn" if waits else 'lie there all the time'
+        lines.append(f"{plan.teacher_bytes / GIB:.2f} GiB of a chip are the teacher's weights, which {where}")
     if verdict.fits:
         shapes = plan.shapes
         tokens = shapes.prompts * shapes.group_size * shapes.tokens

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from grpo_jax.hosts import processes
-from grpo_jax.learner.programs import Learner, make_probe
+from grpo_jax.learner.probe import make_probe
+from grpo_jax.learner.programs import Learner
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding.compiled import Executable
 from grpo_jax.types import Example, Experience, Rollout, TrainState

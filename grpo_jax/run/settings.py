@@ -50,6 +50,20 @@ class ReferenceSource(NamedTuple):
         return cls(**ranges.read_section(cls, section, 'reference'))
 
 
+class TeacherSource(NamedTuple):
+    """Where a teacher comes from, and how it computes: config.teacher."""
+
+    path: str = ''  # Hugging Face folder or hub name; '': none
+    dtype: Annotated[str, OneOf(DTYPES)] = 'float32'  # of computation
+    park: bool = False  # its weights wait in the hosts' memory until they are used
+
+    @classmethod
+    def from_config(cls, section):
+        """TeacherSource of config.teacher; BadInput for an unknown dtype."""
+        ranges.check_value('teacher', section, Mapping)
+        return cls(**ranges.read_section(cls, section, 'teacher'))
+
+
 class Supervised(NamedTuple):
     """The cold start, and the training of reward models: config.supervised."""
 
@@ -126,6 +140,7 @@ class Settings(NamedTuple):
     rewards: RewardOptions
     collection: Collection
     reference: ReferenceSource
+    teacher: TeacherSource
     algorithm: Any  # config.algorithm: names and numbers, for algorithms.make
     learning: Learning
     optimizer: Optimization
@@ -162,6 +177,7 @@ class Settings(NamedTuple):
             rewards=reward_options,
             collection=Collection.from_config(config.collection, corrected=corrected, reward_options=reward_options),
             reference=ReferenceSource.from_config(config.get('reference', {'path': ''})),  # earlier runs lack it
+            teacher=TeacherSource.from_config(config.get('teacher', TeacherSource()._asdict())),  # earlier runs lack it
             algorithm=algorithm,
             learning=Learning.from_config(
                 config.learner, dtype=model.dtype, lora=model.lora, temperature=config.rollout.temperature, **critic

@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         *('steps', 'mesh.*', 'evaluation.*', 'checkpoint.*', 'log.*', 'diagnose.*', 'data.strict'),
         *(f'learner.{key}' for key in ('microbatches', 'pack_columns', 'pack_rows', 'chunk', 'remat', 'offload')),
         *('learner.max_bad_steps', 'rollout.kernels', 'rollout.cache_gib'),
+        *('teacher.path', 'teacher.park'),  # of the teacher itself its digest decides, see run.teacher
         *(f'reward.{key}' for key in ('workers', 'deadline', 'memory_gib', 'self_test')),
         *('reward.options.code.timeout', 'reward.options.code.memory_mib'),
         *(f'reward.options.{name}.{key}' for name in ('model', 'process') for key in ('batch', 'device', 'park')),
@@ -33,7 +34,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     AMENDABLE: (
         *('optimizer.*', 'critic_optimizer.*', 'algorithm.*', 'rollout.*'),
         *(f'learner.{key}' for key in ('epochs', 'minibatches', 'old_logprobs')),
-        *('model.dtype', 'data.prompts_per_step', 'reward.options.*'),
+        *('model.dtype', 'teacher.dtype', 'data.prompts_per_step', 'reward.options.*'),
         *(f'reward.{key}' for key in ('failed', 'truncated_reward', 'correct_at', 'length_shaping_weight')),
         *(f'collection.{key}' for key in ('max_draws', 'max_staleness', 'retire_above')),
         *('collection.reference_every', 'collection.reference_mix'),

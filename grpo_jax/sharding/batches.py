@@ -44,18 +44,23 @@ def abstract_rollout(shapes: Shapes, rows: Any) -> Any:
     )
 
 
-def abstract_experience(shapes: Shapes, rows: Any, columns: int, known: Iterable[str]) -> Any:
-    """An Experience of ShapeDtypeStructs: `columns` columns of advantages, and those optional fields that are known."""
+def abstract_experience(shapes: Shapes, rows: Any, columns: int, known: Iterable[str], top_k: int = 0) -> Any:
+    """An Experience of ShapeDtypeStructs: `columns` columns of advantages, and those optional fields that are known.
+
+    top_k: a teacher's tokens in each place, if above 0.
+    """
     rollout = abstract_rollout(shapes, rows)
     floats = rollout.logprobs
     abstract_type: Any = Experience
     by_row = {'correct': abstract(floats.shape[:1], jnp.float32, rows)}
+    top = {'teacher_top': jnp.float32, 'teacher_ids': jnp.int32} if top_k else {}
     return abstract_type(
         rollout=rollout,
         advantages=abstract((floats.shape[0], columns), jnp.float32, rows),
         rewards=abstract(floats.shape[:1], jnp.float32, rows),
         group_ids=abstract(floats.shape[:1], jnp.int32, rows),
         **dict.fromkeys(('old_logprobs', 'ref_logprobs')) | {name: by_row.get(name, floats) for name in known},
+        **{name: abstract((*floats.shape, top_k), dtype, rows) for name, dtype in top.items()},
     )
 
 

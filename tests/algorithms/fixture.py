@@ -24,6 +24,7 @@ LOGPROBS = -0.2 - 0.1 * ((3 * _i + 2 * _t) % 7)
 OLD = LOGPROBS - 0.15 * ((_i + 2 * _t) % 5 - 2)
 REF = LOGPROBS + 0.1 * ((2 * _i + _t) % 3 - 1)
 SAMPLER = OLD + 0.9 * ((_i + _t) % 4 == 0) - 1.8 * ((_i + 2 * _t) % 7 == 3)
+TEACHER = LOGPROBS + 0.2 * ((_i + _t) % 3) - 0.15
 ENTROPY = 0.2 + 0.13 * ((3 * _i + 5 * _t) % 11) + 1e-3 * (5 * _i + _t)
 
 ROUNDED = dict(rtol=0, atol=1.5e-6)  # the numbers are printed to six decimals; float32 adds a little
@@ -52,7 +53,9 @@ def algorithm_with(preset, numbers, **changes):
     return algorithm(preset, **changes, **{name: value for name, value in numbers.items() if name in present})
 
 
-def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, entropy=ENTROPY, group_ids=None):
+def experience(
+    advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, entropy=ENTROPY, teacher=TEACHER, group_ids=None
+):
     """An Experience whose tokens nobody reads."""
     rows, length = mask.shape
     group_ids = np.arange(rows) // 4 if group_ids is None else group_ids
@@ -75,6 +78,7 @@ def experience(advantages, *, mask=MASK, old=OLD, ref=REF, sampler=SAMPLER, entr
         old_logprobs=old,
         ref_logprobs=ref,
         group_ids=jnp.asarray(group_ids, jnp.int32),
+        teacher_logprobs=jnp.asarray(teacher, jnp.float32),
         old_entropy=entropy,
     )
 
@@ -90,6 +94,8 @@ def worked(method, mask=MASK, **changes):
         tokens=(_i + _t).reshape(grouped.shape) % 3,
         values=np.where(MASK, 0.1 * _t, 0).reshape(grouped.shape),
         initial_entropy=0.0,
+        teacher_logprobs=TEACHER.reshape(grouped.shape),
+        old_logprobs=OLD.reshape(grouped.shape),
         step_rewards=np.where(MASK & (_t % 2 == 1), 0.1 * _i, np.nan).reshape(grouped.shape),
     )
     return experience(algorithms.compute_advantages(method, REWARDS, **read), mask=mask, **changes)

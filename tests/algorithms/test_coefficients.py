@@ -174,6 +174,11 @@ def behaviour_k2(x):
     return 2e-3 * apart * (np.abs(apart) < 20)
 
 
+def distill(x):
+    ratio, alive = clamped_exp(x.log_ratio, 20)
+    return ratio * (alive * (x.logprobs - fixture.TEACHER) + 1)  # of ratio * (logprob - the teacher's)
+
+
 def kl_cov(x):
     return highest(covariance(x), x.mask, 4) * np.sign(x.log_ratio)
 
@@ -286,6 +291,8 @@ CASES = {
         Case('maxrl', of_ratio(clip()), token_mean),
         Case('olmo3_like', of_ratio(clip(0.2, 0.272)), token_mean, (k3(0.05),), (truncated,)),
         Case('online_rft', policy_gradient, sequence_mean),
+        Case('opd', of_ratio(importance), token_mean),
+        Case('opd_reward', of_ratio(clip()), token_mean),
         Case('opo', policy_gradient, token_mean),
         Case('pkpo', of_ratio(clip()), token_mean, changes=dict(pass_k=2)),
         Case('ppo', of_ratio(clip()), token_mean),
@@ -351,6 +358,9 @@ OTHERS = {
         token_mean,
         factors=(lambda x: np.min(x.log_rho, -1, keepdims=True) >= np.log(0.41),),
         changes=dict(correction='veto', veto_below=0.41),
+    ),
+    'distillation as a loss': Case(
+        'dapo', of_ratio(clip(0.2, 0.28)), token_mean, (distill,), changes=dict(regularizers=('distill',))
     ),
     'a corrected KL': Case(
         'olmo3_like',

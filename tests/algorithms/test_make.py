@@ -15,7 +15,9 @@ def test_unknown_piece_is_refused_with_the_choices(piece):
 
 
 def test_unknown_regularizer_is_refused_with_the_choices():
-    with pytest.raises(BadInput, match=r"regularizers = 'nonsense': choose one of behaviour_k2, entropy_bonus"):
+    with pytest.raises(
+        BadInput, match=r"regularizers = 'nonsense': choose one of behaviour_k2, distill, entropy_bonus"
+    ):
         fixture.algorithm('grpo', regularizers=('llds', 'nonsense'))
 
 

@@ -49,7 +49,7 @@ def test_the_algorithms_own_numbers_have_the_configs_defaults():
     assert {*NUMBERS} == of_pieces | {name for name in own if name in NUMBERS}
 
 
-@pytest.mark.parametrize('number', sorted({*NUMBERS} - {'advantage_clip'}))
+@pytest.mark.parametrize('number', sorted({*NUMBERS} - {'advantage_clip', 'teacher_coef'}))
 def test_a_number_that_nothing_reads_is_refused(number):
     with pytest.raises(BadInput, match=f'algorithm.{number} = '):
         fixture.algorithm('sft', **{number: changed(SECTION[number])})
@@ -184,6 +184,7 @@ def test_gradient_of_a_piece_is_that_of_differences(piece):
         ref_logprobs=jnp.full((3, 2), -1.2),
         sampler_logprobs=jnp.full((3, 2), -0.9),
         entropy=jnp.full((3, 2), 0.4),
+        teacher_kl=jnp.full((3, 2), 0.3),
     )
     fixed = dict(
         advantages=jnp.array([[1.0], [-1.0], [0.5]]),

@@ -167,7 +167,7 @@ COMPARING = [
     'best_and_worst',
     'process',
 ]
-LONE = ['ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length']
+LONE = ['ones', 'zeros', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length']
 
 
 @pytest.mark.parametrize('advantage', COMPARING)
