@@ -133,6 +133,7 @@ def get_config(preset='grpo'):
     config.collection.max_draws = 10     # rollouts that resample may draw in a step
     config.collection.max_staleness = 0  # steps that groups left over by resample, or of replay, may be old
     config.collection.retire_above = 0.0    # pass rate over all its visits that retires a prompt; 0: none
+    config.collection.revisit = 0.0         # share of the places of steps that retired prompts get again
     config.collection.reference = 'frozen'  # or hard (the policy, every reference_every steps), polyak (a share of it)
     config.collection.reference_every = 0   # steps between two renewals of the reference; of hard and polyak
     config.collection.reference_mix = 0.6   # share of the policy in polyak

@@ -77,6 +77,7 @@ EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that r
     'algorithm__entropy_coef': 0.01,
     'algorithm__entropy_target': 1.0,
     'collection__retire_above': 0.9,
+    'collection__revisit': 0.25,
     'collection__dead_groups': 'resample',
     'collection__max_draws': 2,
     'log__probe_every': 10,
