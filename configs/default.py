@@ -133,6 +133,7 @@ def get_config(preset='grpo'):
     config.collection.max_draws = 10     # rollouts that resample may draw in a step
     config.collection.max_staleness = 0  # steps that groups left over by resample, or of replay, may be old
     config.collection.retire_above = 0.0    # pass rate over all its visits that retires a prompt; 0: none
+    config.collection.revisit = 0.0         # share of the places of steps that retired prompts get again
     config.collection.reference = 'frozen'  # or hard (the policy, every reference_every steps), polyak (a share of it)
     config.collection.reference_every = 0   # steps between two renewals of the reference; of hard and polyak
     config.collection.reference_mix = 0.6   # share of the policy in polyak
@@ -164,6 +165,8 @@ def get_config(preset='grpo'):
     config.algorithm.std_eps = 1e-6
     config.algorithm.advantage_clip = 0.0   # bound of |A|; 0: none
     config.algorithm.baseline = 0.0         # of advantage reward
+    config.algorithm.baseline_decay = 0.9   # weight of a reward in a moving average, in units of that of the next one:
+                                            # 1: the mean of all; 0: the newest alone
     config.algorithm.discount = 1.0         # gamma by token
     config.algorithm.gae_lambda = 0.95
     config.algorithm.critic_lambda = 0.95   # of the returns that the critic learns

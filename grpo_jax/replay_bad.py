@@ -21,6 +21,7 @@ from grpo_jax.learner.state import without_frozen
 from grpo_jax.learner.update import anchored
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.run import adapters, bad_batch, checkpoint, cli, collect
+from grpo_jax.run.history import History
 from grpo_jax.sharding import batches
 from grpo_jax.text import escape
 from grpo_jax.types import Experience
@@ -42,7 +43,8 @@ def run(
     experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
     algorithm = train.choose_algorithm(experiment.config, algorithm)
     shapes = collect.step_shapes(experiment, algorithm)
-    learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
+    collector = collect.Collector(experiment, shapes)
+    learner = experiment.learner(algorithm, shapes, collector.aux() | History(algorithm, collector.examples).aux())
     with experiment.reward_functions:
         chosen, remark = choose_checkpoint(workdir, step)
         yield f'step {step} of {workdir}, with the parameters of checkpoint {chosen}{remark}'

@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import flags
 import jax
+import numpy as np
 
 from grpo_jax import algorithms, diagnose, evaluate, rewards, supervised
 from grpo_jax.algorithms.validation import SECTIONS
@@ -39,12 +40,13 @@ from grpo_jax.run import (
     unrewarded,
 )
 from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
+from grpo_jax.run.history import History
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
 from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.types import Experience
+from grpo_jax.types import Experience, TrainState
 
 logger = logging.getLogger('grpo_jax')
 
@@ -64,7 +66,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     workdir, settings, reward_functions = experiment.workdir, experiment.settings, experiment.reward_functions
 
     collector = collect.Collector(experiment, shapes)
-    learner = experiment.learner(algorithm, shapes, collector.aux())
+    history = History(algorithm, collector.examples)
+    learner = experiment.learner(algorithm, shapes, collector.aux() | history.aux())
     observer = probe.Observer(experiment, learner, shapes)
     evaluator = evaluate.make(experiment, settings.evaluation.samples)
     taught = teacher.load_teacher(experiment, algorithm, shapes)
@@ -101,7 +104,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 rewarded = draw.finish_rewards()
                 if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
                     unrewarded.check(workdir, step, rewarded)
-                experience, row = to_experience(experiment, algorithm, state, draw, rewarded, logprobs)
+                state, experience, row = to_experience(experiment, algorithm, state, draw, rewarded, logprobs, history)
                 if experience.rollout is not draw.rollout:  # rows were dropped
                     packed = learner.pack(experience.rollout)
 
@@ -128,15 +131,22 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     return state
 
 
-def to_experience(experiment, algorithm, state, draw, rewarded, logprobs) -> tuple[Experience, dict[str, Any]]:
-    """(Experience, metrics by name) of a step's draw: its rewards by the config's terms, and their advantages."""
+def to_experience(
+    experiment, algorithm, state, draw, rewarded, logprobs, history
+) -> tuple[TrainState, Experience, dict[str, Any]]:
+    """(TrainState, Experience, metrics by name) of a step's draw: rewards by the config's terms, and their advantages.
+
+    The state's history has the rewards thereafter.
+    """
     reward_functions, group_size = experiment.reward_functions, len(rewarded.rewards) // len(draw.examples)
     shaped = rewards.shape_rewards(reward_functions, rewarded, group_size)
     dead = collect.dead_groups(experiment.settings.collection, rewarded, len(draw.examples))
-    inputs = rewards.advantage_inputs(
+    state, baselines = history(state, draw.examples, shaped)
+    inputs = baselines | rewards.advantage_inputs(
         reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer
     )
-    return make_experience(algorithm, state, draw.rollout, logprobs, shaped, dead, inputs, experiment.mesh)
+    experience, row = make_experience(algorithm, state, draw.rollout, logprobs, shaped, dead, inputs, experiment.mesh)
+    return state, experience, row | {name: np.mean(values) for name, values in baselines.items()}
 
 
 def open_run(

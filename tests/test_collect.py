@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.rewards import Rewards
 from grpo_jax.run import collect
 from grpo_jax.run.settings import Settings
+from grpo_jax.types import TrainState
 from tests import tiny_run
 
 SHORT = dict(steps=3, evaluation__prompts=2, evaluation__samples=1, optimizer__learning_rate=1e-3)
@@ -76,10 +78,57 @@ def test_prompts_that_are_solved_retire(tmp_path, monkeypatch):
     assert [row['retired'] * len(tries) for row in tiny_run.rows(tmp_path)] == pytest.approx([4, 8, 12])
 
 
+def test_retired_prompts_are_revisited_and_come_back_when_they_are_forgotten(tmp_path, monkeypatch):
+    # demonstrations, 4 prompts a step with one completion each; judged right in steps 0 and 1, wrong in step 2
+    config = tiny_run.config(
+        preset='sft', collection__retire_above=0.9, collection__revisit=0.25, data__prompts_per_step=1, **PLAIN
+    )
+    judged = {'right': 1.0}
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: judged['right'])
+    experiment, _, _, shapes = train.open_run(config, str(tmp_path))
+    collector = collect.Collector(experiment, shapes)
+    count = len(collector.examples)
+    aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collector.aux())
+    state = TrainState(step=jnp.int32(0), params=None, opt_state=None, ref_params=None, aux=aux)
+    seen, rows = [], []
+    for step, judged['right'] in enumerate((1.0, 1.0, 0.0)):
+        # another Collector draws the same from the state
+        resumed, _ = collect.Collector(experiment, shapes)(state, print)
+        draw, state = collector(state, print)
+        assert draw.examples == resumed.examples
+        seen.append([example.id for example in draw.examples])
+        rows.append(draw.counts | {'position': int(state.aux['position'])})
+        state = state.replace(step=jnp.int32(step + 1))
+    assert [row['position'] for row in rows] == [4, 7, 10]  # 4 fresh, then 3 beside a revisited one
+    assert [row['revisited'] for row in rows] == [0, 1, 1]
+    assert np.isnan(rows[0]['revisited_pass_rate'])
+    assert [row['revisited_pass_rate'] for row in rows[1:]] == [1, 0]
+    assert seen[1][0] in seen[0] and seen[2][0] in seen[0] + seen[1] and all(len(set(ids)) == 4 for ids in seen)
+    # 4, then 7; in step 2 none of 3 fresh ones, and the revisited one, right once in 2 or twice in 3 visits, is back
+    assert [row['retired'] * count for row in rows] == pytest.approx([4, 7, 6])
+    back = [example.id for example in collector.examples].index(seen[2][0])
+    visits = sum(ids.count(seen[2][0]) for ids in seen)
+    assert (int(state.aux['tries'][back]), int(state.aux['hits'][back])) == (visits, visits - 1)
+
+
+def test_a_resumed_run_revisits_the_same_prompts(long, tmp_path, monkeypatch):
+    config = tiny_run.config(
+        preset='dapo', collection__retire_above=0.5, collection__revisit=0.4, collection__dead_groups='resample',
+        collection__max_draws=2, reward__self_test=1.0, **PLAIN,
+    )  # fmt: skip
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: float('8' in completion))
+    state, rows = run_and_resume(config, 5, tmp_path)
+    revisited = sum(row['revisited'] for row in rows)
+    assert 1 <= revisited <= 8  # 4 x 5 x 0.4 places, where as many prompts were retired
+    assert int(state.aux['position']) == 4 * sum(row['draws'] for row in rows) - revisited
+
+
 @pytest.mark.parametrize(
     'changes, words',
     [
         (dict(collection__retire_above=0.9, reward__verifier=''), ['retire_above = 0.9', 'reward.verifier']),
+        (dict(collection__revisit=0.1), ['revisit = 0.1', 'collection.retire_above']),
+        (dict(collection__retire_above=0.9, collection__revisit=1.0), ['revisit = 1.0', 'below 1']),
         (dict(collection__max_draws=0), ['max_draws = 0']),
         (dict(collection__gate='outcome', reward__verifier=''), ["gate = 'outcome'", 'reward.verifier']),
         (dict(collection__gate='all'), ["gate = 'all'", 'outcome, reward or none']),

@@ -65,7 +65,7 @@ def entries(file):
     return [name for cell in cells for name in re.findall('`([^`]+)`', cell)]
 
 
-EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that retire, numbers that adapt
+EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that retire, numbers that adapt, a baseline
     'preset': 'grpo',
     'steps': 1,
     'evaluation__prompts': 2,
@@ -77,7 +77,9 @@ EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that r
     'algorithm__entropy_coef': 0.01,
     'algorithm__entropy_target': 1.0,
     'collection__retire_above': 0.9,
+    'collection__revisit': 0.25,
     'collection__dead_groups': 'resample',
+    'algorithm__advantage': 'prompt_moving_mean',
     'collection__max_draws': 2,
     'log__probe_every': 10,
 }

@@ -43,7 +43,8 @@ ALLOWED = [
     (
         'zero',
         'none, never, all of them, or off',
-        'collection.max_staleness collection.reference_every collection.retire_above data.options.blurts '
+        'collection.max_staleness collection.reference_every collection.retire_above collection.revisit '
+        'data.options.blurts '
         'data.options.wrong data.options.slips data.options.share data.options.exchanges evaluation.every '
         'learner.pack_columns log.hang_after log.rollouts reward.length_shaping_weight reward.options.model.cap '
         'rollout.cache_gib rollout.min_p rollout.min_tokens rollout.thinking_tokens rollout.top_k supervised.updates '

@@ -1,11 +1,12 @@
 """Advantages f64[P, G], or f64[P, G, C] by token, on the host in float64.
 
 What an estimator may read: rewards f64[P, G]; correct f64[P, G], what the verifier says (1 right, 0 wrong, NaN: it
-cannot tell); mask bool[P, G, C], the sampled tokens, and completion_mask, those that were forced too; tokens i32[P, G,
-C]; token_rewards, sampler_logprobs, teacher_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts f64[K, P,
-G] and part_weights f64[K]; initial_entropy f64[]; discount f64[], the algorithm's. NaN rewards are unscorable
-completions: outside every statistic, advantage 0. Where an estimator compares within a group, a group whose rewards are
-all equal gets exactly 0, by max == min: through eps, float rounding would leak.
+cannot tell); mask bool[P, G, C], the sampled tokens, and completion_mask, those that were forced too; tokens
+i32[P, G, C]; token_rewards, sampler_logprobs, teacher_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts
+f64[K, P, G] and part_weights f64[K]; initial_entropy f64[]; discount f64[], the algorithm's; run_baseline f64[] and
+prompt_baselines f64[P, G], moving averages of the rewards of earlier steps. NaN rewards are unscorable completions:
+outside every statistic, advantage 0. Where an estimator compares within a group, a group whose rewards are all equal
+gets exactly 0, by max == min: through eps, float rounding would leak.
 """
 
 from typing import Annotated
@@ -57,6 +58,20 @@ def reward(
 ) -> Float[np.ndarray, 'P G']:
     """r - baseline, a constant: REINFORCE."""
     return rewards - baseline
+
+
+@pieces.properties(alone=True)
+def moving_mean(rewards: Float[np.ndarray, 'P G'], run_baseline: float | np.floating) -> Float[np.ndarray, 'P G']:
+    """r minus the moving average of the run's earlier rewards: REINFORCE with a baseline (Williams 1992)."""
+    return rewards - run_baseline
+
+
+@pieces.properties(alone=True)
+def prompt_moving_mean(
+    rewards: Float[np.ndarray, 'P G'], prompt_baselines: Float[np.ndarray, 'P G']
+) -> Float[np.ndarray, 'P G']:
+    """r minus the moving average of the prompt's earlier rewards, the run's where there are none."""
+    return rewards - prompt_baselines
 
 
 def group_norm(

@@ -59,6 +59,7 @@ class Algorithm(NamedTuple):
     source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
     critic_lambda: Share = 0.95  # of the returns that a critic learns
+    baseline_decay: Share = 0.9  # weight of a reward in a moving average, in units of that of the next one
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
     teacher_coef: Coefficient = 0.0  # of a teacher's log pi - the policy's, added to each token's advantage
     teacher_top_k: Natural = 0  # of a teacher's likeliest tokens, summed over in its KL; 0: the sampled token alone
@@ -89,6 +90,13 @@ class Algorithm(NamedTuple):
     def advantage_reads(self) -> set[str]:
         """Names of the data that the advantage reads on the host."""
         return set(pieces.reads(self.advantage))
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The moving averages of earlier rewards that must be kept for the advantage."""
+        if 'prompt_baselines' in self.advantage_reads:
+            return ('run_baseline', 'prompt_baselines')  # a new prompt has the run's
+        return ('run_baseline',) * ('run_baseline' in self.advantage_reads)
 
     @property
     def needs_values(self) -> bool:

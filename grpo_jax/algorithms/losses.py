@@ -19,6 +19,8 @@ PADDING = {
     'correct': np.nan,
 }  # what stands for a completion that is missing, where 0 would be a value
 
+NOT_BY_ROW = ('part_weights', 'initial_entropy', 'run_baseline', 'dead')
+
 
 def compute_advantages(
     algorithm: Algorithm,
@@ -169,7 +171,7 @@ def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
 
     grouped: dict[str, Any] = {'sizes': counts}
     grouped |= {
-        name: x if name in ('part_weights', 'initial_entropy', 'dead') else padded(np.asarray(x), PADDING.get(name, 0))
+        name: x if name in NOT_BY_ROW else padded(np.asarray(x), PADDING.get(name, 0))
         for name, x in data.items()
         if name != 'parts'
     }

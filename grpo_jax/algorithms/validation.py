@@ -78,6 +78,13 @@ def check(algorithm: 'Algorithm') -> None:
             'selected',
             'opsm drops rows as the policy moves, after the denominators are known; use all',
         )
+    if algorithm.baselines and algorithm.dead_groups == 'replay':
+        raise BadInput(
+            'collection.dead_groups',
+            'replay',
+            f'learns once more from groups whose rewards are in the baseline of advantage '
+            f'{pieces.name_of(algorithm.advantage)} already; use resample or keep',
+        )
     if algorithm.kl_target and not has_kl:
         raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term; choose a kl, or 0')
     if algorithm.entropy_target and not algorithm.needs_entropy_gradient:
@@ -144,6 +151,7 @@ def _conditions(algorithm):
             algorithm.needs_values or 'discount' in algorithm.advantage_reads,
             'an advantage that reads discount or values',
         ),
+        'baseline_decay': (algorithm.baselines, 'an advantage that reads run_baseline or prompt_baselines'),
         **dict.fromkeys(('critic_lambda', 'critic_warmup', 'value_clip'), critic),
     }
 

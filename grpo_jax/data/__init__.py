@@ -19,7 +19,7 @@ from grpo_jax.data.dataset import (
     prompts,
     spread,
 )
-from grpo_jax.data.order import indices, walk
+from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 
@@ -38,6 +38,7 @@ __all__ = [
     'options_of',
     'pick',
     'prompts',
+    'revisit',
     'spread',
     'walk',
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import functools
+import math
 import sys
 
 from jaxtyping import Bool, Int
@@ -30,7 +31,17 @@ def walk(
         position += 1
         if not retired[index]:
             chosen.append(index)
-    return np.array(chosen), position
+    return np.array(chosen, int), position
+
+
+def revisit(seed: int, step: int, count: int, retired: Bool[np.ndarray, ' N'], share: float) -> Int[np.ndarray, ' n']:
+    """The retired example indices, none of them twice, that get some of the `count` places of a step.
+
+    They have `share` of the places of all steps to within one place, or fewer where fewer are retired. Each retired
+    example is as likely as any other. A pure function of its arguments.
+    """
+    places = math.floor((step + 1) * count * share) - math.floor(step * count * share)
+    return np.random.default_rng((seed, step, 1)).permutation(np.flatnonzero(retired))[:places]
 
 
 def indices(seed: int, step: int, count: int, size: int, sources: Sequence[tuple] = ()) -> Int[np.ndarray, ' n']:

@@ -11,7 +11,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import families, hf, lora, transformer
 from grpo_jax.preflight import topology
-from grpo_jax.run import collect, teacher
+from grpo_jax.run import collect, history, teacher
 from grpo_jax.run.experiment import Experiment, check_context
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import schedule
@@ -125,7 +125,8 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     algorithm = train.choose_algorithm(config)
     shapes = collect.step_shapes(experiment, algorithm)
     train.check_algorithm(experiment, algorithm, shapes)
-    learner = experiment.learner(algorithm, shapes, collect.abstract_aux(settings.collection, shapes, 1))
+    aux = collect.abstract_aux(settings.collection, shapes, 1) | history.abstract_aux(algorithm, 1)
+    learner = experiment.learner(algorithm, shapes, aux)
     plan = PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner)
     if not algorithm.needs_teacher:
         return plan

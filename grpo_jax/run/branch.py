@@ -30,11 +30,19 @@ PARTS = {
     'aux/tries': 'the number of completions by prompt',
     'aux/hits': 'the number of right completions by prompt',
     'aux/kept': 'the groups of earlier steps',
+    'aux/history': 'the moving averages of rewards',
     'aux/critic': 'the critic',
     'aux/probe': 'the probe',
 }
 MAKING = 'branching'  # the folder in a branch's workdir in which it is made
-OF_DATA = ('aux/position', 'aux/tries', 'aux/hits', 'aux/kept', 'aux/probe')  # what means nothing on other data
+OF_DATA = (
+    'aux/position',
+    'aux/tries',
+    'aux/hits',
+    'aux/kept',
+    'aux/history',
+    'aux/probe',
+)  # what means nothing on other data
 OBSERVED = {'aux/probe', 'ref_params'}  # what config.log has kept, though nothing learns from it
 # keys of numbers that adapt during a run -> where the state has them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}

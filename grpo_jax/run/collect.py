@@ -41,6 +41,7 @@ class Collection(NamedTuple):
     max_draws: Annotated[int, Range(least=1, most=10_000)] = 10
     max_staleness: Natural = 0
     retire_above: Share = 0.0
+    revisit: Annotated[float, Range(least=0, below=1)] = 0.0
     reference: Annotated[str, OneOf(SCHEDULES)] = 'frozen'
     reference_every: Natural = 0
     reference_mix: PositiveShare = 0.6
@@ -55,12 +56,7 @@ class Collection(NamedTuple):
         _check_reference(collection)
         if collection.gate == 'outcome' and not verifier:
             raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one')
-        if collection.retire_above and not verifier:
-            raise BadInput(
-                'collection.retire_above',
-                collection.retire_above,
-                'needs a reward.verifier to know pass rates; name one, or use 0',
-            )
+        _check_retirement(collection, verifier)
         if collection.dead_groups == 'replay' and collection.max_staleness < 1:
             raise BadInput(
                 'collection.max_staleness',
@@ -93,6 +89,19 @@ def _check_reference(collection):
             every,
             f'does not fit collection.reference={schedule!r}: '
             'use 0 with frozen, and 1 or more steps with hard and polyak',
+        )
+
+
+def _check_retirement(collection, verifier):
+    """BadInput for prompts that would retire by unknown pass rates, and for visits of retired prompts without any."""
+    retire_above, revisit = collection.retire_above, collection.revisit
+    if retire_above and not verifier:
+        raise BadInput(
+            'collection.retire_above', retire_above, 'needs a reward.verifier to know pass rates; name one, or use 0'
+        )
+    if revisit and not retire_above:
+        raise BadInput(
+            'collection.revisit', revisit, 'gives places to retired prompts; set collection.retire_above, or use 0'
         )
 
 
@@ -225,9 +234,13 @@ class Collector:
     def _draw(self, state, aux, index, progress):
         """(Draw of the next prompts, aux that is moved on); rewards are computed while other rows still decode."""
         experiment, shapes, collection = self._experiment, self._shapes, self._collection
-        # 1. prompts: a function of the seed, the position and the retired examples
-        position, retired = int(aux['position']), self._retired(aux)
-        chosen, position = data.walk(experiment.settings.seed, position, shapes.prompts, retired, self._dataset.sources)
+        # 1. prompts: a function of the seed, the step, the position and the retired examples
+        seed, position, count = experiment.settings.seed, int(aux['position']), len(self._dataset.examples)
+        retired = find_retired(collection, aux, count)
+        share = 0.0 if index else collection.revisit  # drawn again, a step would visit a retired prompt twice
+        revisits = data.revisit(seed, int(state.step), shapes.prompts, retired, share)
+        fresh, position = data.walk(seed, position, shapes.prompts - len(revisits), retired, self._dataset.sources)
+        chosen = np.concatenate([revisits, fresh])
         aux = aux | {'position': jnp.int32(position)}
         examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, experiment.pad_token)
         # 2. completions
@@ -256,7 +269,10 @@ class Collector:
             correct = (draw.finish_rewards().correct == 1).reshape(shapes.prompts, -1)
             aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])
             aux['hits'] = aux['hits'].at[chosen].add(correct.sum(1))
-            draw.counts['retired'] = float(np.mean(self._retired(aux)))
+            draw.counts['retired'] = float(np.mean(find_retired(collection, aux, count)))
+            if share:
+                draw.counts['revisited'] = len(revisits)
+                draw.counts['revisited_pass_rate'] = correct[: len(revisits)].mean() if len(revisits) else np.nan
         return draw, aux
 
     def _join(self, selection, step, counts):
@@ -275,13 +291,6 @@ class Collector:
         )
         rollout = batches.put_rows(rollout, self._experiment.mesh)
         return Draw([group.example for group in groups], rollout, lambda: rewarded, counts)
-
-    def _retired(self, aux):
-        """bool[N]: the examples whose pass rate over all visits is too high."""
-        if not self._collection.retire_above:
-            return np.zeros(len(self._dataset.examples), bool)
-        tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])
-        return (tries > 0) & (hits >= self._collection.retire_above * tries)
 
     def _rewards_of(self, examples, rollout):
         """The Rewards of a rollout on the host."""
@@ -336,6 +345,14 @@ def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> 
         rollout = batches.abstract_rollout(shapes, None)
         aux['kept'] = {'rollout': rollout, 'index': numbers, 'since': numbers, 'filled': numbers}
     return aux
+
+
+def find_retired(collection: Collection, aux: dict[str, Any], count: int) -> Bool[np.ndarray, ' N']:
+    """Those of `count` examples whose pass rate over all their visits is too high."""
+    if not collection.retire_above:
+        return np.zeros(count, bool)
+    tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])
+    return (tries > 0) & (hits >= collection.retire_above * tries)
 
 
 def dead_groups(collection: Collection, rewarded: rewards.Rewards, prompts: int) -> Bool[np.ndarray, ' P']:

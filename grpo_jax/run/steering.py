@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         *(f'learner.{key}' for key in ('epochs', 'minibatches', 'old_logprobs')),
         *('model.dtype', 'teacher.dtype', 'data.prompts_per_step', 'reward.options.*'),
         *(f'reward.{key}' for key in ('failed', 'truncated_reward', 'correct_at', 'length_shaping_weight')),
-        *(f'collection.{key}' for key in ('max_draws', 'max_staleness', 'retire_above')),
+        *(f'collection.{key}' for key in ('max_draws', 'max_staleness', 'retire_above', 'revisit')),
         *('collection.reference_every', 'collection.reference_mix'),
     ),
     PARTS: ('reward.parts',),

@@ -96,6 +96,8 @@ def worked(method, mask=MASK, **changes):
         initial_entropy=0.0,
         teacher_logprobs=TEACHER.reshape(grouped.shape),
         old_logprobs=OLD.reshape(grouped.shape),
+        run_baseline=0.5,
+        prompt_baselines=np.array([[0.25] * 4, [0.75] * 4]),
         step_rewards=np.where(MASK & (_t % 2 == 1), 0.1 * _i, np.nan).reshape(grouped.shape),
     )
     return experience(algorithms.compute_advantages(method, REWARDS, **read), mask=mask, **changes)

@@ -297,6 +297,7 @@ CASES = {
         Case('pkpo', of_ratio(clip()), token_mean, changes=dict(pass_k=2)),
         Case('ppo', of_ratio(clip()), token_mean),
         Case('reinforce', policy_gradient, every(1 / 8)),
+        Case('reinforce_moving', policy_gradient, every(1 / 8)),
         Case('reinforce_pp', of_ratio(clip()), token_mean),
         Case('reinforce_pp_baseline', of_ratio(clip()), token_mean, (k2(1e-3),)),
         Case('rft', policy_gradient, sequence_mean),

@@ -22,6 +22,8 @@ DATA = dict(
     tokens=np.add.outer(np.arange(8), np.arange(5)) % 3,
     values=np.where(fixture.MASK, 0.1 * np.arange(5), 0),
     initial_entropy=0.0,
+    run_baseline=0.35,
+    prompt_baselines=np.where(np.arange(8) < 4, 0.15, 0.55),
     step_rewards=np.where(fixture.MASK & (np.arange(5) % 2 == 0), np.add.outer(ROW % 3, np.arange(5.0)), np.nan),
 )
 ESTIMATORS = sorted(pieces.named(advantages))
@@ -65,7 +67,7 @@ def ragged(estimator, group_ids, rows=slice(None), rewards=DISTINCT, **numbers):
 def grouped(estimator, rewards, **numbers):
     """The same of groups of 4, by shape."""
     data = of(slice(None), estimator, rewards)
-    shaped = {name: x.reshape(2, 4, 5) for name, x in data.items() if np.shape(x) == (8, 5)}
+    shaped = {name: x.reshape(2, 4, *x.shape[1:]) for name, x in data.items() if len(np.shape(x)) and len(x) == 8}
     if 'parts' in data:
         shaped['parts'] = data['parts'].reshape(2, 2, 4)
     return algorithms.compute_advantages(method_of(estimator, **numbers), rewards.reshape(2, 4), **data | shaped)
@@ -89,7 +91,7 @@ def test_groups_of_one_give_finite_advantages(estimator):
     # nothing to compare with: 0, except for those whose peers are the batch, or none at all
     found = ragged(estimator, np.arange(8), rewards=1 + DISTINCT, pass_k=1)
     assert np.all(np.isfinite(found)) and not np.any((found == 0) & np.signbit(found))
-    alone = {'ones', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length'}
+    alone = {'ones', 'correct', 'reward', 'moving_mean', 'prompt_moving_mean', 'reinforce_pp', 'gae', 'gae_by_length'}
     # a completion's steps are compared among themselves
     assert np.any(found) == (estimator in alone | {'process'})
 
@@ -132,7 +134,10 @@ def test_batch_statistics_of_unequal_groups_by_hand():
     )
 
 
-@pytest.mark.parametrize('estimator', ['reinforce_pp', 'gae', 'gae_by_length', 'reward', 'ones', 'correct'])
+@pytest.mark.parametrize(
+    'estimator',
+    ['reinforce_pp', 'gae', 'gae_by_length', 'reward', 'moving_mean', 'prompt_moving_mean', 'ones', 'correct'],
+)
 def test_estimators_that_do_not_compare_do_not_see_the_groups(estimator):
     np.testing.assert_allclose(ragged(estimator, np.arange(8)), ragged(estimator, [0] * 5 + [1] * 3), atol=1e-6)
 

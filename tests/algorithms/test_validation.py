@@ -54,6 +54,13 @@ def warnings(preset, changes=None, **sizes):
         ('dapo', dict(kl_target=0.1), 'algorithm.kl_target = 0.1, needs a KL term'),
         ('grpo', dict(kl_target=0.1, kl_horizon=0.0), 'algorithm.kl_horizon = 0.0, at least 1'),
         ('grpo', dict(entropy_target=0.5), "algorithm.entropy_target = 0.5, needs regularizers=('entropy_bonus',)"),
+        ('reinforce_moving', dict(baseline_decay=1.1), 'algorithm.baseline_decay = 1.1, at most 1'),
+        ('reinforce', dict(baseline_decay=0.5), 'algorithm.baseline_decay = 0.5, an advantage that reads run_baseline'),
+        (
+            'reinforce_moving',
+            dict(dead_groups='replay'),
+            "collection.dead_groups = 'replay', in the baseline, resample",
+        ),
         ('grpo', dict(std_ddof=2), 'algorithm.std_ddof = 2, 0 or 1'),
         ('lite_ppo', dict(std_ddof=-1), 'algorithm.std_ddof = -1, 0 or 1'),
     ],
@@ -167,7 +174,17 @@ COMPARING = [
     'best_and_worst',
     'process',
 ]
-LONE = ['ones', 'zeros', 'correct', 'reward', 'reinforce_pp', 'gae', 'gae_by_length']
+LONE = [
+    'ones',
+    'zeros',
+    'correct',
+    'reward',
+    'moving_mean',
+    'prompt_moving_mean',
+    'reinforce_pp',
+    'gae',
+    'gae_by_length',
+]
 
 
 @pytest.mark.parametrize('advantage', COMPARING)

@@ -63,6 +63,18 @@ def test_estimator(name, numbers, expected):
     np.testing.assert_allclose(values(name, **numbers).reshape(-1), expected, **fixture.ROUNDED)
 
 
+def test_baselines_of_the_past_are_taken_off_each_reward():
+    # rewards 1 0 0 1 and 1 1 1 0
+    def less(name, rewards=fixture.REWARDS, **baselines):
+        method = fixture.algorithm('reinforce_moving', advantage=name)
+        return algorithms.compute_advantages(method, rewards, **baselines)[:, 0].tolist()
+
+    assert less('moving_mean', run_baseline=0.25) == [0.75, -0.25, -0.25, 0.75, 0.75, 0.75, 0.75, -0.25]
+    by_prompt = np.repeat([[0.25], [0.75]], 4, 1)
+    assert less('prompt_moving_mean', prompt_baselines=by_prompt) == [0.75, -0.25, -0.25, 0.75, 0.25, 0.25, 0.25, -0.75]
+    assert less('moving_mean', np.array([[1.0, 1.0, np.nan]]), run_baseline=0.75) == [0.25, 0.25, 0]  # of equals too
+
+
 def test_pass_at_2_rewards():
     np.testing.assert_allclose(
         groups.pass_at_k_rewards(fixture.REWARDS, 2), [[0.5, 1 / 3, 1 / 3, 0.5], [0.5, 0.5, 0.5, 0.5]], atol=1e-9

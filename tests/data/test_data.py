@@ -88,6 +88,23 @@ def test_walk_passes_over_retired_examples():
     assert end in (13, 14)  # whether or not the last of the second epoch is a retired one
 
 
+def test_revisits_have_their_share_of_all_places_and_go_to_retired_examples_alone():
+    retired = np.isin(np.arange(7), [2, 5, 6])
+
+    def counts(share, retired):
+        return [len(data.revisit(3, step, 4, retired, share)) for step in range(6)]
+
+    assert counts(0.25, retired) == [1] * 6  # 4 x 0.25
+    assert counts(0.375, retired) == [1, 2, 1, 2, 1, 2]  # 1.5 a step: whole places at 1.5, 3, 4.5, 6, 7.5, 9
+    assert counts(0.125, retired) == [0, 1, 0, 1, 0, 1]
+    assert counts(0.99, retired) == [3] * 6  # 3.96, and no more than are retired
+    assert counts(0.99, np.zeros(7, bool)) == counts(0.0, retired) == [0] * 6
+    visits = [data.revisit(3, step, 4, retired, 0.5).tolist() for step in range(60)]
+    assert visits == [data.revisit(3, step, 4, retired, 0.5).tolist() for step in range(60)]
+    assert {frozenset(pair) for pair in visits} == {frozenset(pair) for pair in ((2, 5), (2, 6), (5, 6))}
+    assert visits != [data.revisit(4, step, 4, retired, 0.5).tolist() for step in range(60)]
+
+
 def test_walk_is_refused_when_all_are_retired():
     with pytest.raises(BadInput, match='all are retired'):
         data.walk(3, 0, 1, np.ones(7, bool))
