@@ -71,8 +71,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     observer = probe.Observer(experiment, learner, shapes)
     evaluator = evaluate.make(experiment, settings.evaluation.samples)
     taught = teacher.load_teacher(experiment, algorithm, shapes)
-    programs = collector.programs | observer.programs | taught.programs
-    programs |= {'logprobs': learner.logprobs, 'update': learner.update}
+    programs = collector.programs | learner.programs | observer.programs | taught.programs
 
     branch.begin(experiment, parent, learner)
     with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep, callback=watch) as loop:
@@ -91,9 +90,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                     loop.evaluation(step, evaluate.evaluate(evaluator, state.params))
 
             with loop.stage('sample'):  # rewards are computed on the host while other rows still decode
-                state, renewed = reference.refresh(
-                    settings.collection, settings.algorithm.kl_coef, loop.checkpoints, state, learner.state
-                )
+                state, renewed = reference.refresh(settings, loop.checkpoints, state, learner.state)
                 draw, state = collector(state, loop.writer.sampling)
 
             with loop.stage('reward'):

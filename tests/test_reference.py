@@ -26,8 +26,9 @@ def state_of(step, policy, ref):
 
 def refreshed(tmp_path, section, state):
     checkpoints = checkpoint.manager(str(tmp_path), keep=2)
-    collection = Collection(**{'reference_mix': 0.25} | section)
-    new, renewed = reference.refresh(collection, 0.5, checkpoints, state, state)
+    settings = Settings.from_config(tiny_run.config(preset='grpo', algorithm__kl_coef=0.5))
+    settings = settings._replace(collection=Collection(**{'reference_mix': 0.25} | section))
+    new, renewed = reference.refresh(settings, checkpoints, state, state)
     checkpoints.close()
     return np.asarray(new.ref_params['w']), float(new.aux['coefficients']['kl_coef']), renewed
 

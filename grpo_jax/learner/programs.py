@@ -42,6 +42,11 @@ class Learner(NamedTuple):
     state: TrainState  # abstract, with shardings, to restore onto
     reference: Executable | None  # (TrainState, Rollout, packed) -> metrics; None where no KL is observed
 
+    @property
+    def programs(self) -> dict[str, Executable]:
+        """The compiled programs by name that every step runs."""
+        return {'logprobs': self.logprobs, 'update': self.update}
+
 
 class RewardLearner(NamedTuple):
     """The learner of a reward model."""
