@@ -59,7 +59,7 @@ class Algorithm(NamedTuple):
     source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
     critic_lambda: Share = 0.95  # of the returns that a critic learns
-    baseline_decay: Share = 0.9  # weight of a reward in a moving average, in units of that of the next one
+    baseline_decay: Share = 0.9  # what a reward counts in a moving average, beside the next one
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
     covariance_share: PositiveShare = 2e-4  # of tokens that count as of top covariance
     entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0  # below 0 it pays for a narrow distribution
