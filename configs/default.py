@@ -165,8 +165,8 @@ def get_config(preset='grpo'):
     config.algorithm.std_eps = 1e-6
     config.algorithm.advantage_clip = 0.0   # bound of |A|; 0: none
     config.algorithm.baseline = 0.0         # of advantage reward
-    config.algorithm.baseline_decay = 0.9   # weight of a reward in a moving average, in units of that of the next one:
-                                            # 1: the mean of all; 0: the newest alone
+    config.algorithm.baseline_decay = 0.9   # of advantages moving_mean, prompt_moving_mean: what a reward counts beside
+                                            # the next one; 1: the mean of all; 0: the newest alone
     config.algorithm.discount = 1.0         # gamma by token
     config.algorithm.gae_lambda = 0.95
     config.algorithm.critic_lambda = 0.95   # of the returns that the critic learns

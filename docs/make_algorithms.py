@@ -54,7 +54,7 @@ ADVICE = {
     'pkpo': ('S', 'pass@k is the aim, not pass@1'),
     'ppo': ('P', 'rewards by token, learned rewards; memory for a critic'),
     'reinforce': ('R', 'a baseline; rewards that are centred already'),
-    'reinforce_moving': ('R', 'one completion a prompt; to compare history with groups'),
+    'reinforce_moving': ('S', 'one completion a prompt; to compare history with groups'),
     'reinforce_pp': ('R', 'one completion a prompt'),
     'reinforce_pp_baseline': ('R', 'few prompts a step, uneven groups'),
     'rft': ('P', 'a first stage: imitate what was right'),

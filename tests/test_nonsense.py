@@ -61,7 +61,8 @@ ALLOWED = [
     ('zero', 'learns nothing: for completions of a policy as it is', ' '.join(
         f'{name}.{key}' for name in ('optimizer', 'critic_optimizer', 'supervised.optimizer')
         for key in ('learning_rate', 'warmup', 'weight_decay'))),
-    ('zero', 'an end of the range', 'algorithm.discount algorithm.critic_lambda algorithm.gae_lambda '
+    ('zero', 'an end of the range', 'algorithm.discount algorithm.baseline_decay algorithm.critic_lambda '
+        'algorithm.gae_lambda '
         'algorithm.std_ddof algorithm.entropy_cut algorithm.clip_low algorithm.clip_high algorithm.icepop_low '
         'algorithm.geometric_low algorithm.veto_below algorithm.opsm_delta diagnose.entropy_floor '
         'diagnose.length_correlation diagnose.gain'),
@@ -99,6 +100,7 @@ PLAIN = ('kl_coef', 'kl_target', 'kl_placement', 'ratio_base', 'denominator', 'a
 READ = {
     **{number: {} for number in (*MODULES, *PLAIN)},
     **{number: GAE for number in ('discount', 'critic_lambda', 'critic_warmup', 'value_clip')},
+    'baseline_decay': {'advantage': 'moving_mean'},
     **{number: BONUS for number in ('entropy_coef', 'entropy_target')},
     'teacher_top_k': {'regularizers': ('distill',)},
     'entropy_delta': BONUS | {'entropy_target': 0.5},

@@ -106,8 +106,18 @@ def test_two_kills_change_nothing(long, straight, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_kills_of_a_run_with_adapters_change_nothing(long, tmp_path):
-    flags = ('--config.model.lora.rank=2', '--config.algorithm.kl_coef=0.01')
+@pytest.mark.parametrize(
+    'flags',
+    [
+        ('--config.model.lora.rank=2', '--config.algorithm.kl_coef=0.01'),
+        (
+            *('--config.algorithm.advantage=prompt_moving_mean', '--config.data.options.count=12'),
+            *('--config.collection.retire_above=0.2', '--config.collection.revisit=0.4'),
+        ),
+    ],
+    ids=['adapters', 'history'],
+)
+def test_kills_of_a_run_that_keeps_more_change_nothing(long, flags, tmp_path):
     finish(tmp_path / 'kept', *flags)
     moments = np.random.default_rng(2)
     for count in (2, 5):

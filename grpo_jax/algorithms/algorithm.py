@@ -59,7 +59,7 @@ class Algorithm(NamedTuple):
     source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
     critic_lambda: Share = 0.95  # of the returns that a critic learns
-    baseline_decay: Share = 0.9  # weight of a reward in a moving average, in units of that of the next one
+    baseline_decay: Share = 0.9  # what a reward counts in a moving average, beside the next one
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
     teacher_coef: Coefficient = 0.0  # of a teacher's log pi - the policy's, added to each token's advantage
     teacher_top_k: Natural = 0  # of a teacher's likeliest tokens, summed over in its KL; 0: the sampled token alone

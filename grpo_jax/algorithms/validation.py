@@ -82,7 +82,7 @@ def check(algorithm: 'Algorithm') -> None:
         raise BadInput(
             'collection.dead_groups',
             'replay',
-            f'learns once more from groups whose rewards are in the baseline of advantage '
+            'learns once more from groups whose rewards are in the baseline of advantage '
             f'{pieces.name_of(algorithm.advantage)} already; use resample or keep',
         )
     if algorithm.kl_target and not has_kl:

@@ -125,7 +125,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     algorithm = train.choose_algorithm(config)
     shapes = collect.step_shapes(experiment, algorithm)
     train.check_algorithm(experiment, algorithm, shapes)
-    aux = collect.abstract_aux(settings.collection, shapes, 1) | history.abstract_averages(algorithm, 1)
+    aux = collect.abstract_aux(settings.collection, shapes, 1) | history.abstract_history(algorithm, 1)
     learner = experiment.learner(algorithm, shapes, aux)
     plan = PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner)
     if not algorithm.needs_teacher:

@@ -20,7 +20,7 @@ from grpo_jax.types import TrainState
 NAME = 'history'  # in TrainState.aux
 
 
-def abstract_averages(algorithm: Algorithm, count: int) -> dict[str, Any]:
+def abstract_history(algorithm: Algorithm, count: int) -> dict[str, Any]:
     """ShapeDtypeStructs of the averages over `count` examples in TrainState.aux, zeros at the start.
 
     {} for an algorithm that reads none.
@@ -39,7 +39,7 @@ class History:
 
     def aux(self) -> dict[str, Any]:
         """ShapeDtypeStructs of what lies in TrainState.aux, zeros at the start."""
-        return abstract_averages(self._algorithm, len(self._places))
+        return abstract_history(self._algorithm, len(self._places))
 
     def __call__(
         self, state: TrainState, examples: Sequence[Example], rewards: Float[np.ndarray, 'P G']
