@@ -9,6 +9,7 @@ from grpo_jax import PACKAGE
 
 COMMANDS = (
     *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'report', 'show', 'export', 'prepare'),
+    'pipeline',
     'preflight',
     'replay_bad',
     'provenance',
