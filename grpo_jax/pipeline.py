@@ -104,7 +104,7 @@ def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
     with open(path, encoding='utf8') as file:
         if 'def get_stages(' not in file.read():
             raise BadInput('--config', name, 'has no get_stages(config, workdir); grpo_jax.train trains what has none')
-    return config_file.call(path, 'get_stages', config, workdir)
+    return config_file.call_function(path, 'get_stages', config, workdir)
 
 
 def print_evaluations(evaluations: dict[str, list[dict[str, float]]]) -> None:

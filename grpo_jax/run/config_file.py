@@ -71,13 +71,13 @@ def experiments() -> list[str]:
 
 def read_config(path: str, *preset: str) -> ConfigDict:
     """What get_config(*preset) of a file returns; BadInput that names the line for whatever the file raises."""
-    config = call(path, 'get_config', *preset)
+    config = call_function(path, 'get_config', *preset)
     if not isinstance(config, ConfigDict):
         raise BadInput(path, type(config).__name__, 'is what get_config() returns; return the config of default.py')
     return config
 
 
-def call(path: str, name: str, *arguments: Any) -> Any:
+def call_function(path: str, name: str, *arguments: Any) -> Any:
     """What a function of a config file returns; BadInput that names the line for whatever the file raises."""
     _alias_configs()
     try:
