@@ -8,7 +8,8 @@ import sys
 from grpo_jax import PACKAGE
 
 COMMANDS = (
-    *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'report', 'show', 'export', 'prepare'),
+    *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'sample'),
+    *('report', 'show', 'export', 'prepare'),
     'preflight',
     'replay_bad',
     'provenance',
