@@ -16,14 +16,16 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import config_flags
 
-from grpo_jax import export, supervised, train
+from grpo_jax import export, sample, supervised, train
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import processes
+from grpo_jax.hosts import json_file, processes
 from grpo_jax.run import cli, config_file, metrics, tables
 from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.workdir import owning
 
+COMMANDS = {'supervised': supervised, 'train': train, 'sample': sample}
+SAMPLED = 'sampled.json'  # of a stage whose samples are whole: what was asked for
 FIGURES = ('reward', 'greedy', 'pass@1')  # of evaluations, in the table
 
 
@@ -31,8 +33,10 @@ class Stage(NamedTuple):
     """A command on a config; what it makes is in the folder of its name."""
 
     name: str
-    command: str  # supervised, train
-    config: Any
+    command: str  # supervised, train, sample
+    config: Any = None  # of supervised and train
+    of: str = ''  # of sample: the stage whose policy is sampled, as that stage's config says
+    request: sample.Request = sample.Request()  # of sample
 
 
 def run_folder(workdir: str, name: str) -> str:
@@ -53,36 +57,58 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
     like any other, and its policy in workdir/<name>/policy. All configs are checked before the first stage begins. A
     stage whose config has changed since it was run is refused as its command refuses it.
     """
-    check(stages)
+    check(stages, workdir)
     evaluations = {}
     for i, stage in enumerate(stages):
         folder = run_folder(workdir, stage.name)
-        if not COMMANDS[stage.command].finished(stage.config, folder):
+        if not _finished(stage, folder):
             if processes.is_first():
                 print(f'stage {i + 1} of {len(stages)}: {stage.name}', file=sys.stderr, flush=True)
-            _read_the_same_data(stages[:i], stage, workdir)
-            COMMANDS[stage.command].run(stage.config, folder)
+            _run_stage(stages[:i], stage, workdir)
+        if stage.command == 'sample':
+            continue
         policy = policy_folder(workdir, stage.name)
         if not os.path.exists(policy):
             export.export(folder, policy, 'float32', trust=True)  # of this very config
         processes.agree(f'the policy of stage {stage.name}', {})
-        path = os.path.join(folder, 'evaluations.jsonl')
-        if os.path.isfile(path):
-            evaluations[stage.name] = metrics.read_rows(path)
+        if stage.command == 'train':
+            evaluations[stage.name] = metrics.read_rows(os.path.join(folder, 'evaluations.jsonl'))
     return evaluations
 
 
-COMMANDS = {'supervised': supervised, 'train': train}
+def _finished(stage, folder):
+    """Whether a stage's command has nothing to do any more."""
+    if stage.command == 'sample':
+        path = os.path.join(os.path.dirname(folder), SAMPLED)
+        return os.path.isfile(path) and json_file.read(path) == stage.request._asdict()
+    return COMMANDS[stage.command].finished(stage.config, folder)
 
 
-def check(stages: Sequence[Stage]) -> None:
+def _run_stage(earlier, stage, workdir):
+    folder = run_folder(workdir, stage.name)
+    if stage.command == 'sample':
+        sample.run(None, run_folder(workdir, stage.of), folder, stage.request, trust=True)
+        json_file.write(os.path.join(os.path.dirname(folder), SAMPLED), stage.request._asdict())
+    else:
+        _read_the_same_data(earlier, stage, workdir)
+        COMMANDS[stage.command].run(stage.config, folder)
+
+
+def check(stages: Sequence[Stage], workdir: str) -> None:
     """BadInput for stages that cannot be run one after another, and for whatever of their configs cannot work."""
     names = [stage.name for stage in stages]
     if not names or len({*names}) < len(names) or not all(re.fullmatch(r'\w+', name) for name in names):
         raise BadInput('stages', names, 'must be one or more, with distinct names of letters, digits and _')
+    trained = []
     for stage in stages:
         if stage.command not in COMMANDS:
             raise BadInput(f'stage {stage.name}', stage.command, f'must be one of {", ".join(COMMANDS)}')
+        if stage.command == 'sample':
+            if stage.of not in trained:
+                raise BadInput(f'stage {stage.name}', stage.of, f'samples a policy of a stage before it, of {trained}')
+            sample.check(run_folder(workdir, stage.name), stage.request)
+            continue
+        trained.append(stage.name)
         settings = Settings.from_config(stage.config)
         if stage.command == 'train':
             train.choose_algorithm(stage.config)
@@ -93,7 +119,11 @@ def check(stages: Sequence[Stage]) -> None:
 def _read_the_same_data(earlier, stage, workdir):
     """Lets a stage read the commits of the hub that the first stage with the same data read."""
     folder = run_folder(workdir, stage.name)
-    same = [other for other in earlier if other.config.data.to_dict() == stage.config.data.to_dict()]
+    same = [
+        other
+        for other in earlier
+        if other.config is not None and other.config.data.to_dict() == stage.config.data.to_dict()
+    ]
     if same and not recorded_origins(folder):
         record_origins(folder, recorded_origins(run_folder(workdir, same[0].name)))
 

@@ -11,14 +11,15 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import evaluate, export, pipeline, supervised, train
+from grpo_jax import evaluate, export, pipeline, sample, supervised, train
 from grpo_jax.configs.recipes import r1, r1_small
 from grpo_jax.errors import BadInput
 from grpo_jax.pipeline import Stage
+from grpo_jax.sample import Request
 from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-NAMES = ['cold_start', 'reasoning', 'fine_tuning', 'rules']
+NAMES = ['cold_start', 'reasoning', 'samples', 'fine_tuning', 'rules']
 SMALL = [
     *tiny_run.FLAGS,
     '--config.rollout.max_tokens=12',
@@ -34,25 +35,26 @@ SMALL = [
 ]
 
 
-def two_stages(**changes):
+def three_stages(**changes):
     return [
         Stage('first', 'supervised', tiny_run.config(supervised__updates=2)),
         Stage('second', 'train', tiny_run.config(**changes)),
+        Stage('third', 'sample', of='second'),
     ]
 
 
 @pytest.mark.parametrize('recipe', [r1, r1_small])
 def test_stages_begin_with_what_the_stages_before_them_made(recipe):
     base = recipe.get_config()
-    stages = {stage.name: stage for stage in recipe.get_stages(base, 'runs')}
-    assert [stage.command for stage in stages.values()] == ['supervised', 'train', 'supervised', 'train']
-    begins = [stage.config.model.path for stage in stages.values()]
-    policies = ['runs/cold_start/policy', 'runs/fine_tuning/policy']
-    assert list(stages) == NAMES and begins == [base.model.path, policies[0], base.model.path, policies[1]]
-    sources = stages['fine_tuning'].config.data.options['sources']
-    assert sources[0]['options']['folder'] == 'runs/reasoning/run/rollouts'
-    assert stages['reasoning'].config.log.rollouts == 1
-    pipeline.check(list(stages.values()))
+    stages = recipe.get_stages(base, 'runs')
+    assert [stage.name for stage in stages] == NAMES
+    assert [stage.command for stage in stages] == ['supervised', 'train', 'sample', 'supervised', 'train']
+    cold_start, reasoning, samples, fine_tuning, rules = stages
+    begins = [stage.config.model.path for stage in (cold_start, reasoning, fine_tuning, rules)]
+    assert begins == [base.model.path, 'runs/cold_start/policy', base.model.path, 'runs/fine_tuning/policy']
+    assert samples.of == 'reasoning'
+    assert fine_tuning.config.data.options['sources'][0]['options']['folder'] == 'runs/samples/run'
+    pipeline.check(stages, 'runs')
 
 
 class Killed(Exception):
@@ -69,15 +71,20 @@ def test_after_a_kill_anywhere_the_same_command_goes_on_and_repeats_nothing(tmp_
         done.append(what)
         os.makedirs(place)
 
+    monkeypatch.setattr(
+        sample, 'run', lambda _, of, place, *__, **___: act(f'third of {os.path.relpath(of, workdir)}', place)
+    )
     for module in (supervised, train):
         monkeypatch.setattr(module, 'run', lambda _, place: act(os.path.relpath(place, workdir), place))
         monkeypatch.setattr(module, 'finished', lambda _, place: os.path.isdir(place))
     monkeypatch.setattr(export, 'export', lambda _, place, *__, **___: act(os.path.relpath(place, workdir), place))
-    for _ in range(4):
+    monkeypatch.setattr(pipeline.metrics, 'read_rows', lambda _: [{}])
+    for _ in range(5):
         with pytest.raises(Killed):
-            pipeline.run(two_stages(), workdir)
-    pipeline.run(two_stages(), workdir)
-    assert done == ['first/run', 'first/policy', 'second/run', 'second/policy']
+            pipeline.run(three_stages(), workdir)
+    for _ in range(2):
+        pipeline.run(three_stages(), workdir)
+    assert done == ['first/run', 'first/policy', 'second/run', 'second/policy', 'third of second/run']
 
 
 def test_supervised_training_is_finished_with_its_last_checkpoint_and_its_own_config(tmp_path):
@@ -94,12 +101,14 @@ def test_supervised_training_is_finished_with_its_last_checkpoint_and_its_own_co
     ('stages', 'words'),
     [
         ([], ['stages', 'one or more']),
-        (two_stages()[:1] * 2, ["['first', 'first']", 'distinct']),
+        (three_stages()[:1] * 2, ["['first', 'first']", 'distinct']),
         ([Stage('../out', 'train', tiny_run.config())], ['../out', 'letters']),
-        ([Stage('first', 'export', tiny_run.config())], ['stage first', 'export', 'supervised, train']),
+        ([Stage('first', 'export', tiny_run.config())], ['stage first', 'export', 'supervised, train, sample']),
+        ([Stage('first', 'sample', of='second')], ['stage first', "'second'", 'before it']),
+        ([*three_stages()[:2], Stage('third', 'sample', of='second', request=Request(samples=0))], ['--samples', '0']),
         ([Stage('first', 'supervised', tiny_run.config())], ['supervised.updates of stage first']),
-        (two_stages(rollout__group_size=0), ['rollout.group_size']),
-        (two_stages(algorithm__clip_low=0.1, algorithm__surrogate='cispo'), ['clip_low']),
+        (three_stages(rollout__group_size=0), ['rollout.group_size']),
+        (three_stages(algorithm__clip_low=0.1, algorithm__surrogate='cispo'), ['clip_low']),
     ],
 )
 def test_stages_that_cannot_run_are_refused_before_the_first_begins(stages, words, tmp_path):
@@ -122,10 +131,11 @@ def start(workdir, model, *flags):
 
 
 def kill_in(workdir, stage, model):
-    """kill -9 when a stage's run has three rows of metrics."""
-    process, path = start(workdir, model, *SMALL), pathlib.Path(workdir, stage, 'run', 'metrics.jsonl')
+    """kill -9 when a stage's run has three rows of metrics, or has begun to sample."""
+    process, folder = start(workdir, model, *SMALL), pathlib.Path(workdir, stage, 'run')
+    path, lines = (folder / 'sampling.json', 1) if stage == 'samples' else (folder / 'metrics.jsonl', 3)
     while process.poll() is None:
-        if path.exists() and path.read_text(encoding='utf8').count('\n') >= 3:
+        if path.exists() and path.read_text(encoding='utf8').count('\n') >= lines:
             process.send_signal(signal.SIGKILL)
             break
         time.sleep(0.01)
@@ -144,7 +154,7 @@ def test_killed_in_each_stage_it_ends_with_the_same_bits(long, tmp_path):
     process = start(killed, model, *SMALL)
     _, errors = process.communicate()
     assert process.returncode == 0 and errors.count('stage ') == 1, errors  # the last alone
-    for stage in NAMES:
+    for stage in {*NAMES} - {'samples'}:
         policies = [
             jax.device_get(evaluate.load_policy(evaluate.reopen(pipeline.run_folder(workdir, stage))))
             for workdir in (straight, killed)

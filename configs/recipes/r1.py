@@ -23,6 +23,7 @@ import os
 from configs import default
 from configs.recipes import r1_zero
 from grpo_jax.pipeline import Stage, policy_folder, run_folder
+from grpo_jax.sample import Request
 
 FOLDER = os.path.join(default.DATA, 'r1')
 
@@ -48,12 +49,11 @@ def get_stages(config, workdir):
     cold_start.supervised.updates = 100
 
     reasoning.model.path = policy_folder(workdir, 'cold_start')
-    reasoning.log.rollouts = 1
 
     fine_tuning.data.name, fine_tuning.data.path = 'mixture', ''
     fine_tuning.data.options = {'sources': [
         {'name': 'rollouts', 'weight': 0.75, 'options': {
-            'folder': os.path.join(run_folder(workdir, 'reasoning'), 'rollouts')}},
+            'folder': run_folder(workdir, 'samples')}},
         {'name': 'files', 'weight': 0.25, 'options': {'folder': os.path.join(FOLDER, 'general')}}]}
     fine_tuning.supervised.updates = 2 * 804745 // 128
 
@@ -63,4 +63,5 @@ def get_stages(config, workdir):
 
     return [
         Stage('cold_start', 'supervised', cold_start), Stage('reasoning', 'train', reasoning),
+        Stage('samples', 'sample', of='reasoning', request=Request(samples=16)),
         Stage('fine_tuning', 'supervised', fine_tuning), Stage('rules', 'train', rules)]

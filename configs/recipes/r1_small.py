@@ -7,10 +7,10 @@ base model then learns from its right completions, and from sums of one digit as
 more. No number is a paper's.
 """
 import copy
-import os
 
 from configs.labs import sums
 from grpo_jax.pipeline import Stage, policy_folder, run_folder
+from grpo_jax.sample import Request
 
 
 def get_config(preset='dr_grpo'):
@@ -24,14 +24,13 @@ def get_stages(config, workdir):
     for stage in (reasoning, rules):
         stage.model.random_init, stage.supervised.updates = False, 0
     reasoning.model.path = policy_folder(workdir, 'cold_start')
-    reasoning.log.rollouts = 1
     fine_tuning.data.name = 'mixture'
     fine_tuning.data.options = {'sources': [
-        {'name': 'rollouts', 'weight': 0.75, 'options': {
-            'folder': os.path.join(run_folder(workdir, 'reasoning'), 'rollouts')}},
+        {'name': 'rollouts', 'weight': 0.75, 'options': {'folder': run_folder(workdir, 'samples')}},
         {'name': 'arithmetic', 'weight': 0.25, 'options': dict(config.data.options, digits=1)}]}
     rules.model.path = policy_folder(workdir, 'fine_tuning')
     rules.steps = max(config.steps // 2, 1)
     return [
         Stage('cold_start', 'supervised', cold_start), Stage('reasoning', 'train', reasoning),
+        Stage('samples', 'sample', of='reasoning', request=Request(prompts=1000)),
         Stage('fine_tuning', 'supervised', fine_tuning), Stage('rules', 'train', rules)]

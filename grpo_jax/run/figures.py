@@ -1,6 +1,6 @@
 """The figures of an evaluation: completions judged by the training's own verifier, their means, and their intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -40,17 +40,7 @@ class Judged(NamedTuple):
 def judge(reward_functions: RewardFunctions, examples: Sequence[Example], completions: Completions) -> Judged:
     """Judges N * n completions; what the verifier cannot score, or fails at, counts as wrong."""
     rewarded = _compute_rewards(reward_functions, examples, completions)
-    shape, correct, answers = (len(examples), -1), {}, {}
-
-    def read(extract):
-        texts = np.full(len(completions.texts), None)
-        texts[:] = [extract(text) for text in completions.texts]
-        return texts.reshape(shape)
-
-    if reward_functions.verifier:
-        correct[''] = rewarded.correct.reshape(shape) == 1
-    if reward_functions.extract:
-        answers[''] = read(reward_functions.extract)
+    shape, (_, answers, correct) = (len(examples), -1), read_rewards(reward_functions, rewarded, len(examples))
     if reward_functions.strict:
         alone = reward_functions._replace(
             parts={'strict': rewards.Part(reward_functions.strict, 1.0)},
@@ -59,10 +49,38 @@ def judge(reward_functions: RewardFunctions, examples: Sequence[Example], comple
         strict = _compute_rewards(alone, examples, completions)
         correct['strict/'] = strict.correct.reshape(shape) == 1
         extract = reward_functions.extract_strict or reward_functions.extract
-        answers |= {'strict/': read(extract)} if extract else {}
-    if reward_functions.same:
-        answers = {prefix: _join(texts, reward_functions.same) for prefix, texts in answers.items()}
+        answers |= {'strict/': _read(reward_functions, extract, completions.texts, shape)} if extract else {}
     return Judged(rewarded, answers, correct)
+
+
+def read_rewards(reward_functions: RewardFunctions, rewarded: Rewards, prompts: int) -> Judged:
+    """What the verifier makes of n completions of each prompt whose rewards are known, without its stricter reading."""
+    shape, extract = (prompts, -1), reward_functions.extract
+    answers = {'': _read(reward_functions, extract, rewarded.texts, shape)} if extract else {}
+    correct = {'': rewarded.correct.reshape(shape) == 1} if reward_functions.verifier else {}
+    return Judged(rewarded, answers, correct)
+
+
+def recorded_rewards(rows: Sequence[Mapping[str, Any]]) -> Rewards:
+    """The Rewards that rows of run.dumps have written down; they do not say which of their parts failed."""
+
+    def numbers(values):
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+
+    texts = np.full(len(rows), None)
+    texts[:] = [row['completion'] for row in rows]
+    parts = {name: numbers(row['parts'][name] for row in rows) for name in rows[0]['parts']}
+    rewarded, correct = (numbers(row[name] for row in rows) for name in ('reward', 'correct'))
+    lengths, truncated = (np.array([row[name] for row in rows]) for name in ('length', 'truncated'))
+    return Rewards(texts, truncated, lengths, rewarded, correct, parts, {})
+
+
+def _read(reward_functions, extract, completions, shape):
+    """The answer that each completion gives, or None; spellings of one answer are one."""
+    answers = np.full(len(completions), None)
+    answers[:] = [extract(text) for text in completions]
+    answers = answers.reshape(shape)
+    return _join(answers, reward_functions.same) if reward_functions.same else answers
 
 
 def _join(answers, same):
@@ -91,25 +109,38 @@ def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
     the verifier's stricter reading, greedy/ before those of greedy completions; the others are of the samples.
     """
     figures, prompts = {}, len(greedy.rewarded.texts)
-    for prefix, correct in sampled.correct.items():
-        n = correct.shape[1]
+    for prefix in sampled.correct:
         figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
-        for k in sorted({2**i for i in range(n.bit_length())} | {n}):
-            figures[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
-        if prefix in sampled.answers:
-            figures[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers[prefix], correct)
-    for prefix, (rewarded, answers, _) in [('', sampled), ('greedy/', greedy)]:
-        rows = {
-            'reward': rewarded.rewards,
-            'length': rewarded.lengths,
-            'truncated': rewarded.truncated,
-            'failed': np.any(list(rewarded.failures.values()), 0),
-        }
-        if '' in answers:
-            rows['unparsed'] = np.array([text is None for text in answers[''].flat])
-        for name, values in rows.items():
-            figures[prefix + name] = statistics.average(np.reshape(values, (prompts, -1)))
+        figures |= _shares_right(sampled, prefix)
+    return figures | _averages(sampled, prompts, '') | _averages(greedy, prompts, 'greedy/')
+
+
+def compute_sampled_figures(sampled: Judged, prompts: int) -> Figures:
+    """As compute_figures, of samples alone."""
+    shares = [_shares_right(sampled, prefix) for prefix in sampled.correct]
+    return dict(item for figures in (*shares, _averages(sampled, prompts, '')) for item in figures.items())
+
+
+def _shares_right(sampled, prefix):
+    """pass@k and maj@n of the verifier's reading `prefix`."""
+    correct, figures = sampled.correct[prefix], {}
+    n = correct.shape[1]
+    for k in sorted({2**i for i in range(n.bit_length())} | {n}):
+        figures[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
+    if prefix in sampled.answers:
+        figures[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers[prefix], correct)
     return figures
+
+
+def _averages(judged, prompts, prefix):
+    """What any completions have, by name behind the prefix."""
+    rewarded, answers, _ = judged
+    rows = {'reward': rewarded.rewards, 'length': rewarded.lengths, 'truncated': rewarded.truncated}
+    if rewarded.failures:
+        rows['failed'] = np.any(list(rewarded.failures.values()), 0)
+    if '' in answers:
+        rows['unparsed'] = np.array([text is None for text in answers[''].flat])
+    return {prefix + name: statistics.average(np.reshape(values, (prompts, -1))) for name, values in rows.items()}
 
 
 def summarize(figures: Figures, seed: int, rows: Any = slice(None)) -> dict[str, dict[str, float]]:
