@@ -15,7 +15,10 @@ from grpo_jax.sample import Request
 
 def get_config(preset='dr_grpo'):
     """Stages 2 and 5 with 20 and 10 steps, paid for right sums alone: there is no format and no language in them."""
-    return sums.get_config(preset)
+    config = sums.get_config(preset)
+    config.data.options.blurts = 0.65
+    config.evaluation.prompts = 128
+    return config
 
 
 def get_stages(config, workdir):
@@ -30,6 +33,7 @@ def get_stages(config, workdir):
         {'name': 'arithmetic', 'weight': 0.25, 'options': dict(config.data.options, digits=1)}]}
     rules.model.path = policy_folder(workdir, 'fine_tuning')
     rules.steps = max(config.steps // 2, 1)
+    rules.optimizer.learning_rate = config.optimizer.learning_rate / 3
     return [
         Stage('cold_start', 'supervised', cold_start), Stage('reasoning', 'train', reasoning),
         Stage('samples', 'sample', of='reasoning', request=Request(prompts=1000)),
