@@ -14,7 +14,7 @@ import sys
 from typing import Any, NamedTuple
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from grpo_jax import export, sample, supervised, train
 from grpo_jax.errors import BadInput
@@ -109,6 +109,8 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
             sample.check(run_folder(workdir, stage.name), stage.request)
             continue
         trained.append(stage.name)
+        if not isinstance(stage.config, ConfigDict):
+            raise BadInput(f'config of stage {stage.name}', stage.config, 'must be one of default.py, changed')
         settings = Settings.from_config(stage.config)
         if stage.command == 'train':
             train.choose_algorithm(stage.config)
@@ -134,7 +136,10 @@ def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
     with open(path, encoding='utf8') as file:
         if 'def get_stages(' not in file.read():
             raise BadInput('--config', name, 'has no get_stages(config, workdir); grpo_jax.train trains what has none')
-    return config_file.call_function(path, 'get_stages', config, workdir)
+    stages = config_file.call_function(path, 'get_stages', config, workdir)
+    if not (isinstance(stages, list) and all(isinstance(stage, Stage) for stage in stages)):
+        raise BadInput(path, type(stages).__name__, 'is what get_stages() returns; return a list of pipeline.Stage')
+    return stages
 
 
 def print_evaluations(evaluations: dict[str, list[dict[str, float]]]) -> None:

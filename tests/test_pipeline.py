@@ -104,6 +104,7 @@ def test_supervised_training_is_finished_with_its_last_checkpoint_and_its_own_co
         (three_stages()[:1] * 2, ["['first', 'first']", 'distinct']),
         ([Stage('../out', 'train', tiny_run.config())], ['../out', 'letters']),
         ([Stage('first', 'export', tiny_run.config())], ['stage first', 'export', 'supervised, train, sample']),
+        ([Stage('first', 'train')], ['config of stage first', 'None']),
         ([Stage('first', 'sample', of='second')], ['stage first', "'second'", 'before it']),
         ([*three_stages()[:2], Stage('third', 'sample', of='second', request=Request(samples=0))], ['--samples', '0']),
         ([Stage('first', 'supervised', tiny_run.config())], ['supervised.updates of stage first']),
@@ -122,6 +123,15 @@ def test_an_experiment_without_stages_is_refused():
     with pytest.raises(BadInput, match='has no get_stages'):
         pipeline.read_stages('arithmetic:grpo', tiny_run.config(), 'runs')
     assert [stage.name for stage in pipeline.read_stages('recipes/r1_small', r1_small.get_config(), 'runs')] == NAMES
+
+
+@pytest.mark.parametrize('returned', ['None', "[('first', 'train')]", 'missing'])
+def test_a_file_whose_stages_are_none_is_refused_in_one_line(returned, tmp_path):
+    path = tmp_path / 'mine.py'
+    path.write_text(f'def get_stages(config, workdir):\n    return {returned}\n')
+    with pytest.raises(BadInput, match=r'line 2.*NameError' if returned == 'missing' else 'return a list') as error:
+        pipeline.read_stages(str(path), tiny_run.config(), 'runs')
+    assert '\n' not in str(error.value)
 
 
 def start(workdir, model, *flags):
