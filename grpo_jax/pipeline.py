@@ -137,7 +137,8 @@ def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
         if 'def get_stages(' not in file.read():
             raise BadInput('--config', name, 'has no get_stages(config, workdir); grpo_jax.train trains what has none')
     stages = config_file.call_function(path, 'get_stages', config, workdir)
-    if not (isinstance(stages, list) and all(isinstance(stage, Stage) for stage in stages)):
+    # by fields: the module of a command is __main__, whose Stage is not the class that a recipe imports
+    if not (isinstance(stages, list) and all(getattr(stage, '_fields', ()) == Stage._fields for stage in stages)):
         raise BadInput(path, type(stages).__name__, 'is what get_stages() returns; return a list of pipeline.Stage')
     return stages
 
