@@ -165,7 +165,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
         'samples': evaluator.samples,
         'sampling': {name: value for name, value in experiment.sampling._asdict().items() if name not in UNRECORDED},
         'reward': config.reward.to_dict(),
-        'verifier': experiment.reward_functions.verifier,
+        'verifier': experiment.reward_functions.verifiers,
         'ties': TIES,
         'intervals': {'level': LEVEL, 'over': 'prompts', 'shares': 'Wilson', 'others': f'bootstrap of {RESAMPLES}'},
         'figures': summarize(figures, config.seed),
@@ -178,7 +178,7 @@ def _rows(tokenizer, dataset, judged):
     """One dict a completion, with its prompt as the model saw it, its reward and its verdict."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
         prompt = tokenizer.decode(tokens)
-        for decoding, (rewarded, answers, correct) in judged.items():
+        for decoding, (rewarded, answers, correct, _) in judged.items():
             samples = len(rewarded.texts) // len(dataset.examples)
             for sample in range(samples):
                 row = index * samples + sample
@@ -195,8 +195,13 @@ def _rows(tokenizer, dataset, judged):
                     'parts': {name: metrics.json_float(x[row]) for name, x in rewarded.parts.items()},
                     'failed': [name for name, failed in rewarded.failures.items() if failed[row]],
                     'extracted': answers[''][index, sample] if '' in answers else None,
-                    **{f'{prefix}correct': bool(hits[index, sample]) for prefix, hits in correct.items()},
+                    **{f'{prefix}correct': _verdict(hits[index, sample]) for prefix, hits in correct.items()},
                 }
+
+
+def _verdict(hit):
+    """A verdict as JSON has it; None where the source of the prompt has no such verifier."""
+    return None if hit is None else bool(hit)
 
 
 def print_report(content: dict[str, Any]) -> None:

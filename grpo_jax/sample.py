@@ -148,14 +148,14 @@ def summarize_samples(experiment: Experiment, dataset: data.Dataset, to: str, re
     """What evaluate.print_report prints of the samples that lie in a folder."""
     rows = read_samples(to, dataset, request)
     prompts = len(dataset.examples)
-    judged = read_rewards(experiment.reward_functions, recorded_rewards(rows), prompts)
+    judged = read_rewards(experiment.reward_functions, dataset.examples, recorded_rewards(rows), strict=False)
     figures = compute_sampled_figures(judged, prompts)
     return {
         'prompts': prompts,
         'split': request.split,
         'samples': request.samples,
         'sampling': {'temperature': 0.0 if request.greedy else experiment.sampling.temperature},
-        'verifier': experiment.reward_functions.verifier,
+        'verifier': experiment.reward_functions.verifiers,
         'figures': summarize(figures, experiment.config.seed),
         'tables': summarize_by_subject(figures, dataset.examples, experiment.config.seed),
     }

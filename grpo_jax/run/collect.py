@@ -51,11 +51,11 @@ class Collection(NamedTuple):
 
         corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
         """
-        collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifier
+        collection = cls(**ranges.read_section(cls, section, 'collection'))
         _check_reference(collection)
-        if collection.gate == 'outcome' and not verifier:
+        if collection.gate == 'outcome' and not reward_options.verifies_all:
             raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one')
-        if collection.retire_above and not verifier:
+        if collection.retire_above and not reward_options.verifies_all:
             raise BadInput(
                 'collection.retire_above',
                 collection.retire_above,

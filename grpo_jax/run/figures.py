@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 import functools
+import operator
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Float, Shaped
+import jax
+from jaxtyping import Float, Shaped
 import numpy as np
 
 from grpo_jax import rewards, statistics
@@ -34,31 +36,52 @@ class Judged(NamedTuple):
     rewarded: Rewards  # of N * n rows
     # by the prefix of their figures, '' and, where the verifier has a stricter reading, 'strict/':
     answers: dict[str, Shaped[np.ndarray, 'N n']]  # str or None: what it read; {} for one that reads none
-    correct: dict[str, Bool[np.ndarray, 'N n']]
+    correct: dict[str, Shaped[np.ndarray, 'N n']]  # bools; None for prompts of a source without
+    by_source: Sequence[
+        tuple[list[int], Any]
+    ] = ()  # of several sources: (indices of its prompts, their Judged) of each
 
 
 def judge(reward_functions: RewardFunctions, examples: Sequence[Example], completions: Completions) -> Judged:
     """Judges N * n completions; what the verifier cannot score, or fails at, counts as wrong."""
-    rewarded = _compute_rewards(reward_functions, examples, completions)
-    shape, (_, answers, correct) = (len(examples), -1), read_rewards(reward_functions, rewarded, len(examples))
-    if reward_functions.strict:
-        alone = reward_functions._replace(
-            parts={'strict': rewards.Part(reward_functions.strict, 1.0)},
-            options=reward_functions.options._replace(verifier='strict'),
+    return read_rewards(reward_functions, examples, _compute_rewards(reward_functions, examples, completions))
+
+
+def read_rewards(
+    reward_functions: RewardFunctions, examples: Sequence[Example], rewarded: Rewards, strict: bool = True
+) -> Judged:
+    """What the verifiers make of completions whose rewards are known; strict: in their stricter readings too."""
+    divided = reward_functions.divide(examples)
+    if len(divided) > 1:
+        return _read_sources(divided, examples, rewarded, strict)
+    ((functions, _),) = divided
+    shape, extract = (len(examples), -1), functions.extract
+    answers = {'': _read(functions, extract, rewarded.texts, shape)} if extract else {}
+    correct: dict[str, Any] = {'': rewarded.correct.reshape(shape) == 1} if functions.verifier else {}
+    if functions.strict and strict:
+        alone = functions._replace(
+            parts={'strict': rewards.Part(functions.strict, 1.0)}, options=functions.options._replace(verifier='strict')
         )
-        strict = _compute_rewards(alone, examples, completions)
-        correct['strict/'] = strict.correct.reshape(shape) == 1
-        extract = reward_functions.extract_strict or reward_functions.extract
-        answers |= {'strict/': _read(reward_functions, extract, completions.texts, shape)} if extract else {}
+        judged = _compute_rewards(alone, examples, Completions(*map(list, rewarded[:3])))
+        correct['strict/'] = judged.correct.reshape(shape) == 1
+        extract = functions.extract_strict or extract
+        answers |= {'strict/': _read(functions, extract, rewarded.texts, shape)} if extract else {}
     return Judged(rewarded, answers, correct)
 
 
-def read_rewards(reward_functions: RewardFunctions, rewarded: Rewards, prompts: int) -> Judged:
-    """What the verifier makes of n completions of each prompt whose rewards are known, without its stricter reading."""
-    shape, extract = (prompts, -1), reward_functions.extract
-    answers = {'': _read(reward_functions, extract, rewarded.texts, shape)} if extract else {}
-    correct = {'': rewarded.correct.reshape(shape) == 1} if reward_functions.verifier else {}
-    return Judged(rewarded, answers, correct)
+def _read_sources(divided, examples, rewarded, strict):
+    """The Judged of examples that have several verifiers, or none: each source by its own."""
+    rows, by_source = np.arange(len(rewarded.texts)).reshape(len(examples), -1), []
+    for functions, indices in divided:
+        own = jax.tree.map(operator.itemgetter(rows[indices].reshape(-1)), rewarded)
+        by_source.append((indices, read_rewards(functions, [examples[i] for i in indices], own, strict)))
+    merged = {}
+    for indices, judged in by_source:
+        for field in ('answers', 'correct'):
+            for prefix, values in getattr(judged, field).items():
+                merged.setdefault((field, prefix), np.full(rows.shape, None))[indices] = values
+    answers, correct = ({p: x for (f, p), x in merged.items() if f == field} for field in ('answers', 'correct'))
+    return Judged(rewarded, answers, correct, by_source)
 
 
 def recorded_rewards(rows: Sequence[Mapping[str, Any]]) -> Rewards:
@@ -109,6 +132,9 @@ def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
     the verifier's stricter reading, greedy/ before those of greedy completions; the others are of the samples.
     """
     figures, prompts = {}, len(greedy.rewarded.texts)
+    if sampled.by_source:
+        pairs = zip(greedy.by_source, sampled.by_source, strict=True)
+        return _join_sources([(indices, compute_figures(own, drawn)) for (indices, own), (_, drawn) in pairs], prompts)
     for prefix in sampled.correct:
         figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
         figures |= _shares_right(sampled, prefix)
@@ -117,8 +143,20 @@ def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
 
 def compute_sampled_figures(sampled: Judged, prompts: int) -> Figures:
     """As compute_figures, of samples alone."""
+    if sampled.by_source:
+        pieces = [(indices, compute_sampled_figures(own, len(indices))) for indices, own in sampled.by_source]
+        return _join_sources(pieces, prompts)
     shares = [_shares_right(sampled, prefix) for prefix in sampled.correct]
     return dict(item for figures in (*shares, _averages(sampled, prompts, '')) for item in figures.items())
+
+
+def _join_sources(pieces, prompts):
+    """The Figures of all prompts from (indices, Figures) of each source."""
+    figures = {}
+    for indices, own in pieces:
+        for name, values in own.items():
+            figures.setdefault(name, np.full(prompts, np.nan))[indices] = values
+    return figures
 
 
 def _shares_right(sampled, prefix):
@@ -134,7 +172,7 @@ def _shares_right(sampled, prefix):
 
 def _averages(judged, prompts, prefix):
     """What any completions have, by name behind the prefix."""
-    rewarded, answers, _ = judged
+    rewarded, answers = judged.rewarded, judged.answers
     rows = {'reward': rewarded.rewards, 'length': rewarded.lengths, 'truncated': rewarded.truncated}
     if rewarded.failures:
         rows['failed'] = np.any(list(rewarded.failures.values()), 0)
