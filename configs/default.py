@@ -122,6 +122,7 @@ def get_config(preset='grpo'):
     config.reward.length_shaping_weight = 1.0  # what it is multiplied by before it is added
     config.reward.verifier = 'numeric'   # the part that decides correct; '' when there is none
     config.reward.correct_at = 1.0       # value of that part from which a completion is correct
+    config.reward.by_source = Config()   # source of the data -> parts, verifier, correct_at of its own; docs/rewards.md
 
     config.collection = Config()     # what a step learns from, and which policies are beside the one that learns
     config.collection.source = 'policy'  # of completions: policy, reference (a frozen sampler), or read from the

@@ -20,6 +20,7 @@ from make_algorithms import table  # noqa: E402
 from grpo_jax import diagnose, ranges  # noqa: E402
 from grpo_jax.algorithms import pieces  # noqa: E402
 from grpo_jax.algorithms.algorithm import MODULES, Algorithm  # noqa: E402
+from grpo_jax.configs.recipes import settings as recipe_settings  # noqa: E402
 from grpo_jax.learner import Learning, Optimization  # noqa: E402
 from grpo_jax.models.lora import LoraOptions  # noqa: E402
 from grpo_jax.run import settings  # noqa: E402
@@ -62,6 +63,7 @@ def text():
     with open(NOTES, encoding='utf8') as file:
         notes = file.read()
     page = notes.replace('<!-- keys -->\n', keys()).replace('<!-- published -->', published())
+    page = page.replace('<!-- recipes -->', recipes())
     return f'<!-- Written by docs/make_config.py, from configs/default.py and config_notes.md. -->\n\n{page}'
 
 
@@ -69,6 +71,22 @@ def published():
     """The table of published settings."""
     rows = [(f'`{p.setting}`', p.values, p.methods, p.models, p.sources) for p in diagnose.PUBLISHED]
     return table('setting | published | for | models | sources', rows)
+
+
+def recipes():
+    """The table of the recipes' settings: what a paper says; in parentheses what it does not, and the recipe chose."""
+    rows = []
+    for row, config in zip(recipe_settings.ROWS, recipe_settings.configs(), strict=True):
+        numbers = {key: f'{recipe_settings.read(config, key):g}' for key in recipe_settings.COLUMNS.values()}
+        cells = [n if key in row.values else f'({n})' if key in row.chosen else '' for key, n in numbers.items()]
+        elsewhere = []
+        for said in row.said:
+            others = [f'`{key}={value}`' for key, value in said.values.items() if key not in numbers]
+            elsewhere.append(': '.join(filter(None, [said.where, ', '.join(others)])))
+        file = f'[{row.recipe}](../configs/recipes/{row.recipe}.py)'
+        source = f'[{row.paper}](https://arxiv.org/abs/{row.paper}), {"; ".join(elsewhere)}'
+        rows.append((f'{file} {row.stage}'.strip(), *cells, source))
+    return table(' | '.join(['recipe', *recipe_settings.COLUMNS, 'source']), rows)
 
 
 def keys():

@@ -8,8 +8,8 @@ import sys
 from grpo_jax import PACKAGE
 
 COMMANDS = (
-    *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'report', 'show', 'export', 'prepare'),
-    'preflight',
+    *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'sample'),
+    *('pipeline', 'report', 'show', 'export', 'prepare', 'preflight'),
     'replay_bad',
     'provenance',
 )

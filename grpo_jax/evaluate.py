@@ -6,6 +6,7 @@ Examples:
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import functools
 import json
 import os
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from grpo_jax.sampler import programs
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import columns, cut
+from grpo_jax.types import Rollout
 
 FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may take however small a step is
 # fields of Sampling that a report leaves out
@@ -65,23 +67,42 @@ def make(experiment: Experiment, samples: int, split: str = 'test') -> Evaluator
 
 
 def batch_shapes(experiment: Experiment, samples: int, prompts: int) -> batches.Shapes:
-    """The Shapes of as many of the prompts as are evaluated at once, with `samples` completions and a greedy one each.
+    """The Shapes of as many of the prompts as are evaluated at once: `samples` completions and a greedy one of each."""
+    return shapes_at_once(experiment, samples + 1, prompts)
+
+
+def shapes_at_once(experiment: Experiment, group_size: int, prompts: int) -> batches.Shapes:
+    """The Shapes of as many of the prompts as are sampled at once.
 
     All of them are, if their keys and values need no more memory than rollout.cache_gib, or, where that is no limit,
     than those of a step's rollout or FREE_CACHE.
     """
     settings, mesh, sampling = experiment.settings, experiment.mesh, experiment.sampling
 
-    def cache_bytes(count, group_size):
-        return programs.cache_bytes(experiment.model_config, mesh, experiment.shapes(count, group_size), sampling)
+    def cache_bytes(count, size):
+        return programs.cache_bytes(experiment.model_config, mesh, experiment.shapes(count, size), sampling)
 
     step = settings.data.prompts_per_step, settings.group_size
     budget = sampling.cache_bytes or max(cache_bytes(*step), FREE_CACHE)
     least = batches.devices_along(mesh, ROW_AXES)
-    most = max(budget // cache_bytes(least, samples + 1), 1) * least
+    most = max(budget // cache_bytes(least, group_size), 1) * least
     rollouts = -(-prompts // most)
     at_once = -(-prompts // (rollouts * least)) * least
-    return experiment.shapes(at_once, samples + 1)
+    return experiment.shapes(at_once, group_size)
+
+
+def rollouts(
+    experiment: Experiment, dataset: data.Dataset, prompts: int, sample: Callable, key: Any
+) -> Iterator[tuple[range, Rollout]]:
+    """Yields (indices, Rollout) of so many prompts of a data set at once, in order.
+
+    Rows behind those of the indices fill up the last one. sample is (Prompts, key, step) -> Rollout.
+    """
+    for start in range(0, len(dataset.examples), prompts):
+        real = range(start, min(start + prompts, len(dataset.examples)))
+        chosen = [*real, *[start] * (prompts - len(real))]
+        _, asked = data.prompts(dataset, chosen, experiment.config.data.max_prompt_tokens, experiment.pad_token)
+        yield real, sample(batches.put_rows(asked, experiment.mesh), key, 0)
 
 
 def evaluate(evaluator: Evaluator, params: Any) -> dict[str, float]:
@@ -114,18 +135,13 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     key = jax.random.fold_in(experiment.key, NOISE)
     greedy, sampled = Completions([], [], []), Completions([], [], [])
     with activity.during('evaluating', len(dataset.examples)) as evaluating:
-        for start in range(0, len(dataset.examples), size):
-            real = min(size, len(dataset.examples) - start)
-            chosen = [start + i if i < real else start for i in range(size)]  # the last batch is filled up
-            _, prompts = data.prompts(dataset, chosen, experiment.config.data.max_prompt_tokens, experiment.pad_token)
-            prompts = batches.put_rows(prompts, experiment.mesh)
-            rollout = evaluator.sample(params, prompts, key, 0)
+        for indices, rollout in rollouts(experiment, dataset, size, functools.partial(evaluator.sample, params), key):
             every = metrics.decode_completions(experiment.tokenizer, rollout)
             for values, greedy_values, sampled_values in zip(every, greedy, sampled, strict=True):
-                groups = [values[row : row + group] for row in range(0, real * group, group)]
+                groups = [values[row : row + group] for row in range(0, len(indices) * group, group)]
                 greedy_values.extend(values[-1] for values in groups)
                 sampled_values.extend(value for values in groups for value in values[:-1])
-            evaluating.done = start + real
+            evaluating.done = indices.stop
         functions = experiment.reward_functions
         evaluating.enter('judging')
         judged = judge(functions, dataset.examples, greedy), judge(functions, dataset.examples, sampled)
@@ -149,7 +165,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
         'samples': evaluator.samples,
         'sampling': {name: value for name, value in experiment.sampling._asdict().items() if name not in UNRECORDED},
         'reward': config.reward.to_dict(),
-        'verifier': experiment.reward_functions.verifier,
+        'verifier': experiment.reward_functions.verifiers,
         'ties': TIES,
         'intervals': {'level': LEVEL, 'over': 'prompts', 'shares': 'Wilson', 'others': f'bootstrap of {RESAMPLES}'},
         'figures': summarize(figures, config.seed),
@@ -162,7 +178,7 @@ def _rows(tokenizer, dataset, judged):
     """One dict a completion, with its prompt as the model saw it, its reward and its verdict."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
         prompt = tokenizer.decode(tokens)
-        for decoding, (rewarded, answers, correct) in judged.items():
+        for decoding, (rewarded, answers, correct, _) in judged.items():
             samples = len(rewarded.texts) // len(dataset.examples)
             for sample in range(samples):
                 row = index * samples + sample
@@ -179,8 +195,13 @@ def _rows(tokenizer, dataset, judged):
                     'parts': {name: metrics.json_float(x[row]) for name, x in rewarded.parts.items()},
                     'failed': [name for name, failed in rewarded.failures.items() if failed[row]],
                     'extracted': answers[''][index, sample] if '' in answers else None,
-                    **{f'{prefix}correct': bool(hits[index, sample]) for prefix, hits in correct.items()},
+                    **{f'{prefix}correct': _verdict(hits[index, sample]) for prefix, hits in correct.items()},
                 }
+
+
+def _verdict(hit):
+    """A verdict as JSON has it; None where the source of the prompt has no such verifier."""
+    return None if hit is None else bool(hit)
 
 
 def print_report(content: dict[str, Any]) -> None:
@@ -202,7 +223,9 @@ def print_report(content: dict[str, Any]) -> None:
     )
     names = ['reward', 'length', 'truncated']
     if content['verifier']:
-        names = list(dict.fromkeys(['greedy', 'pass@1', f'pass@{samples}', f'maj@{samples}']))
+        names = [
+            name for name in dict.fromkeys(['greedy', 'pass@1', f'pass@{samples}', f'maj@{samples}']) if name in every
+        ]
     for field, groups in content['tables'].items():
         rows = [
             [value, str(group['prompts']), *(' '.join(_cells(group['figures'], name, digits=2)) for name in names)]
@@ -239,25 +262,47 @@ def load_policy_and_step(experiment: Experiment) -> tuple[Any, int]:
     return adapters.with_frozen(experiment, trained, checkpoint.path_of(experiment.workdir, step)), step
 
 
-def evaluate_run(workdir: str, samples: int, split: str, trust: bool = False) -> tuple[dict[str, Any], Iterator[dict]]:
-    """The report of the newest checkpoint of a workdir; samples 0: evaluation.samples of its config."""
-    experiment = reopen(workdir, trust)
-    evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
-    params, step = load_policy_and_step(experiment)
-    with experiment.reward_functions:
-        return report(evaluator, params, {'workdir': workdir, 'step': step})
+class Policy(NamedTuple):
+    """A policy that is to complete prompts."""
+
+    experiment: Experiment
+    load: Callable  # () -> (parameters on the mesh, {what names the policy})
 
 
-def evaluate_folder(config: Any, out: str, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
-    """The report of the weights in config.model.path as they are; this config says how they are judged."""
+def open_policy(config: Any, workdir: str | None, out: str | None, trust: bool = False) -> Policy:
+    """The Policy of the newest checkpoint of a run's workdir (trust: see reopen), or else of the weights in model.path.
+
+    Without workdir, config says what it completes and how that is judged, and out is the folder of what comes of it.
+    """
+    if (config is None) == (workdir is None):
+        raise BadInput(
+            '--workdir',
+            workdir,
+            'give the folder of a run; or, without it, --config, and the Hugging Face folder in model.path',
+        )
+    if workdir is not None:
+        run = reopen(workdir, trust)
+
+        def load_run():
+            params, step = load_policy_and_step(run)
+            return params, {'workdir': workdir, 'step': step}
+
+        return Policy(run, load_run)
     if config.model.random_init:
-        raise BadInput('model.random_init', True, 'would evaluate random weights; set it to False')
-    experiment = open_experiment(config, out)
-    evaluator = make(experiment, samples or config.evaluation.samples, split)
+        raise BadInput('model.random_init', True, 'would take random weights; set it to False')
+    experiment = open_experiment(config, out or '')
     adapters_path = experiment.settings.model.lora.path
     model = {'path': config.model.path} | ({'adapters': adapters_path} if adapters_path else {})
+    return Policy(experiment, lambda: (experiment.params(), model))
+
+
+def report_policy(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
+    """The report of a policy; samples 0: evaluation.samples of its config."""
+    experiment = policy.experiment
+    evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
+    params, model = policy.load()
     with experiment.reward_functions:
-        return report(evaluator, experiment.params(), model)
+        return report(evaluator, params, model)
 
 
 def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str, trust: bool = False) -> None:
@@ -265,22 +310,12 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
 
     Writes evaluation.json and completions.jsonl to the new folder out, or without it to workdir.
     """
-    if (config is None) == (workdir is None):
-        raise BadInput(
-            '--workdir',
-            workdir,
-            'give the folder of a run; or, without it, --config and --out, to '
-            'evaluate the Hugging Face folder in model.path',
-        )
     folder = out or workdir
     if folder is None:
-        raise BadInput('--out', out, 'name a new folder for the results')
+        raise BadInput('--out', out, 'name a new folder for the results of --config; or --workdir, to evaluate a run')
     if out and os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
-    if workdir is not None:
-        content, rows = evaluate_run(workdir, samples, split, trust)
-    else:
-        content, rows = evaluate_folder(config, folder, samples, split)
+    content, rows = report_policy(open_policy(config, workdir, out, trust), samples, split)
     if not processes.is_first():
         return
     os.makedirs(folder, exist_ok=True)

@@ -23,7 +23,7 @@ def lines(config: Any, count: int) -> Iterator[str]:
     settings = Settings.from_config(config)
     folder = hf.find(settings.model.path)
     tokenizer = hf.load_tokenizer(folder)
-    dataset = data.load(data.locate(settings.data), 'train', tokenizer, answered=False)
+    dataset = data.load(data.locate(settings.data), 'train', tokenizer, needs_answer=lambda example: False)
     stops = hf.stop_tokens(folder, tokenizer)
     yield f'model {folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
         f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops

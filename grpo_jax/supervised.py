@@ -16,11 +16,12 @@ import numpy as np
 from grpo_jax import data
 from grpo_jax.algorithms import Algorithm, advantages, ratios, surrogates, weights
 from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.models.lora import OFF, LoraOptions
-from grpo_jax.run import adapters, cli, demonstrations
-from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment
+from grpo_jax.run import adapters, checkpoint, cli, demonstrations
+from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.steering import Steering
 from grpo_jax.run.workdir import owning
@@ -79,6 +80,14 @@ def run(config, workdir, origins=(), functions: Mapping | None = None, steered: 
         return learner.initial(experiment.params())
 
     return train(experiment, 'cold start', dataset.examples, Training(batch, learner, update, initial))
+
+
+def finished(config, workdir) -> bool:
+    """Whether workdir holds the whole supervised training of this very config."""
+    path = os.path.join(workdir, 'config.json')
+    if not os.path.isfile(path) or json_file.read(path) != recorded_config(_own_config(config)):
+        return False
+    return max(checkpoint.steps(workdir), default=0) == config.supervised.updates
 
 
 def _own_config(config):

@@ -238,7 +238,7 @@ def _check_adapters(settings: Settings, algorithm: algorithms.Algorithm):
 def _check_rewards(options: rewards.RewardOptions, algorithm: algorithms.Algorithm):
     """BadInput for rewards that the algorithm lacks, and for those that it would not read."""
     reads = algorithm.advantage_reads
-    if 'correct' in reads | algorithm.reads and not (options.verifier or algorithm.source == 'pairs'):
+    if 'correct' in reads | algorithm.reads and not (options.verifies_all or algorithm.source == 'pairs'):
         raise BadInput(
             'reward.verifier',
             '',

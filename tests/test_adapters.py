@@ -159,9 +159,10 @@ def test_exported_adapters_begin_another_run(finished, models, tmp_path):
         assert json.load(file)['base_model_name_or_path'] == models[0]
     with_path = config(model__lora__path=str(tmp_path / 'out'))
     assert_equal(open_experiment(with_path, str(tmp_path / 'new')).params(), policy_of(finished))
-    content, _ = evaluate.evaluate_folder(with_path, str(tmp_path / 'new'), 1, 'test')
+    content, _ = evaluate.report_policy(evaluate.open_policy(with_path, None, str(tmp_path / 'new')), 1, 'test')
     assert content['model'] == {'path': models[0], 'adapters': str(tmp_path / 'out')}
-    assert content['figures'] == evaluate.evaluate_run(str(finished), 1, 'test')[0]['figures']
+    of_run, _ = evaluate.report_policy(evaluate.open_policy(None, str(finished), None), 1, 'test')
+    assert content['figures'] == of_run['figures']
 
 
 def test_random_weights_are_first_trained_as_a_whole_and_then_frozen(long, tmp_path):

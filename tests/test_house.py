@@ -24,8 +24,8 @@ FLOORS = [
     ('rewards',),
     ('run', 'diagnose'),
     (
-        *('train', 'supervised', 'evaluate', 'reward_model', 'iterate', 'sweep', 'export', 'show', 'prepare'),
-        *('report', 'provenance', 'preflight', 'replay_bad', 'notebook', '__main__'),
+        *('train', 'supervised', 'evaluate', 'sample', 'reward_model', 'iterate', 'pipeline', 'sweep', 'export'),
+        *('show', 'prepare', 'report', 'provenance', 'preflight', 'replay_bad', 'notebook', '__main__'),
     ),
 ]
 

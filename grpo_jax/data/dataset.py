@@ -1,6 +1,6 @@
 """A split of a data set, tokenized: from config.data to the prompts of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import importlib.util
 import inspect
@@ -79,14 +79,14 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
     return options._replace(options={'sources': sources}, origins=tuple(origins))
 
 
-def load(options: DataOptions, split: str, tokenizer: Any, answered: bool = True) -> Dataset:
-    """Dataset of a split, 'train' or 'test'; answered: a row without gold answer is malformed.
+def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callable = lambda example: True) -> Dataset:
+    """Dataset of a split, 'train' or 'test'; needs_answer(example): without gold answer its row is malformed.
 
     Prompts longer than max_prompt_tokens and malformed rows are left out and counted. BadInput for the first malformed
     row when strict, and when most rows are malformed.
     """
     rows = [
-        row.example if isinstance(row, Unanswered) and not answered else row
+        row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row
         for row in examples(options.name, options.options, split)
     ]
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])

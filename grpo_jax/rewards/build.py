@@ -5,7 +5,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
@@ -20,6 +20,14 @@ PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('
 OPTIONED = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
 LENT = ('correct', 'limit', 'models', 'pool', 'sandbox')  # what the run gives them, and no config
 Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward, whose square float32 must hold
+
+
+class SourceRewards(NamedTuple):
+    """How the completions of one of the data's sources are judged: a section of config.reward.by_source."""
+
+    parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS]
+    verifier: str = ''
+    correct_at: Amount = 1.0
 
 
 class RewardOptions(NamedTuple):
@@ -39,26 +47,75 @@ class RewardOptions(NamedTuple):
     length_shaping_weight: Amount
     verifier: str
     correct_at: Amount
+    by_source: Mapping[str, SourceRewards] = MappingProxyType({})  # by meta['source']; those not named have the above
 
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':
         """The options of config.reward; BadInput for a value that cannot work, whatever the rewards."""
-        values = ranges.read_section(cls, section, 'reward')
-        names = [custom.name_of(path) for path, _ in section['parts']]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise BadInput('reward.parts', section['parts'], f'has {twice} twice; name it once, with one weight')
-        users = {custom.name_of(path) for path, _ in section['parts'] if custom.is_file(path)}
+        values = ranges.read_section(cls, section, 'reward', elsewhere=['by_source'])
+        parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section.get('by_source', {}))
+        pairs = _check_same(parts, by_source)
+        users = {custom.name_of(path) for path, _ in pairs if custom.is_file(path)}
         _check_options({name: options for name, options in section['options'].items() if name not in users})
         if section['steps_with_outcome'] and not section['step_rewards']:
             raise BadInput('reward.steps_with_outcome', True, 'needs reward.step_rewards; name one, or use False')
-        parts = tuple((path, float(weight)) for path, weight in section['parts'])
-        return cls(**values | {'parts': parts, 'options': dict(section['options'])})
+        return cls(**values | {'parts': parts, 'options': dict(section['options']), 'by_source': by_source})
+
+    @property
+    def sources(self) -> tuple[SourceRewards, ...]:
+        """What judges the sources that are not named, then each of by_source."""
+        return SourceRewards(self.parts, self.verifier, self.correct_at), *self.by_source.values()
+
+    @property
+    def verifies_all(self) -> bool:
+        """Whether every source has a verifier."""
+        return all(source.verifier for source in self.sources)
 
     @property
     def verifier_pays(self) -> bool:
-        """Whether the verifier has a weight; one without is there for evaluation alone."""
-        return any(weight and custom.name_of(path) == self.verifier for path, weight in self.parts)
+        """Whether there is a verifier, and each has a weight; one without is there for evaluation alone."""
+        paid = [
+            any(weight and custom.name_of(path) == source.verifier for path, weight in source.parts)
+            for source in self.sources
+            if source.verifier
+        ]
+        return bool(paid) and all(paid)
+
+
+def _read_parts(parts, key):
+    """Pairs of a part and its weight; BadInput for a part that comes twice."""
+    names = [custom.name_of(path) for path, _ in parts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadInput(key, parts, f'has {twice} twice; name it once, with one weight')
+    return tuple((path, float(weight)) for path, weight in parts)
+
+
+def _read_sources(section):
+    """The SourceRewards of config.reward.by_source."""
+    ranges.check_value('reward.by_source', section, Mapping)
+    sources = {}
+    for name, values in section.items():
+        key = f'reward.by_source.{name}'
+        ranges.check_value(key, values, Mapping)
+        odd = sorted(set(values) - set(SourceRewards._fields))
+        if odd or 'parts' not in values:
+            raise BadInput(key, sorted(values), f'must have parts, and may have verifier and correct_at, no {odd}')
+        values = dict(values.items())
+        ranges.check(SourceRewards, values, key)
+        sources[str(name)] = SourceRewards(**values)._replace(parts=_read_parts(values['parts'], f'{key}.parts'))
+    return sources
+
+
+def _check_same(parts, by_source):
+    """All pairs of a part and its weight; BadInput for a part that sources do not weigh alike, or name by two files."""
+    pairs = {custom.name_of(path): (path, weight) for path, weight in parts}
+    for source, own in by_source.items():
+        for path, weight in own.parts:
+            if pairs.setdefault(custom.name_of(path), (path, weight)) != (path, weight):
+                known = pairs[custom.name_of(path)]
+                raise BadInput(f'reward.by_source.{source}.parts', (path, weight), f'is {known} elsewhere; use that')
+    return tuple(pairs.values())
 
 
 def _check_options(options):
@@ -117,11 +174,40 @@ class RewardFunctions(NamedTuple):
     gold: Callable | None = None  # (example) -> (a right completion, wrong ones...), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], one of rewards.length
+    by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # which judge examples of a source in their place
 
     @property
     def verifier(self) -> str:
         """The part that decides what is correct (from reward.correct_at on), or ''."""
         return self.options.verifier
+
+    @property
+    def verifiers(self) -> str:
+        """The verifiers of all sources, as a text."""
+        names = [own.verifier for own in (self, *self.by_source.values()) if own.verifier]
+        return ', '.join(dict.fromkeys(names))
+
+    @property
+    def every_part(self) -> dict[str, Part]:
+        """The parts of all sources."""
+        return dict(item for own in (self, *self.by_source.values()) for item in own.parts.items())
+
+    def of(self, example: Example) -> 'RewardFunctions':
+        """Those that judge the completions of an example, by its meta['source']."""
+        return self.by_source.get(str(example.meta.get('source')), self) if self.by_source else self
+
+    def needs_answer(self, example: Example) -> bool:
+        """Whether the example is judged by its gold answer."""
+        own = self.of(example)
+        return bool(own.verifier) and own.reads_answers
+
+    def divide(self, examples: Sequence[Example]) -> list[tuple['RewardFunctions', list[int]]]:
+        """The functions of a source, without others beside them, and the indices of the examples that they judge."""
+        groups = {}
+        for i, example in enumerate(examples):
+            own = self.of(example)
+            groups.setdefault(id(own), (own._replace(by_source={}), []))[1].append(i)
+        return list(groups.values())
 
     def close(self):
         """Ends threads and processes, and lets go of reward models."""
@@ -143,33 +229,48 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     find = functools.partial(_find, functions=functions or {}, pool=resources.pool)
     shared = {'pool': resources.pool, 'sandbox': resources.sandbox, 'models': resources.models}
     bind = functools.partial(_bind, options=options.options, shared=shared)
-    sources = {custom.name_of(path): find(path) for path, _ in options.parts}
-    weights = {custom.name_of(path): weight for path, weight in options.parts}
+    weights = {custom.name_of(path): (path, weight) for source in options.sources for path, weight in source.parts}
+    modules = {name: find(path) for name, (path, _) in weights.items()}
     parts = {
-        name: _part(name, bind(name, custom.check_results(_function(source, weights[name]), name)), weights[name])
-        for name, source in sources.items()
+        name: _part(name, bind(name, custom.check_results(_function(module, weights[name][1]), name)), weights[name][1])
+        for name, module in modules.items()
     }
-    _check_verifier(options.verifier, parts)
-    verifier = sources[options.verifier] if options.verifier else SimpleNamespace()
-    return RewardFunctions(
-        options,
-        parts,
-        resources,
-        extract=getattr(verifier, 'extract', None),
-        extract_strict=getattr(verifier, 'extract_strict', None),
-        same=getattr(verifier, 'same', None),
-        strict=bind(options.verifier, verifier.strict) if hasattr(verifier, 'strict') else None,
-        reads_answers=getattr(verifier, 'READS_ANSWERS', True),
-        gold=getattr(verifier, 'gold', None),
+
+    def of_source(source, key):
+        own = {custom.name_of(path): parts[custom.name_of(path)] for path, _ in source.parts}
+        _check_verifier(source.verifier, own, key)
+        verifier = modules[source.verifier] if source.verifier else SimpleNamespace()
+        return RewardFunctions(
+            options._replace(**source._asdict()),
+            own,
+            resources,
+            extract=getattr(verifier, 'extract', None),
+            extract_strict=getattr(verifier, 'extract_strict', None),
+            same=getattr(verifier, 'same', None),
+            strict=bind(source.verifier, verifier.strict) if hasattr(verifier, 'strict') else None,
+            reads_answers=getattr(verifier, 'READS_ANSWERS', True),
+            gold=getattr(verifier, 'gold', None),
+        )
+
+    return of_source(options.sources[0], 'reward')._replace(
         steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,
         shaping=_shaping(options, max_tokens) if options.length_shaping else None,
+        by_source={name: of_source(own, f'reward.by_source.{name}') for name, own in options.by_source.items()},
     )
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
-    """BadInput where an example lacks a column of the data set that a user's reward names and must have."""
-    for name, part in reward_functions.parts.items():
-        binding.check_supplied(name, part.columns, examples)
+    """BadInput where an example lacks a column of the data set that a user's reward names and must have.
+
+    Also for a source with rewards of its own that no example comes from.
+    """
+    present = {str(example.meta.get('source')) for example in examples}
+    for source in reward_functions.by_source:
+        if source not in present:
+            raise BadInput('reward.by_source', source, f'is no source of the data, which has {sorted(present)}')
+    for functions, indices in reward_functions.divide(examples):
+        for name, part in functions.parts.items():
+            binding.check_supplied(name, part.columns, [examples[i] for i in indices])
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:
@@ -228,14 +329,14 @@ def _part(name, function, weight):
     return Part(function, weight, asynchronous, batched, reads_correct='correct' in parameters, columns=columns)
 
 
-def _check_verifier(verifier, parts):
-    """BadInput for a verifier that cannot decide what is correct."""
+def _check_verifier(verifier, parts, key):
+    """BadInput for a verifier that cannot decide what is correct; key: its section of the config."""
     if verifier and verifier not in parts:
-        raise BadInput('reward.verifier', verifier, f'must be one of reward.parts: {sorted(parts)}')
+        raise BadInput(f'{key}.verifier', verifier, f'must be one of {key}.parts: {sorted(parts)}')
     plain = verifier and not (parts[verifier].asynchronous or parts[verifier].batched)
     for name, part in parts.items():
         if part.reads_correct and (name == verifier or not plain):
-            raise BadInput('reward.verifier', verifier, f'must be a plain function, which {name} asks what is correct')
+            raise BadInput(f'{key}.verifier', verifier, f'must be a plain function, which {name} asks what is correct')
 
 
 def _steps(path, find, bind):
@@ -254,7 +355,7 @@ def _shaping(options, max_tokens):
     name, shapings = options.length_shaping, {n: f for n, f in vars(length).items() if inspect.isfunction(f)}
     if name not in shapings:
         raise BadInput('reward.length_shaping', name, f"choose {', '.join(shapings)}, or ''")
-    if name in length.READS_CORRECT and not options.verifier:
+    if name in length.READS_CORRECT and not options.verifies_all:
         raise BadInput('reward.length_shaping', name, 'needs a reward.verifier to know what is correct; name one')
     shaping = _bind(name, shapings[name], options.options, {'limit': max_tokens})
     margin = shaping.keywords.get('margin', 0)

@@ -26,8 +26,15 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
 
     An example is misjudged when its gold is not correct, or when one of several changes of it is still correct (see
     perturb, and the verifier's own gold(example), where it has one, which may raise BadInput). A verifier that is
-    asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE examples, evenly over all.
+    asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE examples, evenly over all. Examples of a
+    source with rewards of its own are judged by its verifier, and have a share of their own.
     """
+    for functions, indices in reward_functions.divide(examples):
+        _check_source(functions, [examples[i] for i in indices])
+
+
+def _check_source(reward_functions, examples):
+    """The same for examples that have one verifier."""
     verifier, bound = reward_functions.verifier, reward_functions.options.self_test
     if not verifier:
         return

@@ -90,6 +90,7 @@ def _repeat(examples, rows):
 
 def _begin_parts(reward_functions, text, example):
     """By name, of the parts that take one completion: a value, the failure that it ended in, or a future."""
+    reward_functions = reward_functions.of(example)
     values, verifier = {}, reward_functions.verifier
     # the verifier first, since others may read its verdict
     for name, part in sorted(reward_functions.parts.items(), key=lambda item: item[0] != verifier):
@@ -133,27 +134,28 @@ def _is_correct(reward_functions, value):
 def _add_up(reward_functions, owners, columns, started):
     """The Rewards of rows of which the parts of one completion have started; columns: texts, truncated, lengths."""
     texts, truncated, lengths = columns
-    options, parts, verdicts = reward_functions.options, {}, [None] * len(texts)
+    options, parts, correct = reward_functions.options, {}, np.full(len(texts), np.nan)
     failures = {name: np.zeros(len(texts), bool) for name in FAILURES.values()}
-    for name, part in reward_functions.parts.items():
-        if part.batched and started:  # a process may have no row of a step
-            values = judge_at_once(reward_functions, part, texts, owners)
+    functions = [reward_functions.of(example) for example in owners]
+    for name, part in reward_functions.every_part.items():
+        parts[name] = np.full(len(texts), np.nan)
+        rows = [row for row, own in enumerate(functions) if name in own.parts]
+        if part.batched and rows:  # a process may have no row of a step
+            values = judge_at_once(reward_functions, part, [texts[row] for row in rows], [owners[row] for row in rows])
         else:
-            values = [_wait(row[name]) for row in started]
-        for row, value in enumerate(values):
+            values = [_wait(started[row][name]) for row in rows]
+        for row, value in zip(rows, values, strict=True):
             if isinstance(value, Exception):
                 failures[_kind(value)][row] = True
-        if name == reward_functions.verifier:
-            verdicts = [_is_correct(reward_functions, value) for value in values]
-        numbers = [
-            options.failed if isinstance(value, Exception) else np.nan if value is None else value for value in values
-        ]
-        parts[name] = np.array(numbers, np.float64)
-    weights = np.array([part.weight for part in reward_functions.parts.values()])
+            if name == functions[row].verifier:
+                verdict = _is_correct(functions[row], value)
+                correct[row] = np.nan if verdict is None else verdict
+            failed = isinstance(value, Exception)
+            parts[name][row] = options.failed if failed else np.nan if value is None else value
+    weights = np.array([part.weight for part in reward_functions.every_part.values()])
     stacked, truncated = np.stack(list(parts.values())), np.asarray(truncated, bool)
     total = np.nansum(weights[:, None] * stacked, 0) + options.truncated_reward * truncated
     total = np.where(np.isfinite(stacked).any(0), total, np.nan)
-    correct = np.array([np.nan if verdict is None else verdict for verdict in verdicts], np.float64)
     return Rewards(np.array(texts, object), truncated, np.asarray(lengths), total, correct, parts, failures)
 
 
@@ -193,7 +195,7 @@ def advantage_inputs(
 
     shaped are the total rewards; fetch_tokens() gives (rollout.tokens, rollout.completion_mask) on the host.
     """
-    parts = reward_functions.parts.values()
+    parts = reward_functions.every_part.values()
     reward_steps: Any = reward_functions.steps
 
     def stack_parts():

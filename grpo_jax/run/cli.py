@@ -13,7 +13,7 @@ from grpo_jax.hosts import buckets, processes
 from grpo_jax.run import config_file, console, watch
 from grpo_jax.run.steering import Steering
 
-FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache')  # flags that name a folder of this machine
+FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flags that name a folder of this machine
 LONGEST = 1000  # characters of what a library says of the command line
 
 

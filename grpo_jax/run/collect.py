@@ -52,11 +52,11 @@ class Collection(NamedTuple):
 
         corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
         """
-        collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifier
+        collection = cls(**ranges.read_section(cls, section, 'collection'))
         _check_reference(collection)
-        if collection.gate == 'outcome' and not verifier:
+        if collection.gate == 'outcome' and not reward_options.verifies_all:
             raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one')
-        _check_retirement(collection, verifier)
+        _check_retirement(collection, reward_options.verifies_all)
         if collection.dead_groups == 'replay' and collection.max_staleness < 1:
             raise BadInput(
                 'collection.max_staleness',

@@ -61,7 +61,7 @@ def locate(name: str) -> str:
 def experiments() -> list[str]:
     """The names of the experiments in configs/: the files whose get_config() needs no argument."""
     names = []
-    for folder in ('', 'labs/', 'reproduce/'):
+    for folder in ('', 'labs/', 'recipes/', 'reproduce/'):
         for name in os.listdir(os.path.join(CONFIGS, folder)):
             if name.endswith('.py') and name != 'default.py':
                 with open(os.path.join(CONFIGS, folder, name), encoding='utf8') as file:
@@ -71,12 +71,20 @@ def experiments() -> list[str]:
 
 def read_config(path: str, *preset: str) -> ConfigDict:
     """What get_config(*preset) of a file returns; BadInput that names the line for whatever the file raises."""
+    config = call_function(path, 'get_config', *preset)
+    if not isinstance(config, ConfigDict):
+        raise BadInput(path, type(config).__name__, 'is what get_config() returns; return the config of default.py')
+    return config
+
+
+def call_function(path: str, name: str, *arguments: Any) -> Any:
+    """What a function of a config file returns; BadInput that names the line for whatever the file raises."""
     _alias_configs()
     try:
         spec: Any = importlib.util.spec_from_file_location('config_file', path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        config = module.get_config(*preset)
+        return getattr(module, name)(*arguments)
     except BadInput:
         raise
     except Exception as error:  # a user's file may raise anything
@@ -84,9 +92,6 @@ def read_config(path: str, *preset: str) -> ConfigDict:
         line = getattr(error, 'lineno', None) or (lines[-1] if lines else 1)
         text = ' '.join(str(error).split())
         raise BadInput(f'{path}, line {line}', type(error).__name__, f'{text}; mend the config file') from None
-    if not isinstance(config, ConfigDict):
-        raise BadInput(path, type(config).__name__, 'is what get_config() returns; return the config of default.py')
-    return config
 
 
 def _alias_configs():

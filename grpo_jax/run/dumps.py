@@ -17,22 +17,26 @@ LONGEST_CHARACTER = 8  # tokens
 CUT = '\ufffd'  # what a decoder gives for a part of a character
 
 
-def rollout_rows(draw: Draw, rewarded: Rewards, experience: Experience, tokenizer: Any) -> list[dict[str, Any]]:
+def rollout_rows(draw: Draw, rewarded: Rewards, experience: Experience | None, tokenizer: Any) -> list[dict[str, Any]]:
     """One dict a completion: its prompt, gold answer, rewards by part, advantage, and its tokens one by one.
 
     The advantage is one number where it is that of the whole completion, and a list with one for each of its tokens
     where it is by token. tokens are texts, the stop token's too; logprobs are the sampler's, and entropy, old_logprobs
-    and ref_logprobs stand where the learner computed them before its update. All processes must call it.
+    and ref_logprobs stand where the learner computed them before its update. Without experience, for completions that
+    nobody learns from, the advantage is None. Rows of the rollout behind those of the draw's examples are left out. All
+    processes must call it.
     """
     rollout, group = draw.rollout, len(rewarded.texts) // len(draw.examples)
-    numbers = {
-        'logprobs': rollout.logprobs,
-        'entropy': experience.old_entropy,
-        'old_logprobs': experience.old_logprobs,
-        'ref_logprobs': experience.ref_logprobs,
-    }
-    host = processes.fetch((experience.advantages, rollout.tokens, rollout.completion_mask, numbers))
-    advantages, tokens, mask, numbers = host
+    numbers, advantages = {'logprobs': rollout.logprobs}, None
+    if experience:
+        advantages = experience.advantages
+        numbers |= {
+            'entropy': experience.old_entropy,
+            'old_logprobs': experience.old_logprobs,
+            'ref_logprobs': experience.ref_logprobs,
+        }
+    advantages, tokens, mask, numbers = processes.fetch((advantages, rollout.tokens, rollout.completion_mask, numbers))
+    mask = mask[: len(rewarded.texts)]
     if not np.any(numbers['logprobs']):
         del numbers['logprobs']  # read from the data: nothing was sampled
     tokens = tokens[:, -mask.shape[1] :]
@@ -50,7 +54,7 @@ def rollout_rows(draw: Draw, rewarded: Rewards, experience: Experience, tokenize
             'reward': json_float(rewarded.rewards[i]),
             'correct': None if np.isnan(rewarded.correct[i]) else bool(rewarded.correct[i]),
             'parts': {name: json_float(values[i]) for name, values in rewarded.parts.items()},
-            'advantage': _advantage(advantages[i], length),
+            'advantage': None if advantages is None else _advantage(advantages[i], length),
             'length': length,
             'truncated': bool(rewarded.truncated[i]),
         }

@@ -103,9 +103,10 @@ class Experiment:
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split, read once."""
         if split not in self.datasets:
-            answered = bool(self.reward_functions.verifier) and self.reward_functions.reads_answers
             with activity.during(f'reading the {split} split of {self.settings.data.name}'):
-                self.datasets[split] = data.load(self.settings.data, split, self.tokenizer, answered)
+                self.datasets[split] = data.load(
+                    self.settings.data, split, self.tokenizer, self.reward_functions.needs_answer
+                )
         return self.datasets[split]
 
     def check_splits(self) -> None:

@@ -1,10 +1,12 @@
 """The figures of an evaluation: completions judged by the training's own verifier, their means, and their intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
+import operator
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Float, Shaped
+import jax
+from jaxtyping import Float, Shaped
 import numpy as np
 
 from grpo_jax import rewards, statistics
@@ -34,35 +36,74 @@ class Judged(NamedTuple):
     rewarded: Rewards  # of N * n rows
     # by the prefix of their figures, '' and, where the verifier has a stricter reading, 'strict/':
     answers: dict[str, Shaped[np.ndarray, 'N n']]  # str or None: what it read; {} for one that reads none
-    correct: dict[str, Bool[np.ndarray, 'N n']]
+    correct: dict[str, Shaped[np.ndarray, 'N n']]  # bools; None for prompts of a source without
+    by_source: Sequence[
+        tuple[list[int], Any]
+    ] = ()  # of several sources: (indices of its prompts, their Judged) of each
 
 
 def judge(reward_functions: RewardFunctions, examples: Sequence[Example], completions: Completions) -> Judged:
     """Judges N * n completions; what the verifier cannot score, or fails at, counts as wrong."""
-    rewarded = _compute_rewards(reward_functions, examples, completions)
-    shape, correct, answers = (len(examples), -1), {}, {}
+    return read_rewards(reward_functions, examples, _compute_rewards(reward_functions, examples, completions))
 
-    def read(extract):
-        texts = np.full(len(completions.texts), None)
-        texts[:] = [extract(text) for text in completions.texts]
-        return texts.reshape(shape)
 
-    if reward_functions.verifier:
-        correct[''] = rewarded.correct.reshape(shape) == 1
-    if reward_functions.extract:
-        answers[''] = read(reward_functions.extract)
-    if reward_functions.strict:
-        alone = reward_functions._replace(
-            parts={'strict': rewards.Part(reward_functions.strict, 1.0)},
-            options=reward_functions.options._replace(verifier='strict'),
+def read_rewards(
+    reward_functions: RewardFunctions, examples: Sequence[Example], rewarded: Rewards, strict: bool = True
+) -> Judged:
+    """What the verifiers make of completions whose rewards are known; strict: in their stricter readings too."""
+    divided = reward_functions.divide(examples)
+    if len(divided) > 1:
+        return _read_sources(divided, examples, rewarded, strict)
+    ((functions, _),) = divided
+    shape, extract = (len(examples), -1), functions.extract
+    answers = {'': _read(functions, extract, rewarded.texts, shape)} if extract else {}
+    correct: dict[str, Any] = {'': rewarded.correct.reshape(shape) == 1} if functions.verifier else {}
+    if functions.strict and strict:
+        alone = functions._replace(
+            parts={'strict': rewards.Part(functions.strict, 1.0)}, options=functions.options._replace(verifier='strict')
         )
-        strict = _compute_rewards(alone, examples, completions)
-        correct['strict/'] = strict.correct.reshape(shape) == 1
-        extract = reward_functions.extract_strict or reward_functions.extract
-        answers |= {'strict/': read(extract)} if extract else {}
-    if reward_functions.same:
-        answers = {prefix: _join(texts, reward_functions.same) for prefix, texts in answers.items()}
+        judged = _compute_rewards(alone, examples, Completions(*map(list, rewarded[:3])))
+        correct['strict/'] = judged.correct.reshape(shape) == 1
+        extract = functions.extract_strict or extract
+        answers |= {'strict/': _read(functions, extract, rewarded.texts, shape)} if extract else {}
     return Judged(rewarded, answers, correct)
+
+
+def _read_sources(divided, examples, rewarded, strict):
+    """The Judged of examples that have several verifiers, or none: each source by its own."""
+    rows, by_source = np.arange(len(rewarded.texts)).reshape(len(examples), -1), []
+    for functions, indices in divided:
+        own = jax.tree.map(operator.itemgetter(rows[indices].reshape(-1)), rewarded)
+        by_source.append((indices, read_rewards(functions, [examples[i] for i in indices], own, strict)))
+    merged = {}
+    for indices, judged in by_source:
+        for field in ('answers', 'correct'):
+            for prefix, values in getattr(judged, field).items():
+                merged.setdefault((field, prefix), np.full(rows.shape, None))[indices] = values
+    answers, correct = ({p: x for (f, p), x in merged.items() if f == field} for field in ('answers', 'correct'))
+    return Judged(rewarded, answers, correct, by_source)
+
+
+def recorded_rewards(rows: Sequence[Mapping[str, Any]]) -> Rewards:
+    """The Rewards that rows of run.dumps have written down; they do not say which of their parts failed."""
+
+    def numbers(values):
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+
+    texts = np.full(len(rows), None)
+    texts[:] = [row['completion'] for row in rows]
+    parts = {name: numbers(row['parts'][name] for row in rows) for name in rows[0]['parts']}
+    rewarded, correct = (numbers(row[name] for row in rows) for name in ('reward', 'correct'))
+    lengths, truncated = (np.array([row[name] for row in rows]) for name in ('length', 'truncated'))
+    return Rewards(texts, truncated, lengths, rewarded, correct, parts, {})
+
+
+def _read(reward_functions, extract, completions, shape):
+    """The answer that each completion gives, or None; spellings of one answer are one."""
+    answers = np.full(len(completions), None)
+    answers[:] = [extract(text) for text in completions]
+    answers = answers.reshape(shape)
+    return _join(answers, reward_functions.same) if reward_functions.same else answers
 
 
 def _join(answers, same):
@@ -91,25 +132,53 @@ def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
     the verifier's stricter reading, greedy/ before those of greedy completions; the others are of the samples.
     """
     figures, prompts = {}, len(greedy.rewarded.texts)
-    for prefix, correct in sampled.correct.items():
-        n = correct.shape[1]
+    if sampled.by_source:
+        pairs = zip(greedy.by_source, sampled.by_source, strict=True)
+        return _join_sources([(indices, compute_figures(own, drawn)) for (indices, own), (_, drawn) in pairs], prompts)
+    for prefix in sampled.correct:
         figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
-        for k in sorted({2**i for i in range(n.bit_length())} | {n}):
-            figures[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
-        if prefix in sampled.answers:
-            figures[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers[prefix], correct)
-    for prefix, (rewarded, answers, _) in [('', sampled), ('greedy/', greedy)]:
-        rows = {
-            'reward': rewarded.rewards,
-            'length': rewarded.lengths,
-            'truncated': rewarded.truncated,
-            'failed': np.any(list(rewarded.failures.values()), 0),
-        }
-        if '' in answers:
-            rows['unparsed'] = np.array([text is None for text in answers[''].flat])
-        for name, values in rows.items():
-            figures[prefix + name] = statistics.average(np.reshape(values, (prompts, -1)))
+        figures |= _shares_right(sampled, prefix)
+    return figures | _averages(sampled, prompts, '') | _averages(greedy, prompts, 'greedy/')
+
+
+def compute_sampled_figures(sampled: Judged, prompts: int) -> Figures:
+    """As compute_figures, of samples alone."""
+    if sampled.by_source:
+        pieces = [(indices, compute_sampled_figures(own, len(indices))) for indices, own in sampled.by_source]
+        return _join_sources(pieces, prompts)
+    shares = [_shares_right(sampled, prefix) for prefix in sampled.correct]
+    return dict(item for figures in (*shares, _averages(sampled, prompts, '')) for item in figures.items())
+
+
+def _join_sources(pieces, prompts):
+    """The Figures of all prompts from (indices, Figures) of each source."""
+    figures = {}
+    for indices, own in pieces:
+        for name, values in own.items():
+            figures.setdefault(name, np.full(prompts, np.nan))[indices] = values
     return figures
+
+
+def _shares_right(sampled, prefix):
+    """pass@k and maj@n of the verifier's reading `prefix`."""
+    correct, figures = sampled.correct[prefix], {}
+    n = correct.shape[1]
+    for k in sorted({2**i for i in range(n.bit_length())} | {n}):
+        figures[f'{prefix}pass@{k}'] = statistics.pass_at_k(correct, k)
+    if prefix in sampled.answers:
+        figures[f'{prefix}maj@{n}'] = statistics.majority(sampled.answers[prefix], correct)
+    return figures
+
+
+def _averages(judged, prompts, prefix):
+    """What any completions have, by name behind the prefix."""
+    rewarded, answers = judged.rewarded, judged.answers
+    rows = {'reward': rewarded.rewards, 'length': rewarded.lengths, 'truncated': rewarded.truncated}
+    if rewarded.failures:
+        rows['failed'] = np.any(list(rewarded.failures.values()), 0)
+    if '' in answers:
+        rows['unparsed'] = np.array([text is None for text in answers[''].flat])
+    return {prefix + name: statistics.average(np.reshape(values, (prompts, -1))) for name, values in rows.items()}
 
 
 def summarize(figures: Figures, seed: int, rows: Any = slice(None)) -> dict[str, dict[str, float]]:

@@ -32,7 +32,8 @@ def assess(
     tokens = processes.fetch(rollout.tokens)[:, -mask.shape[1] :]
     shape = int(group_ids.max()) + 1, -1
     correct, rewards = rewarded.correct.reshape(shape), rewards.astype(np.float64).reshape(shape)
-    lengths, texts, extract = rewarded.lengths, list(rewarded.texts), reward_functions.extract
+    lengths, texts = rewarded.lengths, list(rewarded.texts)
+    extract = None if reward_functions.by_source else reward_functions.extract  # else sources read their own
     phrases = reward_functions.options.options.get('reflection', {}).get('phrases', ())
     grouped, there, written = (x.reshape(*correct.shape, -1) for x in (tokens, mask, forced))
     row = {

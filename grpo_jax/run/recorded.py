@@ -46,7 +46,10 @@ def code_files(config: Mapping[str, Any]) -> Iterator[str]:
         options = source.get('options')
         nested = options.get('sources') if isinstance(options, dict) else None
         sources += nested if isinstance(nested, list) else []
-    parts = [part[0] for part in config['reward']['parts'] if isinstance(part, list) and part]
+    by_source = config['reward'].get('by_source', {})
+    judges = [config['reward'], *(own for own in by_source.values() if isinstance(own, dict))]
+    every = [part for own in judges for part in own.get('parts', ()) if isinstance(part, list) and part]
+    parts = [part[0] for part in every]
     for path in (*parts, config['reward']['step_rewards']):
         if rewards.is_file(str(path)):
             yield path
@@ -55,6 +58,8 @@ def code_files(config: Mapping[str, Any]) -> Iterator[str]:
 def _check(recorded, known, workdir, prefix):
     """BadInput where a recorded section lacks a key of the known one, or has a value of another type."""
     for key, value in known.items():
+        if key not in recorded and value == {}:  # what an earlier version lacked
+            continue
         if key not in recorded:
             raise BadInput(
                 '--workdir',

@@ -46,6 +46,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         *('data.name', 'data.options', 'data.options.*', 'data.max_prompt_tokens'),
         *('data.chat', 'data.system', 'data.template', 'data.thinking'),
         *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
+        *('reward.by_source', 'reward.by_source.*'),
         *(f'collection.{key}' for key in ('source', 'gate', 'dead_groups', 'reference')),
         *(f'algorithm.{key}' for key in ('advantage', 'ratio', 'ratio_base', 'surrogate', 'weights', 'denominator')),
         *(f'algorithm.{key}' for key in ('correction', 'selection', 'kl', 'kl_placement', 'kl_corrected')),
@@ -116,7 +117,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             yield from differences(a, b, f'{prefix}{key}.')
-        elif a != b and (a, b) != (None, ''):  # what an earlier version lacked, and is not used
+        elif a != b and not (a is None and b in ('', {})):  # what an earlier version lacked, and is not used
             yield Change(prefix + key, a, b)
 
 

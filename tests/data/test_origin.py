@@ -429,7 +429,7 @@ def test_an_experiment_runs_on_nothing_but_the_cache_of_the_hub(hub_cache, tmp_p
     lines = capfd.readouterr().err.splitlines()
     assert f'data set gsm8k: commit {OLD} of openai/gsm8k, data/math has no file of it' in lines
     assert f'model Qwen/Qwen3-0.6B: commit {NEW} of the hub' in lines
-    content, _ = evaluate.evaluate_run('run', 1, 'test')
+    content, _ = evaluate.report_policy(evaluate.open_policy(None, 'run', None), 1, 'test')
     assert [origin['commit'] for origin in content['origins']] == [OLD]
 
 

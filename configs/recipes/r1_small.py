@@ -1,0 +1,40 @@
+"""The stages of r1 on sums of two digits, from random weights: five minutes of a laptop's CPU.
+
+    python -m grpo_jax.pipeline --config=recipes/r1_small --workdir=runs/r1_small
+
+The cold start's demonstrations mostly blurt a wrong answer out. Reinforcement finds that working a sum out pays, the
+base model then learns from its right completions, and from sums of one digit as what is general, and is reinforced once
+more. No number is a paper's.
+"""
+import copy
+
+from configs.labs import sums
+from grpo_jax.pipeline import Stage, policy_folder, run_folder
+from grpo_jax.sample import Request
+
+
+def get_config(preset='dr_grpo'):
+    """Stages 2 and 5 with 20 and 10 steps, paid for right sums alone: there is no format and no language in them."""
+    config = sums.get_config(preset)
+    config.data.options.blurts = 0.65
+    config.evaluation.prompts = 128
+    return config
+
+
+def get_stages(config, workdir):
+    """The stages that make a policy in workdir, of this file's config or a changed one."""
+    cold_start, reasoning, fine_tuning, rules = (copy.deepcopy(config) for _ in range(4))
+    for stage in (reasoning, rules):
+        stage.model.random_init, stage.supervised.updates = False, 0
+    reasoning.model.path = policy_folder(workdir, 'cold_start')
+    fine_tuning.data.name = 'mixture'
+    fine_tuning.data.options = {'sources': [
+        {'name': 'rollouts', 'weight': 0.75, 'options': {'folder': run_folder(workdir, 'samples')}},
+        {'name': 'arithmetic', 'weight': 0.25, 'options': dict(config.data.options, digits=1)}]}
+    rules.model.path = policy_folder(workdir, 'fine_tuning')
+    rules.steps = max(config.steps // 2, 1)
+    rules.optimizer.learning_rate = config.optimizer.learning_rate / 3
+    return [
+        Stage('cold_start', 'supervised', cold_start), Stage('reasoning', 'train', reasoning),
+        Stage('samples', 'sample', of='reasoning', request=Request(prompts=1000)),
+        Stage('fine_tuning', 'supervised', fine_tuning), Stage('rules', 'train', rules)]

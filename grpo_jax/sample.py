@@ -1,0 +1,197 @@
+"""Samples completions of a policy, rewarded as in a run: a folder that distillation and rejection sampling learn from.
+
+Examples:
+    python -m grpo_jax.sample --workdir=runs/teacher --to=runs/samples --samples=8
+    python -m grpo_jax.sample --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --to=runs/qwen --prompts=1000
+"""
+
+from collections.abc import Sequence
+import functools
+import json
+import os
+from typing import Any, NamedTuple
+
+from absl import flags
+import jax
+
+from grpo_jax import activity, data, evaluate, rewards
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import files, json_file, lock, processes
+from grpo_jax.run import cli, digest, dumps, metrics, steering
+from grpo_jax.run.collect import Draw
+from grpo_jax.run.experiment import Experiment, recorded_config
+from grpo_jax.run.figures import (
+    compute_sampled_figures,
+    read_rewards,
+    recorded_rewards,
+    summarize,
+    summarize_by_subject,
+)
+from grpo_jax.run.origins import digest_of
+
+FILE = 'sampling.json'  # whose samples a folder holds: policy, prompts, config
+NOISE = 0x5A3B  # folded into the run's key: samples must not reuse the noise of training or evaluation
+
+
+class Request(NamedTuple):
+    """What is to be sampled."""
+
+    split: str = 'train'
+    prompts: int = 0  # evenly over the split; 0: all
+    samples: int = 4  # completions a prompt
+    greedy: bool = False  # the most likely tokens, with one completion a prompt
+    shard: int = 256  # prompts of a file
+
+
+def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool = False) -> dict[str, Any]:
+    """Writes completions of a policy (see evaluate.open_policy) to the folder `to`; the figures of them, as printed.
+
+    to/<shard>.jsonl has the rows of a run's rollouts, with the advantage None; shards that are there already are not
+    sampled again, so that the same command goes on. BadInput for a folder with anything but a part of these samples.
+    """
+    check(to, request)
+    policy = evaluate.open_policy(config, workdir, to, trust)
+    experiment = policy.experiment
+    dataset = experiment.load(request.split)
+    rewards.check_parameters(experiment.reward_functions, dataset.examples)
+    dataset = data.pick(dataset, data.spread(len(dataset.examples), request.prompts or len(dataset.examples)))
+    params, model = policy.load()
+    record = {
+        'model': model | {'digest': digest.combined(params)},
+        'data': digest_of(dataset),
+        'request': request._asdict(),
+        'config': recorded_config(experiment.config),
+    }
+    with lock.own(to), experiment.reward_functions:
+        _claim(to, record)
+        sample_shards(experiment, dataset, params, to, request)
+        if not processes.is_first():
+            return {}
+        content = summarize_samples(experiment, dataset, to, request)
+        evaluate.print_report(content)
+        return content
+
+
+def check(to: str, request: Request) -> None:
+    """BadInput for a request that cannot be met, and for a folder with other things than samples."""
+    for name, least in [('prompts', 0), ('samples', 1), ('shard', 1)]:
+        if getattr(request, name) < least:
+            raise BadInput(f'--{name}', getattr(request, name), f'must be at least {least}')
+    if request.greedy and request.samples > 1:
+        raise BadInput('--samples', request.samples, 'would be equal completions with --greedy; use 1')
+    if os.path.exists(to) and not os.path.isdir(to):
+        raise BadInput('--to', to, 'is a file; name a folder')
+    names = {*os.listdir(to)} if os.path.isdir(to) else set()
+    if FILE not in names and names - {lock.FILE, f'{FILE}.writing'}:
+        raise BadInput('--to', to, f'holds other things than samples, like {min(names)}; name a new folder')
+
+
+def _claim(to, record):
+    """Makes the folder that of these samples; BadInput where it is that of others."""
+    path = os.path.join(to, FILE)
+    if os.path.exists(path):
+        recorded = json_file.read_object(path)
+        changes = list(steering.differences(recorded, json.loads(json.dumps(record))))
+        # what leads to other content shows in the digests
+        harmless = steering.FREE, steering.PATH
+        for key, old, new in changes:
+            kind = steering.kind_of(key.removeprefix('config.')) if key.startswith('config.') else None
+            if kind not in harmless and key not in ('model.workdir', 'model.path', 'model.adapters'):
+                raise BadInput('--to', to, f'holds other samples: {key} was {old!r}, now {new!r}; name a new folder')
+    processes.agree('the samples', {'record': json.dumps(record, sort_keys=True)})
+    json_file.write(path, record)
+
+
+def shard_path(to: str, shard: int) -> str:
+    """The file of a shard."""
+    return os.path.join(to, f'{shard:06d}.jsonl')
+
+
+def sample_shards(experiment: Experiment, dataset: data.Dataset, params: Any, to: str, request: Request) -> None:
+    """Samples the shards of a data set that are not there yet; the first process writes them."""
+    count = len(dataset.examples)
+    shards = [range(start, min(start + request.shard, count)) for start in range(0, count, request.shard)]
+    missing = [shard for shard in range(len(shards)) if not os.path.exists(shard_path(to, shard))]
+    (missing, *_) = processes.gather(missing)
+    if not missing:
+        return
+    shapes = evaluate.shapes_at_once(experiment, request.samples, min(request.shard, count))
+    sampler = experiment.sampler(shapes, greedy=request.samples if request.greedy else 0)
+    sample = functools.partial(sampler, params)
+    done = count - sum(len(shards[shard]) for shard in missing)
+    with activity.during('sampling', count, done, lines=True) as sampling:
+        for shard in missing:
+            rows = shard_rows(experiment, data.pick(dataset, shards[shard]), shapes.prompts, sample)
+            if processes.is_first():
+                with files.atomic_write(shard_path(to, shard)) as file:
+                    file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+            done += len(shards[shard])
+            paid = [row['reward'] for row in rows if row['reward'] is not None]
+            sampling.advance(done, f'reward {sum(paid) / max(len(paid), 1):.3f}')
+        sampling.result = f'sampled {count} prompts'
+
+
+def shard_rows(experiment: Experiment, dataset: data.Dataset, prompts: int, sample: Any) -> list[dict[str, Any]]:
+    """The rows of all prompts of a data set, `prompts` of them at once."""
+    rows, key = [], jax.random.fold_in(experiment.key, NOISE)
+    compute = functools.partial(rewards.compute_rewards, experiment.reward_functions)
+    for indices, rollout in evaluate.rollouts(experiment, dataset, prompts, sample, key):
+        examples = dataset.examples[indices.start : indices.stop]
+        columns = metrics.decode_completions(experiment.tokenizer, rollout)
+        real = len(columns[0]) // prompts * len(examples)
+        rewarded = processes.by_group(compute, examples, *(column[:real] for column in columns))
+        rows += dumps.rollout_rows(Draw(examples, rollout, lambda: None, {}), rewarded, None, experiment.tokenizer)
+    return rows
+
+
+def summarize_samples(experiment: Experiment, dataset: data.Dataset, to: str, request: Request) -> dict[str, Any]:
+    """What evaluate.print_report prints of the samples that lie in a folder."""
+    rows = read_samples(to, dataset, request)
+    prompts = len(dataset.examples)
+    judged = read_rewards(experiment.reward_functions, dataset.examples, recorded_rewards(rows), strict=False)
+    figures = compute_sampled_figures(judged, prompts)
+    return {
+        'prompts': prompts,
+        'split': request.split,
+        'samples': request.samples,
+        'sampling': {'temperature': 0.0 if request.greedy else experiment.sampling.temperature},
+        'verifier': experiment.reward_functions.verifiers,
+        'figures': summarize(figures, experiment.config.seed),
+        'tables': summarize_by_subject(figures, dataset.examples, experiment.config.seed),
+    }
+
+
+def read_samples(to: str, dataset: data.Dataset, request: Request) -> Sequence[dict[str, Any]]:
+    """The rows of a folder's shards; BadInput where they are not those of the prompts, or damaged."""
+    rows, shards = [], range(-(-len(dataset.examples) // request.shard))
+    for shard in shards:
+        path = shard_path(to, shard)
+        ids = [e.id for e in dataset.examples[shard * request.shard : (shard + 1) * request.shard]]
+        try:
+            own = metrics.read_rows(path)
+            sound = [row['id'] for row in own] == [i for i in ids for _ in range(request.samples)]
+        except (ValueError, KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise BadInput('--to', path, 'is damaged; remove it, and the same command samples it again')
+        rows += own
+    return rows
+
+
+def main() -> None:
+    """The command."""
+    values = flags.FLAGS
+    request = Request(values.split, values.prompts, values.samples, values.greedy, values.shard)
+    run(values.config, values.workdir, values.to, request, values.trust)
+
+
+if __name__ == '__main__':
+    cli.define_flags(required=False)
+    cli.define_trust()
+    flags.DEFINE_string('to', None, 'Folder of the samples; one with a part of them is completed.', required=True)
+    flags.DEFINE_enum('split', 'train', ['test', 'train'], 'Of the data.')
+    flags.DEFINE_integer('prompts', 0, 'Prompts, evenly over the split; 0: all.', lower_bound=0)
+    flags.DEFINE_integer('samples', 4, 'Completions a prompt.', lower_bound=1)
+    flags.DEFINE_bool('greedy', False, 'The most likely tokens instead of drawn ones; with --samples=1.')
+    flags.DEFINE_integer('shard', 256, 'Prompts of a file.', lower_bound=1)
+    cli.run(main)
