@@ -187,4 +187,4 @@ def test_the_last_policy_of_the_small_recipe_beats_the_first(long, tmp_path):
         r1_small.get_stages(r1_small.get_config(), str(tmp_path / 'work')), str(tmp_path / 'work')
     )
     first, last = evaluations['reasoning'][0], evaluations['rules'][-1]
-    assert last['greedy'] > first['greedy'] + 0.2 and last['pass@1'] > first['pass@1'] + 0.2
+    assert last['greedy'] > first['greedy'] and last['pass@1'] > first['pass@1'] + 0.3
