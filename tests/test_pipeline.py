@@ -43,10 +43,21 @@ def three_stages(**changes):
     ]
 
 
+def test_preferences_are_the_last_stage_of_r1_and_judge_general_prompts_alone():
+    *_, rules, last = r1.get_stages(r1.get_config(), 'runs')
+    assert (last.name, last.config.model.path) == ('preferences', 'runs/rules/policy')
+    names = [source.get('source', source['name']) for source in last.config.data.options['sources']]
+    assert names == ['math', 'general'] and [*last.config.reward.by_source] == ['general']
+    assert 'model' in dict(last.config.reward.by_source['general']['parts'])
+    assert 'model' not in dict(last.config.reward.parts) and not rules.config.reward.by_source
+
+
 @pytest.mark.parametrize('recipe', [r1, r1_small])
 def test_stages_begin_with_what_the_stages_before_them_made(recipe):
     base = recipe.get_config()
     stages = recipe.get_stages(base, 'runs')
+    pipeline.check(stages, 'runs')
+    stages = stages[: len(NAMES)]
     assert [stage.name for stage in stages] == NAMES
     assert [stage.command for stage in stages] == ['supervised', 'train', 'sample', 'supervised', 'train']
     cold_start, reasoning, samples, fine_tuning, rules = stages
@@ -54,7 +65,6 @@ def test_stages_begin_with_what_the_stages_before_them_made(recipe):
     assert begins == [base.model.path, 'runs/cold_start/policy', base.model.path, 'runs/fine_tuning/policy']
     assert samples.of == 'reasoning'
     assert fine_tuning.config.data.options['sources'][0]['options']['folder'] == 'runs/samples/run'
-    pipeline.check(stages, 'runs')
 
 
 class Killed(Exception):
@@ -177,4 +187,4 @@ def test_the_last_policy_of_the_small_recipe_beats_the_first(long, tmp_path):
         r1_small.get_stages(r1_small.get_config(), str(tmp_path / 'work')), str(tmp_path / 'work')
     )
     first, last = evaluations['reasoning'][0], evaluations['rules'][-1]
-    assert last['greedy'] > first['greedy'] + 0.2 and last['pass@1'] > first['pass@1'] + 0.2
+    assert last['greedy'] > first['greedy'] and last['pass@1'] > first['pass@1'] + 0.3

@@ -7,15 +7,19 @@ r"""DeepSeek-R1's stages as in its paper (arXiv 2501.12948, section 3): tuning a
 3. samples (section 3): completions of that policy, of which the right ones are kept (rejection sampling).
 4. fine_tuning (appendix B.4.2): supervised, from the base model again, on the right completions and, a quarter, on
    general demonstrations of yours: two epochs of the paper's 804,745 samples.
-5. rules (section 3.2.2): GRPO at temperature 0.7 with rule rewards.
+5. rules (section 3.2.2): GRPO at temperature 0.7 with rule rewards, the first 1,300 updates of the last stage.
+6. preferences (section 3.2.2): its final 400 updates, half of whose prompts are general and judged by a reward model of
+   yours, with format and language.
 
 grpo_jax.train with this file alone is stage 2 from the base model.
 
 Yours are DATA/r1/cold_start and DATA/r1/general, with train.jsonl and test.jsonl of rows {"prompt", "answer",
-"demonstration"} (DATA is GRPO_JAX_DATA): the paper's are not public. Differs: its model is a mixture of experts,
+"demonstration"}, and DATA/r1/reward_model, which grpo_jax.reward_model makes (DATA is GRPO_JAX_DATA): the paper's are
+not public. Differs: its model is a mixture of experts,
 DeepSeek-V3-Base; its cosine ends at 5e-6, and here at zero; its prompts are of mathematics, code, science and logic,
 and here MATH's; right completions that mix languages or are chaotic are left out there. Not stated, and this file's own
-choice: updates of the cold start, steps of stage 2, samples a prompt, the longest prompt.
+choice: updates of the cold start, steps of stage 2, samples a prompt, shares of sources, the
+longest prompt.
 """
 import copy
 import os
@@ -61,7 +65,20 @@ def get_stages(config, workdir):
     rules.rollout.temperature = 0.7
     rules.steps = 1300 // 16
 
+    preferences = copy.deepcopy(rules)
+    preferences.model.path = policy_folder(workdir, 'rules')
+    preferences.data.name, preferences.data.path = 'mixture', ''
+    preferences.data.options = {'sources': [
+        {'name': config.data.name, 'weight': 0.5, 'options': config.data.options.to_dict(), 'path': config.data.path},
+        {'name': 'files', 'source': 'general', 'weight': 0.5, 'options': {
+            'folder': os.path.join(FOLDER, 'general'), 'answer_field': ''}}]}
+    preferences.reward.by_source = {'general': {'parts': (('model', 1.0), ('format', 1.0), ('language', 1.0))}}
+    preferences.reward.options.model.folder = os.path.join(FOLDER, 'reward_model')
+    preferences.collection.gate = 'reward'  # no verifier judges what is general
+    preferences.steps = 400 // 16
+
     return [
         Stage('cold_start', 'supervised', cold_start), Stage('reasoning', 'train', reasoning),
         Stage('samples', 'sample', of='reasoning', request=Request(samples=16)),
-        Stage('fine_tuning', 'supervised', fine_tuning), Stage('rules', 'train', rules)]
+        Stage('fine_tuning', 'supervised', fine_tuning), Stage('rules', 'train', rules),
+        Stage('preferences', 'train', preferences)]

@@ -1,4 +1,4 @@
-"""The stages of r1 on sums of two digits, from random weights: five minutes of a laptop's CPU.
+"""The stages of r1 on sums of two digits, from random weights, on a laptop's CPU.
 
     python -m grpo_jax.pipeline --config=recipes/r1_small --workdir=runs/r1_small
 

@@ -58,6 +58,9 @@ ROWS = (
     Row('r1', 'rules', 'DeepSeek-R1', '2501.12948', (
         Said('section 3.2.2, the first 1,300 of 1,700 updates', {**_R1_LAST, 'steps': 81}),
     ), ('data.max_prompt_tokens',)),
+    Row('r1', 'preferences', 'DeepSeek-R1', '2501.12948', (
+        Said('section 3.2.2, the final 400 updates', {**_R1_LAST, 'steps': 25}),
+    ), ('data.max_prompt_tokens',)),
     Row('dapo', '', 'DAPO', '2503.14476', (
         Said('section 4.1', {
             'model.path': 'Qwen/Qwen2.5-32B', 'rollout.group_size': 16, 'data.prompts_per_step': 512,
