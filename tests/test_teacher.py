@@ -128,20 +128,21 @@ def test_a_teacher_of_other_tokens_or_of_shorter_texts_is_refused(folders, tmp_p
 
 
 def test_a_teacher_raises_a_student_above_what_rewards_alone_do(long, tmp_path):
-    # the teacher has seen 300 batches of demonstrations, the student 40; then both kinds of run take as many steps
-    sums = dict(data__options={'digits': 1, 'count': 200, 'blurts': 0.0, 'wrong': 0.0}, evaluation__prompts=40)
-    taught = tiny_run.config(steps=1, supervised__updates=300, supervised__batch=32, evaluation__samples=1, **sums)
+    # in 100 steps from one cold start: 0.09 of the sums right by rewards alone, 0.60 by opd, 0.85 over all 99 tokens
+    sums = dict(data__options={'digits': 1, 'count': 200, 'blurts': 0.0, 'wrong': 0.0}, evaluation__samples=1)
+    taught = tiny_run.config(steps=1, supervised__updates=200, supervised__batch=32, **sums)
     train.run(taught, str(tmp_path / 'taught'))
     export.export(str(tmp_path / 'taught'), str(tmp_path / 'teacher'), 'float32')
     student = small_model.write(tmp_path / 'student')
+    edit(student, 'config.json', hidden_size=64, num_hidden_layers=2, intermediate_size=128)
     own = dict(
-        model__path=student, supervised__updates=40, supervised__batch=32, steps=40, data__prompts_per_step=16,
-        optimizer__learning_rate=1e-3, evaluation__samples=4, rollout__group_size=8, **sums,
+        model__path=student, supervised__updates=60, supervised__batch=32, steps=100, data__prompts_per_step=16,
+        optimizer__learning_rate=2e-3, rollout__group_size=8, **sums,
     )  # fmt: skip
-    after = {}
-    for preset in ('dr_grpo', 'opd', 'opd_reward'):
+    whole = dict(algorithm__regularizers=('distill',), algorithm__teacher_coef=0.0, algorithm__teacher_top_k=99)
+    right = {}
+    for name, preset, changes in [('dr_grpo', 'dr_grpo', {}), ('opd', 'opd', {}), ('whole', 'opd', whole)]:
         teacher = {} if preset == 'dr_grpo' else {'teacher__path': str(tmp_path / 'teacher')}
-        train.run(tiny_run.config(preset=preset, **own, **teacher), str(tmp_path / preset))
-        after[preset] = tiny_run.rows(tmp_path / preset, 'evaluations.jsonl')[-1]['pass@1']
-    print(after)
-    assert after['opd'] > after['dr_grpo'] + 0.05 and after['opd_reward'] > after['dr_grpo'] + 0.05
+        train.run(tiny_run.config(preset=preset, **own, **teacher, **changes), str(tmp_path / name))
+        right[name] = np.mean([row['reward'] for row in tiny_run.rows(tmp_path / name)[-20:]])
+    assert right['dr_grpo'] + 0.2 < right['opd'] < right['whole']
