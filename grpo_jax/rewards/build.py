@@ -236,7 +236,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         for name, module in modules.items()
     }
 
-    def of_source(source, key):
+    def bind_source(source, key):
         own = {custom.name_of(path): parts[custom.name_of(path)] for path, _ in source.parts}
         _check_verifier(source.verifier, own, key)
         verifier = modules[source.verifier] if source.verifier else SimpleNamespace()
@@ -252,10 +252,10 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
             gold=getattr(verifier, 'gold', None),
         )
 
-    return of_source(options.sources[0], 'reward')._replace(
+    return bind_source(options.sources[0], 'reward')._replace(
         steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,
         shaping=_shaping(options, max_tokens) if options.length_shaping else None,
-        by_source={name: of_source(own, f'reward.by_source.{name}') for name, own in options.by_source.items()},
+        by_source={name: bind_source(own, f'reward.by_source.{name}') for name, own in options.by_source.items()},
     )
 
 
