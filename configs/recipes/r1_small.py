@@ -4,7 +4,7 @@
 
 The cold start's demonstrations mostly blurt a wrong answer out. Reinforcement finds that working a sum out pays, the
 base model then learns from its right completions, and from sums of one digit as what is general, and is reinforced once
-more. No number is a paper's.
+more. No number is a paper's. Figures: docs/recipes.md.
 """
 import copy
 
