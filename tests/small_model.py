@@ -1,10 +1,14 @@
-"""A folder of a tiny model of characters: config and tokenizer, no weights."""
+"""Folders of models of characters: a tiny one without weights, and the demo's with random ones."""
 
 import json
 import os
 
-from grpo_jax.models import hf
+import jax
+import numpy as np
 
+from grpo_jax.models import families, hf, transformer
+
+CHARACTERS = 'configs/models/characters'
 SMALL = {
     'hidden_size': 32,
     'intermediate_size': 48,
@@ -18,10 +22,19 @@ SMALL = {
 
 def write(folder):
     """Writes the folder and returns its path."""
-    hf.copy_files(hf.find('configs/models/characters'), folder)
+    hf.copy_files(hf.find(CHARACTERS), folder)
     path = os.path.join(folder, 'config.json')
     with open(path, encoding='utf8') as file:
         config = json.load(file) | SMALL
     with open(path, 'w', encoding='utf8') as file:
         json.dump(config, file)
+    return str(folder)
+
+
+def write_drawn(folder, seed):
+    """Writes the folder of the demo's model with weights that are drawn, and returns its path."""
+    source = hf.find(CHARACTERS)
+    model_config = families.load_config(source)
+    params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(seed), model_config)
+    hf.save(str(folder), source, params, model_config, np.float32)
     return str(folder)

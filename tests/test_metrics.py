@@ -14,7 +14,7 @@ from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
 from grpo_jax.run import collect, figures, metrics, tables
 from grpo_jax.sharding import chips
-from tests import doc_examples, tiny_run
+from tests import doc_examples, small_model, tiny_run
 
 
 def public(kind):
@@ -118,7 +118,8 @@ def written(tmp_path_factory):
         train.run(tiny_run.config(**EVERYTHING), str(folder / 'run'))
     for file in ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl'):
         names[file] = {name for row in tiny_run.rows(folder / 'run', file) for name in row} - {'step'}
-    for changes in UPDATES.values():
+    teacher = small_model.write_drawn(folder / 'teacher', seed=5)
+    for changes in (*UPDATES.values(), dict(preset='opd', teacher__path=teacher)):
         names['metrics.jsonl'] |= names_of_update(changes, folder / 'other')
     names['evaluations.jsonl'] |= names_of_figures()
     return names

@@ -11,25 +11,14 @@ import pytest
 
 from grpo_jax import export, train
 from grpo_jax.errors import BadInput
-from grpo_jax.models import families, hf, transformer
 from tests import small_model, tiny_run
-
-MODEL = 'configs/models/characters'
-
-
-def write_teacher(folder, seed=5):
-    """The folder of a teacher of random weights."""
-    model_config = families.load_config(hf.find(MODEL))
-    params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(seed), model_config)
-    hf.save(str(folder), hf.find(MODEL), params, model_config, np.float32)
-    return str(folder)
 
 
 @pytest.fixture(scope='module')
 def folders(tmp_path_factory):
     """(folder of a teacher, folder of a smaller student without weights)."""
     folder = tmp_path_factory.mktemp('models')
-    return write_teacher(folder / 'teacher'), small_model.write(folder / 'student')
+    return small_model.write_drawn(folder / 'teacher', seed=5), small_model.write(folder / 'student')
 
 
 def config(folders, **changes):
@@ -56,7 +45,7 @@ def test_a_student_comes_nearer_to_its_teacher_and_resumes_exactly(folders, tmp_
     jax.tree.map(np.testing.assert_array_equal, state.params, resumed.params)
     assert differences(tiny_run.rows(tmp_path / 'cut')) == differences(rows)
 
-    shutil.copy(os.path.join(write_teacher(tmp_path / 'other', seed=6), 'model.safetensors'), moved)
+    shutil.copy(os.path.join(small_model.write_drawn(tmp_path / 'other', seed=6), 'model.safetensors'), moved)
     with pytest.raises(BadInput, match=r'teacher\.path.*other weights'):
         train.run(config(folders, steps=9, **changes), str(tmp_path / 'cut'))
 

@@ -55,7 +55,7 @@ def load(folder, tokenizer, rows, answered=False, **changes):
     (folder / 'train.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     section = demo.get_config().data.to_dict() | {'name': 'files', 'chat': True, 'max_prompt_tokens': 500}
     section |= {'options': {'folder': str(folder)}} | changes
-    return data.load(data.DataOptions.from_config(ConfigDict(section)), 'train', tokenizer, answered)
+    return data.load(data.DataOptions.from_config(ConfigDict(section)), 'train', tokenizer, lambda example: answered)
 
 
 CHATS = {
@@ -204,7 +204,7 @@ def test_a_mixture_loads_prompts_without_answers_too(tmp_path):
     options = {'sources': sources}
     section = ConfigDict(demo.get_config().data.to_dict() | {'name': 'mixture', 'options': options})
     options = data.DataOptions.from_config(section)
-    loaded = data.load(options, 'train', hf.load_tokenizer(MODEL), answered=False)
+    loaded = data.load(options, 'train', hf.load_tokenizer(MODEL), needs_answer=lambda example: False)
     assert [(e.id, e.meta['source']) for e in loaded.examples] == [(0, 'a'), (2, 'a'), (1, 'b'), (3, 'b')]
 
 
