@@ -10,7 +10,7 @@ weight decay, the gradient's bound, at most ten draws.
 Differs: the prompts are MATH's, and not DAPO-Math-17K; those are read by --config.data.name=files with its id and
 fields (docs/data.md). Not stated, and this file's own choice: how many steps, and how a completion is asked for.
 """
-from configs import math
+from grpo_jax.configs import math
 
 
 def get_config(preset='dapo'):

@@ -10,7 +10,7 @@ Differs: answers are judged by mathematics, and the prompts are MATH's alone; th
 --config.reward.parts="(('model', 1.0), ('math', 0.0))" with --config.reward.options.model.folder=DIR. Not stated, and
 this file's own choice: steps, temperature, the clip (without effect with one update), the longest prompt.
 """
-from configs import math
+from grpo_jax.configs import math
 
 
 def get_config(preset='grpo'):

@@ -9,7 +9,7 @@ Differs: all of MATH's train split, and not its levels 3 to 5. Not stated as a n
 train_batch_size of 128 beside 1,024 completions a rollout may mean 8 updates; here it is one. The clip of 0.2 is the
 usual one, and without effect with one update. The number of steps is this file's own choice.
 """
-from configs import math
+from grpo_jax.configs import math
 
 
 def get_config(preset='dr_grpo'):

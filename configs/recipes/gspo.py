@@ -9,7 +9,7 @@ Differs: the paper has a mixture of experts, tuned from Qwen3-30B-A3B-Base, and 
 model of the same family, and MATH. Not stated, and this file's own choice: everything else, the number of completions,
 the batch, learning rate, temperature and lengths among it.
 """
-from configs import math
+from grpo_jax.configs import math
 
 
 def get_config(preset='gspo'):

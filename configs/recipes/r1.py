@@ -24,8 +24,8 @@ longest prompt.
 import copy
 import os
 
-from configs import default
-from configs.recipes import r1_zero
+from grpo_jax.configs import default
+from grpo_jax.configs.recipes import r1_zero
 from grpo_jax.pipeline import Stage, policy_folder, run_folder
 from grpo_jax.sample import Request
 

@@ -8,7 +8,7 @@ more. No number is a paper's. Figures: docs/recipes.md.
 """
 import copy
 
-from configs.labs import sums
+from grpo_jax.configs.labs import sums
 from grpo_jax.pipeline import Stage, policy_folder, run_folder
 from grpo_jax.sample import Request
 

@@ -12,7 +12,7 @@ From update 8,200 (step 512) on completions have up to 65,536 tokens there: for 
 export as its model. The prompts are MATH's alone. Not stated for R1-Zero: the clip, here that of R1's first stage
 (section 3.2.1), and the longest prompt.
 """
-from configs import math
+from grpo_jax.configs import math
 
 TEMPLATE = (
     'A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant '

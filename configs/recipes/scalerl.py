@@ -12,7 +12,7 @@ is forced without the words "Okay, time is up. Let me stop thinking and formulat
 MATH's, and not Polaris-53K; the model is an instruction model, and not the authors' own of 8 billion parameters. Not
 stated, and this file's own choice: temperature and steps.
 """
-from configs import math
+from grpo_jax.configs import math
 
 
 def get_config(preset='scalerl'):

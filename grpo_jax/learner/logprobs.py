@@ -109,7 +109,7 @@ def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, h
     def chunk_values(hidden, *tokens):
         logits = transformer.unembed_transposed(weights, shards.gather_tokens(hidden), model_config)
         logits = logits / (head.temperature or 1.0)
-        values = _of_logits(logits, *map(shards.gather_tokens, tokens), shards=shards, head=head)
+        values = _read_logits(logits, *map(shards.gather_tokens, tokens), shards=shards, head=head)
         return jax.tree.map(shards.own_tokens, values)
 
     def nothing(*_):
@@ -142,7 +142,7 @@ def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size
     return jnp.full(count + -count % size, count).at[rank].set(jnp.arange(count)).reshape(-1, size), rank
 
 
-def _of_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
+def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
     """HeadOutput of n places of logits f32[V, n], or of this device's shard of V: each array begins with n."""
     first, count = shards.vocab_range(len(logits))
     inside = True if isinstance(count, int) else (jnp.arange(len(logits)) < count)[:, None]
