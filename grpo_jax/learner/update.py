@@ -9,7 +9,7 @@ import optax
 
 from grpo_jax import algorithms
 from grpo_jax.learner import critic, descent, packing
-from grpo_jax.learner.logprobs import Head, HeadOutput, rollout_logprobs
+from grpo_jax.learner.logprobs import Head, rollout_logprobs
 from grpo_jax.learner.optimizer import applied_updates
 from grpo_jax.learner.options import NOTHING, Learning, Observed
 from grpo_jax.learner.packing import PackedRows, Packing
@@ -126,11 +126,11 @@ def policy_gradient(setup: Setup, coefficients: dict, frozen: Any = None):
             tokens = rollout_logprobs(
                 params, microbatch.rollout, setup.model_config, head, learning.remat, microbatch.teacher_ids
             )
-            logprobs, entropy, top_logprobs = anchored(tokens.logprobs, microbatch, learning), *tokens[1:3]
+            tokens = tokens._replace(logprobs=anchored(tokens.logprobs, microbatch, learning))
             losses = algorithms.token_losses(
-                algorithm, logprobs, entropy, microbatch, prepared, coefficients, top_logprobs
+                algorithm, tokens.logprobs, tokens.entropy, microbatch, prepared, coefficients, tokens.top_logprobs
             )
-            return jnp.sum(losses), HeadOutput(logprobs, entropy)
+            return jnp.sum(losses), tokens._replace(top_logprobs=None)
 
         def packed_loss(compute, cells):
             assert sizes is not None, 'there are packed rows'
