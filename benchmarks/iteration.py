@@ -78,7 +78,7 @@ def ours(case):
         rewards = rewards.reshape(prompts, group)
         logprobs = learner.logprobs(state, rollout, learner.pack(rollout))
         dead = algorithms.dead_groups(rewards)
-        experience, _ = make_experience(method, state, rollout, logprobs, rewards, dead, {}, one)
+        experience, _ = make_experience(method, state, rollout, logprobs, rewards, {'dead': dead}, one)
         state, _ = jax.block_until_ready(learner.update(state, experience, learner.pack(experience.rollout)))
 
 

@@ -135,6 +135,12 @@ def get_config(preset='grpo'):
     config.collection.max_staleness = 0  # steps that groups left over by resample, or of replay, may be old
     config.collection.retire_above = 0.0    # pass rate over all its visits that retires a prompt; 0: none
     config.collection.revisit = 0.0         # share of the places of steps that retired prompts get again
+    config.collection.allocation = 'equal'  # completions of each prompt: equal, rollout.group_size; or so many on the
+                                            # average: pass_rate, most for those whose groups may then differ; or
+                                            # uncertainty, in rounds, most where it takes most off (XRPO)
+    config.collection.allocation_unit = 2   # completions that a prompt gets at a time, unless allocation is equal
+    config.collection.exploration = 1.0     # weight of few completions beside the uncertainty that more take off
+    config.collection.seeding = 0           # solved prompts of a step that are written before an unsolved one
     config.collection.reference = 'frozen'  # or hard (the policy, every reference_every steps), polyak (a share of it)
     config.collection.reference_every = 0   # steps between two renewals of the reference; of hard and polyak
     config.collection.reference_mix = 0.6   # share of the policy in polyak

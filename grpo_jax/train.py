@@ -135,14 +135,16 @@ def to_experience(
 
     The state's history has the rewards thereafter.
     """
-    reward_functions, group_size = experiment.reward_functions, len(rewarded.rewards) // len(draw.examples)
-    shaped = rewards.shape_rewards(reward_functions, rewarded, group_size)
-    dead = collect.dead_groups(experiment.settings.collection, rewarded, len(draw.examples))
-    state, baselines = history(state, draw.examples, shaped)
-    inputs = baselines | rewards.advantage_inputs(
-        reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer
+    reward_functions, grouping = experiment.reward_functions, draw.grouping
+    shaped = rewards.shape_rewards(reward_functions, rewarded, grouping)
+    dead = collect.dead_groups(experiment.settings.collection, rewarded, grouping)
+    state, baselines = history(state, draw.prompts, shaped)
+    inputs = {'dead': dead, **baselines} | rewards.advantage_inputs(
+        reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer, grouping
     )
-    experience, row = make_experience(algorithm, state, draw.rollout, logprobs, shaped, dead, inputs, experiment.mesh)
+    experience, row = make_experience(
+        algorithm, state, draw.rollout, logprobs, shaped, inputs, experiment.mesh, grouping
+    )
     return state, experience, row | {name: np.mean(values) for name, values in baselines.items()}
 
 
@@ -199,6 +201,7 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
     learning = experiment.settings.learning
     check_sizes(algorithm, experiment.mesh, shapes, learning)
     decoded.check(experiment, algorithm)
+    _check_allocation(experiment.settings, algorithm)
     for warning in algorithms.check_run(
         algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
     ):
@@ -218,6 +221,24 @@ def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, sha
     teacher.check(experiment, algorithm)
     if 'reference' in learning.offload and not kept:
         logger.warning('learner.offload names the reference, and this algorithm keeps none')
+
+
+def _check_allocation(settings: Settings, algorithm: algorithms.Algorithm):
+    """BadInput for a loss of whole groups where an update may see a part of one: groups are made of equal parts."""
+    allocation, minibatches = settings.collection.allocation, settings.learning.minibatches
+    if allocation == 'equal':
+        return
+    if 'group_ids' in algorithm.reads:
+        raise BadInput(
+            'collection.allocation', allocation, 'a loss of pairs or whole groups needs groups of one size; use equal'
+        )
+    if minibatches > 1 and 'group_ids' in algorithms.pieces.reads(algorithm.weights):
+        raise BadInput(
+            'learner.minibatches',
+            minibatches,
+            f'cuts the larger groups of collection.allocation={allocation!r} apart, and algorithm.weights='
+            f'{settings.algorithm.weights!r} averages over whole ones; use 1, or token_mean',
+        )
 
 
 def _check_adapters(settings: Settings, algorithm: algorithms.Algorithm):

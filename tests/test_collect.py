@@ -146,7 +146,7 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes,
 def group(rewards, since=0):
     unknown = np.full(len(rewards), np.nan)
     rewarded = Rewards([], [], [1] * len(rewards), np.array(rewards), unknown, {}, {})
-    dead = collect.dead_groups(collect.Collection(), rewarded, 1)[0]
+    dead = collect.dead_groups(collect.Collection(), rewarded)[0]
     return collect.Group(None, None, since, rewarded, bool(dead))
 
 
@@ -191,10 +191,10 @@ def test_the_gate_is_the_verifier_that_is_paid_for(parts, gate, expected):
 def test_groups_that_differ_in_format_alone_are_drawn_again():
     unknown = np.full(2, np.nan)
     rewarded = Rewards([], [], [1, 1], np.array([0.1, 0.0]), np.array([0.0, 0.0]), {}, {})
-    assert collect.dead_groups(collect.Collection(gate='outcome'), rewarded, 1).tolist() == [True]
-    assert collect.dead_groups(collect.Collection(gate='reward'), rewarded, 1).tolist() == [False]
+    assert collect.dead_groups(collect.Collection(gate='outcome'), rewarded).tolist() == [True]
+    assert collect.dead_groups(collect.Collection(gate='reward'), rewarded).tolist() == [False]
     known_to_none = rewarded._replace(correct=unknown)
-    assert collect.dead_groups(collect.Collection(gate='outcome'), known_to_none, 1).tolist() == [False]
+    assert collect.dead_groups(collect.Collection(gate='outcome'), known_to_none).tolist() == [False]
 
 
 def test_sft_takes_as_many_rows_and_its_loss_falls(long, tmp_path):

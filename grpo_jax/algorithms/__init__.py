@@ -4,6 +4,7 @@
 """
 
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
+from grpo_jax.algorithms.grouping import Grouping
 from grpo_jax.algorithms.groups import dead_groups, judge_groups
 from grpo_jax.algorithms.losses import (
     by_token,
@@ -21,6 +22,7 @@ from grpo_jax.algorithms.validation import check_run
 
 __all__ = [
     'Algorithm',
+    'Grouping',
     'PooledMean',
     'adapt',
     'by_token',

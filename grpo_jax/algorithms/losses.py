@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, row_inputs, validation, weights
 from grpo_jax.algorithms.algorithm import Algorithm
+from grpo_jax.algorithms.grouping import Grouping
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Array, Experience
 
@@ -158,27 +159,18 @@ def _in_columns(piece, advantages, inputs):
 
 def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
     """compute_advantages of rows [B] in any order: groups are padded with unscorable completions."""
-    _, owner = np.unique(group_ids, return_inverse=True)
-    counts = np.bincount(owner)
-    place = np.zeros(len(owner), int)
-    for group in range(len(counts)):
-        place[owner == group] = np.arange(counts[group])
-
-    def padded(x, fill: float = 0):
-        full = np.full((len(counts), counts.max(), *x.shape[1:]), fill, x.dtype)
-        full[owner, place] = x
-        return full
-
-    grouped: dict[str, Any] = {'sizes': counts}
+    grouping = Grouping.by_ids(group_ids)
+    grouped: dict[str, Any] = {'sizes': grouping.sizes}
     grouped |= {
-        name: x if name in NOT_BY_ROW else padded(np.asarray(x), PADDING.get(name, 0))
+        name: x if name in NOT_BY_ROW else grouping.spread(np.asarray(x), PADDING.get(name, 0))
         for name, x in data.items()
         if name != 'parts'
     }
     if 'parts' in data:
-        grouped['parts'] = np.stack([padded(part, np.nan) for part in np.asarray(data['parts'], np.float64)])
-    advantages = compute_advantages(algorithm, padded(rewards, np.nan), kl_coef=kl_coef, **grouped)
-    return advantages.reshape(len(counts), counts.max(), -1)[owner, place]
+        grouped['parts'] = np.stack([grouping.spread(part, np.nan) for part in np.asarray(data['parts'], np.float64)])
+    spread = grouping.spread(rewards, np.nan)
+    advantages = compute_advantages(algorithm, spread, kl_coef=kl_coef, **grouped)
+    return grouping.gather(advantages.reshape(*spread.shape, -1))
 
 
 def by_token(algorithm: Algorithm) -> bool:

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 import numpy as np
 
-from grpo_jax.algorithms import Algorithm, compute_advantages, critic_targets
+from grpo_jax.algorithms import Algorithm, Grouping, compute_advantages, critic_targets
 from grpo_jax.hosts import processes
 from grpo_jax.sharding.batches import put_rows
 from grpo_jax.types import Experience, Rollout, TrainState
@@ -20,46 +20,49 @@ def make_experience(
     rollout: Rollout,
     logprobs: Mapping[str, jax.Array],
     rewards: Float[np.ndarray, 'P G'],
-    dead: Bool[np.ndarray, ' P'],
     inputs: Mapping[str, Any],
     mesh: jax.sharding.Mesh,
+    grouping: Grouping | None = None,
 ) -> tuple[Experience, dict[str, Any]]:
     """(Experience, statistics by name) of a rollout and its rewards (NaN: unscorable).
 
-    logprobs holds what Learner.logprobs computed; inputs, what else an advantage may read (correct, step_rewards,
-    parts, part_weights; see algorithms.advantages). With dead_groups other than 'keep' and 'reweight', tokens of dead
-    groups leave the completion mask, and so every denominator.
+    logprobs holds what Learner.logprobs computed; inputs, dead bool[P] and what else an advantage may read (correct,
+    step_rewards, parts, part_weights; see algorithms.advantages). With dead_groups other than 'keep' and 'reweight',
+    tokens of dead groups leave the completion mask, and so every denominator. grouping says which rows are a group,
+    where groups are not all of G adjacent ones; what then has no completion is NaN in rewards and inputs.
     """
-    group_size = rewards.shape[1]
-    host = {**_host_inputs(state.aux, rollout, logprobs, rewards.shape), 'dead': dead, **inputs}
+    grouping, dead = grouping or Grouping.by_sizes(np.full(*rewards.shape)), inputs['dead']
+    host = {**_host_inputs(state.aux, rollout, logprobs, grouping), **inputs}
     kl_coef = float(state.aux['coefficients']['kl_coef'])
     advantages = compute_advantages(algorithm, rewards, kl_coef=kl_coef, **host)
+    advantages = grouping.gather(advantages.reshape(*rewards.shape, -1))
     fields = {'old_logprobs': None, 'ref_logprobs': None, **logprobs}
     if 'values' in logprobs:
-        fields['returns'] = put_rows(critic_targets(algorithm, rewards, kl_coef=kl_coef, **host), mesh)
+        returns = critic_targets(algorithm, rewards, kl_coef=kl_coef, **host)
+        fields['returns'] = put_rows(grouping.gather(returns.reshape(*rewards.shape, -1)), mesh)
     if 'correct' in inputs:
-        fields['correct'] = put_rows(inputs['correct'].reshape(-1).astype(np.float32), mesh)
+        fields['correct'] = put_rows(grouping.gather(inputs['correct']).astype(np.float32), mesh)
     if algorithm.dead_groups in ('drop', 'resample', 'replay'):
-        alive = put_rows(np.repeat(~dead, group_size), mesh)
+        alive = put_rows(~dead[grouping.owner], mesh)
         rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))
     experience = Experience(
         rollout=rollout,
         advantages=put_rows(advantages, mesh),
-        rewards=put_rows(rewards.reshape(-1).astype(np.float32), mesh),
-        group_ids=put_rows(np.repeat(np.arange(len(rewards), dtype=np.int32), group_size), mesh),
+        rewards=put_rows(grouping.gather(rewards).astype(np.float32), mesh),
+        group_ids=put_rows(grouping.owner.astype(np.int32), mesh),
         **fields,
     )
-    return experience, _statistics(rewards, advantages, dead) | _outcomes(inputs.get('correct'))
+    return experience, _statistics(grouping.gather(rewards), advantages, dead) | _outcomes(inputs.get('correct'))
 
 
-def _host_inputs(aux, rollout, logprobs, shape):
+def _host_inputs(aux, rollout, logprobs, grouping):
     """What an advantage may read of the rollout and its logprobs, by name, with leading axes [P, G].
 
     Each is a function, so that only what is read is fetched.
     """
 
     def by_row(array):
-        return lambda: processes.fetch(array).reshape(*shape, -1)
+        return lambda: grouping.spread(processes.fetch(array))
 
     def kl():
         difference = logprobs['old_logprobs'] - logprobs['ref_logprobs']
@@ -73,6 +76,7 @@ def _host_inputs(aux, rollout, logprobs, shape):
         return np.mean(entropy[mask])
 
     return {name: by_row(array) for name, array in logprobs.items() if array.ndim == 2} | {
+        'sizes': grouping.sizes,
         'mask': by_row(rollout.loss_mask),
         'completion_mask': by_row(rollout.completion_mask),
         'tokens': by_row(rollout.tokens[:, rollout.prompt_mask.shape[1] :]),

@@ -59,7 +59,9 @@ class PlannedRun(NamedTuple):
     def engine(self):
         """The sampler of training, or of evaluation where training reads its completions from the data."""
         reads = self.algorithm.source in collect.READ_FROM_DATA
-        return self.evaluation_engine if reads else self.experiment.sampler(self.shapes)
+        if reads:
+            return self.evaluation_engine
+        return self.experiment.sampler(collect.draw_shapes(self.experiment, self.shapes))
 
     @property
     def evaluation_engine(self):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+from grpo_jax.algorithms.grouping import Grouping
 from grpo_jax.example import Example
 from grpo_jax.rewards.build import Part, RewardFunctions
 from grpo_jax.workers import pool
@@ -173,14 +174,13 @@ def _kind(failure):
     return next(name for kind, name in FAILURES.items() if isinstance(failure, kind))
 
 
-def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, group_size: int) -> Float[np.ndarray, 'P G']:
-    """The rewards with the shaping by length, where there is one."""
-    rewards = rewarded.rewards.reshape(-1, group_size)
-    if not reward_functions.shaping:
-        return rewards
-    correct = (rewarded.correct == 1).reshape(rewards.shape)
-    shaping = reward_functions.shaping(rewarded.lengths.reshape(rewards.shape), correct)
-    return rewards + reward_functions.options.length_shaping_weight * shaping
+def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, grouping: Grouping) -> Float[np.ndarray, 'P G']:
+    """The rewards with the shaping by length, where there is one; NaN where a group has no completion."""
+    shaped, weight = rewarded.rewards.copy(), reward_functions.options.length_shaping_weight
+    if reward_functions.shaping:
+        for rows in grouping.rows_by_size():
+            shaped[rows] += weight * reward_functions.shaping(rewarded.lengths[rows], rewarded.correct[rows] == 1)
+    return grouping.spread(shaped, np.nan)
 
 
 def advantage_inputs(
@@ -190,26 +190,27 @@ def advantage_inputs(
     shaped: Float[np.ndarray, 'P G'],
     fetch_tokens: Callable[[], tuple],
     tokenizer: Any,
+    grouping: Grouping,
 ) -> dict[str, Any]:
     """What an advantage may read beside total rewards, by name; of functions, those are called that are read.
 
-    shaped are the total rewards; fetch_tokens() gives (rollout.tokens, rollout.completion_mask) on the host.
+    examples are of equal parts of the rows; shaped are the total rewards; fetch_tokens() gives (rollout.tokens,
+    rollout.completion_mask) on the host. NaN where a group has no completion.
     """
     parts = reward_functions.every_part.values()
     reward_steps: Any = reward_functions.steps
 
     def stack_parts():
-        return np.stack(list(rewarded.parts.values())).reshape(len(parts), len(examples), -1)
+        return np.stack([grouping.spread(part, np.nan) for part in rewarded.parts.values()])
 
     def compute_step_rewards():
         tokens, mask = fetch_tokens()
         steps = reward_steps(list(rewarded.texts), _repeat(examples, len(rewarded.texts)))
-        outcomes = shaped.reshape(-1) if reward_functions.options.steps_with_outcome else None
-        placed = place_step_rewards(steps, outcomes, tokens, mask, tokenizer)
-        return placed.reshape(len(examples), -1, mask.shape[1])
+        outcomes = grouping.gather(shaped) if reward_functions.options.steps_with_outcome else None
+        return grouping.spread(place_step_rewards(steps, outcomes, tokens, mask, tokenizer), np.nan)
 
     inputs = {
-        'correct': rewarded.correct.reshape(len(examples), -1),
+        'correct': grouping.spread(rewarded.correct, np.nan),
         'part_weights': np.array([part.weight for part in parts]),
         'parts': stack_parts,
     }

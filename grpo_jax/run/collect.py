@@ -1,117 +1,52 @@
 """What a step learns from: completions of its prompts, and their rewards.
 
-A Collector draws once a step. `resample` and `replay` are loops around its draw: they draw again, or exchange groups
-for those of earlier steps, until the groups differ. What is kept between steps lies in TrainState.aux, so that a
-resumed run draws the same: position, how many prompts were visited; tries and hits of each example, for the
-curriculum; and kept, groups of earlier steps.
+A Collector draws once a step. `resample`, `replay` and allocation.explore are loops around its draw: they draw again,
+or exchange groups for those of earlier steps, until the groups differ, or give more completions to some prompts than to
+others. What is kept between steps lies in TrainState.aux, so that a resumed run draws the same: position, how many
+prompts were visited; tries and hits of each example, for the curriculum and the sizes of groups; and kept, groups of
+earlier steps.
 """
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 import numpy as np
 
-from grpo_jax import algorithms, data, ranges, rewards
-from grpo_jax.algorithms import Algorithm
-from grpo_jax.algorithms.validation import CHOICES
-from grpo_jax.errors import BadInput
+from grpo_jax import algorithms, data, rewards
+from grpo_jax.algorithms import Algorithm, Grouping
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
-from grpo_jax.ranges import Natural, OneOf, PositiveShare, Range, Share
-from grpo_jax.run import demonstrations, metrics
+from grpo_jax.run import allocation, demonstrations, metrics, seeding
+from grpo_jax.run.collection import READ_FROM_DATA, Collection
 from grpo_jax.sharding import batches
 from grpo_jax.types import Rollout, TrainState
 
-# sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
-READ_FROM_DATA = {'demonstrations': ('demonstration',), 'pairs': ('demonstration', 'rejected')}
-SCHEDULES = ('frozen', 'hard', 'polyak')  # of the reference
-
-
-class Collection(NamedTuple):
-    """What a step learns from, and which policies are beside the one that learns: config.collection."""
-
-    source: Annotated[str, OneOf(CHOICES['source'])] = 'policy'
-    gate: Annotated[str, OneOf(CHOICES['gate'])] = 'auto'
-    dead_groups: Annotated[str, OneOf(CHOICES['dead_groups'])] = 'keep'
-    max_draws: Annotated[int, Range(least=1, most=10_000)] = 10
-    max_staleness: Natural = 0
-    retire_above: Share = 0.0
-    revisit: Annotated[float, Range(least=0, below=1)] = 0.0
-    reference: Annotated[str, OneOf(SCHEDULES)] = 'frozen'
-    reference_every: Natural = 0
-    reference_mix: PositiveShare = 0.6
-
-    @classmethod
-    def from_config(cls, section, *, corrected: bool, reward_options: rewards.RewardOptions):
-        """Collection of config.collection; BadInput for what cannot work.
-
-        corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
-        """
-        collection = cls(**ranges.read_section(cls, section, 'collection'))
-        _check_reference(collection)
-        if collection.gate == 'outcome' and not reward_options.verifies_all:
-            raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one')
-        _check_retirement(collection, reward_options.verifies_all)
-        if collection.dead_groups == 'replay' and collection.max_staleness < 1:
-            raise BadInput(
-                'collection.max_staleness',
-                collection.max_staleness,
-                'must be at least 1 for replay: groups of the same step are none',
-            )
-        if collection.keeps_groups and not corrected:
-            raise BadInput(
-                'collection.max_staleness',
-                collection.max_staleness,
-                'lets in completions of older policies, and nothing accounts for them; set a correction, like '
-                "truncated, or ratio_base='sampler'",
-            )
-        if collection.gate == 'auto':
-            return collection._replace(gate='outcome' if reward_options.verifier_pays else 'reward')
-        return collection
-
-    @property
-    def keeps_groups(self) -> bool:
-        """Whether groups are kept from step to step."""
-        return self.dead_groups in ('resample', 'replay') and self.max_staleness > 0
-
-
-def _check_reference(collection):
-    """BadInput for a schedule that never or always acts."""
-    schedule, every = collection.reference, collection.reference_every
-    if (schedule == 'frozen') != (every == 0):
-        raise BadInput(
-            'collection.reference_every',
-            every,
-            f'does not fit collection.reference={schedule!r}: '
-            'use 0 with frozen, and 1 or more steps with hard and polyak',
-        )
-
-
-def _check_retirement(collection, verifier):
-    """BadInput for prompts that would retire by unknown pass rates, and for visits of retired prompts without any."""
-    retire_above, revisit = collection.retire_above, collection.revisit
-    if retire_above and not verifier:
-        raise BadInput(
-            'collection.retire_above', retire_above, 'needs a reward.verifier to know pass rates; name one, or use 0'
-        )
-    if revisit and not retire_above:
-        raise BadInput(
-            'collection.revisit', revisit, 'gives places to retired prompts; set collection.retire_above, or use 0'
-        )
-
 
 class Draw(NamedTuple):
-    """Completions of P prompts."""
+    """Completions of prompts."""
 
-    examples: list[Example]
+    examples: list[Example]  # of equal parts of the rows; those of one prompt's parts follow one another
     rollout: Rollout
     finish_rewards: Callable  # () -> rewards.Rewards
     counts: dict[str, float]  # what it took, by name
+    sizes: Int[np.ndarray, ' P'] | None = None  # of the groups; None: each part is one
+
+    @property
+    def grouping(self) -> Grouping:
+        """Which rows are a group."""
+        rows = len(self.rollout.truncated)
+        return Grouping.by_sizes(np.full(n := len(self.examples), rows // n) if self.sizes is None else self.sizes)
+
+    @property
+    def prompts(self) -> list[Example]:
+        """The example of each group."""
+        rows = len(self.rollout.truncated) // len(self.examples)
+        return [self.examples[row // rows] for row in np.flatnonzero(self.grouping.place == 0)]
 
     def fetch_tokens(self):
         """(tokens i32[B, T], completion_mask bool[B, C]) on the host."""
@@ -190,7 +125,10 @@ class Collector:
         else:
             self._dataset, self._completions = experiment.load('train'), None
         rewards.check_parameters(experiment.reward_functions, self._dataset.examples)
-        self.sample = None if fields else experiment.sampler(shapes)
+        self._groups = (
+            shapes.prompts if self._collection.allocation == 'equal' else experiment.settings.data.prompts_per_step
+        )
+        self.sample = None if fields else experiment.sampler(draw_shapes(experiment, shapes))
 
     @property
     def programs(self) -> dict[str, Any]:
@@ -210,6 +148,8 @@ class Collector:
         """(Draw, TrainState) of a step; its rewards may still be computed. progress is called as the sampler says."""
         collection, step, prompts = self._collection, int(state.step), self._shapes.prompts
         self.streams: list[rewards.RewardStream] = []  # of this step
+        if collection.allocation == 'uncertainty':
+            return self._explore(state, progress)
         if collection.dead_groups not in ('resample', 'replay'):
             draw, aux = self._draw(state, dict(state.aux), 0, progress)
             return draw, state.replace(aux=aux)
@@ -233,47 +173,96 @@ class Collector:
 
     def _draw(self, state, aux, index, progress):
         """(Draw of the next prompts, aux that is moved on); rewards are computed while other rows still decode."""
-        experiment, shapes, collection = self._experiment, self._shapes, self._collection
-        # 1. prompts: a function of the seed, the step, the position and the retired examples
-        seed, position, count = experiment.settings.seed, int(aux['position']), len(self._dataset.examples)
-        retired = find_retired(collection, aux, count)
-        share = 0.0 if index else collection.revisit  # drawn again, a step would visit a retired prompt twice
-        revisits = data.revisit(seed, int(state.step), shapes.prompts, retired, share)
-        fresh, position = data.walk(seed, position, shapes.prompts - len(revisits), retired, self._dataset.sources)
-        chosen = np.concatenate([revisits, fresh])
-        aux = aux | {'position': jnp.int32(position)}
-        examples, prompts = data.prompts(self._dataset, chosen, shapes.queries, experiment.pad_token)
-        # 2. completions
-        if self.sample is None:
-            rollout = demonstrations.as_rollout(experiment, self._dataset, self._completions, chosen, shapes)
-            finish = functools.partial(self._rewards_of, examples, rollout)
-            draw = Draw(examples, batches.put_rows(rollout, experiment.mesh), finish, {})
-        else:
-            params = state.params
-            if collection.source == 'reference':  # which may wait in the hosts' memory
-                params = _reference(state)
-            # a prompt may come twice in a step; its noise must not
-            key = jax.random.fold_in(experiment.key, index) if index else experiment.key
-            stream = rewards.RewardStream(
-                experiment.reward_functions, examples, shapes.group_size, experiment.tokenizer
+        chosen, revisits, aux = self._choose(state, aux, index)
+        if self._completions is not None:
+            examples, _ = self._prompts(chosen)
+            rollout = demonstrations.as_rollout(
+                self._experiment, self._dataset, self._completions, chosen, self._shapes
             )
-            self.streams.append(stream)
-            rollout = self.sample(
-                params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
-                finished=stream.add, progress=progress,
-            )  # fmt: skip
-            finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
-            draw = Draw(examples, rollout, finish, {})
-        # 3. pass rates, for the curriculum
-        if collection.retire_above:
-            correct = (draw.finish_rewards().correct == 1).reshape(shapes.prompts, -1)
-            aux['tries'] = aux['tries'].at[chosen].add(correct.shape[1])
-            aux['hits'] = aux['hits'].at[chosen].add(correct.sum(1))
-            draw.counts['retired'] = float(np.mean(find_retired(collection, aux, count)))
-            if share:
-                draw.counts['revisited'] = len(revisits)
-                draw.counts['revisited_pass_rate'] = correct[: len(revisits)].mean() if len(revisits) else np.nan
-        return draw, aux
+            finish = functools.partial(self._rewards_of, examples, rollout)
+            draw = Draw(examples, batches.put_rows(rollout, self._experiment.mesh), finish, {})
+        elif self._collection.allocation == 'pass_rate':
+            tries, hits = (np.asarray(aux[name])[chosen] for name in ('tries', 'hits'))
+            unit = self._shapes.group_size
+            sizes = allocation.spread_by_pass_rate(hits, tries, self._shapes.prompts * unit, unit)
+            parts = Grouping.by_sizes(sizes // unit)
+            draw = self._sample(state, progress, self._prompts(chosen[parts.owner]), first=unit * parts.place)
+            draw = draw._replace(sizes=sizes, counts=count_sizes(sizes))
+        else:
+            draw = self._sample(state, progress, self._prompts(chosen), index)
+        return draw, self._count_passes(draw, chosen, revisits, aux)
+
+    def _choose(self, state, aux, index):
+        """(indices of the next prompts, how many of them are visited again, aux that is moved on).
+
+        A function of the seed, the step, the position and the retired examples.
+        """
+        seed, position, count = self._experiment.settings.seed, int(aux['position']), len(self._dataset.examples)
+        retired, prompts = find_retired(self._collection, aux, count), self._groups
+        share = 0.0 if index else self._collection.revisit  # drawn again, a step would visit a retired prompt twice
+        revisits = data.revisit(seed, int(state.step), prompts, retired, share)
+        fresh, position = data.walk(seed, position, prompts - len(revisits), retired, self._dataset.sources)
+        return np.concatenate([revisits, fresh]), len(revisits), aux | {'position': jnp.int32(position)}
+
+    def _prompts(self, chosen):
+        """(examples, Prompts on the host) of the chosen indices."""
+        return data.prompts(self._dataset, chosen, self._shapes.queries, self._experiment.pad_token)
+
+    def _sample(self, state, progress, asked, index=0, first=None):
+        """The Draw of completions of what is asked, (examples, Prompts)."""
+        assert self.sample is not None, 'completions are sampled'
+        experiment, (examples, prompts) = self._experiment, asked
+        params = state.params
+        if self._collection.source == 'reference':  # which may wait in the hosts' memory
+            params = _reference(state)
+        # a prompt may come twice in a step; its noise must not
+        key = jax.random.fold_in(experiment.key, index) if index else experiment.key
+        group_size = self._shapes.group_size
+        stream = rewards.RewardStream(experiment.reward_functions, examples, group_size, experiment.tokenizer)
+        self.streams.append(stream)
+        rollout = self.sample(
+            params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
+            first=first, finished=stream.add, progress=progress,
+        )  # fmt: skip
+        finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
+        return Draw(examples, rollout, finish, {})
+
+    def _count_passes(self, draw, chosen, revisits, aux):
+        """aux with the tries and hits of a Draw of the chosen prompts, which adds to the draw's counts."""
+        if not self._collection.counts_passes:
+            return aux
+        grouping, correct = draw.grouping, draw.finish_rewards().correct == 1
+        hits = np.bincount(grouping.owner, correct).astype(np.int32)
+        aux = aux | {'tries': aux['tries'].at[chosen].add(grouping.sizes), 'hits': aux['hits'].at[chosen].add(hits)}
+        if self._collection.retire_above:
+            draw.counts['retired'] = float(np.mean(find_retired(self._collection, aux, len(self._dataset.examples))))
+        if self._collection.revisit:
+            rates = hits[:revisits] / grouping.sizes[:revisits]
+            draw.counts['revisited'] = revisits
+            draw.counts['revisited_pass_rate'] = rates.mean() if revisits else np.nan
+        return aux
+
+    def _explore(self, state, progress):
+        """(Draw, TrainState) of a step in rounds, each of which goes to the prompts that want completions most."""
+        collection, prompts = self._collection, self._groups
+        chosen, revisits, aux = self._choose(state, dict(state.aux), 0)
+        plain = data.pick(self._dataset, chosen)
+        places, counts = np.arange(prompts), {'seeded': 0}
+
+        def draw_round(owners, first, parts):
+            asked = data.pick(plain, owners)
+            if collection.seeding and parts[0]:
+                asked, seeded = seeding.seed_unsolved(self._experiment, plain, owners, parts, collection.seeding)
+                counts['seeded'] += seeded * self._shapes.group_size
+            _, tokens = data.prompts(asked, places, self._shapes.queries, self._experiment.pad_token)
+            draw = self._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=first)
+            return split_groups(draw._replace(examples=asked.examples), int(state.step), collection)
+
+        rounds = self._shapes.prompts // prompts
+        parts = allocation.explore(draw_round, prompts, rounds, self._shapes.group_size, collection.exploration)
+        sizes = np.array([sum(len(part.rewarded.rewards) for part in own) for own in parts])
+        draw = self._concatenate([part for own in parts for part in own], count_sizes(sizes) | counts, sizes)
+        return draw, state.replace(aux=self._count_passes(draw, chosen, revisits, aux))
 
     def _join(self, selection, step, counts):
         """The Draw of a Selection: P groups, those that differ first; counts are those of what was drawn."""
@@ -286,11 +275,15 @@ class Collector:
             'groups_of_earlier_steps': sum(group.since < step for group in groups),
             'wasted_tokens': sampled - useful,
         }
+        return self._concatenate(groups, counts)
+
+    def _concatenate(self, groups, counts, sizes=None):
+        """The Draw of Groups one after another, or of parts of groups of these sizes."""
         rollout, rewarded = jax.tree.map(
             lambda *rows: np.concatenate(rows), *((group.rollout, group.rewarded) for group in groups)
         )
         rollout = batches.put_rows(rollout, self._experiment.mesh)
-        return Draw([group.example for group in groups], rollout, lambda: rewarded, counts)
+        return Draw([group.example for group in groups], rollout, lambda: rewarded, counts, sizes)
 
     def _rewards_of(self, examples, rollout):
         """The Rewards of a rollout on the host."""
@@ -311,7 +304,7 @@ class Collector:
             rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
             example = self._dataset.examples[host['index'][slot]]
             rewarded, since = self._rewards_of([example], rollout), int(host['since'][slot])
-            groups.append(Group(example, rollout, since, rewarded, bool(dead_groups(self._collection, rewarded, 1)[0])))
+            groups.append(Group(example, rollout, since, rewarded, bool(dead_groups(self._collection, rewarded)[0])))
         return groups
 
     def _store(self, groups):
@@ -338,7 +331,7 @@ def _reference(state):
 def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:
     """ShapeDtypeStructs of what a Collector of `count` examples has in TrainState.aux."""
     aux: dict[str, Any] = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
-    if collection.retire_above:
+    if collection.counts_passes:
         aux |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}
     if collection.keeps_groups:
         numbers = jax.ShapeDtypeStruct((shapes.prompts,), jnp.int32)
@@ -355,18 +348,26 @@ def find_retired(collection: Collection, aux: dict[str, Any], count: int) -> Boo
     return (tries > 0) & (hits >= collection.retire_above * tries)
 
 
-def dead_groups(collection: Collection, rewarded: rewards.Rewards, prompts: int) -> Bool[np.ndarray, ' P']:
-    """Which groups of completions teach nothing, by the collection's gate."""
+def dead_groups(
+    collection: Collection, rewarded: rewards.Rewards, grouping: Grouping | None = None
+) -> Bool[np.ndarray, ' P']:
+    """Which groups of completions teach nothing, by the collection's gate; without grouping, all are one group."""
+    grouping = grouping or Grouping.by_sizes(np.array([len(rewarded.rewards)]))
     return algorithms.judge_groups(
-        collection.gate, rewarded.rewards.reshape(prompts, -1), rewarded.correct.reshape(prompts, -1)
+        collection.gate, *(grouping.spread(x, np.nan) for x in (rewarded.rewards, rewarded.correct))
     )
+
+
+def count_sizes(sizes: Int[np.ndarray, ' P']) -> dict[str, float]:
+    """The least and the most completions of a prompt, by name."""
+    return {'group_size_least': int(sizes.min()), 'group_size_most': int(sizes.max())}
 
 
 def split_groups(draw: Draw, step: int, collection: Collection) -> list[Group]:
     """The draw's Groups, on the host."""
     rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
     size = len(rewarded.rewards) // len(draw.examples)
-    dead, groups = dead_groups(collection, rewarded, len(draw.examples)), []
+    dead, groups = dead_groups(collection, rewarded, draw.grouping), []
     for i, example in enumerate(draw.examples):
         rows = slice(i * size, (i + 1) * size)
         rows_of = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
@@ -375,10 +376,23 @@ def split_groups(draw: Draw, step: int, collection: Collection) -> list[Group]:
 
 
 def step_shapes(experiment, algorithm: Algorithm) -> batches.Shapes:
-    """Shapes of a step's batch: as many rows, of more prompts, where completions are read from the data."""
+    """Shapes of a step's batch: as many rows, of more prompts, where completions are read from the data.
+
+    Where groups differ in size, the parts that they are made of count as prompts.
+    """
     settings = experiment.settings
     prompts, group_size = settings.data.prompts_per_step, settings.group_size
     if algorithm.source in READ_FROM_DATA:
         size = len(READ_FROM_DATA[algorithm.source])
         prompts, group_size = prompts * group_size // size, size
+    if settings.collection.allocation != 'equal':
+        size = settings.collection.allocation_unit
+        prompts, group_size = prompts * group_size // size, size
     return experiment.shapes(prompts, group_size)
+
+
+def draw_shapes(experiment, shapes: batches.Shapes) -> batches.Shapes:
+    """Shapes of what is sampled at once for a step of these shapes: all of it, or one part of each prompt."""
+    if experiment.settings.collection.allocation == 'uncertainty':
+        return shapes._replace(prompts=experiment.settings.data.prompts_per_step)
+    return shapes

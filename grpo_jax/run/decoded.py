@@ -23,6 +23,7 @@ def check(experiment: Any, algorithm: Algorithm) -> None:
     hindered = {
         f'collection.source = {algorithm.source}': algorithm.source in ('reference', *READ_FROM_DATA),
         f'collection.dead_groups = {section.dead_groups}': section.dead_groups in ('resample', 'replay'),
+        f'collection.allocation = {section.allocation}': section.allocation != 'equal',
         'rollout.weights_dtype = int8': sampling.weights_dtype == 'int8',
         'rollout.cache_dtype = int8': sampling.cache_dtype == 'int8',
     }

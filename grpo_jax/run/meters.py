@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int, Num
 import numpy as np
 
-from grpo_jax.algorithms import groups
+from grpo_jax.algorithms import Grouping, groups
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards, language, reflection
 from grpo_jax.types import Experience, Rollout
@@ -30,19 +30,19 @@ def assess(
     fields = rollout.completion_mask, rollout.forced, experience.rewards, experience.advantages, experience.group_ids
     mask, forced, rewards, advantages, group_ids = processes.fetch(fields)
     tokens = processes.fetch(rollout.tokens)[:, -mask.shape[1] :]
-    shape = int(group_ids.max()) + 1, -1
-    correct, rewards = rewarded.correct.reshape(shape), rewards.astype(np.float64).reshape(shape)
+    grouping = Grouping.by_ids(group_ids)
+    correct, rewards = grouping.spread(rewarded.correct, np.nan), grouping.spread(rewards.astype(np.float64), np.nan)
     lengths, texts = rewarded.lengths, list(rewarded.texts)
     extract = None if reward_functions.by_source else reward_functions.extract  # else sources read their own
     phrases = reward_functions.options.options.get('reflection', {}).get('phrases', ())
-    grouped, there, written = (x.reshape(*correct.shape, -1) for x in (tokens, mask, forced))
+    grouped, there, written = (grouping.spread(x) for x in (tokens, mask, forced))
     row = {
         'empty': np.mean([not text.strip() for text in texts]),
         'repetitive': np.mean(are_repetitive(tokens, lengths)),
         'reflection': np.mean([count_phrases(text, tuple(phrases)) for text in texts]),
-        'length_reward_correlation': correlation_in_groups(lengths.reshape(shape), rewards),
+        'length_reward_correlation': correlation_in_groups(grouping.spread(lengths), rewards),
         'conflicting_tokens': conflicting_share(grouped, there, written, outcome_signs(correct, rewards)),
-        'advantage_variance': advantage_variance(advantages, mask & ~forced, np.isfinite(rewards).reshape(-1)),
+        'advantage_variance': advantage_variance(advantages, mask & ~forced, np.isfinite(grouping.gather(rewards))),
     }
     row |= script_metrics(texts)
     if sampled_at is not None:

@@ -11,7 +11,7 @@ from grpo_jax.learner import Learning, Optimization
 from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Count, Natural, OneOf, Range
 from grpo_jax.rewards import RewardOptions
-from grpo_jax.run.collect import Collection
+from grpo_jax.run.collection import Collection
 from grpo_jax.run.trackers import Tracking
 from grpo_jax.sampler import Sampling
 from grpo_jax.sharding import mesh as meshes
@@ -175,7 +175,12 @@ class Settings(NamedTuple):
             sampling=Sampling.from_config(config.rollout, dtype=model.dtype, corrected=corrected, lora=model.lora),
             group_size=config.rollout.group_size,
             rewards=reward_options,
-            collection=Collection.from_config(config.collection, corrected=corrected, reward_options=reward_options),
+            collection=Collection.from_config(
+                config.collection,
+                group_size=config.rollout.group_size,
+                corrected=corrected,
+                reward_options=reward_options,
+            ),
             reference=ReferenceSource.from_config(config.get('reference', {'path': ''})),  # earlier runs lack it
             teacher=TeacherSource.from_config(config.get('teacher', TeacherSource()._asdict())),  # earlier runs lack it
             algorithm=algorithm,

@@ -27,13 +27,14 @@ from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.types import Array, Prompts, Rollout
 
 
-def row_keys(seed: Key[Array, ''], step: Any, ids: Any, group_size: int) -> Key[Array, ' B']:
+def row_keys(seed: Key[Array, ''], step: Any, ids: Any, group_size: int, first: Any = 0) -> Key[Array, ' B']:
     """Keys [P * G], fold_in(seed, step, prompt id, sample index): functions of ids, not of the batch.
 
-    `step` is i32[] or i32[P * G], `ids` i32[P].
+    `step` is i32[] or i32[P * G], `ids` i32[P]; first, i32[] or i32[P], the index of a prompt's first sample here.
     """
+    first = jnp.repeat(jnp.broadcast_to(first, ids.shape), group_size)
     ids = jnp.repeat(ids, group_size)
-    samples = jnp.arange(ids.shape[0]) % group_size
+    samples = first + jnp.arange(ids.shape[0]) % group_size
 
     def key(step, prompt, sample):
         step_key = jax.random.fold_in(seed, step)

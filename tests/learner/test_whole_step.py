@@ -203,8 +203,11 @@ def experience_of(preset):
         rollout,
         {name: jnp.asarray(x, jnp.float32) for name, x in known.items()},
         REWARDS,
-        algorithms.judge_groups('outcome', REWARDS, CORRECT),
-        dict(correct=CORRECT, step_rewards=STEPS.reshape(P, G, C)),
+        dict(
+            dead=algorithms.judge_groups('outcome', REWARDS, CORRECT),
+            correct=CORRECT,
+            step_rewards=STEPS.reshape(P, G, C),
+        ),
         meshes.make({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1}),
     )
     return method, experience

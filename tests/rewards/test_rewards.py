@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import rewards
+from grpo_jax.algorithms import Grouping
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import calculator, contains, length, numeric
@@ -223,7 +224,9 @@ def test_shaping_adds_to_the_reward_and_judges_by_the_verifier():
         {'numeric': np.array([1.0, 0, 1, 0])},
         {},
     )
-    np.testing.assert_allclose(rewards.shape_rewards(reward_functions, rewarded, 4), [[2, 5, 1, -1]])
+    np.testing.assert_allclose(
+        rewards.shape_rewards(reward_functions, rewarded, Grouping.by_sizes(np.array([4]))), [[2, 5, 1, -1]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,7 +301,13 @@ def test_step_rewards_lie_on_the_token_that_ends_the_step_and_the_outcome_is_one
     reward_functions = build(4, step_rewards='calculator', steps_with_outcome=with_outcome)
     rewarded = rewards.compute_rewards(reward_functions, [example('72')], texts, [False, False], [3, 2])
     inputs = rewards.advantage_inputs(
-        reward_functions, [example('72')], rewarded, np.array([[0.5, 5.0]]), lambda: (tokens, mask), Words()
+        reward_functions,
+        [example('72')],
+        rewarded,
+        np.array([[0.5, 5.0]]),
+        lambda: (tokens, mask),
+        Words(),
+        Grouping.by_sizes(np.array([2])),
     )
     nan = np.nan
     expected = [[1, 0, 0.5, nan], [0, 6, nan, nan]] if with_outcome else [[1, 0, nan, nan], [0, 1, nan, nan]]

@@ -1,0 +1,110 @@
+"""In-context seeding: a prompt that no completion has solved is asked again behind solved ones (arXiv 2510.06672).
+
+The exemplars come from the same step, so that nothing is kept between steps. A seeded prompt is a prompt like others:
+its completions are sampled, scored and learned from behind the exemplars, and compared with the other completions of
+its prompt. The paper's exemplars come from a corpus; these are the policy's own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxtyping import Int
+import numpy as np
+
+from grpo_jax.data import Dataset, pick
+from grpo_jax.data.prompt_format import PromptFormat, encode_prompt, write_messages
+from grpo_jax.example import Example
+
+BETWEEN = '\n'  # a completion and the prompt after it, where there is no chat
+
+
+def seed_unsolved(
+    experiment: Any, plain: Dataset, owners: Int[np.ndarray, ' S'], parts: Sequence[Sequence], count: int
+) -> tuple[Dataset, int]:
+    """(what is asked of the owners' prompts, how often with exemplars): where none so far is right, up to `count`.
+
+    plain are the step's prompts, and parts the collect.Groups that each has so far. Without any solved prompt, and
+    where exemplars are too long for data.max_prompt_tokens, a prompt is asked as it is.
+    """
+    options, asked, seeded = experiment.settings.data, pick(plain, owners), 0
+    solved = [
+        Solved(example, tokens, text)
+        for example, tokens, own in zip(plain.examples, plain.tokens, parts, strict=True)
+        for text in [shortest_right(own)]
+        if text is not None
+    ]
+    wrong = [all(np.all(part.rewarded.correct == 0) for part in own) for own in parts]
+    seeds: dict[int, Any] = {}
+    for owner in {int(owner) for owner in owners if wrong[owner]} if solved else ():
+        example, tokens = plain.examples[owner], plain.tokens[owner]
+        exemplars = nearest(solved, tokens, count)
+        while exemplars and owner not in seeds:
+            one = seed(experiment.tokenizer, options.prompt_format, example, exemplars, options.max_prompt_tokens)
+            seeds |= {owner: one} if one else {}
+            exemplars = exemplars[1:]  # the least near goes first
+    for place, owner in enumerate(owners.tolist()):
+        if owner in seeds:
+            asked.examples[place], asked.tokens[place] = seeds[owner]
+            seeded += 1
+    return asked, seeded
+
+
+class Solved(NamedTuple):
+    """A prompt with a right completion."""
+
+    example: Example
+    tokens: Sequence[int]  # of the prompt
+    completion: str
+
+
+def shortest_right(parts: Sequence[Any]) -> str | None:
+    """The text of the right completion of fewest tokens, the first of equals, in collect.Groups; None without any."""
+    texts, lengths, correct = (
+        np.concatenate([getattr(part.rewarded, name) for part in parts]) for name in ('texts', 'lengths', 'correct')
+    )
+    counted = np.where(correct == 1, lengths, np.inf)
+    row = int(np.argmin(counted))
+    return str(texts[row]) if np.isfinite(counted[row]) else None
+
+
+def nearest(solved: Sequence[Solved], tokens: Sequence[int], count: int) -> list[Solved]:
+    """The `count` prompts that share most of their distinct tokens with a prompt, the nearest last, as it is read."""
+    own = set(tokens)
+    shared = [len(own & set(other.tokens)) / len(own | set(other.tokens)) for other in solved]
+    order = np.argsort([-share for share in shared], kind='stable')
+    return [solved[i] for i in order[:count]][::-1]
+
+
+def seed(
+    tokenizer: Any, prompt_format: PromptFormat, example: Example, exemplars: Sequence[Solved], longest: int
+) -> tuple[Example, list[int]] | None:
+    """(Example whose prompt or chat holds the exemplars, its token ids); None where it is longer than `longest`.
+
+    In a chat each exemplar is a turn of its user and one of the assistant, behind the system message.
+    """
+    if prompt_format.chat:
+        system, turns = _split_system(write_messages(example.prompt, prompt_format, example.messages))
+        before = [message for one in exemplars for message in _turns(prompt_format, one)]
+        seeded = example._replace(messages=(*system, *before, *turns))
+        plain = prompt_format._replace(template='{prompt}')  # the template is around each prompt already
+        asked = next(message['content'] for message in reversed(turns) if message['role'] == 'user')
+        tokens = encode_prompt(tokenizer, asked, plain, seeded.messages)
+    else:
+        texts = [prompt_format.template.replace('{prompt}', one.example.prompt) + one.completion for one in exemplars]
+        own = prompt_format.template.replace('{prompt}', example.prompt)
+        seeded = example._replace(prompt=BETWEEN.join([*texts, own]))
+        tokens = encode_prompt(tokenizer, seeded.prompt, prompt_format._replace(template='{prompt}'))
+    return None if len(tokens) > longest else (seeded, tokens)
+
+
+def _turns(prompt_format, one):
+    """The messages of a solved prompt: its chat without a system message, and the completion."""
+    _, turns = _split_system(write_messages(one.example.prompt, prompt_format, one.example.messages))
+    begun = turns.pop()['content'] if turns[-1]['role'] == 'assistant' else ''  # which the completion goes on with
+    return [*turns, {'role': 'assistant', 'content': begun + one.completion}]
+
+
+def _split_system(messages):
+    """(the system's messages, the others)."""
+    system = [message for message in messages if message['role'] in ('system', 'developer')]
+    return system, [message for message in messages if message not in system]
