@@ -19,7 +19,7 @@ from grpo_jax.types import Rollout, TrainState
 from tests import tiny_run
 
 SPREAD = {
-    'pass_rate': dict(collection__allocation='pass_rate'),
+    'pass_rate': dict(collection__allocation='pass_rate', rollout__group_size=12),
     'seeding': dict(
         collection__allocation='uncertainty',
         collection__exploration=0.1,
@@ -40,8 +40,8 @@ SHORT = dict(
 
 
 def even(completion, example):
-    """Whether an even digit occurs, in about a half of a random model's completions; a third of examples pays all."""
-    return float(example.id % 3 == 0 or any(digit in completion for digit in '02468'))
+    """Of every third example, whether an even digit occurs, as in half of a random model's completions; else an 8."""
+    return float(any(digit in completion for digit in ('02468' if example.id % 3 == 0 else '8')))
 
 
 @pytest.fixture
@@ -195,8 +195,8 @@ def check_resumed(config, tmp_path):
 
 def test_a_run_gives_most_to_prompts_whose_groups_may_differ_and_a_resumed_one_the_same(tmp_path, some_right):
     rows = check_resumed(spread_config('pass_rate'), tmp_path)
-    assert rows[0]['group_size_most'] == 6 == rows[0]['group_size_least']  # nothing is known of them yet
-    assert rows[-1]['group_size_most'] > 6 > rows[-1]['group_size_least']
+    assert rows[0]['group_size_most'] == 12 == rows[0]['group_size_least']  # nothing is known of them yet
+    assert rows[-1]['group_size_most'] > 12 > rows[-1]['group_size_least']
 
 
 def test_unsolved_prompts_are_asked_again_behind_solved_ones_and_a_resumed_run_does_the_same(tmp_path, some_right):
