@@ -61,6 +61,43 @@ def compare(rng, q, k, v, visible, some, rule):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
+def test_queries_of_later_columns_see_the_keys_of_all(monkeypatch):
+    monkeypatch.setattr(splash, 'BLOCK', 128)
+    rng = np.random.default_rng(1)
+    q, k, v = draw(rng, 1, 256, 2, 1, 16)
+    visible, rule = jnp.arange(256)[None] >= 30, Rule(window=jnp.int32(170))
+    expected = attention.attend(q[:, 128:], k, v, visible, rule, 128)
+    out = attention.attend(q[:, 128:], k, v, visible, rule._replace(kernel=True), 128)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_a_query_that_attends_to_nothing_has_output_zero():
+    q, k, v = draw(np.random.default_rng(2), 1, 16, 1, 1, 16)
+    visible = jnp.arange(16)[None] >= 10
+    out = np.asarray(attention.attend(q, k, v, visible, Rule(kernel=True)))
+    assert np.all(out[:, :10] == 0) and np.all(out[:, 10] == np.asarray(v[:, 10]))
+
+
+def test_blocks_without_a_pair_are_not_read():
+    tiling = splash.Tiling(1.0, 0.0, 1, 1, queries=128, keys=128, steps=6)
+    column = np.arange(384)
+    # a prompt in columns 0 to 9, a completion up to 127, and another one from 128 on, which sees 0 to 9
+    runs = np.stack([np.where(column < 128, 0, 128), column + 1, 0 * column, np.where(column < 128, 0, 10)])
+    needed = splash._needed(jnp.asarray(runs[None]), tiling, 384)
+    np.testing.assert_array_equal(needed[0], [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
+    alone = splash._needed(jnp.asarray(runs[None, :2]), tiling, 384)
+    np.testing.assert_array_equal(alone[0], [[1, 0, 0], [0, 1, 0], [0, 1, 1]])
+    # where nothing is to be done the block of the step before stays, or that of the first step with work is there
+    np.testing.assert_array_equal(splash._fetched(alone)[0], [[0, 0, 0], [1, 1, 1], [1, 1, 2]])
+
+
+def test_pairs_of_blocks_that_cost():
+    assert splash._count_steps(1280, 1280, 256, 256, 0) == 1 + 2 + 3 + 4 + 5
+    assert splash._count_steps(256, 1280, 128, 256, 0) == 5 + 5  # the last queries see all keys: blocks 0 to 4
+    # 256 + 1024 columns and a block's 256 lie in 6 blocks, and each of two runs may begin within one
+    assert splash._count_steps(4352, 4352, 256, 256, 1280) == sum(range(1, 9)) + 9 * 8
+
+
 ROWS = {'padded': padded, 'packed': packed}
 RULES = {
     "Llama's": Rule(),
