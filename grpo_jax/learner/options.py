@@ -42,6 +42,7 @@ class Learning(NamedTuple):
     pack_columns: Natural = 0  # tokens of a packed row; 0: rows are padded
     pack_rows: Count = 1  # packed rows of a microbatch on each device
     chunk: Count = 4096  # tokens whose logits exist at once
+    attention: Annotated[str, OneOf(('auto', 'splash', 'xla'))] = 'auto'  # how it is computed; auto: splash on TPUs
     remat: Annotated[str, OneOf(tuple(transformer.REMAT))] = 'none'
     offload: frozenset[Annotated[str, OneOf(OFFLOADABLE)]] = frozenset()  # what waits in the hosts' memory
     old_logprobs: Annotated[str, OneOf(('forward', 'decode'))] = 'forward'  # by which programs

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from grpo_jax.errors import BadInput
 from grpo_jax.models import attention, lora, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
 from grpo_jax.sharding import specs
@@ -20,19 +21,18 @@ TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
 def make_collectives(
-    model_config: transformer.ModelConfig, mesh: Mesh, adapters: lora.LoraOptions = lora.OFF
+    model_config: transformer.ModelConfig, mesh: Mesh, adapters: lora.LoraOptions = lora.OFF, attend_by: str = 'xla'
 ) -> Collectives:
-    """The Collectives of a model on the mesh, with such adapters; ALONE on one device."""
+    """The Collectives of a model on the mesh, with such adapters; attend_by is learner.attention."""
+    kernel = _in_kernel(attend_by, mesh)
     if mesh.size == 1:
-        return ALONE
-    gathered = specs.sampler_params(lora.policy_table(model_config, adapters), mesh)['layers']
+        return ALONE._replace(attend=_attend_in_kernel) if kernel else ALONE
+    table = lora.policy_table(model_config, adapters)
+    gathered, cut = specs.sampler_params(table, mesh)['layers'], specs.params(table, mesh)['layers']
     embed_spec, shards = _spec(model_config, 'embed'), _vocab_shards(model_config, mesh)
 
-    def whole(w, stacked):
-        return jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec(*stacked.spec[1:])))
-
     def weights(layer):
-        return {name: jax.tree.map(whole, w, gathered[name]) for name, w in layer.items()}
+        return {name: jax.tree.map(_gather, w, gathered[name], cut[name]) for name, w in layer.items()}
 
     def hidden(x):
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, TOKENS))
@@ -45,7 +45,7 @@ def make_collectives(
     def attend(q, k, v, visible, rule):
         queries, keys = PartitionSpec(BATCH_AXES, 'context', 'tensor'), PartitionSpec(BATCH_AXES, None, 'tensor')
         in_specs = (queries, keys, keys, PartitionSpec(BATCH_AXES), PartitionSpec())
-        attend_own_columns = functools.partial(_attend_own_columns, rule=rule._replace(window=None))
+        attend_own_columns = functools.partial(_attend_own_columns, rule=rule._replace(window=None, kernel=kernel))
         return on_devices(attend_own_columns, in_specs, queries)(q, k, v, visible, rule.window)
 
     def embed(table, tokens, dtype):
@@ -67,6 +67,38 @@ def make_collectives(
         return jax.tree.map(lambda x: x[:, :columns], outputs)
 
     return Collectives(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
+
+
+def _gather(w, stacked, cut):
+    """A layer's weight as it lies where it is multiplied; its gradient lies as the weight did.
+
+    The two are shardings of the stacked layers. By its own transpose, a constraint would gather the gradient too.
+    """
+    whole, part = (NamedSharding(x.mesh, PartitionSpec(*x.spec[1:])) for x in (stacked, cut))
+
+    @jax.custom_vjp
+    def gather(w):
+        return jax.lax.with_sharding_constraint(w, whole)
+
+    def scatter(_, gradient):
+        return (jax.lax.with_sharding_constraint(gradient, part),)
+
+    gather.defvjp(lambda w: (gather(w), None), scatter)
+    return gather(w)
+
+
+def _in_kernel(choice, mesh):
+    """Whether attention runs in models.splash: as learner.attention says, which is auto, splash or xla."""
+    platform = mesh.devices.flat[0].platform
+    if choice == 'splash' and platform not in ('tpu', 'cpu'):
+        raise BadInput(
+            'learner.attention', choice, f'is written for TPUs, and these devices are {platform}s; choose auto'
+        )
+    return choice == 'splash' or (choice == 'auto' and platform == 'tpu')
+
+
+def _attend_in_kernel(q, k, v, visible, rule):
+    return attention.attend(q, k, v, visible, rule._replace(kernel=True))
 
 
 def _attend_own_columns(q, k, v, visible, window, rule):

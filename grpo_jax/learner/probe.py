@@ -23,7 +23,7 @@ def make_probe(
     rollout is abstract; shapes are those of a step, of whose microbatches it computes no more rows at once.
     """
     mesh, rows = devices.mesh, len(rollout.truncated)
-    collectives = partition.make_collectives(model_config, mesh, learning.lora)
+    collectives = partition.make_collectives(model_config, mesh, learning.lora, learning.attention)
     head = logprobs.Head(learning.temperature, learning.chunk, False, collectives)
     devices_along = batches.devices_along(mesh, BATCH_AXES)
     at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)

@@ -77,7 +77,8 @@ def make_learner(
     check_sizes(algorithm, mesh, shapes, learning)
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
-        partition.make_collectives(model_config, mesh, learning.lora), _packing(mesh, shapes, learning, algorithm),
+        partition.make_collectives(model_config, mesh, learning.lora, learning.attention),
+        _packing(mesh, shapes, learning, algorithm),
         optimizers.learning_rate, observed,
     )  # fmt: skip
     state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
@@ -144,7 +145,8 @@ def make_teacher(
     none. Rows are packed as the policy's are.
     """
     mesh = devices.mesh
-    collectives, sizes = partition.make_collectives(model_config, mesh), _packing(mesh, shapes, learning, algorithm)
+    collectives = partition.make_collectives(model_config, mesh, attend_by=learning.attention)
+    sizes = _packing(mesh, shapes, learning, algorithm)
     head = logprobs.Head(learning.temperature, learning.chunk, False, collectives, algorithm.teacher_top_k, vocab_size)
 
     def known(params, rollout, packed):
@@ -187,7 +189,7 @@ def make_reward_learner(
     batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning.microbatches)
     batches.check_columns(mesh, shapes)
     learning = learning._replace(epochs=1, minibatches=1)
-    collectives = partition.make_collectives(model_config, mesh)
+    collectives = partition.make_collectives(model_config, mesh, attend_by=learning.attention)
     setup = reward_model.RewardSetup(model_config, loss, optimizer, learning, shapes.group_size, collectives)
 
     def new_state(params):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+from grpo_jax.models import splash
 from grpo_jax.types import Array, Pytree, pytree
 
 QUERY_CHUNK = 512  # queries of a long row whose weights exist at once; the backward pass recomputes the weights
@@ -25,6 +26,7 @@ class Rule(NamedTuple):
     scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(H)
     cap: float = 0.0  # soft cap of the scaled products; 0: none
     window: Int[Array, ''] | None = None  # positions that a query attends to, of which its own is the last; None: all
+    kernel: bool = False  # computed by models.splash: scores and weights never leave the chip
 
 
 LLAMA = Rule()
@@ -58,8 +60,13 @@ def attend(
     """Attention output of queries over keys and values.
 
     visible marks the valid columns of causal attention, or is Packed. The queries are those of columns
-    first .. first + T. Scores and softmax are float32.
+    first .. first + T. Scores and softmax are float32. In the kernel, a row's valid columns must be one run, and
+    a query that attends to nothing has output 0.
     """
+    if rule.kernel:
+        runs, touched = _runs(visible, rule.window, first, q.shape[1])
+        scale = 1 / math.sqrt(q.shape[-1]) if rule.scale is None else rule.scale
+        return splash.attend(q, k, v, runs, scale=scale, cap=rule.cap, touched=touched)
     if isinstance(visible, Packed):
         return _attend_packed(q, k, v, visible, rule, first)
     if q.shape[1] * k.shape[1] <= CHUNK_ABOVE_PAIRS or q.shape[1] % QUERY_CHUNK:
@@ -73,6 +80,27 @@ def attend(
     starts = jnp.arange(0, q.shape[1], QUERY_CHUNK)
     chunks = q.reshape(len(q), -1, QUERY_CHUNK, *q.shape[2:]).swapaxes(0, 1)
     return jax.lax.map(attend_chunk, (starts, chunks)).swapaxes(0, 1).reshape(q.shape)
+
+
+def _runs(visible, window, first, count):
+    """(runs of columns of each query as splash.attend takes them, the most columns in them; 0: any number).
+
+    The first run ends with the query itself; the second one, of packed rows, is in a completion's prompt.
+    """
+    packed = isinstance(visible, Packed)
+    part = visible.part if packed else visible - 1
+    columns = jnp.arange(part.shape[1])
+    begins = jnp.concatenate([jnp.ones_like(part[:, :1], bool), part[:, 1:] != part[:, :-1]], 1)
+    low = jax.lax.cummax(jnp.where(begins, columns, 0), axis=1)
+    if window is not None:
+        low = jnp.maximum(low, columns - window + 1)
+    runs = [low, jnp.where(part < 0, 0, columns + 1)]
+    if packed:
+        start, length = (jnp.repeat(x, visible.block, 1) for x in (visible.start, visible.length))
+        low = start if window is None else jnp.maximum(start, start + visible.positions - window + 1)
+        runs += [low, jnp.where(part > 0, start + length, 0)]
+    touched = visible.queries + visible.tokens if packed else 0
+    return jax.lax.dynamic_slice_in_dim(jnp.stack(runs, 1), first, count, 2), touched
 
 
 def soft_cap(x: Float[Array, '...'], cap: float) -> Float[Array, '...']:

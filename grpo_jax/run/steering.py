@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     FREE: (
         *('steps', 'mesh.*', 'evaluation.*', 'checkpoint.*', 'log.*', 'diagnose.*', 'data.strict'),
         *(f'learner.{key}' for key in ('microbatches', 'pack_columns', 'pack_rows', 'chunk', 'remat', 'offload')),
-        *('learner.max_bad_steps', 'rollout.kernels', 'rollout.cache_gib'),
+        *('learner.attention', 'learner.max_bad_steps', 'rollout.kernels', 'rollout.cache_gib'),
         *('teacher.path', 'teacher.park'),  # of the teacher itself its digest decides, see run.teacher
         *(f'reward.{key}' for key in ('workers', 'deadline', 'memory_gib', 'self_test')),
         *('reward.options.code.timeout', 'reward.options.code.memory_mib'),

@@ -1,6 +1,7 @@
 """The same numbers on every mesh of 8 fake devices, with weights and moments really cut up."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from grpo_jax import algorithms
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
+from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer, partition
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
 from grpo_jax.sampler import Sampling
@@ -37,17 +38,17 @@ def make_mesh(shape):
     return meshes.make(dict(zip(meshes.AXES, shape, strict=True)))
 
 
-def small_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2):
+def small_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2, attention='auto'):
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
-    learning = Learning(minibatches=minibatches, microbatches=microbatches, chunk=16)
+    learning = Learning(minibatches=minibatches, microbatches=microbatches, chunk=16, attention=attention)
     return make_learner(c, method, Optimizers(MOMENTUM), Devices(mesh), shapes, learning)
 
 
-def learn(model, experience, shape):
+def learn(model, experience, shape, **options):
     """(state, metrics) after one update on a mesh of that shape."""
     c, params = model
     mesh = make_mesh(shape)
-    learner = small_learner(c, mesh)
+    learner = small_learner(c, mesh, **options)
     state = learner.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
     on_policy = experience.replace(old_logprobs=None, ref_logprobs=None)
     return learner.update(state, batches.put_rows(on_policy, mesh), None)
@@ -105,6 +106,20 @@ def test_gradient_is_that_of_one_device(learned, learned_alone, assert_close):
     gradient, alone = (optax.tree_utils.tree_get(state.opt_state, 'trace') for state in (learned[1], learned_alone[0]))
     assert float(optax.tree.norm(alone)) > 0.01
     assert_close(gradient, alone, atol=1e-6)
+
+
+def test_kernels_give_the_gradient_of_xla(model, wide_experience, learned_alone, assert_close):
+    state, metrics = learn(model, wide_experience, (1, 2, 2, 2), attention='splash')
+    assert_close(metrics, learned_alone[1], atol=1e-5)
+    gradient, alone = (optax.tree_utils.tree_get(x.opt_state, 'trace') for x in (state, learned_alone[0]))
+    assert_close(gradient, alone, atol=1e-6)
+
+
+def test_kernels_are_refused_on_gpus():
+    gpus = SimpleNamespace(devices=np.array([SimpleNamespace(platform='gpu')]))
+    with pytest.raises(BadInput, match='learner.attention.*choose auto'):
+        partition._in_kernel('splash', gpus)
+    assert not partition._in_kernel('auto', gpus)
 
 
 def test_parameters_and_moments_lie_in_shards(learned, model):

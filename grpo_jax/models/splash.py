@@ -1,0 +1,386 @@
+"""Sparse flash attention: kernels for TPUs in which scores and weights never leave the chip, and their gradients.
+
+FlashAttention-2 (arXiv 2307.08691), sparse by blocks as jax's own splash attention. That one takes masks that are known
+when it is traced, and segments of which none sees another. Here each query has runs of columns that it attends to, as
+arrays: padding, windows that differ from layer to layer, a device's part of the columns, and prompts that completions
+share need nothing else, and blocks without an allowed pair are neither read nor multiplied, whatever the lengths.
+
+Queries lie along the lanes of a register, keys along its sublanes, so that maximum and sum of a query's scores are
+elementwise, and nothing but keys and values need be transposed. A grid step takes several heads of queries of one head
+of keys, which they read once.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from grpo_jax.models import pallas
+from grpo_jax.types import Array
+
+LANES = 128
+BLOCK = 512  # most columns of queries, and of keys, of a grid step
+HEADS, WIDTH = 8, 1024  # most heads of queries of a grid step, and numbers of their vectors together
+MEMORY = 48 * 2**20  # bytes on the chip that a kernel may take
+MASKED, LOWEST = -2e38, -1e30  # what is not allowed weighs nothing beside the lowest maximum
+
+
+class Tiling(NamedTuple):
+    """What the kernels are functions of, beside their inputs."""
+
+    scale: float  # of products of queries with keys
+    cap: float  # soft cap of the scaled products; 0: none
+    heads: int  # of queries in a grid step
+    shared: int  # heads of queries that share a head of keys
+    queries: int  # columns of a block of queries
+    keys: int  # columns of a block of keys
+    steps: int  # pairs of blocks that are read at most, for a row and a head
+
+    @property
+    def parts(self):
+        """Grid steps that the queries of a head of keys take."""
+        return self.shared // self.heads
+
+
+def attend(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K H'],
+    runs: Int[Array, 'B R T'],
+    *,
+    scale: float,
+    cap: float = 0.0,
+    touched: int = 0,
+) -> Float[Array, 'B T N H']:
+    """Attention output of queries over the keys in their runs of columns; 0 where all of these are empty.
+
+    runs has (first, end) of each run of a query; they may not overlap, and R is twice their number. The estimated
+    cost supposes runs of at most `touched` columns in all, 0: any number, and that queries are the last of the columns.
+    """
+    (_, t, n, h), (s, kv_heads) = q.shape, k.shape[1:3]
+    padding, key_padding = -t % LANES, -s % LANES
+    queries, keys = _block(t + padding), _block(s + key_padding)
+    shared = n // kv_heads
+    heads = max(i for i in range(1, HEADS + 1) if shared % i == 0 and (i == 1 or i * h <= WIDTH))
+    steps = _count_steps(t + padding, s + key_padding, queries, keys, touched)
+    tiling = Tiling(scale, cap, heads, shared, queries, keys, steps)
+    q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0))).transpose(0, 2, 3, 1)
+    k, v = (jnp.pad(x, ((0, 0), (0, key_padding), (0, 0), (0, 0))).swapaxes(1, 2) for x in (k, v))
+    runs = jnp.pad(runs, ((0, 0), (0, 0), (0, padding)))
+    return _attend(q, k, v, runs, tiling).transpose(0, 3, 1, 2)[:, :t]
+
+
+def _block(columns):
+    """The largest block of whole registers that divides so many columns."""
+    return max(size for size in range(LANES, BLOCK + 1, LANES) if columns % size == 0)
+
+
+def _count_steps(columns, key_columns, queries, keys, touched):
+    """Tiling.steps: those before the diagonal, and no more in a line than a block's runs can touch."""
+    ends = range(key_columns - columns + queries, key_columns + 1, queries)
+    most = -(-(touched + queries) // keys) + 2 if touched else key_columns // keys
+    return sum(min(-(-end // keys), most) for end in ends)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(q, k, v, runs, tiling):
+    """Output [B, N, H, T] of q [B, N, H, T] over k and v [B, K, S, H]; all columns are whole blocks."""
+    return _forward(q, k, v, runs, tiling)[0]
+
+
+def _attend_and_save(q, k, v, runs, tiling):
+    out, total = _forward(q, k, v, runs, tiling)
+    return out, (q, k, v, runs, out, total)
+
+
+def _attend_backward(tiling, saved, grad):
+    q, k, v, runs, out, total = saved
+    mean = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), 2, keepdims=True)
+    queries = q, grad, total, mean
+    return _query_gradient(queries, k, v, runs, tiling), *_key_gradients(queries, k, v, runs, tiling), None
+
+
+_attend.defvjp(_attend_and_save, _attend_backward)
+
+
+class Operand(NamedTuple):
+    """An input or output of a kernel."""
+
+    array: Any
+    spec: pl.BlockSpec
+    again: bool  # another block in every step that has work, and not in the first of them alone
+
+
+class Pass(NamedTuple):
+    """How a kernel's grid goes over rows, heads of keys and blocks; its last axis is the block that a table chooses."""
+
+    grid: tuple[int, ...]
+    together: int  # axes at the end whose steps add up
+    by_query: Any  # (array [B, N, X, T] or [B, R, T]) -> Operand
+    by_key: Any  # (array [B, K, S, H], or with transposed=True [B, K, H, S]) -> Operand
+
+
+def _over_keys(tiling, q, k):
+    """The Pass in which each block of queries sees one block of keys after another."""
+    (b, _, _, t), (kv_heads, s, h) = q.shape, k.shape[1:]
+    blocks, steps = t // tiling.queries, s // tiling.keys
+
+    def by_query(x):
+        def place(row, head, part, block, *_):
+            return row, head * tiling.parts + part, 0, block
+
+        return _query_operand(x, place, tiling, again=False)
+
+    def by_key(x, transposed=False):
+        def place(row, head, _, block, step, table):
+            chosen = table[(row * blocks + block) * steps + step]
+            return (row, head, 0, chosen) if transposed else (row, head, chosen, 0)
+
+        return Operand(x, pl.BlockSpec((1, 1, h, tiling.keys) if transposed else (1, 1, tiling.keys, h), place), True)
+
+    return Pass((b, kv_heads, tiling.parts, blocks, steps), 1, by_query, by_key)
+
+
+def _over_queries(tiling, q, k):
+    """The Pass in which each block of keys sees one block of queries after another, of all its heads."""
+    (b, _, _, t), (kv_heads, s, h) = q.shape, k.shape[1:]
+    blocks, steps = s // tiling.keys, t // tiling.queries
+
+    def by_query(x):
+        def place(row, head, block, part, step, table):
+            return row, head * tiling.parts + part, 0, table[(row * blocks + block) * steps + step]
+
+        return _query_operand(x, place, tiling, again=True)
+
+    def by_key(x):
+        return Operand(
+            x, pl.BlockSpec((1, 1, tiling.keys, h), lambda row, head, block, *_: (row, head, block, 0)), False
+        )
+
+    return Pass((b, kv_heads, blocks, tiling.parts, steps), 2, by_query, by_key)
+
+
+def _query_operand(x, place, tiling, again):
+    """Operand of an array of which heads of queries have their own lines, or that all heads share."""
+    if x.ndim == 4:
+        return Operand(x, pl.BlockSpec((1, tiling.heads, x.shape[2], tiling.queries), place), again)
+
+    def shared_place(*at):
+        row, _, line, block = place(*at)
+        return row, line, block
+
+    return Operand(x, pl.BlockSpec((1, x.shape[1], tiling.queries), shared_place), again)
+
+
+def _forward(q, k, v, runs, tiling):
+    """(output [B, N, H, T], logarithm f32[B, N, 1, T] of each query's sum of exponentials)."""
+    (b, n, h, t), lines, over = q.shape, (tiling.heads, 1, tiling.queries), _over_keys(tiling, q, k)
+    total = jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)
+    return _call(
+        _forward_kernel,
+        over,
+        _fetched(_needed(runs, tiling, k.shape[2])),
+        [over.by_query(runs), over.by_query(q), over.by_key(k), over.by_key(v.swapaxes(2, 3), transposed=True)],
+        [over.by_query(q), over.by_query(total)],
+        [lines, lines, (tiling.heads, h, tiling.queries)],
+        tiling,
+        products=2,
+    )
+
+
+def _query_gradient(queries, k, v, runs, tiling):
+    """The gradient of queries[0]; the others are the output's gradient, and what _score_gradients reads of a query."""
+    over = _over_keys(tiling, queries[0], k)
+    (gradient,) = _call(
+        _query_gradient_kernel,
+        over,
+        _fetched(_needed(runs, tiling, k.shape[2])),
+        [*map(over.by_query, (runs, *queries)), *map(over.by_key, (k, v)), over.by_key(k.swapaxes(2, 3), True)],
+        [over.by_query(queries[0])],
+        [(tiling.heads, k.shape[3], tiling.queries)],
+        tiling,
+        products=3,
+    )
+    return gradient
+
+
+def _key_gradients(queries, k, v, runs, tiling):
+    """The gradients of keys and values; queries as in _query_gradient."""
+    over = _over_queries(tiling, queries[0], k)
+    return _call(
+        _key_gradients_kernel,
+        over,
+        _fetched(_needed(runs, tiling, k.shape[2]).swapaxes(1, 2)),
+        [*map(over.by_query, (runs, *queries)), *map(over.by_key, (k, v))],
+        [over.by_key(k), over.by_key(v)],
+        [(tiling.keys, k.shape[3])] * 2,
+        tiling,
+        products=4,
+    )
+
+
+def _call(kernel, over, table, inputs, outputs, scratch, tiling, *, products):
+    """The outputs of a kernel in a Pass, given Operands, shapes of float32 scratch, and its products of a pair."""
+    return pallas.call(
+        functools.partial(kernel, tiling=tiling),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=over.grid,
+            in_specs=[x.spec for x in inputs],
+            out_specs=[x.spec for x in outputs],
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.array.shape, x.array.dtype) for x in outputs],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=('parallel',) * (5 - over.together) + ('arbitrary',) * over.together,
+            vmem_limit_bytes=MEMORY,
+        ),
+        cost_estimate=_cost(over.grid, inputs, outputs, tiling, products),
+        name=f'splash{kernel.__name__.removesuffix("_kernel")}',
+    )(table.reshape(-1), *(x.array for x in inputs))
+
+
+def _cost(grid, inputs, outputs, tiling, products):
+    """What tiling.steps pairs of blocks cost for each row and head, with so many products a pair."""
+    pairs = grid[0] * grid[1] * tiling.parts * tiling.steps
+    scores = pairs * tiling.heads * tiling.queries * tiling.keys
+    again = sum(_padded(x.spec.block_shape, x.array.dtype) for x in inputs if x.again)
+    once = sum(_padded(x.array.shape, x.array.dtype) for x in (*inputs, *outputs) if not x.again)
+    return pl.CostEstimate(
+        flops=2 * products * scores * inputs[1].array.shape[2],
+        transcendentals=scores,
+        bytes_accessed=pairs * again + once,
+    )
+
+
+def _padded(shape, dtype):
+    """Bytes of an array in whole registers."""
+    *rest, lanes = shape
+    return math.prod(rest) * (lanes + -lanes % LANES) * jnp.dtype(dtype).itemsize
+
+
+def _needed(runs, tiling, columns):
+    """bool[B, blocks of queries, blocks of keys]: whether runs of these queries reach into these keys."""
+    b, count, t = runs.shape
+    first, end = jnp.moveaxis(runs.reshape(b, count // 2, 2, t // tiling.queries, tiling.queries), 2, 0)
+    begin = jnp.min(jnp.where(first < end, first, columns), -1)[..., None]
+    last = jnp.max(jnp.where(first < end, end, 0), -1)[..., None]
+    block = jnp.arange(0, columns, tiling.keys)
+    return jnp.any((begin < block + tiling.keys) & (last > block), 1)
+
+
+def _fetched(needed):
+    """i32, of the shape: its own number for a block that is needed, else that of another, which is read already."""
+    numbers = jnp.arange(needed.shape[-1])
+    latest = jax.lax.cummax(jnp.where(needed, numbers, -1), axis=needed.ndim - 1)
+    return jnp.where(latest < 0, jnp.argmax(needed, -1)[..., None], latest).astype(jnp.int32)
+
+
+def _is_needed(table, axis):
+    """Whether a grid step has work, where blocks lie along that axis and the last; the table is _fetched's, flat."""
+    line, step = pl.program_id(0) * pl.num_programs(axis) + pl.program_id(axis), pl.program_id(4)
+    return table[line * pl.num_programs(4) + step] == step
+
+
+def _allowed(runs, block, tiling):
+    """bool[keys, queries]: whether a query attends to a key of the block of that number."""
+    columns = block * tiling.keys + jax.lax.broadcasted_iota(jnp.int32, (tiling.keys, tiling.queries), 0)
+    lines = [runs[0, i : i + 1] for i in range(runs.shape[1])]
+    inside = [(columns >= first) & (columns < end) for first, end in zip(lines[::2], lines[1::2], strict=True)]
+    return functools.reduce(jnp.logical_or, inside)
+
+
+def _scores(keys, queries, allowed, tiling):
+    """(scores f32[keys, queries], MASKED where not allowed; their derivative by scaled products, None: 1)."""
+    products, slope = _product(keys, queries, 0) * tiling.scale, None
+    if tiling.cap:
+        bent = jnp.tanh(products / tiling.cap)
+        products, slope = tiling.cap * bent, 1 - bent * bent
+    return jnp.where(allowed, products, MASKED), slope
+
+
+def _product(a, b, axis):
+    """a [M, X] times b, whose axis has size X, summed in float32."""
+    return jax.lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _forward_kernel(table, runs, q, k, v, out, total, highest, sums, mixed, *, tiling):
+    """A block of queries over a block of keys k [keys, H] and values v [H, keys]."""
+    step, last = pl.program_id(4), pl.num_programs(4) - 1
+
+    @pl.when(step == 0)
+    def _():
+        highest[...] = jnp.full_like(highest, LOWEST)
+        sums[...], mixed[...] = jnp.zeros_like(sums), jnp.zeros_like(mixed)
+
+    @pl.when(_is_needed(table, 3))
+    def _():
+        allowed, keys, values = _allowed(runs, step, tiling), k[0, 0], v[0, 0]
+        for head in range(tiling.heads):
+            scores, _ = _scores(keys, q[0, head], allowed, tiling)
+            most = jnp.maximum(highest[head], jnp.max(scores, 0, keepdims=True))
+            weights, decay = jnp.exp(scores - most), jnp.exp(highest[head] - most)
+            highest[head] = most
+            sums[head] = sums[head] * decay + jnp.sum(weights, 0, keepdims=True)
+            mixed[head] = mixed[head] * decay + _product(values, weights.astype(values.dtype), 0)
+
+    @pl.when(step == last)
+    def _():
+        some = jnp.where(sums[...] == 0, 1.0, sums[...])
+        out[0] = (mixed[...] / some).astype(out.dtype)
+        total[0] = highest[...] + jnp.log(some)
+
+
+def _score_gradients(head, q, grad, total, mean, keys, values, allowed, tiling):
+    """(weights f32[keys, queries] of a head, gradients of its products)."""
+    scores, slope = _scores(keys, q[0, head], allowed, tiling)
+    weights = jnp.exp(scores - total[0, head])
+    gradients = weights * (_product(values, grad[0, head], 0) - mean[0, head]) * tiling.scale
+    return weights, gradients if slope is None else gradients * slope
+
+
+def _query_gradient_kernel(table, runs, q, grad, total, mean, k, v, k_transposed, out, sums, *, tiling):
+    """A block of queries over a block of keys."""
+    step, last = pl.program_id(4), pl.num_programs(4) - 1
+
+    @pl.when(step == 0)
+    def _():
+        sums[...] = jnp.zeros_like(sums)
+
+    @pl.when(_is_needed(table, 3))
+    def _():
+        allowed, keys, values = _allowed(runs, step, tiling), k[0, 0], v[0, 0]
+        for head in range(tiling.heads):
+            _, gradients = _score_gradients(head, q, grad, total, mean, keys, values, allowed, tiling)
+            sums[head] += _product(k_transposed[0, 0], gradients.astype(keys.dtype), 0)
+
+    @pl.when(step == last)
+    def _():
+        out[0] = sums[...].astype(out.dtype)
+
+
+def _key_gradients_kernel(table, runs, q, grad, total, mean, k, v, k_out, v_out, k_sums, v_sums, *, tiling):
+    """A block of keys over a block of queries, for one block of heads after another."""
+    block, part, step = (pl.program_id(axis) for axis in (2, 3, 4))
+    parts, steps = pl.num_programs(3), pl.num_programs(4)
+
+    @pl.when((part == 0) & (step == 0))
+    def _():
+        k_sums[...], v_sums[...] = jnp.zeros_like(k_sums), jnp.zeros_like(v_sums)
+
+    @pl.when(_is_needed(table, 2))
+    def _():
+        allowed, keys, values = _allowed(runs, block, tiling), k[0, 0], v[0, 0]
+        for head in range(tiling.heads):
+            weights, gradients = _score_gradients(head, q, grad, total, mean, keys, values, allowed, tiling)
+            k_sums[...] += _product(gradients.astype(keys.dtype), q[0, head], 1)
+            v_sums[...] += _product(weights.astype(values.dtype), grad[0, head], 1)
+
+    @pl.when((part == parts - 1) & (step == steps - 1))
+    def _():
+        k_out[0, 0], v_out[0, 0] = k_sums[...].astype(k_out.dtype), v_sums[...].astype(v_out.dtype)
