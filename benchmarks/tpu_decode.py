@@ -23,8 +23,9 @@ import numpy as np
 
 from grpo_jax import sampler
 from grpo_jax.models import families
-from grpo_jax.preflight import hlo, topology
+from grpo_jax.preflight import collectives, topology
 from grpo_jax.preflight import plan as plans
+from grpo_jax.preflight.traffic import Traffic
 from grpo_jax.sampler import schedule
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, compiled
@@ -88,7 +89,7 @@ def assess(job, c, mesh, text, temp):
         # the last step reads all blocks of all chunks; a head of its own leaves but a few rows of the embedding to read
         read = {name: w for name, w in job.weights.items() if name != 'embed' or c.tie_embeddings}
         blocks = [] if cache.prompt.flat else [chunk.k.shape[1] for chunk in cache.chunks]
-        traffic = hlo.Traffic(text)
+        traffic = Traffic(text)
         step, needed = traffic.count_step(blocks), compiled.device_bytes(read) + held
         result |= dict(
             step=step,
@@ -97,7 +98,7 @@ def assess(job, c, mesh, text, temp):
             ratio_reread=(step + traffic.reread) / needed,
             collectives=[
                 (found.op, found.groups, found.times, over_rows(found.groups, mesh))
-                for found in hlo.collectives(text, mesh.size, decoding=True)
+                for found in collectives.list_collectives(text, mesh.size, decoding=True)
             ],
         )
     return result

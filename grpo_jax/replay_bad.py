@@ -16,7 +16,7 @@ import numpy as np
 
 from grpo_jax import algorithms, evaluate, train
 from grpo_jax.errors import BadInput
-from grpo_jax.learner.logprobs import Head, rollout_logprobs
+from grpo_jax.learner.logprobs import Head, choose_chunk, rollout_logprobs
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.learner.update import anchored
 from grpo_jax.models.linear import in_dtype
@@ -55,7 +55,8 @@ def run(
     yield from names.describe({'rollout.logprobs': experience.rollout.logprobs}, 'of the batch')
     yield from names.describe({name: getattr(experience, name) for name in FINITE}, 'of the batch')
     learning = experiment.settings.learning
-    head = Head(learning.temperature, learning.chunk, algorithm.needs_entropy_gradient)
+    chunk = choose_chunk(learning.chunk, experiment.model_config.vocab_size, experiment.mesh)
+    head = Head(learning.temperature, chunk, algorithm.needs_entropy_gradient)
     on_mesh = batches.put_rows(experience, experiment.mesh)
     computed = jax.jit(_computed, static_argnums=(3, 4, 5, 6))(
         state.params, on_mesh, state.aux['coefficients'], algorithm, experiment.model_config, head, learning

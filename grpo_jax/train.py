@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from grpo_jax import algorithms, diagnose, evaluate, rewards, supervised
+from grpo_jax.algorithms import pieces
 from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
@@ -232,7 +233,7 @@ def _check_allocation(settings: Settings, algorithm: algorithms.Algorithm):
         raise BadInput(
             'collection.allocation', allocation, 'a loss of pairs or whole groups needs groups of one size; use equal'
         )
-    if minibatches > 1 and 'group_ids' in algorithms.pieces.reads(algorithm.weights):
+    if minibatches > 1 and 'group_ids' in pieces.reads(algorithm.weights):
         raise BadInput(
             'learner.minibatches',
             minibatches,

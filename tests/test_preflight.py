@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import families, hf, linear, lora, transformer
 from grpo_jax.preflight import __main__ as preflight
-from grpo_jax.preflight import advice, compiler, flops, hlo, plan, scale, topology, verdict
+from grpo_jax.preflight import advice, compiler, flops, plan, scale, topology, verdict
 from grpo_jax.run.collect import abstract_aux, step_shapes
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sampler import schedule
@@ -108,83 +109,6 @@ def test_operations_in_shard_map_are_those_of_all_shards():
     assert counted(shards('a', 'b'), X) == (4 * PRODUCT, 0)  # what b repeats is run four times
 
 
-TEXT = """HloModule test
-%body (p: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
-  %p = (s32[], f32[8,128]{1,0:T(8,128)}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %x = f32[8,128]{1,0:T(8,128)} get-tuple-element(%p), index=1
-  %y = f32[8,128]{1,0:T(8,128)} all-reduce(%x), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%add
-  ROOT %t = (s32[], f32[8,128]{1,0:T(8,128)}) tuple(%i, %y)
-}
-%condition (p: (s32[], f32[8,128])) -> pred[] {
-  %p.1 = (s32[], f32[8,128]{1,0:T(8,128)}) parameter(0)
-  %i.1 = s32[] get-tuple-element(%p.1), index=0
-  %n = s32[] constant(3)
-  ROOT %less = pred[] compare(%i.1, %n), direction=LT
-}
-%all-reduce-scatter.1 (q: f32[8,128]) -> f32[2,128] {
-  %q = f32[8,128]{1,0:T(8,128)} parameter(0)
-  %r = f32[8,128]{1,0:T(8,128)} all-reduce(%q), channel_id=2, replica_groups=[1,4]<=[4], to_apply=%add
-  ROOT %s = f32[2,128]{1,0:T(8,128)} slice(%r), slice={[0:2], [0:128]}
-}
-%started (q: f32[2,128]) -> f32[8,128] {
-  %q.1 = f32[2,128]{1,0:T(8,128)} parameter(0)
-  ROOT %g = f32[8,128]{1,0:T(8,128)} all-gather(%q.1), channel_id=3, replica_groups={{0,1,2,3}}, dimensions={0}
-}
-ENTRY %main (a: (s32[], f32[8,128])) -> f32[8,128] {
-  %a = (s32[], f32[8,128]{1,0:T(8,128)}) parameter(0)
-  %loop = (s32[], f32[8,128]{1,0:T(8,128)}) while(%a), condition=%condition, body=%body
-  %z = f32[8,128]{1,0:T(8,128)} get-tuple-element(%loop), index=1
-  %k = f32[2,128]{1,0:T(8,128)} fusion(%z), kind=kCustom, calls=%all-reduce-scatter.1
-  %f = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%started
-  %h = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%started
-  ROOT %copied = f32[8,128]{1,0:T(8,128)} copy(%f)
-}
-"""
-ARRAY = 8 * 128 * 4
-
-
-def test_collectives_of_a_compiled_text():
-    found = {x.op: x for x in hlo.collectives(TEXT, 4)}
-    assert found.keys() == {'all-reduce', 'reduce-scatter', 'all-gather'}
-    assert found['all-reduce'][1:] == ([[0, 1], [2, 3]], 3, 3 * ARRAY)  # 2 (n - 1) / n, in a loop of 3 turns
-    assert found['reduce-scatter'][1:] == ([[0, 1, 2, 3]], 1, 0.75 * ARRAY)
-    assert found['all-gather'][1:] == ([[0, 1, 2, 3]], 1, 0.75 * ARRAY)  # once, though two fusions share it
-
-
-@pytest.mark.parametrize(
-    'text, groups',
-    [
-        ('{{0,1},{2,3}}', [[0, 1], [2, 3]]),
-        ('[2,2]<=[4]', [[0, 1], [2, 3]]),
-        ('[2,2]<=[2,2]T(1,0)', [[0, 2], [1, 3]]),
-        ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
-        ("mesh['a'=2,'b'=2] {'a','b'}", [[0, 1, 2, 3]]),
-        ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]),
-        ('{}', [[0, 1, 2, 3]]),
-    ],
-)
-def test_groups_of_devices_that_talk(text, groups):
-    assert hlo.replica_groups(f', channel_id=1, replica_groups={text}, to_apply=%add', 4) == groups
-
-
-def test_traffic_of_a_compiled_text():
-    # copy: read and written; the loop's reductions likewise, three times
-    traffic = hlo.Traffic(TEXT)
-    assert traffic.count_program(()) >= (3 * 2 + 2) * ARRAY and traffic.unknown == 0
-    unknown = hlo.Traffic(TEXT.replace('s32[] constant(3)', 's32[] add(%i.1, %i.1)'))
-    assert unknown.count_program((10,)) - traffic.count_program(()) >= 7 * 2 * ARRAY and unknown.unknown == 0
-    assert unknown.count_program(()) < traffic.count_program(()) and unknown.unknown == 1
-
-
-def test_traffic_of_a_kernel_is_what_it_tells():
-    kernel = '%copied = f32[8,128]{1,0:T(8,128)} custom-call(%f), custom_call_target="tpu_custom_call", backend_config='
-    told = '{"custom_call_config":{"cost_estimate":{"flops":"5","bytes_accessed":"1000"}}}'
-    plain = TEXT.replace('ROOT %copied = f32[8,128]{1,0:T(8,128)} copy(%f)', 'ROOT ' + kernel)
-    of_plain, of_told = (hlo.Traffic(text).count_program(()) for text in (plain, plain.replace(kernel, kernel + told)))
-    assert of_plain - of_told == 2 * ARRAY - 1000
-
-
 @pytest.mark.parametrize(
     'message, size',
     [
@@ -205,7 +129,7 @@ def slices(monkeypatch):
     """Topologies v5e:2x2, 2x4 of CPU devices, with chips of one GiB."""
 
     def devices(name, slices=1):
-        return jax.devices()[: {'2x2': 4, '2x4': 8}[name.partition(':')[2]] * slices]
+        return jax.devices()[: {'1x2': 2, '2x2': 4, '2x4': 8}[name.partition(':')[2]] * slices]
 
     monkeypatch.setattr(topology, 'devices', devices)
     monkeypatch.setattr(advice, 'SLICES', {'v5e': ('2x2', '2x4')})
@@ -269,9 +193,60 @@ def test_what_is_in_use_while_a_program_runs():
     assert verdict.total(job, found) == 117
     assert verdict.total(job._replace(arguments=False), found) == 107
     assert verdict.total(job, measured(refused=17.0)) == 117
-    chip = chips.Chip(flops=10.0, bandwidth=5.0, links=2.0, network=1.0)
-    times = verdict.bounds(measured(flops=10, traffic=10, within={'all-gather': 6.0}, across={'all-reduce': 4.0}), chip)
-    assert times == {'products': 1.0, 'memory': 2.0, 'links': 3.0, 'network': 4.0}
+    assert (found.in_use, found.fragmentation) == (17, 3)
+
+
+class Slice(NamedTuple):
+    """What bounds are computed from, of a plan."""
+
+    chip: chips.Chip
+    links: tuple[float, float]
+
+
+def test_bounds_are_kept_apart():
+    here = Slice(chips.Chip(flops=10.0, bandwidth=5.0, network=1.0), (1.5, 2.0))
+    found = measured(flops=10, traffic=10, within={'all-gather': 6.0}, across={'all-reduce': 4.0})
+    times = verdict.bounds(found, here)
+    assert times == {'products': 1.0, 'HBM': 2.0, 'sent': 3.0, 'sent_slowly': 4.0, 'network': 4.0}
+    assert verdict.largest(times) == ('network', 4.0) and verdict.largest(times | {'network': 0.0}) == ('sent', 3.0)
+    repeated = found._replace(multiplied=11.0)  # a tenth is multiplied twice, and takes its time
+    assert verdict.bounds(repeated, here)['products'] == 1.1 and repeated.repeated == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    'kind, sides, corner, inner',
+    [
+        ('v5e', (1, 1), 0, 0),
+        ('v5e', (2, 2), 2, 2),
+        ('v5e', (4, 4), 2, 4),
+        ('v5e', (16, 16), 4, 4),  # rings
+        ('v5e', (8, 16), 3, 4),
+        ('v5p', (2, 2, 1), 2, 2),
+        ('v5p', (4, 4, 4), 6, 6),
+        ('v5p', (2, 2, 4), 4, 4),
+    ],
+)
+def test_a_chip_has_the_links_of_its_place_in_the_slice(kind, sides, corner, inner):
+    chip = chips.TPUS[kind]
+    assert chip.links(sides) == (corner * chip.link[0], inner * chip.link[1])
+    assert chip.link == {'v5e': (45e9, 50e9), 'v5p': (90e9, 100e9)}[kind]
+
+
+def test_packed_rows_count_as_often_as_there_are_any(slices):
+    def loops(mean, **changes):
+        sizes = dict(learner__pack_columns=24, mesh__fsdp=2, data__prompts_per_step=4) | changes
+        made = plan.make(tiny_run.config(**sizes), 'v5e:1x2', mean_tokens=mean)
+        return next(job.trip_counts for job in plan.jobs_of(made)[0] if job.name == 'learner.update')
+
+    # 4 groups of 4 completions; 24 columns hold a prompt of 6 and one completion of 12, and of 4 tokens four;
+    # a microbatch is two rows
+    assert loops(0) == (8, 8) and loops(4)[0] <= 4 and loops(0, learner__pack_columns=0) == ()
+
+
+def test_lengths_have_the_mean_that_was_asked_for():
+    lengths = plan.completion_lengths(64, 1024, 300)
+    assert lengths.mean() == pytest.approx(300, abs=1) and lengths.max() == 1024 and (lengths == 1024).sum() <= 4
+    assert (plan.completion_lengths(8, 10, 10) == 10).all()
 
 
 NOT_COMPILING = compiler.Compiling('', lambda *_: None, 1)
@@ -382,7 +357,7 @@ def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):
     pretend(monkeypatch, lambda *_: 0)
     base = verdict.compile_and_check(plan.make(tiny_run.config(mesh__fsdp=4), 'v5e:2x2'), NOT_COMPILING)
     rows = scale.predict(base, [4, 8, 512])
-    assert rows[0]['seconds'] == pytest.approx(base.seconds) and rows[0]['prompts_per_step'] == 4
+    assert rows[0]['largest_bound'] == pytest.approx(base.largest_bound) and rows[0]['prompts_per_step'] == 4
     assert (rows[1]['fsdp'], rows[1]['prompts_per_step'], rows[1]['slices']) == (8, 8, 1)
     assert rows[2]['slices'] == 2 and rows[2]['communication'] > rows[1]['communication'] == 0
 
@@ -449,7 +424,10 @@ def test_every_program_compiles_for_v5e(planned_for_v5e):
     names = [x['name'] for x in found['programs']]
     assert 'learner.update' in names and sum(name.startswith('rollout: decode') for name in names) >= 1
     assert all(x['arguments'] + x['outputs'] > 0 and x['traffic'] > 0 for x in found['programs'])
-    assert found['fits'] and 0 < found['peak'] < found['memory'] and found['step_seconds'] > 0
+    products = {x['name']: (x['multiplied'], x['flops']) for x in found['programs']}
+    assert all(text == pytest.approx(traced, rel=0.01) for text, traced in products.values()), products
+    assert products['learner.update'][1] > 1e9
+    assert found['fits'] and 0 < found['peak'] < found['memory'] and found['step_largest_bound'] > 0
 
 
 def test_what_was_compiled_is_read_the_second_time(long, planned_for_v5e):

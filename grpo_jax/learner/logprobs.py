@@ -4,18 +4,24 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
 from grpo_jax.models import transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
+from grpo_jax.sharding import chips
 from grpo_jax.types import Array, Rollout
+
+SHARE = 1 / 16  # of a device's memory, which the float32 logits of a chunk may take
+UNKNOWN_MEMORY = 2**34  # bytes, of a device that is not in the table of chips, such as a CPU
+CHUNKS = 128, 4096  # tokens, the fewest and the most that are chosen: fewer fill no tile of a TPU, more save nothing
 
 
 class Head(NamedTuple):
     """How logprobs are computed from hidden states; static values."""
 
     temperature: float  # logprobs are those of softmax(logits / temperature); 0 counts as 1
-    chunk: int  # tokens whose logits exist at once
+    chunk: int  # tokens whose logits exist at once, at most
     entropy_gradient: bool = False  # whether the entropy is differentiable
     collectives: Collectives = ALONE
     top_k: int = 0  # likeliest tokens at each place, whose ids and logprobs come too
@@ -101,7 +107,7 @@ def token_logprobs(
 def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, head: Head):
     """HeadOutput of a device's tokens, `head.chunk` of them at a time; tokens are targets and perhaps ids."""
     shape, count = mask.shape, mask.size
-    size = min(head.chunk, count)
+    size = chunk_size(count, head.chunk)
     flat_mask = jnp.reshape(mask, -1)
     order, rank = compact(flat_mask, size)
     chunks = -(-shards.max_tokens(jnp.sum(flat_mask)) // size)
@@ -130,6 +136,29 @@ def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, h
     one_chunk = jax.checkpoint(one_chunk) if len(order) > 1 else one_chunk
     values = jax.lax.map(one_chunk, (jnp.arange(len(order)), order))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rank].reshape(*shape, *x.shape[2:]), values)
+
+
+def choose_chunk(asked: int, vocab_size: int, mesh: Mesh) -> int:
+    """The chunk that learner.chunk asks for; for 0 a power of two, by SHARE of a device's memory, within CHUNKS.
+
+    It depends on the vocabulary of a device and on the kind of device alone, so that absent devices get theirs.
+    """
+    if asked:
+        return asked
+    chip = chips.lookup(mesh.devices.flat[0].device_kind)
+    memory = chip.memory if chip and chip.memory else UNKNOWN_MEMORY
+    fewest, most = CHUNKS
+    tokens = max(int(memory * SHARE) // (4 * (vocab_size // mesh.shape['tensor'])), 1)
+    return min(max(1 << (tokens.bit_length() - 1), fewest), most)
+
+
+def chunk_size(count: int, most: int) -> int:
+    """Tokens of each chunk of `count`: as few chunks as `most` allows, about equal, in whole tiles where there are any.
+
+    4352 tokens with most = 1024 are 5 chunks of 896, and not 5 of 1024 whose last holds 256.
+    """
+    even = -(-count // -(-count // most))
+    return min(even + -even % CHUNKS[0], most, count)
 
 
 def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size'], Int[Array, ' N']]:

@@ -41,7 +41,7 @@ class Learning(NamedTuple):
     microbatches: Count = 1  # gradients that add up to one update
     pack_columns: Natural = 0  # tokens of a packed row; 0: rows are padded
     pack_rows: Count = 1  # packed rows of a microbatch on each device
-    chunk: Count = 4096  # tokens whose logits exist at once
+    chunk: Natural = 0  # tokens whose logits exist at once, at most; 0: see logprobs.choose_chunk
     attention: Annotated[str, OneOf(('auto', 'splash', 'xla'))] = 'auto'  # how it is computed; auto: splash on TPUs
     remat: Annotated[str, OneOf(tuple(transformer.REMAT))] = 'none'
     offload: frozenset[Annotated[str, OneOf(OFFLOADABLE)]] = frozenset()  # what waits in the hosts' memory

@@ -24,7 +24,8 @@ def make_probe(
     """
     mesh, rows = devices.mesh, len(rollout.truncated)
     collectives = partition.make_collectives(model_config, mesh, learning.lora, learning.attention)
-    head = logprobs.Head(learning.temperature, learning.chunk, False, collectives)
+    chunk = logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh)
+    head = logprobs.Head(learning.temperature, chunk, False, collectives)
     devices_along = batches.devices_along(mesh, BATCH_AXES)
     at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)
     if learning.pack_columns:

@@ -75,10 +75,11 @@ def make_learner(
     """
     mesh = devices.mesh
     check_sizes(algorithm, mesh, shapes, learning)
+    learning = learning._replace(chunk=logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh))
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
         partition.make_collectives(model_config, mesh, learning.lora, learning.attention),
-        _packing(mesh, shapes, learning, algorithm),
+        packed_sizes(mesh, shapes, learning, algorithm),
         optimizers.learning_rate, observed,
     )  # fmt: skip
     state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
@@ -146,8 +147,9 @@ def make_teacher(
     """
     mesh = devices.mesh
     collectives = partition.make_collectives(model_config, mesh, attend_by=learning.attention)
-    sizes = _packing(mesh, shapes, learning, algorithm)
-    head = logprobs.Head(learning.temperature, learning.chunk, False, collectives, algorithm.teacher_top_k, vocab_size)
+    sizes = packed_sizes(mesh, shapes, learning, algorithm)
+    chunk = logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh)
+    head = logprobs.Head(learning.temperature, chunk, False, collectives, algorithm.teacher_top_k, vocab_size)
 
     def known(params, rollout, packed):
         compute = in_dtype(params, learning.dtype)
@@ -251,10 +253,10 @@ def check_sizes(
             f'cuts groups of {shapes.group_size} apart, and the loss is one of whole groups; choose a divisor of the '
             "minibatch's prompts",
         )
-    _packing(mesh, shapes, learning, algorithm)
+    packed_sizes(mesh, shapes, learning, algorithm)
 
 
-def _packing(mesh, shapes, learning, algorithm):
+def packed_sizes(mesh, shapes, learning, algorithm):
     """packing.Packing of these sizes, None where rows are padded; BadInput where they cannot work."""
     columns, devices_along = learning.pack_columns, mesh.shape['context']
     if not columns:

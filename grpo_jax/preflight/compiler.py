@@ -16,8 +16,9 @@ import jax
 
 from grpo_jax import activity
 from grpo_jax.hosts.files import atomic_write
-from grpo_jax.preflight import flops, hlo
+from grpo_jax.preflight import collectives, flops, products
 from grpo_jax.preflight import plan as plans
+from grpo_jax.preflight.traffic import Traffic
 from grpo_jax.run import console
 
 FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment that changes what the compiler does
@@ -43,7 +44,8 @@ class Measured(NamedTuple):
     traffic: float  # read from and written to main memory
     within: dict  # bytes sent to devices of the same slice, by kind of collective
     across: dict  # bytes sent to other slices
-    flops: float  # of matrix products
+    flops: float  # of matrix products, as the program says before it is compiled
+    multiplied: float  # the same, as the compiled text has them; 0 where there is no text
     unknown: int  # loops that were counted once
     refused: float  # bytes that the program would need, where the compiler says that they do not fit; else 0
 
@@ -51,6 +53,21 @@ class Measured(NamedTuple):
     def collective_bytes(self) -> tuple[int | float, int | float]:
         """Bytes sent, within slices and across."""
         return sum(self.within.values()), sum(self.across.values())
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that the program's arguments, results and temporaries take up."""
+        return self.arguments + self.outputs + self.temporaries
+
+    @property
+    def fragmentation(self) -> int:
+        """Bytes of these that are not in use at the peak: gaps between temporaries, and what is dead by then."""
+        return max(self.in_use - self.peak, 0) if self.peak else 0
+
+    @property
+    def repeated(self) -> float:
+        """How much more is multiplied than the program says, as a share of that: by all devices, or a second time."""
+        return self.multiplied / self.flops - 1 if self.flops and self.multiplied else 0.0
 
 
 def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compiling) -> list[Measured]:
@@ -129,15 +146,21 @@ def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], st
 def read_movement(text: str, devices: int, slices: int, trip_counts: Sequence[int]) -> dict[str, Any]:
     """Fields of Measured that are read off the compiled text."""
     if not text:
-        return {'traffic': 0.0, 'within': {}, 'across': {}, 'unknown': 0}
-    traffic, within, across = hlo.Traffic(text), {}, {}
+        return {'traffic': 0.0, 'within': {}, 'across': {}, 'unknown': 0, 'multiplied': 0.0}
+    traffic, within, across = Traffic(text), {}, {}
     moved = traffic.count_program(trip_counts)
-    for collective in hlo.collectives(text, devices, trip_counts):
+    for collective in collectives.list_collectives(text, devices, trip_counts):
         devices_per_slice = devices // slices  # data, the first axis of the mesh, goes over the slices
         leaves = any(len({device // devices_per_slice for device in group}) > 1 for group in collective.groups)
         kind = across if leaves else within
         kind[collective.op] = kind.get(collective.op, 0.0) + collective.bytes
-    return {'traffic': moved, 'within': within, 'across': across, 'unknown': traffic.unknown}
+    return {
+        'traffic': moved,
+        'within': within,
+        'across': across,
+        'unknown': traffic.unknown,
+        'multiplied': products.count(text, trip_counts),
+    }
 
 
 def needed_bytes(message: str) -> float:

@@ -6,9 +6,12 @@ import math
 import os
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
-from grpo_jax.learner.programs import Learner
+from grpo_jax.learner import packing
+from grpo_jax.learner.programs import Learner, packed_sizes
 from grpo_jax.models import families, hf, lora, transformer
 from grpo_jax.preflight import topology
 from grpo_jax.run import collect, history, teacher
@@ -49,6 +52,7 @@ class PlannedRun(NamedTuple):
     learner: Learner
     teacher: compiled.Executable | None = None  # its program, where the algorithm learns from one
     teacher_bytes: int = 0  # of its weights on a device
+    mean_tokens: int = 0  # of a completion, for packed rows; 0: all at full length
 
     @property
     def mesh(self):
@@ -69,6 +73,11 @@ class PlannedRun(NamedTuple):
         evaluation = self.config.evaluation
         shapes = evaluate.batch_shapes(self.experiment, evaluation.samples, evaluation.prompts)
         return self.experiment.sampler(shapes, greedy=1)
+
+    @property
+    def links(self) -> tuple[float, float]:
+        """Bytes a second that a chip sends over its links, see chips.Chip.links."""
+        return self.chip.links([int(side) for side in self.topology.partition(':')[2].split('x')])
 
     def state_bytes(self):
         """Bytes of the TrainState on a device, and of the parameters among it."""
@@ -103,10 +112,11 @@ def find_model(path):
     return published if path and os.path.isdir(published) else hf.find(path)
 
 
-def make(config, name: str, slices: int = 1) -> PlannedRun:
+def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun:
     """PlannedRun of a config on `slices` slices of a topology; BadInput for what cannot work there.
 
     Where every axis of config.mesh is 1, a mesh over all devices is chosen, and stands in the PlannedRun's config.
+    mean_tokens is that of completions, in packed rows; 0: all have their full length.
     """
     settings = Settings.from_config(config)
     folder = find_model(settings.model.path)
@@ -129,7 +139,7 @@ def make(config, name: str, slices: int = 1) -> PlannedRun:
     train.check_algorithm(experiment, algorithm, shapes)
     aux = collect.abstract_aux(settings.collection, shapes, 1) | history.abstract_history(algorithm, 1)
     learner = experiment.learner(algorithm, shapes, aux)
-    plan = PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner)
+    plan = PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner, mean_tokens=mean_tokens)
     if not algorithm.needs_teacher:
         return plan
     teacher_config = teacher.load_config(experiment, find_model(settings.teacher.path))
@@ -242,7 +252,44 @@ def jobs_of(plan):
             for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
         ]
     resting = plan.teacher_bytes * (not experiment.settings.teacher.park)
-    return [job._replace(alive=job.alive + resting) for job in jobs], sizes
+    packed = packed_trip_counts(plan)
+    return [
+        job._replace(alive=job.alive + resting)
+        if job.phase not in ('update', 'logprobs')
+        else job._replace(alive=job.alive + resting, trip_counts=packed, text_trip_counts=packed)
+        for job in jobs
+    ], sizes
+
+
+def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
+    """Microbatches of packed rows in a minibatch, for each loop over them; () where rows are padded.
+
+    The packer is asked, with prompts at full length, and the completions of each group as long as those of
+    completion_lengths.
+    """
+    learning, shapes = plan.experiment.settings.learning, plan.shapes
+    sizes = packed_sizes(plan.mesh, shapes, learning, plan.algorithm)
+    if sizes is None:
+        return ()
+    rows = shapes.prompts * shapes.group_size
+    lengths = completion_lengths(rows, shapes.tokens, plan.mean_tokens or shapes.tokens)
+    # dealt out, so that each group has short and long ones
+    lengths = lengths.reshape(shapes.group_size, shapes.prompts).T.reshape(-1)
+    packed = packing.pack(
+        np.ones((rows, shapes.queries), bool), np.arange(shapes.tokens) < lengths[:, None], sizes, learning.minibatches
+    )
+    return (math.ceil(packed.count.mean()),) * 2  # of the policy, and of a reference
+
+
+def completion_lengths(count: int, most: int, mean: float) -> np.ndarray:
+    """i64[count], rising, of that mean: those of an exponential distribution that ends at `most`."""
+    places = -np.log1p(-(np.arange(count) + 0.5) / count)
+    least, greatest = 0.0, 64.0 * most
+    for _ in range(60):  # the scale whose mean is wanted
+        scale = (least + greatest) / 2
+        low = np.minimum(places * scale, most).mean() < mean
+        least, greatest = (scale, greatest) if low else (least, scale)
+    return np.full(count, most) if mean >= most else np.clip(np.rint(places * scale), 1, most).astype(int)
 
 
 def sampler_jobs(engine, phase, state, params):

@@ -31,7 +31,8 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         'state': plan.state_bytes()[0],
         'waiting': compiled.waiting_bytes(plan.learner.state),
         **verdict.sampler_bytes,
-        'step_seconds': verdict.seconds,
+        'step_bounds': verdict.bounds,
+        'step_largest_bound': verdict.largest_bound,
         'largest_prompts_per_step': prompts,
         'largest_microbatch_rows_of_a_chip': rows,
         'phases': {phase: {'bytes': size, 'program': name} for phase, (size, name) in verdict.phases.items()},
@@ -42,7 +43,8 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
                 'runs': job.runs,
                 'in_use': size,
                 **measured._asdict(),
-                'bounds': verdicts.bounds(measured, plan.chip),
+                'fragmentation': measured.fragmentation,
+                'bounds': verdicts.bounds(measured, plan),
             }
             for job, measured, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True)
         ],
@@ -63,14 +65,20 @@ def print_verdict(verdict: Verdict) -> None:
         f'{slices}{plan.topology}: {plan.mesh.size} chips of {plan.chip.memory / GIB:.2f} GiB; '
         f'mesh {mesh}; {plan.microbatch_rows()} rows of a microbatch a chip',
         programs_table(verdict),
-        "arg, out, temp: bytes of the program; peak: the compiler's own figure; in use: with what waits "
-        'beside it. TFLOP: matrix products, what is recomputed twice. Loops that end with the longest '
-        'completion count in full.',
+        "arg, out, temp: bytes of the program; peak: the compiler's own figure; gaps: what these are more than it; in "
+        'use: with what waits beside it. TFLOP: matrix products of the compiled text, what is recomputed twice. At '
+        'least: three bounds, each as if nothing else took time; sent: with all links of an inner chip at the higher '
+        'published figure, and of a corner at the lower one. Loops that end with the longest completion count in full.',
     ]
-    unknown = [job.name for job, measured in zip(verdict.jobs, verdict.measured, strict=True) if measured.unknown]
+    apart = [(job.name, measured.repeated) for job, measured in verdict.runs if abs(measured.repeated) > 0.01]
+    lines += [
+        f'{name}: the compiled text has {share:+.0%} of the products of the program before it was compiled'
+        for name, share in apart
+    ]
+    unknown = [job.name for job, measured in verdict.runs if measured.unknown]
     if unknown:
         lines.append(f'with loops of unknown length, counted once: {", ".join(unknown)}')
-    tables.show(*lines, phases_table(verdict), summary(verdict), width=WIDTH)
+    tables.show(*lines, phases_table(verdict), *summary(verdict), width=WIDTH)
 
 
 PROGRAM_COLUMNS = (
@@ -80,12 +88,14 @@ PROGRAM_COLUMNS = (
     'out\nGiB',
     'temp\nGiB',
     'peak\nGiB',
+    'gaps\nGiB',
     'in use\nGiB',
     'TFLOP',
     'HBM\nGB',
     'collectives\nGB sent',
-    'at least\nms',
-    'bound by',
+    'products\nms',
+    'HBM\nms',
+    'sent\nms',
     'runs\na step',
 )
 
@@ -95,13 +105,12 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
     rows = []
     for job, measured, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True):
         head = [job.name, 'cached' if measured.cached and not measured.refused else f'{measured.seconds:.0f}']
-        in_use, operations = f'{size / GIB:.2f}', f'{measured.flops / 1e12:.2f}'
+        in_use, operations = f'{size / GIB:.2f}', f'{(measured.multiplied or measured.flops) / 1e12:.2f}'
         if measured.refused:
-            rows.append([*head, '-', '-', '-', '-', in_use, operations, '', 'too large for the compiler', '', '', ''])
+            rows.append([*head, *'-----', in_use, operations, '', 'too large for the compiler', '', '', '', ''])
             continue
-        bounds = verdicts.bounds(measured, verdict.plan.chip)
-        by = max(bounds, key=lambda name: bounds[name])
-        sizes = [measured.arguments, measured.outputs, measured.temporaries, measured.peak]
+        bounds = verdicts.bounds(measured, verdict.plan)
+        sizes = [measured.arguments, measured.outputs, measured.temporaries, measured.peak, measured.fragmentation]
         rows.append(
             [
                 *head,
@@ -110,14 +119,22 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
                 operations,
                 f'{measured.traffic / 1e9:.1f}',
                 _collectives(measured),
-                f'{bounds[by] * 1e3:.1f}',
-                by,
+                f'{bounds["products"] * 1e3:.1f}',
+                f'{bounds["HBM"] * 1e3:.1f}',
+                _sent(bounds, 1e3, 1),
                 f'{job.runs:g}' if job.runs else '',
             ]
         )
     return tables.make_table(
         PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=PROGRAM_COLUMNS[:1]
     )
+
+
+def _sent(bounds, unit, digits):
+    """Text of the bounds by what is sent: both ends of the range within a slice, and between slices."""
+    ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
+    between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
+    return (ends[0] if ends[0] == ends[1] else ' to '.join(ends)) + between
 
 
 def _collectives(measured):
@@ -139,7 +156,7 @@ def phases_table(verdict: Verdict) -> rich.table.Table:
     return tables.make_table(headings, rows, title='In use at the same time, GiB of one chip', dense=True)
 
 
-def summary(verdict: Verdict) -> str:
+def summary(verdict: Verdict) -> list[str]:
     """Lines: the verdict, the largest batch, and the least time of a step."""
     prompts, rows = verdicts.largest_batch(verdict)
     memory, plan = verdict.plan.chip.memory / GIB, verdict.plan
@@ -164,9 +181,12 @@ def summary(verdict: Verdict) -> str:
     if verdict.fits:
         shapes = plan.shapes
         tokens = shapes.prompts * shapes.group_size * shapes.tokens
+        bounds, largest = verdict.bounds, verdict.largest_bound
+        mean = f'. Packed rows: completions of {plan.mean_tokens} tokens in the mean' if plan.mean_tokens else ''
         lines.append(
-            f'a step takes at least {verdict.seconds:.2f} s on the devices when every completion has '
-            f'{shapes.tokens} tokens: at most {tokens / verdict.seconds / plan.mesh.size:.0f} tokens a second '
-            "and chip. A bound from the makers' figures, not a measurement"
+            f'the least of a step on the devices when every completion has {shapes.tokens} tokens: products '
+            f'{bounds["products"]:.2f} s, HBM {bounds["HBM"]:.2f} s, sent {_sent(bounds, 1, 2)} s; the largest of '
+            f'each program together {largest:.2f} s, at most {tokens / largest / plan.mesh.size:.0f} tokens a second '
+            f"and chip. Bounds from the makers' figures, not measurements{mean}"
         )
-    return '\n'.join(lines)
+    return lines

@@ -16,12 +16,13 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
     """One dict for each number of chips, with as much of the batch on each chip as in the verdict's plan.
 
     Products and traffic of a chip then stay as they are. What a ring over n chips sends grows as (n - 1) / n. Over
-    s slices, each microbatch's gradient crosses the network 2 (s - 1) / s times in float32. A program takes as long as
-    its slowest resource, all others hidden behind it.
+    s slices, each microbatch's gradient crosses the network 2 (s - 1) / s times in float32. Larger slices have all the
+    links that a chip can have. A program takes as long as its largest bound, all others hidden behind it.
     """
     plan, chip = verdict.plan, verdict.plan.chip
     shapes, learner = plan.shapes, plan.config.learner
     tensor, before = plan.mesh.shape['tensor'], plan.row_shards()
+    all_links = chip.links([3] * (plan.topology.count('x') + 1))[1]
     whole = plan.trained_bytes() * plan.mesh.shape['fsdp']  # float32 parameters that a tensor shard has, and trains
     predictions = []
     for count in sizes:
@@ -33,16 +34,17 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
             if shards // slices % n == 0 and plan.experiment.model_config.width % n == 0
         )
         factor = _ring(shards) / _ring(before) if before > 1 else 1.0
-        seconds = talking = working = 0.0
-        for job, measured in zip(verdict.jobs, verdict.measured, strict=True):
-            bounds = verdicts.bounds(measured, chip)
+        factor *= plan.links[1] / all_links if count > plan.mesh.size else 1.0
+        largest = talking = working = 0.0
+        for job, measured in verdict.runs:
+            bounds = verdicts.bounds(measured, plan)
             network = 0.0
             if job.name == 'learner.update':
                 gradients = learner.epochs * learner.minibatches * learner.microbatches
                 network = gradients * 2 * _ring(slices) * whole / fsdp / chip.network
-            links = bounds['links'] * factor
-            seconds += job.runs * max(bounds['products'], bounds['memory'], links, network)
-            talking += job.runs * max(links, network)
+            sent = bounds['sent'] * factor
+            largest += job.runs * max(bounds['products'], bounds['HBM'], sent, network)
+            talking += job.runs * max(sent, network)
             working += job.runs * bounds['products']
         tokens = shapes.prompts * shapes.group_size * shapes.tokens / plan.mesh.size
         predictions.append(
@@ -53,10 +55,10 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
                 'fsdp': fsdp,
                 'tensor': tensor,
                 'prompts_per_step': shapes.prompts * shards / before,
-                'seconds': seconds,
-                'tokens_a_second_and_chip': tokens / seconds,
-                'share_of_peak': working / seconds,
-                'communication': talking / seconds,
+                'largest_bound': largest,
+                'tokens_a_second_and_chip': tokens / largest,
+                'share_of_peak': working / largest,
+                'communication': talking / largest,
             }
         )
     return predictions
@@ -73,7 +75,7 @@ def print_predictions(predictions: Sequence[dict[str, Any]]) -> None:
         'slices',
         'mesh\ndata x fsdp x tensor',
         'prompts\na step',
-        'step at least\ns',
+        'largest bounds\nof a step, s',
         'tokens / s / chip\nat most',
         'products / peak\nat most',
         'communication\n/ step',
@@ -84,7 +86,7 @@ def print_predictions(predictions: Sequence[dict[str, Any]]) -> None:
             str(row['slices']),
             f'{row["data"]} x {row["fsdp"]} x {row["tensor"]}',
             f'{row["prompts_per_step"]:g}',
-            f'{row["seconds"]:.2f}',
+            f'{row["largest_bound"]:.2f}',
             f'{row["tokens_a_second_and_chip"]:.0f}',
             f'{row["share_of_peak"]:.0%}',
             f'{row["communication"]:.0%}',

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from grpo_jax.preflight import compiler
 from grpo_jax.preflight import plan as plans
-from grpo_jax.sharding import chips
 
 PHASES = ('start', 'cold start', 'rollout', 'logprobs', 'update', 'evaluation')
+BOUNDS = 'products', 'HBM', 'sent', 'sent_slowly', 'network'
 
 
 class Verdict(NamedTuple):
@@ -20,7 +20,7 @@ class Verdict(NamedTuple):
     @property
     def totals(self) -> list[int | float]:
         """Bytes of a device in use while each program runs."""
-        return [total(job, measured) for job, measured in zip(self.jobs, self.measured, strict=True)]
+        return [total(job, measured) for job, measured in self.runs]
 
     @property
     def phases(self) -> dict[str, tuple[int | float, str]]:
@@ -48,12 +48,20 @@ class Verdict(NamedTuple):
         return 1 - self.peak / self.plan.chip.memory
 
     @property
-    def seconds(self) -> int | float:
-        """The least seconds of a step on the devices, all completions at full length."""
-        return sum(
-            job.runs * max(bounds(measured, self.plan.chip).values())
-            for job, measured in zip(self.jobs, self.measured, strict=True)
-        )
+    def bounds(self) -> dict[str, int | float]:
+        """`bounds` of a step's programs, summed by name."""
+        programs = [(job.runs, bounds(measured, self.plan)) for job, measured in self.runs]
+        return {name: sum(runs * seconds[name] for runs, seconds in programs) for name in BOUNDS}
+
+    @property
+    def largest_bound(self) -> int | float:
+        """The sum over a step's programs of the largest bound of each: none of them takes less."""
+        return sum(job.runs * largest(bounds(measured, self.plan))[1] for job, measured in self.runs)
+
+    @property
+    def runs(self) -> list[tuple[plans.Job, compiler.Measured]]:
+        """Its programs, and what is known of each."""
+        return list(zip(self.jobs, self.measured, strict=True))
 
 
 def compile_and_check(plan: plans.PlannedRun, compiling: compiler.Compiling) -> Verdict:
@@ -66,18 +74,30 @@ def total(job: plans.Job, measured: compiler.Measured) -> int | float:
     """Bytes of a device in use while a program runs: what waits, its arguments, results and temporaries."""
     if measured.refused:
         return job.alive + measured.refused
-    return job.alive + job.arguments * measured.arguments + measured.outputs + measured.temporaries
+    return job.alive + measured.in_use - (not job.arguments) * measured.arguments
 
 
-def bounds(measured: compiler.Measured, chip: chips.Chip) -> dict[str, int | float]:
-    """Least seconds of a run by what bounds it: products, memory, links between chips, network between slices."""
-    within, across = measured.collective_bytes
+def bounds(measured: compiler.Measured, plan: plans.PlannedRun) -> dict[str, int | float]:
+    """Least seconds of a run, each as if nothing else took any: of BOUNDS.
+
+    products by what is multiplied in the compiled text; HBM; sent over links, all of which work, at the higher figure
+    that is published, and sent_slowly from a corner of the slice at the lower one; network, between slices.
+    """
+    chip, (within, across) = plan.chip, measured.collective_bytes
+    slowly, fast = plan.links
     return {
-        'products': measured.flops / chip.flops,
-        'memory': measured.traffic / chip.bandwidth,
-        'links': within / chip.links,
+        'products': (measured.multiplied or measured.flops) / chip.flops,
+        'HBM': measured.traffic / chip.bandwidth,
+        'sent': within / fast if within else 0.0,
+        'sent_slowly': within / slowly if within else 0.0,
         'network': across / chip.network,
     }
+
+
+def largest(seconds: dict[str, int | float]) -> tuple[str, int | float]:
+    """(name, seconds) of the largest of `bounds`; sent_slowly is none that a chip could not beat."""
+    name = max((name for name in BOUNDS if name != 'sent_slowly'), key=lambda name: seconds[name])
+    return name, seconds[name]
 
 
 def largest_batch(verdict: Verdict) -> tuple[int, int]:
@@ -99,7 +119,7 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
     )
     more = int((chip.memory - sampling) // (bytes_of_prompts(verdict) / engine.prompts))
     prompts = max(engine.prompts + more, 0) * shards
-    by_name = {job.name: (job, measured) for job, measured in zip(verdict.jobs, verdict.measured, strict=True)}
+    by_name = {job.name: (job, measured) for job, measured in verdict.runs}
     update, measured = by_name['learner.update']
     temporaries = measured.temporaries or measured.refused - plan.state_bytes()[0]
     free = chip.memory - total(update, measured)

@@ -36,7 +36,10 @@ KINDS: dict[str, tuple[str, ...]] = {
         *(f'learner.{key}' for key in ('epochs', 'minibatches', 'old_logprobs')),
         *('model.dtype', 'teacher.dtype', 'data.prompts_per_step', 'reward.options.*'),
         *(f'reward.{key}' for key in ('failed', 'truncated_reward', 'correct_at', 'length_shaping_weight')),
-        *(f'collection.{key}' for key in ('max_draws', 'max_staleness', 'retire_above', 'revisit')),
+        *(
+            f'collection.{key}'
+            for key in ('max_draws', 'max_staleness', 'retire_above', 'revisit', 'exploration', 'seeding')
+        ),
         *('collection.reference_every', 'collection.reference_mix'),
     ),
     PARTS: ('reward.parts',),
@@ -47,7 +50,10 @@ KINDS: dict[str, tuple[str, ...]] = {
         *('data.chat', 'data.system', 'data.template', 'data.thinking'),
         *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
         *('reward.by_source', 'reward.by_source.*'),
-        *(f'collection.{key}' for key in ('source', 'gate', 'dead_groups', 'reference')),
+        *(
+            f'collection.{key}'
+            for key in ('source', 'gate', 'dead_groups', 'allocation', 'allocation_unit', 'reference')
+        ),
         *(f'algorithm.{key}' for key in ('advantage', 'ratio', 'ratio_base', 'surrogate', 'weights', 'denominator')),
         *(f'algorithm.{key}' for key in ('correction', 'selection', 'kl', 'kl_placement', 'kl_corrected')),
         'algorithm.regularizers',
