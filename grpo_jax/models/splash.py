@@ -47,7 +47,7 @@ class Tiling(NamedTuple):
         return self.shared // self.heads
 
 
-def attend(
+def attend_runs(
     q: Float[Array, 'B T N H'],
     k: Float[Array, 'B S K H'],
     v: Float[Array, 'B S K H'],
@@ -72,7 +72,8 @@ def attend(
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0))).transpose(0, 2, 3, 1)
     k, v = (jnp.pad(x, ((0, 0), (0, key_padding), (0, 0), (0, 0))).swapaxes(1, 2) for x in (k, v))
     runs = jnp.pad(runs, ((0, 0), (0, 0), (0, padding)))
-    return _attend(q, k, v, runs, tiling).transpose(0, 3, 1, 2)[:, :t]
+    mixed: Any = _attend(q, k, v, runs, tiling)
+    return mixed.transpose(0, 3, 1, 2)[:, :t]
 
 
 def _block(columns):
@@ -309,8 +310,9 @@ def _product(a, b, axis):
     return jax.lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _forward_kernel(table, runs, q, k, v, out, total, highest, sums, mixed, *, tiling):
+def _forward_kernel(*refs, tiling):
     """A block of queries over a block of keys k [keys, H] and values v [H, keys]."""
+    table, runs, q, k, v, out, total, highest, sums, mixed = refs
     step, last = pl.program_id(4), pl.num_programs(4) - 1
 
     @pl.when(step == 0)
@@ -336,16 +338,18 @@ def _forward_kernel(table, runs, q, k, v, out, total, highest, sums, mixed, *, t
         total[0] = highest[...] + jnp.log(some)
 
 
-def _score_gradients(head, q, grad, total, mean, keys, values, allowed, tiling):
+def _score_gradients(head, queries, keys, values, allowed, tiling):
     """(weights f32[keys, queries] of a head, gradients of its products)."""
+    q, grad, total, mean = queries
     scores, slope = _scores(keys, q[0, head], allowed, tiling)
     weights = jnp.exp(scores - total[0, head])
     gradients = weights * (_product(values, grad[0, head], 0) - mean[0, head]) * tiling.scale
     return weights, gradients if slope is None else gradients * slope
 
 
-def _query_gradient_kernel(table, runs, q, grad, total, mean, k, v, k_transposed, out, sums, *, tiling):
+def _query_gradient_kernel(*refs, tiling):
     """A block of queries over a block of keys."""
+    table, runs, *queries, k, v, k_transposed, out, sums = refs
     step, last = pl.program_id(4), pl.num_programs(4) - 1
 
     @pl.when(step == 0)
@@ -356,7 +360,7 @@ def _query_gradient_kernel(table, runs, q, grad, total, mean, k, v, k_transposed
     def _():
         allowed, keys, values = _allowed(runs, step, tiling), k[0, 0], v[0, 0]
         for head in range(tiling.heads):
-            _, gradients = _score_gradients(head, q, grad, total, mean, keys, values, allowed, tiling)
+            _, gradients = _score_gradients(head, queries, keys, values, allowed, tiling)
             sums[head] += _product(k_transposed[0, 0], gradients.astype(keys.dtype), 0)
 
     @pl.when(step == last)
@@ -364,8 +368,9 @@ def _query_gradient_kernel(table, runs, q, grad, total, mean, k, v, k_transposed
         out[0] = sums[...].astype(out.dtype)
 
 
-def _key_gradients_kernel(table, runs, q, grad, total, mean, k, v, k_out, v_out, k_sums, v_sums, *, tiling):
+def _key_gradients_kernel(*refs, tiling):
     """A block of keys over a block of queries, for one block of heads after another."""
+    table, runs, *queries, k, v, k_out, v_out, k_sums, v_sums = refs
     block, part, step = (pl.program_id(axis) for axis in (2, 3, 4))
     parts, steps = pl.num_programs(3), pl.num_programs(4)
 
@@ -377,9 +382,9 @@ def _key_gradients_kernel(table, runs, q, grad, total, mean, k, v, k_out, v_out,
     def _():
         allowed, keys, values = _allowed(runs, block, tiling), k[0, 0], v[0, 0]
         for head in range(tiling.heads):
-            weights, gradients = _score_gradients(head, q, grad, total, mean, keys, values, allowed, tiling)
-            k_sums[...] += _product(gradients.astype(keys.dtype), q[0, head], 1)
-            v_sums[...] += _product(weights.astype(values.dtype), grad[0, head], 1)
+            weights, gradients = _score_gradients(head, queries, keys, values, allowed, tiling)
+            k_sums[...] += _product(gradients.astype(keys.dtype), queries[0][0, head], 1)
+            v_sums[...] += _product(weights.astype(values.dtype), queries[1][0, head], 1)
 
     @pl.when((part == parts - 1) & (step == steps - 1))
     def _():

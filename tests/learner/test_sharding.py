@@ -117,7 +117,7 @@ def test_kernels_give_the_gradient_of_xla(model, wide_experience, learned_alone,
 
 def test_kernels_are_refused_on_gpus():
     gpus = SimpleNamespace(devices=np.array([SimpleNamespace(platform='gpu')]))
-    with pytest.raises(BadInput, match='learner.attention.*choose auto'):
+    with pytest.raises(BadInput, match=r'learner.attention.*choose auto'):
         partition._in_kernel('splash', gpus)
     assert not partition._in_kernel('auto', gpus)
 
