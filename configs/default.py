@@ -236,7 +236,7 @@ def get_config(preset='grpo'):
                                          # padded, and `microbatches` cuts them
     config.learner.pack_rows = 1         # packed rows of a microbatch on each device
     config.learner.chunk = 4096          # tokens whose logits exist at once
-    config.learner.attention = 'auto'    # splash: in kernels, whose scores never leave the chip; xla; auto: splash on TPUs
+    config.learner.attention = 'auto'    # splash: in kernels that keep scores on the chip; xla; auto: splash on TPUs
     config.learner.remat = 'none'        # computed again in the backward pass: none; dots (all of a layer but products
                                          # with weights), full (whole layers)
     config.learner.offload = ()          # waits in the hosts' memory until it is used: optimizer, reference
