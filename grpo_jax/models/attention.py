@@ -66,7 +66,7 @@ def attend(
     if rule.kernel:
         runs, touched = _runs(visible, rule.window, first, q.shape[1])
         scale = 1 / math.sqrt(q.shape[-1]) if rule.scale is None else rule.scale
-        return splash.attend_in_runs(q, k, v, runs, scale=scale, cap=rule.cap, touched=touched)
+        return splash.attend_runs(q, k, v, runs, scale=scale, cap=rule.cap, touched=touched)
     if isinstance(visible, Packed):
         return _attend_packed(q, k, v, visible, rule, first)
     if q.shape[1] * k.shape[1] <= CHUNK_ABOVE_PAIRS or q.shape[1] % QUERY_CHUNK:
@@ -83,7 +83,7 @@ def attend(
 
 
 def _runs(visible, window, first, count):
-    """(runs of columns of each query as splash.attend_in_runs takes them, the most columns in them; 0: any number).
+    """(runs of columns of each query as splash.attend_runs takes them, the most columns in them; 0: any number).
 
     The first run ends with the query itself; the second one, of packed rows, is in a completion's prompt.
     """

@@ -47,7 +47,7 @@ class Tiling(NamedTuple):
         return self.shared // self.heads
 
 
-def attend_in_runs(
+def attend_runs(
     q: Float[Array, 'B T N H'],
     k: Float[Array, 'B S K H'],
     v: Float[Array, 'B S K H'],
@@ -72,8 +72,8 @@ def attend_in_runs(
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0))).transpose(0, 2, 3, 1)
     k, v = (jnp.pad(x, ((0, 0), (0, key_padding), (0, 0), (0, 0))).swapaxes(1, 2) for x in (k, v))
     runs = jnp.pad(runs, ((0, 0), (0, 0), (0, padding)))
-    out: Any = _attend(q, k, v, runs, tiling)
-    return out.transpose(0, 3, 1, 2)[:, :t]
+    mixed: Any = _attend(q, k, v, runs, tiling)
+    return mixed.transpose(0, 3, 1, 2)[:, :t]
 
 
 def _block(columns):
@@ -310,9 +310,9 @@ def _product(a, b, axis):
     return jax.lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _forward_kernel(table, runs, *refs, tiling):
+def _forward_kernel(*refs, tiling):
     """A block of queries over a block of keys k [keys, H] and values v [H, keys]."""
-    q, k, v, out, total, highest, sums, mixed = refs
+    table, runs, q, k, v, out, total, highest, sums, mixed = refs
     step, last = pl.program_id(4), pl.num_programs(4) - 1
 
     @pl.when(step == 0)
@@ -339,7 +339,7 @@ def _forward_kernel(table, runs, *refs, tiling):
 
 
 def _score_gradients(head, queries, keys, values, allowed, tiling):
-    """(weights f32[keys, queries] of a head, gradients of its products); queries as in _query_gradient."""
+    """(weights f32[keys, queries] of a head, gradients of its products)."""
     q, grad, total, mean = queries
     scores, slope = _scores(keys, q[0, head], allowed, tiling)
     weights = jnp.exp(scores - total[0, head])
@@ -347,9 +347,9 @@ def _score_gradients(head, queries, keys, values, allowed, tiling):
     return weights, gradients if slope is None else gradients * slope
 
 
-def _query_gradient_kernel(table, runs, *refs, tiling):
+def _query_gradient_kernel(*refs, tiling):
     """A block of queries over a block of keys."""
-    *queries, k, v, k_transposed, out, sums = refs
+    table, runs, *queries, k, v, k_transposed, out, sums = refs
     step, last = pl.program_id(4), pl.num_programs(4) - 1
 
     @pl.when(step == 0)
@@ -368,10 +368,9 @@ def _query_gradient_kernel(table, runs, *refs, tiling):
         out[0] = sums[...].astype(out.dtype)
 
 
-def _key_gradients_kernel(table, runs, *refs, tiling):
+def _key_gradients_kernel(*refs, tiling):
     """A block of keys over a block of queries, for one block of heads after another."""
-    *queries, k, v, k_out, v_out, k_sums, v_sums = refs
-    q, grad, _, _ = queries
+    table, runs, *queries, k, v, k_out, v_out, k_sums, v_sums = refs
     block, part, step = (pl.program_id(axis) for axis in (2, 3, 4))
     parts, steps = pl.num_programs(3), pl.num_programs(4)
 
@@ -384,8 +383,8 @@ def _key_gradients_kernel(table, runs, *refs, tiling):
         allowed, keys, values = _allowed(runs, block, tiling), k[0, 0], v[0, 0]
         for head in range(tiling.heads):
             weights, gradients = _score_gradients(head, queries, keys, values, allowed, tiling)
-            k_sums[...] += _product(gradients.astype(keys.dtype), q[0, head], 1)
-            v_sums[...] += _product(weights.astype(values.dtype), grad[0, head], 1)
+            k_sums[...] += _product(gradients.astype(keys.dtype), queries[0][0, head], 1)
+            v_sums[...] += _product(weights.astype(values.dtype), queries[1][0, head], 1)
 
     @pl.when((part == parts - 1) & (step == steps - 1))
     def _():
