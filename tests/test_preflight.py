@@ -243,6 +243,11 @@ def test_packed_rows_count_as_often_as_there_are_any(slices):
     assert loops(0) == (8, 8) and loops(4)[0] <= 4 and loops(0, learner__pack_columns=0) == ()
 
 
+def test_a_mean_beyond_the_longest_completion_is_refused(slices):
+    with pytest.raises(BadInput, match='--mean_tokens = 13: is more than a completion may have, 12'):
+        plan.make(tiny_run.config(mesh__fsdp=4), 'v5e:2x2', mean_tokens=13)
+
+
 def test_lengths_have_the_mean_that_was_asked_for():
     lengths = plan.completion_lengths(64, 1024, 300)
     assert lengths.mean() == pytest.approx(300, abs=1) and lengths.max() == 1024 and (lengths == 1024).sum() <= 4

@@ -27,16 +27,26 @@ from grpo_jax.preflight import advice, compiler, plan, report, scale, verdict
 from grpo_jax.run import cli
 
 
-def run(config: Any, topology: str, *, slices: int, cache: str, output: str, sizes: Sequence[int], at_once: int) -> int:
+def run(
+    config: Any,
+    topology: str,
+    *,
+    slices: int,
+    cache: str,
+    output: str,
+    sizes: Sequence[int],
+    at_once: int,
+    mean_tokens: int = 0,
+) -> int:
     """The exit status.
 
     output is '', a file for JSON, or '-' for JSON instead of tables. sizes are numbers of chips to predict for.
-    at_once is how many programs are compiled at a time.
+    at_once is how many programs are compiled at a time. mean_tokens is that of completions in packed rows, 0: the most.
     """
     shown = output != '-'
     # what jax's cache holds of absent devices cannot be read back; the command keeps its own
     jax.config.update('jax_enable_compilation_cache', False)
-    planned = plan.make(config, topology, slices)
+    planned = plan.make(config, topology, slices, mean_tokens)
     compiling = compiler.Compiling(os.path.expanduser(cache), compiler.print_progress, at_once)
     checked = verdict.compile_and_check(planned, compiling)
     if shown:
@@ -98,6 +108,7 @@ def main() -> None:
             output=values.json,
             sizes=sizes,
             at_once=values.at_once,
+            mean_tokens=values.mean_tokens,
         )
     )
 
@@ -109,6 +120,7 @@ if __name__ == '__main__':
     flags.DEFINE_string('json', '', 'File for the figures; without one they are printed instead of the tables.')
     flags.DEFINE_string('cache', '~/.cache/grpo_jax/preflight', 'Folder of what was compiled before.')
     flags.DEFINE_string('scale', '', 'Numbers of chips to predict the step for, like 8,16,64,256,1024.')
+    flags.DEFINE_integer('mean_tokens', 0, 'Mean length of completions in packed rows; 0: all at full length.', 0)
     flags.DEFINE_integer('at_once', 0, 'Programs to compile at a time; 0: one a core, and one by one when that fails.')
     sys.argv = ['--json=-' if argument == '--json' else argument for argument in sys.argv]
     cli.run(main)

@@ -174,7 +174,9 @@ def plan_candidate(
 
 
 def _change(plan, candidate):
-    return plans.make(plans.changed(plan.config, candidate.overrides), candidate.topology, plan.slices)
+    return plans.make(
+        plans.changed(plan.config, candidate.overrides), candidate.topology, plan.slices, plan.mean_tokens
+    )
 
 
 def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int | float]:

@@ -139,6 +139,8 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     train.check_algorithm(experiment, algorithm, shapes)
     aux = collect.abstract_aux(settings.collection, shapes, 1) | history.abstract_history(algorithm, 1)
     learner = experiment.learner(algorithm, shapes, aux)
+    if mean_tokens > shapes.tokens:
+        raise BadInput('--mean_tokens', mean_tokens, f'is more than a completion may have, {shapes.tokens}')
     plan = PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner, mean_tokens=mean_tokens)
     if not algorithm.needs_teacher:
         return plan

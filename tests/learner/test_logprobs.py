@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from grpo_jax import learner
+from grpo_jax.learner import logprobs
 from grpo_jax.models import transformer
+from grpo_jax.sharding import chips, mesh
 
 
 def naive(params, rollout, c, temperature=1.0):
@@ -136,3 +138,28 @@ def test_logits_of_all_tokens_never_exist_when_the_chunk_is_small(tiny, rollout,
     params = jax.eval_shape(lambda: transformer.init(jax.random.key(0), c))
     backward = pulled(lambda p: chunked(p, rollout, c, chunk=chunk, entropy_gradient=True), rollout)
     assert (largest_float(jax.make_jaxpr(backward)(params).jaxpr) >= 8 * 6 * 512) == whole
+
+
+@pytest.mark.parametrize(
+    'asked, kind, tensor, vocab, chunk',
+    [
+        (0, 'TPU v5 lite', 1, 151936, 1024),  # 15.75 GiB / 16 / (4 * 151936) = 1739
+        (0, 'TPU v5 lite', 4, 151936, 4096),  # 6958, and no more than 4096 are chosen
+        (0, 'TPU v5', 1, 151936, 4096),
+        (0, 'cpu', 1, 49152, 4096),
+        (0, 'cpu', 1, 151936, 1024),  # 1 GiB / (4 * 151936) = 1766
+        (0, 'cpu', 1, 10**7, 128),
+        (512, 'TPU v5 lite', 1, 151936, 512),
+    ],
+)
+def test_a_chunk_is_chosen_by_the_vocabulary_and_the_memory(monkeypatch, asked, kind, tensor, vocab, chunk):
+    chip = chips.lookup(kind)
+    monkeypatch.setattr(chips, 'lookup', lambda _: chip)
+    assert logprobs.choose_chunk(asked, vocab, mesh.make({'tensor': tensor})) == chunk
+
+
+@pytest.mark.parametrize(
+    'count, most, size', [(4352, 1024, 896), (8192, 1024, 1024), (96, 4096, 96), (48, 7, 7), (1030, 1024, 640)]
+)
+def test_chunks_are_about_equal_and_no_more_than_needed(count, most, size):
+    assert logprobs.chunk_size(count, most) == size and -(-count // size) == -(-count // most)
