@@ -88,6 +88,7 @@ def learn(policy, folder, seed, name):
 
 
 def main(_):
+    """The command."""
     print(environment.describe())
     figures = {name: [] for name in VARIANTS}
     for seed in range(SEEDS.value):
@@ -100,7 +101,7 @@ def main(_):
                 print(f'seed {seed}, pass rate {rate:.3f}: {name}: {solved:.1f} solved, {mixed:.3f} mixed', flush=True)
     print('| allocation | prompts solved of 1000 completions | more than equal | groups right and wrong | more |')
     print('|---|---|---|---|---|')
-    for name, values in figures.items():
+    for name in figures:
         cells = [name]
         for column, digits in ((0, 1), (1, 3)):
             own, equal = (np.array(figures[key])[:, column] for key in (name, 'equal'))

@@ -195,6 +195,7 @@ def check_resumed(config, tmp_path):
 
 def test_a_run_gives_most_to_prompts_whose_groups_may_differ_and_a_resumed_one_the_same(tmp_path, some_right):
     rows = check_resumed(spread_config('pass_rate'), tmp_path)
+    assert {row['seeded'] for row in rows} == {0}
     assert rows[0]['group_size_most'] == 12 == rows[0]['group_size_least']  # nothing is known of them yet
     assert rows[-1]['group_size_most'] > 12 > rows[-1]['group_size_least']
 

@@ -121,6 +121,7 @@ def written(tmp_path_factory):
     teacher = small_model.write_drawn(folder / 'teacher', seed=5)
     for changes in (*UPDATES.values(), dict(preset='opd', teacher__path=teacher)):
         names['metrics.jsonl'] |= names_of_update(changes, folder / 'other')
+    names['metrics.jsonl'] |= set(collect.count_sizes(np.ones(1, int)))  # of groups of several sizes
     names['evaluations.jsonl'] |= names_of_figures()
     return names
 

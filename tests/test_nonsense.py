@@ -44,6 +44,7 @@ ALLOWED = [
         'zero',
         'none, never, all of them, or off',
         'collection.max_staleness collection.reference_every collection.retire_above collection.revisit '
+        'collection.exploration collection.seeding learner.chunk '
         'data.options.blurts '
         'data.options.wrong data.options.slips data.options.share data.options.exchanges evaluation.every '
         'learner.pack_columns log.hang_after log.rollouts reward.length_shaping_weight reward.options.model.cap '

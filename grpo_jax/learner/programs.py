@@ -79,8 +79,7 @@ def make_learner(
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
         partition.make_collectives(model_config, mesh, learning.lora, learning.attention),
-        packed_sizes(mesh, shapes, learning, algorithm),
-        optimizers.learning_rate, observed,
+        packed_sizes(mesh, shapes, learning, algorithm), optimizers.learning_rate, observed,
     )  # fmt: skip
     state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
     known, needed = learning.known_first(needed), learning.computed_first(needed)

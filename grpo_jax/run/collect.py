@@ -125,9 +125,8 @@ class Collector:
         else:
             self._dataset, self._completions = experiment.load('train'), None
         rewards.check_parameters(experiment.reward_functions, self._dataset.examples)
-        self._groups = (
-            shapes.prompts if self._collection.allocation == 'equal' else experiment.settings.data.prompts_per_step
-        )
+        equal = self._collection.allocation == 'equal'
+        self._groups = shapes.prompts if equal else experiment.settings.data.prompts_per_step
         self.sample = None if fields else experiment.sampler(draw_shapes(experiment, shapes))
 
     @property
@@ -212,9 +211,8 @@ class Collector:
         """The Draw of completions of what is asked, (examples, Prompts)."""
         assert self.sample is not None, 'completions are sampled'
         experiment, (examples, prompts) = self._experiment, asked
-        params = state.params
-        if self._collection.source == 'reference':  # which may wait in the hosts' memory
-            params = _reference(state)
+        # a reference may wait in the hosts' memory
+        params = _reference(state) if self._collection.source == 'reference' else state.params
         # a prompt may come twice in a step; its noise must not
         key = jax.random.fold_in(experiment.key, index) if index else experiment.key
         group_size = self._shapes.group_size
@@ -247,13 +245,14 @@ class Collector:
         collection, prompts = self._collection, self._groups
         chosen, revisits, aux = self._choose(state, dict(state.aux), 0)
         plain = data.pick(self._dataset, chosen)
-        places, counts = np.arange(prompts), {'seeded': 0}
+        places, seeded = np.arange(prompts), 0
 
         def draw_round(owners, first, parts):
+            nonlocal seeded
             asked = data.pick(plain, owners)
             if collection.seeding and parts[0]:
-                asked, seeded = seeding.seed_unsolved(self._experiment, plain, owners, parts, collection.seeding)
-                counts['seeded'] += seeded * self._shapes.group_size
+                asked, more = seeding.seed_unsolved(self._experiment, plain, owners, parts, collection.seeding)
+                seeded += more * self._shapes.group_size
             _, tokens = data.prompts(asked, places, self._shapes.queries, self._experiment.pad_token)
             draw = self._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=first)
             return split_groups(draw._replace(examples=asked.examples), int(state.step), collection)
@@ -261,7 +260,9 @@ class Collector:
         rounds = self._shapes.prompts // prompts
         parts = allocation.explore(draw_round, prompts, rounds, self._shapes.group_size, collection.exploration)
         sizes = np.array([sum(len(part.rewarded.rewards) for part in own) for own in parts])
-        draw = self._concatenate([part for own in parts for part in own], count_sizes(sizes) | counts, sizes)
+        draw = concatenate(
+            self._experiment.mesh, [part for own in parts for part in own], count_sizes(sizes, seeded), sizes
+        )
         return draw, state.replace(aux=self._count_passes(draw, chosen, revisits, aux))
 
     def _join(self, selection, step, counts):
@@ -275,15 +276,7 @@ class Collector:
             'groups_of_earlier_steps': sum(group.since < step for group in groups),
             'wasted_tokens': sampled - useful,
         }
-        return self._concatenate(groups, counts)
-
-    def _concatenate(self, groups, counts, sizes=None):
-        """The Draw of Groups one after another, or of parts of groups of these sizes."""
-        rollout, rewarded = jax.tree.map(
-            lambda *rows: np.concatenate(rows), *((group.rollout, group.rewarded) for group in groups)
-        )
-        rollout = batches.put_rows(rollout, self._experiment.mesh)
-        return Draw([group.example for group in groups], rollout, lambda: rewarded, counts, sizes)
+        return concatenate(self._experiment.mesh, groups, counts)
 
     def _rewards_of(self, examples, rollout):
         """The Rewards of a rollout on the host."""
@@ -358,9 +351,18 @@ def dead_groups(
     )
 
 
-def count_sizes(sizes: Int[np.ndarray, ' P']) -> dict[str, float]:
-    """The least and the most completions of a prompt, by name."""
-    return {'group_size_least': int(sizes.min()), 'group_size_most': int(sizes.max())}
+def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, float]:
+    """The least and the most completions of a prompt, and those asked for behind solved prompts, by name."""
+    return {'group_size_least': int(sizes.min()), 'group_size_most': int(sizes.max()), 'seeded': seeded}
+
+
+def concatenate(mesh: Any, groups: Sequence[Group], counts: dict[str, float], sizes: Any = None) -> Draw:
+    """The Draw of Groups one after another, or of parts of groups of these sizes."""
+    rollout, rewarded = jax.tree.map(
+        lambda *rows: np.concatenate(rows), *((group.rollout, group.rewarded) for group in groups)
+    )
+    examples = [group.example for group in groups]
+    return Draw(examples, batches.put_rows(rollout, mesh), lambda: rewarded, counts, sizes)
 
 
 def split_groups(draw: Draw, step: int, collection: Collection) -> list[Group]:

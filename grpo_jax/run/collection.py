@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 from grpo_jax import ranges, rewards
 from grpo_jax.algorithms.validation import CHOICES
 from grpo_jax.errors import BadInput
-from grpo_jax.ranges import Natural, NotNegative, OneOf, PositiveShare, Range, Share
+from grpo_jax.ranges import Natural, OneOf, PositiveShare, Range, Share
 
 # sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
 READ_FROM_DATA = {'demonstrations': ('demonstration',), 'pairs': ('demonstration', 'rejected')}
@@ -25,7 +25,7 @@ class Collection(NamedTuple):
     revisit: Annotated[float, Range(least=0, below=1)] = 0.0
     allocation: Annotated[str, OneOf(ALLOCATIONS)] = 'equal'
     allocation_unit: Annotated[int, Range(least=2, most=1024)] = 2
-    exploration: NotNegative = 1.0
+    exploration: Annotated[float, Range(least=0, most=1e6)] = 1.0
     seeding: Annotated[int, Range(least=0, most=64)] = 0
     reference: Annotated[str, OneOf(SCHEDULES)] = 'frozen'
     reference_every: Natural = 0
