@@ -50,6 +50,7 @@ class Prompts(Pytree):
     tokens: Int[Array, 'P Q']
     mask: Bool[Array, 'P Q']
     ids: Int[Array, ' P']
+    first: Int[Array, ' P'] | None = None  # number of a prompt's first sample here; None: 0, it has no earlier ones
 
 
 @pytree

@@ -185,7 +185,7 @@ class Collector:
             unit = self._shapes.group_size
             sizes = allocation.spread_by_pass_rate(hits, tries, self._shapes.prompts * unit, unit)
             parts = Grouping.by_sizes(sizes // unit)
-            draw = self._sample(state, progress, self._prompts(chosen[parts.owner]), first=unit * parts.place)
+            draw = self._sample(state, progress, self._prompts(chosen[parts.owner]), first=np.int32(unit * parts.place))
             draw = draw._replace(sizes=sizes, counts=count_sizes(sizes))
         else:
             draw = self._sample(state, progress, self._prompts(chosen), index)
@@ -219,8 +219,8 @@ class Collector:
         stream = rewards.RewardStream(experiment.reward_functions, examples, group_size, experiment.tokenizer)
         self.streams.append(stream)
         rollout = self.sample(
-            params, batches.put_rows(prompts, experiment.mesh), key, int(state.step),
-            first=first, finished=stream.add, progress=progress,
+            params, batches.put_rows(prompts, experiment.mesh).replace(first=first), key, int(state.step),
+            finished=stream.add, progress=progress,
         )  # fmt: skip
         finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
         return Draw(examples, rollout, finish, {})
@@ -244,8 +244,7 @@ class Collector:
         """(Draw, TrainState) of a step in rounds, each of which goes to the prompts that want completions most."""
         collection, prompts = self._collection, self._groups
         chosen, revisits, aux = self._choose(state, dict(state.aux), 0)
-        plain = data.pick(self._dataset, chosen)
-        places, seeded = np.arange(prompts), 0
+        plain, seeded = data.pick(self._dataset, chosen), 0
 
         def draw_round(owners, first, parts):
             nonlocal seeded
@@ -253,13 +252,13 @@ class Collector:
             if collection.seeding and parts[0]:
                 asked, more = seeding.seed_unsolved(self._experiment, plain, owners, parts, collection.seeding)
                 seeded += more * self._shapes.group_size
-            _, tokens = data.prompts(asked, places, self._shapes.queries, self._experiment.pad_token)
-            draw = self._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=first)
+            _, tokens = data.prompts(asked, range(prompts), self._shapes.queries, self._experiment.pad_token)
+            draw = self._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=np.int32(first))
             return split_groups(draw._replace(examples=asked.examples), int(state.step), collection)
 
-        rounds = self._shapes.prompts // prompts
-        parts = allocation.explore(draw_round, prompts, rounds, self._shapes.group_size, collection.exploration)
-        sizes = np.array([sum(len(part.rewarded.rewards) for part in own) for own in parts])
+        rounds, unit = self._shapes.prompts // prompts, self._shapes.group_size
+        parts = allocation.explore(draw_round, prompts, rounds, unit, collection.exploration)
+        sizes = unit * np.array([len(own) for own in parts])
         draw = concatenate(
             self._experiment.mesh, [part for own in parts for part in own], count_sizes(sizes, seeded), sizes
         )

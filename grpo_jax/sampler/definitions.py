@@ -78,7 +78,6 @@ class SamplerSetup:
     def inputs(self, key: ProgramKey) -> tuple:
         """Abstract arguments of the program of a key."""
         number, limit = np.int32(0), np.zeros(self.shapes.prompts * self.shapes.group_size, np.int32)
-        first = np.zeros(self.shapes.prompts, np.int32)
         rows = specs.over_rows(self.mesh)
         match key.kind:
             case 'weights':
@@ -86,13 +85,13 @@ class SamplerSetup:
             case 'inspect':
                 return self.abstract_weights['layers'], self._abstract_params()['layers']
             case 'state':
-                return *self._prompts_and_key(), number, limit, first
+                return *self._prompts_and_key(), number, limit
             case 'given state':
                 given = compiled.abstract((*limit.shape, self.shapes.tokens), jnp.int32, rows)
-                return *self._prompts_and_key(), number, limit, first, given
+                return *self._prompts_and_key(), number, limit, given
             case 'resumed state':
                 rollout = batches.abstract_rollout(self.shapes, rows)
-                return rollout, *self._prompts_and_key(), limit, first, self.tables
+                return rollout, *self._prompts_and_key(), limit, self.tables
             case 'open' | 'resume':
                 return self.abstract_weights, self.abstract_state, number
             case 'decode':
@@ -116,7 +115,8 @@ class SamplerSetup:
         """Abstract (Prompts, key) of a call."""
         rows, (p, q) = specs.over_rows(self.mesh), (self.shapes.prompts, self.shapes.queries)
         arrays = ((p, q), jnp.int32), ((p, q), bool), ((p,), jnp.int32)
-        prompts = Prompts(*(compiled.abstract(shape, kind, rows) for shape, kind in arrays))
+        # the last comes from the host, as numbers of a call do
+        prompts: Any = Prompts(*(compiled.abstract(shape, kind, rows) for shape, kind in arrays), np.zeros(p, np.int32))
         return prompts, compiled.abstract((), jax.random.key(0).dtype, specs.replicated(self.mesh))
 
     @functools.cached_property
@@ -228,8 +228,8 @@ def _state(setup, key):
     """state.new_state, with keys of ids and step."""
     size = (setup.shapes.prompts * setup.shapes.group_size, setup.shapes.tokens)
 
-    def new_state(prompts, key, step, limit, first, given=None):
-        keys = row_keys(key, step, prompts.ids, setup.shapes.group_size, first)
+    def new_state(prompts, key, step, limit, given=None):
+        keys = row_keys(key, step, prompts.ids, setup.shapes.group_size, prompts.first)
         given = jnp.full(size, -1, jnp.int32) if given is None else given
         return state.new_state(prompts, keys, given, limit, tuple(setup.tables))
 
@@ -239,8 +239,8 @@ def _state(setup, key):
 def _resumed_state(setup, key):
     """state.resume_state, with keys of ids and of the step in which each row began."""
 
-    def resume_state(rollout, prompts, key, limit, first, tables):
-        keys = row_keys(key, rollout.version[:, 0], prompts.ids, setup.shapes.group_size, first)
+    def resume_state(rollout, prompts, key, limit, tables):
+        keys = row_keys(key, rollout.version[:, 0], prompts.ids, setup.shapes.group_size, prompts.first)
         return state.resume_state(rollout, prompts, keys, limit, tables, setup.sampling)
 
     return Definition(resume_state)

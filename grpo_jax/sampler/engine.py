@@ -58,9 +58,9 @@ class ProgramTable(Protocol):
 
     def weights(self, params: Any) -> Any: ...
 
-    def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any, first: Any) -> Any: ...
+    def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any) -> Any: ...
 
-    def resume_state(self, rollout: Any, prompts: Any, key: Any, limit: Any, first: Any) -> Any: ...
+    def resume_state(self, rollout: Any, prompts: Any, key: Any, limit: Any) -> Any: ...
 
     def count_remaining(self, rollout_state: Any) -> Any: ...
 
@@ -142,19 +142,17 @@ class Engine:
         *,
         given: Any = None,
         limit: Any = None,
-        first: Any = None,
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> Rollout:
         """A Rollout of all prompts: rows of the mesh, group_size a prompt.
 
         key and step choose the noise (see sampler.row_keys). given i32[B, C] writes those tokens instead
-        of sampling (-1: sample). limit, an int or i32[B], pauses rows after that many tokens; `resume` goes on. first
-        i32[P] are the numbers of the prompts' first samples, 0 without: a prompt that has some goes on behind these.
+        of sampling (-1: sample). limit, an int or i32[B], pauses rows after that many tokens; `resume` goes on.
         finished(row, tokens, truncated) is called while others still decode, once for every row;
         progress(tokens, live rows, rows of the batch) at every host visit.
         """
-        state = self.programs.new_state(prompts, key, step, given, limit, first)
+        state = self.programs.new_state(prompts, key, step, given, limit)
         return self._sample(_Run(self.programs.weights(params), state, step, finished, progress), 0)
 
     def resume(
@@ -166,7 +164,6 @@ class Engine:
         step: Any,
         *,
         limit: Any = None,
-        first: Any = None,
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> Rollout:
@@ -175,7 +172,7 @@ class Engine:
         Noise is that of the step in which a row began (version[:, 0]), so a row that pauses has the tokens
         it would have had without, if the weights are the same. New tokens carry version `step`.
         """
-        state = self.programs.resume_state(rollout, prompts, key, limit, first)
+        state = self.programs.resume_state(rollout, prompts, key, limit)
         return self._sample(_Run(self.programs.weights(params), state, step, finished, progress), self.schedule.prompts)
 
     def replay(self, params: Any, rollout: Rollout, prompts: Prompts, key: Any) -> Rollout:

@@ -165,16 +165,16 @@ class SamplerPrograms:
             self.inspection = self._call(schedule.INSPECT, weights['layers'], params['layers'])
         return weights
 
-    def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any, first: Any) -> state.RolloutState:
+    def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any) -> state.RolloutState:
         """The state of rows without tokens."""
-        inputs = (prompts, key, np.int32(step), self._limits(limit), self._first(first))
+        inputs = (self._numbered(prompts), key, np.int32(step), self._limits(limit))
         if given is None:
             return self._call(schedule.STATE, *inputs)
         return self._call(schedule.GIVEN_STATE, *inputs, given)
 
-    def resume_state(self, rollout: Any, prompts: Any, key: Any, limit: Any, first: Any) -> state.RolloutState:
+    def resume_state(self, rollout: Any, prompts: Any, key: Any, limit: Any) -> state.RolloutState:
         """The state that goes on where a Rollout paused."""
-        inputs = (rollout, prompts, key, self._limits(limit), self._first(first), self.tables)
+        inputs = (rollout, self._numbered(prompts), key, self._limits(limit), self.tables)
         return self._call(schedule.RESUMED_STATE, *inputs)
 
     def _limits(self, limit):
@@ -182,8 +182,8 @@ class SamplerPrograms:
         limit = np.int32(shapes.tokens if limit is None else limit)
         return np.broadcast_to(limit, (shapes.prompts * shapes.group_size,))
 
-    def _first(self, first):
-        return np.broadcast_to(np.int32(0 if first is None else first), (self.setup.shapes.prompts,))
+    def _numbered(self, prompts):
+        return prompts if prompts.first is not None else prompts.replace(first=np.zeros(len(prompts.ids), np.int32))
 
     def count_remaining(self, rollout_state: state.RolloutState) -> Any:
         """(unfinished rows of the fullest shard, their longest, tokens of all rows), each i32[]."""

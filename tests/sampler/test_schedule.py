@@ -29,11 +29,11 @@ class FakePrograms:
     def weights(self, params):
         self.requested.append(schedule.WEIGHTS)
 
-    def new_state(self, prompts, key, step, given, limit, first):
+    def new_state(self, prompts, key, step, given, limit):
         self.requested.append(schedule.STATE)
         return np.zeros_like(self.lengths)
 
-    def resume_state(self, rollout, prompts, key, limit, first):
+    def resume_state(self, rollout, prompts, key, limit):
         raise AssertionError('nothing is paused')
 
     def count_remaining(self, state):
