@@ -10,12 +10,14 @@ import pytest
 
 from grpo_jax import algorithms, train
 from grpo_jax.algorithms import Grouping, weights
+from grpo_jax.data.prompt_format import PromptFormat
+from grpo_jax.errors import BadInput
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import allocation
+from grpo_jax.run import allocation, seeding
 from grpo_jax.sampler import row_keys
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.types import Rollout, TrainState
+from grpo_jax.types import Example, Rollout, TrainState
 from tests import tiny_run
 
 SPREAD = {
@@ -216,3 +218,57 @@ def test_unsolved_prompts_are_asked_again_behind_solved_ones_and_a_resumed_run_d
         assert set(exemplars) <= right
         first = asked[row['id']][:2]  # which were asked plainly, and are wrong
         assert all(one['prompt'] == own and not one['correct'] for one in first)
+
+
+def test_mesh_and_microbatches_change_nothing(long, tmp_path, some_right):
+    cuts = {'alone': {}, 'cut': dict(mesh__data=2, learner__microbatches=2), 'packed': dict(learner__pack_columns=64)}
+    states = {name: train.run(spread_config('pass_rate', **cut), str(tmp_path / name)) for name, cut in cuts.items()}
+    alone = tiny_run.rows(tmp_path / 'alone')
+    for name in ('cut', 'packed'):
+        for row, expected in zip(tiny_run.rows(tmp_path / name), alone, strict=True):
+            for key in ('group_size_least', 'group_size_most', 'reward', 'dead_groups', 'length'):
+                assert row[key] == pytest.approx(expected[key], abs=1e-6)
+        for one, other in zip(*(jax.tree.leaves(states[key].params) for key in (name, 'alone')), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)  # a tenth of what Adam moves in a step
+        np.testing.assert_array_equal(states[name].aux['hits'], states['alone'].aux['hits'])
+
+
+@pytest.mark.parametrize(
+    ('changes', 'named'),
+    [
+        (dict(collection__allocation='evenly'), ['collection.allocation', 'pass_rate']),
+        (dict(collection__allocation_unit=5), ['allocation_unit = 5', 'rollout.group_size = 12']),
+        (dict(collection__allocation_unit=12), ['allocation_unit = 12', 'smaller']),
+        (dict(collection__allocation_unit=1), ['allocation_unit = 1']),
+        (dict(collection__seeding=1), ['collection.seeding', 'allocation=uncertainty']),
+        (dict(collection__dead_groups='resample'), ['collection.allocation', 'resample']),
+        (dict(collection__source='demonstrations'), ['collection.allocation', 'demonstrations']),
+        (dict(algorithm__weights='prompt_mean', learner__minibatches=2), ['learner.minibatches = 2', 'prompt_mean']),
+        (dict(learner__old_logprobs='decode'), ['learner.old_logprobs', 'collection.allocation']),
+    ],
+)
+def test_what_groups_of_several_sizes_do_not_go_with_is_refused(changes, named, tmp_path):
+    with pytest.raises(BadInput) as refused:
+        train.open_run(spread_config('pass_rate', **changes), str(tmp_path / 'run'))
+    assert all(word in str(refused.value) for word in named), str(refused.value)
+    assert not (tmp_path / 'run').exists()
+
+
+def test_exemplars_are_turns_of_a_chat_behind_its_system_message(monkeypatch):
+    rendered = []
+    monkeypatch.setattr(
+        seeding, 'encode_prompt', lambda tokenizer, text, form, messages: rendered.append((text, messages)) or [1, 2, 3]
+    )
+    form = PromptFormat(chat=True, system='Answer.', template='Q: {prompt}')
+    solved = seeding.Solved(Example('1+1', '2', 0, {}), [7], 'It is 2')
+    example = Example('2+2', '4', 1, {})
+    seeded, tokens = seeding.seed(None, form, example, [solved], 3)
+    roles = [(message['role'], message['content']) for message in seeded.messages]
+    assert roles == [('system', 'Answer.'), ('user', 'Q: 1+1'), ('assistant', 'It is 2'), ('user', 'Q: 2+2')]
+    assert rendered[0][0] == 'Q: 2+2' and tokens == [1, 2, 3] and seeded.prompt == '2+2'
+    assert seeding.seed(None, form, example, [solved], 2) is None  # too long
+
+
+def test_the_nearest_prompt_stands_last():
+    many = [seeding.Solved(Example(str(i), '', i, {}), tokens, '') for i, tokens in enumerate(([1, 2], [1, 2, 3], [9]))]
+    assert [one.example.id for one in seeding.nearest(many, [1, 2, 3, 4], 2)] == [0, 1]
