@@ -467,9 +467,9 @@ def test_every_family_compiles_for_v5e(libtpu, long, tmp_path, family):
     assert done.returncode == 0 and 'FITS' in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize('topology', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
+@pytest.mark.parametrize('topology', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'tpu7x:2x2x1'])
 def test_kernels_compile(libtpu, topology, request):
-    """Those of decoding, where they are wanted, whatever the chip."""
+    """Those of decoding, where they are wanted, and of the learner's attention, whatever the chip."""
     if topology != 'v5p:2x2x1':
         request.getfixturevalue('long')
     done = subprocess.run(
@@ -480,8 +480,11 @@ def test_kernels_compile(libtpu, topology, request):
         env=os.environ | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'},
     )
     programs = done.stdout.splitlines()
-    assert done.returncode == 0 and len(programs) == 4, done.stderr
-    assert all(line.endswith("['decode_attention', 'draw']") for line in programs)
+    assert done.returncode == 0 and len(programs) == 6, done.stderr
+    attending = [line for line in programs if ' attention ' in line]
+    kernels = ['splash_forward', 'splash_key_gradients', 'splash_query_gradient']
+    assert len(attending) == 2 and all(line.endswith(str(kernels)) for line in attending)
+    assert all(line.endswith("['decode_attention', 'draw']") for line in programs if line not in attending)
 
 
 def test_a_compiler_that_dies_is_tried_again_with_one_program_at_a_time(monkeypatch, capsys):
