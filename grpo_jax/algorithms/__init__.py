@@ -4,7 +4,6 @@
 """
 
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
-from grpo_jax.algorithms.grouping import Grouping
 from grpo_jax.algorithms.groups import dead_groups, judge_groups
 from grpo_jax.algorithms.losses import (
     by_token,
@@ -19,6 +18,7 @@ from grpo_jax.algorithms.losses import (
 )
 from grpo_jax.algorithms.meters import PooledMean, pooled_metrics, reference_metrics
 from grpo_jax.algorithms.validation import check_run
+from grpo_jax.grouping import Grouping
 
 __all__ = [
     'Algorithm',

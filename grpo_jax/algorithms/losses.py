@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 
 from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, row_inputs, validation, weights
 from grpo_jax.algorithms.algorithm import Algorithm
-from grpo_jax.algorithms.grouping import Grouping
 from grpo_jax.errors import BadInput
+from grpo_jax.grouping import Grouping
 from grpo_jax.types import Array, Experience
 
 PADDING = {

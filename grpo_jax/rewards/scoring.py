@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from grpo_jax.algorithms.grouping import Grouping
 from grpo_jax.example import Example
+from grpo_jax.grouping import Grouping
 from grpo_jax.rewards.build import Part, RewardFunctions
 from grpo_jax.workers import pool
 
