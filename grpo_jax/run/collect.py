@@ -259,9 +259,8 @@ class Collector:
         rounds, unit = self._shapes.prompts // prompts, self._shapes.group_size
         parts = allocation.explore(draw_round, prompts, rounds, unit, collection.exploration)
         sizes = unit * np.array([len(own) for own in parts])
-        draw = concatenate(
-            self._experiment.mesh, [part for own in parts for part in own], count_sizes(sizes, seeded), sizes
-        )
+        joined = [part for own in parts for part in own]
+        draw = concatenate(self._experiment.mesh, joined, count_sizes(sizes, seeded), sizes)
         return draw, state.replace(aux=self._count_passes(draw, chosen, revisits, aux))
 
     def _join(self, selection, step, counts):
