@@ -23,6 +23,7 @@ from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.run import allocation, demonstrations, metrics, seeding
 from grpo_jax.run.collection import READ_FROM_DATA, Collection
+from grpo_jax.run.selection import Group, replay, resample
 from grpo_jax.sharding import batches
 from grpo_jax.types import Rollout, TrainState
 
@@ -51,65 +52,6 @@ class Draw(NamedTuple):
     def fetch_tokens(self):
         """(tokens i32[B, T], completion_mask bool[B, C]) on the host."""
         return processes.fetch((self.rollout.tokens, self.rollout.completion_mask))
-
-
-class Group(NamedTuple):
-    """Completions of one prompt, on the host."""
-
-    example: Example
-    rollout: Rollout  # of G rows
-    since: int  # step that sampled them
-    rewarded: rewards.Rewards
-    dead: bool
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of its completions."""
-        return int(self.rewarded.lengths.sum())
-
-    @property
-    def priority(self) -> float:
-        """How much replay wants it: sum |A| std(r) of centred advantages; 0 when it is dead."""
-        values = self.rewarded.rewards
-        if self.dead:
-            return 0.0
-        return float(np.nansum(np.abs(values - np.nanmean(values))) * np.nanstd(values))
-
-
-class Selection(NamedTuple):
-    """The groups that a step may learn from."""
-
-    alive: list[Group]
-    dead: list[Group]
-    left: list[Group]  # for later steps
-    draws: int
-
-
-def resample(draw: Callable[[int], list[Group]], kept: list[Group], prompts: int, max_draws: int) -> Selection:
-    """Draws until `prompts` groups are alive, or max_draws times (DAPO, arXiv 2503.14476, eq. 11)."""
-    alive, dead, draws = list(kept), [], 0
-    while True:
-        for group in draw(draws):
-            (dead if group.dead else alive).append(group)
-        draws += 1
-        if len(alive) >= prompts or draws == max_draws:
-            return Selection(alive, dead, alive[prompts : 2 * prompts], draws)
-
-
-def replay(
-    draw: Callable[[int], list[Group]], kept: list[Group], prompts: int, noise: np.random.Generator
-) -> Selection:
-    """Draws once, and puts kept groups in the places of dead ones, drawn in proportion to their priorities."""
-    alive, dead = [], []
-    for group in draw(0):
-        (dead if group.dead else alive).append(group)
-    left = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
-    count = min(prompts - len(alive), len(kept))
-    if count > 0:
-        priorities = np.array([group.priority for group in kept])
-        chosen = noise.choice(len(kept), count, replace=False, p=priorities / priorities.sum())
-        alive = alive + [kept[i] for i in chosen]
-    return Selection(alive, dead, left, 1)
 
 
 class Collector:
@@ -148,7 +90,7 @@ class Collector:
         collection, step, prompts = self._collection, int(state.step), self._shapes.prompts
         self.streams: list[rewards.RewardStream] = []  # of this step
         if collection.allocation == 'uncertainty':
-            return self._explore(state, progress)
+            return _explore(self, state, progress)
         if collection.dead_groups not in ('resample', 'replay'):
             draw, aux = self._draw(state, dict(state.aux), 0, progress)
             return draw, state.replace(aux=aux)
@@ -160,14 +102,14 @@ class Collector:
             counts.update(draw.counts)
             return split_groups(draw, step, collection)
 
-        kept = self._load(aux['kept'], step - collection.max_staleness) if collection.keeps_groups else []
+        kept = _load(self, aux['kept'], step - collection.max_staleness) if collection.keeps_groups else []
         if collection.dead_groups == 'replay':
             noise = np.random.default_rng((self._experiment.settings.seed, step))
             selection = replay(draw_groups, kept, prompts, noise)
         else:
             selection = resample(draw_groups, kept, prompts, collection.max_draws)
         if collection.keeps_groups:
-            aux['kept'] = self._store(selection.left)
+            aux['kept'] = _store(selection.left, self._dataset.examples, self.aux()['kept'])
         return self._join(selection, step, counts), state.replace(aux=aux)
 
     def _draw(self, state, aux, index, progress):
@@ -175,9 +117,8 @@ class Collector:
         chosen, revisits, aux = self._choose(state, aux, index)
         if self._completions is not None:
             examples, _ = self._prompts(chosen)
-            rollout = demonstrations.as_rollout(
-                self._experiment, self._dataset, self._completions, chosen, self._shapes
-            )
+            read = self._experiment, self._dataset, self._completions
+            rollout = demonstrations.as_rollout(*read, chosen, self._shapes)
             finish = functools.partial(self._rewards_of, examples, rollout)
             draw = Draw(examples, batches.put_rows(rollout, self._experiment.mesh), finish, {})
         elif self._collection.allocation == 'pass_rate':
@@ -240,29 +181,6 @@ class Collector:
             draw.counts['revisited_pass_rate'] = rates.mean() if revisits else np.nan
         return aux
 
-    def _explore(self, state, progress):
-        """(Draw, TrainState) of a step in rounds, each of which goes to the prompts that want completions most."""
-        collection, prompts = self._collection, self._groups
-        chosen, revisits, aux = self._choose(state, dict(state.aux), 0)
-        plain, seeded = data.pick(self._dataset, chosen), 0
-
-        def draw_round(owners, first, parts):
-            nonlocal seeded
-            asked = data.pick(plain, owners)
-            if collection.seeding and parts[0]:
-                asked, more = seeding.seed_unsolved(self._experiment, plain, owners, parts, collection.seeding)
-                seeded += more * self._shapes.group_size
-            _, tokens = data.prompts(asked, range(prompts), self._shapes.queries, self._experiment.pad_token)
-            draw = self._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=np.int32(first))
-            return split_groups(draw._replace(examples=asked.examples), int(state.step), collection)
-
-        rounds, unit = self._shapes.prompts // prompts, self._shapes.group_size
-        parts = allocation.explore(draw_round, prompts, rounds, unit, collection.exploration)
-        sizes = unit * np.array([len(own) for own in parts])
-        joined = [part for own in parts for part in own]
-        draw = concatenate(self._experiment.mesh, joined, count_sizes(sizes, seeded), sizes)
-        return draw, state.replace(aux=self._count_passes(draw, chosen, revisits, aux))
-
     def _join(self, selection, step, counts):
         """The Draw of a Selection: P groups, those that differ first; counts are those of what was drawn."""
         prompts = self._shapes.prompts
@@ -287,30 +205,58 @@ class Collector:
             rewarded = rewarded._replace(rewards=better, correct=better)
         return rewarded
 
-    def _load(self, kept, oldest):
-        """The kept groups that are not older than step `oldest`, with their rewards computed again."""
-        host, groups = jax.device_get(kept), []
-        for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
-            rows = self._rows(slot)
-            rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
-            example = self._dataset.examples[host['index'][slot]]
-            rewarded, since = self._rewards_of([example], rollout), int(host['since'][slot])
-            groups.append(Group(example, rollout, since, rewarded, bool(dead_groups(self._collection, rewarded)[0])))
-        return groups
 
-    def _store(self, groups):
-        """aux['kept'] of at most P groups."""
-        index_of = {example.id: index for index, example in enumerate(self._dataset.examples)}
-        kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.aux()['kept'])
-        for slot, group in enumerate(groups):
-            for whole, part in zip(jax.tree.leaves(kept['rollout']), jax.tree.leaves(group.rollout), strict=True):
-                whole[self._rows(slot)] = part
-            kept['index'][slot], kept['since'][slot] = index_of[group.example.id], group.since
-            kept['filled'][slot] = 1
-        return jax.tree.map(jnp.asarray, kept)
+def _explore(collector, state, progress):
+    """(Draw, TrainState) of a step in rounds, each of which goes to the prompts that want completions most."""
+    collection, prompts = collector._collection, collector._groups
+    chosen, revisits, aux = collector._choose(state, dict(state.aux), 0)
+    plain, seeded = data.pick(collector._dataset, chosen), 0
 
-    def _rows(self, slot):
-        return slice(slot * self._shapes.group_size, (slot + 1) * self._shapes.group_size)
+    def draw_round(owners, first, parts):
+        nonlocal seeded
+        asked = data.pick(plain, owners)
+        if collection.seeding and parts[0]:
+            asked, more = seeding.seed_unsolved(collector._experiment, plain, owners, parts, collection.seeding)
+            seeded += more * collector._shapes.group_size
+        _, tokens = data.prompts(asked, range(prompts), collector._shapes.queries, collector._experiment.pad_token)
+        draw = collector._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=np.int32(first))
+        return split_groups(draw._replace(examples=asked.examples), int(state.step), collection)
+
+    rounds, unit = collector._shapes.prompts // prompts, collector._shapes.group_size
+    parts = allocation.explore(draw_round, prompts, rounds, unit, collection.exploration)
+    sizes = unit * np.array([len(own) for own in parts])
+    joined = [part for own in parts for part in own]
+    draw = concatenate(collector._experiment.mesh, joined, count_sizes(sizes, seeded), sizes)
+    return draw, state.replace(aux=collector._count_passes(draw, chosen, revisits, aux))
+
+
+def _load(collector, kept, oldest):
+    """The kept groups that are not older than step `oldest`, with their rewards computed again."""
+    host, groups = jax.device_get(kept), []
+    for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
+        rows = _rows(slot, collector._shapes.group_size)
+        rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
+        example = collector._dataset.examples[host['index'][slot]]
+        rewarded, since = collector._rewards_of([example], rollout), int(host['since'][slot])
+        groups.append(Group(example, rollout, since, rewarded, bool(dead_groups(collector._collection, rewarded)[0])))
+    return groups
+
+
+def _store(groups, examples, abstract):
+    """aux['kept'], of that abstract form, of at most P groups."""
+    index_of = {example.id: index for index, example in enumerate(examples)}
+    kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
+    for slot, group in enumerate(groups):
+        for whole, part in zip(jax.tree.leaves(kept['rollout']), jax.tree.leaves(group.rollout), strict=True):
+            whole[_rows(slot, len(part))] = part
+        kept['index'][slot], kept['since'][slot] = index_of[group.example.id], group.since
+        kept['filled'][slot] = 1
+    return jax.tree.map(jnp.asarray, kept)
+
+
+def _rows(slot, size):
+    """The rows of a kept group."""
+    return slice(slot * size, (slot + 1) * size)
 
 
 def _reference(state):
