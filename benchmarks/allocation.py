@@ -18,33 +18,30 @@ import numpy as np
 from benchmarks import environment
 from grpo_jax import export, sample, statistics, train
 from grpo_jax.configs import arithmetic
+from grpo_jax.preflight.plan import changed
 
 SEEDS = flags.DEFINE_integer('seeds', 5, 'Cold starts, each with noise and prompts of its own.')
 STEPS = flags.DEFINE_integer('steps', 12, 'Steps that each allocation takes.')
 EXAMPLES, PROBES = 256, 16  # prompts that are looked at, and completions of each
-BEHIND = dict(collection__allocation='uncertainty', data__max_prompt_tokens=64)
+SMALL = {'evaluation.prompts': 64, 'evaluation.samples': 4, 'log.probe_every': 0}
+ROUNDS = {'collection.allocation': 'uncertainty'}
 VARIANTS = {
     'equal': {},
-    'pass_rate': dict(collection__allocation='pass_rate'),
-    'uncertainty': dict(collection__allocation='uncertainty'),
-    'uncertainty, exploration 0.1': dict(collection__allocation='uncertainty', collection__exploration=0.1),
-    'uncertainty and seeding': BEHIND | dict(collection__seeding=2),
+    'pass_rate': {'collection.allocation': 'pass_rate'},
+    'uncertainty': ROUNDS,
+    'uncertainty, exploration 0.1': ROUNDS | {'collection.exploration': 0.1},
+    'uncertainty and seeding': ROUNDS | {'collection.seeding': 2, 'data.max_prompt_tokens': 64},
 }
 
 
-def changed(config, **changes):
-    """The config with other values; changes are keys with __ for the dots."""
-    for key, value in {'evaluation__prompts': 64, 'evaluation__samples': 4, 'log__probe_every': 0, **changes}.items():
-        section, name = key.split('__')
-        config[section][name] = value
-    return config
+def demo(seed, steps, overrides):
+    """The demo's config with a seed, steps, and other values by dotted key."""
+    return changed(arithmetic.get_config(), SMALL | {'seed': seed, 'steps': steps} | overrides)
 
 
 def cold_start(folder, seed):
     """The folder of a policy after the demo's cold start."""
-    config = changed(arithmetic.get_config(), optimizer__learning_rate=0.0)
-    config.seed, config.steps = seed, 1
-    train.run(config, os.path.join(folder, 'cold'))
+    train.run(demo(seed, 1, {'optimizer.learning_rate': 0.0}), os.path.join(folder, 'cold'))
     export.export(os.path.join(folder, 'cold'), policy := os.path.join(folder, 'policy'), 'float32')
     return policy
 
@@ -69,16 +66,15 @@ def write_hard_half(folder):
 
 def learn(policy, folder, seed, name):
     """(solved prompts of 1000 completions, share of groups that may teach) over the steps of a variant."""
-    config = changed(
-        arithmetic.get_config(),
-        model__path=policy,
-        model__random_init=False,
-        data__name='files',
-        supervised__updates=0,
-        **VARIANTS[name],
-    )
-    config.seed, config.steps = seed, STEPS.value
-    config.data.options, config.reward.step_rewards = {'folder': folder}, ''
+    learned = {
+        'model.path': policy,
+        'model.random_init': False,
+        'data.name': 'files',
+        'data.options': {'folder': folder},
+        'reward.step_rewards': '',
+        'supervised.updates': 0,
+    }
+    config = demo(seed, STEPS.value, learned | VARIANTS[name])
     workdir = os.path.join(folder, name.replace(' ', '_'))
     train.run(config, workdir)
     with open(os.path.join(workdir, 'metrics.jsonl'), encoding='utf8') as lines:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Int, Shaped
 import numpy as np
 
 
@@ -33,13 +33,8 @@ class Grouping(NamedTuple):
         """Completions of each group."""
         return np.bincount(self.owner)
 
-    @property
-    def there(self) -> Bool[np.ndarray, 'P G']:
-        """Which places have a completion; G is the largest group."""
-        return self.spread(np.ones(len(self.owner), bool), False)
-
     def spread(self, x: Shaped[np.ndarray, 'B ...'], fill: float = 0) -> Shaped[np.ndarray, 'P G ...']:
-        """x by group and place; `fill` where a group has fewer completions than the largest."""
+        """x by group and place; `fill` where a group has fewer completions than G, those of the largest."""
         sizes = self.sizes
         full = np.full((len(sizes), sizes.max(), *x.shape[1:]), fill, x.dtype)
         full[self.owner, self.place] = x

@@ -60,7 +60,7 @@ def test_a_grouping_puts_rows_side_by_side_and_back():
     assert grouping.sizes.tolist() == [1, 3]
     spread = grouping.spread(np.array([1.0, 2, 3, 4]), -1)
     assert spread.tolist() == [[2, -1, -1], [1, 3, 4]]
-    assert grouping.there.tolist() == [[True, False, False], [True, True, True]]
+    assert grouping.spread(np.ones(4, bool)).tolist() == [[True, False, False], [True, True, True]]
     assert grouping.gather(spread).tolist() == [1, 2, 3, 4]
     assert [rows.tolist() for rows in grouping.rows_by_size()] == [[[1]], [[0, 2, 3]]]
 

@@ -254,12 +254,9 @@ def jobs_of(plan):
             for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
         ]
     resting = plan.teacher_bytes * (not experiment.settings.teacher.park)
-    packed = packed_trip_counts(plan)
+    packed = dict.fromkeys(('trip_counts', 'text_trip_counts'), packed_trip_counts(plan))
     return [
-        job._replace(alive=job.alive + resting)
-        if job.phase not in ('update', 'logprobs')
-        else job._replace(alive=job.alive + resting, trip_counts=packed, text_trip_counts=packed)
-        for job in jobs
+        job._replace(alive=job.alive + resting, **packed if job.phase in ('update', 'logprobs') else {}) for job in jobs
     ], sizes
 
 

@@ -40,8 +40,8 @@ class Draw(NamedTuple):
     @property
     def grouping(self) -> Grouping:
         """Which rows are a group."""
-        rows = len(self.rollout.truncated)
-        return Grouping.by_sizes(np.full(n := len(self.examples), rows // n) if self.sizes is None else self.sizes)
+        parts, rows = len(self.examples), len(self.rollout.truncated)
+        return Grouping.by_sizes(np.full(parts, rows // parts) if self.sizes is None else self.sizes)
 
     @property
     def prompts(self) -> list[Example]:
@@ -214,10 +214,11 @@ def _explore(collector, state, progress):
 
     def draw_round(owners, first, parts):
         nonlocal seeded
-        asked = data.pick(plain, owners)
         if collection.seeding and parts[0]:
             asked, more = seeding.seed_unsolved(collector._experiment, plain, owners, parts, collection.seeding)
             seeded += more * collector._shapes.group_size
+        else:
+            asked = data.pick(plain, owners)
         _, tokens = data.prompts(asked, range(prompts), collector._shapes.queries, collector._experiment.pad_token)
         draw = collector._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=np.int32(first))
         return split_groups(draw._replace(examples=asked.examples), int(state.step), collection)
@@ -326,15 +327,12 @@ def step_shapes(experiment, algorithm: Algorithm) -> batches.Shapes:
 
     Where groups differ in size, the parts that they are made of count as prompts.
     """
-    settings = experiment.settings
-    prompts, group_size = settings.data.prompts_per_step, settings.group_size
+    settings, size = experiment.settings, experiment.settings.group_size
     if algorithm.source in READ_FROM_DATA:
         size = len(READ_FROM_DATA[algorithm.source])
-        prompts, group_size = prompts * group_size // size, size
-    if settings.collection.allocation != 'equal':
+    elif settings.collection.allocation != 'equal':
         size = settings.collection.allocation_unit
-        prompts, group_size = prompts * group_size // size, size
-    return experiment.shapes(prompts, group_size)
+    return experiment.shapes(settings.data.prompts_per_step * settings.group_size // size, size)
 
 
 def draw_shapes(experiment, shapes: batches.Shapes) -> batches.Shapes:

@@ -30,7 +30,7 @@ def assess(
     fields = rollout.completion_mask, rollout.forced, experience.rewards, experience.advantages, experience.group_ids
     mask, forced, rewards, advantages, group_ids = processes.fetch(fields)
     tokens = processes.fetch(rollout.tokens)[:, -mask.shape[1] :]
-    grouping = Grouping.by_ids(group_ids)
+    grouping, known = Grouping.by_ids(group_ids), np.isfinite(rewards)
     correct, rewards = grouping.spread(rewarded.correct, np.nan), grouping.spread(rewards.astype(np.float64), np.nan)
     lengths, texts = rewarded.lengths, list(rewarded.texts)
     extract = None if reward_functions.by_source else reward_functions.extract  # else sources read their own
@@ -42,7 +42,7 @@ def assess(
         'reflection': np.mean([count_phrases(text, tuple(phrases)) for text in texts]),
         'length_reward_correlation': correlation_in_groups(grouping.spread(lengths), rewards),
         'conflicting_tokens': conflicting_share(grouped, there, written, outcome_signs(correct, rewards)),
-        'advantage_variance': advantage_variance(advantages, mask & ~forced, np.isfinite(grouping.gather(rewards))),
+        'advantage_variance': advantage_variance(advantages, mask & ~forced, known),
     }
     row |= script_metrics(texts)
     if sampled_at is not None:

@@ -10,10 +10,7 @@ class Chip(NamedTuple):
     flops: float = 0.0  # a second, bfloat16
     bandwidth: float = 0.0  # bytes a second of main memory
     memory: float = 0.0  # bytes that a program may use, from the message of libtpu 0.0.42 when they do not suffice
-    link: tuple[float, float] = (
-        0.0,
-        0.0,
-    )  # bytes a second that a link sends, the least and the most that are published
+    link: tuple[float, float] = (0.0, 0.0)  # bytes a second that a link sends, the least and the most published
     ring: int = 1  # a side of a slice is closed to a ring where it is a multiple of this
     network: float = 0.0  # bytes a second to other slices, over its share of the host's network cards
     cores: int = 1  # cores of a device, which share a program
