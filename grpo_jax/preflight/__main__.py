@@ -5,6 +5,7 @@ Exit status 0: it fits; 1: it does not, and what is printed names settings that 
 Examples:
     python -m grpo_jax.preflight --config=gsm8k --topology=v5e:4x4
     python -m grpo_jax.preflight --config=gsm8k --topology=v5p:2x2x1 --slices=2 --json=runs/preflight.json
+    python -m grpo_jax.preflight --config=gsm8k --topology=v5e:4x4 --search=4
 """
 
 import os
@@ -16,38 +17,22 @@ os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JA
 from collections.abc import Sequence
 import json
 import subprocess
-from typing import Any
 
 from absl import flags
 import jax
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.preflight import advice, compiler, plan, report, scale, verdict
+from grpo_jax.preflight import advice, compiler, plan, report, scale, search, verdict
 from grpo_jax.run import cli
 
 
-def run(
-    config: Any,
-    topology: str,
-    *,
-    slices: int,
-    cache: str,
-    output: str,
-    sizes: Sequence[int],
-    at_once: int,
-    mean_tokens: int = 0,
-) -> int:
+def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, sizes: Sequence[int]) -> int:
     """The exit status.
 
     output is '', a file for JSON, or '-' for JSON instead of tables. sizes are numbers of chips to predict for.
-    at_once is how many programs are compiled at a time. mean_tokens is that of completions in packed rows, 0: the most.
     """
     shown = output != '-'
-    # what jax's cache holds of absent devices cannot be read back; the command keeps its own
-    jax.config.update('jax_enable_compilation_cache', False)
-    planned = plan.make(config, topology, slices, mean_tokens)
-    compiling = compiler.Compiling(os.path.expanduser(cache), compiler.print_progress, at_once)
     checked = verdict.compile_and_check(planned, compiling)
     if shown:
         report.print_verdict(checked)
@@ -66,11 +51,26 @@ def run(
         report.print_verdict(better)
     elif shown and not checked.fits:
         print('\nNo setting was found that fits; take a larger topology or chip, or a smaller model')
+    _write(content, output)
+    return 0 if checked.fits else 1
+
+
+def run_search(
+    planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, most: int, host_seconds: float
+) -> int:
+    """The exit status of a search that compiles `most` settings beside the config's own; output is that of run."""
+    rows = search.read_or_search(planned, compiling, most, _tell)
+    if output != '-':
+        search.print_rows(planned, rows, host_seconds)
+    _write({'topology': planned.topology, 'host_seconds': host_seconds, 'search': rows}, output)
+    return 0 if rows[0]['fits'] else 1
+
+
+def _write(content, output):
     if output == '-':
         print(json.dumps(content, indent=1))
     elif output:
         json_file.write(output, content)
-    return 0 if checked.fits else 1
 
 
 def _tell(text):
@@ -99,18 +99,17 @@ def main() -> None:
         sizes = [int(n) for n in values.scale.split(',') if n]
     except ValueError:
         raise BadInput('--scale', values.scale, 'must be numbers of chips, like 8,16,64') from None
-    sys.exit(
-        run(
-            values.config,
-            values.topology,
-            slices=values.slices,
-            cache=values.cache,
-            output=values.json,
-            sizes=sizes,
-            at_once=values.at_once,
-            mean_tokens=values.mean_tokens,
+    # what jax's cache holds of absent devices cannot be read back; the command keeps its own
+    jax.config.update('jax_enable_compilation_cache', False)
+    planned = plan.make(values.config, values.topology, values.slices, values.mean_tokens)
+    compiling = compiler.Compiling(os.path.expanduser(values.cache), compiler.print_progress, values.at_once)
+    if values.search:
+        status = run_search(
+            planned, compiling, output=values.json, most=values.search, host_seconds=values.host_seconds
         )
-    )
+    else:
+        status = run(planned, compiling, output=values.json, sizes=sizes)
+    sys.exit(status)
 
 
 if __name__ == '__main__':
@@ -121,6 +120,8 @@ if __name__ == '__main__':
     flags.DEFINE_string('cache', '~/.cache/grpo_jax/preflight', 'Folder of what was compiled before.')
     flags.DEFINE_string('scale', '', 'Numbers of chips to predict the step for, like 8,16,64,256,1024.')
     flags.DEFINE_integer('mean_tokens', 0, 'Mean length of completions in packed rows; 0: all at full length.', 0)
+    flags.DEFINE_integer('search', 0, 'Settings to compile beside the own one, for the least step; 0: no search.', 0)
+    flags.DEFINE_float('host_seconds', 0.0, "The host's part of a step as a run measured it; --search adds it.", 0.0)
     flags.DEFINE_integer('at_once', 0, 'Programs to compile at a time; 0: one a core, and one by one when that fails.')
     sys.argv = ['--json=-' if argument == '--json' else argument for argument in sys.argv]
     cli.run(main)

@@ -67,7 +67,7 @@ def advise(
     """
     base, tries = verdict, 0
     for candidate in candidates(verdict.plan):
-        with _quiet():
+        with quiet():
             planned = plan_candidate(verdict.plan, candidate, base)
         if planned is None:
             continue
@@ -83,7 +83,7 @@ def advise(
 
 
 @contextlib.contextmanager
-def _quiet():
+def quiet() -> Iterator[None]:
     """Without the warnings of a config, which the config of the first plan has caused already."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from grpo_jax.errors import BadInput
 from grpo_jax.sharding.mesh import ROW_AXES
@@ -12,7 +12,7 @@ from grpo_jax.types import map_table
 HOST = 'pinned_host'  # a memory kind: the part of the host's memory that its devices read directly
 
 
-def params(table: Any, mesh: Mesh) -> Any:
+def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
     """Training NamedSharding of each parameter of a table; BadInput when a mesh axis does not divide a dimension."""
 
     def leaf(path, param):
