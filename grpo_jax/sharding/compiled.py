@@ -41,7 +41,7 @@ class Executable:
         self._lowering, self._compiling = threading.Lock(), threading.Lock()
 
     def __call__(self, *arguments):
-        if self._function is None:
+        if not self._function:
             compile_all([self], self.name)
         return self._function(*arguments)
 
