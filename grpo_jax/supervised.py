@@ -98,7 +98,9 @@ def _run(experiment, later, watch):
             return learner.update(state, experience, packed)
 
     def initial():
-        return learner.initial(experiment.params())
+        params = experiment.params()
+        later.finish('the cold start')  # where it is said: what compiles the state would wait behind it
+        return learner.initial(params)
 
     training = Training(batch, learner, update, initial)
     return train(experiment, 'cold start', dataset.examples, training, later, watch)

@@ -136,13 +136,12 @@ def begin(experiment, loop, learner, examples, later, functions) -> TrainState:
     """
     if loop.newest is not None or not experiment.settings.supervised.updates:
         later.begin()
-    state = branch.restore(loop, experiment, learner)
+    state, policy = branch.restore(loop, experiment, learner), None
     if state is None:
         gold.check(experiment.reward_functions, examples)
         policy = supervised.cold_start(experiment, functions, later.step)
-        state = reference.initial_state(experiment, learner, policy)
     later.finish('what a step and an evaluation run')
-    return state
+    return reference.initial_state(experiment, learner, policy) if state is None else state
 
 
 def to_experience(
