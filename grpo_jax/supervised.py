@@ -25,7 +25,7 @@ from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, r
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.steering import Steering
 from grpo_jax.run.workdir import owning
-from grpo_jax.sharding import batches
+from grpo_jax.sharding import batches, compiled
 from grpo_jax.types import Experience, TrainState
 
 # cross entropy is the policy gradient with every advantage 1, averaged over tokens
@@ -37,32 +37,53 @@ SFT = Algorithm(
 )
 
 
-def cold_start(experiment: Experiment, functions: Mapping | None = None):
+def cold_start(experiment: Experiment, functions: Mapping | None = None, watch: Callable | None = None):
     """The initial policy of an experiment: its model's weights, or those that supervised.updates lead to.
 
-    functions: the rewards by name with which the experiment was opened.
+    functions: the rewards by name with which the experiment was opened; watch(step, row) is called after each update.
     """
     if not experiment.settings.supervised.updates:
         return experiment.params()
     workdir = os.path.join(experiment.workdir, adapters.COLD_START)
-    state = run(experiment.config, workdir, experiment.settings.data.origins, functions, experiment.steered)
+    state = run(
+        experiment.config, workdir, experiment.settings.data.origins, functions, experiment.steered,
+        experiment.datasets, watch
+    )  # fmt: skip
     return adapters.adapt(experiment, state.params) if experiment.settings.model.random_init else state.params
 
 
 @owning
-def run(config, workdir, origins=(), functions: Mapping | None = None, steered: Steering | None = None) -> TrainState:
+def run(
+    config,
+    workdir,
+    origins=(),
+    functions: Mapping | None = None,
+    steered: Steering | None = None,
+    datasets: Mapping | None = None,
+    watch: Callable | None = None,
+) -> TrainState:
     """The final TrainState of supervised training on the train split's demonstrations, in its own workdir.
 
     A demonstration is an example's meta['demonstration']; those longer than rollout.max_tokens are left out. Goes on
     where it stopped. origins: of the data, where another run has chosen them; functions: rewards by name that
-    config.reward.parts may list; steered: what may be done where the workdir has another config.
+    config.reward.parts may list; steered: what may be done where the workdir has another config; datasets: those that
+    were read already, by split; watch(step, row) is called after each update.
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     config = _own_config(config)
     experiment = open_experiment(config, workdir, functions=functions, origins=origins, steered=steered)
     experiment.settings.tracking.check()
+    experiment.datasets.update(datasets or {})
+    with compiled.Later() as later:
+        return _run(experiment.compiling(later), later, watch)
+
+
+def _run(experiment, later, watch):
+    """The final TrainState of an experiment's supervised training, which `later` compiles."""
+    config = experiment.config
     shapes, learner = build_learner(experiment)
+    later.begin()
     dataset, completions = demonstrations.find(experiment)
 
     def batch(step):
@@ -77,9 +98,12 @@ def run(config, workdir, origins=(), functions: Mapping | None = None, steered: 
             return learner.update(state, experience, packed)
 
     def initial():
-        return learner.initial(experiment.params())
+        params = experiment.params()
+        later.finish('the cold start')  # where it is said: what compiles the state would wait behind it
+        return learner.initial(params)
 
-    return train(experiment, 'cold start', dataset.examples, Training(batch, learner, update, initial))
+    training = Training(batch, learner, update, initial)
+    return train(experiment, 'cold start', dataset.examples, training, later, watch)
 
 
 def finished(config, workdir) -> bool:
@@ -132,17 +156,27 @@ class Training(NamedTuple):
     initial: Callable  # () -> the first TrainState
 
 
-def train(experiment: Experiment, title: str, examples, training: Training) -> TrainState:
+def train(
+    experiment: Experiment,
+    title: str,
+    examples,
+    training: Training,
+    later: compiled.Later | None = None,
+    watch: Callable | None = None,
+) -> TrainState:
     """The final TrainState of supervised.updates updates; goes on where it stopped.
 
-    examples: those that it learns from. Stopped when a signal came: the step at hand was finished and saved.
+    examples: those that it learns from; later: has begun to compile the learner; watch(step, row) is called after each
+    update. Stopped when a signal came: the step at hand was finished and saved.
     """
-    with Loop(experiment, experiment.settings.supervised.updates, title, keep=1, shown=('loss',)) as loop:
+    with Loop(experiment, experiment.settings.supervised.updates, title, 1, ('loss',), watch) as loop:
         agree(experiment, loop.newest, {'update': training.learner.update}, examples)
         claim(experiment, loop.newest)
         state = loop.restore(training.learner.state)
         if state is None:
             state = training.initial()
+        if later is not None:
+            later.finish('the cold start')
         for step in loop.steps(state):
             with loop.stage('update'):
                 batch = batches.put_rows(training.batch(step), experiment.mesh)

@@ -64,6 +64,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     watch(step, row) is called after each step with its row of metrics.jsonl; what it raises ends the run, saved.
     """
     experiment, parent, algorithm, shapes = open_run(config, workdir, algorithm, functions, steering)
+    later = compiled.Later()
+    experiment = experiment.compiling(later)
     workdir, settings, reward_functions = experiment.workdir, experiment.settings, experiment.reward_functions
 
     collector = collect.Collector(experiment, shapes)
@@ -75,12 +77,10 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     programs = collector.programs | learner.programs | observer.programs | taught.programs
 
     branch.begin(experiment, parent, learner)
-    with reward_functions, Loop(experiment, settings.steps, 'train', settings.cadence.keep, callback=watch) as loop:
+    cadence = settings.cadence
+    with reward_functions, later, Loop(experiment, settings.steps, 'train', cadence.keep, callback=watch) as loop:
         agree(experiment, loop.newest, programs, collector.examples)
-        state = branch.restore(loop, experiment, learner)
-        if state is None:
-            gold.check(reward_functions, collector.examples)
-            state = reference.initial_state(experiment, learner, supervised.cold_start(experiment, functions))
+        state = begin(experiment, loop, learner, collector.examples, later, functions)
         claim(experiment, int(state.step))
         taught.record(workdir, settings.teacher.path)
         compiled.write_hashes(workdir, **programs)
@@ -127,6 +127,21 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         loop.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
     curves.print_outcome(workdir)
     return state
+
+
+def begin(experiment, loop, learner, examples, later, functions) -> TrainState:
+    """The TrainState that a run goes on from, or begins with; meanwhile `later` compiles, beside the cold start if any.
+
+    The cold start's own programs come first.
+    """
+    if loop.newest is not None or not experiment.settings.supervised.updates:
+        later.begin()
+    state, policy = branch.restore(loop, experiment, learner), None
+    if state is None:
+        gold.check(experiment.reward_functions, examples)
+        policy = supervised.cold_start(experiment, functions, later.step)
+    later.finish('what a step and an evaluation run')
+    return reference.initial_state(experiment, learner, policy) if state is None else state
 
 
 def to_experience(

@@ -114,7 +114,7 @@ def test_damaged_weights_are_refused_before_anything_compiles(tmp_path, monkeypa
     model_config = families.load_config(MODEL)
     params = jax.device_get(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
     hf.save(str(tmp_path / 'model'), MODEL, params, model_config, np.float32)
-    monkeypatch.setattr(compiled, 'compile_all', lambda *_: pytest.fail('has compiled'))
+    monkeypatch.setattr(compiled.Executable, 'lower', lambda _: pytest.fail('has compiled'))
     changes = {'model__path': str(tmp_path / 'model'), 'model__random_init': False, 'supervised__updates': 0}
     open_experiment(tiny_run.config(**changes), str(tmp_path / 'run'))
     weights = tmp_path / 'model' / 'model.safetensors'

@@ -193,7 +193,7 @@ def refused(match, *arguments, **changes):
 
 
 def test_folders_that_are_no_branch_are_refused_and_left_alone(old, copy, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, 'compile_all', lambda *_: pytest.fail('has compiled'))
+    monkeypatch.setattr(compiled.Executable, 'lower', lambda _: pytest.fail('has compiled'))
     (tmp_path / 'mine').mkdir()
     (tmp_path / 'mine' / 'letter.txt').write_text('dear')
     refused('is there and holds no run', copy, 6, Steering(branch=str(tmp_path / 'mine')))
@@ -258,7 +258,7 @@ def test_a_new_run_is_anchored_to_the_policy_of_another(old, tmp_path):
 
 
 def test_references_that_cannot_be_are_refused_before_anything_compiles(old, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, 'compile_all', lambda *_: pytest.fail('has compiled'))
+    monkeypatch.setattr(compiled.Executable, 'lower', lambda _: pytest.fail('has compiled'))
     where = tmp_path / 'run'
     refused('keeps no reference', where, 6, preset='dr_grpo', reference__path=str(old))
     refused('no such folder', where, 6, reference__path=str(tmp_path / 'nowhere'))

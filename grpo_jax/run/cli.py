@@ -6,14 +6,19 @@ import sys
 import textwrap
 
 from absl import app, flags
+import jax
 from ml_collections import config_flags
 
 from grpo_jax.errors import INTERRUPTED, BadInput, CannotWrite, Stopped
 from grpo_jax.hosts import buckets, processes
 from grpo_jax.run import config_file, console, watch
 from grpo_jax.run.steering import Steering
+from grpo_jax.sharding import compiled
 
 FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flags that name a folder of this machine
+# seconds that a program must take to compile to be kept in jax's cache; its own bound of 1 s leaves out dozens that the
+# first step needs; the variable, if set, has its way
+CACHE_FROM, CACHED_FROM = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', 0.1
 LONGEST = 1000  # characters of what a library says of the command line
 
 
@@ -73,6 +78,8 @@ def run(main):
     elsewhere, status 130.
     """
     console.install_for_command()
+    if CACHE_FROM not in os.environ:
+        jax.config.update(CACHE_FROM.lower(), CACHED_FROM)
     _define_processes()
     if {'-h', '--help'} & {*sys.argv[1:]}:
         print(help_text(sys.modules['__main__'].__doc__ or ''))
@@ -93,7 +100,10 @@ def run(main):
             _print_last(text)
             sys.exit(error.status)
         except Stopped as stop:
-            _print_last(console.one_line(str(stop)))
+            text = console.one_line(str(stop))
+            if compiled.busy() and not processes.several():  # an exit would wait for the compiler
+                watch.stop_now(text, stop.status)
+            _print_last(text)
             sys.exit(stop.status)
 
     try:

@@ -67,6 +67,10 @@ class Experiment:
         """The Shapes of that many prompts and completions of each."""
         return Shapes(prompts, group_size, self.settings.data.max_prompt_tokens, self.settings.sampling.max_tokens)
 
+    def compiling(self, later: compiled.Later) -> 'Experiment':
+        """The same, but that `later` compiles what is made of it from now on."""
+        return dataclasses.replace(self, devices=self.devices._replace(later=later))
+
     def sampler(self, shapes: Shapes, greedy: int = 0) -> Engine:
         """The sampler of those shapes, built once; the last `greedy` completions of each prompt are greedy."""
         if (shapes, greedy) not in self.samplers:
@@ -226,7 +230,8 @@ def agree(experiment, step, built, examples):
         'commits of the data': [origin.commit for origin in experiment.settings.data.origins],
         'data': compiled.hashed(repr([(e.id, e.prompt, e.answer, e.messages) for e in examples])),
     }
-    values |= {f'program {name}': program.hash for name, program in built.items()}
+    if processes.several():  # a hash takes tracing, which one process leaves for later
+        values |= {f'program {name}': program.hash for name, program in built.items()}
     with activity.during('waiting for the other processes'):
         processes.agree('the start', values | dict(_flat(experiment.config.to_dict(), 'config.')))
 

@@ -49,7 +49,7 @@ def make_sampler(
         SamplerSetup(model_config, devices.mesh, shapes, sampling, sizes, cache_format), automata
     )
     if devices.compile_now and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-        programs.compile_all()
+        programs.compile_all(devices)
     return Engine(sizes, programs, batches.devices_along(devices.mesh, ROW_AXES))
 
 
@@ -140,23 +140,23 @@ class SamplerPrograms:
         """The jax.stages.Traced of a key's program; nothing is compiled."""
         return _jitted(self.setup, key).trace(*self.setup.inputs(key))
 
-    def compile_all(self) -> None:
-        """Compiles what a rollout can reach, on all cores."""
+    def compile_all(self, devices: Devices) -> None:
+        """Compiles what a rollout can reach, on all cores, or lets the Later of the devices do it."""
         keys, shapes = schedule.reachable(self.setup.schedule), self.setup.shapes
         keys += [schedule.INSPECT] * bool(self.setup.sampling.lora.rank)
-        self._compile(keys, f'{len(keys)} programs that sample {shapes.prompts} x {shapes.group_size} rows')
+        name = f'{len(keys)} programs that sample {shapes.prompts} x {shapes.group_size} rows'
+        compiled.compile_on(devices, [self._add(key) for key in keys], name)
 
-    def _compile(self, keys, name):
-        executables = {key: compiled.Executable(functools.partial(self.trace, key)) for key in keys}
-        compiled.compile_all(list(executables.values()), name)
-        self._executables |= executables
+    def _add(self, key):
+        """The Executable of a key, which is now in the table."""
+        trace = functools.partial(self.trace, key)
+        self._executables[key] = compiled.Executable(trace, name=f"the sampler's program {key}")
+        return self._executables[key]
 
     def _call(self, key, *arguments):
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
             return self.setup.program(key).function(*arguments)
-        if key not in self._executables:
-            self._compile([key], f"the sampler's program {key}")
-        return self._executables[key](*arguments)
+        return (self._executables.get(key) or self._add(key))(*arguments)
 
     def weights(self, params: Any) -> Any:
         """The policy as the sampler reads it; with adapters, inspection is then of these weights."""

@@ -23,34 +23,59 @@ from grpo_jax.types import Param
 # update; oneDNN's products of a thousand tokens are up to 1.4 x as fast as Eigen's, but no compilation cache takes them
 ON_CPU = {'xla_cpu_experimental_ynn_fusion_type': ''}
 UNCACHED = {'xla_cpu_use_onednn': True, 'xla_cpu_experimental_onednn_fusion_type': 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
+THREADS = 'compile'  # how the names of those that compile begin
 
 
 class Executable:
-    """A function for fixed shapes; `traced` traces it, `compile` or the first call compiles it."""
+    """A function for fixed shapes; `traced` traces it, `compile` or the first call compiles it; name is for people.
 
-    def __init__(self, trace: Callable[[], Any] | None, function: Callable | None = None):
-        self.hash = ''  # of the lowered text; it tells the executables of two runs apart
-        self.cached = False  # whether it came from jax's compilation cache
+    It is traced and lowered by the thread that asks first, whose settings of jax it has, and may be compiled by another
+    one: who needs it meanwhile waits.
+    """
+
+    def __init__(self, trace: Callable[[], Any] | None, function: Callable | None = None, name: str = 'a program'):
+        self.name, self.cached = name, False  # cached: whether it came from jax's compilation cache
         self._trace: Any = trace
         self._function: Any = function
+        self._hash, self._lowered = '', None
+        self._lowering, self._compiling = threading.Lock(), threading.Lock()
 
     def __call__(self, *arguments):
-        return (self._function or self.compile()._function)(*arguments)
+        if not self._function:
+            compile_all([self], self.name)
+        return self._function(*arguments)
 
     @functools.cached_property
     def traced(self):
         """The jax.stages.Traced."""
         return self._trace()
 
+    @property
+    def hash(self) -> str:
+        """Of the lowered text; it tells the executables of two runs apart. '' for what is never compiled."""
+        self.lower()
+        return self._hash
+
+    def lower(self) -> None:
+        """Traces and lowers the executable, unless that is done."""
+        with self._lowering:
+            if self._trace and not self._hash:
+                self._lowered = self.traced.lower()
+                self._hash = hashed(self._lowered.as_text())
+
     def compile(self) -> 'Executable':
-        """Compiles the executable, and returns it."""
-        self.finish(self.traced.lower())
+        """Compiles the executable, unless that is done, and returns it."""
+        self.lower()
+        with self._compiling:
+            if self._function is None:
+                self.finish(self._lowered)
+                self._lowered = None
         return self
 
-    def finish(self, lowered: jax.stages.Lowered) -> None:
-        """Compiles what `traced.lower()` has given."""
+    def finish(self, lowered: Any) -> None:
+        """Compiles the jax.stages.Lowered."""
         _cache_hits.count = 0
-        self.hash, self._function = hashed(lowered.as_text()), lowered.compile()
+        self._function = lowered.compile()
         self.cached = _cache_hits.count > 0
 
     @property
@@ -72,25 +97,81 @@ jax.monitoring.register_event_listener(_count_hit)
 
 def compile_all(executables: Sequence[Executable], name: str) -> None:
     """Compiles executables on all cores; `name` says what they are in the activity that this is."""
-    several = len(executables) > 1
+    with Later() as later:
+        later.add(executables)
+        later.finish(name)
 
-    def count(_):
-        compiling.done += 1
 
-    with activity.during(f'compiling {name}', len(executables) if several else 0, even=False) as compiling:
-        pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), 'compile')
-        try:
-            futures = []
-            for executable in executables:
-                futures.append(pool.submit(executable.finish, executable.traced.lower()))
-                futures[-1].add_done_callback(count)
-            for future in futures:
+class Later:
+    """A context in which executables are compiled behind what the caller does, in the order in which they were added.
+
+    Whatever ends the context does not wait for the compiler.
+    """
+
+    def __init__(self):
+        self._waiting: list[Executable] = []
+        self._futures: dict[Executable, concurrent.futures.Future] = {}
+
+    def __enter__(self):
+        self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), THREADS)
+        return self
+
+    def __exit__(self, *_):
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def add(self, executables: Sequence[Executable]) -> None:
+        """Adds executables; nothing is done yet."""
+        self._waiting += executables
+
+    def begin(self) -> None:
+        """Traces here what was added so far, and compiles it on other threads."""
+        while self._waiting:
+            self._begin_next()
+
+    def step(self, *_) -> None:
+        """Begins with one more, if that leaves a core to the caller's steps; raises what has gone wrong meanwhile."""
+        running = [future for future in self._futures.values() if not future.done()]
+        if self._waiting and len(running) < max((os.cpu_count() or 1) - 1, 1):
+            self._begin_next()
+        for future in self._futures.values():
+            if future.done():
                 future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # what interrupts this does not wait for the compiler
-        cached = sum(executable.cached for executable in executables)
-        compiling.result = f'compiled {name}'
-        compiling.note = f'{cached} from the cache' if several else 'from the cache' if cached else 'not cached'
+
+    def _begin_next(self):
+        executable = self._waiting.pop(0)
+        executable.lower()
+        self._futures[executable] = self._pool.submit(executable.compile)
+
+    def finish(self, name: str) -> None:
+        """Begins, and waits until all is compiled; `name` says what, in the activity that this is."""
+        executables = [*self._futures, *self._waiting]
+        several = len(executables) > 1
+
+        def count(_):
+            compiling.done += 1
+
+        with activity.during(f'compiling {name}', len(executables) if several else 0, even=False) as compiling:
+            self.begin()
+            for future in self._futures.values():
+                future.add_done_callback(count)
+            for future in self._futures.values():
+                future.result()
+            cached = sum(executable.cached for executable in executables)
+            compiling.result = f'compiled {name}'
+            compiling.note = f'{cached} from the cache' if several else 'from the cache' if cached else 'not cached'
+
+
+def busy() -> bool:
+    """Whether something is being compiled, also for a context that has ended."""
+    return any(thread.name.startswith(THREADS) for thread in threading.enumerate())
+
+
+def compile_on(devices: Devices, executables: Sequence[Executable], name: str) -> None:
+    """Compiles executables now, as `name`, or adds them to the Later of the devices, if there is one."""
+    if devices.later is None:
+        compile_all(executables, name)
+    else:
+        devices.later.add(executables)
 
 
 def make_executable(
@@ -109,9 +190,9 @@ def make_executable(
         donate_argnums=() if donate is None else donate,
         compiler_options=options_on(devices.mesh),
     )
-    executable = Executable(lambda: jitted.trace(*arguments))
+    executable = Executable(lambda: jitted.trace(*arguments), name=name)
     if devices.compile_now:
-        compile_all([executable], name)
+        compile_on(devices, [executable], name)
     return executable
 
 

@@ -19,11 +19,13 @@ BATCH_AXES = ('data', 'fsdp')  # they split the learner's rows; context splits t
 class Devices(NamedTuple):
     """The devices of a run, and whether its executables are compiled when they are made.
 
-    With compile_now=False the first call compiles, or preflight does, whose devices are absent.
+    With compile_now=False the first call compiles, or preflight does, whose devices are absent; with a compiled.Later
+    they are compiled when that is told to begin.
     """
 
     mesh: jax.sharding.Mesh
     compile_now: bool = True
+    later: Any = None
 
 
 def check(section: Any) -> None:

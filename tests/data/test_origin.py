@@ -377,7 +377,7 @@ def test_a_cold_start_reads_what_its_run_reads(hub_cache, tmp_path, monkeypatch)
     monkeypatch.setattr(supervised, 'run', lambda *given: arguments.append(given) or SimpleNamespace(params=None))
     supervised.cold_start(experiment)
     cold_start = str(tmp_path / 'run' / 'cold_start')
-    assert arguments == [(experiment.config, cold_start, experiment.settings.data.origins, None, None)]
+    assert arguments == [(experiment.config, cold_start, experiment.settings.data.origins, None, None, {}, None)]
 
 
 def test_every_run_of_a_sweep_reads_one_commit(hub_cache, tmp_path, monkeypatch):

@@ -289,7 +289,7 @@ def test_what_a_bound_function_does_wrong_is_named_with_its_line(tmp_path):
 
 
 def test_a_run_whose_reward_names_nothing_is_refused_before_anything_compiles(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, 'compile_all', lambda *_: pytest.fail('has compiled'))
+    monkeypatch.setattr(compiled.Executable, 'lower', lambda _: pytest.fail('has compiled'))
     config = tiny_run.config(reward__parts=(('numeric', 1.0), ('mine', 0.1)))
     with pytest.raises(BadInput, match="'hint' names nothing: example 0 has"):
         train.run(config, str(tmp_path / 'run'), functions={'mine': lambda completion, hint: 1.0})
