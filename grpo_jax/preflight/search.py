@@ -159,10 +159,7 @@ def rows_of(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]]:
             'fits': one.fits,
             'in_use': one.verdict.peak,
             'guess': sum(max(one.guess.seconds[phase].values()) for phase in phase_bounds(one.verdict)),
-            'phases': {
-                phase: max(bounds.items(), key=lambda item: item[1])
-                for phase, bounds in phase_bounds(one.verdict).items()
-            },
+            'phases': {phase: verdicts.largest(bounds) for phase, bounds in phase_bounds(one.verdict).items()},
             'step': one.verdict.largest_bound,
         }
         for one in tried

@@ -1,0 +1,249 @@
+"""Updates and sampling of this project and of Tunix beside each other, compiled by one libtpu for TPUs not here.
+
+python -m benchmarks.tpu_peers --tunix=PYTHON [--model=0.5B] [--topology=v5e:2x2] [--only=update] [--keep=FOLDER]
+
+PYTHON has google-tunix 0.1.7 and jax[tpu], and runs tunix_child.py. The reader of grpo_jax.preflight reads the texts of
+both. An update is 64 rows of 256 + 1,024 tokens over fsdp, full vocabulary, float32 master weights and AdamW, bfloat16
+computation; its figures are those of all its microbatches, a decode program's those of a step, per chip. --keep=FOLDER
+keeps the peer's texts, and what lies there is not compiled again. Exit status 1 when a peer's text lacks its shardings.
+MaxText's update is not covered.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
+
+from grpo_jax.configs import gsm8k
+from grpo_jax.preflight import collectives, compiler, hlo
+from grpo_jax.preflight import plan as plans
+
+ROWS, GROUP, QUERIES, TOKENS = 64, 8, 256, 1024
+CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'tunix_child.py')
+# microbatches of updates by (model, topology): those to recommend, and those without recomputing, a row a chip
+MICROBATCHES = {('0.5B', 'v5e:2x2'): ((8, 2), 16), ('7B', 'v5e:4x4'): ((4,), 0), ('7B', 'v5p:2x2x2'): ((8,), 0)}
+
+
+class Case(NamedTuple):
+    """A program of the peer, and its settings."""
+
+    program: str  # update, decode
+    model: str
+    topology: str
+    microbatches: int
+    flash: bool = False  # splash attention
+    remat: str = 'NONE'
+    weights: str = 'float32'
+    replicated: bool = False  # weights are whole on every chip, Tunix's sharding for sampling
+    group: int = GROUP
+    rows: int = ROWS
+    queries: int = QUERIES
+    tokens: int = TOKENS
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    head: tuple[str, ...]  # program, settings, lengths, rows of a microbatch on all chips
+    recommended: bool
+    fits: bool
+    measured: compiler.Measured  # seconds are those of the CPU
+    logits: bool  # see has_logits
+    untold: bool  # whether it has kernels that do not tell their operations, which are not counted then
+
+
+def peer_cases(model, topology):
+    """[(Case, whether its settings are the ones to recommend)]: by default nothing is recomputed or in kernels."""
+    cuts, least = MICROBATCHES[model, topology]
+    cases = [(Case('update', model, topology, cut, True, 'DECODER'), True) for cut in cuts]
+    default, whole = Case('decode', model, topology, 1), {'weights': 'bfloat16', 'replicated': True}
+    more = [Case('update', model, topology, cuts[-1], remat='DECODER'), Case('update', model, topology, least), default]
+    return cases + ([(case, False) for case in more] + [(default._replace(**whole), True)]) * bool(least)
+
+
+def compile_peer(python, case, keep):
+    """(what tunix_child.py tells of a case, compiled text); the text is '' when the compiler refuses it."""
+    folder = pathlib.Path(keep, '-'.join(map(str, case)).replace(':', '_'))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / 'child.json').exists():
+        command = [python, '-P', CHILD, json.dumps(case._asdict()), folder]  # -P: no file beside it hides a module
+        with open(folder / 'log', 'w', encoding='utf8') as log:
+            if subprocess.call(command, stderr=log):
+                raise RuntimeError(f'{CHILD} failed for {case}; see {log.name}')
+    told = json.loads((folder / 'child.json').read_text('utf8'))
+    return told, '' if 'error' in told else (folder / 'compiled.txt').read_text('utf8')
+
+
+def peer_row(case, recommended, told, text, plan):
+    """Row of a peer's case; RuntimeError as in `guard`."""
+    lengths, kernels = 'any', 'splash' if case.flash else 'xla'
+    settings = f'padded, {kernels}, remat {case.remat.lower()}, {case.microbatches} microbatches'
+    if case.program == 'decode':
+        lengths, settings = 'all alive', f'weights {case.weights}, {"whole" if case.replicated else "sharded"}'
+    if text:
+        guard(text, told, not case.replicated)
+    fields = {name: told.get(name, 0) for name in ('arguments', 'outputs', 'temporaries', 'peak', 'seconds')}
+    fields['refused'] = 0 if text else compiler.needed_bytes(told['error'])
+    rows = case.rows // case.microbatches
+    head, tokens = (f'tunix {case.program}', settings, lengths, str(rows)), rows * case.tokens // plan.mesh.size
+    return make_row(head, recommended, fields, text, plan, tokens, times=case.microbatches)
+
+
+def guard(text, told, gathered):
+    """RuntimeError where a peer's shardings are not in its text: what was compiled is then not what it would run.
+
+    gathered: its weights are sharded, so that there must be collectives.
+    """
+    program = hlo.parse(text)
+    inputs = [i for i in program.computations[program.entry].values() if i.op == 'parameter']
+    if not told['constraints']:
+        raise RuntimeError('the peer has constrained no sharding')
+    if not any('sharding={devices=[' in i.attributes for i in inputs):
+        raise RuntimeError('no input of the peer is sharded')
+    if gathered and not any(f' {op}' in text for op in collectives.SENT):
+        raise RuntimeError('the weights of the peer are sharded, and it has no collectives')
+
+
+def planned(model, topology, mean=0, **learner):
+    """plans.PlannedRun of the same update here, with the settings of configs/gsm8k.py and these of the learner."""
+    config = gsm8k.get_config()
+    config.model.path, config.mesh.fsdp = f'Qwen/Qwen2.5-{model}', len(plans.topology.devices(topology))
+    config.data.prompts_per_step = prompts = max(ROWS // GROUP, config.mesh.fsdp)  # a chip has one at least
+    config.rollout.group_size, config.data.max_prompt_tokens = ROWS // prompts, QUERIES
+    config.rollout.max_tokens = config.algorithm.fixed_length = TOKENS
+    config.learner.update(learner)
+    return plans.make(config, topology, mean_tokens=mean)
+
+
+def our_cases(model, topology):
+    """[(program, settings, lengths, rows of a microbatch, plan, whether to recommend)] of the project."""
+    cuts, least = MICROBATCHES[model, topology]
+    cases = []
+    for cut, remat in [(cut, 'full') for cut in cuts] + [(least, 'none')] * bool(least):
+        plan = planned(model, topology, microbatches=cut, remat=remat)
+        settings = f'padded, splash, remat {remat}, {cut} microbatches'
+        cases.append(('update', settings, 'any', ROWS // cut, plan, remat == 'full'))
+    for columns, lengths, mean in ((4352, 'equal', 0), (4352, 'mean 300', 300), (3072, 'mean 300', 300)):
+        plan = planned(model, topology, mean, microbatches=1, pack_columns=columns)
+        cases.append(('update', f'packed in {columns}, splash, remat full', lengths, 'packed', plan, True))
+    if least:
+        plan = planned(model, topology, microbatches=cuts[0])
+        cases.append(('decode', 'weights bfloat16, whole', 'all alive', ROWS, plan, True))
+    return cases
+
+
+def our_row(program, settings, lengths, rows, plan, recommended, compiled):
+    """Row of the project; compiled: what was compiled before, by key, to which this adds."""
+    name = 'learner.update' if program == 'update' else 'rollout: decode'
+    job = next(job for job in plans.jobs_of(plan)[0] if job.name.startswith(name) and job.runs)
+    lowered, started = job.trace().lower(), time.process_time()
+    key = compiler.cache_key(lowered.as_text(), plan.topology, 1)
+    if key not in compiled:
+        fields, text = compiler.compile_and_measure(lowered)
+        compiled[key] = fields | {'seconds': time.process_time() - started}, text
+    tokens = plan.config.learner.pack_columns or plan.microbatch_rows() * TOKENS
+    head = f'here {program}', settings, lengths, str(rows)
+    return make_row(head, recommended, *compiled[key], plan, tokens, job.text_trip_counts[program == 'decode' :])
+
+
+def make_row(head, recommended, fields, text, plan, tokens, trip_counts=(), times=1):
+    """Row of a text; trip_counts are those of loops whose text has none, but for a decode program's over its steps.
+
+    fields: as of compiler.compile_and_measure, of CPU-seconds. tokens: see has_logits. times: runs in an update.
+    """
+    if head[0].endswith('decode'):  # one pass of the loop is what two take more than one
+        read, twice = (compiler.read_movement(text, plan.mesh.size, 1, (n, *trip_counts)) for n in (1, 2))
+        read['within'] = {op: size - read['within'].get(op, 0) for op, size in twice['within'].items()}
+        read |= {name: twice[name] - read[name] for name in ('traffic', 'multiplied')}
+        logits = False
+    else:
+        read, c = compiler.read_movement(text, plan.mesh.size, 1, trip_counts), plan.experiment.model_config
+        read['within'] = {op: size * times for op, size in read['within'].items()}
+        read |= {name: read[name] * times for name in ('traffic', 'multiplied')}
+        logits = has_logits(text, c.vocab_size, c.width, tokens, plan.mesh.size)
+    measured = compiler.Measured(**fields, **read, flops=0, cached=False)
+    untold = text.count('"tpu_custom_call"') > text.count('"flops":"')  # an estimate a kernel
+    return Row(head, recommended, measured.in_use <= plan.chip.memory > measured.refused, measured, logits, untold)
+
+
+def has_logits(text, vocabulary, width, tokens, devices):
+    """Whether an array has a chip's `tokens` of a microbatch by the vocabulary, or more of them by a part of it."""
+    cuts = {vocabulary // n for n in range(1, devices + 1) if vocabulary % n == 0}
+    scopes = hlo.parse(text).computations.values() if text else ()
+    every = {array.dims for scope in scopes for i in scope.values() for array in i.arrays}
+    return any(cuts & set(dims) and width not in dims and math.prod(dims) >= tokens * vocabulary for dims in every)
+
+
+def table_row(row):
+    """A line of the table, in Markdown."""
+    m = row.measured
+    if m.refused:
+        return f'| {" | ".join(row.head)} | refused: {m.refused / 2**30:.2f} |' + ' |' * 5 + f' {m.seconds:.0f} |'
+    kinds = ', '.join(f'{op} {size / 1e9:.3g}' for op, size in m.within.items() if size >= 5e6)
+    return (
+        f'| {" | ".join(row.head)} | {m.in_use / 2**30:.2f}{"" if row.fits else ": too much"} | {m.peak / 2**30:.2f} '
+        f'| {m.multiplied / 1e12:.3g}{" + kernels" if row.untold else ""} '
+        f'| {m.traffic / 1e9:.4g} | {sum(m.within.values()) / 1e9:.3g}'
+        f'{f": {kinds}" if kinds else ""} | {"yes" if row.logits else "no"} | {m.seconds:.0f} |'
+    )
+
+
+def figures(row):
+    """{name: figure} of those that are better when they are lower; 0: not known."""
+    m, products = row.measured, 0 if row.untold else row.measured.multiplied
+    sizes = {'in use': m.in_use, 'products': products, 'HBM': m.traffic, 'sent': m.collective_bytes[0]}
+    return sizes | {'CPU-seconds': m.seconds}
+
+
+def worse(ours, theirs):
+    """The figures in which a row of the project is more than 5 % above a peer's, as ratios."""
+    mine, other = figures(ours), figures(theirs)
+    return [f'{name} {mine[name] / other[name]:.2f} x' for name in mine if mine[name] > 1.05 * other[name] > 0]
+
+
+def compare(rows):
+    """Prints in what the project's rows are worse than each of the peer's for the same program."""
+    for ours in rows:
+        for theirs in (row for row in rows if row.head[0] == ours.head[0].replace('here', 'tunix') != ours.head[0]):
+            less, more = figures(theirs)['HBM'] / figures(ours)['HBM'], ', '.join(worse(ours, theirs)) or 'nothing'
+            print(f'{" ".join(ours.head)} beside {" ".join(theirs.head)}: HBM {less:.2f} x less; 5 % above: {more}')
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--tunix', required=True)
+    for name, default in {'model': '0.5B', 'topology': 'v5e:2x2', 'only': '', 'keep': ''}.items():
+        parser.add_argument(f'--{name}', default=default)
+    arguments = parser.parse_args()
+    here = {name: importlib.metadata.version(name) for name in ('jax', 'libtpu')}
+    model, topology, keep = arguments.model, arguments.topology, arguments.keep or tempfile.mkdtemp()
+    print(f'Qwen2.5-{model} on {topology}, {here}; rows of a microbatch on all chips; GiB in use and at the peak\n')
+    print('| program | settings | lengths | rows | in use | peak | TFLOP | HBM GB | sent GB | [B,T,V] | CPU-s |')
+    print('|' + '---|' * 11, flush=True)
+    rows, compiled, plan = [], {}, planned(model, topology)
+    for case in our_cases(model, topology):
+        if arguments.only in case[0]:
+            rows.append(our_row(*case, compiled))
+            print(table_row(rows[-1]), flush=True)
+    for case, recommended in peer_cases(model, topology):
+        if arguments.only in case.program:
+            told, text = compile_peer(arguments.tunix, case, keep)
+            rows.append(peer_row(case, recommended, told, text, plan))
+            print(table_row(rows[-1]), flush=True)
+            if not here.items() <= told.items():
+                print(f'versions differ: {told}', file=sys.stderr)
+    compare([row for row in rows if row.fits and row.recommended])
+
+
+if __name__ == '__main__':
+    main()
