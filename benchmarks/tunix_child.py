@@ -2,7 +2,7 @@
 
 PYTHON benchmarks/tunix_child.py CASE FOLDER
 
-CASE is JSON: `program`, update or decode, and the fields of `tpu_peers.case`. Weights and batch are shapes with
+CASE is JSON: `program`, update or decode, and the fields of `tpu_peers.Case`. Weights and batch are shapes with
 shardings; nothing runs. Tunix's own classes and functions are compiled: Qwen2, the GRPO loss, Trainer's step with
 AdamW behind optax.MultiSteps, and the Sampler's prefill and decode. FOLDER gets compiled.txt, and child.json with
 the compiler's figures or its refusal.

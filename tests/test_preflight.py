@@ -18,7 +18,7 @@ from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import families, hf, linear, lora, transformer
 from grpo_jax.preflight import __main__ as preflight
-from grpo_jax.preflight import advice, compiler, flops, plan, scale, topology, verdict
+from grpo_jax.preflight import advice, compiler, flops, plan, report, scale, topology, verdict
 from grpo_jax.run.collect import abstract_aux, step_shapes
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sampler import schedule
@@ -392,6 +392,19 @@ def libtpu():
     """Skips where the TPU compiler is not installed; conftest says so at the end."""
     if importlib.util.find_spec('libtpu') is None:
         pytest.skip('no libtpu')
+
+
+def test_the_table_of_programs_has_every_figure(slices, monkeypatch, capsys):
+    pretend(monkeypatch, lambda *_: GIB // 8)
+    base = verdict.compile_and_check(plan.make(tiny_run.config(mesh__fsdp=4), 'v5e:2x2'), NOT_COMPILING)
+    kinds = {'all-gather': 182.71e9, 'all-reduce': 49.34e9, 'collective-permute': 117.46e9, 'reduce-scatter': 8e9}
+    update = base.measured[0]._replace(within=kinds, traffic=2497.3e9, multiplied=1274e12)
+    report.print_verdict(base._replace(measured=[update, *base.measured[1:]]))
+    shown = capsys.readouterr().out
+    words = ' '.join(shown.split())
+    assert '…' not in shown and '\\n' not in shown and max(map(len, shown.splitlines())) <= report.WIDTH
+    assert all(f'{kind} {size / 1e9:.2f}' in words for kind, size in kinds.items())
+    assert all(text in words for text in ('learner.update', '1274.00', '2497.3', '6467.0', 'rollout: decode'))
 
 
 def test_without_the_compiler_it_says_what_to_install(monkeypatch):

@@ -125,9 +125,8 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
                 f'{job.runs:g}' if job.runs else '',
             ]
         )
-    return tables.make_table(
-        PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=PROGRAM_COLUMNS[:1]
-    )
+    wrapped = 'program', 'collectives\nGB sent'
+    return tables.make_table(PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=wrapped)
 
 
 def _sent(bounds, unit, digits):
@@ -141,7 +140,7 @@ def _collectives(measured):
     """Text of the collectives that send at least 5 MB."""
     kinds = [f'{op} {size / 1e9:.2f}' for op, size in sorted(measured.within.items()) if size >= 5e6]
     kinds += [f'{op} between slices {size / 1e9:.2f}' for op, size in sorted(measured.across.items()) if size >= 5e6]
-    return '\n'.join(kinds)
+    return ', '.join(kinds)
 
 
 def phases_table(verdict: Verdict) -> rich.table.Table:
