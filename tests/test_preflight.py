@@ -500,6 +500,38 @@ def test_kernels_compile(libtpu, topology, request):
     assert all(line.endswith("['decode_attention', 'draw']") for line in programs if line not in attending)
 
 
+@pytest.mark.parametrize(
+    'model, topology, chips',
+    [
+        ('Qwen/Qwen2.5-0.5B', 'v5e:2x2', 4),
+        ('Qwen/Qwen2.5-0.5B', 'v5p:2x2x1', 4),
+        ('Qwen/Qwen2.5-0.5B', 'v6e:2x2', 4),
+        ('Qwen/Qwen2.5-7B', 'v5e:4x4', 16),
+        ('Qwen/Qwen2.5-7B', 'v5p:2x2x2', 8),
+        ('Qwen/Qwen2.5-7B', 'v6e:2x4', 8),
+        ('Qwen/Qwen2.5-32B', 'v5e:8x8', 64),
+        ('Qwen/Qwen2.5-32B', 'v5p:4x4x4', 64),
+        ('Qwen/Qwen2.5-32B', 'v6e:8x8', 64),
+    ],
+)
+def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topology, chips):
+    """No matrix's gradient is whole on a chip: what all-reduces send is next to nothing of what scatters do."""
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, 'tests', 'compile_update.py'), model, topology, str(chips)],
+        text=True,
+        capture_output=True,
+        env=os.environ | {'XLA_FLAGS': '', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    gradients = found['trained'] * found['microbatches']
+    sent = {'all-reduce': 0.0, 'reduce-scatter': 0.0, 'collective-permute': 0.0} | found['sent']
+    assert sent['all-reduce'] < 0.02 * gradients, found
+    # in bfloat16, by rings: as scatters, or as the permutes of products that are summed on their way
+    assert sent['reduce-scatter'] + sent['collective-permute'] > 0.4 * gradients * (chips - 1) / chips, found
+    assert found['multiplied'] == pytest.approx(1, rel=0.01), found
+
+
 def test_a_compiler_that_dies_is_tried_again_with_one_program_at_a_time(monkeypatch, capsys):
     ends, calls = [-11, 1], []
     monkeypatch.setattr(subprocess, 'call', lambda words: calls.append(words) or ends[len(calls) - 1])

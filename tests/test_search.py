@@ -85,6 +85,14 @@ def test_settings_divide_model_and_batch(planned):
     assert {one.pack_columns for one in every} == {0, 256}
 
 
+def test_a_context_axis_stays(slices, tmp_path):
+    made = plan.make(config(tmp_path, mesh__fsdp=2, mesh__context=2), 'v5e:2x2')
+    every = list(search.settings(made))
+    assert {(one.data, one.fsdp, one.tensor) for one in every} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
+    assert not model.setting_of(made.config).overrides(made.config)
+    assert not any('context' in key for one in every for key in one.overrides(made.config))
+
+
 def test_what_formulas_know_of_each_choice(planned):
     own = model.setting_of(planned.config)
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from grpo_jax.diagnose.advice import count_parameters
 from grpo_jax.learner import logprobs
 from grpo_jax.preflight import plan as plans
-from grpo_jax.sharding.mesh import AXES
 
 HALF, FLOAT = 2, 4  # bytes of a number in bfloat16 and in float32
 FILLED = 0.92  # of the cells of packed rows
@@ -38,7 +37,7 @@ class Setting(NamedTuple):
 
     def overrides(self, config: Any) -> dict[str, Any]:
         """{dotted key: value} where the setting differs from the config."""
-        wanted = {f'mesh.{axis}': getattr(self, axis, 1) for axis in AXES}
+        wanted = {f'mesh.{axis}': getattr(self, axis) for axis in self._fields[:3]}
         wanted |= {f'learner.{name}': getattr(self, name) for name in self._fields[3:]}
         sections = {name: config[name] for name in ('mesh', 'learner')}
         values = {key: sections[key.partition('.')[0]][key.partition('.')[2]] for key in wanted}
@@ -50,7 +49,7 @@ def _plain(value):
 
 
 def setting_of(config: Any) -> Setting:
-    """The Setting that a config has, with a mesh of its own."""
+    """The Setting of a config whose mesh is chosen."""
     mesh, learner = config.mesh, config.learner
     return Setting(
         *(mesh.data, mesh.fsdp, mesh.tensor, learner.microbatches, learner.pack_columns, learner.chunk, learner.remat),
@@ -94,7 +93,7 @@ def guess(plan: plans.PlannedRun, setting: Setting) -> Guess:
 
 def _sizes(plan, setting):
     model_config, shapes, tensor = plan.experiment.model_config, plan.shapes, setting.tensor
-    rows = shapes.prompts * shapes.group_size / setting.data / setting.fsdp
+    rows = shapes.prompts * shapes.group_size / setting.data / setting.fsdp / plan.mesh.shape['context']
     microbatches, tokens = _cells(plan, setting, rows)
     weights, logits = count_parameters(model_config), model_config.vocab_size
     embedding = logits * model_config.width * (not model_config.tie_embeddings)  # rows are looked up, not multiplied

@@ -85,15 +85,19 @@ def settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
 
 
 def meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
-    """(data, fsdp, tensor) of the meshes that the slices, the weights' shapes and the prompts allow."""
-    experiment, count, slices = plan.experiment, plan.mesh.size, plan.slices
+    """(data, fsdp, tensor) of the meshes that the slices, the weights' shapes and the prompts allow; context stays."""
+    experiment, slices, context = plan.experiment, plan.slices, plan.mesh.shape['context']
+    count = plan.mesh.size // context
     for tensor in _divisors(count // slices):
         for fsdp in _divisors(count // slices // tensor):
-            sizes = {'data': count // tensor // fsdp, 'fsdp': fsdp, 'context': 1, 'tensor': tensor}
+            sizes = {'data': count // tensor // fsdp, 'fsdp': fsdp, 'context': context, 'tensor': tensor}
             shape = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
             with contextlib.suppress(BadInput):  # an axis does not divide a matrix
                 specs.params(lora.policy_table(experiment.model_config, experiment.settings.model.lora), shape)
-                if experiment.model_config.kv_heads % tensor == 0 and plan.shapes.prompts % (count // tensor) == 0:
+                if (
+                    experiment.model_config.kv_heads % tensor == 0
+                    and plan.shapes.prompts % (count // tensor * context) == 0
+                ):
                     yield sizes['data'], fsdp, tensor
 
 
@@ -172,12 +176,12 @@ def read_or_search(
 ) -> list[dict[str, Any]]:
     """rows_of a search, from the cache where the same one was made by the same sources and versions."""
     sources = hashlib.sha256()
-    for folder, folders, files in sorted(os.walk(PACKAGE)):
-        folders.sort()
+    for folder, _, files in sorted(os.walk(PACKAGE)):
         for name in sorted(name for name in files if name.endswith(('.py', '.json'))):
             with open(os.path.join(folder, name), 'rb') as file:
                 sources.update(file.read())
-    asked = [plan.config.to_json(), sources.hexdigest(), plan.mean_tokens, most]
+    shape = repr(plan.experiment.model_config)
+    asked = [plan.config.to_json(), shape, sources.hexdigest(), plan.mean_tokens, most]
     key = compiler.cache_key(json.dumps(asked), plan.topology, plan.slices)
     path = os.path.join(compiling.cache, f'search-{key}.json')
     if os.path.exists(path):
