@@ -4,8 +4,7 @@ Exit status 0: it fits; 1: it does not, and what is printed names settings that 
 
 Examples:
     python -m grpo_jax.preflight --config=gsm8k --topology=v5e:4x4
-    python -m grpo_jax.preflight --config=gsm8k --topology=v5p:2x2x1 --slices=2 --json=runs/preflight.json
-    python -m grpo_jax.preflight --config=gsm8k --topology=v5e:4x4 --search=4
+    python -m grpo_jax.preflight --config=gsm8k --topology=v5p:2x2x1 --slices=2 --search=4 --json=runs/preflight.json
 """
 
 import os
