@@ -531,8 +531,9 @@ def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topolog
     gradients = found['trained'] * found['microbatches']
     sent = {'all-reduce': 0.0, 'reduce-scatter': 0.0, 'collective-permute': 0.0} | found['sent']
     assert sent['all-reduce'] < most * gradients, found
-    # in bfloat16 and by rings, as scatters or as the permutes of products that are summed on their way
-    assert sent['reduce-scatter'] + sent['collective-permute'] > 0.4 * gradients * (chips - 1) / chips, found
+    # in bfloat16 and by rings, as scatters or as the permutes of products that are summed on their way; half, that is,
+    # but for what is summed over microbatches first
+    assert sent['reduce-scatter'] + sent['collective-permute'] > gradients / 3 * (chips - 1) / chips, found
     assert found['multiplied'] == pytest.approx(1, rel=0.01), found
 
 
