@@ -1,6 +1,6 @@
 """Compiles the update of a model for a topology, and prints what a chip sends by kind of collective, as JSON.
 
-    python tests/compile_update.py MODEL TOPOLOGY FSDP [KEY=VALUE...]
+    python tests/compile_update.py MODEL TOPOLOGY FSDP
 
 The batch is configs/gsm8k.py's with as many prompts as chips, in two microbatches.
 """
@@ -22,14 +22,13 @@ sizes = {'model.path': model, 'data.prompts_per_step': int(fsdp), 'mesh.fsdp': i
 planned = plan.make(plan.changed(gsm8k.get_config(), sizes | {'learner.microbatches': MICROBATCHES}), topology)
 job = next(job for job in plan.jobs_of(planned)[0] if job.name == 'learner.update')
 traced = job.trace()
-fields, text = compiler.compile_and_measure(traced.lower())
+_, text = compiler.compile_and_measure(traced.lower())
 measured = compiler.read_movement(text, planned.mesh.size, 1, job.text_trip_counts)
 products, _ = flops.count(traced.jaxpr, job.trip_counts)
 print(
     json.dumps(
         {
             'microbatches': MICROBATCHES,
-            'refused': fields['refused'],
             'trained': planned.trained_bytes() * planned.mesh.size,  # float32
             'sent': measured['within'],
             'multiplied': measured['multiplied'] * planned.mesh.size / products,

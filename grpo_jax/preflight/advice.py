@@ -156,7 +156,7 @@ def plan_candidate(
 ) -> tuple[Candidate, plans.PlannedRun] | None:
     """(the candidate with the size of its cache, its plan) if it fits by estimate from the base; else None."""
     try:
-        changed = _change(plan, candidate)
+        changed = plan_changes(plan, candidate)
         phases, cache = estimate(changed, base)
         most = ROOM * changed.chip.memory
         if not candidate.smaller_cache:
@@ -166,14 +166,15 @@ def plan_candidate(
         if max(phases['update'], phases['logprobs']) > most or budget <= 0 or budget * GIB >= cache:
             return None
         candidate = candidate.plus(0.0, rollout__cache_gib=budget)
-        changed = _change(plan, candidate)
+        changed = plan_changes(plan, candidate)
         changed.engine.schedule.fresh_batch()  # raises when the budget holds not even one group
         return candidate, changed
     except BadInput:  # sizes that do not divide
         return None
 
 
-def _change(plan, candidate):
+def plan_changes(plan: plans.PlannedRun, candidate: Candidate) -> plans.PlannedRun:
+    """The plan with a candidate's changes; BadInput for sizes that do not divide."""
     return plans.make(
         plans.changed(plan.config, candidate.overrides), candidate.topology, plan.slices, plan.mean_tokens
     )

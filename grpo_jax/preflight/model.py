@@ -16,11 +16,8 @@ FILLED = 0.92  # of the cells of packed rows
 SCORES = 6  # times that XLA's attention writes or reads float32 scores in a forward pass
 PASSES = {'none': 3.0, 'dots': 3.2, 'full': 4.0}  # products of an update, in those of a forward pass
 TOUCHES = {'none': 5, 'dots': 5, 'full': 6}  # times that a microbatch reads or writes each matrix, gathering it twice
-KEPT = {
-    'none': 34.0,
-    'dots': 14.0,
-    'full': 1.0,
-}  # numbers of each token and layer that wait for the backward pass, / width
+# numbers of each token and layer that wait for the backward pass, in widths of the model
+KEPT = {'none': 34.0, 'dots': 14.0, 'full': 1.0}
 
 
 class Setting(NamedTuple):
@@ -37,15 +34,9 @@ class Setting(NamedTuple):
 
     def overrides(self, config: Any) -> dict[str, Any]:
         """{dotted key: value} where the setting differs from the config."""
-        wanted = {f'mesh.{axis}': getattr(self, axis) for axis in self._fields[:3]}
-        wanted |= {f'learner.{name}': getattr(self, name) for name in self._fields[3:]}
-        sections = {name: config[name] for name in ('mesh', 'learner')}
-        values = {key: sections[key.partition('.')[0]][key.partition('.')[2]] for key in wanted}
-        return {key: value for key, value in wanted.items() if value != _plain(values[key])}
-
-
-def _plain(value):
-    return tuple(value) if isinstance(value, (list, tuple)) else value
+        sections = ['mesh'] * 3 + ['learner'] * 5
+        fields = zip(sections, self._fields, self, setting_of(config), strict=True)
+        return {f'{section}.{name}': value for section, name, value, now in fields if value != now}
 
 
 def setting_of(config: Any) -> Setting:

@@ -117,14 +117,16 @@ def _powers(n):
 
 def flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
     """The flags that make a setting of the plan; 'as it is' where there are none."""
-    candidate = advice.Candidate(0.0, plan.topology, setting.overrides(plan.config), False)
-    return advice.settings(plan, candidate) or 'as it is'
+    return advice.settings(plan, _candidate(plan, setting)) or 'as it is'
+
+
+def _candidate(plan, setting):
+    return advice.Candidate(0.0, plan.topology, setting.overrides(plan.config), smaller_cache=False)
 
 
 def _try(plan, setting, compiling):
-    config = plans.changed(plan.config, setting.overrides(plan.config))
     with advice.quiet():
-        made = plans.make(config, plan.topology, plan.slices, plan.mean_tokens)
+        made = advice.plan_changes(plan, _candidate(plan, setting))
     return Tried(setting, model.guess(plan, setting), verdicts.compile_and_check(made, compiling))
 
 
