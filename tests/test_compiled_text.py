@@ -49,6 +49,28 @@ def test_collectives_of_a_compiled_text():
     assert found['all-gather'][1:] == ([[0, 1, 2, 3]], 1, 0.75 * ARRAY)  # once, though two fusions share it
 
 
+def test_collectives_of_one_channel_that_shard_map_wrote_are_told_apart():
+    """By the chain or the name that the parts of a collective share; outside of fusions each is whole."""
+    started = TEXT[TEXT.index('%started') : TEXT.index('ENTRY')]
+    for share, times in (('chain_id="0"', 1), ('chain_id="1"', 2), ('async_collective_name="all-gather-start.1"', 2)):
+        text = TEXT.replace('channel_id=3', 'channel_id=1, frontend_attributes={chain_id="0"}')
+        other = started.replace('%started', '%other').replace(
+            'channel_id=3', f'channel_id=1, frontend_attributes={{{share}}}'
+        )
+        text = text.replace('ENTRY', other + 'ENTRY').replace(
+            '%h = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%started',
+            '%h = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%other',
+        )
+        found = {x.op: x for x in collectives.list_collectives(text, 4)}
+        assert found['all-gather'][1:] == ([[0, 1, 2, 3]], times, times * 0.75 * ARRAY)
+        assert found['all-reduce'].times == 3
+    twice = TEXT.replace(
+        'ROOT %copied',
+        '%again = f32[8,128]{1,0:T(8,128)} all-reduce(%f), channel_id=1, replica_groups={{0,1},{2,3}}\n  ROOT %copied',
+    )
+    assert {x.op: x.times for x in collectives.list_collectives(twice, 4)}['all-reduce'] == 4
+
+
 @pytest.mark.parametrize(
     'text, groups',
     [

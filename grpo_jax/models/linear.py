@@ -5,7 +5,7 @@ less well with the learner. A matrix may be frozen with an adapter (models.lora)
 in sampler and learner alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -48,8 +48,23 @@ class Adapted(Pytree):
     scale: float = struct.field(pytree_node=False)
 
 
+class Layout(NamedTuple):
+    """Where the parts of a Cut lie."""
+
+    gather: Callable[..., Any]  # part -> the whole matrix, where it is multiplied
+    weight_gradient: Callable[..., Any]  # (spec, x, dy) -> the part's gradient, summed over all tokens
+
+
+@pytree
+class Cut(Pytree):
+    """A matrix of which each device has a part; its gradient is scattered as it is summed, and never whole."""
+
+    part: Any
+    layout: Layout = struct.field(pytree_node=False)
+
+
 def matmul(
-    spec: str, x: Float[Array, '...'], w: Float[Array, '...'] | Int8 | Adapted, preferred_element_type: Any = None
+    spec: str, x: Float[Array, '...'], w: Float[Array, '...'] | Int8 | Adapted | Cut, preferred_element_type: Any = None
 ) -> Float[Array, '...']:
     """jnp.einsum(spec, x, w) for a weight matrix w, like 'btd,df->btf'; of an Adapted one, x W + scale (x A) B.
 
@@ -62,6 +77,8 @@ def matmul(
         return y * _row_of_scales(spec, w).astype(y.dtype)
     if isinstance(w, Adapted):
         return _adapted_product(spec, x, w, preferred_element_type)
+    if isinstance(w, Cut):
+        return _cut_product(spec, w.layout, x, w.part)
     if preferred_element_type is not None:
         return jnp.einsum(spec, x, w, preferred_element_type=preferred_element_type)
     return _product(spec, x, w)
@@ -126,8 +143,7 @@ def int8_sharding(sharding: NamedSharding, dimensions: int, axes: Sequence[int])
 
 def _adapted_product(spec, x, w, preferred_element_type):
     """x W + scale (x A) B; W takes part in a plain einsum, since the gradient rule of _product would compute its."""
-    inputs, output = spec.split('->')
-    x_axes, w_axes = inputs.split(',')
+    x_axes, w_axes, output = axes_of(spec)
     summed, free = (''.join(axis for axis in w_axes if (axis in output) == kept) for kept in (False, True))
     low_axes = ''.join(axis for axis in x_axes if axis not in summed) + 'r'
     low = matmul(f'{x_axes},{summed}r->{low_axes}', x, w.a) * w.scale
@@ -150,9 +166,8 @@ def _frozen_forward(spec, x, w):
 
 def _frozen_backward(spec, saved, dy):
     w, zero = saved
-    (x_axes, w_axes), y_axes = spec.split('->')[0].split(','), spec.split('->')[1]
     dy = (dy * _row_of_scales(spec, w)).astype(zero.dtype)
-    return jnp.einsum(f'{y_axes},{w_axes}->{x_axes}', dy, w.values.astype(zero.dtype)), None
+    return _input_gradient(spec, w.values.astype(zero.dtype), dy), None
 
 
 _frozen_product.defvjp(_frozen_forward, _frozen_backward)
@@ -176,17 +191,50 @@ def _forward(spec, x, w):
 
 def _backward(spec, saved, dy):
     x, w = saved
-    (x_axes, w_axes), y_axes = spec.split('->')[0].split(','), spec.split('->')[1]
-    dw = jax.lax.platform_dependent(
+    return _input_gradient(spec, w, dy), weight_gradient(spec, x, dy)
+
+
+_product.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _cut_product(spec, layout, x, part):
+    return jnp.einsum(spec, x, layout.gather(part))
+
+
+def _cut_forward(spec, layout, x, part):
+    return _cut_product(spec, layout, x, part), (x, part)
+
+
+def _cut_backward(spec, layout, saved, dy):
+    x, part = saved
+    return _input_gradient(spec, layout.gather(part), dy), layout.weight_gradient(spec, x, dy)
+
+
+_cut_product.defvjp(_cut_forward, _cut_backward)
+
+
+def axes_of(spec: str) -> tuple[str, str, str]:
+    """The axes of x, w and y of a product like 'btd,df->btf'."""
+    inputs, y_axes = spec.split('->')
+    x_axes, w_axes = inputs.split(',')
+    return x_axes, w_axes, y_axes
+
+
+def _input_gradient(spec, w, dy):
+    x_axes, w_axes, y_axes = axes_of(spec)
+    return jnp.einsum(f'{y_axes},{w_axes}->{x_axes}', dy, w)
+
+
+def weight_gradient(spec: str, x: Float[Array, '...'], dy: Float[Array, '...']) -> Float[Array, '...']:
+    """The gradient of w in jnp.einsum(spec, x, w), in the dtype of x and dy."""
+    x_axes, w_axes, y_axes = axes_of(spec)
+    return jax.lax.platform_dependent(
         x,
         dy,
         cpu=functools.partial(_cpu_weight_gradient, x_axes, w_axes, y_axes),
         default=functools.partial(jnp.einsum, f'{x_axes},{y_axes}->{w_axes}'),
     )
-    return jnp.einsum(f'{y_axes},{w_axes}->{x_axes}', dy, w), dw
-
-
-_product.defvjp(_forward, _backward)
 
 
 # An example: the gradient of 'btnh,nhd->btd' is the einsum 'btnh,btd->nhd' of x and dy, which sums over the tokens bt.

@@ -38,7 +38,7 @@ def list_collectives(
 
     trip_counts as in Traffic.count_program. A collective that is spread over several fusions counts once.
     """
-    program, by_kind, channels = hlo.parse(text), {}, set()
+    program, by_kind, parts = hlo.parse(text), {}, set()
 
     def cost(i: hlo.Instruction, scope: hlo.Scope, times: int, computation: str = '') -> int:
         op = i.op.removesuffix('-start')
@@ -47,9 +47,9 @@ def list_collectives(
             for x in inner.values():
                 cost(x, inner, times, i.called('calls'))
         elif op in SENT:
-            channel = re.search(r'channel_id=(\d+)', i.attributes)
-            if channel is None or channel[1] not in channels:
-                channels.update([channel[1]] if channel else [])
+            part = identity(i.attributes) if computation else None
+            if part is None or part not in parts:
+                parts.add(part)
                 # the fusion of a reduction with a slice of its result
                 note('reduce-scatter' if 'all-reduce-scatter' in computation else op, i, scope, times)
         return 0
@@ -65,6 +65,16 @@ def list_collectives(
     for name in hlo.decode_loop(program) if decoding else [program.entry]:
         walk.total(name)
     return list(by_kind.values())
+
+
+def identity(attributes: str) -> tuple[str, ...] | None:
+    """What the parts of a collective that is spread over fusions share; None for one that is whole.
+
+    The channel alone does not tell: those that jax.shard_map writes down have channel 1, all of them.
+    """
+    patterns = r'channel_id=(\d+)', r'chain_id="(\d+)"', r'async_collective_name="([^"]+)"', r'(metadata=\{[^}]*\})'
+    matches = [re.search(pattern, attributes) for pattern in patterns]
+    return tuple(match[1] if match else '' for match in matches) if matches[0] else None
 
 
 def replica_groups(attributes: str, devices: int) -> list[list[int]]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
+import numpy as np
 
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
@@ -61,6 +62,10 @@ def over(devices: Sequence[Any], shape: tuple[int, ...]) -> jax.sharding.Mesh:
     """Mesh of that shape; neighbours in it are neighbours in the torus of a TPU slice."""
     # Auto: make_mesh's newer default, Explicit, refuses embedding look-ups with sharded tokens
     auto = (AxisType.Auto,) * len(AXES)
+    if 16 in shape and len(devices) == 16 and hasattr(devices[0], 'coords'):
+        # make_mesh draws a ring through 4x4, which is no grid of lines; scatters along its sides send half as much
+        grid = np.array(sorted(devices, key=lambda device: device.coords)).reshape(shape)
+        return jax.sharding.Mesh(grid, AXES, axis_types=auto)
     try:
         return jax.make_mesh(shape, AXES, devices=devices, axis_types=auto)
     except NotImplementedError:  # an axis is not the product of sides of the torus, like 2 in 4x4x4
