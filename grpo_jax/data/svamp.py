@@ -3,36 +3,44 @@
 import functools
 import os
 import re
+from typing import Annotated
 import zlib
 
-from grpo_jax.data import files
+from grpo_jax.data import files, renumber
 from grpo_jax.data.records import convert_rows, shorten, text_field
 from grpo_jax.errors import BadInput
-from grpo_jax.ranges import PositiveShare
+from grpo_jax.ranges import PositiveShare, Range
 from grpo_jax.types import Example
 
 FILES = 'svamp'
+Few = Annotated[int, Range(least=0, most=1000)]
 
 
 def examples(
-    split: str, *, folder: str, held_out: PositiveShare = 1.0, results: bool = True
+    split: str, *, folder: str, held_out: PositiveShare = 1.0, results: bool = True, variants: Few = 0
 ) -> list[Example | BadInput]:
     """Examples of folder/svamp_<split>.jsonl, or of other files that files.rows reads; ChilleD/SVAMP on the hub.
 
     folder/svamp.jsonl is the whole challenge set, which its authors do not split: `held_out` of its stories, all by
     default, are the split test. Problems that begin with the same sentence are of one story, whatever its numbers. A
     row has Body, Question, Answer, Type and Equation, or problem, answer, type and equation; meta has the type as
-    subject and the equation as demonstration, `43 - 21 = 22`, without `results` its left side alone.
+    subject and the equation as demonstration, `43 - 21 = 22`, without `results` its left side alone. The split train
+    has up to `variants` more examples of each row, with other numbers (data/renumber.py).
     """
     whole = os.path.isfile(os.path.join(folder, 'svamp.jsonl')) and (split == 'test' or held_out < 1)
     examples = convert_rows(
         functools.partial(_example, results=results),
         files.rows(folder, 'svamp' if whole else split, '' if whole else 'svamp_'),
     )
-    if not whole:
+    rows = len(examples)
+    if whole:
+        in_test = split == 'test'
+        examples = [e for e in examples if not isinstance(e, Example) or (_place(e.prompt) < held_out) == in_test]
+    if split == 'test' or not variants:
         return examples
-    in_test = split == 'test'
-    return [e for e in examples if not isinstance(e, Example) or (_place(e.prompt) < held_out) == in_test]
+    sound = [e for e in examples if isinstance(e, Example)]
+    others = (renumber.renumbered(e, e.id + rows * (i + 1)) for i in range(variants) for e in sound)
+    return examples + [e for e in others if e is not None]
 
 
 def _place(problem):

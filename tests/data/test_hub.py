@@ -323,6 +323,22 @@ def test_a_share_of_svamps_stories_is_held_out_with_all_their_problems(real):
     assert not begins[0] & begins[1]
 
 
+def test_variants_of_svamps_problems_have_other_numbers_and_right_answers(real):
+    options = {'folder': os.path.join(real, 'math'), 'held_out': 0.3, 'results': False}
+    train, more = (data.examples('svamp', options | {'variants': n}, 'train') for n in (0, 4))
+    assert more == data.examples('svamp', options | {'variants': 4}, 'train') and more[: len(train)] == train
+    assert len({example.id for example in more}) == len(more) > 4.9 * len(train)
+    originals = {example.id: example for example in train}
+    for variant in more[len(train) :]:
+        original = originals[variant.id % 1000]
+        assert expression.reward(variant.meta['demonstration'], variant) == 1 and '.' not in variant.answer
+        assert re.sub('[0-9.]', '', variant.prompt) == re.sub('[0-9.]', '', original.prompt)
+        assert variant.meta['subject'] == original.meta['subject']
+    assert len({example.prompt for example in more}) > 0.95 * len(more)
+    test = data.examples('svamp', options, 'test')
+    assert data.examples('svamp', options | {'variants': 4}, 'test') == test
+
+
 # the experiments
 
 
