@@ -15,7 +15,7 @@ PACKAGE = os.path.join(ROOT, 'grpo_jax')
 
 # from the ground; a module may import its own floor and those below
 FLOORS = [
-    ('types', 'errors', 'example', 'statistics', 'grouping', 'activity', 'ranges', 'text'),
+    ('types', 'errors', 'example', 'statistics', 'grouping', 'activity', 'ranges', 'text', 'expressions'),
     ('hosts',),
     ('algorithms',),
     ('sharding',),

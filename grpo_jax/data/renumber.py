@@ -4,7 +4,7 @@ import random
 import re
 
 from grpo_jax.example import Example
-from grpo_jax.rewards.calculator import value_of
+from grpo_jax.expressions import value_of
 
 NUMBER = re.compile(r'(?<![\d.,])\d+(?:\.\d+)?(?![\d,]*\d)')
 DRAWS = 400  # of numbers until the expression has a fit value; quotients that are whole are rare

@@ -39,7 +39,7 @@ def make_collectives(
 
     def cut_or_gathered(name, w):
         if name in linear.SUMMED_AXES and not isinstance(w, linear.Adapted) and mesh.shape['fsdp'] > 1:
-            return linear.Cut(w, layout=_layout(on_devices, stages, on_tpu, *cut[name].spec[1:]))
+            return linear.Cut(w, exchange=_exchange(on_devices, stages, on_tpu, *cut[name].spec[1:]))
         return jax.tree.map(_gather, w, gathered[name], cut[name])
 
     def hidden(x):
@@ -77,8 +77,8 @@ def make_collectives(
     return Collectives(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
 
 
-def _layout(on_devices, stages, on_tpu, *axes):
-    """linear.Layout of a matrix with such axes of the mesh, one of which is fsdp."""
+def _exchange(on_devices, stages, on_tpu, *axes):
+    """linear.Exchange of a matrix with such axes of the mesh, one of which is fsdp."""
     part, whole = PartitionSpec(*axes), PartitionSpec(*(axis if axis == 'tensor' else None for axis in axes))
     dimension = axes.index('fsdp')
 
@@ -102,7 +102,7 @@ def _layout(on_devices, stages, on_tpu, *axes):
         in_specs = [PartitionSpec(*(places.get(axis) for axis in factor)) for factor in (x_axes, y_axes)]
         return on_devices(scatter_own, tuple(in_specs), part)(x, dy)
 
-    return linear.Layout(on_devices(gather_own, part, whole), weight_gradient)
+    return linear.Exchange(on_devices(gather_own, part, whole), weight_gradient)
 
 
 def scatter_around(x: Float[Array, '...'], groups: torus.Groups, dimension: int) -> Float[Array, '...']:

@@ -48,8 +48,8 @@ class Adapted(Pytree):
     scale: float = struct.field(pytree_node=False)
 
 
-class Layout(NamedTuple):
-    """Where the parts of a Cut lie."""
+class Exchange(NamedTuple):
+    """What devices send each other of a Cut."""
 
     gather: Callable[..., Any]  # part -> the whole matrix, where it is multiplied
     weight_gradient: Callable[..., Any]  # (spec, x, dy) -> the part's gradient, summed over all tokens
@@ -60,7 +60,7 @@ class Cut(Pytree):
     """A matrix of which each device has a part; its gradient is scattered as it is summed, and never whole."""
 
     part: Any
-    layout: Layout = struct.field(pytree_node=False)
+    exchange: Exchange = struct.field(pytree_node=False)
 
 
 def matmul(
@@ -78,7 +78,7 @@ def matmul(
     if isinstance(w, Adapted):
         return _adapted_product(spec, x, w, preferred_element_type)
     if isinstance(w, Cut):
-        return _cut_product(spec, w.layout, x, w.part)
+        return _cut_product(spec, w.exchange, x, w.part)
     if preferred_element_type is not None:
         return jnp.einsum(spec, x, w, preferred_element_type=preferred_element_type)
     return _product(spec, x, w)
@@ -198,17 +198,17 @@ _product.defvjp(_forward, _backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _cut_product(spec, layout, x, part):
-    return jnp.einsum(spec, x, layout.gather(part))
+def _cut_product(spec, exchange, x, part):
+    return jnp.einsum(spec, x, exchange.gather(part))
 
 
-def _cut_forward(spec, layout, x, part):
-    return _cut_product(spec, layout, x, part), (x, part)
+def _cut_forward(spec, exchange, x, part):
+    return _cut_product(spec, exchange, x, part), (x, part)
 
 
-def _cut_backward(spec, layout, saved, dy):
+def _cut_backward(spec, exchange, saved, dy):
     x, part = saved
-    return _input_gradient(spec, layout.gather(part), dy), layout.weight_gradient(spec, x, dy)
+    return _input_gradient(spec, exchange.gather(part), dy), exchange.weight_gradient(spec, x, dy)
 
 
 _cut_product.defvjp(_cut_forward, _cut_backward)

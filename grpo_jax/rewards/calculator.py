@@ -1,24 +1,17 @@
 """Steps of arithmetic like 48/2=24: a reward for each, and their share as the completion's reward."""
 
-import ast
 from fractions import Fraction
 import itertools
 import re
 
 from grpo_jax.example import Example
+from grpo_jax.expressions import LONGEST, value_of
 
 # an expression, and its value if one follows, or signs alone; the value is optional, so that a text is never scanned
 # twice
 EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
 ARITHMETIC = re.compile(r'[-+*/().0-9 ]+')  # the characters of a whole expression
-LONGEST = 100  # characters of an expression or value; nobody writes longer ones, and they are slow to work out
 MOST = 1000  # equations of a completion that are looked at
-OPERATIONS = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-}
 
 
 def reward(completion: str, example: Example) -> float | None:
@@ -49,24 +42,3 @@ def read_answer(completion: str, alphabet: re.Pattern = ARITHMETIC) -> tuple[str
     head, closed, _ = completion.rpartition('</answer>')
     text = ' '.join((head.rpartition('<answer>')[2] if closed else completion).split())
     return text, value_of(text) if alphabet.fullmatch(text) else None
-
-
-def value_of(expression: str) -> Fraction | None:
-    """Fraction of an expression of numbers, + - * / and brackets; None when it has none, or is too long to trust."""
-    if len(expression) > LONGEST:
-        return None
-    try:
-        # numbers like 007 are no Python, and mean 7
-        return _value(ast.parse(re.sub(r'(?<![\d.])0+(?=\d)', '', expression), mode='eval').body)
-    except (SyntaxError, ZeroDivisionError, RecursionError, KeyError, ValueError):
-        return None
-
-
-def _value(node):
-    if isinstance(node, ast.BinOp):
-        return OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
-    if isinstance(node, ast.Constant):
-        return Fraction(str(node.value))
-    raise ValueError(node)

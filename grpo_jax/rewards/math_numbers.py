@@ -3,7 +3,8 @@
 from fractions import Fraction
 import re
 
-from grpo_jax.rewards.calculator import ARITHMETIC, value_of
+from grpo_jax.expressions import value_of
+from grpo_jax.rewards.calculator import ARITHMETIC
 
 LAYERS = 8  # of fractions within fractions
 DIGITS = 100  # of a power that is worked out

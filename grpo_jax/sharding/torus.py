@@ -31,7 +31,7 @@ def lines(places: Sequence[tuple[int, ...]]) -> list[Groups]:
         return [[list(range(count))]] * (count > 1)
     side = varied.pop()
     at = [{place[side]: b * size + i for i, place in enumerate(block)} for b, block in enumerate(blocks)]
-    if any(set(found) != set(at[0]) or len(found) < size for found in at):
+    if any(set(block) != set(at[0]) or len(block) < size for block in at):
         return [[list(range(count))]]
     across = lines([block[0][:side] + block[0][side + 1 :] for block in blocks])
     outer = [[[at[b][place] for b in group] for group in groups for place in sorted(at[0])] for groups in across]

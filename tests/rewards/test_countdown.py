@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
+from grpo_jax import expressions
 from grpo_jax.data import countdown as problems
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import calculator, countdown, format, gold
@@ -226,7 +227,7 @@ def test_texts_have_the_brackets_that_their_value_needs(tree):
         return problems.Term(0, problems._text(left, sign, right), binds), f'({plain_left}{sign}{plain_right})'
 
     term, plain = built(tree)
-    assert calculator.value_of(term.text) == calculator.value_of(plain)
+    assert expressions.value_of(term.text) == expressions.value_of(plain)
     assert term.text.count('(') <= plain.count('(')
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from grpo_jax import rewards
+from grpo_jax import expressions, rewards
 from grpo_jax.algorithms import Grouping
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
@@ -266,7 +266,7 @@ def test_shaping_that_cannot_work_is_refused(changes, words):
     ],
 )
 def test_value_of_an_expression(expression, value):
-    assert calculator.value_of(expression) == value
+    assert expressions.value_of(expression) == value
 
 
 def test_steps_are_judged_one_by_one_where_they_end():
