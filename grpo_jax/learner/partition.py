@@ -10,14 +10,12 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Float
 
 from grpo_jax.errors import BadInput
 from grpo_jax.models import attention, linear, lora, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
 from grpo_jax.sharding import specs, torus
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES
-from grpo_jax.types import Array
 
 TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
@@ -31,16 +29,16 @@ def make_collectives(
         return ALONE._replace(attend=_attend_in_kernel) if kernel else ALONE
     table = lora.policy_table(model_config, adapters)
     gathered, cut = specs.sampler_params(table, mesh)['layers'], specs.params(table, mesh)['layers']
-    stages, on_tpu = torus.stages(mesh, 'fsdp'), mesh.devices.flat[0].platform == 'tpu'
-    embed_spec, shards = _spec(model_config, 'embed'), _vocab_shards(model_config, mesh)
+    fsdp = torus.along(mesh, 'fsdp')
+    embed_spec, shards = _spec(model_config, 'embed'), _vocab_shards(model_config, mesh, fsdp)
 
     def weights(layer):
         return {name: cut_or_gathered(name, w) for name, w in layer.items()}
 
     def cut_or_gathered(name, w):
         if name in linear.SUMMED_AXES and not isinstance(w, linear.Adapted) and mesh.shape['fsdp'] > 1:
-            return linear.Cut(w, exchange=_exchange(on_devices, stages, on_tpu, *cut[name].spec[1:]))
-        return jax.tree.map(_gather, w, gathered[name], cut[name])
+            return linear.Cut(w, exchange=_exchange(on_devices, fsdp, *cut[name].spec[1:]))
+        return jax.tree.map(functools.partial(_gather, on_devices, fsdp), w, gathered[name], cut[name])
 
     def hidden(x):
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, TOKENS))
@@ -77,54 +75,38 @@ def make_collectives(
     return Collectives(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
 
 
-def _exchange(on_devices, stages, on_tpu, *axes):
+def _exchange(on_devices, fsdp, *axes):
     """linear.Exchange of a matrix with such axes of the mesh, one of which is fsdp."""
     part, whole = PartitionSpec(*axes), PartitionSpec(*(axis if axis == 'tensor' else None for axis in axes))
     dimension = axes.index('fsdp')
-
-    def gather_own(w):
-        for groups in stages if len(stages) > 2 else [None]:  # XLA gathers over two sides of a torus at once
-            w = jax.lax.all_gather(w, 'fsdp', axis=dimension, axis_index_groups=groups, tiled=True)
-        return w
 
     def weight_gradient(spec, x, dy):
         x_axes, w_axes, y_axes = linear.axes_of(spec)
         places = {'b': BATCH_AXES, 't': 'context'} | {w_axes[i]: axis for i, axis in enumerate(axes) if axis != 'fsdp'}
 
         def scatter_own(x, dy):
-            gradient = linear.weight_gradient(spec, x, dy)
-            if not on_tpu:
-                gradient = jax.lax.psum_scatter(gradient, 'fsdp', scatter_dimension=dimension, tiled=True)
-            for groups in reversed(stages) if on_tpu else []:
-                gradient = scatter_around(gradient, groups, dimension)
-            return jax.lax.psum(gradient, ('data', 'context'))
+            own = fsdp.scatter(linear.weight_gradient(spec, x, dy), dimension)
+            return jax.lax.psum(own, ('data', 'context'))
 
         in_specs = [PartitionSpec(*(places.get(axis) for axis in factor)) for factor in (x_axes, y_axes)]
         return on_devices(scatter_own, tuple(in_specs), part)(x, dy)
 
-    return linear.Exchange(on_devices(gather_own, part, whole), weight_gradient)
+    gather = functools.partial(fsdp.gather, dimension=dimension)
+    return linear.Exchange(on_devices(gather, part, whole), weight_gradient)
 
 
-def scatter_around(x: Float[Array, '...'], groups: torus.Groups, dimension: int) -> Float[Array, '...']:
-    """A device's part of the sum of x over its group along fsdp, each sum travelling around the group.
+def _gather_tokens(fsdp):
+    """VocabShards.gather_tokens, whose gradient is scattered along fsdp."""
 
-    XLA for TPUs makes many a lax.psum_scatter a sum of the whole, which is cut afterwards and sends twice as much.
-    """
-    size = len(groups[0])
-    place = jnp.argsort(jnp.array(groups).ravel())[jax.lax.axis_index('fsdp')] % size
-    neighbours = [(group[i], group[(i + 1) % size]) for group in groups for i in range(size)]
-    width = x.shape[dimension] // size
+    @jax.custom_vjp
+    def gather(x):
+        return fsdp.gather(x, 0)
 
-    def own(step):
-        return jax.lax.dynamic_slice_in_dim(x, (place - 1 - step) % size * width, width, dimension)
-
-    total = own(0)
-    for step in range(1, size):
-        total = jax.lax.ppermute(total, 'fsdp', neighbours) + own(step)
-    return total
+    gather.defvjp(lambda x: (gather(x), None), lambda _, gradient: (fsdp.scatter(gradient, 0),))
+    return lambda x: gather(x) if jnp.issubdtype(x.dtype, jnp.inexact) else fsdp.gather(x, 0)
 
 
-def _gather(w, stacked, cut):
+def _gather(on_devices, fsdp, w, stacked, cut):
     """A layer's weight as it lies where it is multiplied; its gradient lies as the weight did.
 
     The two are shardings of the stacked layers. By its own transpose, a constraint would gather the gradient too.
@@ -133,6 +115,8 @@ def _gather(w, stacked, cut):
 
     @jax.custom_vjp
     def gather(w):
+        if 'fsdp' in part.spec:
+            w = _exchange(on_devices, fsdp, *part.spec).gather(w)
         return jax.lax.with_sharding_constraint(w, whole)
 
     def scatter(_, gradient):
@@ -184,7 +168,7 @@ def _by_vocabulary(w, spec):
     return jax.lax.all_to_all(jnp.pad(w, padding), 'fsdp', split_axis=vocabulary, concat_axis=width, tiled=True)
 
 
-def _vocab_shards(model_config, mesh):
+def _vocab_shards(model_config, mesh, fsdp):
     """VocabShards of a vocabulary cut over tensor, then fsdp; tokens are gathered along fsdp."""
     axes = 'tensor', 'fsdp'
     tensor_size = model_config.vocab_size // mesh.shape['tensor']  # ids of the devices with one place on tensor
@@ -198,7 +182,7 @@ def _vocab_shards(model_config, mesh):
         return jax.lax.axis_index('tensor') * tensor_size + start, jnp.clip(tensor_size - start, 0, size)
 
     return VocabShards(
-        gather_tokens=lambda x: jax.lax.all_gather(x, 'fsdp', tiled=True),
+        gather_tokens=_gather_tokens(fsdp),
         own_tokens=own_tokens,
         sum_vocab=lambda x: jax.lax.psum(x, axes),
         max_vocab=lambda x: jax.lax.pmax(x, axes),

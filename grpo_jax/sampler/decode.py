@@ -81,7 +81,8 @@ def _choose_token(params, hidden, batch, n, choice, model_config, options):
     head = transformer.head_weights(params, model_config)
     if batch.cache.prompt.flat and draw_kernel.fits(head, options, keys):
         return *draw_kernel.draw(hidden, head, keys, written, options.temperature), forced
-    logits = transformer.unembed(params, hidden, model_config)
+    # a barrier, or XLA multiplies with the head once for the draw and once for the logprob
+    logits = jax.lax.optimization_barrier(transformer.unembed(params, hidden, model_config))
     proposal = logits
     if batch.seen is not None:
         proposal = sampling.penalize(proposal, batch.seen, options.repetition_penalty)

@@ -1,22 +1,68 @@
-"""How chips that share an array lie in the torus of a TPU slice, so that it is gathered and scattered side by side."""
+"""Arrays that are gathered and scattered along an axis of the mesh, side by side of the torus of a TPU slice."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Shaped
 import numpy as np
+
+from grpo_jax.types import Array
 
 Groups = list[list[int]]
 
 
-def stages(mesh: jax.sharding.Mesh, axis: str) -> list[Groups]:
-    """Groups of places along the axis, one list for each side of the torus that the axis spans, the inner one first.
+class Axis(NamedTuple):
+    """An axis of the mesh, for functions that run on each device; see along."""
 
-    An array of which each place has a part is gathered in these stages: first within each group of the first list, and
-    so on. In the reverse order it is scattered. Devices that do not say where they lie are one group.
+    name: str
+    stages: list[Groups]
+    travels: bool  # whether sums travel around each group; else XLA scatters as it likes
+
+    def gather(self, x: Shaped[Array, '...'], dimension: int) -> Shaped[Array, '...']:
+        """All devices' parts, side by side along a dimension."""
+        for groups in self.stages if len(self.stages) > 2 else [None]:  # XLA for TPUs gathers over two sides at once
+            x = jax.lax.all_gather(x, self.name, axis=dimension, axis_index_groups=groups, tiled=True)
+        return x
+
+    def scatter(self, x: Shaped[Array, '...'], dimension: int) -> Shaped[Array, '...']:
+        """A device's part of the sum of x over all devices."""
+        if not self.travels:
+            return jax.lax.psum_scatter(x, self.name, scatter_dimension=dimension, tiled=True)
+        for groups in reversed(self.stages):
+            x = self._scatter_around(x, groups, dimension)
+        return x
+
+    def _scatter_around(self, x, groups, dimension):
+        """A device's part of the sum over its group, each sum travelling around the group.
+
+        XLA for TPUs makes many a psum_scatter a sum of the whole, which sends twice as much and is cut afterwards.
+        """
+        size = len(groups[0])
+        place = jnp.argsort(jnp.array(groups).ravel())[jax.lax.axis_index(self.name)] % size
+        neighbours = [(group[i], group[(i + 1) % size]) for group in groups for i in range(size)]
+        width = x.shape[dimension] // size
+
+        def own(step):
+            return jax.lax.dynamic_slice_in_dim(x, (place - 1 - step) % size * width, width, dimension)
+
+        total = own(0)
+        for step in range(1, size):
+            total = jax.lax.ppermute(total, self.name, neighbours) + own(step)
+        return total
+
+
+def along(mesh: jax.sharding.Mesh, name: str) -> Axis:
+    """The Axis of a mesh, whose stages have one list of groups for each side of the torus that the axis spans.
+
+    An array of which each place has a part is gathered within each group of the first list, then of the next. In the
+    reverse order it is scattered. Devices that do not say where they lie are one group.
     """
-    along = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1)
-    devices = along.reshape(-1, along.shape[-1])[0]
-    return lines([(*getattr(device, 'coords', ()), getattr(device, 'core_on_chip', 0)) for device in devices])
+    lined = np.moveaxis(mesh.devices, mesh.axis_names.index(name), -1)
+    devices = lined.reshape(-1, lined.shape[-1])[0]
+    places = [(*getattr(device, 'coords', ()), getattr(device, 'core_on_chip', 0)) for device in devices]
+    return Axis(name, lines(places), travels=devices[0].platform == 'tpu')
 
 
 def lines(places: Sequence[tuple[int, ...]]) -> list[Groups]:

@@ -1,17 +1,25 @@
 """Scatters and gathers along the sides of a torus: lines of chips, and sums that travel around them."""
 
+import dataclasses
 import itertools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 import numpy as np
 import pytest
 
-from grpo_jax.learner import partition
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding import torus
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What is read of a device."""
+
+    coords: tuple[int, ...]
+    core_on_chip: int = 0
+    platform: str = 'tpu'
 
 
 def places(*sides):
@@ -46,24 +54,19 @@ def test_stages_are_the_sides_of_a_grid(at, sizes):
 @pytest.mark.parametrize('at', [places(8), places(2, 4), places(2, 2, 2), [(0, 0), (1, 0), (1, 1), (0, 1)]])
 @pytest.mark.parametrize('dimension', [0, 1])
 def test_a_scatter_in_stages_is_that_of_all_at_once_and_a_gather_undoes_it(at, dimension):
-    n, stages = len(at), torus.lines(at)
-    mesh = meshes.make({'fsdp': n})
+    mesh, axis = meshes.make({'fsdp': len(at)}), torus.Axis('fsdp', torus.lines(at), travels=True)
     cut = PartitionSpec(*('fsdp' if i == dimension else None for i in range(2)))
-    x = jnp.asarray(np.random.default_rng(0).integers(-50, 50, (n, 16, 24)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).integers(-50, 50, (len(at), 16, 24)), jnp.float32)
 
-    def scatter(x):
-        for groups in reversed(stages):
-            x = partition.scatter_around(x, groups, dimension)
-        gathered = x
-        for groups in stages:
-            gathered = jax.lax.all_gather(gathered, 'fsdp', axis=dimension, axis_index_groups=groups, tiled=True)
-        return x, gathered
+    def scatter_and_gather(x):
+        part = axis.scatter(x[0], dimension)
+        return part, axis.gather(part, dimension), axis._replace(travels=False).scatter(x[0], dimension)
 
     both = jax.shard_map(
-        lambda x: scatter(x[0]),
+        scatter_and_gather,
         mesh=mesh,
         in_specs=PartitionSpec('fsdp'),
-        out_specs=(cut, PartitionSpec()),
+        out_specs=(cut, PartitionSpec(), cut),
         check_vma=False,
     )
     for result in jax.jit(both)(x):
@@ -72,9 +75,11 @@ def test_a_scatter_in_stages_is_that_of_all_at_once_and_a_gather_undoes_it(at, d
 
 def test_the_stages_of_an_axis_are_those_of_its_devices():
     """The 4x4 of a mesh that is cut over both sides, of which each axis has one."""
-    devices = np.array([SimpleNamespace(coords=(i // 4, i % 4, 0), core_on_chip=0) for i in range(16)])
-    cut = SimpleNamespace(devices=devices.reshape(1, 4, 1, 4), axis_names=meshes.AXES)
-    assert torus.stages(cut, 'fsdp') == torus.stages(cut, 'tensor') == [[[0, 1, 2, 3]]]
-    whole = SimpleNamespace(devices=devices.reshape(1, 16, 1, 1), axis_names=meshes.AXES)
-    assert [len(groups) for groups in torus.stages(whole, 'fsdp')] == [4, 4] and torus.stages(whole, 'data') == []
-    assert torus.stages(meshes.make({'fsdp': 8}), 'fsdp') == [[list(range(8))]]
+    devices = np.array([Chip((i // 4, i % 4, 0)) for i in range(16)])
+    cut = Mesh(devices.reshape(1, 4, 1, 4), meshes.AXES)
+    for name in 'fsdp', 'tensor':
+        assert torus.along(cut, name) == torus.Axis(name, [[[0, 1, 2, 3]]], travels=True)
+    whole = Mesh(devices.reshape(1, 16, 1, 1), meshes.AXES)
+    assert [len(groups) for groups in torus.along(whole, 'fsdp').stages] == [4, 4]
+    assert torus.along(whole, 'data').stages == []
+    assert torus.along(meshes.make({'fsdp': 8}), 'fsdp') == torus.Axis('fsdp', [[list(range(8))]], travels=False)

@@ -1,0 +1,34 @@
+"""Exact values of arithmetic expressions like 48/2."""
+
+import ast
+from fractions import Fraction
+import re
+
+LONGEST = 100  # characters of an expression or value; nobody writes longer ones, and they are slow to work out
+OPERATIONS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+}
+
+
+def value_of(expression: str) -> Fraction | None:
+    """Fraction of an expression of numbers, + - * / and brackets; None when it has none, or is too long to trust."""
+    if len(expression) > LONGEST:
+        return None
+    try:
+        # numbers like 007 are no Python, and mean 7
+        return _value(ast.parse(re.sub(r'(?<![\d.])0+(?=\d)', '', expression), mode='eval').body)
+    except (SyntaxError, ZeroDivisionError, RecursionError, KeyError, ValueError):
+        return None
+
+
+def _value(node):
+    if isinstance(node, ast.BinOp):
+        return OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.Constant):
+        return Fraction(str(node.value))
+    raise ValueError(node)
