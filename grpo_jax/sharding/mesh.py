@@ -64,8 +64,8 @@ def over(devices: Sequence[Any], shape: tuple[int, ...]) -> jax.sharding.Mesh:
     auto = (AxisType.Auto,) * len(AXES)
     if 16 in shape and len(devices) == 16 and hasattr(devices[0], 'coords'):
         # make_mesh draws a ring through 4x4, which is no grid of lines; scatters along its sides send half as much
-        grid = np.array(sorted(devices, key=lambda device: device.coords)).reshape(shape)
-        return jax.sharding.Mesh(grid, AXES, axis_types=auto)
+        grid = np.array(sorted(devices, key=lambda device: (getattr(device, 'slice_index', 0), device.coords)))
+        return jax.sharding.Mesh(grid.reshape(shape), AXES, axis_types=auto)
     try:
         return jax.make_mesh(shape, AXES, devices=devices, axis_types=auto)
     except NotImplementedError:  # an axis is not the product of sides of the torus, like 2 in 4x4x4
