@@ -153,7 +153,7 @@ for short, text in {
     'WHOLE': 'f32[8,128]{1,0:T(8,128)}',
     'PART': 'f32[2,128]{1,0:T(2,128)}',
     'FLAG': 'u32[]{:S(2)}',
-    'GROUPS': 'channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}',
+    'GROUPS': 'channel_id=3, replica_groups={{0,1,2,3}}, dimensions={0}',
     'ALIASES': 'output_to_operand_aliasing',
     'LEAVES': '{1}: (0, {}), {2}: (1, {}), {3}: (2, {})',
 }.items():

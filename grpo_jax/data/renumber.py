@@ -1,40 +1,54 @@
 """The same story with other numbers: few problems then teach which operation a story asks for, and not its answer."""
 
+from collections.abc import Sequence
+import decimal
+from fractions import Fraction
 import random
 import re
 
+from grpo_jax.data.records import number_text
 from grpo_jax.example import Example
 from grpo_jax.expressions import value_of
 
-NUMBER = re.compile(r'(?<![\d.,])\d+(?:\.\d+)?(?![\d,]*\d)')
+# a number that stands alone: no part of 1,000 or 1.2.3, of 2nd or B12, of 5:30 or 1e5
+NUMBER = re.compile(r'(?<![\w.,:])[0-9]+(?:\.[0-9]+)?(?![\w:]|[.,][0-9])')
+LONGEST, MOST = 12, 12  # characters of a number, and numbers of a story; nobody writes longer ones
 DRAWS = 400  # of numbers until the expression has a fit value; quotients that are whole are rare
+PLACES = 10**6  # parts of one that an answer may be told in
 
 
-def renumbered(example: Example, id: int) -> Example | None:
-    """The example, as number `id` of its set, with other numbers in prompt, answer and expression.
+def renumbered(example: Example, number: int) -> Example | None:
+    """The example, as that number of its set, with other numbers in prompt, answer and expression.
 
     example.meta['demonstration'] must be an expression, or an expression, ` = ` and its value. A new number is between
-    half and twice the old one, and numbers keep their order, so that nobody eats more than he has; the answer is whole
-    and above 0 where the old one is. None where an expression has a number that the prompt lacks, or no draw fits. The
-    numbers are a function of the prompt and `id`.
+    half and twice the old one, and numbers keep their order, so that who gives 15 of 40 away has enough of them; the
+    answer is whole and above 0 where the old one is, and exact. None where the expression has a number that the prompt
+    lacks or another value than the answer, or where no draw fits. The numbers are a function of the example and
+    `number`.
     """
     expression, equals, _ = str(example.meta.get('demonstration', '')).partition(' = ')
-    values = {text: float(text) for text in NUMBER.findall(example.prompt)}
+    texts = list(dict.fromkeys(NUMBER.findall(example.prompt)))
     old = value_of(expression)
-    if old is None or not all(text in values for text in NUMBER.findall(expression)):
+    if old is None or not set(NUMBER.findall(expression)) <= set(texts) or _number(example.answer) != old:
         return None
-    draw = random.Random(f'{id} {example.prompt}')
+    if len(texts) > MOST or max(map(len, texts), default=0) > LONGEST:
+        return None
+    ranks, draw = _ranks(texts), random.Random(f'{number} {example.prompt}')
     for _ in range(DRAWS):
-        new = {text: _near(text, draw) for text in values}
-        prompt, changed = _replace(example.prompt, new), _replace(expression, new)
+        new = {text: _near(text, draw) for text in texts}
+        changed = _replace(expression, new)
         value = value_of(changed)
         if value is None or (value <= 0 < old) or (value.denominator > 1 == old.denominator):
             continue
-        if _order([*values.values()]) == _order([float(text) for text in new.values()]):
-            answer = str(value.numerator) if value.denominator == 1 else f'{float(value):g}'
+        if PLACES % value.denominator == 0 and _ranks([*new.values()]) == ranks and [*new] != [*new.values()]:
+            answer = number_text(decimal.Decimal(value.numerator) / value.denominator)
             shown = f'{changed} = {answer}' if equals else changed
-            return Example(prompt, answer, id, example.meta | {'demonstration': shown})
+            return Example(_replace(example.prompt, new), answer, number, example.meta | {'demonstration': shown})
     return None
+
+
+def _number(text):
+    return Fraction(text) if NUMBER.fullmatch(text.removeprefix('-')) else None
 
 
 def _replace(text, new):
@@ -49,6 +63,7 @@ def _near(text, draw):
     return f'{draw.randint((old + 1) // 2, 2 * old) / unit:.{decimals}f}'
 
 
-def _order(numbers):
-    """For each pair of numbers whether the later one is less, equal or greater."""
-    return [(a > b) - (a < b) for i, a in enumerate(numbers) for b in numbers[:i]]
+def _ranks(texts: Sequence[str]) -> list[int]:
+    """Of each number its place among all, from the least on."""
+    places = {value: place for place, value in enumerate(sorted(set(map(Fraction, texts))))}
+    return [places[Fraction(text)] for text in texts]

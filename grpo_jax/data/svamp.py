@@ -13,11 +13,11 @@ from grpo_jax.ranges import PositiveShare, Range
 from grpo_jax.types import Example
 
 FILES = 'svamp'
-Few = Annotated[int, Range(least=0, most=1000)]
+Variants = Annotated[int, Range(least=0, most=1000)]
 
 
 def examples(
-    split: str, *, folder: str, held_out: PositiveShare = 1.0, results: bool = True, variants: Few = 0
+    split: str, *, folder: str, held_out: PositiveShare = 1.0, results: bool = True, variants: Variants = 0
 ) -> list[Example | BadInput]:
     """Examples of folder/svamp_<split>.jsonl, or of other files that files.rows reads; ChilleD/SVAMP on the hub.
 
@@ -36,7 +36,7 @@ def examples(
     if whole:
         in_test = split == 'test'
         examples = [e for e in examples if not isinstance(e, Example) or (_place(e.prompt) < held_out) == in_test]
-    if split == 'test' or not variants:
+    if split != 'train' or not variants:
         return examples
     sound = [e for e in examples if isinstance(e, Example)]
     others = (renumber.renumbered(e, e.id + rows * (i + 1)) for i in range(variants) for e in sound)

@@ -82,14 +82,14 @@ def _exchange(on_devices, fsdp, *axes):
 
     def weight_gradient(spec, x, dy):
         x_axes, w_axes, y_axes = linear.axes_of(spec)
-        places = {'b': BATCH_AXES, 't': 'context'} | {w_axes[i]: axis for i, axis in enumerate(axes) if axis != 'fsdp'}
+        kept = {w_axes[i]: axis for i, axis in enumerate(axes) if axis != 'fsdp'}
 
         def scatter_own(x, dy):
             own = fsdp.scatter(linear.weight_gradient(spec, x, dy), dimension)
             return jax.lax.psum(own, ('data', 'context'))
 
-        in_specs = [PartitionSpec(*(places.get(axis) for axis in factor)) for factor in (x_axes, y_axes)]
-        return on_devices(scatter_own, tuple(in_specs), part)(x, dy)
+        in_specs = tuple(PartitionSpec(*TOKENS, *map(kept.get, factor[2:])) for factor in (x_axes, y_axes))
+        return on_devices(scatter_own, in_specs, part)(x, dy)
 
     gather = functools.partial(fsdp.gather, dimension=dimension)
     return linear.Exchange(on_devices(gather, part, whole), weight_gradient)
@@ -100,7 +100,7 @@ def _gather_tokens(fsdp):
 
     @jax.custom_vjp
     def gather(x):
-        return fsdp.gather(x, 0)
+        return fsdp.gather(x, 0, sides=1)
 
     gather.defvjp(lambda x: (gather(x), None), lambda _, gradient: (fsdp.scatter(gradient, 0),))
     return lambda x: gather(x) if jnp.issubdtype(x.dtype, jnp.inexact) else fsdp.gather(x, 0)

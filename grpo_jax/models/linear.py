@@ -57,7 +57,10 @@ class Exchange(NamedTuple):
 
 @pytree
 class Cut(Pytree):
-    """A matrix of which each device has a part; its gradient is scattered as it is summed, and never whole."""
+    """A matrix of which each device has a part; its gradient is scattered as it is summed, and never whole.
+
+    It is multiplied with x [B, T, ...] alone, without preferred_element_type.
+    """
 
     part: Any
     exchange: Exchange = struct.field(pytree_node=False)

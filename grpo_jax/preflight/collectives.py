@@ -68,13 +68,13 @@ def list_collectives(
 
 
 def identity(attributes: str) -> tuple[str, ...] | None:
-    """What the parts of a collective that is spread over fusions share; None for one that is whole.
+    """What the parts of a collective that is spread over fusions share; None for one that nothing tells apart.
 
-    The channel alone does not tell: those that jax.shard_map writes down have channel 1, all of them.
+    The channel alone does not: those that jax.shard_map writes down have channel 1, all of them.
     """
-    patterns = r'channel_id=(\d+)', r'chain_id="(\d+)"', r'async_collective_name="([^"]+)"', r'(metadata=\{[^}]*\})'
-    matches = [re.search(pattern, attributes) for pattern in patterns]
-    return tuple(match[1] if match else '' for match in matches) if matches[0] else None
+    patterns = r'channel_id=(\d+)', r'chain_id="(\d+)"', r'async_collective_name="([^"]+)"'
+    channel, chain, name = (match[1] if (match := re.search(p, attributes)) else '' for p in patterns)
+    return None if channel in ('', '1') and not chain + name else (channel, chain, name)
 
 
 def replica_groups(attributes: str, devices: int) -> list[list[int]]:

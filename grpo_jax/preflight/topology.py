@@ -15,8 +15,7 @@ import math
 from typing import Any
 
 import jax
-from jax.experimental import mesh_utils, topologies
-from jax.sharding import AxisType
+from jax.experimental import topologies
 
 from grpo_jax.errors import BadInput
 from grpo_jax.sharding import mesh as meshes
@@ -59,15 +58,4 @@ def mesh(name: str, section: Any, slices: int = 1) -> jax.sharding.Mesh:
             f'has {math.prod(shape)} devices and {name} has {len(all_devices)}; '
             f'choose sizes of {", ".join(AXES)} whose product is that',
         )
-    if slices == 1:
-        return meshes.over(all_devices, shape)
-    if shape[0] % slices:
-        raise BadInput(
-            'mesh.data',
-            shape[0],
-            f'must be a multiple of the {slices} slices, so that only data crosses '
-            f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}',
-        )
-    over_slices = (slices,) + (1,) * (len(AXES) - 1)
-    placed = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), over_slices, devices=all_devices)
-    return jax.sharding.Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return meshes.over(all_devices, shape)

@@ -59,15 +59,34 @@ def make(section: Any) -> jax.sharding.Mesh:
 
 
 def over(devices: Sequence[Any], shape: tuple[int, ...]) -> jax.sharding.Mesh:
-    """Mesh of that shape; neighbours in it are neighbours in the torus of a TPU slice."""
+    """Mesh of that shape; neighbours in it are neighbours in the torus of a TPU slice.
+
+    Axis data goes over several slices first; BadInput where these do not divide it.
+    """
     # Auto: make_mesh's newer default, Explicit, refuses embedding look-ups with sharded tokens
     auto = (AxisType.Auto,) * len(AXES)
-    if 16 in shape and len(devices) == 16 and hasattr(devices[0], 'coords'):
-        # make_mesh draws a ring through 4x4, which is no grid of lines; scatters along its sides send half as much
-        grid = np.array(sorted(devices, key=lambda device: (getattr(device, 'slice_index', 0), device.coords)))
-        return jax.sharding.Mesh(grid.reshape(shape), AXES, axis_types=auto)
+    slices = len({getattr(device, 'slice_index', 0) for device in devices}) if devices[0].platform == 'tpu' else 1
+    if slices > 1:
+        return jax.sharding.Mesh(_over_slices(devices, shape, slices), AXES, axis_types=auto)
+    if max(shape) == len(devices) == 16 and devices[0].platform == 'tpu':
+        # make_mesh winds a ring through 4x4; as a grid of lines, a scatter takes 3 + 3 hops and not 15
+        grid = np.array(sorted(devices, key=lambda device: device.coords)).reshape(shape)
+        return jax.sharding.Mesh(grid, AXES, axis_types=auto)
     try:
         return jax.make_mesh(shape, AXES, devices=devices, axis_types=auto)
     except NotImplementedError:  # an axis is not the product of sides of the torus, like 2 in 4x4x4
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return jax.sharding.Mesh(grid, AXES, axis_types=auto)
+
+
+def _over_slices(devices, shape, slices):
+    """Devices of several slices in that shape, of which axis data goes over the slices first."""
+    if shape[0] % slices:
+        raise BadInput(
+            'mesh.data',
+            shape[0],
+            f'must be a multiple of the {slices} slices, so that only data crosses '
+            f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}',
+        )
+    between = (slices,) + (1,) * (len(AXES) - 1)
+    return mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), between, devices=devices)

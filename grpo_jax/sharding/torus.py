@@ -20,9 +20,12 @@ class Axis(NamedTuple):
     stages: list[Groups]
     travels: bool  # whether sums travel around each group; else XLA scatters as it likes
 
-    def gather(self, x: Shaped[Array, '...'], dimension: int) -> Shaped[Array, '...']:
-        """All devices' parts, side by side along a dimension."""
-        for groups in self.stages if len(self.stages) > 2 else [None]:  # XLA for TPUs gathers over two sides at once
+    def gather(self, x: Shaped[Array, '...'], dimension: int, sides: int = 2) -> Shaped[Array, '...']:
+        """All devices' parts, side by side along a dimension; over so many sides of the torus XLA gathers at once.
+
+        XLA for TPUs makes any gather over three sides a sum of the whole, and a large one of tokens over two.
+        """
+        for groups in self.stages if len(self.stages) > sides else [None]:
             x = jax.lax.all_gather(x, self.name, axis=dimension, axis_index_groups=groups, tiled=True)
         return x
 
@@ -70,7 +73,7 @@ def lines(places: Sequence[tuple[int, ...]]) -> list[Groups]:
     count = len(places)
     for size in (n for n in range(count, 1, -1) if count % n == 0):
         blocks = [places[i : i + size] for i in range(0, count, size)]
-        varied = {i for block in blocks for i, along in enumerate(zip(*block, strict=True)) if len(set(along)) > 1}
+        varied = {i for block in blocks for i, values in enumerate(zip(*block, strict=True)) if len(set(values)) > 1}
         if len(varied) == 1:
             break
     else:

@@ -327,10 +327,11 @@ def test_variants_of_svamps_problems_have_other_numbers_and_right_answers(real):
     options = {'folder': os.path.join(real, 'math'), 'held_out': 0.3, 'results': False}
     train, more = (data.examples('svamp', options | {'variants': n}, 'train') for n in (0, 4))
     assert more == data.examples('svamp', options | {'variants': 4}, 'train') and more[: len(train)] == train
-    assert len({example.id for example in more}) == len(more) > 4.9 * len(train)
+    assert len({example.id for example in more}) == len(more) > 4.8 * len(train)
     originals = {example.id: example for example in train}
     for variant in more[len(train) :]:
-        original = originals[variant.id % 1000]
+        original = originals[variant.id % 1000]  # svamp.jsonl has so many rows
+        assert variant.prompt != original.prompt
         assert expression.reward(variant.meta['demonstration'], variant) == 1 and '.' not in variant.answer
         assert re.sub('[0-9.]', '', variant.prompt) == re.sub('[0-9.]', '', original.prompt)
         assert variant.meta['subject'] == original.meta['subject']

@@ -1,5 +1,8 @@
 """Other numbers for a story: right, plausible, and none where the story does not say them."""
 
+from fractions import Fraction
+import re
+
 import pytest
 
 from grpo_jax.data import renumber
@@ -33,11 +36,15 @@ def test_numbers_of_the_story_that_no_operation_has_change_too_and_keep_their_or
     assert sum(variant is not None for variant in variants) > 20
 
 
-def test_decimals_and_the_value_behind_an_equals_sign_stay():
-    variant = renumber.renumbered(ROPE, 9)
-    expression, _, value = variant.meta['demonstration'].partition(' = ')
-    assert value == variant.answer and abs(float(value_of(expression)) - float(value)) < 1e-4
-    assert '.' in expression and variant.prompt != ROPE.prompt
+def test_decimals_and_the_value_behind_an_equals_sign_stay_exact():
+    for number in range(30):
+        variant = renumber.renumbered(ROPE, number)
+        expression, _, value = variant.meta['demonstration'].partition(' = ')
+        assert value == variant.answer and value_of(expression) == Fraction(value)
+        assert '.' in expression and variant.prompt != ROPE.prompt
+    large = problem('A town has 1234567 people, and 12345.25 trees. Both?', '1246912.25', '1234567 + 12345.25')
+    variant = renumber.renumbered(large, 1)
+    assert value_of(variant.meta['demonstration']) == Fraction(variant.answer)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +56,24 @@ def test_decimals_and_the_value_behind_an_equals_sign_stay():
         ('Ann has 4 apples.', ''),
         ('Ann has 4 apples.', '4 +'),
         ('Ann has 0 apples and buys 0.', '0 / 0'),
+        ('Ann has 1 apple and 1 pear. Together?', '0 + 0'),
+        ('She comes 2nd at 4:00 in B2. Twice that?', '2 * 4'),
+        ('Version 1.2.3 and 4 more?', '4 + 4.2'),
+        ('4 and 4 and ' + '9' * 400, '4 + 4'),
+        ('4 and 4 and 0.' + '1' * 400, '4 + 4'),
+        ('4 and 4' + ' and 5.5' * 10**5 + ' and ' + ' '.join(map(str, range(10, 5000))), '4 + 4'),
+        ('1' * 500_000 + ',1 and 7', '7 + 1'),
+        ('Ann had 5 and 4.', '5 + 4'),  # which is not 8
     ],
 )
 def test_there_is_none_for_a_story_without_its_numbers(prompt, expression):
     assert renumber.renumbered(problem(prompt, '8', expression), 1) is None
+
+
+@pytest.mark.parametrize('prompt', ['Ann has 5.', 'It is 2.5. Or 3/4, or $7, or (8)!', '5...6', '1 and 1'])
+def test_numbers_at_the_ends_of_words_are_found(prompt):
+    texts = renumber.NUMBER.findall(prompt)
+    assert texts == re.findall(r'\d+(?:\.\d+)?', prompt) or prompt == '5...6'
 
 
 def test_there_is_none_without_a_demonstration():

@@ -4,6 +4,8 @@ import dataclasses
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import optax
 import pytest
@@ -13,10 +15,10 @@ from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer, partition
 from grpo_jax.learner.programs import make_learner
-from grpo_jax.models import transformer
+from grpo_jax.models import linear, transformer
 from grpo_jax.sampler import Sampling
 from grpo_jax.sampler.programs import make_sampler
-from grpo_jax.sharding import batches, specs
+from grpo_jax.sharding import batches, specs, torus
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import Prompts
@@ -205,3 +207,27 @@ def test_cuts_that_do_not_divide_the_batch_are_refused(model, minibatches, micro
     # 16 minibatches would halve groups
     with pytest.raises(BadInput, match=r'^learner.minibatches x microbatches = .* does not cut 8 prompts of 2'):
         small_learner(model[0], make_mesh((1, 1, 1, 1)), minibatches=minibatches, microbatches=microbatches)
+
+
+@pytest.mark.parametrize('shape', [(2, 4, 1, 1), (1, 2, 2, 2), (2, 2, 1, 2), (1, 8, 1, 1)])
+@pytest.mark.parametrize(
+    'spec, axes', [('btd,dnh->btnh', ('fsdp', 'tensor', None)), ('btf,fd->btd', ('tensor', 'fsdp'))]
+)
+def test_gradients_of_cut_matrices_are_those_of_whole_ones(shape, spec, axes):
+    """With sums that travel, as on TPUs, along whichever axis; x and dy come as a layer has them."""
+    mesh = make_mesh(shape)
+    along = torus.along(mesh, 'fsdp')
+    sizes = dict(b=16, t=8, d=16, f=24, n=8, h=3)
+    rng = np.random.default_rng(0)
+    x, w, dy = (rng.standard_normal([sizes[i] for i in part]).astype(np.float32) for part in linear.axes_of(spec))
+
+    def on_devices(function, in_specs, out_specs):
+        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    exchange = partition._exchange(on_devices, along._replace(travels=True), *axes)
+    part = jax.device_put(w, NamedSharding(mesh, PartitionSpec(*axes)))
+    y, pulled = jax.vjp(jax.jit(lambda x, w: linear.matmul(spec, x, linear.Cut(w, exchange=exchange))), x, part)
+    whole, pulled_whole = jax.vjp(lambda x, w: jnp.einsum(spec, x, w), x, w)
+    np.testing.assert_allclose(y, whole, rtol=1e-5, atol=1e-5)
+    for own, reference in zip(pulled(jnp.asarray(dy)), pulled_whole(dy), strict=True):
+        np.testing.assert_allclose(own, reference, rtol=1e-5, atol=1e-5)
