@@ -55,17 +55,17 @@ def make(section: Any) -> jax.sharding.Mesh:
             dict(section),
             f'needs {size} devices and {len(devices)} are here; lower an axis so that the product fits',
         )
-    return over(devices[:size], shape)
+    on_tpu = devices[0].platform == 'tpu'
+    return over(devices[:size], shape, len({device.slice_index for device in devices[:size]}) if on_tpu else 1)
 
 
-def over(devices: Sequence[Any], shape: tuple[int, ...]) -> jax.sharding.Mesh:
+def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax.sharding.Mesh:
     """Mesh of that shape; neighbours in it are neighbours in the torus of a TPU slice.
 
-    Axis data goes over several slices first; BadInput where these do not divide it.
+    Axis data goes over the slices first; BadInput where these do not divide it.
     """
     # Auto: make_mesh's newer default, Explicit, refuses embedding look-ups with sharded tokens
     auto = (AxisType.Auto,) * len(AXES)
-    slices = len({getattr(device, 'slice_index', 0) for device in devices}) if devices[0].platform == 'tpu' else 1
     if slices > 1:
         return jax.sharding.Mesh(_over_slices(devices, shape, slices), AXES, axis_types=auto)
     if max(shape) == len(devices) == 16 and devices[0].platform == 'tpu':
