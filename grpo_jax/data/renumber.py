@@ -38,7 +38,7 @@ def renumbered(example: Example, number: int) -> Example | None:
         new = {text: _near(text, draw) for text in texts}
         changed = _replace(expression, new)
         value = value_of(changed)
-        if value is None or (value <= 0 < old) or (value.denominator > 1 == old.denominator):
+        if value is None or value > 10**LONGEST or (value <= 0 < old) or (value.denominator > 1 == old.denominator):
             continue
         if PLACES % value.denominator == 0 and _ranks([*new.values()]) == ranks and [*new] != [*new.values()]:
             answer = number_text(decimal.Decimal(value.numerator) / value.denominator)

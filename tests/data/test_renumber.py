@@ -45,6 +45,8 @@ def test_decimals_and_the_value_behind_an_equals_sign_stay_exact():
     large = problem('A town has 1234567 people, and 12345.25 trees. Both?', '1246912.25', '1234567 + 12345.25')
     variant = renumber.renumbered(large, 1)
     assert value_of(variant.meta['demonstration']) == Fraction(variant.answer)
+    product = problem('9999999999 rows of 9999999999. How many?', '99999999980000000001', '9999999999 * 9999999999')
+    assert renumber.renumbered(product, 1) is None  # nobody works that out
 
 
 @pytest.mark.parametrize(
