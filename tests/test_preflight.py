@@ -515,7 +515,10 @@ def test_kernels_compile(libtpu, topology, request):
     ],
 )
 def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topology, chips):
-    """No matrix's gradient is summed whole: what all-reduces send is next to nothing of what scatters do."""
+    """No matrix's gradient is summed whole: what all-reduces send is next to nothing of what scatters do.
+
+    Over 8x8 XLA gathers the head's tokens, which are no weights, as a sum of the whole.
+    """
     done = subprocess.run(
         [sys.executable, os.path.join(ROOT, 'tests', 'compile_update.py'), model, topology, str(chips)],
         text=True,
@@ -527,7 +530,7 @@ def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topolog
     print(model, topology, found)
     gradients = found['trained'] * found['microbatches']
     sent = {'all-reduce': 0.0, 'reduce-scatter': 0.0, 'collective-permute': 0.0} | found['sent']
-    assert sent['all-reduce'] < 0.02 * gradients, found
+    assert sent['all-reduce'] < (0.05 if topology.endswith('8x8') else 0.001) * gradients, found
     # in bfloat16, as sums that travel; half, that is, but for what is summed over microbatches first
     assert sent['reduce-scatter'] + sent['collective-permute'] > gradients / 3 * (chips - 1) / chips, found
     assert found['multiplied'] == pytest.approx(1, rel=0.01), found

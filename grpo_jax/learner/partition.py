@@ -100,7 +100,7 @@ def _gather_tokens(fsdp):
 
     @jax.custom_vjp
     def gather(x):
-        return fsdp.gather(x, 0, sides=1)
+        return fsdp.gather(x, 0)
 
     gather.defvjp(lambda x: (gather(x), None), lambda _, gradient: (fsdp.scatter(gradient, 0),))
     return lambda x: gather(x) if jnp.issubdtype(x.dtype, jnp.inexact) else fsdp.gather(x, 0)

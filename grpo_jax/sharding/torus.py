@@ -20,12 +20,9 @@ class Axis(NamedTuple):
     stages: list[Groups]
     travels: bool  # whether sums travel around each group; else XLA scatters as it likes
 
-    def gather(self, x: Shaped[Array, '...'], dimension: int, sides: int = 2) -> Shaped[Array, '...']:
-        """All devices' parts, side by side along a dimension; over so many sides of the torus XLA gathers at once.
-
-        XLA for TPUs makes any gather over three sides a sum of the whole, and a large one of tokens over two.
-        """
-        for groups in self.stages if len(self.stages) > sides else [None]:
+    def gather(self, x: Shaped[Array, '...'], dimension: int) -> Shaped[Array, '...']:
+        """All devices' parts, side by side along a dimension."""
+        for groups in self.stages if len(self.stages) > 2 else [None]:  # XLA for TPUs gathers over two sides at once
             x = jax.lax.all_gather(x, self.name, axis=dimension, axis_index_groups=groups, tiled=True)
         return x
 
