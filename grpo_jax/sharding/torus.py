@@ -68,6 +68,7 @@ def along(mesh: jax.sharding.Mesh, name: str) -> Axis:
 def lines(places: Sequence[tuple[int, ...]]) -> list[Groups]:
     """The stages of an axis whose chips lie at these coordinates; one of all chips where they are no grid of lines."""
     count = len(places)
+    # the largest blocks of places, one behind the other, that are lines along the same side
     for size in (n for n in range(count, 1, -1) if count % n == 0):
         blocks = [places[i : i + size] for i in range(0, count, size)]
         varied = {i for block in blocks for i, values in enumerate(zip(*block, strict=True)) if len(set(values)) > 1}
@@ -76,9 +77,11 @@ def lines(places: Sequence[tuple[int, ...]]) -> list[Groups]:
     else:
         return [[list(range(count))]] * (count > 1)
     side = varied.pop()
+    # of each block, which place has which coordinate there
     at = [{place[side]: b * size + i for i, place in enumerate(block)} for b, block in enumerate(blocks)]
     if any(set(block) != set(at[0]) or len(block) < size for block in at):
         return [[list(range(count))]]
+    # blocks are lines themselves along the other sides, and so are their places of one coordinate
     across = lines([block[0][:side] + block[0][side + 1 :] for block in blocks])
     outer = [[[at[b][place] for b in group] for group in groups for place in sorted(at[0])] for groups in across]
     return [[list(range(i, i + size)) for i in range(0, count, size)], *outer]
