@@ -527,7 +527,6 @@ def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topolog
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    print(model, topology, found)
     gradients = found['trained'] * found['microbatches']
     sent = {'all-reduce': 0.0, 'reduce-scatter': 0.0, 'collective-permute': 0.0} | found['sent']
     assert sent['all-reduce'] < (0.05 if topology.endswith('8x8') else 0.001) * gradients, found

@@ -67,16 +67,16 @@ def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax
     # Auto: make_mesh's newer default, Explicit, refuses embedding look-ups with sharded tokens
     auto = (AxisType.Auto,) * len(AXES)
     if slices > 1:
-        return jax.sharding.Mesh(_over_slices(devices, shape, slices), AXES, axis_types=auto)
-    if max(shape) == len(devices) == 16 and devices[0].platform == 'tpu':
+        grid = _over_slices(devices, shape, slices)
+    elif max(shape) == len(devices) == 16 and devices[0].platform == 'tpu':
         # make_mesh winds a ring through 4x4; as a grid of lines, a scatter takes 3 + 3 hops and not 15
         grid = np.array(sorted(devices, key=lambda device: device.coords)).reshape(shape)
-        return jax.sharding.Mesh(grid, AXES, axis_types=auto)
-    try:
-        return jax.make_mesh(shape, AXES, devices=devices, axis_types=auto)
-    except NotImplementedError:  # an axis is not the product of sides of the torus, like 2 in 4x4x4
-        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return jax.sharding.Mesh(grid, AXES, axis_types=auto)
+    else:
+        try:
+            return jax.make_mesh(shape, AXES, devices=devices, axis_types=auto)
+        except NotImplementedError:  # an axis is not the product of sides of the torus, like 2 in 4x4x4
+            grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return jax.sharding.Mesh(grid, AXES, axis_types=auto)
 
 
 def _over_slices(devices, shape, slices):
