@@ -82,7 +82,7 @@ def compare(name, case, repeats):
     experience = experience_of(case)
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL)
     learners = {
-        'padded': build_learner(MODEL, case),
+        'padded': build_learner(MODEL, case, pack_columns=0),
         'packed': build_learner(MODEL, case, pack_columns=case['columns'], pack_rows=case['rows']),
     }
 

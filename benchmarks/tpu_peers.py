@@ -150,7 +150,8 @@ def our_row(program, settings, lengths, rows, plan, recommended, compiled):
     if key not in compiled:
         fields, text = compiler.compile_and_measure(lowered)
         compiled[key] = fields | {'seconds': time.process_time() - started}, text
-    tokens = plan.config.learner.pack_columns or plan.microbatch_rows() * TOKENS
+    own_rows, columns = plan.microbatch()
+    tokens = own_rows * (columns if plan.learner.packing else TOKENS)
     head = f'here {program}', settings, lengths, str(rows)
     return make_row(head, recommended, *compiled[key], plan, tokens, job.text_trip_counts[program == 'decode' :])
 

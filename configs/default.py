@@ -237,9 +237,10 @@ def get_config(preset='grpo'):
     config.learner = Config()
     config.learner.epochs = 1            # passes over a step's rollout
     config.learner.minibatches = 1       # optimizer updates a pass
-    config.learner.microbatches = 1      # gradients that add up to one update
-    config.learner.pack_columns = 0      # tokens of a packed row: prompts once, their completions behind; 0: rows are
-                                         # padded, and `microbatches` cuts them
+    config.learner.microbatches = 1      # gradients that add up to one update, of padded rows; above 1 rows are padded
+    config.learner.pack_columns = -1     # tokens of a packed row: prompts once, their completions behind; -1: chosen
+                                         # by the step's sizes; 0: rows are padded; above 0 `microbatches` cuts a
+                                         # critic's rows alone
     config.learner.pack_rows = 1         # packed rows of a microbatch on each device
     config.learner.chunk = 0             # tokens whose logits exist at once, at most; 0: as many as take a sixteenth
                                          # of a chip's memory, from 128 to 4096

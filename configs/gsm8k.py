@@ -28,7 +28,6 @@ def get_config(preset='dr_grpo'):
     config.rollout.max_tokens = 512
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 512
-    config.learner.microbatches = 4
     config.learner.remat = 'full'
     config.evaluation.every = 50
     return config

@@ -24,5 +24,4 @@ def get_config(preset='dr_grpo'):
     config.reward.parts = (('math', 1.0),)
     config.reward.verifier = 'math'
     config.algorithm.fixed_length = 1024
-    config.learner.microbatches = 8
     return config

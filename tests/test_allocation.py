@@ -221,7 +221,12 @@ def test_unsolved_prompts_are_asked_again_behind_solved_ones_and_a_resumed_run_d
 
 
 def test_mesh_and_microbatches_change_nothing(long, tmp_path, some_right):
-    cuts = {'alone': {}, 'cut': dict(mesh__data=2, learner__microbatches=2), 'packed': dict(learner__pack_columns=64)}
+    cuts = {
+        'alone': {},
+        'cut': dict(mesh__data=2, learner__microbatches=2),
+        'packed': dict(learner__pack_columns=64),
+        'padded': dict(learner__pack_columns=0),
+    }
     states = {name: train.run(spread_config('pass_rate', **cut), str(tmp_path / name)) for name, cut in cuts.items()}
     alone = tiny_run.rows(tmp_path / 'alone')
     for name in ('cut', 'packed'):

@@ -85,7 +85,7 @@ EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that r
 }
 UPDATES = {  # whose updates have other names, which are known without compiling them
     'a critic': dict(preset='ppo'),
-    'packed': dict(preset='dr_grpo', learner__pack_columns=64),
+    'padded': dict(preset='dr_grpo', learner__pack_columns=0),
     'process rewards': dict(algorithm__advantage='process', reward__step_rewards='calculator'),
     'pairs': dict(preset='dpo', collection__source='pairs', rollout__group_size=2),
 }

@@ -283,10 +283,11 @@ def test_advice_is_the_least_change_that_fits(slices, monkeypatch, tmp_path, row
     with open(os.path.join(plan.MODELS, 'characters', 'config.json'), encoding='utf8') as file:
         model = json.load(file) | {'vocab_size': 100}  # which tensor = 2 divides
     (tmp_path / 'config.json').write_text(json.dumps(model))
-    config = tiny_run.config(learner__remat='full', mesh__fsdp=4, model__path=str(tmp_path))
+    padded = dict(learner__pack_columns=0)
+    config = tiny_run.config(learner__remat='full', mesh__fsdp=4, model__path=str(tmp_path), **padded)
 
     def needs(made, job):
-        return made.microbatch_rows() * rows / made.mesh.shape['tensor'] if job.name == 'learner.update' else 0
+        return made.microbatch()[0] * rows / made.mesh.shape['tensor'] if job.name == 'learner.update' else 0
 
     tried = pretend(monkeypatch, needs)
     base = verdict.compile_and_check(plan.make(config, 'v5e:2x2'), NOT_COMPILING)

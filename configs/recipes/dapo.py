@@ -36,5 +36,4 @@ def get_config(preset='dapo'):
     config.optimizer.max_grad_norm = 1.0
     config.learner.epochs = 1
     config.learner.minibatches = 16
-    config.learner.microbatches = 8
     return config

@@ -25,5 +25,4 @@ def get_config(preset='grpo'):
     config.optimizer.learning_rate = 1e-6
     config.learner.epochs = 1
     config.learner.minibatches = 1
-    config.learner.microbatches = 16
     return config

@@ -28,5 +28,4 @@ def get_config(preset='dr_grpo'):
     config.optimizer.learning_rate = 1e-6
     config.learner.epochs = 1
     config.learner.minibatches = 1
-    config.learner.microbatches = 16
     return config

@@ -23,5 +23,4 @@ def get_config(preset='gspo'):
     config.rollout.max_tokens = 8192
     config.optimizer.learning_rate = 1e-6
     config.learner.minibatches = 4
-    config.learner.microbatches = 16
     return config

@@ -40,5 +40,4 @@ def get_config(preset='deepseek_r1'):
     config.optimizer.learning_rate = 3e-6
     config.learner.epochs = 1
     config.learner.minibatches = 16
-    config.learner.microbatches = 8
     return config

@@ -35,5 +35,4 @@ def get_config(preset='scalerl'):
     config.optimizer.eps = 1e-15
     config.optimizer.weight_decay = 0.01
     config.learner.minibatches = 1
-    config.learner.microbatches = 16
     return config

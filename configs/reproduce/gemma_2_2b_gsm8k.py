@@ -20,6 +20,5 @@ def get_config(preset='ppo'):
     config.data.max_prompt_tokens = 1024
     config.rollout.group_size = 1
     config.learner.minibatches = 4
-    config.learner.microbatches = 8
     config.evaluation.prompts, config.evaluation.samples = 1319, 1
     return config

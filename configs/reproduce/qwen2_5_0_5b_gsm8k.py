@@ -24,6 +24,5 @@ def get_config(preset='dapo'):
     config.data.max_prompt_tokens = 256
     config.collection.dead_groups = 'keep'
     config.algorithm.weights = 'sequence_mean'
-    config.learner.microbatches = 20
     config.evaluation.prompts, config.evaluation.samples = 1319, 1
     return config

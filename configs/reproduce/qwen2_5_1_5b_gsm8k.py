@@ -26,6 +26,5 @@ def get_config(preset='grpo'):
     if config.algorithm.kl != 'none':
         config.algorithm.kl, config.algorithm.kl_coef = 'none', 0.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 6e-6, 0.017
-    config.learner.microbatches = 16
     config.evaluation.prompts, config.evaluation.samples = 1319, 1
     return config

@@ -39,7 +39,7 @@ class Learning(NamedTuple):
     epochs: Annotated[int, ranges.Range(least=1, most=10_000)] = 1  # passes over a step's rollout
     minibatches: Count = 1  # optimizer updates a pass
     microbatches: Count = 1  # gradients that add up to one update
-    pack_columns: Natural = 0  # tokens of a packed row; 0: rows are padded
+    pack_columns: Annotated[int, ranges.Range(least=-1, most=2**31 - 1)] = -1  # tokens of a packed row; see packs
     pack_rows: Count = 1  # packed rows of a microbatch on each device
     chunk: Natural = 0  # tokens whose logits exist at once, at most; 0: see logprobs.choose_chunk
     attention: Annotated[str, OneOf(('auto', 'splash', 'xla'))] = 'auto'  # how it is computed; auto: splash on TPUs
@@ -59,6 +59,11 @@ class Learning(NamedTuple):
         values: dict[str, Any] = ranges.read_section(cls, section, 'learner', elsewhere=list(others)) | others
         values['offload'] = frozenset(values['offload'])
         return cls(**values)
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are packed: where pack_columns is above 0, or -1 and no microbatches are asked for."""
+        return self.pack_columns > 0 or (self.pack_columns < 0 and self.microbatches == 1)
 
     @property
     def updates(self) -> int:

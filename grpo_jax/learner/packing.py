@@ -5,18 +5,27 @@ logprobs scattered back (`completion_logprobs`), so that losses and metrics neve
 step takes is a number and not a shape: the program is compiled once, and its time follows the tokens there are.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import descent, logprobs
 from grpo_jax.learner.logprobs import Head, HeadOutput, token_logprobs
+from grpo_jax.learner.options import Learning
 from grpo_jax.models import attention, transformer
+from grpo_jax.sharding.batches import Shapes, devices_along
+from grpo_jax.sharding.mesh import BATCH_AXES
 from grpo_jax.types import Array, Experience, Pytree, Rollout, pytree
+
+BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
+GRAIN = {'cpu': 16, 'gpu': 128, 'tpu': 256}  # what columns that are chosen are a multiple of
+ENOUGH = {'cpu': 512, 'gpu': 2048, 'tpu': 2048}  # columns of a row at which longer ones gain little
 
 
 class Packing(NamedTuple):
@@ -52,7 +61,55 @@ class PackedRows(Pytree):
     count: Int[Array, ' minibatches']  # microbatches that hold any
 
 
-def check(packing: Packing):
+def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any) -> Packing | None:
+    """The Packing of a step of these sizes, None where rows are padded; BadInput where they cannot work."""
+    if not learning.packs:
+        return None
+    columns, along = learning.pack_columns, mesh.shape['context']
+    platform, whole_groups = mesh.devices.flat[0].platform, 'group_ids' in algorithm.reads
+    if columns < 0:
+        share = shapes.prompts * shapes.group_size / learning.minibatches / devices_along(mesh, BATCH_AXES)
+        columns = choose_columns(shapes, math.ceil(share), whole_groups, platform)
+        columns += -columns % (8 * along)
+    block = math.gcd(columns // along, BLOCK[platform])
+    rows = learning.pack_rows * devices_along(mesh, BATCH_AXES)
+    sizes = Packing(rows, columns, block, shapes.group_size, shapes.queries, shapes.tokens, whole_groups)
+    _check(sizes)
+    if columns % (8 * along):
+        raise BadInput(
+            'learner.pack_columns',
+            columns,
+            f'must be a multiple of 8 x mesh.context = {8 * along}; the next one is {columns + -columns % (8 * along)}',
+        )
+    return sizes
+
+
+def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str) -> int:
+    """Columns of packed rows for learner.pack_columns = -1.
+
+    They are the fewest that are ENOUGH and that full completions fill, or hold a device's share of a minibatch's
+    completions, if that is less.
+    """
+    group, grain = shapes.group_size, GRAIN[platform]
+
+    def room(count):
+        """Columns of so many completions of full length behind their prompts, each group in whole grains."""
+        sizes = [group] * (count // group) + [count % group] * (count % group > 0)
+        columns = [shapes.queries + size * shapes.tokens for size in sizes]
+        return sum(n + -n % grain for n in columns)
+
+    step = group if whole_groups else 1
+    counts = range(step, max(share, step) + 1, step)
+    return next((room(n) for n in counts if room(n) >= ENOUGH[platform]), room(counts[-1]))
+
+
+def cut_padded(packing: Packing, share: int) -> int:
+    """The fewest equal parts of a device's padded rows that have no more tokens than a packed row, or one row each."""
+    width = packing.queries + packing.tokens
+    return next(n for n in range(1, share + 1) if share % n == 0 and share // n * width <= max(packing.columns, width))
+
+
+def _check(packing):
     """BadInput for sizes that cannot work."""
     least = packing.queries + packing.tokens * (packing.group_size if packing.whole_groups else 1)
     if packing.columns < least:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.learner import logprobs, partition
+from grpo_jax.learner import logprobs, packing, partition
 from grpo_jax.learner.options import Learning
 from grpo_jax.models import lora, transformer
 from grpo_jax.models.linear import in_dtype
@@ -16,7 +16,12 @@ from grpo_jax.sharding.mesh import BATCH_AXES, Devices
 
 
 def make_probe(
-    model_config: transformer.ModelConfig, devices: Devices, shapes: Shapes, learning: Learning, rollout: Any
+    model_config: transformer.ModelConfig,
+    devices: Devices,
+    shapes: Shapes,
+    learning: Learning,
+    packed: packing.Packing | None,
+    rollout: Any,
 ) -> Executable:
     """The Executable (params, Rollout) -> f32[n, C], the policy's logprobs of a few completions that all devices have.
 
@@ -28,8 +33,8 @@ def make_probe(
     head = logprobs.Head(learning.temperature, chunk, False, collectives)
     devices_along = batches.devices_along(mesh, BATCH_AXES)
     at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)
-    if learning.pack_columns:
-        at_once = learning.pack_rows * devices_along * learning.pack_columns // (shapes.queries + shapes.tokens)
+    if packed is not None:
+        at_once = packed.rows * packed.columns // (shapes.queries + shapes.tokens)
     at_once = min(max(at_once // devices_along, 1), -(-rows // devices_along)) * devices_along
 
     def completion_logprobs(params, rollout):

@@ -5,7 +5,6 @@ so nothing recompiles silently.
 """
 
 from collections.abc import Callable
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -29,13 +28,12 @@ from grpo_jax.sharding.compiled import Executable, abstract, abstract_params
 from grpo_jax.sharding.mesh import BATCH_AXES, Devices
 from grpo_jax.types import LabelledBatch, Rollout, TrainState
 
-BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
-
 
 class Learner(NamedTuple):
     """The learner of a policy."""
 
     initial: Initial  # (params) -> TrainState on the mesh
+    packing: packing.Packing | None  # None where rows are padded
     pack: Callable  # (Rollout) -> PackedRows on the mesh; None where rows are padded
     logprobs: Executable  # (TrainState, Rollout, packed) -> dict of the fields of Experience that must be known first
     update: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
@@ -76,10 +74,14 @@ def make_learner(
     mesh = devices.mesh
     check_sizes(algorithm, mesh, shapes, learning)
     learning = learning._replace(chunk=logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh))
+    sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
+    if sizes is not None and algorithm.needs_values and learning.pack_columns < 0:
+        rows = shapes.prompts * shapes.group_size // learning.minibatches // batches.devices_along(mesh, BATCH_AXES)
+        learning = learning._replace(microbatches=packing.cut_padded(sizes, rows))
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
         partition.make_collectives(model_config, mesh, learning.lora, learning.attention),
-        packed_sizes(mesh, shapes, learning, algorithm), optimizers.learning_rate, observed,
+        sizes, optimizers.learning_rate, observed,
     )  # fmt: skip
     state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
     known, needed = learning.known_first(needed), learning.computed_first(needed)
@@ -102,6 +104,7 @@ def make_learner(
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
     return Learner(
         initial=Initial(jax.jit(initial, out_shardings=without_frozen(state_shardings))),
+        packing=setup.packing,
         pack=pack,
         logprobs=compiled.make_executable(
             "the learner's logprobs", known_first, scored, devices, specs.over_rows(mesh)
@@ -146,7 +149,7 @@ def make_teacher(
     """
     mesh = devices.mesh
     collectives = partition.make_collectives(model_config, mesh, attend_by=learning.attention)
-    sizes = packed_sizes(mesh, shapes, learning, algorithm)
+    sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
     chunk = logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh)
     head = logprobs.Head(learning.temperature, chunk, False, collectives, algorithm.teacher_top_k, vocab_size)
 
@@ -234,7 +237,8 @@ def check_sizes(
 
     Nothing is compiled.
     """
-    cut, rows = learning.minibatches * learning.microbatches, shapes.prompts * shapes.group_size
+    padded = not learning.packs or algorithm.needs_values  # a critic's rows are padded
+    cut, rows = learning.minibatches * (learning.microbatches if padded else 1), shapes.prompts * shapes.group_size
     if shapes.prompts % learning.minibatches or rows % cut:
         raise BadInput(
             'learner.minibatches x microbatches',
@@ -243,7 +247,8 @@ def check_sizes(
             'of whole groups; choose divisors',
         )
     batches.check_divides(mesh, prompts, shapes.prompts)
-    batches.check_divides(mesh, 'rows of a microbatch', rows // cut, BATCH_AXES)
+    if padded:
+        batches.check_divides(mesh, 'rows of a microbatch', rows // cut, BATCH_AXES)
     batches.check_columns(mesh, shapes)
     if 'group_ids' in algorithm.reads and shapes.prompts % cut:
         raise BadInput(
@@ -252,28 +257,7 @@ def check_sizes(
             f'cuts groups of {shapes.group_size} apart, and the loss is one of whole groups; choose a divisor of the '
             "minibatch's prompts",
         )
-    packed_sizes(mesh, shapes, learning, algorithm)
-
-
-def packed_sizes(mesh, shapes, learning, algorithm):
-    """packing.Packing of these sizes, None where rows are padded; BadInput where they cannot work."""
-    columns, devices_along = learning.pack_columns, mesh.shape['context']
-    if not columns:
-        return None
-    block = math.gcd(columns // devices_along, BLOCK[mesh.devices.flat[0].platform])
-    rows = learning.pack_rows * batches.devices_along(mesh, BATCH_AXES)
-    sizes = packing.Packing(
-        rows, columns, block, shapes.group_size, shapes.queries, shapes.tokens, 'group_ids' in algorithm.reads
-    )
-    packing.check(sizes)
-    if columns % (8 * devices_along):
-        raise BadInput(
-            'learner.pack_columns',
-            columns,
-            f'must be a multiple of 8 x mesh.context = {8 * devices_along}; the next one is '
-            f'{columns + -columns % (8 * devices_along)}',
-        )
-    return sizes
+    packing.packed_sizes(mesh, shapes, learning, algorithm)
 
 
 def _abstract_experience(setup, mesh, shapes, needed):

@@ -184,7 +184,7 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
     """({'update', 'logprobs', 'rollout'} bytes of a device in use then, without cache; bytes of cache) of a plan.
 
     The sizes of the state and of the sampler's weights are exact. Temporaries are those of the base in proportion:
-    the update's to the rows of a microbatch on a device, those of logprobs to the rows of the batch, both without two
+    the update's to a device's tokens of a microbatch, those of logprobs to the rows of the batch, both without two
     copies of the gradient, and all of them to 1 / tensor.
     """
     before, (state, _), trained = base.plan, plan.state_bytes(), plan.trained_bytes()
@@ -201,7 +201,7 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
 
     saved = SAVED[plan.config.learner.remat] / SAVED[before.config.learner.remat]
     returns = 'reference' in set(plan.config.learner.offload) - set(before.config.learner.offload)
-    rows = plan.microbatch_rows() / max(before.microbatch_rows(), 1)
+    rows = math.prod(plan.microbatch()) / max(math.prod(before.microbatch()), 1)
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.sampler_bytes.values()), 0) * cut
     engines = plan.engine, plan.evaluation_engine

@@ -36,14 +36,18 @@ class Setting(NamedTuple):
         """{dotted key: value} where the setting differs from the config."""
         sections = ['mesh'] * 3 + ['learner'] * 5
         fields = zip(sections, self._fields, self, setting_of(config), strict=True)
-        return {f'{section}.{name}': value for section, name, value, now in fields if value != now}
+        changes = {f'{section}.{name}': value for section, name, value, now in fields if value != now}
+        if 'learner.microbatches' in changes:  # which otherwise may decide whether rows are packed
+            changes['learner.pack_columns'] = self.pack_columns
+        return changes
 
 
 def setting_of(config: Any) -> Setting:
     """The Setting of a config whose mesh is chosen."""
     mesh, learner = config.mesh, config.learner
+    columns = 0 if learner.pack_columns < 0 and learner.microbatches > 1 else learner.pack_columns
     return Setting(
-        *(mesh.data, mesh.fsdp, mesh.tensor, learner.microbatches, learner.pack_columns, learner.chunk, learner.remat),
+        *(mesh.data, mesh.fsdp, mesh.tensor, learner.microbatches, columns, learner.chunk, learner.remat),
         tuple(learner.offload),
     )
 
@@ -115,12 +119,17 @@ def _cells(plan, setting, rows):
     """(microbatches of a step, tokens of a chip in it, padding and all)."""
     shapes, learner = plan.shapes, plan.config.learner
     updates = learner.epochs * learner.minibatches
-    if not setting.pack_columns:
+    columns = learner.pack_rows * (setting.pack_columns if setting.pack_columns >= 0 else own_columns(plan))
+    if not columns:
         return updates * setting.microbatches, learner.epochs * rows * (shapes.queries + shapes.tokens)
-    columns = setting.pack_columns * learner.pack_rows
     real = rows * ((plan.mean_tokens or shapes.tokens) + shapes.queries / shapes.group_size)
     microbatches = updates * math.ceil(real / FILLED / columns / learner.minibatches)
     return microbatches, microbatches * columns
+
+
+def own_columns(plan: plans.PlannedRun) -> int:
+    """Columns of the packed rows of the plan's own setting; 0 where rows are padded."""
+    return plan.learner.packing.columns if plan.learner.packing else 0
 
 
 def _ring(devices):

@@ -11,7 +11,7 @@ import numpy as np
 from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import packing
-from grpo_jax.learner.programs import Learner, packed_sizes
+from grpo_jax.learner.programs import Learner
 from grpo_jax.models import families, hf, lora, transformer
 from grpo_jax.preflight import topology
 from grpo_jax.run import collect, history, teacher
@@ -96,11 +96,14 @@ class PlannedRun(NamedTuple):
         """Devices that the rows of a batch are split over."""
         return math.prod(self.mesh.shape[axis] for axis in ROW_AXES)
 
-    def microbatch_rows(self):
-        """Rows of a microbatch on a device."""
+    def microbatch(self) -> tuple[int, int]:
+        """Rows of a microbatch on a device, and their tokens, padding and all."""
+        if self.learner.packing is not None:
+            return self.config.learner.pack_rows, self.learner.packing.columns
         cut = self.config.learner.minibatches * self.config.learner.microbatches
         shards = math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
-        return self.shapes.prompts * self.shapes.group_size // cut // shards
+        rows = self.shapes.prompts * self.shapes.group_size // cut // shards
+        return rows, self.shapes.queries + self.shapes.tokens
 
 
 def find_model(path):
@@ -266,8 +269,7 @@ def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
     The packer is asked, with prompts at full length, and the completions of each group as long as those of
     completion_lengths.
     """
-    learning, shapes = plan.experiment.settings.learning, plan.shapes
-    sizes = packed_sizes(plan.mesh, shapes, learning, plan.algorithm)
+    learning, shapes, sizes = plan.experiment.settings.learning, plan.shapes, plan.learner.packing
     if sizes is None:
         return ()
     rows = shapes.prompts * shapes.group_size

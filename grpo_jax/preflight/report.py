@@ -59,11 +59,13 @@ def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
 def print_verdict(verdict: Verdict) -> None:
     """Prints the tables of a verdict."""
     plan = verdict.plan
+    rows, columns = plan.microbatch()
+    packed = 'padded' if plan.learner.packing is None else 'packed'
     mesh = ' x '.join(f'{axis} {size}' for axis, size in mesh_sizes(plan).items())
     slices = f'{plan.slices} slices of ' if plan.slices > 1 else ''
     lines = [
         f'{slices}{plan.topology}: {plan.mesh.size} chips of {plan.chip.memory / GIB:.2f} GiB; '
-        f'mesh {mesh}; {plan.microbatch_rows()} rows of a microbatch a chip',
+        f'mesh {mesh}; {rows} {packed} rows of {columns} tokens a microbatch and chip',
         programs_table(verdict),
         "arg, out, temp: bytes of the program; peak: the compiler's own figure; gaps: what these are more than it; in "
         'use: with what waits beside it. TFLOP: matrix products of the compiled text, what is recomputed twice. At '
@@ -166,7 +168,7 @@ def summary(verdict: Verdict) -> list[str]:
     lines = [
         first,
         f'largest batch, by arithmetic and not compiled: data.prompts_per_step={prompts} with microbatches '
-        f'as large as now; {rows} rows of a microbatch a chip (now {plan.microbatch_rows()})',
+        f'as large as now; {rows} rows of a microbatch a chip (now {plan.microbatch()[0]})',
     ]
     waiting = compiled.waiting_bytes(plan.learner.state)
     if waiting:

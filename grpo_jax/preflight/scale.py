@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 import math
 from typing import Any
 
+from grpo_jax.preflight import plan as plans
 from grpo_jax.preflight import verdict as verdicts
 from grpo_jax.preflight.report import WIDTH
 from grpo_jax.preflight.verdict import Verdict
@@ -40,7 +41,8 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
             bounds = verdicts.bounds(measured, plan)
             network = 0.0
             if job.name == 'learner.update':
-                gradients = learner.epochs * learner.minibatches * learner.microbatches
+                microbatches, *_ = plans.packed_trip_counts(plan) or (learner.microbatches,)
+                gradients = learner.epochs * learner.minibatches * microbatches
                 network = gradients * 2 * _ring(slices) * whole / fsdp / chip.network
             sent = bounds['sent'] * factor
             largest += job.runs * max(bounds['products'], bounds['HBM'], sent, network)

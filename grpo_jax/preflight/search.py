@@ -52,7 +52,8 @@ def search(plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tel
     left = {setting: model.guess(plan, setting) for setting in settings(plan)}
     own = model.setting_of(plan.config)
     tried = [_try(plan, own, compiling)]
-    left.pop(own, None)
+    for twin in (own, own._replace(pack_columns=model.own_columns(plan))):
+        left.pop(twin, None)
     while left and len(tried) <= most:
         corrected = {setting: _correct(plan, setting, known, tried) for setting, known in left.items()}
         room = {setting: seconds for setting, (seconds, memory) in corrected.items() if memory <= plan.chip.memory}

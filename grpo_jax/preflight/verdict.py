@@ -123,7 +123,7 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
     update, measured = by_name['learner.update']
     temporaries = measured.temporaries or measured.refused - plan.state_bytes()[0]
     free = chip.memory - total(update, measured)
-    rows = int(plan.microbatch_rows() * (1 + free / temporaries)) if 0 < temporaries < float('inf') else 0
+    rows = int(plan.microbatch()[0] * (1 + free / temporaries)) if 0 < temporaries < float('inf') else 0
     return prompts, max(rows, 0)
 
 

@@ -52,7 +52,12 @@ class Observer:
         self._logprobs: Executable | None = None
         for probe in abstract_aux(self._cadence, shapes).values():
             self._logprobs = make_probe(
-                experiment.model_config, experiment.devices, shapes, settings.learning, probe['rollout']
+                experiment.model_config,
+                experiment.devices,
+                shapes,
+                settings.learning,
+                learner.packing,
+                probe['rollout'],
             )
 
     @property

@@ -40,7 +40,7 @@ def step_speed(
         experiment.model_config,
         prompts[::group_size],
         completions.reshape(-1, group_size),
-        shared=learning.pack_columns > 0,
+        shared=learning.packs,
         critic=algorithm.needs_values,
         adapters=learning.lora,
     )

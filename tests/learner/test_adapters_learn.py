@@ -165,7 +165,7 @@ def rollout_of(policy, shape, dtype='float32', options=OPTIONS):
 def gap(policy, rollout, params, shape=ALONE, options=OPTIONS):
     """The most by which logprobs of the sampler and of the learner differ."""
     learner = learner_of(policy[0], shape, options=options, preset='grpo', minibatches=2)  # which needs old logprobs
-    logprobs = learner.logprobs(learner.initial(params), rollout, None)['old_logprobs']
+    logprobs = learner.logprobs(learner.initial(params), rollout, learner.pack(rollout))['old_logprobs']
     return float(np.max(np.abs(np.asarray(logprobs) - rollout.logprobs) * rollout.loss_mask))
 
 

@@ -128,8 +128,9 @@ def test_packed_rows_and_meshes_change_nothing(request, tiny, wide_experience, a
     def learn(sizes, **options):
         mesh = meshes.make(sizes)
         shapes = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
+        learning = Learning(**dict(chunk=16, pack_columns=0) | options)
         made = make_learner(
-            c, method, Optimizers(optax.sgd(0.1)), Devices(mesh), shapes, Learning(chunk=16, **options),
+            c, method, Optimizers(optax.sgd(0.1)), Devices(mesh), shapes, learning,
             observed=Observed(outcomes=True, reference=True),
         )  # fmt: skip
         state = made.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))

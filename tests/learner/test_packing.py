@@ -23,7 +23,7 @@ SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 
 def small_learner(c, preset, mesh, *, shapes=SHAPES, compile_now=True, **options):
     method = algorithms.make(default.get_config(preset).algorithm)
-    learning = Learning(**dict(chunk=16) | options)
+    learning = Learning(**dict(chunk=16, pack_columns=0) | options)
     return make_learner(c, method, Optimizers(MOMENTUM), Devices(meshes.make(mesh), compile_now), shapes, learning)
 
 
@@ -44,10 +44,11 @@ def learn(tiny, experience, preset, mesh, **options):
     'preset, mesh, options',
     [
         ('grpo', {}, dict(minibatches=2, pack_columns=24, pack_rows=2)),
+        ('grpo', {'fsdp': 2, 'context': 2}, dict(minibatches=2, pack_columns=-1)),
         ('gspo', {'data': 2, 'context': 2, 'tensor': 2}, dict(minibatches=2, pack_columns=64)),
         ('dpo', {}, dict(pack_columns=32)),
     ],
-    ids=['grpo', 'gspo', 'dpo'],
+    ids=['grpo', 'chosen', 'gspo', 'dpo'],
 )
 def test_packed_rows_make_the_update_of_padded_ones(
     request, tiny, wide_experience, assert_close, preset, mesh, options
@@ -124,6 +125,37 @@ def _check_row(row, valid, queries, group, block):
             owner, seen = cell // width // group, seen + 1 if goes_on else 1
         assert cell // width // group == owner
         assert cell % width < queries or seen == valid[cell // width, :queries].sum()
+
+
+@pytest.mark.parametrize(
+    'sizes, share, whole_groups, platform, columns',
+    [
+        ((8, 8, 256, 1024), 16, False, 'tpu', 2304),  # a prompt and two completions
+        ((8, 8, 256, 512), 16, False, 'tpu', 2304),  # and four
+        ((8, 8, 256, 8192), 16, False, 'tpu', 8448),  # and one, already longer than needs be
+        ((8, 8, 256, 8192), 16, True, 'tpu', 256 + 8 * 8192),
+        ((8, 8, 256, 512), 2, False, 'tpu', 1280),  # all that a chip has
+        ((32, 8, 8, 32), 256, False, 'cpu', 512),  # a group of 264 tokens and 7 completions, in multiples of 16
+        ((4, 4, 8, 12), 16, False, 'cpu', 256),  # the whole minibatch
+        ((4, 1, 8, 12), 1, False, 'cpu', 32),
+    ],
+)
+def test_columns_that_are_chosen(sizes, share, whole_groups, platform, columns):
+    assert packing.choose_columns(batches.Shapes(*sizes), share, whole_groups, platform) == columns
+
+
+@pytest.mark.parametrize(
+    'options, columns', [({}, 0), (dict(pack_columns=-1), 256), (dict(pack_columns=-1, microbatches=2), 0)]
+)
+def test_rows_are_packed_unless_microbatches_are_asked_for(tiny, options, columns):
+    learner = small_learner(tiny[0], 'dr_grpo', {}, compile_now=False, **options)
+    assert (learner.packing.columns if learner.packing else 0) == columns
+
+
+def test_a_critic_s_padded_rows_are_cut_like_packed_ones():
+    sizes = packing.Packing(4, 2304, 256, 8, 256, 1024, whole_groups=False)
+    assert [packing.cut_padded(sizes, share) for share in (16, 6, 5, 1)] == [16, 6, 5, 1]
+    assert [packing.cut_padded(sizes._replace(columns=4352), share) for share in (16, 6, 5, 1)] == [8, 2, 5, 1]
 
 
 def test_less_than_a_tenth_is_padding_when_lengths_have_a_long_tail():

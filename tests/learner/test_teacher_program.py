@@ -38,7 +38,7 @@ def asked(teacher, rollout, vocab_size, shape=(1, 1, 1, 1), **options):
     c, params = teacher
     mesh = make_mesh(shape)
     method = fixture.algorithm('opd', regularizers=('distill',), teacher_top_k=TOP_K)
-    learning = Learning(**dict(chunk=16) | options)
+    learning = Learning(**dict(chunk=16, pack_columns=0) | options)
     program = make_teacher(c, method, Devices(mesh), SHAPES, learning, vocab_size)
     params = jax.device_put(params, specs.params(transformer.param_table(c), mesh))
     packed = None
