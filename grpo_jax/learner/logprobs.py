@@ -12,7 +12,7 @@ from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
 from grpo_jax.sharding import chips
 from grpo_jax.types import Array, Rollout
 
-SHARE = 1 / 16  # of a device's memory, which the float32 logits of a chunk may take
+SHARE = 1 / 32  # of a device's memory, which the float32 logits of a chunk may take
 UNKNOWN_MEMORY = 2**34  # bytes, of a device that is not in the table of chips, such as a CPU
 CHUNKS = 128, 4096  # tokens, the fewest and the most that are chosen: fewer fill no tile of a TPU, more save nothing
 
@@ -153,12 +153,16 @@ def choose_chunk(asked: int, vocab_size: int, mesh: Mesh) -> int:
 
 
 def chunk_size(count: int, most: int) -> int:
-    """Tokens of each chunk of `count`: as few chunks as `most` allows, about equal, in whole tiles where there are any.
+    """Tokens of each chunk of `count`: at most `most`, in whole tiles where there are several, the last chunk fullest.
 
-    4352 tokens with most = 1024 are 5 chunks of 896, and not 5 of 1024 whose last holds 256.
+    4352 tokens with most = 1024 are 5 chunks of 896, and 2304 with 512 are 6 of 384.
     """
-    even = -(-count // -(-count // most))
-    return min(even + -even % CHUNKS[0], most, count)
+    tile = CHUNKS[0]
+    if count <= most or most < 2 * tile:
+        even = -(-count // -(-count // most))
+        return min(even + -even % tile, most, count)
+    sizes = range(most - most % tile, most // 2, -tile)
+    return min(sizes, key=lambda size: -count % size)
 
 
 def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size'], Int[Array, ' N']]:

@@ -23,8 +23,7 @@ from grpo_jax.sharding.batches import Shapes, devices_along
 from grpo_jax.sharding.mesh import BATCH_AXES
 from grpo_jax.types import Array, Experience, Pytree, Rollout, pytree
 
-BLOCK = {'cpu': 64, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
-GRAIN = {'cpu': 16, 'gpu': 128, 'tpu': 256}  # what columns that are chosen are a multiple of
+BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
 ENOUGH = {'cpu': 512, 'gpu': 2048, 'tpu': 2048}  # columns of a row at which longer ones gain little
 
 
@@ -90,13 +89,13 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
     They are the fewest that are ENOUGH and that full completions fill, or hold a device's share of a minibatch's
     completions, if that is less.
     """
-    group, grain = shapes.group_size, GRAIN[platform]
+    group, block = shapes.group_size, BLOCK[platform]
 
     def room(count):
-        """Columns of so many completions of full length behind their prompts, each group in whole grains."""
+        """Columns of so many completions of full length behind their prompts, each group in whole blocks."""
         sizes = [group] * (count // group) + [count % group] * (count % group > 0)
         columns = [shapes.queries + size * shapes.tokens for size in sizes]
-        return sum(n + -n % grain for n in columns)
+        return sum(n + -n % block for n in columns)
 
     step = group if whole_groups else 1
     counts = range(step, max(share, step) + 1, step)

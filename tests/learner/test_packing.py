@@ -135,7 +135,7 @@ def _check_row(row, valid, queries, group, block):
         ((8, 8, 256, 8192), 16, False, 'tpu', 8448),  # and one, already longer than needs be
         ((8, 8, 256, 8192), 16, True, 'tpu', 256 + 8 * 8192),
         ((8, 8, 256, 512), 2, False, 'tpu', 1280),  # all that a chip has
-        ((32, 8, 8, 32), 256, False, 'cpu', 512),  # a group of 264 tokens and 7 completions, in multiples of 16
+        ((32, 8, 8, 32), 256, False, 'cpu', 512),  # a group of 264 tokens and 6 completions, each in blocks of 32
         ((4, 4, 8, 12), 16, False, 'cpu', 256),  # the whole minibatch
         ((4, 1, 8, 12), 1, False, 'cpu', 32),
     ],
