@@ -1,10 +1,11 @@
 """The update with padded rows against packed ones, where a group's prompt is computed once.
 
-python -m benchmarks.learner [--repeats=5] [--only=long-tailed]
+python -m benchmarks.learner [--repeats=5] [--only=long-tailed] [--columns=768,2048]
 
 A random model (4 layers, width 256, vocabulary 512, float32), one thread: CPU-seconds of an update, interleaved;
-operations of matrix products counted in the program; the share of tokens that are padding. Both ways make the same
-update, which is checked. Then the memory of the update at a vocabulary of 151,936, with the head in chunks and whole.
+operations of matrix products counted in the program; the share of tokens that are padding. Packed rows are of the
+default length, and of --columns besides. All make the same update, which is checked. Then the memory of the update at a
+vocabulary of 151,936, with the head in chunks and whole.
 """
 
 import argparse
@@ -32,8 +33,8 @@ from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import Experience, Rollout
 
 CASES = {
-    'equal': dict(prompts=2, group=8, queries=128, most=128, mean=128, columns=1152, rows=2),
-    'long-tailed': dict(prompts=8, group=8, queries=64, most=256, mean=64, columns=768, rows=1),
+    'equal': dict(prompts=2, group=8, queries=128, most=128, mean=128),
+    'long-tailed': dict(prompts=8, group=8, queries=64, most=256, mean=64),
 }
 
 
@@ -77,14 +78,12 @@ def build_learner(model_config, case, **options):
     )
 
 
-def compare(name, case, repeats):
-    """Prints how the two ways compare."""
+def compare(name, case, repeats, lengths):
+    """Prints how padded rows, packed ones of the default length and those of other lengths compare."""
     experience = experience_of(case)
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL)
-    learners = {
-        'padded': build_learner(MODEL, case, pack_columns=0),
-        'packed': build_learner(MODEL, case, pack_columns=case['columns'], pack_rows=case['rows']),
-    }
+    learners = {'padded': build_learner(MODEL, case, pack_columns=0), 'packed': build_learner(MODEL, case)}
+    learners |= {f'packed in {columns}': build_learner(MODEL, case, pack_columns=columns) for columns in lengths}
 
     def run(learner):
         def once():
@@ -98,40 +97,40 @@ def compare(name, case, repeats):
     for once in runs.values():
         once()
     seconds, results = environment.interleaved(runs, repeats)
-    gap = max(jax.tree.leaves(jax.tree.map(lambda x, y: float(jnp.max(jnp.abs(x - y))), *results.values())))
-    assert gap < 1e-5, gap
-    plan = learners['packed'].update.extra(None, experience)
-    rollout = experience.rollout
-    tokens = int(rollout.completion_mask.sum() + rollout.prompt_mask.sum())
-    computed = int(plan.count[0]) * case['rows'] * case['columns']
-    operations = {
-        way: flops.count(learner.update.traced.jaxpr, trip_counts=(int(plan.count[0]),))[0]
-        for way, learner in learners.items()
-    }
+    mask = experience.rollout.completion_mask
     print(
         f'{name}: {case["prompts"]} x {case["group"]} rows, prompts {case["queries"]}, completions mean '
-        f'{float(rollout.completion_mask.sum(1).mean()):.0f} max {case["most"]}\n'
-        f'  update: padded {seconds["padded"]:.3f} CPU-s, packed {seconds["packed"]:.3f}, '
-        f'{1 - seconds["packed"] / seconds["padded"]:.0%} less; largest difference of a parameter {gap:.1e}\n'
-        f'  operations: {operations["padded"] / 1e9:.1f} and {operations["packed"] / 1e9:.1f} GFLOP, '
-        f'{1 - operations["packed"] / operations["padded"]:.0%} less\n'
-        f'  padding: {1 - tokens / rollout.tokens.size:.1%} of padded rows, '
-        f'{1 - int(jnp.sum(plan.cells >= 0)) / computed:.1%} of packed ones',
-        flush=True,
+        f'{float(mask.sum(1).mean()):.0f} max {case["most"]}'
     )
+    for way, learner in learners.items():
+        gap = max(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.max(jnp.abs(x - y)), results[way], results['padded'])))
+        assert gap < 1e-5, gap
+        rows, used = learner.pack(experience.rollout), int(mask.sum() + experience.rollout.prompt_mask.sum())
+        columns, cells = experience.rollout.tokens.shape[1], experience.rollout.tokens.size
+        if rows is not None:
+            columns, used = learner.packing.columns, int(jnp.sum(rows.cells >= 0))
+            cells = int(rows.count[0]) * learner.packing.rows * columns
+        trips = (1,) if rows is None else (int(rows.count[0]),)
+        print(
+            f'  {way}: {seconds[way]:.3f} CPU-s, {1 - seconds[way] / seconds["padded"]:.0%} less; rows of {columns}, '
+            f'{1 - used / cells:.1%} padding; {flops.count(learner.update.traced.jaxpr, trips)[0] / 1e9:.1f} GFLOP; '
+            f'largest difference of a parameter {gap:.1e}',
+            flush=True,
+        )
 
 
 def memory():
     """Prints the compiled memory of an update at a large vocabulary, with the head in chunks and whole."""
     model_config = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
     case = dict(prompts=16, group=8, queries=16, most=128)
-    sizes = {
-        chunk: build_learner(model_config, case, chunk=chunk).update.memory.temp_size_in_bytes for chunk in (512, 16384)
+    needed = {
+        chunk: build_learner(model_config, case, chunk=chunk, pack_columns=0).update.memory.temp_size_in_bytes
+        for chunk in (512, 16384)
     }
     print(
         f'vocabulary {model_config.vocab_size}, B*C = 16384: temporaries of the update '
-        + ', '.join(f'{size / 2**30:.2f} GiB with chunks of {chunk}' for chunk, size in sizes.items())
-        + f': {sizes[16384] / sizes[512]:.1f} x',
+        + ', '.join(f'{size / 2**30:.2f} GiB with chunks of {chunk}' for chunk, size in needed.items())
+        + f': {needed[16384] / needed[512]:.1f} x',
         flush=True,
     )
 
@@ -141,11 +140,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--repeats', type=int, default=5)
     parser.add_argument('--only', default='')
+    parser.add_argument('--columns', default='', help='lengths of packed rows')
     arguments = parser.parse_args()
     print(environment.describe())
     for name, case in CASES.items():
         if arguments.only in name:
-            compare(name, case, arguments.repeats)
+            compare(name, case, arguments.repeats, [int(n) for n in arguments.columns.split(',') if n])
     if arguments.only in 'memory':
         memory()
 

@@ -27,10 +27,10 @@ from grpo_jax.configs import gsm8k
 from grpo_jax.preflight import collectives, compiler, hlo
 from grpo_jax.preflight import plan as plans
 
-ROWS, GROUP, QUERIES, TOKENS = 64, 8, 256, 1024
+ROWS, GROUP, QUERIES, TOKENS, MEAN = 64, 8, 256, 1024, 300
 CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'tunix_child.py')
 # microbatches of updates by (model, topology): those to recommend, and those without recomputing, a row a chip
-MICROBATCHES = {('0.5B', 'v5e:2x2'): ((8, 2), 16), ('7B', 'v5e:4x4'): ((4,), 0), ('7B', 'v5p:2x2x2'): ((8,), 0)}
+MICROBATCHES = {('0.5B', 'v5e:2x2'): ((8, 2), 16), ('7B', 'v5e:4x4'): ((4, 2), 0), ('7B', 'v5p:2x2x2'): ((8,), 0)}
 
 
 class Case(NamedTuple):
@@ -132,8 +132,9 @@ def our_cases(model, topology):
         plan = planned(model, topology, microbatches=cut, remat=remat)
         settings = f'padded, splash, remat {remat}, {cut} microbatches'
         cases.append(('update', settings, 'any', ROWS // cut, plan, remat == 'full'))
-    for columns, lengths, mean in ((4352, 'equal', 0), (4352, 'mean 300', 300), (3072, 'mean 300', 300)):
-        plan = planned(model, topology, mean, microbatches=1, pack_columns=columns)
+    for columns, lengths, mean in ((-1, 'equal', 0), (-1, f'mean {MEAN}', MEAN), (4352, 'equal', 0)):
+        plan = planned(model, topology, mean, pack_columns=columns)
+        columns = plan.learner.packing.columns
         cases.append(('update', f'packed in {columns}, splash, remat full', lengths, 'packed', plan, True))
     if least:
         plan = planned(model, topology, microbatches=cuts[0])
