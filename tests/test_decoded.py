@@ -60,7 +60,7 @@ def test_another_policy_than_the_samplers_is_seen(tmp_path):
     state = learner.initial(jax.tree.map(jnp.copy, params))
     same = decoded.policy_logprobs(experiment, algorithm, sample, state, rollout)
     np.testing.assert_array_equal(same['old_logprobs'], rollout.logprobs)
-    forward = learner.logprobs(state, rollout, None)['forward_logprobs']
+    forward = learner.logprobs(state, rollout, learner.pack(rollout))['forward_logprobs']
     assert np.abs(forward - rollout.logprobs).max() > 1e-4  # what another order of sums makes of bfloat16
     other = decoded.policy_logprobs(
         experiment, algorithm, sample, state.replace(params=jax.tree.map(lambda p: 1.05 * p, params)), rollout

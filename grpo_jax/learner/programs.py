@@ -72,12 +72,7 @@ def make_learner(
     batch, or packed rows are too short.
     """
     mesh = devices.mesh
-    check_sizes(algorithm, mesh, shapes, learning)
-    learning = learning._replace(chunk=logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh))
-    sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
-    if sizes is not None and algorithm.needs_values and learning.pack_columns < 0:
-        rows = shapes.prompts * shapes.group_size // learning.minibatches // batches.devices_along(mesh, BATCH_AXES)
-        learning = learning._replace(microbatches=packing.cut_padded(sizes, rows))
+    learning, sizes = _choose_sizes(learning, model_config, algorithm, mesh, shapes)
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
         partition.make_collectives(model_config, mesh, learning.lora, learning.attention),
@@ -86,7 +81,7 @@ def make_learner(
     state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
     known, needed = learning.known_first(needed), learning.computed_first(needed)
     experience = _abstract_experience(setup, mesh, shapes, known)
-    packed = _abstract_packed(setup.packing, learning.minibatches, mesh, shapes)
+    packed = _abstract_packed(sizes, learning.minibatches, mesh, shapes)
 
     def initial(params):
         return new_state(params, setup, collected)
@@ -104,7 +99,7 @@ def make_learner(
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
     return Learner(
         initial=Initial(jax.jit(initial, out_shardings=without_frozen(state_shardings))),
-        packing=setup.packing,
+        packing=sizes,
         pack=pack,
         logprobs=compiled.make_executable(
             "the learner's logprobs", known_first, scored, devices, specs.over_rows(mesh)
@@ -120,6 +115,20 @@ def make_learner(
         state=state,
         reference=_make_reference_observer(setup, scored, devices),
     )
+
+
+def _choose_sizes(learning, model_config, algorithm, mesh, shapes):
+    """(the Learning with what it leaves to be chosen, its Packing); BadInput as of check_sizes.
+
+    Where the length of packed rows is chosen, a critic's padded ones are cut into microbatches of about as many tokens.
+    """
+    check_sizes(algorithm, mesh, shapes, learning)
+    sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
+    learning = learning._replace(chunk=logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh))
+    if sizes is not None and algorithm.needs_values and learning.pack_columns < 0:
+        rows = shapes.prompts * shapes.group_size // learning.minibatches // batches.devices_along(mesh, BATCH_AXES)
+        learning = learning._replace(microbatches=packing.cut_padded(sizes, rows))
+    return learning, sizes
 
 
 def _make_reference_observer(setup, scored, devices):

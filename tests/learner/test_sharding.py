@@ -224,7 +224,7 @@ def test_gradients_of_cut_matrices_are_those_of_whole_ones(shape, spec, axes):
     def on_devices(function, in_specs, out_specs):
         return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
-    exchange = partition._exchange(on_devices, along._replace(travels=True), *axes)
+    exchange = partition._exchange(on_devices, along._replace(platform='tpu'), *axes)
     part = jax.device_put(w, NamedSharding(mesh, PartitionSpec(*axes)))
     y, pulled = jax.vjp(jax.jit(lambda x, w: linear.matmul(spec, x, linear.Cut(w, exchange=exchange))), x, part)
     whole, pulled_whole = jax.vjp(lambda x, w: jnp.einsum(spec, x, w), x, w)

@@ -54,13 +54,13 @@ def test_stages_are_the_sides_of_a_grid(at, sizes):
 @pytest.mark.parametrize('at', [places(8), places(2, 4), places(2, 2, 2), [(0, 0), (1, 0), (1, 1), (0, 1)]])
 @pytest.mark.parametrize('dimension', [0, 1])
 def test_a_scatter_in_stages_is_that_of_all_at_once_and_a_gather_undoes_it(at, dimension):
-    mesh, axis = meshes.make({'fsdp': len(at)}), torus.Axis('fsdp', torus.lines(at), travels=True)
+    mesh, axis = meshes.make({'fsdp': len(at)}), torus.Axis('fsdp', torus.lines(at), 'tpu')
     cut = PartitionSpec(*('fsdp' if i == dimension else None for i in range(2)))
     x = jnp.asarray(np.random.default_rng(0).integers(-50, 50, (len(at), 16, 24)), jnp.float32)
 
     def scatter_and_gather(x):
         part = axis.scatter(x[0], dimension)
-        return part, axis.gather(part, dimension), axis._replace(travels=False).scatter(x[0], dimension)
+        return part, axis.gather(part, dimension), axis._replace(platform='cpu').scatter(x[0], dimension)
 
     both = jax.shard_map(
         scatter_and_gather,
@@ -78,9 +78,9 @@ def test_the_stages_of_an_axis_are_those_of_its_devices():
     devices = np.array([Chip((i // 4, i % 4, 0)) for i in range(16)])
     cut = Mesh(devices.reshape(1, 4, 1, 4), meshes.AXES)
     for name in 'fsdp', 'tensor':
-        assert torus.along(cut, name) == torus.Axis(name, [[[0, 1, 2, 3]]], travels=True)
+        assert torus.along(cut, name) == torus.Axis(name, [[[0, 1, 2, 3]]], 'tpu')
     shuffled = np.random.default_rng(0).permutation(devices)
     whole = meshes.over(list(shuffled), (1, 16, 1, 1))
     assert [len(groups) for groups in torus.along(whole, 'fsdp').stages] == [4, 4]
     assert torus.along(whole, 'data').stages == []
-    assert torus.along(meshes.make({'fsdp': 8}), 'fsdp') == torus.Axis('fsdp', [[list(range(8))]], travels=False)
+    assert torus.along(meshes.make({'fsdp': 8}), 'fsdp') == torus.Axis('fsdp', [[list(range(8))]], 'cpu')
