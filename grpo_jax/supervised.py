@@ -132,6 +132,8 @@ def _sizes(experiment):
     """(Shapes of an update, its Learning)."""
     settings = experiment.settings
     learning = settings.learning._replace(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
+    # demonstrations share no prompts, and short ones would fill the blocks of packed rows badly
+    learning = learning._replace(pack_columns=max(learning.pack_columns, 0))
     if settings.model.random_init:
         learning = learning._replace(lora=OFF)
     return experiment.shapes(settings.supervised.batch, 1), learning

@@ -69,7 +69,7 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
     if columns < 0:
         share = shapes.prompts * shapes.group_size / learning.minibatches / devices_along(mesh, BATCH_AXES)
         columns = choose_columns(shapes, math.ceil(share), whole_groups, platform)
-        columns += -columns % (8 * along)
+        columns += -columns % (BLOCK[platform] * along)
     block = math.gcd(columns // along, BLOCK[platform])
     rows = learning.pack_rows * devices_along(mesh, BATCH_AXES)
     sizes = Packing(rows, columns, block, shapes.group_size, shapes.queries, shapes.tokens, whole_groups)
