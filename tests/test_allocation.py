@@ -229,7 +229,7 @@ def test_mesh_and_microbatches_change_nothing(long, tmp_path, some_right):
     }
     states = {name: train.run(spread_config('pass_rate', **cut), str(tmp_path / name)) for name, cut in cuts.items()}
     alone = tiny_run.rows(tmp_path / 'alone')
-    for name in ('cut', 'packed'):
+    for name in ('cut', 'packed', 'padded'):
         for row, expected in zip(tiny_run.rows(tmp_path / name), alone, strict=True):
             for key in ('group_size_least', 'group_size_most', 'reward', 'dead_groups', 'length'):
                 assert row[key] == pytest.approx(expected[key], abs=1e-6)

@@ -67,8 +67,7 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
     columns, along = learning.pack_columns, mesh.shape['context']
     platform, whole_groups = mesh.devices.flat[0].platform, 'group_ids' in algorithm.reads
     if columns < 0:
-        share = shapes.prompts * shapes.group_size / learning.minibatches / devices_along(mesh, BATCH_AXES)
-        columns = choose_columns(shapes, math.ceil(share), whole_groups, platform)
+        columns = choose_columns(shapes, device_share(mesh, shapes, learning), whole_groups, platform)
         columns += -columns % (BLOCK[platform] * along)
     block = math.gcd(columns // along, BLOCK[platform])
     rows = learning.pack_rows * devices_along(mesh, BATCH_AXES)
@@ -81,6 +80,11 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
             f'must be a multiple of 8 x mesh.context = {8 * along}; the next one is {columns + -columns % (8 * along)}',
         )
     return sizes
+
+
+def device_share(mesh: Mesh, shapes: Shapes, learning: Learning) -> int:
+    """Completions of a minibatch that a device has, the most."""
+    return -(-shapes.prompts * shapes.group_size // (learning.minibatches * devices_along(mesh, BATCH_AXES)))
 
 
 def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str) -> int:

@@ -32,8 +32,9 @@ def make_probe(
     chunk = logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh)
     head = logprobs.Head(learning.temperature, chunk, False, collectives)
     devices_along = batches.devices_along(mesh, BATCH_AXES)
-    at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)
-    if packed is not None:
+    if packed is None:
+        at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)
+    else:
         at_once = packed.rows * packed.columns // (shapes.queries + shapes.tokens)
     at_once = min(max(at_once // devices_along, 1), -(-rows // devices_along)) * devices_along
 

@@ -126,8 +126,8 @@ def _choose_sizes(learning, model_config, algorithm, mesh, shapes):
     sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
     learning = learning._replace(chunk=logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh))
     if sizes is not None and algorithm.needs_values and learning.pack_columns < 0:
-        rows = shapes.prompts * shapes.group_size // learning.minibatches // batches.devices_along(mesh, BATCH_AXES)
-        learning = learning._replace(microbatches=packing.cut_padded(sizes, rows))
+        share = packing.device_share(mesh, shapes, learning)
+        learning = learning._replace(microbatches=packing.cut_padded(sizes, share))
     return learning, sizes
 
 

@@ -19,7 +19,7 @@ from grpo_jax.run.experiment import Experiment, check_context
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
-from grpo_jax.sharding.mesh import AXES, BATCH_AXES, ROW_AXES, Devices
+from grpo_jax.sharding.mesh import AXES, ROW_AXES, Devices
 
 MODELS = os.path.join(PACKAGE, 'configs', 'models')
 
@@ -94,16 +94,15 @@ class PlannedRun(NamedTuple):
 
     def row_shards(self):
         """Devices that the rows of a batch are split over."""
-        return math.prod(self.mesh.shape[axis] for axis in ROW_AXES)
+        return batches.devices_along(self.mesh, ROW_AXES)
 
     def microbatch(self) -> tuple[int, int]:
         """Rows of a microbatch on a device, and their tokens, padding and all."""
         if self.learner.packing is not None:
             return self.config.learner.pack_rows, self.learner.packing.columns
-        cut = self.config.learner.minibatches * self.config.learner.microbatches
-        shards = math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
-        rows = self.shapes.prompts * self.shapes.group_size // cut // shards
-        return rows, self.shapes.queries + self.shapes.tokens
+        learning = self.experiment.settings.learning
+        share = packing.device_share(self.mesh, self.shapes, learning)
+        return share // learning.microbatches, self.shapes.queries + self.shapes.tokens
 
 
 def find_model(path):

@@ -25,6 +25,8 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
     tensor, before = plan.mesh.shape['tensor'], plan.row_shards()
     all_links = chip.links([3] * (plan.topology.count('x') + 1))[1]
     whole = plan.trained_bytes() * plan.mesh.shape['fsdp']  # float32 parameters that a tensor shard has, and trains
+    microbatches, *_ = plans.packed_trip_counts(plan) or (learner.microbatches,)
+    gradients = learner.epochs * learner.minibatches * microbatches
     predictions = []
     for count in sizes:
         slices = math.ceil(count / LARGEST[plan.topology.partition(':')[0]])
@@ -41,8 +43,6 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
             bounds = verdicts.bounds(measured, plan)
             network = 0.0
             if job.name == 'learner.update':
-                microbatches, *_ = plans.packed_trip_counts(plan) or (learner.microbatches,)
-                gradients = learner.epochs * learner.minibatches * microbatches
                 network = gradients * 2 * _ring(slices) * whole / fsdp / chip.network
             sent = bounds['sent'] * factor
             largest += job.runs * max(bounds['products'], bounds['HBM'], sent, network)

@@ -163,4 +163,4 @@ def test_a_chunk_is_chosen_by_the_vocabulary_and_the_memory(monkeypatch, asked, 
     [(4352, 1024, 896), (2304, 512, 384), (8192, 1024, 1024), (96, 4096, 96), (48, 7, 7), (1030, 1024, 640)],
 )
 def test_chunks_waste_few_tokens(count, most, size):
-    assert logprobs.chunk_size(count, most) == size <= most
+    assert logprobs.chunk_size(count, most) == size <= most and -count % size <= -count % most
