@@ -57,7 +57,7 @@ def measure(name, config, dtype):
     seconds, results = environment.interleaved(
         {
             'sample': lambda: jax.device_get(sample(state.params, prompts, experiment.key, 0)),
-            'forward': lambda: jax.device_get(learner.logprobs(state, rollout, None)),
+            'forward': lambda: jax.device_get(learner.logprobs(state, rollout, learner.pack(rollout))),
             'decode': lambda: jax.device_get(decoded.policy_logprobs(experiment, algorithm, sample, state, rollout)),
         },
         REPEATS,
@@ -85,7 +85,8 @@ def with_int8_base(config, rollout):
     with tempfile.TemporaryDirectory() as workdir:
         experiment, _, algorithm, shapes = train.open_run(config, workdir)
     learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
-    return jax.device_get(learner.logprobs(learner.initial(experiment.params()), rollout, None))['old_logprobs']
+    state, packed = learner.initial(experiment.params()), learner.pack(rollout)
+    return jax.device_get(learner.logprobs(state, rollout, packed))['old_logprobs']
 
 
 def main():

@@ -65,14 +65,14 @@ def experience_of(case):
     )
 
 
-def build_learner(model_config, case, **options):
+def build_learner(model_config, case, compile_now=True, **options):
     """Learner of dr_grpo by gradient descent; its new parameters show the gradient."""
     shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
     return make_learner(
         model_config,
         algorithms.make(default.get_config('dr_grpo').algorithm),
         Optimizers(optax.sgd(1.0)),
-        Devices(mesh.make({})),
+        Devices(mesh.make({}), compile_now),
         shapes,
         Learning(**dict(chunk=1024) | options),
     )

@@ -244,7 +244,8 @@ def get_config(preset='grpo'):
     config.learner.pack_rows = 1         # packed rows of a microbatch on each device
     config.learner.chunk = 0             # tokens whose logits exist at once, at most; 0: as many as take a 32nd of a
                                          # chip's memory, from 128 to 4096
-    config.learner.attention = 'auto'    # splash: in kernels, whose scores stay on the chip; xla; auto: splash on TPUs
+    config.learner.attention = 'auto'    # splash: in kernels, whose scores stay on the chip; xla; auto: splash on TPUs,
+                                         # cuDNN's kernels on NVIDIA GPUs, where they can
     config.learner.remat = 'none'        # computed again in the backward pass: none; dots (all of a layer but products
                                          # with weights), full (whole layers)
     config.learner.offload = ()          # waits in the hosts' memory until it is used: optimizer, reference

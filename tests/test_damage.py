@@ -1,5 +1,6 @@
 """Checkpoints that are not what was saved: each is noticed, and the run goes on from the one before."""
 
+import importlib.metadata
 import itertools
 import json
 import os
@@ -213,6 +214,18 @@ def test_threads_share_the_arenas_of_memory():
         )
 
     assert count('frugal') <= 2 < count('lavish')
+
+
+def test_an_earlier_orbax_is_left_alone(monkeypatch):
+    """0.12.4 merged no files of processes with these replacements, and its checkpoints could not be read."""
+    orbax = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')
+    monkeypatch.setattr(importlib.metadata, 'version', lambda _: '0.12.4')
+    monkeypatch.setattr(orbax, 'ts', tensorstore)
+    frugal.apply()
+    assert orbax.ts is tensorstore
+    monkeypatch.setattr(importlib.metadata, 'version', lambda _: '0.13.0rc1')
+    frugal.apply()
+    assert orbax.ts is not tensorstore
 
 
 def test_a_spec_in_full_is_tensorstores():

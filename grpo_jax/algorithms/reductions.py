@@ -51,7 +51,7 @@ def token_covariance(
 def mark_highest(values: Float[Array, 'B C'], mask: Bool[Array, 'B C'], count: Float[Array, '']) -> Float[Array, 'B C']:
     """1 for the `count` (rounded down) highest values where mask is true, else 0; ties go to the earlier."""
     order = jnp.argsort(-jnp.where(mask, values, -jnp.inf).reshape(-1), stable=True)
-    rank = jnp.zeros(order.shape, jnp.int32).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
+    rank = jnp.zeros(order.shape, jnp.int32).at[order].set(jnp.arange(len(order), dtype=jnp.int32), unique_indices=True)
     return ((rank.reshape(mask.shape) < jnp.floor(count)) & mask).astype(jnp.float32)
 
 

@@ -127,7 +127,7 @@ def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, h
     def one_chunk(chunk):
         index, places = chunk
         chunk_hidden, chunk_mask, *chunk_tokens = (
-            jnp.take(x.reshape(count, *x.shape[2:]), places, 0, mode='fill', fill_value=0)
+            jnp.reshape(x, (count, *x.shape[2:])).at[places].get(mode='fill', fill_value=0, unique_indices=True)
             for x in (hidden, mask, *tokens)
         )
         values = jax.lax.cond(index < chunks, chunk_values, nothing, chunk_hidden, *chunk_tokens)
@@ -135,7 +135,11 @@ def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, h
 
     one_chunk = jax.checkpoint(one_chunk) if len(order) > 1 else one_chunk
     values = jax.lax.map(one_chunk, (jnp.arange(len(order)), order))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rank].reshape(*shape, *x.shape[2:]), values)
+
+    def back(x):
+        return x.reshape(-1, *x.shape[2:]).at[rank].get(unique_indices=True).reshape(*shape, *x.shape[2:])
+
+    return jax.tree.map(back, values)
 
 
 def choose_chunk(asked: int, vocab_size: int, mesh: Mesh) -> int:
@@ -172,7 +176,8 @@ def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size
     """
     count = mask.size
     rank = jnp.where(mask, jnp.cumsum(mask) - 1, jnp.sum(mask) + jnp.cumsum(~mask) - 1)
-    return jnp.full(count + -count % size, count).at[rank].set(jnp.arange(count)).reshape(-1, size), rank
+    order = jnp.full(count + -count % size, count).at[rank].set(jnp.arange(count), unique_indices=True)
+    return order.reshape(-1, size), rank
 
 
 def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
@@ -188,7 +193,8 @@ def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
         """f32[n]: logprobs of the tokens i32[n]."""
         places = tokens - first
         here = (places >= 0) & (places < count)
-        picked = jnp.take_along_axis(below, jnp.where(here, places, 0)[None], 0)[0]
+        at = jnp.where(here, places, 0), jnp.arange(places.size)
+        picked = below.at[at].get(unique_indices=True)
         return shards.sum_vocab(jnp.where(here, picked, 0.0)) - jnp.log(total)
 
     logprobs, top = pick(targets), ()

@@ -18,7 +18,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner import descent, logprobs
 from grpo_jax.learner.logprobs import Head, HeadOutput, token_logprobs
 from grpo_jax.learner.options import Learning
-from grpo_jax.models import attention, transformer
+from grpo_jax.models import attention, gather, transformer
 from grpo_jax.sharding.batches import Shapes, devices_along
 from grpo_jax.sharding.mesh import BATCH_AXES
 from grpo_jax.types import Array, Experience, Pytree, Rollout, pytree
@@ -231,7 +231,7 @@ def completion_logprobs(
     hidden = transformer.forward(
         params, text.tokens, text.positions, visible, model_config, remat=remat, collectives=head.collectives
     )
-    before = head.collectives.hidden(jnp.take_along_axis(hidden, text.source[..., None], 1))
+    before = head.collectives.hidden(jax.vmap(gather.take)(hidden, text.source))
     row, column = jnp.divmod(cells, queries + columns)
     nowhere = rollout.completion_mask.size
     places = jnp.where(text.part > 0, row * columns + column - queries, nowhere)
@@ -240,7 +240,7 @@ def completion_logprobs(
 
     def back(values):
         empty = jnp.zeros((nowhere, *values.shape[2:]), values.dtype)
-        return empty.at[places].set(values, mode='drop').reshape(-1, columns, *values.shape[2:])
+        return empty.at[places].set(values, mode='drop', unique_indices=True).reshape(-1, columns, *values.shape[2:])
 
     logprobs, entropy, *top = jax.tree.map(back, tokens)
     return PackedLogprobs(logprobs, entropy, back(jnp.ones(places.shape, bool)), *top)

@@ -6,6 +6,7 @@ Embedding and head are larger than the vectors of their tokens, so their tokens 
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from grpo_jax.errors import BadInput
 from grpo_jax.models import attention, linear, lora, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
+from grpo_jax.models.linear import lookup
 from grpo_jax.sharding import specs, torus
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES
 
@@ -24,9 +26,9 @@ def make_collectives(
     model_config: transformer.ModelConfig, mesh: Mesh, adapters: lora.LoraOptions = lora.OFF, attend_by: str = 'xla'
 ) -> Collectives:
     """The Collectives of a model on the mesh, with such adapters; attend_by is learner.attention."""
-    kernel = _in_kernel(attend_by, mesh)
+    by = _attend_by(attend_by, mesh)
     if mesh.size == 1:
-        return ALONE._replace(attend=_attend_in_kernel) if kernel else ALONE
+        return ALONE._replace(attend=functools.partial(_attend_alone, by=by))
     table = lora.policy_table(model_config, adapters)
     gathered, cut = specs.sampler_params(table, mesh)['layers'], specs.params(table, mesh)['layers']
     fsdp = torus.along(mesh, 'fsdp')
@@ -51,7 +53,7 @@ def make_collectives(
     def attend(q, k, v, visible, rule):
         queries, keys = PartitionSpec(BATCH_AXES, 'context', 'tensor'), PartitionSpec(BATCH_AXES, None, 'tensor')
         in_specs = (queries, keys, keys, PartitionSpec(BATCH_AXES), PartitionSpec())
-        attend_own_columns = functools.partial(_attend_own_columns, rule=rule._replace(window=None, kernel=kernel))
+        attend_own_columns = functools.partial(_attend_own_columns, rule=rule._replace(window=None, by=by))
         return on_devices(attend_own_columns, in_specs, queries)(q, k, v, visible, rule.window)
 
     def embed(table, tokens, dtype):
@@ -126,18 +128,23 @@ def _gather(on_devices, fsdp, w, stacked, cut):
     return gather(w)
 
 
-def _in_kernel(choice, mesh):
-    """Whether attention runs in models.splash: as learner.attention says, which is auto, splash or xla."""
-    platform = mesh.devices.flat[0].platform
+def _attend_by(choice, mesh):
+    """attention.Rule.by of such devices, as learner.attention says, which is auto, splash or xla."""
+    device = mesh.devices.flat[0]
+    platform = device.platform
     if choice == 'splash' and platform not in ('tpu', 'cpu'):
         raise BadInput(
             'learner.attention', choice, f'is written for TPUs, and these devices are {platform}s; choose auto'
         )
-    return choice == 'splash' or (choice == 'auto' and platform == 'tpu')
+    if choice != 'auto':
+        return choice
+    if platform == 'gpu' and re.fullmatch(r'([89]|\d\d)\.\d', device.compute_capability):
+        return 'cudnn'  # an NVIDIA chip from Ampere on; AMD's capabilities are names
+    return 'splash' if platform == 'tpu' else 'xla'
 
 
-def _attend_in_kernel(q, k, v, visible, rule):
-    return attention.attend(q, k, v, visible, rule._replace(kernel=True))
+def _attend_alone(q, k, v, visible, rule, by):
+    return attention.attend(q, k, v, visible, rule._replace(by=by))
 
 
 def _attend_own_columns(q, k, v, visible, window, rule):
@@ -154,7 +161,7 @@ def _embed_own_tokens(table, tokens, dtype):
     all_tokens = jax.lax.all_gather(tokens, 'fsdp', axis=0, tiled=True)
     places = all_tokens - jax.lax.axis_index('tensor') * table.shape[0]
     inside = (places >= 0) & (places < table.shape[0])
-    rows = jnp.where(inside[..., None], table[jnp.where(inside, places, 0)], 0)
+    rows = jnp.where(inside[..., None], lookup(table, jnp.where(inside, places, 0), table.dtype), 0)
     rows = jax.lax.psum(rows, 'tensor')
     return jax.lax.all_to_all(rows, 'fsdp', split_axis=0, concat_axis=2, tiled=True).astype(dtype)
 

@@ -1,6 +1,7 @@
 """Rotary positions and attention: the one place that multiplies queries with keys."""
 
 from collections.abc import Mapping
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from grpo_jax.models import splash
+from grpo_jax.models import gather, splash
 from grpo_jax.types import Array, Pytree, pytree
 
 QUERY_CHUNK = 512  # queries of a long row whose weights exist at once; the backward pass recomputes the weights
@@ -26,7 +27,7 @@ class Rule(NamedTuple):
     scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(H)
     cap: float = 0.0  # soft cap of the scaled products; 0: none
     window: Int[Array, ''] | None = None  # positions that a query attends to, of which its own is the last; None: all
-    kernel: bool = False  # computed by models.splash: scores and weights never leave the chip
+    by: str = 'xla'  # what computes it: xla; splash: models.splash; cudnn: NVIDIA's kernels, where they can
 
 
 LLAMA = Rule()
@@ -60,10 +61,10 @@ def attend(
     """Attention output of queries over keys and values.
 
     visible marks the valid columns of causal attention, or is Packed. The queries are those of columns
-    first .. first + T. Scores and softmax are float32. In the kernel, a row's valid columns must be one run, and
-    a query that attends to nothing has output 0.
+    first .. first + T. Scores and softmax are float32. By splash, a row's valid columns must be one run, and a query
+    that attends to nothing has output 0. Neither splash nor cuDNN writes scores and weights to main memory.
     """
-    if rule.kernel:
+    if rule.by == 'splash':
         runs, touched = _runs(visible, rule.window, first, q.shape[1])
         scale = 1 / math.sqrt(q.shape[-1]) if rule.scale is None else rule.scale
         return splash.attend_runs(q, k, v, runs, scale=scale, cap=rule.cap, touched=touched)
@@ -110,6 +111,8 @@ def soft_cap(x: Float[Array, '...'], cap: float) -> Float[Array, '...']:
 
 def _softmax_attention(q, k, v, allowed, rule):
     """attend with allowed bool[B, 1, T, S]."""
+    if _by_cudnn(q, k, rule):
+        return jax.nn.dot_product_attention(q, k, v, mask=allowed, scale=rule.scale, implementation='cudnn')
     b, t, n, h = q.shape
     heads = k.shape[2]
     grouped = q.reshape(b, t, heads, n // heads, h)
@@ -118,6 +121,15 @@ def _softmax_attention(q, k, v, allowed, rule):
     weights = jax.nn.softmax(jnp.where(allowed[:, :, None], scores, MASKED), -1).astype(q.dtype)
     out = jnp.einsum('bkgts,bskh->btkgh', weights, v, preferred_element_type=jnp.float32)
     return out.reshape(b, t, n, h).astype(q.dtype)
+
+
+def _by_cudnn(q, k, rule):
+    """Whether cuDNN computes the attention: its kernels take two bytes a number and no soft caps.
+
+    It takes a mask as numbers to add, and the backward pass then wants even counts of queries and of keys.
+    """
+    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[1] % 2 == 0 and k.shape[1] % 2 == 0
+    return rule.by == 'cudnn' and q.dtype.itemsize == 2 and not rule.cap and fits
 
 
 def causal(
@@ -165,7 +177,7 @@ def _attend_packed(q, k, v, packed, rule, first):
 
     def prompt(x):
         """[B, S, ...] -> [B, blocks, queries, ...]: the prompt of a block's group."""
-        return jnp.take_along_axis(x, places[..., None, None], 1).reshape(rows, blocks, -1, *x.shape[2:])
+        return jax.vmap(gather.take)(x, places).reshape(rows, blocks, -1, *x.shape[2:])
 
     part = query_blocks(packed.part.reshape(rows, all_blocks, block))[..., None]
     within = jnp.arange(block)[:, None]
@@ -187,6 +199,10 @@ def _attend_packed(q, k, v, packed, rule, first):
     mask = flat(allowed)[:, None]
     if q.shape[1] * keys.shape[1] <= CHUNK_ABOVE_PAIRS:
         return _softmax_attention(queries, keys, values, mask, rule).reshape(q.shape)
+
+    if _by_cudnn(queries, keys, rule):  # all blocks at once, or most of the chip would idle
+        attend_blocks = jax.checkpoint(functools.partial(_softmax_attention, rule=rule))
+        return attend_blocks(queries, keys, values, mask).reshape(q.shape)
 
     @jax.checkpoint
     def one(inputs):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
+from grpo_jax.models import gather
 from grpo_jax.types import Array, Pytree, pytree
 
 # the axes that a product with the matrix sums over; every other element has its own scale
@@ -90,7 +91,7 @@ def matmul(
 def lookup(table: Float[Array, 'V D'] | Int8, index: Int[Array, '*B'], dtype: Any) -> Float[Array, '*B D']:
     """Rows of an embedding table; those of an Int8 come in dtype."""
     if not isinstance(table, Int8):
-        return table[index]
+        return gather.take(table, index.reshape(-1)).reshape(*index.shape, -1)
     return (table.values[index] * table.scale[index]).astype(dtype)
 
 

@@ -22,6 +22,7 @@ from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
 from grpo_jax.models import families, heads, hf, transformer
 from grpo_jax.ranges import Count, Natural, OneOf, Range
+from grpo_jax.sharding import compiled
 
 READS_ANSWERS = False  # it judges without a gold answer
 TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
@@ -111,12 +112,13 @@ def _read(source):
     prompt_format = data.PromptFormat(**{name: texts[name] for name in data.PromptFormat._fields})
     ranges.check(data.PromptFormat, texts, path)
     prompt_format.check()
+    values = functools.partial(heads.values, c=model_config, remat='none', dtype=source.dtype)
     return RewardModel(
         tokenizer,
         prompt_format,
         texts['separator'],
         jax.device_get(params) if source.park else params,
-        jax.jit(functools.partial(heads.values, c=model_config, remat='none', dtype=source.dtype)),
+        jax.jit(values, compiler_options=compiled.repeatable_on(device)),
         device,
         families.context_length(folder),
         source.batch,

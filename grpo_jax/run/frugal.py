@@ -11,14 +11,17 @@ import copy
 import ctypes
 import functools
 import importlib
+import importlib.metadata
 import json
 import os
+import re
 import types
 from typing import Any
 
 import tensorstore
 
 M_ARENA_MAX, ARENAS = -8, 2  # of malloc.h
+ORBAX = (0, 12, 5)  # the first version whose files these replacements leave whole
 
 
 class _KvStoreSpec(dict):
@@ -54,11 +57,17 @@ def _resolved(text):
     return tensorstore.KvStore.Spec(json.loads(text)).to_json()
 
 
+def _orbax_version():
+    return tuple(map(int, re.findall(r'\d+', importlib.metadata.version('orbax-checkpoint'))[:3]))
+
+
 def apply() -> None:
     """From now on Orbax asks less and threads share arenas; nothing changes where Orbax or libc are of another kind."""
     if 'arena_max' not in os.environ.get('GLIBC_TUNABLES', '') and 'MALLOC_ARENA_MAX' not in os.environ:
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
+    if _orbax_version() < ORBAX:
+        return
     try:
         orbax: Any = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')
     except ImportError:

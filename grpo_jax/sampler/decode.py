@@ -134,15 +134,18 @@ def _write_records(state, batch, first, records, done, version):
     at = (batch.rows[:, None], jnp.where(valid, columns, state.tokens.shape[1]))  # beyond the end: dropped
 
     def put(array, values):
-        return array.at[at].set(values, mode='drop')
+        return array.at[at].set(values, mode='drop', unique_indices=True)
+
+    def put_rows(array, values):
+        return array.at[batch.rows].set(values, unique_indices=True)
 
     return state.replace(
         tokens=put(state.tokens, tokens),
         logprobs=put(state.logprobs, logprobs),
         forced=put(state.forced, forced),
         version=put(state.version, version),
-        count=state.count.at[batch.rows].add(jnp.sum(valid, -1, dtype=jnp.int32)),
-        done=state.done.at[batch.rows].set(state.done[batch.rows] | done),
-        thinking=state.thinking.at[batch.rows].set(batch.thinking),
-        states={name: states.at[batch.rows].set(batch.states[name]) for name, states in state.states.items()},
+        count=put_rows(state.count, state.count[batch.rows] + jnp.sum(valid, -1, dtype=jnp.int32)),
+        done=put_rows(state.done, state.done[batch.rows] | done),
+        thinking=put_rows(state.thinking, batch.thinking),
+        states={name: put_rows(states, batch.states[name]) for name, states in state.states.items()},
     )

@@ -247,7 +247,8 @@ def _jitted(setup, key):
         result = program.function(*arguments)
         return jax.lax.with_sharding_constraint(result, program.shardings or jax.tree.map(setup.sharding, result))
 
-    return jax.jit(laid_out, donate_argnums=program.donated)
+    options = compiled.repeatable_on(setup.mesh.devices.flat[0])
+    return jax.jit(laid_out, donate_argnums=program.donated, compiler_options=options)
 
 
 def _weight_bytes(setup):

@@ -23,6 +23,9 @@ from grpo_jax.types import Param
 # update; oneDNN's products of a thousand tokens are up to 1.4 x as fast as Eigen's, but no compilation cache takes them
 ON_CPU = {'xla_cpu_experimental_ynn_fusion_type': ''}
 UNCACHED = {'xla_cpu_use_onednn': True, 'xla_cpu_experimental_onednn_fusion_type': 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
+# of all executables on GPUs: without the first, scatters add up in any order, and timings of the moment choose kernels;
+# with the second, jaxlib 0.11.2 scatters other numbers than were asked for
+ON_GPU = {'xla_gpu_deterministic_ops': True, 'xla_gpu_enable_scatter_determinism_expander': False}
 THREADS = 'compile'  # how the names of those that compile begin
 
 
@@ -199,9 +202,14 @@ def make_executable(
 def options_on(mesh: Mesh) -> dict[str, Any]:
     """Compiler options of the learner's executables on a mesh: on CPUs, those above that this XLA accepts."""
     if mesh.devices.flat[0].platform != 'cpu':
-        return {}
+        return repeatable_on(mesh.devices.flat[0])
     cached = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
     return {name: value for name, value in _accepted().items() if name in ON_CPU or not cached}
+
+
+def repeatable_on(device: Any) -> dict[str, Any]:
+    """Compiler options of a program on a jax.Device, without which its results would vary from run to run."""
+    return dict(ON_GPU) if device.platform == 'gpu' else {}
 
 
 @functools.cache

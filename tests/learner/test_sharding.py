@@ -118,10 +118,21 @@ def test_kernels_give_the_gradient_of_xla(model, wide_experience, learned_alone,
 
 
 def test_kernels_are_refused_on_gpus():
-    gpus = SimpleNamespace(devices=np.array([SimpleNamespace(platform='gpu')]))
     with pytest.raises(BadInput, match=r'learner\.attention.*choose auto'):
-        partition._in_kernel('splash', gpus)
-    assert not partition._in_kernel('auto', gpus)
+        partition._attend_by('splash', gpus_of('9.0'))
+
+
+def test_gpus_attend_by_cudnn_where_it_is():
+    assert [partition._attend_by('auto', gpus_of(kind)) for kind in ('7.5', '8.0', '10.3', 'gfx942')] == [
+        'xla', 'cudnn', 'cudnn', 'xla',
+    ]  # fmt: skip
+    assert partition._attend_by('xla', gpus_of('9.0')) == 'xla'
+
+
+def gpus_of(capability):
+    """A mesh of one such GPU, as far as _attend_by reads it."""
+    device = SimpleNamespace(platform='gpu', compute_capability=capability)
+    return SimpleNamespace(devices=np.array([device]))
 
 
 def test_parameters_and_moments_lie_in_shards(learned, model):

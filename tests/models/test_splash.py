@@ -46,11 +46,11 @@ def compare(rng, q, k, v, visible, some, rule):
 
     @jax.jit
     def both(q, k, v, grad):
-        def value(kernel, q, k, v):
-            out = attention.attend(q, k, v, visible, rule._replace(kernel=kernel))
+        def value(by, q, k, v):
+            out = attention.attend(q, k, v, visible, rule._replace(by=by))
             return jnp.where(some[..., None, None], out, 0)
 
-        pairs = [jax.vjp(lambda *x, kernel=kernel: value(kernel, *x), q, k, v) for kernel in (False, True)]
+        pairs = [jax.vjp(lambda *x, by=by: value(by, *x), q, k, v) for by in ('xla', 'splash')]
         return [(out, pull(grad)) for out, pull in pairs]
 
     (out, gradients), (kernel_out, kernel_gradients) = both(q, k, v, grad)
@@ -61,20 +61,57 @@ def compare(rng, q, k, v, visible, some, rule):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
+@pytest.mark.parametrize('rows', ['padded', 'packed'])
+@pytest.mark.parametrize('window', [None, 50])
+def test_cudnn_is_asked_for_what_xla_computes(rows, window, monkeypatch):
+    asked, attention_of_jax = [], jax.nn.dot_product_attention
+
+    def by_xla(*arrays, implementation, **options):
+        asked.append(implementation)
+        return attention_of_jax(*arrays, implementation='xla', **options)
+
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', by_xla)
+    monkeypatch.setattr(attention, 'CHUNK_ABOVE_PAIRS', 2**12)
+    rng = np.random.default_rng(3)
+    visible, some = padded(rng, 2, 256) if rows == 'padded' else packed(rng, 2, 256)
+    arrays = [x.astype(jnp.bfloat16) for x in draw(rng, 2, 256, 4, 2, 16)]
+    rule = Rule(0.3, window=None if window is None else jnp.int32(window))
+
+    def weighted(by, *arrays):
+        out = attention.attend(*arrays, visible, rule._replace(by=by))
+        return jnp.sum(jnp.where(some[..., None, None], out, 0).astype(jnp.float32) ** 2)
+
+    ways = {by: jax.value_and_grad(lambda *x, by=by: weighted(by, *x), (0, 1, 2))(*arrays) for by in ('xla', 'cudnn')}
+    assert asked and {*asked} == {'cudnn'}
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=3e-2, atol=3e-2), *ways.values())
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'size', 'columns', 'cap'),
+    [('float32', 16, 256, 0), ('bfloat16', 12, 256, 0), ('bfloat16', 256, 256, 0), ('bfloat16', 16, 255, 0)]
+    + [('bfloat16', 16, 256, 5.0)],
+)
+def test_what_cudnn_does_not_take_is_computed_by_xla(dtype, size, columns, cap):
+    q, k, v = (x.astype(dtype) for x in draw(np.random.default_rng(4), 1, columns, 2, 1, size))
+    visible, rule = jnp.ones((1, columns), bool), Rule(cap=cap)
+    out, expected = (attention.attend(q, k, v, visible, rule._replace(by=by)) for by in ('cudnn', 'xla'))
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_queries_of_later_columns_see_the_keys_of_all(monkeypatch):
     monkeypatch.setattr(splash, 'BLOCK', 128)
     rng = np.random.default_rng(1)
     q, k, v = draw(rng, 1, 256, 2, 1, 16)
     visible, rule = jnp.arange(256)[None] >= 30, Rule(window=jnp.int32(170))
     expected = attention.attend(q[:, 128:], k, v, visible, rule, 128)
-    out = attention.attend(q[:, 128:], k, v, visible, rule._replace(kernel=True), 128)
+    out = attention.attend(q[:, 128:], k, v, visible, rule._replace(by='splash'), 128)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 def test_a_query_that_attends_to_nothing_has_output_zero():
     q, k, v = draw(np.random.default_rng(2), 1, 16, 1, 1, 16)
     visible = jnp.arange(16)[None] >= 10
-    out = np.asarray(attention.attend(q, k, v, visible, Rule(kernel=True)))
+    out = np.asarray(attention.attend(q, k, v, visible, Rule(by='splash')))
     assert np.all(out[:, :10] == 0) and np.all(out[:, 10] == np.asarray(v[:, 10]))
 
 

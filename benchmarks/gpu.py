@@ -1,0 +1,154 @@
+"""One GPU: updates by cuDNN's attention beside XLA's, padded and packed, and rollouts, in bfloat16 with random weights.
+
+python -m benchmarks.gpu [--model=Qwen2.5-0.5B] [--lengths=long-tailed] [--repeats=5]
+
+64 rows of 256 + 1,024 tokens, or with a mean of 300 of the 1,024; whole layers are computed again in the backward
+pass. An update is dr_grpo's with gradient descent, so that parameters show the gradient. Seconds are wall, medians of
+runs in turn, compiling left out; TFLOP are those of the matrix products in the program, without the kernels'.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import statistics
+import time
+from unittest import mock
+
+os.environ.setdefault('JAX_PLATFORMS', 'cuda')
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import environment
+from benchmarks.learner import build_learner, experience_of
+from grpo_jax import sampler
+from grpo_jax.models import families, transformer
+from grpo_jax.preflight import flops, plan
+from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sharding import batches, compiled, mesh
+from grpo_jax.types import Prompts
+
+CASES = {
+    'equal': dict(prompts=8, group=8, queries=256, most=1024, mean=1024),
+    'long-tailed': dict(prompts=8, group=8, queries=256, most=1024, mean=300),
+}
+WAYS = {  # of an update -> options of learner.*
+    'padded, xla': dict(pack_columns=0, microbatches=8, attention='xla'),
+    'padded': dict(pack_columns=0, microbatches=8),
+    'packed, xla': dict(attention='xla'),
+    'packed': {},
+    'packed, 4 rows at once': dict(pack_rows=4),
+    'packed, not repeatable': {},  # kernels that timings choose, scatters in any order
+}
+
+
+def in_turn(runs, repeats):
+    """Median wall seconds by name of functions that wait for their results, warmed up before, that run in turn."""
+    seconds = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def compile_each(executables):
+    """Compiles executables by name side by side, and prints how long each took."""
+
+    def timed(name):
+        began = time.perf_counter()
+        executables[name].compile()
+        print(f'  compiled {name} in {time.perf_counter() - began:.0f} s', flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(timed, executables))
+
+
+def updates(model_config, case, repeats):
+    """Prints a line for each way to compute an update."""
+    experience = experience_of(case)
+    params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)
+    options = dict(chunk=0, dtype='bfloat16', remat='full')
+    learners = {}
+    for name, way in WAYS.items():
+        with mock.patch.dict(compiled.ON_GPU, clear='not repeatable' in name):
+            learners[name] = build_learner(model_config, case, compile_now=False, **options | way)
+    compile_each({name: learner.update for name, learner in learners.items()})
+
+    def step(learner):
+        state = learner.initial(jax.tree.map(jnp.copy, params))
+        return learner.update(state, experience, learner.pack(experience.rollout))[0].params
+
+    @jax.jit
+    def gradient_gap(one, other):
+        """Norm of the difference of two gradients, over the norm of the second one."""
+        squares = [
+            (jnp.sum((x - y) ** 2), jnp.sum((y - z) ** 2))
+            for x, y, z in zip(*map(jax.tree.leaves, (one, other, params)), strict=True)
+        ]
+        gap, norm = map(sum, zip(*squares, strict=True))
+        return jnp.sqrt(gap / norm)
+
+    exact = step(learners['padded, xla'])
+    gaps, equal = {}, {}
+    for name, learner in learners.items():
+        once, again = step(learner), step(learner)
+        gaps[name] = float(gradient_gap(once, exact))
+        equal[name] = all(jnp.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (once, again)), strict=True))
+    runs = {name: lambda learner=learner: jax.block_until_ready(step(learner)) for name, learner in learners.items()}
+    seconds = in_turn(runs, repeats)
+    for name, learner in learners.items():
+        packed = learner.pack(experience.rollout)
+        trips = (1,) if packed is None else (int(packed.count[0]),)
+        products, memory = flops.count(learner.update.traced.jaxpr, trips)[0], learner.update.memory
+        print(
+            f'  update, {name}: {seconds[name]:.3f} s, {products / 1e12:.1f} TFLOP, '
+            f'{products / seconds[name] / 1e12:.0f} TFLOP/s, temporaries {memory.temp_size_in_bytes / 2**30:.2f} GiB, '
+            f'gradient beside padded rows by XLA {gaps[name]:.1e}, '
+            f'{"equal" if equal[name] else "other"} bits when repeated',
+            flush=True,
+        )
+
+
+def rollouts(model_config, case, repeats):
+    """Prints how long the engine takes for completions of the case's lengths."""
+    shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
+    experience = experience_of(case)
+    lengths = np.asarray(experience.rollout.completion_mask.sum(1), np.int32)
+    tokens = experience.rollout.tokens[:: case['group'], : case['queries']]
+    prompts = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(case['prompts'], dtype=jnp.int32))
+    sampling = sampler.Sampling(1.0, case['most'], (), 0, dtype='bfloat16')
+    engine = make_sampler(model_config, mesh.Devices(mesh.make({})), shapes, sampling, {})
+    params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)
+
+    def run():
+        return jax.block_until_ready(engine(params, prompts, jax.random.key(7), 0, limit=lengths))
+
+    run()
+    seconds, stats = in_turn({'rollout': run}, repeats)['rollout'], engine.stats
+    print(
+        f'  rollout: {seconds:.2f} s, {lengths.sum() / seconds:.0f} tokens/s, {stats.steps} steps of '
+        f'{1e3 * seconds / stats.steps:.2f} ms, slots used {stats.utilisation:.2f}',
+        flush=True,
+    )
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--model', default='Qwen2.5-0.5B', help='a folder of configs/models')
+    parser.add_argument('--lengths', choices=CASES, action='append', help='default: both')
+    parser.add_argument('--repeats', type=int, default=5)
+    arguments = parser.parse_args()
+    print(environment.describe())
+    model_config = families.load_config(os.path.join(plan.MODELS, arguments.model))
+    for lengths in arguments.lengths or CASES:
+        print(f'{arguments.model}, {lengths} lengths', flush=True)
+        updates(model_config, CASES[lengths], arguments.repeats)
+        rollouts(model_config, CASES[lengths], arguments.repeats)
+
+
+if __name__ == '__main__':
+    main()

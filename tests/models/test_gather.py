@@ -1,0 +1,55 @@
+"""Gradients of gathers add up in order on GPUs as elsewhere, and no program of a run adds up in another way there."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import train
+from grpo_jax.configs import arithmetic
+from grpo_jax.models import gather
+from grpo_jax.run import collect
+from grpo_jax.sampler import schedule
+from grpo_jax.sharding import mesh
+from grpo_jax.sharding.mesh import Devices
+
+
+@pytest.mark.parametrize('seed', range(10))
+def test_sums_in_order_are_those_of_a_scatter(seed):
+    rng = np.random.default_rng(seed)
+    rows, count = int(rng.integers(1, 40)), int(rng.integers(1, 200))
+    index, gradient = jnp.asarray(rng.integers(0, rows, count)), jnp.asarray(rng.normal(size=(count, 3)), jnp.float32)
+    in_order, scattered = (add(rows, index, gradient) for add in (gather._in_order, gather._scattered))
+    np.testing.assert_allclose(in_order, scattered, atol=1e-5)
+    assert not np.any(np.asarray(in_order)[np.setdiff1d(np.arange(rows), index)])
+
+
+def test_gradient_is_that_of_indexing():
+    x, index = jax.random.normal(jax.random.key(0), (7, 4, 2)), jnp.array([3, 3, 0, 6, 3])
+    weights = jnp.arange(5.0)[:, None, None]
+    taken, indexed = (
+        jax.value_and_grad(lambda x, read=read: jnp.sum(weights * read(x) ** 2))(x)
+        for read in (lambda x: gather.take(x, index), lambda x: x[index])
+    )
+    jax.tree.map(np.testing.assert_array_equal, taken, indexed)
+
+
+@pytest.mark.parametrize(('preset', 'columns'), [('grpo', -1), ('ppo', 0)])
+def test_no_program_of_a_run_scatters_in_any_order_on_a_gpu(preset, columns, tmp_path):
+    """Of scatters that may meet, XLA's GPU compiler makes loops of one row after another."""
+    config = arithmetic.get_config(preset)
+    config.learner.pack_columns = columns
+    experiment, _, algorithm, shapes = train.open_run(config, str(tmp_path))
+    alone = Devices(mesh.make({}), compile_now=False)  # one device
+    experiment = dataclasses.replace(experiment, devices=alone)
+    learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
+    sample = experiment.sampler(shapes)
+    traced = [program.traced for program in learner.programs.values()]
+    traced += [sample.programs.trace(key) for key in schedule.largest(sample.schedule)]
+    texts = [program.lower(lowering_platforms=('cuda',)).as_text() for program in traced]
+    scatters = [scatter for text in texts for scatter in re.findall('"stablehlo.scatter".*', text)]
+    assert len(scatters) > 10
+    assert [scatter for scatter in scatters if 'unique_indices = true' not in scatter] == []
