@@ -127,7 +127,7 @@ def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, h
     def one_chunk(chunk):
         index, places = chunk
         chunk_hidden, chunk_mask, *chunk_tokens = (
-            jnp.reshape(x, (count, *x.shape[2:])).at[places].get(mode='fill', fill_value=0, unique_indices=True)
+            jnp.asarray(x).reshape(count, *x.shape[2:]).at[places].get(mode='fill', fill_value=0, unique_indices=True)
             for x in (hidden, mask, *tokens)
         )
         values = jax.lax.cond(index < chunks, chunk_values, nothing, chunk_hidden, *chunk_tokens)
