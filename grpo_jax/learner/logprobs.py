@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
-from grpo_jax.models import transformer
+from grpo_jax.models import gather, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
 from grpo_jax.sharding import chips
 from grpo_jax.types import Array, Rollout
@@ -193,8 +193,7 @@ def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
         """f32[n]: logprobs of the tokens i32[n]."""
         places = tokens - first
         here = (places >= 0) & (places < count)
-        at = jnp.where(here, places, 0), jnp.arange(places.size)
-        picked = below.at[at].get(unique_indices=True)
+        picked = gather.pick(below, jnp.where(here, places, 0))
         return shards.sum_vocab(jnp.where(here, picked, 0.0)) - jnp.log(total)
 
     logprobs, top = pick(targets), ()

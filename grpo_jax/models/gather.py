@@ -35,6 +35,37 @@ def _add_up(rows, index, gradient):
 _take.defvjp(lambda x, index, _: (x[index], index), _add_up)
 
 
+def pick(x: Float[Array, 'V n'], index: Int[Array, ' n']) -> Float[Array, ' n']:
+    """One number of each column, that of the row with the number of its index."""
+    return _pick(x, index, len(x))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _pick(x, index, _):
+    return _read(x, index)
+
+
+def _read(x, index):
+    return jnp.take_along_axis(x, index[None], 0)[0]
+
+
+def _put_back(rows, index, gradient):
+    """The gradient of x, of so many rows."""
+
+    def placed(index, gradient):  # no two meet, which XLA does not see of what is below
+        empty = jnp.zeros((rows, len(index)), gradient.dtype)
+        return empty.at[index, jnp.arange(len(index))].set(gradient, unique_indices=True)
+
+    def scattered(index, gradient):
+        x = jax.ShapeDtypeStruct((rows, len(index)), gradient.dtype)
+        return jax.linear_transpose(lambda x: _read(x, index), x)(gradient)[0]
+
+    return jax.lax.platform_dependent(index, gradient, cuda=placed, default=scattered), None
+
+
+_pick.defvjp(lambda x, index, _: (_read(x, index), index), _put_back)
+
+
 def _scattered(rows, index, gradient):
     return jnp.zeros((rows, *gradient.shape[1:]), gradient.dtype).at[index].add(gradient)
 

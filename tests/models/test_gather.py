@@ -37,6 +37,18 @@ def test_gradient_is_that_of_indexing():
     jax.tree.map(np.testing.assert_array_equal, taken, indexed)
 
 
+@pytest.mark.parametrize('platform', ['default', 'cuda'])
+def test_picks_and_their_gradient(platform, monkeypatch):
+    monkeypatch.setattr(jax.lax, 'platform_dependent', lambda *arrays, **branches: branches[platform](*arrays))
+    x, index, weights = jax.random.normal(jax.random.key(0), (6, 4)), jnp.array([5, 0, 0, 3]), jnp.arange(1.0, 5.0)
+    value, gradient = jax.value_and_grad(lambda x: jnp.sum(weights * gather.pick(x, index)))(x)
+    chosen = np.arange(6)[:, None] == np.asarray(index)
+    np.testing.assert_allclose(value, np.sum(weights * np.asarray(x).T[chosen.T]), rtol=1e-6)
+    np.testing.assert_array_equal(gradient, np.where(chosen, weights, 0))
+    several = jax.vmap(gather.pick, (None, 1), 1)(x, jnp.stack([index, index], 1))
+    np.testing.assert_array_equal(several, np.asarray(x).T[chosen.T][:, None].repeat(2, 1))
+
+
 @pytest.mark.parametrize(('preset', 'columns'), [('grpo', -1), ('ppo', 0)])
 def test_no_program_of_a_run_scatters_in_any_order_on_a_gpu(preset, columns, tmp_path):
     """Of scatters that may meet, XLA's GPU compiler makes loops of one row after another."""
