@@ -368,13 +368,13 @@ def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):
     assert rows[2]['slices'] == 2 and rows[2]['communication'] > rows[1]['communication'] == 0
 
 
-def command(*arguments, topology='v5e:2x2'):
+def command(*arguments, topology='v5e:2x2', config='arithmetic.py'):
     return subprocess.run(
         [
             sys.executable,
             '-m',
             'grpo_jax.preflight',
-            '--config=configs/arithmetic.py',
+            f'--config=configs/{config}',
             f'--topology={topology}',
             '--config.supervised.updates=0',
             '--config.evaluation.samples=8',
@@ -443,10 +443,23 @@ def test_every_program_compiles_for_v5e(planned_for_v5e):
     names = [x['name'] for x in found['programs']]
     assert 'learner.update' in names and sum(name.startswith('rollout: decode') for name in names) >= 1
     assert all(x['arguments'] + x['outputs'] > 0 and x['traffic'] > 0 for x in found['programs'])
-    products = {x['name']: (x['multiplied'], x['flops']) for x in found['programs']}
-    assert all(text == pytest.approx(traced, rel=0.01) for text, traced in products.values()), products
+    products = check_products(found)
     assert products['learner.update'][1] > 1e9
     assert found['fits'] and 0 < found['peak'] < found['memory'] and found['step_largest_bound'] > 0
+
+
+def check_products(found):
+    """{program: operations in the text and in the trace}, which must agree."""
+    products = {x['name']: (x['multiplied'], x['flops']) for x in found['programs']}
+    assert all(text == pytest.approx(traced, rel=0.01) for text, traced in products.values()), products
+    return products
+
+
+@pytest.mark.parametrize('config', ['arithmetic.py:ppo', 'gsm8k.py'])
+def test_operations_of_texts_are_those_of_traces(libtpu, long, tmp_path, config):
+    done = command('--json', f'--cache={tmp_path}', '--config.mesh.fsdp=4', '--at_once=1', config=config)
+    assert done.returncode in (0, 1), done.stderr  # 1: it does not fit
+    assert len(check_products(json.loads(done.stdout))) > 5
 
 
 def test_what_was_compiled_is_read_the_second_time(long, planned_for_v5e):
