@@ -8,9 +8,7 @@ runs in turn, compiling left out; TFLOP are those of the matrix products in the 
 """
 
 import argparse
-import concurrent.futures
 import os
-import statistics
 import time
 from unittest import mock
 
@@ -21,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import environment
-from benchmarks.learner import build_learner, experience_of
+from benchmarks.learner import build_learner, count_products, experience_of
 from grpo_jax import sampler
 from grpo_jax.models import families, transformer
-from grpo_jax.preflight import flops, plan
+from grpo_jax.preflight import plan
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, compiled, mesh
 from grpo_jax.types import Prompts
@@ -43,39 +41,16 @@ WAYS = {  # of an update -> options of learner.*
 }
 
 
-def in_turn(runs, repeats):
-    """Median wall seconds by name of functions that wait for their results, warmed up before, that run in turn."""
-    seconds = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def compile_each(executables):
-    """Compiles executables by name side by side, and prints how long each took."""
-
-    def timed(name):
-        began = time.perf_counter()
-        executables[name].compile()
-        print(f'  compiled {name} in {time.perf_counter() - began:.0f} s', flush=True)
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(timed, executables))
-
-
-def updates(model_config, case, repeats):
+def updates(model_config, params, case, experience, repeats):
     """Prints a line for each way to compute an update."""
-    experience = experience_of(case)
-    params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)
     options = dict(chunk=0, dtype='bfloat16', remat='full')
     learners = {}
     for name, way in WAYS.items():
         with mock.patch.dict(compiled.ON_GPU, clear='not repeatable' in name):
             learners[name] = build_learner(model_config, case, compile_now=False, **options | way)
-    compile_each({name: learner.update for name, learner in learners.items()})
+    began = time.perf_counter()
+    compiled.compile_all([learner.update for learner in learners.values()], 'the updates')
+    print(f'  compiled {len(learners)} updates side by side in {time.perf_counter() - began:.0f} s', flush=True)
 
     def step(learner):
         state = learner.initial(jax.tree.map(jnp.copy, params))
@@ -98,36 +73,34 @@ def updates(model_config, case, repeats):
         gaps[name] = float(gradient_gap(once, exact))
         equal[name] = all(jnp.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (once, again)), strict=True))
     runs = {name: lambda learner=learner: jax.block_until_ready(step(learner)) for name, learner in learners.items()}
-    seconds = in_turn(runs, repeats)
+    seconds, _ = environment.interleaved(runs, repeats, time.perf_counter)
     for name, learner in learners.items():
-        packed = learner.pack(experience.rollout)
-        trips = (1,) if packed is None else (int(packed.count[0]),)
-        products, memory = flops.count(learner.update.traced.jaxpr, trips)[0], learner.update.memory
+        products = count_products(learner, learner.pack(experience.rollout))
+        temporaries = learner.update.memory.temp_size_in_bytes
         print(
             f'  update, {name}: {seconds[name]:.3f} s, {products / 1e12:.1f} TFLOP, '
-            f'{products / seconds[name] / 1e12:.0f} TFLOP/s, temporaries {memory.temp_size_in_bytes / 2**30:.2f} GiB, '
+            f'{products / seconds[name] / 1e12:.0f} TFLOP/s, temporaries {temporaries / 2**30:.2f} GiB, '
             f'gradient beside padded rows by XLA {gaps[name]:.1e}, '
             f'{"equal" if equal[name] else "other"} bits when repeated',
             flush=True,
         )
 
 
-def rollouts(model_config, case, repeats):
+def rollouts(model_config, params, case, experience, repeats):
     """Prints how long the engine takes for completions of the case's lengths."""
     shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
-    experience = experience_of(case)
     lengths = np.asarray(experience.rollout.completion_mask.sum(1), np.int32)
     tokens = experience.rollout.tokens[:: case['group'], : case['queries']]
     prompts = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(case['prompts'], dtype=jnp.int32))
     sampling = sampler.Sampling(1.0, case['most'], (), 0, dtype='bfloat16')
     engine = make_sampler(model_config, mesh.Devices(mesh.make({})), shapes, sampling, {})
-    params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)
 
     def run():
         return jax.block_until_ready(engine(params, prompts, jax.random.key(7), 0, limit=lengths))
 
     run()
-    seconds, stats = in_turn({'rollout': run}, repeats)['rollout'], engine.stats
+    seconds = environment.interleaved({'rollout': run}, repeats, time.perf_counter)[0]['rollout']
+    stats = engine.stats
     print(
         f'  rollout: {seconds:.2f} s, {lengths.sum() / seconds:.0f} tokens/s, {stats.steps} steps of '
         f'{1e3 * seconds / stats.steps:.2f} ms, slots used {stats.utilisation:.2f}',
@@ -144,10 +117,12 @@ def main():
     arguments = parser.parse_args()
     print(environment.describe())
     model_config = families.load_config(os.path.join(plan.MODELS, arguments.model))
+    params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)
     for lengths in arguments.lengths or CASES:
         print(f'{arguments.model}, {lengths} lengths', flush=True)
-        updates(model_config, CASES[lengths], arguments.repeats)
-        rollouts(model_config, CASES[lengths], arguments.repeats)
+        experience = experience_of(CASES[lengths])
+        updates(model_config, params, CASES[lengths], experience, arguments.repeats)
+        rollouts(model_config, params, CASES[lengths], experience, arguments.repeats)
 
 
 if __name__ == '__main__':

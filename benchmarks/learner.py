@@ -78,6 +78,12 @@ def build_learner(model_config, case, compile_now=True, **options):
     )
 
 
+def count_products(learner, packed):
+    """Operations of the matrix products of an update of these PackedRows; None: of padded rows."""
+    trips = (1,) if packed is None else (int(packed.count[0]),)
+    return flops.count(learner.update.traced.jaxpr, trips)[0]
+
+
 def compare(name, case, repeats, lengths):
     """Prints how padded rows, packed ones of the default length and those of other lengths compare."""
     experience = experience_of(case)
@@ -110,10 +116,9 @@ def compare(name, case, repeats, lengths):
         if rows is not None:
             columns, used = learner.packing.columns, int(jnp.sum(rows.cells >= 0))
             cells = int(rows.count[0]) * learner.packing.rows * columns
-        trips = (1,) if rows is None else (int(rows.count[0]),)
         print(
             f'  {way}: {seconds[way]:.3f} CPU-s, {1 - seconds[way] / seconds["padded"]:.0%} less; rows of {columns}, '
-            f'{1 - used / cells:.1%} padding; {flops.count(learner.update.traced.jaxpr, trips)[0] / 1e9:.1f} GFLOP; '
+            f'{1 - used / cells:.1%} padding; {count_products(learner, rows) / 1e9:.1f} GFLOP; '
             f'largest difference of a parameter {gap:.1e}',
             flush=True,
         )

@@ -22,7 +22,7 @@ from grpo_jax.learner.update import anchored
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.run import adapters, bad_batch, checkpoint, cli, collect
 from grpo_jax.run.history import History
-from grpo_jax.sharding import batches
+from grpo_jax.sharding import batches, compiled
 from grpo_jax.text import escape
 from grpo_jax.types import Experience
 
@@ -58,7 +58,8 @@ def run(
     chunk = choose_chunk(learning.chunk, experiment.model_config.vocab_size, experiment.mesh)
     head = Head(learning.temperature, chunk, algorithm.needs_entropy_gradient)
     on_mesh = batches.put_rows(experience, experiment.mesh)
-    computed = jax.jit(_computed, static_argnums=(3, 4, 5, 6))(
+    options = compiled.repeatable_on(experiment.mesh.devices.flat[0])
+    computed = jax.jit(_computed, static_argnums=(3, 4, 5, 6), compiler_options=options)(
         state.params, on_mesh, state.aux['coefficients'], algorithm, experiment.model_config, head, learning
     )
     yield from names.describe(jax.device_get(computed), 'with these parameters')

@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from grpo_jax.errors import BadInput
 from grpo_jax.models import attention, linear, lora, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
-from grpo_jax.models.linear import lookup
 from grpo_jax.sharding import specs, torus
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES
 
@@ -161,7 +160,7 @@ def _embed_own_tokens(table, tokens, dtype):
     all_tokens = jax.lax.all_gather(tokens, 'fsdp', axis=0, tiled=True)
     places = all_tokens - jax.lax.axis_index('tensor') * table.shape[0]
     inside = (places >= 0) & (places < table.shape[0])
-    rows = jnp.where(inside[..., None], lookup(table, jnp.where(inside, places, 0), table.dtype), 0)
+    rows = jnp.where(inside[..., None], linear.lookup(table, jnp.where(inside, places, 0), table.dtype), 0)
     rows = jax.lax.psum(rows, 'tensor')
     return jax.lax.all_to_all(rows, 'fsdp', split_axis=0, concat_axis=2, tiled=True).astype(dtype)
 

@@ -56,7 +56,7 @@ def _put_back(rows, index, gradient):
         empty = jnp.zeros((rows, len(index)), gradient.dtype)
         return empty.at[index, jnp.arange(len(index))].set(gradient, unique_indices=True)
 
-    def scattered(index, gradient):
+    def scattered(index, gradient):  # column by column: TPUs move far less than for one scatter of pairs
         x = jax.ShapeDtypeStruct((rows, len(index)), gradient.dtype)
         return jax.linear_transpose(lambda x: _read(x, index), x)(gradient)[0]
 

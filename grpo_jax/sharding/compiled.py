@@ -201,8 +201,9 @@ def make_executable(
 
 def options_on(mesh: Mesh) -> dict[str, Any]:
     """Compiler options of the learner's executables on a mesh: on CPUs, those above that this XLA accepts."""
-    if mesh.devices.flat[0].platform != 'cpu':
-        return repeatable_on(mesh.devices.flat[0])
+    device = mesh.devices.flat[0]
+    if device.platform != 'cpu':
+        return repeatable_on(device)
     cached = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
     return {name: value for name, value in _accepted().items() if name in ON_CPU or not cached}
 
