@@ -92,7 +92,8 @@ def get_config(preset='grpo'):
     config.rollout.cache_gib = 0.0       # keys and values on a device; 0: all rows at full length
     config.rollout.cache_dtype = ''      # of keys and values: int8, or '' for model.dtype
     config.rollout.weights_dtype = ''    # of the sampler's matrices: int8, or '' for model.dtype
-    config.rollout.kernels = 'auto'      # Pallas kernels decode: on, off, or auto for TPUs with two cores a chip
+    config.rollout.kernels = 'auto'      # Pallas kernels prefill and decode: on, off, or auto: prefills on
+                                         # TPUs, decoding on those with two cores a chip
 
     config.reward = Config()
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)

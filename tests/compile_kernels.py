@@ -38,7 +38,7 @@ for name, tensor, prompts, group in CASES:
     shapes = batches.Shapes(prompts * data, group, 50, 256)
     engine = make_sampler(model_config, Devices(mesh, compile_now=False), shapes, sampling, {})
     for program in schedule.largest(engine.schedule):
-        if program.kind == 'decode':
+        if program.kind in ('open', 'decode'):
             text = engine.programs.trace(program).lower().compile().as_text()
             print(name, program, find_kernels(text))
 

@@ -496,7 +496,7 @@ def test_every_family_compiles_for_v5e(libtpu, long, tmp_path, family):
 
 @pytest.mark.parametrize('topology', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'tpu7x:2x2x1'])
 def test_kernels_compile(libtpu, topology, request):
-    """Those of decoding, where they are wanted, and of the learner's attention, whatever the chip."""
+    """Those of prefills, of decoding, where they are wanted, and of the learner's attention, whatever the chip."""
     if topology != 'v5p:2x2x1':
         request.getfixturevalue('long')
     done = subprocess.run(
@@ -506,12 +506,12 @@ def test_kernels_compile(libtpu, topology, request):
         timeout=550,
         env=os.environ | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'},
     )
-    programs = done.stdout.splitlines()
-    assert done.returncode == 0 and len(programs) == 6, done.stderr
-    attending = [line for line in programs if ' attention ' in line]
-    kernels = ['splash_forward', 'splash_key_gradients', 'splash_query_gradient']
-    assert len(attending) == 2 and all(line.endswith(str(kernels)) for line in attending)
-    assert all(line.endswith("['decode_attention', 'draw']") for line in programs if line not in attending)
+    assert done.returncode == 0, done.stderr
+    forward, gradients = ['splash_forward'], ['splash_key_gradients', 'splash_query_gradient']
+    expected = {'open': (2, forward), 'decode': (4, ['decode_attention', 'draw']), 'attention': (2, forward + gradients)}
+    for kind, (count, kernels) in expected.items():
+        programs = [line for line in done.stdout.splitlines() if f' {kind} ' in line]
+        assert len(programs) == count and all(line.endswith(str(kernels)) for line in programs), done.stdout
 
 
 @pytest.mark.parametrize(

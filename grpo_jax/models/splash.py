@@ -18,6 +18,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from grpo_jax.models import pallas
@@ -61,7 +62,15 @@ def attend_runs(
 
     runs has (first, end) of each run of a query; they may not overlap, and R is twice their number. The estimated
     cost supposes runs of at most `touched` columns in all, 0: any number, and that queries are the last of the columns.
+    Heads may be cut over an axis of the mesh that `shard_map` has left to the partitioner, which cannot cut a kernel.
     """
+    heads, rest = PartitionSpec(None, None, 'tensor'), PartitionSpec()
+    attend_own = functools.partial(_attend_own_heads, scale=scale, cap=cap, touched=touched)
+    return pallas.on_devices(attend_own, (heads, heads, heads, rest), heads)(q, k, v, runs)
+
+
+def _attend_own_heads(q, k, v, runs, scale, cap, touched):
+    """attend_runs of the heads that a device has."""
     (_, t, n, h), (s, kv_heads) = q.shape, k.shape[1:3]
     padding, key_padding = -t % LANES, -s % LANES
     queries, keys = _block(t + padding), _block(s + key_padding)

@@ -191,9 +191,15 @@ def forward(
 
 
 def prefill(
-    params: Params, tokens: Int[Array, 'B T'], positions: Int[Array, 'B T'], mask: Bool[Array, 'B T'], c: ModelConfig
+    params: Params,
+    tokens: Int[Array, 'B T'],
+    positions: Int[Array, 'B T'],
+    visible: Bool[Array, 'B T'] | attention.Packed,
+    c: ModelConfig,
+    *,
+    attend_by: str = 'xla',
 ) -> tuple[Float[Array, 'L B K T H'], Float[Array, 'L B K T H']]:
-    """Keys and values of all layers; arguments as in forward."""
+    """Keys and values of all layers; arguments as in forward, and attention.Rule.by."""
     angles = layer_kinds.make_angles(positions, c)
 
     def layer_step(x, inputs):
@@ -201,7 +207,8 @@ def prefill(
 
         def attend(q, k, v):
             keys_values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-            return attention.attend(q, k, v, mask, layer_kinds.make_rule(c, kind)), keys_values
+            rule = layer_kinds.make_rule(c, kind)._replace(by=attend_by)
+            return attention.attend(q, k, v, visible, rule), keys_values
 
         return block(weights, x, layer_kinds.choose_angles(angles, kind), c, attend)
 

@@ -71,6 +71,12 @@ class SamplerSetup:
         automata = stops.abstract_automata(self.sampling, self.model_config.vocab_size)
         return self._laid_out(automata, dict.fromkeys(automata, specs.replicated(self.mesh)))
 
+    @property
+    def prefills_by(self) -> str:
+        """attention.Rule.by of prefills: kernels on TPUs, where the mesh does not cut a head."""
+        wanted = {'on': True, 'auto': self.mesh.devices.flat[0].platform == 'tpu', 'off': False}
+        return 'splash' if wanted[self.sampling.kernels] and cuts_heads(self.model_config, self.mesh) else 'xla'
+
     def program(self, key: ProgramKey) -> Definition:
         """The program of a key."""
         return DEFINITIONS[key.kind](self, key)
@@ -263,9 +269,9 @@ def _open(setup, key):
     """state.open_batch of every shard's `index`-th prompts, in one chunk."""
 
     def open_batch(weights, rollout_state, index):
-        sizes = (key.prompts, key.columns[0])
+        sizes, by = (key.prompts, key.columns[0]), setup.prefills_by
         batch = state.open_batch(
-            weights, rollout_state, index, setup.model_config, setup.sampling, setup.cache_format, sizes
+            weights, rollout_state, index, setup.model_config, setup.sampling, setup.cache_format, sizes, by
         )
         return _with_length_per_shard(batch)
 
@@ -276,9 +282,9 @@ def _resume(setup, key):
     """state.resume_rows of every shard."""
 
     def resume_rows(weights, rollout_state, length):
-        sizes = (key.rows, key.columns)
+        sizes, by = (key.rows, key.columns), setup.prefills_by
         batch = state.resume_rows(
-            weights, rollout_state, length, setup.model_config, setup.sampling, setup.cache_format, sizes
+            weights, rollout_state, length, setup.model_config, setup.sampling, setup.cache_format, sizes, by
         )
         return _with_length_per_shard(batch)
 

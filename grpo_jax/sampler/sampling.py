@@ -37,7 +37,7 @@ class Sampling(NamedTuple):
     cache_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of keys and values: int8, or '' for dtype
     weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for dtype
     cache_bytes: int = 0  # of keys and values on a device; 0: unlimited
-    kernels: Annotated[str, OneOf(('auto', 'on', 'off'))] = 'auto'  # whether Pallas kernels decode: auto, on or off
+    kernels: Annotated[str, OneOf(('auto', 'on', 'off'))] = 'auto'  # whether Pallas kernels sample: auto, on or off
     lora: LoraOptions = OFF  # adapters of the parameters, which are merged into the weights
     greedy: int = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Key
 import numpy as np
 
+from grpo_jax.models import attention, transformer
 from grpo_jax.models import cache as kv_cache
-from grpo_jax.models import transformer
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.types import Array, Prompts, Pytree, Rollout, pytree
@@ -144,10 +144,11 @@ def open_batch(
     options: Sampling,
     cache_format: CacheFormat,
     sizes: tuple[int, int],
+    attend_by: str = 'xla',
 ) -> DecodeBatch:
     """The DecodeBatch of the `index`-th prompts, with all rows of their groups, of which none has begun.
 
-    sizes are the number of prompts and the columns of the first chunk.
+    sizes are the number of prompts and the columns of the first chunk; attend_by is attention.Rule.by of the prefill.
     """
     prompts, columns = sizes
 
@@ -158,7 +159,7 @@ def open_batch(
     rows = (index * prompts * state.group + jnp.arange(prompts * state.group)).astype(jnp.int32)
     prompt_cache = empty_prompt_cache(model_config, prompts, tokens.shape[1], cache_format)
     (prompt_cache,) = _prefill(
-        params, tokens[:, :-1], mask[:, :-1], model_config, (prompt_cache,), (tokens.shape[1] - 1,)
+        params, tokens[:, :-1], mask[:, :-1], model_config, (prompt_cache,), (tokens.shape[1] - 1,), attend_by
     )
     own = kv_cache.empty(model_config, rows.shape[0], columns, **cache_format._asdict())
     cache = kv_cache.KVCache(
@@ -179,11 +180,12 @@ def resume_rows(
     options: Sampling,
     cache_format: CacheFormat,
     sizes: tuple[int, tuple[int, ...]],
+    attend_by: str,
 ) -> DecodeBatch:
     """The DecodeBatch of the longest unfinished rows, each with a copy of its prompt.
 
     Their tokens are prefilled right-aligned before own column `length`, which no row may exceed. sizes are the number
-    of rows and the columns of each chunk.
+    of rows and the columns of each chunk; attend_by is attention.Rule.by of the prefill.
     """
     rows, columns = sizes
     length_of = jnp.where(state.unfinished, state.count, -1)
@@ -202,7 +204,7 @@ def resume_rows(
     empty = [empty_prompt_cache(model_config, rows, prompts.shape[1], cache_format)]
     empty += [kv_cache.empty(model_config, rows, size, **cache_format._asdict()) for size in columns]
     widths = (prompts.shape[1] - 1, *(chunk.columns for chunk in empty[1:]))
-    prompt_cache, *chunks = _prefill(params, tokens, mask, model_config, tuple(empty), widths)
+    prompt_cache, *chunks = _prefill(params, tokens, mask, model_config, tuple(empty), widths, attend_by)
     prompt_start = prompt_cache.columns - jnp.sum(mask[:, : prompts.shape[1] - 1], -1, dtype=jnp.int32)
     cache = kv_cache.KVCache(
         prompt=prompt_cache,
@@ -338,8 +340,11 @@ def _read_rows(cache, state, rows, live, model_config, options):
     )
 
 
-def _prefill(params, tokens, mask, model_config, chunks, widths):
-    """chunks filled with the keys and values of tokens [R, T], cut into consecutive pieces of the given widths."""
+def _prefill(params, tokens, mask, model_config, chunks, widths, attend_by):
+    """chunks filled with the keys and values of tokens [R, T], cut into consecutive pieces of the given widths.
+
+    The first are prompts.
+    """
     rows, t = tokens.shape
     if t == 0:
         return chunks
@@ -350,7 +355,10 @@ def _prefill(params, tokens, mask, model_config, chunks, widths):
         def part(x):
             return jax.lax.dynamic_slice_in_dim(x, i * at_once, at_once)
 
-        k, v = transformer.prefill(params, part(tokens), part(positions), part(mask), model_config)
+        own_tokens, own_positions, visible = part(tokens), part(positions), part(mask)
+        if attend_by == 'splash':
+            visible = _runs_apart(visible, own_positions, widths[0])
+        k, v = transformer.prefill(params, own_tokens, own_positions, visible, model_config, attend_by=attend_by)
         filled, column = [], 0
         for chunk, width in zip(chunks, widths, strict=True):
             new = kv_cache.prompt_chunk(k[..., column : column + width, :], v[..., column : column + width, :], chunk)
@@ -364,3 +372,13 @@ def _prefill(params, tokens, mask, model_config, chunks, widths):
 
     with jax.named_scope('prefill'):
         return jax.lax.fori_loop(0, rows // at_once, fill, chunks)
+
+
+def _runs_apart(mask, positions, queries):
+    """mask, whose valid columns end with the `queries` of the prompt and go on after a gap, as splash takes them."""
+    columns = mask.shape[1]
+    if columns == queries:
+        return mask
+    length = jnp.sum(mask[:, :queries], -1, keepdims=True, dtype=jnp.int32)
+    part = jnp.where(mask, (jnp.arange(columns) >= queries).astype(jnp.int32), -1)
+    return attention.Packed(part, positions, queries - length, length, columns, queries, columns - queries)
