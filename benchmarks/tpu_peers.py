@@ -1,16 +1,18 @@
-"""Updates and sampling of this project and of Tunix beside each other, compiled by one libtpu for TPUs not here.
+"""Updates and sampling of this project and of its peers beside each other, compiled by one libtpu for TPUs not here.
 
-python -m benchmarks.tpu_peers --tunix=PYTHON [--model=0.5B] [--topology=v5e:2x2] [--only=update] [--keep=FOLDER]
+python -m benchmarks.tpu_peers --tunix=PYTHON --maxtext=PYTHON [--model=0.5B] [--topology=v5e:2x2] [--only=update]
 
-PYTHON has google-tunix 0.1.7 and jax[tpu], and runs tunix_child.py. The reader of grpo_jax.preflight reads the texts of
-both. An update is 64 rows of 256 + 1,024 tokens over fsdp, full vocabulary, float32 master weights and AdamW, bfloat16
-computation; its figures are those of all its microbatches, a decode program's those of a step, per chip. --keep=FOLDER
-keeps the peer's texts, and what lies there is not compiled again. Exit status 1 when a peer's text lacks its shardings.
-MaxText's update is not covered.
+The one PYTHON has google-tunix 0.1.7 and runs tunix_child.py, the other maxtext 0.2.5 and runs maxtext_child.py; both
+have jax[tpu], and either may be left out. The reader of grpo_jax.preflight reads all texts. An update is 64 rows of 256
++ 1,024 tokens over fsdp, full vocabulary, float32 master weights and AdamW, bfloat16 computation; MaxText's is that of
+training on text, with a loss over all 1,280. Its figures are those of all its microbatches, a decode program's those of
+a step, per chip. The fewest microbatches that fit are found by compiling one, two, four and so on. --keep=FOLDER keeps
+the peers' texts, and what lies there is not compiled again. Exit status 1 when a peer's text lacks its shardings.
 """
 
 import argparse
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -28,9 +30,10 @@ from grpo_jax.preflight import collectives, compiler, hlo
 from grpo_jax.preflight import plan as plans
 
 ROWS, GROUP, QUERIES, TOKENS, MEAN = 64, 8, 256, 1024, 300
-CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'tunix_child.py')
-# microbatches of updates by (model, topology): those to recommend, and those without recomputing, a row a chip
-MICROBATCHES = {('0.5B', 'v5e:2x2'): ((8, 2), 16), ('7B', 'v5e:4x4'): ((4, 2), 0), ('7B', 'v5p:2x2x2'): ((8,), 0)}
+HERE = os.path.dirname(os.path.abspath(__file__))
+# microbatches of updates by (model, topology): usual ones, and those without recomputing, a row a chip (0: do not fit)
+MICROBATCHES = {('0.5B', 'v5e:2x2'): (8, 16), ('7B', 'v5e:4x4'): (4, 0), ('7B', 'v5p:2x2x2'): (8, 0)}
+FEWEST = 0  # microbatches: as few as fit
 
 
 class Case(NamedTuple):
@@ -41,7 +44,9 @@ class Case(NamedTuple):
     topology: str
     microbatches: int
     flash: bool = False  # splash attention
+    peer: str = 'tunix'  # or maxtext
     remat: str = 'NONE'
+    tiling: int = 1  # parts of the tokens whose logits exist at once, which MaxText can cut
     weights: str = 'float32'
     replicated: bool = False  # weights are whole on every chip, Tunix's sharding for sampling
     group: int = GROUP
@@ -61,24 +66,61 @@ class Row(NamedTuple):
     untold: bool  # whether it has kernels that do not tell their operations, which are not counted then
 
 
-def peer_cases(model, topology):
+def tunix_cases(model, topology):
     """[(Case, whether its settings are the ones to recommend)]: by default nothing is recomputed or in kernels."""
-    cuts, least = MICROBATCHES[model, topology]
-    cases = [(Case('update', model, topology, cut, True, 'DECODER'), True) for cut in cuts]
+    usual, least = MICROBATCHES[model, topology]
+    cases = [(Case('update', model, topology, cut, True, remat='DECODER'), True) for cut in (usual, FEWEST)]
     default, whole = Case('decode', model, topology, 1), {'weights': 'bfloat16', 'replicated': True}
-    more = [Case('update', model, topology, cuts[-1], remat='DECODER'), Case('update', model, topology, least), default]
+    more = [Case('update', model, topology, FEWEST, remat='DECODER'), Case('update', model, topology, least), default]
     return cases + ([(case, False) for case in more] + [(default._replace(**whole), True)]) * bool(least)
 
 
+def maxtext_cases(model, topology):
+    """[(Case, whether its settings are the ones to recommend)]; its default recomputes, and logits are whole."""
+    usual = Case('update', model, topology, MICROBATCHES[model, topology][0], True, 'maxtext', 'FULL')
+    in_parts = usual._replace(microbatches=FEWEST, tiling=8)
+    return [(usual, True), (in_parts, True), (usual._replace(remat='MINIMAL'), False)]
+
+
+CASES = {'tunix': tunix_cases, 'maxtext': maxtext_cases}
+
+
+def fewest(make):
+    """make(microbatches) of the fewest that fit, where that is a Row; of a row a chip where none do."""
+    rows = (make(2**n) for n in range(5))
+    row = next(rows)
+    while not row.fits and (more := next(rows, None)):
+        row = more
+    return row
+
+
+def peer_rows(peer, python, model, topology, only, keep):
+    """Rows of a peer's cases, compiled by its Python."""
+    plan, here = planned(model, topology), versions()
+
+    def row(case, recommended):
+        told, text = compile_peer(python, case, keep)
+        if not here.items() <= told.items():
+            print(f'versions differ: {told}', file=sys.stderr)
+        return peer_row(case, recommended, told, text, plan)
+
+    for case, recommended in CASES[peer](model, topology):
+        if only in case.program:
+            cut = lambda n, case=case, recommended=recommended: row(case._replace(microbatches=n), recommended)  # noqa: E731
+            yield cut(case.microbatches) if case.microbatches else fewest(cut)
+
+
 def compile_peer(python, case, keep):
-    """(what tunix_child.py tells of a case, compiled text); the text is '' when the compiler refuses it."""
+    """(what the peer's child tells of a case, compiled text); the text is '' when the compiler refuses it."""
     folder = pathlib.Path(keep, '-'.join(map(str, case)).replace(':', '_'))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / 'child.json').exists():
-        command = [python, '-P', CHILD, json.dumps(case._asdict()), folder]  # -P: no file beside it hides a module
+        child = os.path.join(HERE, f'{case.peer}_child.py')
+        command = [python, '-P', child, json.dumps(case._asdict()), folder]  # -P: no file beside it hides a module
+        environment = os.environ | {'PYTHONPATH': os.path.dirname(HERE)}
         with open(folder / 'log', 'w', encoding='utf8') as log:
-            if subprocess.call(command, stderr=log):
-                raise RuntimeError(f'{CHILD} failed for {case}; see {log.name}')
+            if subprocess.call(command, stdout=log, stderr=log, env=environment):
+                raise RuntimeError(f'{child} failed for {case}; see {log.name}')
     told = json.loads((folder / 'child.json').read_text('utf8'))
     return told, '' if 'error' in told else (folder / 'compiled.txt').read_text('utf8')
 
@@ -86,7 +128,8 @@ def compile_peer(python, case, keep):
 def peer_row(case, recommended, told, text, plan):
     """Row of a peer's case; RuntimeError as in `guard`."""
     lengths, kernels = 'any', 'splash' if case.flash else 'xla'
-    settings = f'padded, {kernels}, remat {case.remat.lower()}, {case.microbatches} microbatches'
+    tiles = f', logits in {case.tiling} parts' if case.tiling > 1 else ''
+    settings = f'padded, {kernels}, remat {case.remat.lower()}{tiles}, {case.microbatches} microbatches'
     if case.program == 'decode':
         lengths, settings = 'all alive', f'weights {case.weights}, {"whole" if case.replicated else "sharded"}'
     if text:
@@ -94,7 +137,7 @@ def peer_row(case, recommended, told, text, plan):
     fields = {name: told.get(name, 0) for name in ('arguments', 'outputs', 'temporaries', 'peak', 'seconds')}
     fields['refused'] = 0 if text else compiler.needed_bytes(told['error'])
     rows = case.rows // case.microbatches
-    head, tokens = (f'tunix {case.program}', settings, lengths, str(rows)), rows * case.tokens // plan.mesh.size
+    head, tokens = (f'{case.peer} {case.program}', settings, lengths, str(rows)), rows * case.tokens // plan.mesh.size
     return make_row(head, recommended, fields, text, plan, tokens, times=case.microbatches)
 
 
@@ -124,22 +167,28 @@ def planned(model, topology, mean=0, **learner):
     return plans.make(config, topology, mean_tokens=mean)
 
 
-def our_cases(model, topology):
-    """[(program, settings, lengths, rows of a microbatch, plan, whether to recommend)] of the project."""
-    cuts, least = MICROBATCHES[model, topology]
-    cases = []
-    for cut, remat in [(cut, 'full') for cut in cuts] + [(least, 'none')] * bool(least):
-        plan = planned(model, topology, microbatches=cut, remat=remat)
+def our_rows(model, topology, only):
+    """Rows of the project's updates, and of its decoding where the weights are small."""
+    usual, least = MICROBATCHES[model, topology]
+    compiled = {}
+
+    def padded(cut, remat='full'):
+        plan = planned(model, topology, microbatches=cut, pack_columns=0, remat=remat)
         settings = f'padded, splash, remat {remat}, {cut} microbatches'
-        cases.append(('update', settings, 'any', ROWS // cut, plan, remat == 'full'))
-    for columns, lengths, mean in ((-1, 'equal', 0), (-1, f'mean {MEAN}', MEAN), (4352, 'equal', 0)):
-        plan = planned(model, topology, mean, pack_columns=columns)
-        columns = plan.learner.packing.columns
-        cases.append(('update', f'packed in {columns}, splash, remat full', lengths, 'packed', plan, True))
-    if least:
-        plan = planned(model, topology, microbatches=cuts[0])
-        cases.append(('decode', 'weights bfloat16, whole', 'all alive', ROWS, plan, True))
-    return cases
+        return our_row('update', settings, 'any', ROWS // cut, plan, remat == 'full', compiled)
+
+    if only in 'update':
+        yield padded(usual)
+        yield fewest(padded)
+        if least:
+            yield padded(least, 'none')
+        for columns, lengths, mean in ((-1, 'equal', 0), (-1, f'mean {MEAN}', MEAN), (4352, 'equal', 0)):
+            plan = planned(model, topology, mean, pack_columns=columns)
+            settings = f'packed in {plan.learner.packing.columns}, splash, remat full'
+            yield our_row('update', settings, lengths, 'packed', plan, True, compiled)
+    if least and only in 'decode':
+        plan = planned(model, topology, microbatches=usual)
+        yield our_row('decode', 'weights bfloat16, whole', 'all alive', ROWS, plan, True, compiled)
 
 
 def our_row(program, settings, lengths, rows, plan, recommended, compiled):
@@ -215,35 +264,38 @@ def worse(ours, theirs):
 def compare(rows):
     """Prints in what the project's rows are worse than each of the peer's for the same program."""
     for ours in rows:
-        for theirs in (row for row in rows if row.head[0] == ours.head[0].replace('here', 'tunix') != ours.head[0]):
+        own, _, program = ours.head[0].partition(' ')
+        for theirs in (
+            row for row in rows if own == 'here' != row.head[0].split()[0] and row.head[0].endswith(program)
+        ):
             less, more = figures(theirs)['HBM'] / figures(ours)['HBM'], ', '.join(worse(ours, theirs)) or 'nothing'
             print(f'{" ".join(ours.head)} beside {" ".join(theirs.head)}: HBM {less:.2f} x less; 5 % above: {more}')
+
+
+def versions():
+    """{name: version} of what compiles."""
+    return {name: importlib.metadata.version(name) for name in ('jax', 'libtpu')}
 
 
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--tunix', required=True)
-    for name, default in {'model': '0.5B', 'topology': 'v5e:2x2', 'only': '', 'keep': ''}.items():
+    defaults = {'model': '0.5B', 'topology': 'v5e:2x2', 'only': '', 'keep': '', **dict.fromkeys(CASES, '')}
+    for name, default in defaults.items():
         parser.add_argument(f'--{name}', default=default)
     arguments = parser.parse_args()
-    here = {name: importlib.metadata.version(name) for name in ('jax', 'libtpu')}
-    model, topology, keep = arguments.model, arguments.topology, arguments.keep or tempfile.mkdtemp()
-    print(f'Qwen2.5-{model} on {topology}, {here}; rows of a microbatch on all chips; GiB in use and at the peak\n')
+    case, keep = (arguments.model, arguments.topology, arguments.only), arguments.keep or tempfile.mkdtemp()
+    print(
+        f'Qwen2.5-{case[0]} on {case[1]}, {versions()}; rows of a microbatch on all chips; GiB in use and at the peak\n'
+    )
     print('| program | settings | lengths | rows | in use | peak | TFLOP | HBM GB | sent GB | [B,T,V] | CPU-s |')
     print('|' + '---|' * 11, flush=True)
-    rows, compiled, plan = [], {}, planned(model, topology)
-    for case in our_cases(model, topology):
-        if arguments.only in case[0]:
-            rows.append(our_row(*case, compiled))
-            print(table_row(rows[-1]), flush=True)
-    for case, recommended in peer_cases(model, topology):
-        if arguments.only in case.program:
-            told, text = compile_peer(arguments.tunix, case, keep)
-            rows.append(peer_row(case, recommended, told, text, plan))
-            print(table_row(rows[-1]), flush=True)
-            if not here.items() <= told.items():
-                print(f'versions differ: {told}', file=sys.stderr)
+    pythons = {peer: python for peer in CASES if (python := getattr(arguments, peer))}
+    peers = (peer_rows(peer, python, *case, keep) for peer, python in pythons.items())
+    rows = []
+    for row in itertools.chain(our_rows(*case), *peers):
+        rows.append(row)
+        print(table_row(row), flush=True)
     compare([row for row in rows if row.fits and row.recommended])
 
 

@@ -9,11 +9,9 @@ the compiler's figures or its refusal.
 """
 
 import functools
-import importlib.metadata
 import json
 import os
 import sys
-import time
 import types
 
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
@@ -28,6 +26,8 @@ from tunix.generate import sampler
 from tunix.models.qwen2 import model as qwen2
 from tunix.rl import algo_core, trainer
 from tunix.rl.grpo import grpo_learner
+
+from benchmarks import peer_program
 
 PAD, END = 151643, 151645
 # what the sampler asks of a tokenizer; there are no texts
@@ -121,27 +121,9 @@ def main(case, folder):
     mesh = jax.make_mesh((len(devices), 1), ('fsdp', 'tp'), devices=devices, axis_types=(AxisType.Auto,) * 2)
     # Qwen2 leaves its sharding constraints out where the first device is a CPU
     jax.devices = lambda *_: list(devices)
-    facts = {name: importlib.metadata.version(name) for name in ('google-tunix', 'jax', 'libtpu')}
     with mesh:
         lowered = {'update': update, 'decode': decode}[case['program']](case, mesh)
-        facts['constraints'] = lowered.as_text().count('sharding_constraint')
-        started = time.process_time()
-        try:
-            compiled = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            if 'RESOURCE_EXHAUSTED' not in str(error):
-                raise
-            facts['error'] = str(error)
-        facts['seconds'] = time.process_time() - started
-    if 'error' not in facts:
-        memory = compiled.memory_analysis()
-        facts['arguments'], facts['temporaries'] = memory.argument_size_in_bytes, memory.temp_size_in_bytes
-        facts['outputs'] = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        facts['peak'] = memory.peak_memory_in_bytes
-        with open(os.path.join(folder, 'compiled.txt'), 'w', encoding='utf8') as file:
-            file.write(compiled.as_text())
-    with open(os.path.join(folder, 'child.json'), 'w', encoding='utf8') as file:
-        json.dump(facts, file)
+        peer_program.compile_and_write(lowered, ['google-tunix'], folder)
 
 
 if __name__ == '__main__':

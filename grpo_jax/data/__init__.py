@@ -21,7 +21,7 @@ from grpo_jax.data.dataset import (
 )
 from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import Origin
-from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
+from grpo_jax.data.prompt_format import PromptFormat, encode_prompt, encode_texts
 
 __all__ = [
     'DataOptions',
@@ -30,6 +30,7 @@ __all__ = [
     'PromptFormat',
     'check_shared',
     'encode_prompt',
+    'encode_texts',
     'examples',
     'indices',
     'is_file',

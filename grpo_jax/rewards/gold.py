@@ -16,6 +16,7 @@ from grpo_jax.text import escape
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
 SHORT = 60  # characters of an answer in which the last number is not the whole
 MOST_AT_ONCE = 256  # examples
+MOST_IN_CALL, LEAST_CALLS = 64, 256  # examples that a thread is handed at once, and calls before it gets more than one
 PROSE = re.compile(r'=|####|\\(?:boxed|approx)|[A-Za-z]{3,} +[A-Za-z]{3,}')
 
 logger = logging.getLogger('grpo_jax')
@@ -100,10 +101,12 @@ def perturb(example: Example) -> tuple[str, ...]:
 def _misjudgements(reward_functions, part, examples, judging):
     """What is wrong with the verdicts on each example's gold, or ''; judging counts the examples."""
     judge = functools.partial(_misjudgement, part.function, reward_functions)
+    size = min(max(len(examples) // LEAST_CALLS, 1), MOST_IN_CALL)
+    together = [examples[i : i + size] for i in range(0, len(examples), size)]
     reasons = []
-    for reason in reward_functions.resources.threads.map(judge, examples):
-        reasons.append(reason)
-        judging.done += 1
+    for some in reward_functions.resources.threads.map(lambda some: [*map(judge, some)], together):
+        reasons += some
+        judging.done += len(some)
     return reasons
 
 
