@@ -107,11 +107,10 @@ def read_labelled(experiment: Experiment, objective: Objective, split: str) -> L
     """The examples of a split that have what the objective reads, with their labels."""
     marks = {}
 
-    def encode(examples):
-        completions = []
-        for example in examples:
-            rows, marks[example.id] = objective.encode(example, experiment.tokenizer, experiment.settings.reward_model)
-            completions.append(rows)
+    def encode(example):
+        completions, marks[example.id] = objective.encode(
+            example, experiment.tokenizer, experiment.settings.reward_model
+        )
         return completions
 
     dataset, completions = demonstrations.read_completions(experiment, split, objective.fields, encode)

@@ -21,7 +21,7 @@ from grpo_jax.data.dataset import (
 )
 from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import Origin
-from grpo_jax.data.prompt_format import PromptFormat, encode_prompt, encode_texts
+from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 
 __all__ = [
     'DataOptions',
@@ -30,7 +30,6 @@ __all__ = [
     'PromptFormat',
     'check_shared',
     'encode_prompt',
-    'encode_texts',
     'examples',
     'indices',
     'is_file',

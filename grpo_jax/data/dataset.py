@@ -13,7 +13,7 @@ import numpy as np
 
 from grpo_jax import ranges
 from grpo_jax.data import origin
-from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompts
+from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example, Prompts
@@ -89,13 +89,13 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
         row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row
         for row in examples(options.name, options.options, split)
     ]
-    readable = [row for row in rows if not isinstance(row, BadInput)]
-    _check_examples(options.name, readable)
-    check_chats(tokenizer, options.prompt_format, readable)
-    tokens = iter(
-        encode_prompts(tokenizer, options.prompt_format, readable, lambda e: f'example {e.id} of the {split} split')
-    )
-    rows = [row if isinstance(row, BadInput) else _with_tokens(row, next(tokens)) for row in rows]
+    _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
+    check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
+    written = _write(tokenizer, options.prompt_format, rows)
+    rows = [
+        row if isinstance(row, BadInput) else _encode(tokenizer, row, options, split, text)
+        for row, text in zip(rows, written, strict=True)
+    ]
     encoded = drop_malformed(rows, options.strict, split)
     if not encoded:
         raise BadInput('data.options', options.options, f'gives no example of the {split} split')
@@ -131,9 +131,22 @@ def _check_examples(name, rows):
         raise BadInput('data.name', name, 'gives examples ids that are not distinct, or not in 0..2^31-1')
 
 
-def _with_tokens(example, ids):
-    """(example, token ids of its prompt), or the BadInput that stands for them."""
-    return ids if isinstance(ids, BadInput) else (example, ids)
+def _write(tokenizer, prompt_format, rows):
+    """Of each row what the chat template makes of its prompt; None where there is no chat."""
+    written: list[Any] = [None] * len(rows)
+    chosen = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
+    for i, text in zip(chosen, render_prompts(tokenizer, prompt_format, [rows[i] for i in chosen]), strict=True):
+        written[i] = text
+    return written
+
+
+def _encode(tokenizer, example, options, split, written):
+    """(example, token ids of its prompt), or the BadInput that names it."""
+    where, prompt_format = f'example {example.id} of the {split} split', options.prompt_format
+    try:
+        return example, encode_prompt(tokenizer, example.prompt, prompt_format, example.messages, where, written)
+    except BadInput as error:
+        return error.with_traceback(None)
 
 
 def check_shared(train: Dataset, test: Dataset) -> None:

@@ -1,6 +1,6 @@
 """How a prompt is written for the model: the text around it, and the tokenizer's chat template."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
@@ -103,44 +103,35 @@ class TemplateFailure(ValueError):
 
 
 def encode_prompt(
-    tokenizer: Any, text: str, prompt_format: PromptFormat, messages: Sequence[dict[str, Any]] = ()
+    tokenizer: Any,
+    text: str,
+    prompt_format: PromptFormat,
+    messages: Sequence[dict[str, Any]] = (),
+    where: str = 'prompt',
+    rendered: str | TemplateFailure | None = None,
 ) -> list[int]:
-    """Token ids of a prompt, or of the chat that it ends, as encode_prompts has them; BadInput as there."""
-    (ids,) = encode_prompts(tokenizer, prompt_format, [Example(text, '', 0, {}, tuple(messages))], lambda _: 'prompt')
-    if isinstance(ids, BadInput):
-        raise ids
-    return ids
-
-
-def encode_prompts(
-    tokenizer: Any, prompt_format: PromptFormat, examples: Sequence[Example], name: Callable[[Example], str]
-) -> list[list[int] | BadInput]:
-    """Token ids of each Example's prompt, or of the chat that it ends; special tokens are added once.
+    """Token ids of an Example's prompt, or of the chat that it ends; special tokens are added once.
 
     They come from the chat template or from the tokenizer. A chat is written whole, with the template around the last
     message of the user, and open for an answer; where its last message is the assistant's, the answer goes on with
-    that. BadInput, which names name(example), in the place of a prompt that the chat template cannot write, or that has
-    no tokens.
+    that. rendered is what render_prompts has made of it already. BadInput, which names `where`, for a prompt that the
+    chat template cannot write, or that has no tokens.
     """
-    texts = _write_prompts(tokenizer, prompt_format, examples, name)
-    written = encode_texts(tokenizer, [text for text in texts if isinstance(text, str)], not prompt_format.chat)
-    encoded = iter(written)
-    every: list[list[int] | BadInput] = []
-    for example, text in zip(examples, texts, strict=True):
-        if isinstance(text, BadInput):
-            every.append(text)
-            continue
-        ids = next(encoded)
+    if prompt_format.chat:
+        if rendered is None:
+            (rendered,) = _render(tokenizer, prompt_format, [write_messages(text, prompt_format, messages)])
+        if isinstance(rendered, TemplateFailure):
+            raise BadInput(where, shorten(text), f'the chat template cannot write it: {rendered}')
+        ids = tokenizer.encode(rendered, add_special_tokens=False)
+    else:
+        if messages:
+            _refuse_messages(where, messages)
+        ids = tokenizer.encode(prompt_format.template.replace('{prompt}', text))
         # some tokenizers close every text; a prompt must stay open
-        closed = not prompt_format.chat and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id
-        reason = 'has no tokens; mend or remove the row, or take another tokenizer'
-        every.append((ids[:-1] if closed else ids) or BadInput(name(example), shorten(example.prompt), reason))
-    return every
-
-
-def encode_texts(tokenizer: Any, texts: Sequence[str], special_tokens: bool = False) -> list[list[int]]:
-    """Token ids of each text, all at once: one after another they take most of the time that reading data takes."""
-    return tokenizer(list(texts), add_special_tokens=special_tokens)['input_ids'] if texts else []
+        ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    if not ids:
+        raise BadInput(where, shorten(text), 'has no tokens; mend or remove the row, or take another tokenizer')
+    return ids
 
 
 def _refuse_messages(where, messages):
@@ -164,21 +155,11 @@ def write_messages(
     return written
 
 
-def _write_prompts(tokenizer, prompt_format, examples, name):
-    """Of each Example the text that the model reads, or a BadInput."""
-    if prompt_format.chat:
-        chats = [write_messages(e.prompt, prompt_format, e.messages) for e in examples]
-        texts = _render(tokenizer, prompt_format, chats) if chats else []
-        return [
-            BadInput(name(example), shorten(example.prompt), f'the chat template cannot write it: {text}')
-            if isinstance(text, TemplateFailure)
-            else text
-            for example, text in zip(examples, texts, strict=True)
-        ]
-    for example in examples:
-        if example.messages:
-            _refuse_messages(name(example), example.messages)
-    return [prompt_format.template.replace('{prompt}', example.prompt) for example in examples]
+def render_prompts(
+    tokenizer: Any, prompt_format: PromptFormat, examples: Sequence[Example]
+) -> Sequence[str | TemplateFailure]:
+    """Of each example the text that the chat template makes of its chat, or the failure."""
+    return _render(tokenizer, prompt_format, [write_messages(e.prompt, prompt_format, e.messages) for e in examples])
 
 
 def _render(tokenizer, prompt_format, chats):

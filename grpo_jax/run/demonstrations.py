@@ -19,18 +19,16 @@ def find(experiment, fields=('demonstration',)):
     """
     stop = experiment.tokenizer.eos_token_id
 
-    def encode(examples):
-        texts = [example.meta[field] for example in examples for field in fields]
-        rows = [[*ids, stop] for ids in data.encode_texts(experiment.tokenizer, texts)]
-        return [rows[i : i + len(fields)] for i in range(0, len(rows), len(fields))]
+    def encode(example):
+        return [experiment.tokenizer.encode(example.meta[field], add_special_tokens=False) + [stop] for field in fields]
 
     return read_completions(experiment, 'train', fields, encode)
 
 
 def read_completions(experiment, split, fields, encode):
-    """(Dataset, completions) of the split's examples whose meta has all fields and whose completions fit.
+    """(Dataset, encode(example) of each) of the split's examples whose meta has all fields and whose completions fit.
 
-    encode(examples) lists the completions of each, lists of tokens that must not pass rollout.max_tokens.
+    encode(example) lists an example's completions, each a list of tokens that must not pass rollout.max_tokens.
     """
     dataset, most = experiment.load(split), experiment.config.rollout.max_tokens
     have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
@@ -47,7 +45,7 @@ def read_completions(experiment, split, fields, encode):
             if not isinstance(example.meta[field], kind):
                 value = str(example.meta[field])[:80]
                 raise BadInput(f'{field} of example {example.id}', value, f'must be a {kind.__name__}; mend its row')
-    completions = dict(zip(have, encode([dataset.examples[i] for i in have]), strict=True))
+    completions = {i: encode(dataset.examples[i]) for i in have}
     kept = [i for i in have if max(map(len, completions[i])) <= most]
     if not kept:
         raise BadInput('rollout.max_tokens', most, 'is shorter than every demonstration')
