@@ -508,7 +508,11 @@ def test_kernels_compile(libtpu, topology, request):
     )
     assert done.returncode == 0, done.stderr
     forward, gradients = ['splash_forward'], ['splash_key_gradients', 'splash_query_gradient']
-    expected = {'open': (2, forward), 'decode': (4, ['decode_attention', 'draw']), 'attention': (2, forward + gradients)}
+    expected = {
+        'open': (2, forward),
+        'decode': (4, ['decode_attention', 'draw']),
+        'attention': (2, forward + gradients),
+    }
     for kind, (count, kernels) in expected.items():
         programs = [line for line in done.stdout.splitlines() if f' {kind} ' in line]
         assert len(programs) == count and all(line.endswith(str(kernels)) for line in programs), done.stdout

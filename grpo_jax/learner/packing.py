@@ -25,6 +25,7 @@ from grpo_jax.types import Array, Experience, Pytree, Rollout, pytree
 
 BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
 ENOUGH = {'cpu': 512, 'gpu': 2048, 'tpu': 2048}  # columns of a row at which longer ones gain little
+LONGER = 1.5  # times as long a row may be, where all rows together are then shorter
 
 
 class Packing(NamedTuple):
@@ -90,8 +91,9 @@ def device_share(mesh: Mesh, shapes: Shapes, learning: Learning) -> int:
 def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str) -> int:
     """Columns of packed rows for learner.pack_columns = -1.
 
-    They are the fewest that are ENOUGH and that full completions fill, or hold a device's share of a minibatch's
-    completions, if that is less.
+    They are ENOUGH, and those of full completions with their prompts, or hold a device's share of a minibatch's
+    completions, if that is less. Of such lengths, up to LONGER times the least, it is that of which all rows have the
+    fewest columns: a group that is cut repeats its prompt, and a last part that is small leaves columns empty.
     """
     group, block = shapes.group_size, BLOCK[platform]
 
@@ -103,7 +105,15 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
 
     step = group if whole_groups else 1
     counts = range(step, max(share, step) + 1, step)
-    return next((room(n) for n in counts if room(n) >= ENOUGH[platform]), room(counts[-1]))
+    least = next((n for n in counts if room(n) >= ENOUGH[platform]), counts[-1])
+    fitting = [n for n in counts if n >= least and room(n) <= LONGER * room(least)]
+
+    def all_columns(count):
+        """Columns of all rows of a device's share, that many completions to a row."""
+        rows = -(-share // group) * -(-group // count) if count < group else -(-share // count)
+        return rows * room(count)
+
+    return room(min(fitting, key=all_columns))
 
 
 def cut_padded(packing: Packing, share: int) -> int:
