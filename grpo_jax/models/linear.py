@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flax import struct
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
@@ -18,6 +19,7 @@ from jaxtyping import Float, Int
 from grpo_jax.models import gather
 from grpo_jax.types import Array, Pytree, pytree
 
+PRODUCT = 'product with weights'
 # the axes that a product with the matrix sums over; every other element has its own scale
 SUMMED_AXES = {
     'wq': (1,),
@@ -74,8 +76,13 @@ def matmul(
 
     The axes of w that the product sums over come first in w or last: spec says which they are. XLA fuses the conversion
     of int8 into the read of the values. CPUs compute the gradient of w in an order of its own, unless
-    preferred_element_type is given.
+    preferred_element_type is given. The product is named PRODUCT, for policies of jax.checkpoint: those that know dots
+    by their primitive see none in a rule of its own.
     """
+    return checkpoint_name(_matmul(spec, x, w, preferred_element_type), PRODUCT)
+
+
+def _matmul(spec, x, w, preferred_element_type):
     if isinstance(w, Int8):
         y = jnp.einsum(spec, x, w.values.astype(x.dtype), preferred_element_type=preferred_element_type)
         return y * _row_of_scales(spec, w).astype(y.dtype)

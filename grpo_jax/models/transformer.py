@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from grpo_jax.models import attention, decode_kernel, layer_kinds
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models.collectives import ALONE, Collectives
-from grpo_jax.models.linear import lookup, matmul
+from grpo_jax.models.linear import PRODUCT, lookup, matmul
 from grpo_jax.types import Array, Param, map_table
 
 Params = Mapping[str, Any]  # arrays by name, as param_table nests them
@@ -78,7 +78,7 @@ ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': functools.partial(jax.n
 # attention and the elementwise operations. full: all of it.
 REMAT = {
     'none': lambda step: step,
-    'dots': functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+    'dots': functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(PRODUCT)),
     'full': jax.checkpoint,
 }
 

@@ -117,6 +117,26 @@ def test_kernels_give_the_gradient_of_xla(model, wide_experience, learned_alone,
     assert_close(gradient, alone, atol=1e-6)
 
 
+@pytest.mark.parametrize('shape', [(1, 2, 1, 1), *MESHES])
+def test_what_remat_keeps_of_products_is_kept_on_a_mesh(model, shape):
+    c, params = model
+    mesh = make_mesh(shape)
+    collectives = partition.make_collectives(c, mesh)
+    tokens = jnp.zeros((8, 16), jnp.int32)
+
+    def products(remat):
+        def loss(params):
+            mask = jnp.ones(tokens.shape, bool)
+            positions = transformer.positions_of(mask)
+            return jnp.sum(
+                transformer.forward(params, tokens, positions, mask, c, remat=remat, collectives=collectives)
+            )
+
+        return str(jax.make_jaxpr(jax.grad(loss))(params)).count(' = dot_general[')
+
+    assert products('none') < products('dots') < products('full')
+
+
 def test_kernels_are_refused_on_gpus():
     with pytest.raises(BadInput, match=r'learner\.attention.*choose auto'):
         partition._attend_by('splash', gpus_of('9.0'))
