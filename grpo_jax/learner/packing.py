@@ -5,6 +5,7 @@ logprobs scattered back (`completion_logprobs`), so that losses and metrics neve
 step takes is a number and not a shape: the program is compiled once, and its time follows the tokens there are.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -106,7 +107,7 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
     step = group if whole_groups else 1
     counts = range(step, max(share, step) + 1, step)
     least = next((n for n in counts if room(n) >= ENOUGH[platform]), counts[-1])
-    fitting = [n for n in counts if n >= least and room(n) <= LONGER * room(least)]
+    fitting = itertools.takewhile(lambda n: room(n) <= LONGER * room(least), range(least, counts[-1] + 1, step))
 
     def all_columns(count):
         """Columns of all rows of a device's share, that many completions to a row."""

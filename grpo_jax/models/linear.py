@@ -76,8 +76,8 @@ def matmul(
 
     The axes of w that the product sums over come first in w or last: spec says which they are. XLA fuses the conversion
     of int8 into the read of the values. CPUs compute the gradient of w in an order of its own, unless
-    preferred_element_type is given. The product is named PRODUCT, for policies of jax.checkpoint: those that know dots
-    by their primitive see none in a rule of its own.
+    preferred_element_type is given. The result is named PRODUCT, for policies of jax.checkpoint, which do not see the
+    product with a Cut.
     """
     return checkpoint_name(_matmul(spec, x, w, preferred_element_type), PRODUCT)
 

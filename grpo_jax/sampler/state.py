@@ -343,7 +343,7 @@ def _read_rows(cache, state, rows, live, model_config, options):
 def _prefill(params, tokens, mask, model_config, chunks, widths, attend_by):
     """chunks filled with the keys and values of tokens [R, T], cut into consecutive pieces of the given widths.
 
-    The first are prompts.
+    The first piece is of prompts.
     """
     rows, t = tokens.shape
     if t == 0:

@@ -136,13 +136,7 @@ def _check_row(row, valid, queries, group, block):
         ((8, 8, 256, 8192), 16, True, 'tpu', 256 + 8 * 8192),
         ((8, 8, 256, 512), 2, False, 'tpu', 1280),  # all that a chip has
         ((32, 8, 8, 32), 256, False, 'cpu', 576),  # two groups of 264 tokens, each in blocks of 32
-        (
-            (2, 8, 128, 128),
-            16,
-            False,
-            'cpu',
-            640,
-        ),  # half a group: with three completions a row, 512, prompts come thrice
+        ((2, 8, 128, 128), 16, False, 'cpu', 640),  # half a group; with 3 completions, 512, prompts come thrice
         ((8, 7, 256, 1024), 14, False, 'tpu', 2304),
         ((4, 4, 8, 12), 16, False, 'cpu', 256),  # the whole minibatch
         ((4, 1, 8, 12), 1, False, 'cpu', 32),

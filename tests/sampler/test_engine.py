@@ -13,6 +13,7 @@ import pytest
 
 from grpo_jax import errors, sampler
 from grpo_jax.models import transformer
+from grpo_jax.models.attention import Rule, attend
 from grpo_jax.sampler import sampling as distribution
 from grpo_jax.sampler import schedule, state, stops
 from grpo_jax.sampler.programs import make_sampler
@@ -471,6 +472,21 @@ def test_kernels_sample_the_same(request, tiny, sample, sampling, mesh, budget):
     assert built.stats.preempted or not budget
     again = sample(built, method='replay', rollout=rollout, seed=8)
     np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
+
+
+@pytest.mark.parametrize('rule', [Rule(), Rule(window=jnp.int32(6)), Rule(window=jnp.int32(20), cap=3.0)], ids=str)
+def test_kernels_attend_over_the_gap_between_a_prompt_and_its_tokens(rule):
+    queries, columns = 12, 40
+    prompt, first, last = np.array([[12], [3], [0], [7]]), np.array([[12], [20], [15], [40]]), 37
+    column = np.arange(columns)
+    mask = jnp.asarray(
+        np.where(column < queries, column >= queries - prompt, (column >= first) & (column < last)), bool
+    )
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (jax.random.normal(key, (4, columns, heads, 16)) for key, heads in zip(keys, (4, 2, 2), strict=True))
+    apart = state._runs_apart(mask, transformer.positions_of(mask), queries)
+    out = attend(q, k, v, apart, rule._replace(by='splash'))
+    np.testing.assert_allclose(out[mask], attend(q, k, v, mask, rule)[mask], atol=1e-5)
 
 
 @pytest.mark.parametrize(
