@@ -62,7 +62,7 @@ def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool
         'request': request._asdict(),
         'config': recorded_config(experiment.config),
     }
-    with lock.own(to), experiment.reward_functions:
+    with lock.own(to, '--to'), experiment.reward_functions:
         _claim(to, record)
         sample_shards(experiment, dataset, params, to, request)
         if not processes.is_first():

@@ -202,7 +202,7 @@ def test_only_the_first_of_several_processes_writes_the_file(tmp_path, monkeypat
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / 'file').touch()
-    with pytest.raises(BadInput, match='is a file; name a folder'), lock.own(str(tmp_path / 'file')):
+    with pytest.raises(BadInput, match=r'--to = .* is a file; name a folder'), lock.own(str(tmp_path / 'file'), '--to'):
         pass
     for path in (str(tmp_path / 'file' / 'run'), '/proc/none/run', f'{tmp_path}/{"x" * 300}'):
         with pytest.raises(BadInput, match=r'--workdir = .*cannot be written to'), lock.own(path):

@@ -33,8 +33,8 @@ _held: dict[str, 'Lock'] = {}  # of this process, by real path
 class Lock:
     """This process's lock of a folder; of several processes of a run, only the first has a file."""
 
-    def __init__(self, folder: str):
-        self.folder, self._path = folder, os.path.join(folder, FILE)
+    def __init__(self, folder: str, flag: str):
+        self.folder, self._flag, self._path = folder, flag, os.path.join(folder, FILE)
         self._record = _identity() | {'started': time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}
         self._made: list[str] = []  # folders that were not there
         self._lost = ''  # why this process is the owner no longer
@@ -57,7 +57,7 @@ class Lock:
             if isinstance(error, CannotWrite) or error.errno in TRANSIENT:
                 raise CannotWrite(self._path, error) from None
             reason = error.strerror or str(error)
-            raise BadInput('--workdir', self.folder, f'cannot be written to: {reason}; choose another') from None
+            raise BadInput(self._flag, self.folder, f'cannot be written to: {reason}; choose another') from None
         threading.Thread(target=self._beat, name='lock', daemon=True).start()
 
     def check(self, settled: bool) -> None:
@@ -70,7 +70,7 @@ class Lock:
         if self._lost == 'gone':
             raise CannotWrite(self._path, FileNotFoundError(errno.ENOENT, 'the file or its folder has been removed'))
         if self._lost:
-            raise InUse('--workdir', self.folder, f'{self._lost} has taken it; this process leaves it')
+            raise InUse(self._flag, self.folder, f'{self._lost} has taken it; this process leaves it')
 
     def release(self) -> None:
         """Removes the file, and the folders that were made for it where nothing came into them."""
@@ -85,7 +85,7 @@ class Lock:
 
     def _make_folders(self):
         if os.path.exists(self.folder) and not os.path.isdir(self.folder):
-            raise BadInput('--workdir', self.folder, 'is a file; name a folder')
+            raise BadInput(self._flag, self.folder, 'is a file; name a folder')
         path = self.folder
         while not os.path.isdir(path):
             self._made.append(path)
@@ -124,7 +124,7 @@ class Lock:
         if alive is None:
             alive = self._alive_elsewhere(owner)
         if alive:
-            raise InUse('--workdir', self.folder, f'{_describe(owner)} is using it; stop that one, or use another')
+            raise InUse(self._flag, self.folder, f'{_describe(owner)} is using it; stop that one, or use another')
         now = _read(self._path, 0)
         if now is not None and now.get('token') == owner.get('token'):
             with contextlib.suppress(FileNotFoundError):
@@ -170,17 +170,17 @@ class Lock:
 
 
 @contextlib.contextmanager
-def own(folder: str) -> Iterator[None]:
-    """A context in which this process is the folder's owner; of several that train as one, the first is.
+def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
+    """A context in which this process is the owner of a flag's folder; of several that train as one, the first is.
 
     InUse, in seconds, when another process is; the others of a run learn it from the first. BadInput or CannotWrite for
     a folder that cannot be made or written to. The lock goes with the context, whatever ends it.
     """
-    buckets.refuse('--workdir', folder)
+    buckets.refuse(flag, folder)
     path = os.path.realpath(folder)
     if path in _held:
-        raise InUse('--workdir', folder, 'this very process is using it; wait for its end')
-    _held[path] = lock = Lock(path)
+        raise InUse(flag, folder, 'this very process is using it; wait for its end')
+    _held[path] = lock = Lock(path, flag)
     try:
         if processes.speaks():
             lock.take()
