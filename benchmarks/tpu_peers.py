@@ -33,7 +33,7 @@ ROWS, GROUP, QUERIES, TOKENS, MEAN = 64, 8, 256, 1024, 300
 HERE = os.path.dirname(os.path.abspath(__file__))
 # microbatches of updates by (model, topology): usual ones, and those without recomputing, a row a chip (0: do not fit)
 MICROBATCHES = {('0.5B', 'v5e:2x2'): (8, 16), ('7B', 'v5e:4x4'): (4, 0), ('7B', 'v5p:2x2x2'): (8, 0)}
-FEWEST = 0  # microbatches: as few as fit
+FEWEST, FEW = 0, (1, 2, 4, 8, 16)  # microbatches: as few as fit, and those that are tried
 
 
 class Case(NamedTuple):
@@ -85,12 +85,12 @@ def maxtext_cases(model, topology):
 CASES = {'tunix': tunix_cases, 'maxtext': maxtext_cases}
 
 
-def fewest(make):
-    """make(microbatches) of the fewest that fit, where that is a Row; of a row a chip where none do."""
-    rows = (make(2**n) for n in range(5))
-    row = next(rows)
-    while not row.fits and (more := next(rows, None)):
-        row = more
+def first_that_fits(rows):
+    """The first of the Rows that fits, or the last."""
+    row = None
+    for row in rows:
+        if row.fits:
+            break
     return row
 
 
@@ -106,8 +106,8 @@ def peer_rows(peer, python, model, topology, only, keep):
 
     for case, recommended in CASES[peer](model, topology):
         if only in case.program:
-            cut = lambda n, case=case, recommended=recommended: row(case._replace(microbatches=n), recommended)  # noqa: E731
-            yield cut(case.microbatches) if case.microbatches else fewest(cut)
+            cuts = (case.microbatches,) if case.microbatches else FEW
+            yield first_that_fits(row(case._replace(microbatches=cut), recommended) for cut in cuts)
 
 
 def compile_peer(python, case, keep):
@@ -180,8 +180,9 @@ def our_rows(model, topology, only):
 
     if only in 'update':
         yield padded(usual)
-        yield fewest(padded)
+        yield first_that_fits(padded(cut) for cut in FEW)
         if least:
+            yield padded(usual, 'dots')
             yield padded(least, 'none')
         for columns, lengths, mean in ((-1, 'equal', 0), (-1, f'mean {MEAN}', MEAN), (4352, 'equal', 0)):
             plan = planned(model, topology, mean, pack_columns=columns)
