@@ -40,8 +40,6 @@ BLOCKS = ('q', 'kv', 'kv_compute', 'q_dkv', 'kv_dkv', 'kv_dkv_compute', 'q_dq', 
 def settings(case, folder):
     """MaxText's settings of a case."""
     topology, chips = TOPOLOGIES[case['topology']]
-    row = case['queries'] + case['tokens']
-    block = max(n for n in range(128, 1025, 128) if not row % n)  # it must divide the row
     return MODELS[case['model']] | {
         'run_name': 'update',
         'base_output_directory': folder,
@@ -58,10 +56,10 @@ def settings(case, folder):
         'mu_dtype': 'float32',
         'per_device_batch_size': case['rows'] // case['microbatches'] // chips,
         'gradient_accumulation_steps': case['microbatches'],
-        'max_target_length': row,
+        'max_target_length': case['queries'] + case['tokens'],
         'remat_policy': case['remat'].lower(),
         'num_vocab_tiling': case['tiling'],
-        **{f'sa_block_{name}': block for name in BLOCKS},
+        **{f'sa_block_{name}': peer_program.attention_block(case) for name in BLOCKS},
     }
 
 

@@ -8,6 +8,11 @@ import time
 import jax
 
 
+def attention_block(case):
+    """Columns of a block of splash attention: the most, up to 1,024, that divide a row of the case."""
+    return max(n for n in range(128, 1025, 128) if not (case['queries'] + case['tokens']) % n)
+
+
 def compile_and_write(lowered, packages, folder, options=None):
     """Compiles a Lowered; folder gets compiled.txt, and child.json: versions, figures, the compiler's refusal if any.
 

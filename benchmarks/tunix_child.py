@@ -40,8 +40,7 @@ def model_config(case):
     config.dtype = jnp.bfloat16
     config.param_dtype = jnp.dtype(case['weights'])
     config.use_flash_attention = case['flash']
-    row = case['queries'] + case['tokens']
-    config.flash_attention_block_size = max(n for n in range(128, 1025, 128) if not row % n)  # it must divide the row
+    config.flash_attention_block_size = peer_program.attention_block(case)
     config.remat_config = qwen2.RematConfig[case['remat']]
     if case['replicated']:
         config.shd_config = qwen2.ShardingConfig.get_default_sharding(is_sampling=True)
