@@ -1,10 +1,11 @@
 """One GPU: updates by cuDNN's attention beside XLA's, padded and packed, and rollouts, in bfloat16 with random weights.
 
-python -m benchmarks.gpu [--model=Qwen2.5-0.5B] [--lengths=long-tailed] [--repeats=5]
+python -m benchmarks.gpu [--model=Qwen2.5-0.5B] [--lengths=long-tailed] [--part=rollouts] [--repeats=5]
 
 64 rows of 256 + 1,024 tokens, or with a mean of 300 of the 1,024; whole layers are computed again in the backward
-pass. An update is dr_grpo's with gradient descent, so that parameters show the gradient. Seconds are wall, medians of
-runs in turn, compiling left out; TFLOP are those of the matrix products in the program, without the kernels'.
+pass. Rollouts decode by a loop over layers, and without one. An update is dr_grpo's with gradient descent, so that
+parameters show the gradient. Seconds are wall, medians of runs in turn, compiling left out; TFLOP are those of the
+matrix products in the program, without the kernels'.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from benchmarks.learner import build_learner, count_products, experience_of
 from grpo_jax import sampler
 from grpo_jax.models import families, transformer
 from grpo_jax.preflight import plan
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler import programs
 from grpo_jax.sharding import batches, compiled, mesh
 from grpo_jax.types import Prompts
 
@@ -87,25 +88,33 @@ def updates(model_config, params, case, experience, repeats):
 
 
 def rollouts(model_config, params, case, experience, repeats):
-    """Prints how long the engine takes for completions of the case's lengths."""
+    """Prints how long the engine takes for completions of the case's lengths, by a loop over layers and without one."""
     shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
     lengths = np.asarray(experience.rollout.completion_mask.sum(1), np.int32)
     tokens = experience.rollout.tokens[:: case['group'], : case['queries']]
     prompts = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(case['prompts'], dtype=jnp.int32))
     sampling = sampler.Sampling(1.0, case['most'], (), 0, dtype='bfloat16')
-    engine = make_sampler(model_config, mesh.Devices(mesh.make({})), shapes, sampling, {})
+    engines = {}
+    for name, by_layer in {'a loop over layers': False, 'no loop over layers': True}.items():
+        began = time.perf_counter()
+        with mock.patch.dict(programs.BY_LAYER, gpu=by_layer):
+            engines[name] = programs.make_sampler(model_config, mesh.Devices(mesh.make({})), shapes, sampling, {})
+        print(f'  compiled the programs of {name} in {time.perf_counter() - began:.0f} s', flush=True)
 
-    def run():
+    def run(engine):
         return jax.block_until_ready(engine(params, prompts, jax.random.key(7), 0, limit=lengths))
 
-    run()
-    seconds = environment.interleaved({'rollout': run}, repeats, time.perf_counter)[0]['rollout']
-    stats = engine.stats
-    print(
-        f'  rollout: {seconds:.2f} s, {lengths.sum() / seconds:.0f} tokens/s, {stats.steps} steps of '
-        f'{1e3 * seconds / stats.steps:.2f} ms, slots used {stats.utilisation:.2f}',
-        flush=True,
-    )
+    runs = {name: lambda engine=engine: run(engine) for name, engine in engines.items()}
+    for warm_up in runs.values():
+        warm_up()
+    medians, _ = environment.interleaved(runs, repeats, time.perf_counter)
+    for name, seconds in medians.items():
+        stats = engines[name].stats
+        print(
+            f'  rollout, {name}: {seconds:.2f} s, {lengths.sum() / seconds:.0f} tokens/s, {stats.steps} steps of '
+            f'{1e3 * seconds / stats.steps:.2f} ms, slots used {stats.utilisation:.2f}',
+            flush=True,
+        )
 
 
 def main():
@@ -113,6 +122,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--model', default='Qwen2.5-0.5B', help='a folder of configs/models')
     parser.add_argument('--lengths', choices=CASES, action='append', help='default: both')
+    parser.add_argument('--part', choices=('updates', 'rollouts'), help='default: both')
     parser.add_argument('--repeats', type=int, default=5)
     arguments = parser.parse_args()
     print(environment.describe())
@@ -121,8 +131,9 @@ def main():
     for lengths in arguments.lengths or CASES:
         print(f'{arguments.model}, {lengths} lengths', flush=True)
         experience = experience_of(CASES[lengths])
-        updates(model_config, params, CASES[lengths], experience, arguments.repeats)
-        rollouts(model_config, params, CASES[lengths], experience, arguments.repeats)
+        for part in (updates, rollouts):
+            if arguments.part in (None, part.__name__):
+                part(model_config, params, CASES[lengths], experience, arguments.repeats)
 
 
 if __name__ == '__main__':

@@ -7,9 +7,11 @@ copied again. All rows write the same column, since XLA turns writes at a column
 of the cache; each row has a first valid column (`start`) instead. Flat chunks are for models.decode_kernel.
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
@@ -46,28 +48,60 @@ class Chunk(Pytree):
 
 
 @pytree
+class ByLayer(Pytree):
+    """A chunk whose layers have arrays of their own: XLA on GPUs copies a layer out of an array of all of them."""
+
+    layers: tuple[Chunk, ...]  # each with L = 1, and not flat
+
+    columns = property(lambda self: self.layers[0].columns)
+    block = property(lambda self: self.layers[0].block)
+    flat = False
+
+    def with_layer(self, number: int, chunk: Any) -> 'ByLayer':
+        """The chunk with another layer of that number."""
+        return ByLayer((*self.layers[:number], chunk, *self.layers[number + 1 :]))
+
+
+AnyChunk = Chunk | ByLayer
+
+
+@pytree
 class KVCache(Pytree):
     """Keys and values of the tokens before the newest one of B rows.
 
-    Chunks are filled in order; only the last one is written.
+    Chunks are filled in order; only the last one is written. All are a Chunk, or all ByLayer.
     """
 
-    prompt: Chunk  # of P prompts, each read by B / P consecutive rows; left-padded
+    prompt: Any  # AnyChunk of P prompts, each read by B / P consecutive rows; left-padded
     prompt_start: Int[Array, ' P']  # first valid column of each prompt
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[Any, ...]  # of AnyChunk
     start: Int[Array, ' B']  # first valid own column of each row
     length: Int[Array, '']  # own columns written
+    at_once: bool = struct.field(pytree_node=False, default=False)  # attention reads all blocks of a chunk together
 
-    def with_last_chunk(self, chunk: Chunk) -> 'KVCache':
+    def with_last_chunk(self, chunk: AnyChunk) -> 'KVCache':
         """The cache with another last chunk."""
         return self.replace(chunks=self.chunks[:-1] + (chunk,))
 
+    def of_layer(self, number: int) -> 'KVCache':
+        """The cache of one layer, for chunks that are ByLayer.
 
-def empty(c: Any, rows: int, columns: int, *, block: int, dtype: Any, flat: bool = False) -> Chunk:
-    """An empty Chunk of at least that many columns, in blocks of `block`, for a ModelConfig.
+        Its blocks are read at once: GPUs would wait for the host to count the blocks, in every layer.
+        """
+        prompt, *chunks = (chunk.layers[number] for chunk in (self.prompt, *self.chunks))
+        return self.replace(prompt=prompt, chunks=tuple(chunks), at_once=True)
+
+
+def empty(
+    c: Any, rows: int, columns: int, *, block: int, dtype: Any, flat: bool = False, by_layer: bool = False
+) -> AnyChunk:
+    """An empty chunk of at least that many columns, in blocks of `block`, for a ModelConfig.
 
     dtype may be int8 if the chunk is not flat.
     """
+    if by_layer:
+        one_layer = dataclasses.replace(c, layers=1)
+        return ByLayer(tuple(empty(one_layer, rows, columns, block=block, dtype=dtype) for _ in range(c.layers)))
     blocks = -(-columns // block)
     if flat:
         shape = (c.layers, blocks, rows, block, c.kv_heads * c.head_dim)
@@ -79,8 +113,11 @@ def empty(c: Any, rows: int, columns: int, *, block: int, dtype: Any, flat: bool
     return Chunk(k, v, jnp.zeros((*shape, block)), jnp.zeros((*shape, block)))
 
 
-def prompt_chunk(k: Float[Array, 'L R K T H'], v: Float[Array, 'L R K T H'], like: Chunk) -> Chunk:
-    """Chunk with k and v in its last T columns, with the columns, block and dtype of `like`."""
+def prompt_chunk(k: Float[Array, 'L R K T H'], v: Float[Array, 'L R K T H'], like: AnyChunk) -> AnyChunk:
+    """A chunk with k and v in its last T columns, with the columns, block and dtype of `like`."""
+    if isinstance(like, ByLayer):
+        parts = zip(jnp.split(k, len(k)), jnp.split(v, len(v)), like.layers, strict=True)
+        return ByLayer(tuple(prompt_chunk(*part) for part in parts))
     layers, rows, heads, t, h = k.shape
     pad = ((0, 0), (0, 0), (0, 0), (like.columns - t, 0), (0, 0))
     k, v = (jnp.pad(x, pad).reshape(layers, rows, heads, -1, like.block, h) for x in (k, v))
@@ -113,12 +150,15 @@ def extend(
     cache: KVCache,
     layer: int | Int[Array, ''],
     rule: attention.Rule = attention.LLAMA,
-) -> tuple[Float[Array, 'B 1 N H'], Chunk]:
-    """(attention output, the last Chunk with the newest token) of the newest token's q, k and v.
+) -> tuple[Float[Array, 'B 1 N H'], AnyChunk]:
+    """(attention output, the last chunk with the newest token) of the newest token's q, k and v.
 
     q and k are not yet rotated. The angles are those of attention.rope_angles; for flat chunks, whose kernel knows no
     rule, they are decode_kernel.rope_factors.
     """
+    if isinstance(cache.prompt, ByLayer):
+        out, chunk = extend(q, k, v, angles, cache.of_layer(int(layer)), 0, rule)
+        return out, cache.chunks[-1].with_layer(int(layer), chunk)
     if cache.prompt.flat:
         out, chunk = decode_kernel.attend(q[:, 0], k[:, 0], v[:, 0], angles, cache, layer)
         return out[:, None], chunk
@@ -151,8 +191,8 @@ def attend_cached(
     """Attention output of the newest token's queries over the whole cache of a layer.
 
     One softmax over prompt and own columns, in float32, by running maximum and sum over blocks
-    (arXiv 2205.14135, alg. 1). Only blocks that hold a valid column are read, and a prompt's blocks
-    once for all rows of its group. Call it after `write`.
+    (arXiv 2205.14135, alg. 1), or over chunks that are read at once. Only blocks that hold a valid column are read,
+    unless it is at once, and a prompt's blocks once for all rows of its group. Call it after `write`.
     """
     b, n, h = q.shape
     heads = cache.chunks[-1].k.shape[3]
@@ -161,11 +201,12 @@ def attend_cached(
     running = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
     starts, own_first = _first_columns(cache, rule.window)
     prompt_columns = _Columns(0, starts[0], cache.prompt.columns - 1, jnp.min(starts[0]) // cache.prompt.block)
-    running = _absorb(running, grouped, cache.prompt, layer, prompt_columns, rule)
+    running = _absorb(running, grouped, cache.prompt, layer, prompt_columns, rule, cache.at_once)
     offset = 0
     for chunk in cache.chunks:
         first_block = 0 if rule.window is None else jnp.maximum(own_first - offset, 0) // chunk.block
-        running = _absorb(running, grouped, chunk, layer, _Columns(offset, starts[1], cache.length, first_block), rule)
+        columns = _Columns(offset, starts[1], cache.length, first_block)
+        running = _absorb(running, grouped, chunk, layer, columns, rule, cache.at_once)
         offset += chunk.columns
     _, total, out = running
     return (out / total[..., None]).reshape(b, n, h).astype(q.dtype)
@@ -194,7 +235,7 @@ class _Columns(NamedTuple):
     first_block: int | jax.Array  # blocks of the chunk before this one hold no valid column
 
 
-def _absorb(running, q, chunk, layer, valid_columns, rule):
+def _absorb(running, q, chunk, layer, valid_columns, rule, at_once):
     """The running (maximum, sum, output) of queries [B, K, N / K, H] after the valid _Columns of a chunk."""
     offset, start, last, first_block = valid_columns
     rows, block = chunk.k.shape[2], chunk.block
@@ -216,33 +257,41 @@ def _absorb(running, q, chunk, layer, valid_columns, rule):
     if fold > 1:
         q, running = folded(q), jax.tree.map(folded, running)
 
-    def absorb_block(j, running):
+    def absorb(running, q, columns, read):
+        """After columns [S], or [J, 1, S] or [J, 1, 1, S] with q [J, R, K, M, H]; read gives the arrays of these."""
         highest, total, out = running
+        over = tuple(range(q.ndim - 4))  # the axis of blocks, if there is one
+        valid = (columns >= start[..., None]) & (columns <= last)
+        # [R, M, S] or, where it is the same for all queries of a row, [R, 1, S]
+        valid = jnp.repeat(valid, group, -2) if start.ndim > 1 else valid[..., None, :]
+        keys, values = _like(q, read(chunk.k)), _like(q, read(chunk.v))
+        scores = jnp.einsum('...rkmh,...rkhs->...rkms', q, keys, preferred_element_type=jnp.float32) * scale
+        if chunk.k_scale is not None:
+            scores = scores * read(chunk.k_scale)[..., None, :]
+        scores = jnp.where(valid[..., None, :, :], attention.soft_cap(scores, rule.cap), MASKED)
+        new_highest = jnp.maximum(highest, jnp.max(scores, (*over, -1)))
+        decay, weights = jnp.exp(highest - new_highest), jnp.exp(scores - new_highest[..., None])
+        total = total * decay + jnp.sum(weights, (*over, -1))
+        if chunk.v_scale is not None:
+            weights = weights * read(chunk.v_scale)[..., None, :]
+        weights = weights.astype(q.dtype)
+        mixed = jnp.einsum('...rkms,...rksh->...rkmh', weights, values, preferred_element_type=jnp.float32)
+        return new_highest, total, out * decay[..., None] + (jnp.sum(mixed, over) if over else mixed)
 
+    def absorb_block(j, running):
         def read(array):
             sizes = (1, 1, *array.shape[2:])
             return jax.lax.dynamic_slice(array, (layer, j) + (0,) * (array.ndim - 2), sizes)[0, 0]
 
-        columns = offset + j * block + jnp.arange(block)
-        valid = (columns >= start[..., None]) & (columns <= last)
-        # [R, M, S] or, where it is the same for all queries of a row, [R, 1, S]
-        valid = jnp.repeat(valid, group, 1) if start.ndim > 1 else valid[:, None]
-        scores = jnp.einsum('rkmh,rkhs->rkms', q, _like(q, read(chunk.k)), preferred_element_type=jnp.float32) * scale
-        if chunk.k_scale is not None:
-            scores = scores * read(chunk.k_scale)[:, :, None]
-        scores = jnp.where(valid[:, None], attention.soft_cap(scores, rule.cap), MASKED)
-        new_highest = jnp.maximum(highest, jnp.max(scores, -1))
-        decay, weights = jnp.exp(highest - new_highest), jnp.exp(scores - new_highest[..., None])
-        total = total * decay + jnp.sum(weights, -1)
-        if chunk.v_scale is not None:
-            weights = weights * read(chunk.v_scale)[:, :, None]
-        mixed = jnp.einsum(
-            'rkms,rksh->rkmh', weights.astype(q.dtype), _like(q, read(chunk.v)), preferred_element_type=jnp.float32
-        )
-        return new_highest, total, out * decay[..., None] + mixed
+        return absorb(running, q, offset + j * block + jnp.arange(block), read)
 
-    blocks = jnp.clip((last - offset) // block + 1, 0, chunk.k.shape[1])
-    running = jax.lax.fori_loop(first_block, blocks, absorb_block, running)
+    if at_once:
+        columns = offset + jnp.arange(chunk.columns).reshape(-1, *[1] * start.ndim, block)
+        q = jnp.broadcast_to(q, (len(columns), *q.shape))  # blocks are a batch of products, and no cache is transposed
+        running = absorb(running, q, columns, lambda array: array[layer])
+    else:
+        blocks = jnp.clip((last - offset) // block + 1, 0, chunk.k.shape[1])
+        running = jax.lax.fori_loop(first_block, blocks, absorb_block, running)
     return jax.tree.map(unfolded, running) if fold > 1 else running
 
 

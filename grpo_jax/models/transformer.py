@@ -203,7 +203,7 @@ def prefill(
     angles = layer_kinds.make_angles(positions, c)
 
     def layer_step(x, inputs):
-        weights, kind = inputs
+        weights, kind, _ = inputs
 
         def attend(q, k, v):
             keys_values = k.swapaxes(1, 2), v.swapaxes(1, 2)
@@ -212,7 +212,7 @@ def prefill(
 
         return block(weights, x, layer_kinds.choose_angles(angles, kind), c, attend)
 
-    return jax.lax.scan(layer_step, _embed(params, tokens, c), (params['layers'], layer_kinds.make_kinds(c)))[1]
+    return _over_layers(layer_step, _embed(params, tokens, c), params['layers'], c)[1]
 
 
 def decode(
@@ -221,7 +221,7 @@ def decode(
     """(hidden states after the last norm, cache) of one new token a row.
 
     Its keys and values are written to the cache's next column, in the scan's carry: through scan
-    inputs and outputs XLA would copy the whole cache.
+    inputs and outputs XLA would copy the whole cache. Where each layer has arrays of its own, so has the cache.
     """
     angles = layer_kinds.make_angles(positions[:, None], c)
     if cache.prompt.flat:
@@ -237,11 +237,21 @@ def decode(
         return block(weights, x, None, c, attend), None
 
     carry = (_embed(params, tokens, c)[:, None], cache.chunks[-1])
-    (x, last_chunk), _ = jax.lax.scan(
-        layer_step, carry, (params['layers'], layer_kinds.make_kinds(c), jnp.arange(c.layers))
-    )
+    (x, last_chunk), _ = _over_layers(layer_step, carry, params['layers'], c)
     cache = cache.with_last_chunk(last_chunk).replace(length=cache.length + 1)
     return _norm(x, params['final_norm'], c)[:, 0], cache
+
+
+def _over_layers(step, carry, layers, c):
+    """jax.lax.scan of step(carry, (weights, kind, number of the layer)), or a loop where layers are a tuple."""
+    kinds = layer_kinds.make_kinds(c)
+    if not isinstance(layers, tuple):
+        return jax.lax.scan(step, carry, (layers, kinds, jnp.arange(c.layers)))
+    outputs = []
+    for i, weights in enumerate(layers):
+        carry, output = step(carry, (weights, jax.tree.map(lambda x, i=i: x[i], kinds), i))
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
 
 
 def block(

@@ -208,12 +208,18 @@ def _weights(setup, key):
         # a layer at a time, or what is gathered is in memory twice
         layers = jax.tree.map(lambda p: p[:, None], params['layers'])
         layers = jax.lax.map(lambda layer: convert(lora.merge(layer), shardings['layers']), layers)
+        if setup.cache_format.by_layer:
+            layers = tuple(jax.tree.map(lambda p, i=i: p[i, 0], layers) for i in range(setup.model_config.layers))
+        else:
+            layers = jax.tree.map(lambda p: p[:, 0], layers)
         rest = {name: p for name, p in params.items() if name != 'layers'}
-        return convert(rest, {name: shardings[name] for name in rest}) | {
-            'layers': jax.tree.map(lambda p: p[:, 0], layers)
-        }
+        return convert(rest, {name: shardings[name] for name in rest}) | {'layers': layers}
 
-    return Definition(weights, shardings=linear.int8_shardings(shardings, table) if in_int8 else shardings)
+    results = linear.int8_shardings(shardings, table) if in_int8 else shardings
+    if setup.cache_format.by_layer:
+        of_layer = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), results['layers'])
+        results = results | {'layers': (of_layer,) * setup.model_config.layers}
+    return Definition(weights, shardings=results)
 
 
 def _inspect(setup, key):
@@ -223,11 +229,18 @@ def _inspect(setup, key):
         layers = jax.tree.map(lambda p: p.astype(setup.sampling.dtype), layers)
         return linear.matrices_to_int8(layers) if setup.weights_dtype == jnp.int8 else layers
 
+    def inspect(weights, params):
+        if not setup.cache_format.by_layer:
+            return lora.inspect(weights, params, as_sampled)
+        parts = []
+        for i, layer in enumerate(weights):
+            layer, made_of = jax.tree.map(lambda p: p[None], layer), jax.tree.map(lambda p, i=i: p[i : i + 1], params)
+            parts.append(lora.inspect(layer, made_of, as_sampled))
+        checksums, *shares = (jnp.stack(field) for field in zip(*parts, strict=True))
+        return lora.Inspection(jnp.sum(checksums, dtype=jnp.uint32), *map(jnp.mean, shares))
+
     everywhere = specs.replicated(setup.mesh)
-    return Definition(
-        lambda weights, params: lora.inspect(weights, params, as_sampled),
-        shardings=lora.Inspection(everywhere, everywhere, everywhere),
-    )
+    return Definition(inspect, shardings=lora.Inspection(everywhere, everywhere, everywhere))
 
 
 def _state(setup, key):

@@ -25,6 +25,9 @@ from grpo_jax.sharding.mesh import ROW_AXES, Devices
 SEGMENT = {'cpu': 32, 'gpu': 64, 'tpu': 64}
 BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 128}
 HALVINGS = {'cpu': 10, 'gpu': 3, 'tpu': 3}
+# whether programs have no loop over layers, each of which then has arrays of its own: a GPU waits for the host in every
+# round of a loop, and copies what a layer reads out of the arrays of all
+BY_LAYER = {'cpu': False, 'gpu': True, 'tpu': False}
 
 
 def make_sampler(
@@ -77,7 +80,7 @@ def _sizes(model_config, mesh, shapes, sampling, block=None, segment=None):
         prompt_columns=state.prompt_columns(shapes.queries, block),
         column_bytes=_column_bytes(model_config, mesh, cache_dtype),
     )
-    return sizes, state.CacheFormat(block, cache_dtype, flat)
+    return sizes, state.CacheFormat(block, cache_dtype, flat, BY_LAYER[platform] and not flat)
 
 
 def _column_bytes(model_config, mesh, cache_dtype):

@@ -33,6 +33,7 @@ class CacheFormat(NamedTuple):
     block: int  # columns that are read at once
     dtype: Any  # of computation, or int8
     flat: bool = False  # in the order that models.decode_kernel reads
+    by_layer: bool = False  # each layer has arrays of its own, and so have its weights
 
 
 @pytree
@@ -278,8 +279,8 @@ def choose_rows(batch: DecodeBatch, size: int) -> tuple[DecodeBatch, Int[Array, 
     return batch, order
 
 
-def gather_rows(chunk: kv_cache.Chunk, order: Int[Array, ' M'], rows_per_prompt: int) -> kv_cache.Chunk:
-    """The Chunk of the batch's rows in `order`; rows_per_prompt of them share a row of the chunk."""
+def gather_rows(chunk: kv_cache.AnyChunk, order: Int[Array, ' M'], rows_per_prompt: int) -> kv_cache.AnyChunk:
+    """The chunk of the batch's rows in `order`; rows_per_prompt of them share a row of the chunk."""
     return jax.tree.map(lambda x: x[:, :, order // rows_per_prompt], chunk)
 
 
@@ -306,8 +307,8 @@ def prompt_columns(queries: int, block: int) -> int:
     return max(-(-(queries - 1) // width), 1) * width
 
 
-def empty_prompt_cache(model_config: Any, rows: int, queries: int, cache_format: CacheFormat) -> kv_cache.Chunk:
-    """An empty Chunk for prompts of `queries` tokens."""
+def empty_prompt_cache(model_config: Any, rows: int, queries: int, cache_format: CacheFormat) -> kv_cache.AnyChunk:
+    """An empty chunk for prompts of `queries` tokens."""
     columns = prompt_columns(queries, cache_format.block)
     prompt_format = cache_format._replace(block=_prompt_block(queries, cache_format.block))
     return kv_cache.empty(model_config, rows, columns, **prompt_format._asdict())

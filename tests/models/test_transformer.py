@@ -45,11 +45,14 @@ def prompts_and_completions():
     return tokens, mask.at[1, :2].set(False), jax.random.randint(jax.random.key(2), (4, 6), 0, 64)
 
 
-def decode(params, c, prompts, mask, completions, chunks, *, block=1, dtype=jnp.float32):
+def decode(params, c, prompts, mask, completions, chunks, *, block=1, dtype=jnp.float32, by_layer=False):
     """Logits f32[4, 6, V] by one column at a time over a cache that grows by chunks of the given columns."""
+    if by_layer:
+        layers = tuple(jax.tree.map(lambda w, i=i: w[i], params['layers']) for i in range(c.layers))
+        params = {**params, 'layers': layers}
 
     def empty(rows, columns):
-        return kv_cache.empty(c, rows, columns, block=block, dtype=dtype)
+        return kv_cache.empty(c, rows, columns, block=block, dtype=dtype, by_layer=by_layer)
 
     k, v = prefill(params, prompts, transformer.positions_of(mask), mask, c)
     rows, lengths = len(completions), jnp.sum(mask, -1)
@@ -87,9 +90,20 @@ def test_decoding_with_a_cache_equals_the_forward_of_whole_rows(tiny, chunks, bl
     np.testing.assert_allclose(decoded, whole_rows(c, params), atol=1e-5)
 
 
-def test_an_int8_cache_is_close_to_the_float_one(tiny):
+@pytest.mark.parametrize(('chunks', 'block'), [([6], 1), ([6], 8), ([2, 4], 2)])
+@pytest.mark.parametrize('name', ['tiny', 'windows'])
+def test_layers_with_arrays_of_their_own_decode_the_same(tiny, name, chunks, block):
     c, params = tiny
-    decoded = decode(params, c, *prompts_and_completions(), [2, 4], block=2, dtype=jnp.int8)
+    if name == 'windows':
+        c = dataclasses.replace(c, windows=(5, 0), local_rope=(500.0, ()), attention_cap=5.0, unrotated=(1,))
+    decoded = decode(params, c, *prompts_and_completions(), chunks, block=block, by_layer=True)
+    np.testing.assert_allclose(decoded, whole_rows(c, params), atol=1e-5)
+
+
+@pytest.mark.parametrize('by_layer', [False, True])
+def test_an_int8_cache_is_close_to_the_float_one(tiny, by_layer):
+    c, params = tiny
+    decoded = decode(params, c, *prompts_and_completions(), [2, 4], block=2, dtype=jnp.int8, by_layer=by_layer)
     error = jnp.abs(decoded - whole_rows(c, params))
     assert 0 < jnp.max(error) < 0.05 and jnp.std(whole_rows(c, params)) > 0.5
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from grpo_jax import errors, sampler
-from grpo_jax.models import transformer
+from grpo_jax.models import lora, transformer
 from grpo_jax.models.attention import Rule, attend
+from grpo_jax.sampler import programs, schedule, state, stops
 from grpo_jax.sampler import sampling as distribution
-from grpo_jax.sampler import schedule, state, stops
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.types import Prompts
+from grpo_jax.types import Prompts, map_table
 
 P, G, Q, C = 4, 4, 5, 24
 PAD = 0
@@ -458,6 +458,43 @@ def test_int8_gives_logprobs_close_to_float_ones(tiny, sample, cache_dtype, weig
     np.testing.assert_array_equal(again.tokens, rollout.tokens)
     error = np.abs(again.logprobs - rollout.logprobs)
     assert 1e-4 < error.max() < 0.1 and rollout.logprobs.std() > 0.5
+
+
+@pytest.mark.parametrize(
+    ('sampling', 'mesh', 'budget', 'dtypes'),
+    [
+        ('plain', (1, 1, 1), 200, {}),
+        ('penalized', (1, 2, 2), 0, {}),
+        ('endless', (2, 1, 1), 0, {'cache_dtype': 'int8', 'weights_dtype': 'int8'}),
+    ],
+)
+def test_layers_with_arrays_of_their_own_sample_the_same(tiny, sample, monkeypatch, sampling, mesh, budget, dtypes):
+    expected = sample(build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, **dtypes), seed=8)
+    monkeypatch.setitem(programs.BY_LAYER, 'cpu', True)
+    built = build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, **dtypes)
+    rollout = sample(built, seed=8)
+    assert completions(rollout) == completions(expected)
+    np.testing.assert_allclose(rollout.logprobs, expected.logprobs, atol=2e-5)
+    assert built.stats.preempted or not budget
+    again = sample(built, method='replay', rollout=rollout, seed=8)
+    np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
+    loops = str(built.programs.trace(built.schedule.decode_key(built.schedule.fresh_batch())).jaxpr).count('while[')
+    assert loops == 1  # over the steps
+
+
+@pytest.mark.parametrize('weights_dtype', ['float32', 'int8'])
+def test_layers_with_arrays_of_their_own_are_inspected_as_others_are(tiny, monkeypatch, weights_dtype):
+    options = lora.LoraOptions(rank=2, targets='w[qo]')
+    trained, _ = lora.split(lora.policy_table(tiny[0], options))
+    noise = map_table(lambda path, param: jax.random.normal(jax.random.key(len(path)), param.shape), trained)
+    policy = lora.join(noise, lora.freeze(tiny[1], options, 'float32'))
+    inspections = []
+    for by_layer in (False, True):
+        monkeypatch.setitem(programs.BY_LAYER, 'cpu', by_layer)
+        built = build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, 0, lora=options, weights_dtype=weights_dtype)
+        built.programs.weights(policy)
+        inspections.append([float(x) for x in built.programs.inspection])
+    assert inspections[0] == pytest.approx(inspections[1], rel=1e-6) and inspections[0][1] > 0.9
 
 
 @pytest.mark.parametrize(('sampling', 'mesh', 'budget'), [('endless', (2, 1, 2), 0), ('plain', (1, 1, 1), 500)])
