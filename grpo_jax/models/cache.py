@@ -83,7 +83,7 @@ class KVCache(Pytree):
         """The cache with another last chunk."""
         return self.replace(chunks=self.chunks[:-1] + (chunk,))
 
-    def of_layer(self, number: int) -> 'KVCache':
+    def one_layer(self, number: int) -> 'KVCache':
         """The cache of one layer, for chunks that are ByLayer.
 
         Its blocks are read at once: GPUs would wait for the host to count the blocks, in every layer.
@@ -157,7 +157,7 @@ def extend(
     rule, they are decode_kernel.rope_factors.
     """
     if isinstance(cache.prompt, ByLayer):
-        out, chunk = extend(q, k, v, angles, cache.of_layer(int(layer)), 0, rule)
+        out, chunk = extend(q, k, v, angles, cache.one_layer(int(layer)), 0, rule)
         return out, cache.chunks[-1].with_layer(int(layer), chunk)
     if cache.prompt.flat:
         out, chunk = decode_kernel.attend(q[:, 0], k[:, 0], v[:, 0], angles, cache, layer)

@@ -217,8 +217,8 @@ def _weights(setup, key):
 
     results = linear.int8_shardings(shardings, table) if in_int8 else shardings
     if setup.cache_format.by_layer:
-        of_layer = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), results['layers'])
-        results = results | {'layers': (of_layer,) * setup.model_config.layers}
+        one_layer = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), results['layers'])
+        results = results | {'layers': (one_layer,) * setup.model_config.layers}
     return Definition(weights, shardings=results)
 
 
