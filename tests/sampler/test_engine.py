@@ -460,6 +460,15 @@ def test_int8_gives_logprobs_close_to_float_ones(tiny, sample, cache_dtype, weig
     assert 1e-4 < error.max() < 0.1 and rollout.logprobs.std() > 0.5
 
 
+def assert_samples(sample, built, expected):
+    """Of seed 8 the sampler gives that rollout, and bit-equal logprobs when it replays its own."""
+    rollout = sample(built, seed=8)
+    assert completions(rollout) == completions(expected)
+    np.testing.assert_allclose(rollout.logprobs, expected.logprobs, atol=2e-5)
+    again = sample(built, method='replay', rollout=rollout, seed=8)
+    np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
+
+
 @pytest.mark.parametrize(
     ('sampling', 'mesh', 'budget', 'dtypes'),
     [
@@ -472,12 +481,8 @@ def test_layers_with_arrays_of_their_own_sample_the_same(tiny, sample, monkeypat
     expected = sample(build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, **dtypes), seed=8)
     monkeypatch.setitem(programs.BY_LAYER, 'cpu', True)
     built = build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, **dtypes)
-    rollout = sample(built, seed=8)
-    assert completions(rollout) == completions(expected)
-    np.testing.assert_allclose(rollout.logprobs, expected.logprobs, atol=2e-5)
+    assert_samples(sample, built, expected)
     assert built.stats.preempted or not budget
-    again = sample(built, method='replay', rollout=rollout, seed=8)
-    np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
     loops = str(built.programs.trace(built.schedule.decode_key(built.schedule.fresh_batch())).jaxpr).count('while[')
     assert loops == 1  # over the steps
 
@@ -503,12 +508,8 @@ def test_kernels_sample_the_same(request, tiny, sample, sampling, mesh, budget):
         request.getfixturevalue('long')
     built = build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, kernels='on', block=16)
     expected = sample(build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, kernels='off', block=16), seed=8)
-    rollout = sample(built, seed=8)
-    assert completions(rollout) == completions(expected)
-    np.testing.assert_allclose(rollout.logprobs, expected.logprobs, atol=2e-5)
+    assert_samples(sample, built, expected)
     assert built.stats.preempted or not budget
-    again = sample(built, method='replay', rollout=rollout, seed=8)
-    np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
 
 
 @pytest.mark.parametrize('rule', [Rule(), Rule(window=jnp.int32(6)), Rule(window=jnp.int32(20), cap=3.0)], ids=str)
