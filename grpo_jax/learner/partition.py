@@ -112,7 +112,7 @@ def _gather(on_devices, fsdp, w, stacked, cut):
 
     The two are shardings of the stacked layers. By its own transpose, a constraint would gather the gradient too.
     """
-    whole, part = (NamedSharding(x.mesh, PartitionSpec(*x.spec[1:])) for x in (stacked, cut))
+    whole, part = (specs.unstacked(x) for x in (stacked, cut))
 
     @jax.custom_vjp
     def gather(w):

@@ -205,10 +205,13 @@ def _merged(w):
     return to_float(w.base) + w.scale * change
 
 
-def inspect(weights: Mapping[str, Any], layers: Mapping[str, Any], as_sampled: Callable[[Any], Any]) -> Inspection:
-    """The Inspection of stacked layers' weights, given the layers that they were made of, some of them Adapted.
+def inspect(
+    weights: Mapping[str, Any] | tuple, layers: Mapping[str, Any], as_sampled: Callable[[Any], Any]
+) -> Inspection:
+    """The Inspection of layers' weights, given the stacked layers that they were made of, some of them Adapted.
 
-    as_sampled(plain weights of a layer, as stacked of one) are in the dtype of the sampler's.
+    The weights are stacked too, or a tuple of each layer's. as_sampled(plain weights of a layer, as stacked of one) are
+    in the dtype of the sampler's.
     """
     adapted = {name: w for name, w in layers.items() if _is_adapted(w)}
 
@@ -220,7 +223,11 @@ def inspect(weights: Mapping[str, Any], layers: Mapping[str, Any], as_sampled: C
         changed, due = (sum(jnp.sum(t[i] != t[1], dtype=jnp.float32) for t in triples) for i in (0, 2))
         return bits, changed, due
 
-    bits, changed, due = jax.lax.map(one_layer, ({name: weights[name] for name in adapted}, adapted))
+    if isinstance(weights, tuple):
+        parts = [one_layer((w, jax.tree.map(lambda x, i=i: x[i], adapted))) for i, w in enumerate(weights)]
+        bits, changed, due = map(jnp.stack, zip(*parts, strict=True))
+    else:
+        bits, changed, due = jax.lax.map(one_layer, ({name: weights[name] for name in adapted}, adapted))
     size = sum(_values(w.base).size for w in adapted.values())
     return Inspection(jnp.sum(bits, dtype=jnp.uint32), jnp.sum(changed) / float(size), jnp.sum(due) / float(size))
 

@@ -217,7 +217,7 @@ def _weights(setup, key):
 
     results = linear.int8_shardings(shardings, table) if in_int8 else shardings
     if setup.cache_format.by_layer:
-        one_layer = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), results['layers'])
+        one_layer = jax.tree.map(specs.unstacked, results['layers'])
         results = results | {'layers': (one_layer,) * setup.model_config.layers}
     return Definition(weights, shardings=results)
 
@@ -229,18 +229,11 @@ def _inspect(setup, key):
         layers = jax.tree.map(lambda p: p.astype(setup.sampling.dtype), layers)
         return linear.matrices_to_int8(layers) if setup.weights_dtype == jnp.int8 else layers
 
-    def inspect(weights, params):
-        if not setup.cache_format.by_layer:
-            return lora.inspect(weights, params, as_sampled)
-        parts = []
-        for i, layer in enumerate(weights):
-            layer, made_of = jax.tree.map(lambda p: p[None], layer), jax.tree.map(lambda p, i=i: p[i : i + 1], params)
-            parts.append(lora.inspect(layer, made_of, as_sampled))
-        checksums, *shares = (jnp.stack(field) for field in zip(*parts, strict=True))
-        return lora.Inspection(jnp.sum(checksums, dtype=jnp.uint32), *map(jnp.mean, shares))
-
     everywhere = specs.replicated(setup.mesh)
-    return Definition(inspect, shardings=lora.Inspection(everywhere, everywhere, everywhere))
+    return Definition(
+        lambda weights, params: lora.inspect(weights, params, as_sampled),
+        shardings=lora.Inspection(everywhere, everywhere, everywhere),
+    )
 
 
 def _state(setup, key):

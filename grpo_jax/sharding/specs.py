@@ -38,6 +38,11 @@ def sampler_params(table: Any, mesh: Mesh) -> Any:
     return map_table(leaf, table)
 
 
+def unstacked(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of one layer's array, of that of all layers' arrays stacked."""
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
 def over_rows(mesh: Mesh) -> NamedSharding:
     """Sharding of arrays whose first axis is rows or prompts: data, fsdp and context split it."""
     return NamedSharding(mesh, PartitionSpec(ROW_AXES))
