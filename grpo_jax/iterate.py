@@ -18,6 +18,7 @@ from absl import flags
 from grpo_jax import export, reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
+from grpo_jax.models.lora import turn_off
 from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.settings import Settings
@@ -97,7 +98,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
     ]
     changed.data.name, changed.data.options = 'mixture', {'sources': sources}
     changed.data.path = changed.data.revision = ''
-    changed.model.lora.rank, changed.model.lora.path = 0, ''  # of the policy alone
+    turn_off(changed.model.lora)  # adapters are the policy's alone
     return changed
 
 

@@ -19,7 +19,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
-from grpo_jax.models.lora import OFF, LoraOptions
+from grpo_jax.models.lora import OFF, LoraOptions, turn_off
 from grpo_jax.run import adapters, checkpoint, cli, demonstrations
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
@@ -119,7 +119,7 @@ def _own_config(config):
     if not (config.model.random_init and LoraOptions.from_config(config.model.get('lora', OFF._asdict())).rank):
         return config
     config = config.copy_and_resolve_references()
-    config.model.lora.rank, config.model.lora.path = 0, ''
+    turn_off(config.model.lora)
     return config
 
 

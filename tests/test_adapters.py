@@ -165,8 +165,9 @@ def test_exported_adapters_begin_another_run(finished, models, tmp_path):
     assert content['figures'] == of_run['figures']
 
 
-def test_random_weights_are_first_trained_as_a_whole_and_then_frozen(long, tmp_path):
-    made = dict(model__random_init=True, supervised__updates=2)
+@pytest.mark.parametrize('base_dtype', ['', 'int8'])
+def test_random_weights_are_first_trained_as_a_whole_and_then_frozen(base_dtype, long, tmp_path):
+    made = dict(model__random_init=True, supervised__updates=2, model__lora__base_dtype=base_dtype)
     state = train.run(config(steps=1, **made), str(tmp_path / 'run'))
     # the cold start has trained all weights, which stay frozen from then on
     cold, step = checkpoint.steps(tmp_path / 'run' / 'cold_start'), int(state.step)

@@ -10,6 +10,7 @@ import pytest
 from grpo_jax import export, iterate, reward_model, supervised, train
 from grpo_jax.data import rollouts
 from grpo_jax.errors import BadInput
+from grpo_jax.models import lora
 from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment
 from tests import small_model, tiny_run
@@ -99,9 +100,10 @@ def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
 
 
 def test_adapters_are_the_policys_and_begin_anew_on_what_was_merged():
-    made = config(model__random_init=False, model__lora__rank=2, model__lora__path='runs/adapter')
+    adapters = dict(model__lora__rank=2, model__lora__path='runs/adapter', model__lora__base_dtype='int8')
+    made = config(model__random_init=False, **adapters)
     judge = iterate.reward_model_config(made, 0, 'base', ['labelled'])
-    assert (judge.model.lora.rank, judge.model.lora.path) == (0, '')
+    assert not lora.LoraOptions.from_config(judge.model.lora).rank
     policies = [iterate.policy_config(made, i, 'base', 'judge').model.lora for i in range(2)]
     assert [(lora.rank, lora.path) for lora in policies] == [(2, 'runs/adapter'), (2, '')]
     assert (made.model.lora.rank, made.model.lora.path) == (2, 'runs/adapter')

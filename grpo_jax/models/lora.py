@@ -25,6 +25,7 @@ from grpo_jax.sharding import compiled
 from grpo_jax.types import Param, map_table
 
 MATRICES = tuple(name for name in SUMMED_AXES if name not in ('embed', 'lm_head'))  # that can have an adapter
+NEED_RANK = ('path', 'base_dtype')  # options that nothing reads where the rank is 0
 
 
 class Inspection(NamedTuple):
@@ -56,7 +57,7 @@ class LoraOptions(NamedTuple):
             raise BadInput('model.lora.targets', options.targets, f'is no regular expression: {error}') from None
         if not named:
             raise BadInput('model.lora.targets', options.targets, f'must match one of {", ".join(MATRICES)}')
-        for name in ('path', 'base_dtype'):
+        for name in NEED_RANK:
             value = getattr(options, name)
             if value and not options.rank:
                 raise BadInput(f'model.lora.{name}', value, 'is not read with model.lora.rank = 0; set its rank')
@@ -69,6 +70,14 @@ class LoraOptions(NamedTuple):
 
 
 OFF = LoraOptions()
+
+
+def turn_off(section: Any) -> None:
+    """Changes config.model.lora so that it asks for no adapters."""
+    section.rank = 0
+    for name in NEED_RANK:
+        if name in section:  # a config of an earlier run may lack one
+            section[name] = ''
 
 
 def policy_table(c: transformer.ModelConfig, options: LoraOptions = OFF) -> dict[str, Any]:
