@@ -4,7 +4,8 @@
 
 Two thirds of the demonstrations of the cold start answer without thinking, and most of those are wrong; reinforcement
 finds that thinking pays. --config.model.path=FOLDER names a folder with the model's files; without it they come from
-the hub.
+the hub. Adapters want higher learning rates: --config.model.lora.rank=16
+--config.supervised.optimizer.learning_rate=5e-4 --config.optimizer.learning_rate=2e-4.
 """
 from grpo_jax.configs import default
 
@@ -27,7 +28,7 @@ def get_config(preset='dr_grpo'):
     config.reward.parts = (('numeric', 1.0), ('format', 0.2))
     if config.collection.dead_groups == 'keep':  # packed rows without them take less time
         config.collection.dead_groups = 'drop'
-    config.supervised.updates = 40
+    config.supervised.updates = 160
     config.supervised.batch = 16
     config.supervised.optimizer.learning_rate = 5e-5
     config.optimizer.learning_rate = 1e-5

@@ -41,6 +41,13 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
         raise BadInput('--adapter', True, f'{reason}; export without it')
     if adapter:
         peft.check_family('--adapter', True, experiment.model_config)
+        if push and not model_card.base_model(experiment.config.to_dict()):
+            raise BadInput(
+                '--push',
+                push,
+                f'would have adapters of model.path = {model.path!r}, a folder that nobody else has; push without '
+                '--adapter, or begin a run from the name of the model on the hub',
+            )
     policy, step = evaluate.load_policy_and_step(experiment)
     policy = processes.fetch(policy)
     if not processes.is_first():
@@ -52,7 +59,8 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
         else:
             params = jax.device_get({**policy, 'layers': lora.merge(policy['layers'])})
             hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
-        model_card.write_card(temporary, workdir, step, push or os.path.basename(os.path.abspath(out)))
+        name = push or os.path.basename(os.path.abspath(out))
+        model_card.write_card(temporary, workdir, step, name, adapter)
     if push:
         hub.upload('--push', push, out, f'{os.path.basename(os.path.abspath(workdir))}, step {step}')
 

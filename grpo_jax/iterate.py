@@ -61,6 +61,12 @@ def check(config: Any, iterations: int) -> None:
     """Raises BadInput for what cannot be iterated."""
     if iterations < 1:
         raise BadInput('--iterations', iterations, 'must be at least 1')
+    if iterations > 1 and config.model.lora.base_dtype:
+        raise BadInput(
+            'model.lora.base_dtype',
+            config.model.lora.base_dtype,
+            "rounds weights in which earlier iterations' adapters are merged, so that little of them is left; use ''",
+        )
     Settings.from_config(config)
     parts = [name for name, _ in config.reward.parts]
     if 'model' not in parts or not config.reward.verifier:

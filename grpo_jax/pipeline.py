@@ -49,6 +49,11 @@ def policy_folder(workdir: str, name: str) -> str:
     return os.path.join(workdir, name, 'policy')
 
 
+def begin_with(config: Any, workdir: str, name: str) -> None:
+    """Changes a stage's config so that it begins as the policy of an earlier stage, whose adapters are merged."""
+    config.model.path, config.model.random_init, config.model.lora.path = policy_folder(workdir, name), False, ''
+
+
 @owning
 def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float]]]:
     """The evaluations of each stage that has some, by its name; runs what is not done yet.
@@ -99,16 +104,17 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
     names = [stage.name for stage in stages]
     if not names or len({*names}) < len(names) or not all(re.fullmatch(r'\w+', name) for name in names):
         raise BadInput('stages', names, 'must be one or more, with distinct names of letters, digits and _')
-    trained = []
+    trained = {}
     for stage in stages:
         if stage.command not in COMMANDS:
             raise BadInput(f'stage {stage.name}', stage.command, f'must be one of {", ".join(COMMANDS)}')
         if stage.command == 'sample':
             if stage.of not in trained:
-                raise BadInput(f'stage {stage.name}', stage.of, f'samples a policy of a stage before it, of {trained}')
+                raise BadInput(
+                    f'stage {stage.name}', stage.of, f'samples a policy of a stage before it, of {[*trained]}'
+                )
             sample.check(run_folder(workdir, stage.name), stage.request)
             continue
-        trained.append(stage.name)
         if not isinstance(stage.config, ConfigDict):
             raise BadInput(f'config of stage {stage.name}', stage.config, 'must be one of default.py, changed')
         settings = Settings.from_config(stage.config)
@@ -116,6 +122,20 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
             train.choose_algorithm(stage.config)
         if stage.command == 'supervised' and not settings.supervised.updates:
             raise BadInput(f'supervised.updates of stage {stage.name}', 0, 'nothing to do; set the number of updates')
+        for name, earlier in trained.items():
+            if settings.model.path == policy_folder(workdir, name):
+                _check_adapters(stage.name, settings.model.lora, name, earlier)
+        trained[stage.name] = settings.model.lora
+
+
+def _check_adapters(stage, options, name, earlier):
+    """BadInput for LoraOptions of a stage that begins as the policy of an earlier one, whose adapters are merged."""
+    if options.path and options.path == earlier.path:
+        remedy = f"is in the weights of stage {name} already; use begin_with, or ''"
+        raise BadInput(f'model.lora.path of stage {stage}', options.path, remedy)
+    if options.base_dtype and earlier.base_dtype:
+        remedy = f"rounds weights in which adapters of stage {name} are merged, so that little of them is left; use ''"
+        raise BadInput(f'model.lora.base_dtype of stage {stage}', options.base_dtype, remedy)
 
 
 def _read_the_same_data(earlier, stage, workdir):

@@ -30,6 +30,7 @@ from grpo_jax.run.figures import (
 from grpo_jax.run.origins import digest_of
 
 FILE = 'sampling.json'  # whose samples a folder holds: policy, prompts, config
+PLACES = ('model.workdir', 'model.path', 'model.adapters', 'config.model.lora.path')  # of what digests tell apart
 NOISE = 0x5A3B  # folded into the run's key: samples must not reuse the noise of training or evaluation
 
 
@@ -92,11 +93,10 @@ def _claim(to, record):
     if os.path.exists(path):
         recorded = json_file.read_object(path)
         changes = list(steering.differences(recorded, json.loads(json.dumps(record))))
-        # what leads to other content shows in the digests
         harmless = steering.FREE, steering.PATH
         for key, old, new in changes:
             kind = steering.kind_of(key.removeprefix('config.')) if key.startswith('config.') else None
-            if kind not in harmless and key not in ('model.workdir', 'model.path', 'model.adapters'):
+            if kind not in harmless and key not in PLACES:
                 raise BadInput('--to', to, f'holds other samples: {key} was {old!r}, now {new!r}; name a new folder')
     processes.agree('the samples', {'record': json.dumps(record, sort_keys=True)})
     json_file.write(path, record)

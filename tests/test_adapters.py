@@ -152,7 +152,7 @@ def test_the_export_is_the_merged_policy(finished, tmp_path):
     assert np.abs(exported['layers']['wq'] - policy['layers']['wq'].base).max() > 1e-3
 
 
-def test_exported_adapters_begin_another_run(finished, models, tmp_path):
+def test_exported_adapters_begin_another_run(finished, models, tmp_path, monkeypatch):
     export.export(str(finished), str(tmp_path / 'out'), 'float32', adapter=True)
     assert sorted(os.listdir(tmp_path / 'out')) == ['README.md', peft.CONFIG, peft.WEIGHTS]
     with open(tmp_path / 'out' / peft.CONFIG, encoding='utf8') as file:
@@ -163,6 +163,36 @@ def test_exported_adapters_begin_another_run(finished, models, tmp_path):
     assert content['model'] == {'path': models[0], 'adapters': str(tmp_path / 'out')}
     of_run, _ = evaluate.report_policy(evaluate.open_policy(None, str(finished), None), 1, 'test')
     assert content['figures'] == of_run['figures']
+    monkeypatch.setattr(export.hub, 'check_upload', lambda *_: None)
+    with pytest.raises(BadInput, match=r'--push.*push without --adapter'):
+        export.export(str(finished), str(tmp_path / 'pushed'), 'float32', adapter=True, push='me/mine')
+    assert not (tmp_path / 'pushed').exists()
+
+
+def test_a_run_that_is_begun_and_its_branch_do_not_read_the_folder_of_their_first_adapters_again(finished, tmp_path):
+    export.export(str(finished), str(tmp_path / 'out'), 'float32', adapter=True)
+    begun = dict(model__lora__path=str(tmp_path / 'out'))
+    train.run(config(steps=1, **begun), str(tmp_path / 'run'))
+    (tmp_path / 'out').rename(tmp_path / 'moved')
+    state = train.run(config(steps=2, **begun), str(tmp_path / 'run'))
+    assert_equal(policy_of(tmp_path / 'run'), state.params)
+    train.run(
+        config(steps=3, seed=1, **begun), str(tmp_path / 'run'), steering=Steering(branch=str(tmp_path / 'branch'))
+    )
+    assert [row['step'] for row in tiny_run.rows(tmp_path / 'branch')] == [2]
+    with pytest.raises(BadInput, match=r'adapter_config\.json'):
+        train.run(config(steps=1, **begun), str(tmp_path / 'new'))
+
+
+@pytest.mark.parametrize('option', [dict(alpha=64.0), dict(rank=4), dict(path='mine'), dict(base_dtype='int8')])
+def test_neither_a_run_nor_its_branch_takes_other_adapters(finished, tmp_path, option):
+    (name, value), *_ = option.items()
+    same = dict(steps=4, collection__reference='hard', collection__reference_every=2)
+    changed = config(**same, **{f'model__lora__{name}': value})
+    for steered in (None, Steering(amend=True), Steering(branch=str(tmp_path / 'branch'))):
+        with pytest.raises(BadInput, match=rf'model\.lora\.{name} = {value!r}: was .*branches keep their adapters'):
+            train.run(changed, str(finished), steering=steered)
+    assert not (tmp_path / 'branch').exists()
 
 
 @pytest.mark.parametrize('base_dtype', ['', 'int8'])

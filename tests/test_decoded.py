@@ -30,8 +30,9 @@ def run(folder, **changes):
     return tiny_run.rows(folder)
 
 
-def test_in_bfloat16_sampler_and_learner_agree_exactly_and_the_ratio_is_one(tmp_path):
-    changes = DECODE | dict(preset='grpo', algorithm__kl_coef=0.04)
+@pytest.mark.parametrize('rank', [0, 2])
+def test_in_bfloat16_sampler_and_learner_agree_exactly_and_the_ratio_is_one(rank, tmp_path):
+    changes = DECODE | dict(preset='grpo', algorithm__kl_coef=0.04, model__lora__rank=rank)
     rows = run(tmp_path / 'decode', **changes)
     exact = dict(sampler_gap_mean=0, sampler_gap_p99=0, sampler_gap_max=0, sampler_ess=1, ratio_mean=1, ratio_max=1)
     assert [{name: row[name] for name in exact} for row in rows] == [exact] * 2

@@ -104,6 +104,9 @@ def test_adapters_are_the_policys_and_begin_anew_on_what_was_merged():
     made = config(model__random_init=False, **adapters)
     judge = iterate.reward_model_config(made, 0, 'base', ['labelled'])
     assert not lora.LoraOptions.from_config(judge.model.lora).rank
+    iterate.check(made, 1)
+    with pytest.raises(BadInput, match=r'model\.lora\.base_dtype'):
+        iterate.check(made, 2)
     policies = [iterate.policy_config(made, i, 'base', 'judge').model.lora for i in range(2)]
     assert [(lora.rank, lora.path) for lora in policies] == [(2, 'runs/adapter'), (2, '')]
     assert (made.model.lora.rank, made.model.lora.path) == (2, 'runs/adapter')

@@ -45,9 +45,9 @@ def write(path, value):
     path.write_text(json.dumps(value), encoding='utf8')
 
 
-def card(workdir, tmp_path, step=10, name='me/mine'):
+def card(workdir, tmp_path, step=10, name='me/mine', adapter=False):
     """(the YAML at the head, the text) of the card."""
-    model_card.write_card(str(tmp_path), str(workdir), step, name)
+    model_card.write_card(str(tmp_path), str(workdir), step, name, adapter)
     text = (tmp_path / 'README.md').read_text(encoding='utf8')
     _, head, body = text.split('---\n', 2)
     return yaml.safe_load(head), body
@@ -63,6 +63,18 @@ def test_the_head_of_a_card_is_what_the_hub_reads(workdir, tmp_path):
         'datasets': ['openai/gsm8k'],
     }
     assert huggingface_hub.ModelCard.load(tmp_path / 'README.md').data.base_model == 'Qwen/Qwen3-0.6B'
+
+
+@pytest.mark.parametrize(('path', 'whole'), [('Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B'), ('/home/me/secret/base', 'base')])
+def test_a_card_of_adapters_loads_them_onto_their_model(workdir, tmp_path, path, whole):
+    config = json.loads((workdir / 'config.json').read_text())
+    write(workdir / 'config.json', config | {'model': config['model'] | {'path': path}})
+    head, body = card(workdir, tmp_path, adapter=True)
+    assert head['library_name'] == 'peft' and head.get('base_model', 'base') == whole
+    code = body.split('```python\n')[1].split('```')[0]
+    assert 'the adapters of step 10' in body and 'secret' not in body
+    assert f'AutoModelForCausalLM.from_pretrained({whole!r})' in code
+    assert f'AutoTokenizer.from_pretrained({whole!r})' in code and "PeftModel.from_pretrained(model, 'me/mine')" in code
 
 
 def test_a_card_has_the_runs_data_curve_figures_settings_hashes_and_versions(workdir, tmp_path):

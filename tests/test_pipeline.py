@@ -35,6 +35,16 @@ SMALL = [
 ]
 
 
+def adapted(**options):
+    """Two stages with the same adapters, of which the second begins as the first's policy."""
+    options = {f'model__lora__{name}': value for name, value in dict(rank=2, **options).items()}
+    path = pipeline.policy_folder('work', 'first')
+    return [
+        Stage('first', 'supervised', tiny_run.config(supervised__updates=2, **options)),
+        Stage('second', 'train', tiny_run.config(model__path=path, model__random_init=False, **options)),
+    ]
+
+
 def three_stages(**changes):
     return [
         Stage('first', 'supervised', tiny_run.config(supervised__updates=2)),
@@ -127,6 +137,15 @@ def test_stages_that_cannot_run_are_refused_before_the_first_begins(stages, word
         pipeline.run(stages, str(tmp_path / 'work'))
     assert all(word in str(error.value) for word in words), str(error.value)
     assert not os.path.exists(tmp_path / 'work' / 'first')
+
+
+@pytest.mark.parametrize(('option', 'value', 'word'), [('path', 'mine', 'is in'), ('base_dtype', 'int8', 'rounds')])
+def test_adapters_that_are_merged_are_not_added_again_and_not_rounded(option, value, word):
+    with pytest.raises(BadInput, match=rf'model\.lora\.{option} of stage second = {value!r}: {word}'):
+        pipeline.check(adapted(**{option: value}), 'work')
+    begun = adapted(rslora=True, **{option: value})[1].config
+    pipeline.begin_with(begun, 'work', 'first')
+    assert (begun.model.path, begun.model.lora.path) == ('work/first/policy', '')
 
 
 def test_an_experiment_without_stages_is_refused():

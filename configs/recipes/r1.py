@@ -26,7 +26,7 @@ import os
 
 from grpo_jax.configs import default
 from grpo_jax.configs.recipes import r1_zero
-from grpo_jax.pipeline import Stage, policy_folder, run_folder
+from grpo_jax.pipeline import Stage, begin_with, run_folder
 from grpo_jax.sample import Request
 
 FOLDER = os.path.join(default.DATA, 'r1')
@@ -52,7 +52,7 @@ def get_stages(config, workdir):
     cold_start.data.options = {'folder': os.path.join(FOLDER, 'cold_start')}
     cold_start.supervised.updates = 100
 
-    reasoning.model.path = policy_folder(workdir, 'cold_start')
+    begin_with(reasoning, workdir, 'cold_start')
 
     fine_tuning.data.name, fine_tuning.data.path = 'mixture', ''
     fine_tuning.data.options = {'sources': [
@@ -61,12 +61,12 @@ def get_stages(config, workdir):
         {'name': 'files', 'weight': 0.25, 'options': {'folder': os.path.join(FOLDER, 'general')}}]}
     fine_tuning.supervised.updates = 2 * 804745 // 128
 
-    rules.model.path = policy_folder(workdir, 'fine_tuning')
+    begin_with(rules, workdir, 'fine_tuning')
     rules.rollout.temperature = 0.7
     rules.steps = 1300 // 16
 
     preferences = copy.deepcopy(rules)
-    preferences.model.path = policy_folder(workdir, 'rules')
+    begin_with(preferences, workdir, 'rules')
     preferences.data.name, preferences.data.path = 'mixture', ''
     preferences.data.options = {'sources': [
         {'name': config.data.name, 'weight': 0.5, 'options': config.data.options.to_dict(), 'path': config.data.path},

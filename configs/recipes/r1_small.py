@@ -9,7 +9,7 @@ more. No number is a paper's. Figures: docs/recipes.md.
 import copy
 
 from grpo_jax.configs.labs import sums
-from grpo_jax.pipeline import Stage, policy_folder, run_folder
+from grpo_jax.pipeline import Stage, begin_with, run_folder
 from grpo_jax.sample import Request
 
 
@@ -24,14 +24,13 @@ def get_config(preset='dr_grpo'):
 def get_stages(config, workdir):
     """The stages that make a policy in workdir, of this file's config or a changed one."""
     cold_start, reasoning, fine_tuning, rules = (copy.deepcopy(config) for _ in range(4))
-    for stage in (reasoning, rules):
-        stage.model.random_init, stage.supervised.updates = False, 0
-    reasoning.model.path = policy_folder(workdir, 'cold_start')
+    reasoning.supervised.updates = rules.supervised.updates = 0
+    begin_with(reasoning, workdir, 'cold_start')
     fine_tuning.data.name = 'mixture'
     fine_tuning.data.options = {'sources': [
         {'name': 'rollouts', 'weight': 0.75, 'options': {'folder': run_folder(workdir, 'samples')}},
         {'name': 'arithmetic', 'weight': 0.25, 'options': dict(config.data.options, digits=1)}]}
-    rules.model.path = policy_folder(workdir, 'fine_tuning')
+    begin_with(rules, workdir, 'fine_tuning')
     rules.steps = max(config.steps // 2, 1)
     rules.optimizer.learning_rate = config.optimizer.learning_rate / 3
     return [

@@ -35,11 +35,17 @@ def new_state(params: Any, setup: Setup, collected: Any) -> TrainState:
 
 
 def reference_params(state: TrainState, learning: Learning) -> Any:
-    """The reference's parameters on the devices; with adapters, what is frozen of them is the policy's."""
+    """The reference's parameters on the devices, in a program; what adapters leave frozen of them is the policy's."""
     trained = state.ref_params
     if 'reference' in learning.offload:
         trained = jax.device_put(trained, jax.memory.Space.Device)
     return lora.join(trained, lora.split(state.params)[1])
+
+
+def fetch_reference(state: TrainState) -> Any:
+    """The reference's parameters on the devices, outside of a program, from the hosts' memory where it waits there."""
+    trained, frozen = lora.split(state.params)
+    return lora.join(jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, trained)), frozen)
 
 
 def without_frozen(state: TrainState) -> TrainState:

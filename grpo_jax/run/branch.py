@@ -68,6 +68,9 @@ def open_run(
     if os.path.exists(os.path.join(steered.branch, 'config.json')):
         return open_experiment(config, steered.branch, functions=functions, steered=steered), None
     parent = Parent(workdir, steering.changes(workdir, recorded_config(config)))
+    inherited = [change for change in parent.changes if change.kind == steering.INHERITED]
+    if inherited:
+        steering.refuse(inherited, workdir, steered)
     other_model = any(change.key == 'model.path' for change in parent.changes)
     folder = hf.find(config.model.path) if other_model else os.path.join(workdir, 'model')
     experiment = open_experiment(

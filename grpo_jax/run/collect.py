@@ -20,7 +20,7 @@ from grpo_jax import algorithms, data, rewards
 from grpo_jax.algorithms import Algorithm, Grouping
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
-from grpo_jax.models import lora
+from grpo_jax.learner.state import fetch_reference
 from grpo_jax.run import allocation, demonstrations, metrics, seeding
 from grpo_jax.run.collection import READ_FROM_DATA, Collection
 from grpo_jax.run.selection import Group, replay, resample
@@ -152,8 +152,7 @@ class Collector:
         """The Draw of completions of what is asked, (examples, Prompts)."""
         assert self.sample is not None, 'completions are sampled'
         experiment, (examples, prompts) = self._experiment, asked
-        # a reference may wait in the hosts' memory
-        params = _reference(state) if self._collection.source == 'reference' else state.params
+        params = fetch_reference(state) if self._collection.source == 'reference' else state.params
         # a prompt may come twice in a step; its noise must not
         key = jax.random.fold_in(experiment.key, index) if index else experiment.key
         group_size = self._shapes.group_size
@@ -258,12 +257,6 @@ def _store(groups, examples, abstract):
 def _rows(slot, size):
     """The rows of a kept group."""
     return slice(slot * size, (slot + 1) * size)
-
-
-def _reference(state):
-    """The reference's parameters on the devices."""
-    trained, frozen = lora.split(state.params)
-    return lora.join(jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, trained)), frozen)
 
 
 def abstract_aux(collection: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:

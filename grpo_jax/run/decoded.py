@@ -9,6 +9,7 @@ import numpy as np
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
+from grpo_jax.learner.state import fetch_reference
 from grpo_jax.run.collect import READ_FROM_DATA
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sharding import batches
@@ -47,9 +48,8 @@ def policy_logprobs(
     if sample is None or not experiment.settings.learning.decoded:
         return {}
     policies: Mapping[str, Any] = {'old_logprobs': state.params}
-    if algorithm.needs_reference:  # it may wait in the hosts' memory
-        shardings = jax.tree.map(lambda x: x.sharding, state.params)
-        policies |= {'ref_logprobs': jax.device_put(state.ref_params, shardings)}
+    if algorithm.needs_reference:
+        policies |= {'ref_logprobs': fetch_reference(state)}
     queries, group_size = rollout.prompt_mask.shape[1], experiment.settings.group_size
     tokens, masks = processes.fetch((rollout.tokens, (rollout.prompt_mask, rollout.completion_mask)))
     ids = np.arange(len(tokens) // group_size, dtype=np.int32)

@@ -167,7 +167,8 @@ def open_experiment(
         hf.check_weights(folder, model_config, head)
     mesh = meshes.make(settings.mesh)
     specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
-    adapters.check(settings.model.lora, model_config)
+    if not (checkpoint.steps(workdir) or (steered and steered.branch)):  # whose checkpoints have the adapters
+        adapters.check(settings.model.lora, model_config)
     stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     sampling = settings.sampling.for_tokenizer(tokenizer, stop_tokens, pad_token)

@@ -1,6 +1,6 @@
 """README.md of an exported model, as the Hugging Face hub shows it: what the model was made from, and what came out."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import json
 import os
@@ -19,10 +19,11 @@ MOST_ROWS = 20  # of the curve
 UNMENTIONED = ('checkpoint', 'diagnose', 'log')  # sections of a config that change nothing of what is learned
 
 
-def write_card(folder: str, workdir: str, step: int, name: str) -> None:
+def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = False) -> None:
     """Writes the card of a workdir's policy at a step into the folder, under that name of a model.
 
-    Of paths on this machine it has the last part alone. Files of the run that are absent or damaged are left out.
+    adapter: the folder has adapters alone, for peft. Of paths on this machine it has the last part alone. Files of the
+    run that are absent or damaged are left out.
     """
     config = _object(_read(workdir, 'config.json'))
     origins = _read(workdir, 'data.json')
@@ -31,8 +32,9 @@ def write_card(folder: str, workdir: str, step: int, name: str) -> None:
     rows = [row for row in _rows(workdir) if row.get('step', 0) <= step]
     with files.atomic_write(os.path.join(folder, FILE)) as file:
         for section in (
-            _front_matter(config, origins, bool(rows)),
-            _introduction(config, step, name, bool(rows)),
+            _front_matter(config, origins, bool(rows), adapter),
+            _introduction(config, step, name, bool(rows), adapter),
+            _usage(config, name, adapter),
             _data(config, origins),
             _curve(rows),
             _evaluation(_object(_read(workdir, 'evaluation.json'))),
@@ -61,13 +63,13 @@ def _object(value) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _front_matter(config, origins, rewarded) -> Iterator[str]:
+def _front_matter(config, origins, rewarded, adapter) -> Iterator[str]:
     """The YAML that the hub reads; each value is JSON, which YAML contains. rewarded: not by supervised training."""
-    base, datasets = _base_model(config), dict.fromkeys(o.get('path') for o in origins if o.get('commit'))
+    base, datasets = base_model(config), dict.fromkeys(o.get('path') for o in origins if o.get('commit'))
     yield '---'
     if base:
         yield f'base_model: {json.dumps(base)}'
-    yield 'library_name: "transformers"'
+    yield f'library_name: "{"peft" if adapter else "transformers"}"'
     yield 'pipeline_tag: "text-generation"'
     yield f'tags: {json.dumps([*["grpo", "reinforcement-learning"] * rewarded, "grpo_jax"])}'
     if datasets:
@@ -75,24 +77,36 @@ def _front_matter(config, origins, rewarded) -> Iterator[str]:
     yield '---'
 
 
-def _base_model(config):
-    """The hub's name of the model that training began with; '' for random weights and for a folder."""
+def base_model(config: Mapping[str, Any]) -> str:
+    """The hub's name of the model that a run's config begins with; '' for random weights and for a folder."""
     model = _object(config.get('model'))
     path = str(model.get('path', ''))
     local = model.get('random_init') or path.startswith('configs/') or os.path.isdir(path)
     return path if not local and HUB_NAME.fullmatch(path) else ''
 
 
-def _introduction(config, step, name, rewarded) -> Iterator[str]:
-    base = _base_model(config)
+def _introduction(config, step, name, rewarded, adapter) -> Iterator[str]:
+    base = base_model(config)
     random = _object(config.get('model')).get('random_init')
     begun = 'random weights' if random else f'[{base}]({hub.page(base)})' if base else 'a model of a folder'
     yield from ('', f'# {escape(name)}', '')
     kind = 'reinforcement learning' if rewarded else 'supervised training'
-    yield f'A language model trained with grpo_jax by {kind}, from {begun}: the weights of step {step}.'
-    yield from ('', '```python', 'from transformers import AutoModelForCausalLM, AutoTokenizer', '')
-    yield f'model = AutoModelForCausalLM.from_pretrained({name!r})'
-    yield f'tokenizer = AutoTokenizer.from_pretrained({name!r})'
+    part = 'adapters' if adapter else 'weights'
+    yield f'A language model trained with grpo_jax by {kind}, from {begun}: the {part} of step {step}.'
+
+
+def _usage(config, name, adapter) -> Iterator[str]:
+    """How to load it: adapters onto the model that training began with, whose tokenizer it is."""
+    whole = name
+    yield from ('', '```python')
+    if adapter:
+        whole = base_model(config) or _without_folders(str(_object(config.get('model')).get('path')))
+        yield 'from peft import PeftModel'
+    yield from ('from transformers import AutoModelForCausalLM, AutoTokenizer', '')
+    yield f'model = AutoModelForCausalLM.from_pretrained({whole!r})'
+    if adapter:
+        yield f'model = PeftModel.from_pretrained(model, {name!r})'
+    yield f'tokenizer = AutoTokenizer.from_pretrained({whole!r})'
     yield '```'
 
 

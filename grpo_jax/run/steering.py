@@ -1,7 +1,7 @@
 """What of a config may change once a run is begun: each key's kind, the refusal of the rest, and the record of changes.
 
 Free: the run goes on, with floats that differ in their last bits at most. Amendable: with --amend, recorded in
-events.jsonl. Fixed: in a branch alone.
+events.jsonl. Fixed: in a branch alone, but for adapters, which a branch inherits.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +19,7 @@ logger = logging.getLogger('grpo_jax')
 FREE, AMENDABLE, FIXED = 'free', 'amendable', 'fixed'
 PATH = 'free where it leads to the same content, else fixed'
 PARTS = 'amendable in its weights, else fixed'
+INHERITED = 'fixed, in a branch too'
 
 # kind -> keys; * stands for any keys that are not named themselves
 KINDS: dict[str, tuple[str, ...]] = {
@@ -45,7 +46,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     PARTS: ('reward.parts',),
     PATH: ('model.path', 'data.path', 'data.revision', 'data.options.folder', 'data.options.sources'),
     FIXED: (
-        *('seed', 'model.random_init', 'model.lora.*', 'supervised.*', 'reward_model.*', 'reference.path'),
+        *('seed', 'model.random_init', 'supervised.*', 'reward_model.*', 'reference.path'),
         *('data.name', 'data.options', 'data.options.*', 'data.max_prompt_tokens'),
         *('data.chat', 'data.system', 'data.template', 'data.thinking'),
         *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
@@ -58,6 +59,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         *(f'algorithm.{key}' for key in ('correction', 'selection', 'kl', 'kl_placement', 'kl_corrected')),
         'algorithm.regularizers',
     ),
+    INHERITED: ('model.lora.*',),
 }
 
 
@@ -77,7 +79,7 @@ class Change(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """FREE, AMENDABLE, FIXED, or PATH where the content decides."""
+        """FREE, AMENDABLE, FIXED, INHERITED, or PATH where the content decides."""
         kind = kind_of(self.key)
         if kind == PARTS:
             return AMENDABLE if _names(self.old) == _names(self.new) else FIXED
@@ -146,7 +148,11 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
     was += ''.join(f', {change.key} = {change.new!r} was {change.old!r}' for change in others)
     fixed = [change.key for change in changed if change.kind not in (FREE, AMENDABLE)]
     branch = "--branch=DIR begins a new run from this one's newest checkpoint"
-    if steering is None:
+    inherited = [change.key for change in changed if change.kind == INHERITED]
+    if inherited:
+        keys = ' and '.join(inherited)
+        remedy = f'a run and its branches keep their adapters, and so {keys}; use what was, or another --workdir'
+    elif steering is None:
         remedy = f'use {"that" if not others else "those"}, or another --workdir'
     elif fixed:
         remedy = f'--amend cannot change {" or ".join(fixed)} in place; {branch}, or use another --workdir'
