@@ -17,7 +17,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import hub, processes
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.models import hf, lora, peft
-from grpo_jax.run import cli, model_card
+from grpo_jax.run import checkpoint, cli, model_card
 from grpo_jax.text import escape
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
@@ -63,6 +63,14 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
         model_card.write_card(temporary, workdir, step, name, adapter)
     if push:
         hub.upload('--push', push, out, f'{os.path.basename(os.path.abspath(workdir))}, step {step}')
+
+
+def check_whole(out: str, workdir: str, steps: int) -> None:
+    """BadInput where `out` has been exported from a workdir whose run is to have more steps than it has."""
+    done = max(checkpoint.steps(workdir), default=0)
+    if os.path.exists(out) and done < steps:
+        remedy = f'{out} is the policy of {done}, with which others began; use that, or another --workdir'
+        raise BadInput('steps', steps, remedy)
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
         reward_folder = _train_reward_model(learning, folders['reward_model'])
         learning = policy_config(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
+            export.check_whole(folders['exported'], folders['policy'], config.steps)
             if i:  # every iteration reads the data that the first one reads
                 record_origins(folders['policy'], recorded_origins(os.path.join(workdir, '0', 'policy')))
             train.run(learning, folders['policy'])

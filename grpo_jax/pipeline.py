@@ -67,6 +67,9 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
     for i, stage in enumerate(stages):
         folder = run_folder(workdir, stage.name)
         if not _finished(stage, folder):
+            if stage.command != 'sample':
+                updates = stage.config.steps if stage.command == 'train' else stage.config.supervised.updates
+                export.check_whole(policy_folder(workdir, stage.name), folder, updates)
             if processes.is_first():
                 print(f'stage {i + 1} of {len(stages)}: {stage.name}', file=sys.stderr, flush=True)
             _run_stage(stages[:i], stage, workdir)

@@ -123,9 +123,11 @@ def _check_rows(folder, name):
                 steps.append(None)
             if not line.endswith(b'\n'):
                 yield f'{path}, line {number}: has no end; the next start of the run drops it'
-    if name in ('metrics.jsonl', 'timings.jsonl') and None not in steps and steps != list(range(len(steps))):
-        odd = next(i for i, step in enumerate(steps) if step != i)
-        yield f'{path}, line {odd + 1}: has step {steps[odd]} in place of {odd}'
+    begun = _begun_at(folder)
+    if name in ('metrics.jsonl', 'timings.jsonl') and None not in steps:
+        odd = next((i for i, step in enumerate(steps) if step != begun + i), None)
+        if odd is not None:
+            yield f'{path}, line {odd + 1}: has step {steps[odd]} in place of {begun + odd}'
 
 
 def _check_checkpoint(workdir, step):
@@ -137,8 +139,14 @@ def _check_checkpoint(workdir, step):
         yield str(error)
         return
     rows = len(_rows(workdir, 'metrics.jsonl'))
-    if rows < step:
+    if _begun_at(workdir) + rows < step:
         yield f'{path}: is of step {step}, and metrics.jsonl has {rows} rows'
+
+
+def _begun_at(workdir):
+    """The first step of a run: of a branch, that of its parent's checkpoint."""
+    steps = [row.get('step') for row in events.recorded(workdir) if row.get('event') == 'branched']
+    return steps[0] if steps and isinstance(steps[0], int) else 0
 
 
 def _rows(workdir, name):

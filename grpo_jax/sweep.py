@@ -304,9 +304,7 @@ def _measure(folder):
     """The numbers of a finished run by column, NaN for what the run does not have."""
     evaluations = metrics.read_rows(os.path.join(folder, 'evaluations.jsonl'))
     timings = metrics.read_rows(os.path.join(folder, 'timings.jsonl'))
-    seconds = [
-        sum(x for name, x in row.items() if name not in ('step', 'evaluate') and '/' not in name) for row in timings
-    ]
+    seconds = [sum(row.get(stage, 0.0) for stage in ('sample', 'reward', 'observe', 'update')) for row in timings]
     numbers = {'seconds': np.median(seconds)}  # median: the first step compiles
     for when, row in (('before', evaluations[0]), ('after', evaluations[-1])):
         numbers |= {f'{name}_{when}': row.get(name, math.nan) for name in ('reward', 'greedy', 'pass@1')}

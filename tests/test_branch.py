@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import export, train
+from grpo_jax import export, provenance, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock
 from grpo_jax.run import branch, checkpoint, events, metrics
@@ -161,6 +161,35 @@ def test_a_branch_is_the_new_config_on_the_parents_checkpoint_and_leaves_the_par
     (row,) = events.recorded(child)
     assert row | {'changes': 0} == {'step': 4, 'event': 'branched', 'parent': str(copy), 'changes': 0}
     assert row['changes']['optimizer.learning_rate'] == [1e-3, 3e-3]
+    assert list(provenance.verify(str(child))) == []
+
+
+def test_fewer_steps_than_a_run_has_are_refused(copy, tmp_path):
+    for steered in (None, Steering(branch=str(tmp_path / 'child'))):
+        refused('steps = 3: the run has 4 already', copy, 3, steered)
+    export.check_whole(str(tmp_path / 'exported'), str(copy), 9)
+    (tmp_path / 'exported').mkdir()
+    export.check_whole(str(tmp_path / 'exported'), str(copy), 4)
+    with pytest.raises(BadInput, match=r'steps = 9: .*is the policy of 4'):
+        export.check_whole(str(tmp_path / 'exported'), str(copy), 9)
+
+
+def test_the_probe_begins_anew_where_its_logprobs_would_be_of_another_temperature(tmp_path, caplog):
+    probed = dict(log__probe_every=1, reward__parts=(('coin', 1.0),), reward__verifier='')
+    run(tmp_path, 2, **probed)
+    run(tmp_path, 3, AMEND, **probed, rollout__temperature=0.7)
+    assert 'begins anew: the probe' in caplog.text
+
+
+def test_a_run_goes_on_with_the_files_of_the_model_that_it_was_begun_with(old, tmp_path):
+    folder = shutil.copytree(CHANGES['model__path'], tmp_path / 'model')
+    moved = dict(CHANGES, model__path=str(folder))
+    train.run(tiny_run.config(steps=1, **moved), str(tmp_path / 'run'))
+    path = folder / 'tokenizer_config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'chat_template': 'another'}))
+    experiment = open_experiment(tiny_run.config(steps=2, **moved), str(tmp_path / 'run'))
+    assert experiment.tokenizer.chat_template != 'another' and experiment.folder == str(tmp_path / 'run' / 'model')
+    assert open_experiment(tiny_run.config(steps=2, **moved), str(tmp_path / 'new')).folder == str(folder)
 
 
 def test_the_same_command_goes_on_with_the_branch(long, copy, tmp_path, monkeypatch):

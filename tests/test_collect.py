@@ -275,3 +275,27 @@ def test_what_the_algorithm_could_not_read_is_refused(preset, changes, words, tm
         train.run(tiny_run.config(preset=preset, **PLAIN | changes), str(tmp_path / 'run'))
     assert all(word in str(error.value) for word in words)
     assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('allocation', ['equal', 'pass_rate'])
+def test_a_prompt_that_comes_twice_in_a_draw_gets_other_completions(allocation, tmp_path):
+    few = dict(data__options={'digits': 1, 'count': 3, 'blurts': 0.5, 'wrong': 0.5}, data__prompts_per_step=6)
+    made = tiny_run.config(preset='dr_grpo', collection__allocation=allocation, log__rollouts=1, **PLAIN | few)
+    made.steps = 1
+    train.run(made, str(tmp_path))
+    with open(tmp_path / 'rollouts' / '000000.jsonl', encoding='utf8') as lines:
+        rows = [json.loads(line) for line in lines]
+    groups = [tuple(row['completion'] for row in rows[i : i + 4]) for i in range(0, len(rows), 4)]
+    assert len(groups) == 6 and len({row['prompt'] for row in rows}) < 6 and len(set(groups)) == 6
+
+
+def test_kept_groups_that_other_rewards_make_dead_are_dropped(tmp_path, monkeypatch):
+    options = dict(collection__dead_groups='replay', collection__max_staleness=2, algorithm__correction='truncated')
+    made = tiny_run.config(preset='dapo', reward__self_test=1.0, **options, **PLAIN | RARE)
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: float('8' in completion))
+    made.steps = 1
+    assert train.run(made, str(tmp_path)).aux['kept']['filled'].any()
+    monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: 0.0)
+    made.steps = 2
+    train.run(made, str(tmp_path))
+    assert tiny_run.rows(tmp_path)[1]['groups_of_earlier_steps'] == 0

@@ -33,11 +33,15 @@ def run(folder, **changes):
 @pytest.mark.parametrize('rank', [0, 2])
 def test_in_bfloat16_sampler_and_learner_agree_exactly_and_the_ratio_is_one(rank, tmp_path):
     changes = DECODE | dict(preset='grpo', algorithm__kl_coef=0.04, model__lora__rank=rank)
+    if rank:
+        changes |= dict(supervised__updates=1, log__rollouts=0)  # a cold start samples nothing
     rows = run(tmp_path / 'decode', **changes)
     exact = dict(sampler_gap_mean=0, sampler_gap_p99=0, sampler_gap_max=0, sampler_ess=1, ratio_mean=1, ratio_max=1)
     assert [{name: row[name] for name in exact} for row in rows] == [exact] * 2
     assert rows[0]['kl_ref'] == 0 < rows[1]['kl_ref']  # the reference is decoded too, and is the policy at first
     assert all(row['grad_norm'] > 0 for row in rows) and rows[0]['entropy'] != rows[1]['entropy']
+    if rank:  # of the policy, and not of the reference, which is decoded after it
+        assert rows[0]['sampler/merged_share'] == 0 < rows[1]['sampler/merged_share']
 
 
 def test_with_more_updates_in_packed_rows_the_first_begins_where_the_sampler_was(long, tmp_path):

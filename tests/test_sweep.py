@@ -102,7 +102,7 @@ def test_the_table_holds_the_numbers_of_the_runs(swept):
         }.items():
             numbers = [float(row[f'{column}_{part}']) for part in ('mean', 'min', 'max')]
             np.testing.assert_allclose(numbers, [np.mean(values), min(values), max(values)], err_msg=column)
-        assert float(row['seconds_min']) > 0
+        assert 0 < float(row['seconds_min']) < 60  # of the stages, and not the MiB of the host beside them
 
 
 def test_the_table_for_people_and_the_curves_are_there(swept):

@@ -24,7 +24,7 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
     """Every group is dead, some steps in a row, and not because all are right."""
     count = context.options.patience
     recent = rows[-count:]
-    if not context.samples or len(recent) < count or not all(map(_is_dead, recent)):
+    if not context.samples or context.taught or len(recent) < count or not all(map(_is_dead, recent)):
         return None
     if all((row.get('groups_all_right') or 0) > HALF for row in recent):
         return None

@@ -63,6 +63,7 @@ class Context(NamedTuple):
     group_size: int = 8
     updates: int = 1  # of a rollout
     source: str = 'policy'  # of completions
+    taught: bool = False  # by a teacher, whatever the rewards
     stale: bool = False  # the completions are partly those of another policy, by intent
     exact: bool = True  # computed in float32
     quantized: bool = False  # the sampler's weights or cache are in int8
@@ -98,6 +99,7 @@ class Context(NamedTuple):
             group_size=rollout['group_size'],
             updates=learner['epochs'] * learner['minibatches'],
             source=collection['source'],
+            taught=bool(config['teacher']['path']) if 'teacher' in config else False,  # earlier runs lack it
             stale=bool(collection['max_staleness']) or collection['source'] != 'policy',
             exact=config['model']['dtype'] == 'float32',
             quantized=bool(rollout['cache_dtype'] or rollout['weights_dtype']),

@@ -14,6 +14,7 @@ import jax
 from jax.tree_util import keystr
 import numpy as np
 from safetensors.numpy import save_file
+import tokenizers
 
 from grpo_jax import PACKAGE, activity
 from grpo_jax.errors import BadInput
@@ -60,7 +61,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
         tokenizer = families.import_transformers().AutoTokenizer.from_pretrained(
             folder, **known, trust_remote_code=False, local_files_only=True
         )
-        given = {*tokenizer.encode('1'), *tokenizer.all_special_ids}  # what is wrong with some settings comes out here
+        if known:
+            _drop_added(tokenizer, known['config'].vocab_size)
+        given = {*tokenizer.encode('1'), *tokenizer.all_special_ids} - {
+            None
+        }  # what is wrong with some settings comes out here
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises plain Exception for a malformed file, and its panics are none
@@ -72,6 +77,20 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     if known:
         _check_vocabulary(tokenizer, given, folder, known['config'].vocab_size)
     return tokenizer
+
+
+def _drop_added(tokenizer, size):
+    """Takes added tokens out of a tokenizer that its model does not have: those of images, in Gemma 3 of text alone."""
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    unknown = {token['content'] for token in content['added_tokens'] if token['id'] >= size}
+    needed = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+    if not unknown or unknown & needed:
+        return
+    content['added_tokens'] = [token for token in content['added_tokens'] if token['id'] < size]
+    vocabulary = content['model']['vocab']
+    if isinstance(vocabulary, dict):
+        content['model']['vocab'] = {piece: i for piece, i in vocabulary.items() if i < size or piece not in unknown}
+    tokenizer._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _check_vocabulary(tokenizer, given, folder, size):

@@ -48,6 +48,14 @@ OBSERVED = {'aux/probe', 'ref_params'}  # what config.log has kept, though nothi
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
 
 
+OF_PROBE = {'rollout.temperature', 'model.dtype'}  # keys of which the logprobs are that the probe compares with
+
+
+def _anew(amended):
+    """Parts of a state that begin anew where these keys were amended after it was saved."""
+    return {ADAPTED[key] for key in amended & ADAPTED.keys()} | ({'aux/probe'} if amended & OF_PROBE else set())
+
+
 class Parent(NamedTuple):
     """The run that a branch is to begin from."""
 
@@ -141,12 +149,19 @@ def _make(experiment, parent, learner, folder):
     if any(change.key == 'reference.path' for change in parent.changes):
         state = reference.anchor(experiment, state, learner.state)
     step = int(state.step)
+    refuse_fewer_steps(experiment, step)
     with contextlib.closing(checkpoint.manager(folder, keep=None)) as checkpoints:
         checkpoint.save(checkpoints, state)
     differences = {change.key: [change.old, change.new] for change in parent.changes}
     events.append(folder, step, 'branched', parent=os.path.abspath(parent.workdir), changes=differences)
     claim(dataclasses.replace(experiment, workdir=folder), step)
     return step
+
+
+def refuse_fewer_steps(experiment: Experiment, done: int) -> None:
+    """BadInput for a run that is to have fewer steps than it has: its last evaluation would be of another step."""
+    if done > experiment.settings.steps:
+        raise BadInput('steps', experiment.settings.steps, f'the run has {done} already; use that many or more')
 
 
 def _clear(folder):
@@ -178,10 +193,9 @@ def _inherit(experiment, parent, learner):
         anew |= set(OF_DATA)
     for step in checkpoint.steps(parent.workdir):
         amended = steering.amended_since(parent.workdir, step, parent.changes)
-        own = {ADAPTED[key] for key in amended & ADAPTED.keys()}
         path = checkpoint.path_of(parent.workdir, step)
         try:
-            state = read_fitting(path, learner, anew | own)
+            state = read_fitting(path, learner, anew | _anew(amended))
             return state.replace(params=adapters.with_frozen(experiment, state.params, path, parent.workdir))
         except checkpoint.Damaged as error:
             logger.warning('%s', error)
@@ -201,7 +215,7 @@ def restore(loop: Loop, experiment: Experiment, learner: Learner) -> TrainState 
         amended = steering.amended_since(experiment.workdir, step, experiment.changes)
         if not amended and not _observes_otherwise(path, abstract):
             return checkpoint.read_tree(path, abstract)
-        return read_fitting(path, learner, {ADAPTED[key] for key in amended & ADAPTED.keys()})
+        return read_fitting(path, learner, _anew(amended))
 
     return loop.restore(learner.state, read)
 

@@ -126,11 +126,14 @@ class Collector:
             unit = self._shapes.group_size
             sizes = allocation.spread_by_pass_rate(hits, tries, self._shapes.prompts * unit, unit)
             parts = Grouping.by_sizes(sizes // unit)
-            draw = self._sample(state, progress, self._prompts(chosen[parts.owner]), first=np.int32(unit * parts.place))
+            first = unit * parts.place + _earlier_samples(chosen, self._shapes)[parts.owner]
+            draw = self._sample(state, progress, self._prompts(chosen[parts.owner]), first=np.int32(first))
             draw = draw._replace(sizes=sizes, counts=count_sizes(sizes))
         else:
-            draw = self._sample(state, progress, self._prompts(chosen), index)
-        return draw, self._count_passes(draw, chosen, revisits, aux)
+            draw = self._sample(
+                state, progress, self._prompts(chosen), index, np.int32(_earlier_samples(chosen, self._shapes))
+            )
+        return draw, self._count_passes(draw, chosen, revisits, aux, index)
 
     def _choose(self, state, aux, index):
         """(indices of the next prompts, how many of them are visited again, aux that is moved on).
@@ -153,7 +156,7 @@ class Collector:
         assert self.sample is not None, 'completions are sampled'
         experiment, (examples, prompts) = self._experiment, asked
         params = fetch_reference(state) if self._collection.source == 'reference' else state.params
-        # a prompt may come twice in a step; its noise must not
+        # a prompt may come again in a later draw of a step; its noise must not
         key = jax.random.fold_in(experiment.key, index) if index else experiment.key
         group_size = self._shapes.group_size
         stream = rewards.RewardStream(experiment.reward_functions, examples, group_size, experiment.tokenizer)
@@ -165,7 +168,7 @@ class Collector:
         finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
         return Draw(examples, rollout, finish, {})
 
-    def _count_passes(self, draw, chosen, revisits, aux):
+    def _count_passes(self, draw, chosen, revisits, aux, index=0):
         """aux with the tries and hits of a Draw of the chosen prompts, which adds to the draw's counts."""
         if not self._collection.counts_passes:
             return aux
@@ -174,7 +177,7 @@ class Collector:
         aux = aux | {'tries': aux['tries'].at[chosen].add(grouping.sizes), 'hits': aux['hits'].at[chosen].add(hits)}
         if self._collection.retire_above:
             draw.counts['retired'] = float(np.mean(find_retired(self._collection, aux, len(self._dataset.examples))))
-        if self._collection.revisit:
+        if self._collection.revisit and not index:  # of the step's first rollout, which alone revisits
             rates = hits[:revisits] / grouping.sizes[:revisits]
             draw.counts['revisited'] = revisits
             draw.counts['revisited_pass_rate'] = rates.mean() if revisits else np.nan
@@ -209,7 +212,7 @@ def _explore(collector, state, progress):
     """(Draw, TrainState) of a step in rounds, each of which goes to the prompts that want completions most."""
     collection, prompts = collector._collection, collector._groups
     chosen, revisits, aux = collector._choose(state, dict(state.aux), 0)
-    plain, seeded = data.pick(collector._dataset, chosen), 0
+    plain, seeded, earlier = data.pick(collector._dataset, chosen), 0, _earlier_samples(chosen, collector._shapes)
 
     def draw_round(owners, first, parts):
         nonlocal seeded
@@ -219,7 +222,8 @@ def _explore(collector, state, progress):
         else:
             asked = data.pick(plain, owners)
         _, tokens = data.prompts(asked, range(prompts), collector._shapes.queries, collector._experiment.pad_token)
-        draw = collector._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=np.int32(first))
+        first = np.int32(np.asarray(first) + earlier[owners])
+        draw = collector._sample(state, progress, ([plain.examples[i] for i in owners], tokens), first=first)
         return split_groups(draw._replace(examples=asked.examples), int(state.step), collection)
 
     rounds, unit = collector._shapes.prompts // prompts, collector._shapes.group_size
@@ -230,15 +234,21 @@ def _explore(collector, state, progress):
     return draw, state.replace(aux=collector._count_passes(draw, chosen, revisits, aux))
 
 
+def _earlier_samples(chosen, shapes):
+    """The number that the first sample of each chosen prompt has: above those of its earlier places in the draw."""
+    return data.count_earlier(chosen) * shapes.prompts * shapes.group_size
+
+
 def _load(collector, kept, oldest):
-    """The kept groups that are not older than step `oldest`, with their rewards computed again."""
+    """The kept groups that are not older than step `oldest`, and alive by their rewards, which are computed again."""
     host, groups = jax.device_get(kept), []
     for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
         rows = _rows(slot, collector._shapes.group_size)
         rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
         example = collector._dataset.examples[host['index'][slot]]
         rewarded, since = collector._rewards_of([example], rollout), int(host['since'][slot])
-        groups.append(Group(example, rollout, since, rewarded, bool(dead_groups(collector._collection, rewarded)[0])))
+        if not dead_groups(collector._collection, rewarded)[0]:  # as it was when it was kept, by other rewards
+            groups.append(Group(example, rollout, since, rewarded, dead=False))
     return groups
 
 

@@ -56,8 +56,8 @@ def policy_logprobs(
     prompts = Prompts(tokens[::group_size, :queries], masks[0][::group_size], ids)
     given = np.where(masks[1], tokens[:, queries:], -1)
     prompts, given = batches.put_rows((prompts, given), experiment.mesh)
-    stats, fields = sample.stats, {}
+    stats, inspection, fields = sample.stats, sample.programs.inspection, {}
     for name, params in policies.items():
         fields[name] = sample(params, prompts, experiment.key, int(state.step), given=given).logprobs
-    sample.stats = stats  # a step's figures are those of its sampling
+    sample.stats, sample.programs.inspection = stats, inspection  # a step's figures are those of its sampling
     return fields

@@ -159,12 +159,12 @@ def open_experiment(
     changes = _check_workdir(config, workdir, steered)
     settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
     read = settings.model.lora.rank or not checkpoint.steps(workdir)  # in each start, where they stay frozen
-    weights = folder is None and not settings.model.random_init and read
-    folder = folder or hf.find(settings.model.path)
+    weights = '' if folder or settings.model.random_init or not read else hf.find(settings.model.path)
+    folder = folder or _begun_model(workdir, changes) or hf.find(settings.model.path)
     model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
     if weights:
-        hf.check_weights(folder, model_config, head)
+        hf.check_weights(weights, model_config, head)
     mesh = meshes.make(settings.mesh)
     specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
     if not (checkpoint.steps(workdir) or (steered and steered.branch)):  # whose checkpoints have the adapters
@@ -189,6 +189,13 @@ def open_experiment(
     )
     check_paths(experiment, steered)
     return experiment
+
+
+def _begun_model(workdir, changes):
+    """The workdir's copy of the files of the model that its run was begun with, which go on as they were, or ''."""
+    copy = os.path.join(workdir, 'model')
+    changed = any(change.key == 'model.path' for change in changes)
+    return copy if checkpoint.steps(workdir) and os.path.isdir(copy) and not changed else ''
 
 
 def check_context(settings: Settings, folder: str):

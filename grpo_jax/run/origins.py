@@ -69,7 +69,7 @@ def are_same_data(experiment, workdir: str) -> bool:
         now.commit and now.commit == then.commit for now, then in zip(origins, began, strict=True)
     ):
         return True
-    digests = {origin.digest for origin in began}
+    digests = {origin.digest for origin in began} - {''}
     return len(digests) == 1 and digests == {digest_of(experiment.load('train'))}
 
 

@@ -116,6 +116,7 @@ def _written_tokens(batch, n, given_tokens, options):
 def _after_token(batch, token, n, tables, options):
     """(DecodeBatch that has read the token, stopped bool[B])."""
     states = stops.advance(tables, batch.states, token, batch.live)
+    states = stops.without_early(tables, states, n, options.min_tokens)
     stopped = jnp.isin(token, jnp.asarray(options.stop_tokens, jnp.int32))
     if 'stop' in tables:
         stopped |= stops.is_met(tables, states, 'stop')

@@ -130,6 +130,7 @@ def resume_state(
         states, thinking = carry
         token, valid, n = column
         states = stops.advance(tables, states, token, valid)
+        states = stops.without_early(tables, states, n, options.min_tokens)
         return (states, stops.still_thinking(tables, states, thinking, n, options.thinking_tokens)), None
 
     columns = (state.tokens.T, mask.T, jnp.arange(mask.shape[1]))

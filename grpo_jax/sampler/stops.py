@@ -22,8 +22,10 @@ States = dict[str, Any]  # i32[B] by automaton
 
 def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[str, np.ndarray]:
     """Tables of the strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
-    texts = bytes_of_tokens(tokenizer, vocab_size) if sampling.end_strings else ()
-    return {name: table(strings, texts) for name, strings in sampling.end_strings.items()}
+    return {
+        name: table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
+        for name, strings in sampling.end_strings.items()
+    }
 
 
 def abstract_automata(sampling: Sampling, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -42,6 +44,14 @@ def advance(tables: Tables, states: States, token: Int[Array, ' B'], valid: Bool
 def is_met(tables: Tables, states: States, name: str) -> Bool[Array, ' B']:
     """Whether the automaton has met one of its strings."""
     return states[name] == tables[name].shape[0] - 1
+
+
+def without_early(tables: Tables, states: States, n: Int[Array, '...'], min_tokens: int) -> States:
+    """The states after the token at position n; a stop string that is met before min_tokens begins anew."""
+    if 'stop' not in tables or not min_tokens:
+        return states
+    early = is_met(tables, states, 'stop') & (n + 1 < min_tokens)
+    return states | {'stop': jnp.where(early, 0, states['stop'])}
 
 
 def still_thinking(
@@ -86,15 +96,18 @@ def _prefixes(strings):
     return sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
 
 
-def bytes_of_tokens(tokenizer: Any, vocab_size: int) -> list[bytes]:
-    """The bytes that each of vocab_size ids adds to a decoded text; special and unused ids add none."""
+def bytes_of_tokens(tokenizer: Any, vocab_size: int, strings: Sequence[str] = ()) -> list[bytes]:
+    """The bytes that each of vocab_size ids adds to a decoded text.
+
+    Unused ids add none, nor do special ones, but those whose text is in one of the strings.
+    """
     decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'], ensure_ascii=False)
     special = set(tokenizer.all_special_ids)
     byte_of = _byte_level() if 'ByteLevel' in decoder else None
     pieces = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), vocab_size))))
     texts = []
     for token, piece in enumerate(pieces + [None] * (vocab_size - len(pieces))):
-        if piece is None or token in special:
+        if piece is None or (token in special and not any(piece in string for string in strings)):
             texts.append(b'')
         elif byte_of and all(character in byte_of for character in piece):
             texts.append(bytes(byte_of[character] for character in piece))

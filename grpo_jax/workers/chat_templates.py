@@ -5,10 +5,12 @@ the memory.
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
+import datetime
 import functools
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils import chat_template_utils
 
 from grpo_jax.workers.pool import Pool
 
@@ -48,13 +50,14 @@ def render_here(
     for messages in chats:
         begun = messages[-1]['role'] == 'assistant'
         try:
-            (text,), _ = render_jinja_template(
-                [messages],
-                chat_template=template,
-                continue_final_message=begun,
-                add_generation_prompt=not begun,
-                **variables,
-            )
+            with _on_one_day():
+                (text,), _ = chat_template_utils.render_jinja_template(
+                    [messages],
+                    chat_template=template,
+                    continue_final_message=begun,
+                    add_generation_prompt=not begun,
+                    **variables,
+                )
             if len(text) > MOST:
                 raise ValueError(f'{len(text)} characters are written')
             rendered.append((text, ''))
@@ -63,3 +66,26 @@ def render_here(
         except Exception as error:  # templates are programs
             rendered.append((None, f'{type(error).__name__}, {error}'))
     return rendered
+
+
+class _Day(datetime.datetime):
+    """A clock that stands."""
+
+    @classmethod
+    def now(cls, tz=None):
+        """The day that Llama 3.2's template writes where it is told none."""
+        return cls(2024, 7, 26, tzinfo=tz)
+
+
+@contextlib.contextmanager
+def _on_one_day():
+    """Templates that write the day write one and the same: a run that goes on tomorrow has the prompts of today.
+
+    transformers takes no clock for them.
+    """
+    clock = chat_template_utils.datetime
+    chat_template_utils.datetime = _Day
+    try:
+        yield
+    finally:
+        chat_template_utils.datetime = clock

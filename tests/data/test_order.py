@@ -254,3 +254,8 @@ def test_source_of_which_nothing_is_left_is_refused(tmp_path, tokenizer):
 def test_mixture_far_into_a_run_is_found_without_walking_there(mixed):
     far = data.indices(SEED, 10**6, 256, len(mixed.examples), mixed.sources)
     assert len(far) == 256 and set(labels(mixed, far)) == set(SIZES)
+
+
+def test_earlier_places_of_an_example_are_counted():
+    assert data.count_earlier(np.array([3, 1, 3, 3, 1, 0])).tolist() == [0, 0, 1, 2, 1, 0]
+    assert not data.count_earlier(np.arange(5)).any()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from test_transformer import logits
+from transformers import AutoTokenizer
 
 from grpo_jax.errors import BadInput
 from grpo_jax.models import families, hf, tensor_files, tensor_names, transformer
@@ -571,3 +572,18 @@ def test_a_malformed_tokenizer_is_refused(folder):
         file.write('{}')
     with refused('model.path', folder, 'no readable tokenizer', 'add tokenizer.json'):
         hf.load_tokenizer(folder)
+
+
+def test_added_tokens_beyond_the_model_are_taken_out_of_the_tokenizer(real, tmp_path):
+    """As of Gemma 3's text models, whose tokenizer has the token of an image."""
+    folder = str(tmp_path / 'model')
+    shutil.copytree(os.path.join(real, 'models', 'stories260K'), folder, copy_function=shutil.copyfile)
+    os.chmod(folder, 0o755)
+    plain = hf.load_tokenizer(folder)
+    extended = AutoTokenizer.from_pretrained(folder)
+    extended.add_special_tokens({'additional_special_tokens': ['<image_soft_token>']})
+    extended.save_pretrained(folder)
+    loaded = hf.load_tokenizer(folder)
+    assert len(extended) == len(plain) + 1 == len(loaded) + 1 == 513
+    text = 'Once <image_soft_token> upon'
+    assert loaded.encode(text) == plain.encode(text) and max(extended.encode(text)) == 512

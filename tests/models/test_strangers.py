@@ -421,3 +421,8 @@ def test_whatever_chance_does_to_a_folder_it_is_refused_or_loads_right(good, fol
 
 def test_more_of_chance(long, good, folder):
     assert sum(fuzz(good, folder, 1, 20_000).values()) == 20_000
+
+
+def test_a_template_that_writes_the_day_writes_the_same_one_always():
+    template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
+    assert chat_templates.render(template, [[{'role': 'user', 'content': 'x'}]], {}) == [('26 Jul 2024: x', '')]

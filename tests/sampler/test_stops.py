@@ -175,3 +175,23 @@ def test_a_text_with_a_stop_string_is_met_where_it_ends(vocabulary):
     for text in texts[:-1] if texts is TEXTS else texts:
         tokens = tokenizer.encode(text, add_special_tokens=False)
         assert first_met(strings, token_bytes, tokens) == first_found(strings, tokenizer, tokens) is not None
+
+
+def test_a_special_token_is_met_where_a_string_names_it(vocabulary):
+    tokenizer, _, texts = vocabulary
+    special = tokenizer.all_special_ids[0]
+    piece, before = tokenizer.convert_ids_to_tokens(special), tokenizer.encode(texts[0], add_special_tokens=False)
+    for string in (piece, f'{texts[0][-1]}{piece}'):
+        token_bytes = stops.bytes_of_tokens(tokenizer, len(tokenizer), [string, 'x'])
+        assert first_met([string, 'x'], token_bytes, [*before, special]) == len(before)
+        assert first_met([string], token_bytes, before) is None
+
+
+def test_a_string_that_is_met_too_early_begins_anew():
+    tables = {'stop': stops.table(['ab'], [b'a', b'b'])}
+    states, met = {'stop': np.zeros(1, np.int32)}, []
+    for n, token in enumerate([0, 1, 1, 0, 1]):
+        states = stops.advance(tables, states, np.array([token]), np.array([True]))
+        states = stops.without_early(tables, states, np.array(n), 3)
+        met.append(bool(stops.is_met(tables, states, 'stop')[0]))
+    assert met == [False] * 4 + [True]  # the first ab ends at the second of three tokens that must come
