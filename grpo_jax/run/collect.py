@@ -126,13 +126,11 @@ class Collector:
             unit = self._shapes.group_size
             sizes = allocation.spread_by_pass_rate(hits, tries, self._shapes.prompts * unit, unit)
             parts = Grouping.by_sizes(sizes // unit)
-            first = unit * parts.place + _earlier_samples(chosen, self._shapes)[parts.owner]
-            draw = self._sample(state, progress, self._prompts(chosen[parts.owner]), first=np.int32(first))
+            first = _earlier_samples(chosen, self._shapes)[parts.owner] + np.int32(unit * parts.place)
+            draw = self._sample(state, progress, self._prompts(chosen[parts.owner]), first=first)
             draw = draw._replace(sizes=sizes, counts=count_sizes(sizes))
         else:
-            draw = self._sample(
-                state, progress, self._prompts(chosen), index, np.int32(_earlier_samples(chosen, self._shapes))
-            )
+            draw = self._sample(state, progress, self._prompts(chosen), index, _earlier_samples(chosen, self._shapes))
         return draw, self._count_passes(draw, chosen, revisits, aux, index)
 
     def _choose(self, state, aux, index):
@@ -178,9 +176,8 @@ class Collector:
         if self._collection.retire_above:
             draw.counts['retired'] = float(np.mean(find_retired(self._collection, aux, len(self._dataset.examples))))
         if self._collection.revisit and not index:  # of the step's first rollout, which alone revisits
-            rates = hits[:revisits] / grouping.sizes[:revisits]
-            draw.counts['revisited'] = revisits
-            draw.counts['revisited_pass_rate'] = rates.mean() if revisits else np.nan
+            rate = (hits[:revisits] / grouping.sizes[:revisits]).mean() if revisits else np.nan
+            draw.counts.update(revisited=revisits, revisited_pass_rate=rate)
         return aux
 
     def _join(self, selection, step, counts):
@@ -236,7 +233,7 @@ def _explore(collector, state, progress):
 
 def _earlier_samples(chosen, shapes):
     """The number that the first sample of each chosen prompt has: above those of its earlier places in the draw."""
-    return data.count_earlier(chosen) * shapes.prompts * shapes.group_size
+    return np.int32(data.count_earlier(chosen) * shapes.prompts * shapes.group_size)
 
 
 def _load(collector, kept, oldest):
