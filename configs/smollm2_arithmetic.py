@@ -13,7 +13,7 @@ from grpo_jax.configs import default
 def get_config(preset='dr_grpo'):
     """96 completions a step of up to 48 tokens."""
     config = default.get_config(preset)
-    config.steps = 16
+    config.steps = 24
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
     config.data.name = 'arithmetic'
     config.data.options = {'digits': 2, 'count': 4000, 'blurts': 0.65, 'wrong': 0.8, 'tags': True}

@@ -83,9 +83,9 @@ def _on_one_day():
 
     transformers takes no clock for them.
     """
-    clock = chat_template_utils.datetime
-    chat_template_utils.datetime = _Day
+    module: Any = chat_template_utils
+    clock, module.datetime = module.datetime, _Day
     try:
         yield
     finally:
-        chat_template_utils.datetime = clock
+        module.datetime = clock
