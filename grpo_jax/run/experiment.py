@@ -193,9 +193,9 @@ def open_experiment(
 
 def _begun_model(workdir, changes):
     """The workdir's copy of the files of the model that its run was begun with, which go on as they were, or ''."""
-    copy = os.path.join(workdir, 'model')
+    copy, begun = os.path.join(workdir, 'model'), os.path.isfile(os.path.join(workdir, 'config.json'))
     changed = any(change.key == 'model.path' for change in changes)
-    return copy if checkpoint.steps(workdir) and os.path.isdir(copy) and not changed else ''
+    return copy if begun and checkpoint.steps(workdir) and os.path.isdir(copy) and not changed else ''
 
 
 def check_context(settings: Settings, folder: str):
