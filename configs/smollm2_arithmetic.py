@@ -4,8 +4,9 @@
 
 Two thirds of the demonstrations of the cold start answer without thinking, and most of those are wrong; reinforcement
 finds that thinking pays. --config.model.path=FOLDER names a folder with the model's files; without it they come from
-the hub. Adapters want higher learning rates: --config.model.lora.rank=16
---config.supervised.optimizer.learning_rate=5e-4 --config.optimizer.learning_rate=2e-4.
+the hub. Adapters want higher learning rates, and the last one to fall: --config.model.lora.rank=16
+--config.supervised.optimizer.learning_rate=5e-4 --config.optimizer.learning_rate=2e-4
+--config.optimizer.schedule=cosine.
 """
 from grpo_jax.configs import default
 
