@@ -131,8 +131,8 @@ def check(experiment: Experiment) -> None:
 def _sizes(experiment):
     """(Shapes of an update, its Learning)."""
     settings = experiment.settings
-    learning = settings.learning._replace(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
-    learning = learning._replace(old_logprobs='forward')  # nothing was sampled
+    plain = dict(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
+    learning = settings.learning._replace(**plain, old_logprobs='forward')  # nothing was sampled
     # demonstrations share no prompts, and short ones would fill the blocks of packed rows badly
     learning = learning._replace(pack_columns=max(learning.pack_columns, 0))
     if settings.model.random_init:

@@ -137,11 +137,11 @@ def begin(experiment, loop, learner, examples, later, functions) -> TrainState:
     if loop.newest is not None or not experiment.settings.supervised.updates:
         later.begin()
     state, policy = branch.restore(loop, experiment, learner), None
-    if state is not None:
-        branch.refuse_fewer_steps(experiment, int(state.step))
     if state is None:
         gold.check(experiment.reward_functions, examples)
         policy = supervised.cold_start(experiment, functions, later.step)
+    else:
+        branch.refuse_fewer_steps(experiment, int(state.step))
     later.finish('what a step and an evaluation run')
     return reference.initial_state(experiment, learner, policy) if state is None else state
 

@@ -19,7 +19,7 @@ from grpo_jax.data.dataset import (
     prompts,
     spread,
 )
-from grpo_jax.data.order import count_earlier, indices, revisit, walk
+from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 
@@ -29,7 +29,6 @@ __all__ = [
     'Origin',
     'PromptFormat',
     'check_shared',
-    'count_earlier',
     'encode_prompt',
     'examples',
     'indices',

@@ -1,6 +1,5 @@
 """The order in which examples are served: a pure function of seed and position, so that resuming needs no iterator."""
 
-import collections
 from collections.abc import Sequence
 import functools
 import math
@@ -43,16 +42,6 @@ def revisit(seed: int, step: int, count: int, retired: Bool[np.ndarray, ' N'], s
     """
     places = math.floor((step + 1) * count * share) - math.floor(step * count * share)
     return np.random.default_rng((seed, step, 1)).permutation(np.flatnonzero(retired))[:places]
-
-
-def count_earlier(chosen: Int[np.ndarray, ' n']) -> Int[np.ndarray, ' n']:
-    """How often each of the chosen example indices stands before its own place."""
-    counts = collections.Counter()
-    earlier = []
-    for index in chosen.tolist():
-        earlier.append(counts[index])
-        counts[index] += 1
-    return np.array(earlier, int)
 
 
 def indices(seed: int, step: int, count: int, size: int, sources: Sequence[tuple] = ()) -> Int[np.ndarray, ' n']:

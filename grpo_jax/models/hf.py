@@ -63,9 +63,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
         )
         if known:
             _drop_added(tokenizer, known['config'].vocab_size)
-        given = {*tokenizer.encode('1'), *tokenizer.all_special_ids} - {
-            None
-        }  # what is wrong with some settings comes out here
+        # what is wrong with some settings comes out here; a token that was dropped has no id
+        given = {*tokenizer.encode('1'), *tokenizer.all_special_ids} - {None}
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises plain Exception for a malformed file, and its panics are none
@@ -81,11 +80,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
 
 def _drop_added(tokenizer, size):
     """Takes added tokens out of a tokenizer that its model does not have: those of images, in Gemma 3 of text alone."""
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    unknown = {token['content'] for token in content['added_tokens'] if token['id'] >= size}
+    unknown = {str(token) for i, token in tokenizer.added_tokens_decoder.items() if i >= size}
     needed = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
     if not unknown or unknown & needed:
         return
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
     content['added_tokens'] = [token for token in content['added_tokens'] if token['id'] < size]
     vocabulary = content['model']['vocab']
     if isinstance(vocabulary, dict):

@@ -46,14 +46,7 @@ OF_DATA = (
 OBSERVED = {'aux/probe', 'ref_params'}  # what config.log has kept, though nothing learns from it
 # keys of numbers that adapt during a run -> where the state has them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
-
-
 OF_PROBE = {'rollout.temperature', 'model.dtype'}  # keys of which the logprobs are that the probe compares with
-
-
-def _anew(amended):
-    """Parts of a state that begin anew where these keys were amended after it was saved."""
-    return {ADAPTED[key] for key in amended & ADAPTED.keys()} | ({'aux/probe'} if amended & OF_PROBE else set())
 
 
 class Parent(NamedTuple):
@@ -218,6 +211,11 @@ def restore(loop: Loop, experiment: Experiment, learner: Learner) -> TrainState 
         return read_fitting(path, learner, _anew(amended))
 
     return loop.restore(learner.state, read)
+
+
+def _anew(amended):
+    """Parts of a state that begin anew where these keys were amended after it was saved."""
+    return {ADAPTED[key] for key in amended & ADAPTED.keys()} | ({'aux/probe'} if amended & OF_PROBE else set())
 
 
 def _observes_otherwise(path, abstract):

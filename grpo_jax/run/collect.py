@@ -233,7 +233,7 @@ def _explore(collector, state, progress):
 
 def _earlier_samples(chosen, shapes):
     """The number that the first sample of each chosen prompt has: above those of its earlier places in the draw."""
-    return (data.count_earlier(chosen) * shapes.prompts * shapes.group_size).astype(np.int32)
+    return (Grouping.by_ids(chosen).place * shapes.prompts * shapes.group_size).astype(np.int32)
 
 
 def _load(collector, kept, oldest):

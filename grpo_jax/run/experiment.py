@@ -158,16 +158,18 @@ def open_experiment(
     settings = Settings.from_config(config)
     changes = _check_workdir(config, workdir, steered)
     settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
-    read = settings.model.lora.rank or not checkpoint.steps(workdir)  # in each start, where they stay frozen
-    weights = '' if folder or settings.model.random_init or not read else hf.find(settings.model.path)
-    folder = folder or _begun_model(workdir, changes) or hf.find(settings.model.path)
+    saved = bool(checkpoint.steps(workdir))
+    read = settings.model.lora.rank or not saved  # in each start, where they stay frozen
+    weights = folder is None and not settings.model.random_init and read
+    begun = _begun_model(workdir, changes) if saved else ''
+    folder = folder or begun or hf.find(settings.model.path)
     model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     check_context(settings, folder)
     if weights:
-        hf.check_weights(weights, model_config, head)
+        hf.check_weights(hf.find(settings.model.path) if begun else folder, model_config, head)
     mesh = meshes.make(settings.mesh)
     specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
-    if not (checkpoint.steps(workdir) or (steered and steered.branch)):  # whose checkpoints have the adapters
+    if not (saved or (steered and steered.branch)):  # whose checkpoints have the adapters
         adapters.check(settings.model.lora, model_config)
     stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -192,10 +194,10 @@ def open_experiment(
 
 
 def _begun_model(workdir, changes):
-    """The workdir's copy of the files of the model that its run was begun with, which go on as they were, or ''."""
+    """The workdir's copy of the files of the model that its run was begun with, or '' where it has none or another."""
     copy, begun = os.path.join(workdir, 'model'), os.path.isfile(os.path.join(workdir, 'config.json'))
     changed = any(change.key == 'model.path' for change in changes)
-    return copy if begun and checkpoint.steps(workdir) and os.path.isdir(copy) and not changed else ''
+    return copy if begun and os.path.isdir(copy) and not changed else ''
 
 
 def check_context(settings: Settings, folder: str):

@@ -15,6 +15,7 @@ from grpo_jax import data
 from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import mixture
 from grpo_jax.errors import BadInput
+from grpo_jax.grouping import Grouping
 from grpo_jax.models import hf
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
@@ -257,5 +258,5 @@ def test_mixture_far_into_a_run_is_found_without_walking_there(mixed):
 
 
 def test_earlier_places_of_an_example_are_counted():
-    assert data.count_earlier(np.array([3, 1, 3, 3, 1, 0])).tolist() == [0, 0, 1, 2, 1, 0]
-    assert not data.count_earlier(np.arange(5)).any()
+    assert Grouping.by_ids(np.array([3, 1, 3, 3, 1, 0])).place.tolist() == [0, 0, 1, 2, 1, 0]
+    assert not Grouping.by_ids(np.arange(5)).place.any()
