@@ -1,0 +1,313 @@
+"""Whether moving code changed a bit: two commits make the same small runs, and everything that they wrote is compared.
+
+Tokens, metrics rows, evaluations, events, digests of all arrays of the last checkpoint, and the texts of all programs,
+without the names of their modules and functions. Each run is also killed once (kill -9) and resumed; what comes of
+that must be what the unbroken run of the base has. Results of the base are kept for later calls.
+
+    python -m benchmarks.freeze --base=1575ff0            # all runs, killed too; about 25 minutes on two cores
+    python -m benchmarks.freeze --base=1575ff0 --fast     # the fast half, without kills; about 4 minutes
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from benchmarks import environment
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STEPS = 6
+SMALL = (
+    *('--config.data.options.digits=1', '--config.data.options.count=40', '--config.data.prompts_per_step=4'),
+    *('--config.data.max_prompt_tokens=6', '--config.rollout.group_size=4', '--config.rollout.max_tokens=12'),
+    *('--config.supervised.updates=4', '--config.supervised.batch=8', '--config.optimizer.learning_rate=1e-2'),
+    *('--config.evaluation.prompts=6', '--config.evaluation.samples=2', '--config.evaluation.every=3'),
+    *('--config.checkpoint.every=2', '--config.log.rollouts=1', f'--config.steps={STEPS}'),
+)
+# compared as they are; paths of this machine are taken out before
+COMPARED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'config.json', 'completions.jsonl')
+
+
+@dataclasses.dataclass
+class Case:
+    """A run: its preset, what it changes, and what must have run before it."""
+
+    preset: str
+    flags: tuple[str, ...] = ()
+    devices: int = 1
+    processes: int = 1
+    fast: bool = False
+    before: tuple[tuple[str, ...], ...] = ()  # commands, with {folder} for the case's folder
+
+
+POLICY = (
+    ('supervised', '--config=arithmetic', *SMALL, '--workdir={folder}/sft'),
+    ('export', '--workdir={folder}/sft', '--out={folder}/policy'),
+)
+CASES = {
+    'grpo': Case(
+        'arithmetic:grpo',
+        ('--config.learner.minibatches=2', '--config.log.probe_every=1', '--config.evaluation.every=2'),
+        fast=True,
+    ),
+    'gspo': Case(
+        'arithmetic:gspo',
+        ('--config.learner.old_logprobs=decode', '--config.learner.epochs=2', '--config.log.kl_observe=2'),
+        fast=True,
+    ),
+    'ppo': Case('arithmetic:ppo', ('--config.learner.microbatches=2',), fast=True),
+    'dapo': Case(
+        'arithmetic:dapo',
+        (
+            *('--config.collection.max_draws=3', '--config.collection.max_staleness=2'),
+            *('--config.algorithm.correction=truncated', '--config.rollout.cache_gib=0.00005'),
+        ),
+        fast=True,
+    ),
+    'dpo': Case('arithmetic:dpo', ('--config.rollout.temperature=0.9',)),
+    'opd': Case(
+        'arithmetic:opd',
+        ('--config.teacher.path={folder}/policy', '--config.algorithm.teacher_top_k=0', '--config.teacher.park=True'),
+        before=POLICY,
+    ),
+    'unequal': Case(
+        'arithmetic:grpo',
+        ('--config.collection.allocation=pass_rate', '--config.collection.retire_above=0.6'),
+        fast=True,
+    ),
+    'rounds': Case(
+        'arithmetic:xrpo',
+        (
+            '--config.collection.allocation=uncertainty',
+            '--config.collection.seeding=2',
+            '--config.data.max_prompt_tokens=40',
+        ),
+    ),
+    'reward_model': Case(
+        'arithmetic:grpo_process',
+        (
+            *(
+                '--config.reward.step_rewards=process',
+                '--config.reward.options.process.folder={folder}/rm/reward_model',
+            ),
+            '--config.collection.dead_groups=drop',
+        ),
+        before=(
+            ('supervised', '--config=arithmetic', *SMALL, '--workdir={folder}/sft'),
+            ('export', '--workdir={folder}/sft', '--out={folder}/policy'),
+            (
+                *('reward_model', '--config=arithmetic_reward', *SMALL, '--workdir={folder}/rm'),
+                '--config.model.path={folder}/policy',
+            ),
+        ),
+    ),
+    'lora': Case(
+        'arithmetic:grpo',
+        (
+            *(
+                '--config.model.lora.rank=2',
+                '--config.collection.reference=hard',
+                '--config.collection.reference_every=2',
+            ),
+            '--config.algorithm.advantage=prompt_moving_mean',
+        ),
+        fast=True,
+    ),
+    'padded': Case(
+        'arithmetic:dr_grpo',
+        (
+            *('--config.learner.pack_columns=0', '--config.learner.microbatches=2', '--config.algorithm.kl=k3'),
+            *('--config.algorithm.kl_coef=0.01', '--config.collection.reference=polyak'),
+            *('--config.collection.reference_every=2', '--config.collection.dead_groups=replay'),
+            *('--config.collection.max_staleness=3', '--config.algorithm.correction=truncated'),
+        ),
+    ),
+    'devices': Case(
+        'arithmetic:grpo', ('--config.mesh.data=2', '--config.mesh.fsdp=2', '--config.mesh.tensor=2'), devices=8
+    ),
+    'processes': Case(
+        'arithmetic:grpo', ('--config.mesh.data=2', '--config.mesh.fsdp=2', '--config.log.probe_every=2'), 4, 2
+    ),
+}
+
+
+class Checkout:
+    """A commit's files, and where its runs write."""
+
+    def __init__(self, source: pathlib.Path, folder: pathlib.Path):
+        self.source, self.folder = source, folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, words, case, dump=None):
+        """Processes of a command, which is one per process of the case."""
+        env = os.environ | {
+            'PYTHONPATH': str(self.source),
+            'JAX_PLATFORMS': 'cpu',
+            'JAX_COMPILATION_CACHE_DIR': str(self.folder.parent / 'cache'),
+            'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+            'JAX_NUM_CPU_DEVICES': str(case.devices // case.processes),
+            'NPROC': str(case.devices),
+        }
+        if dump:
+            env['JAX_DUMP_IR_TO'] = str(dump)
+        command = [sys.executable, '-m', 'grpo_jax', *words]
+        if case.processes > 1:
+            with socket.socket() as free:
+                free.bind(('127.0.0.1', 0))
+                port = free.getsockname()[1]
+            command += [f'--coordinator=127.0.0.1:{port}', f'--processes={case.processes}']
+        several = [[*command, f'--process={i}'] if case.processes > 1 else command for i in range(case.processes)]
+        options = dict(cwd=self.source, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return [subprocess.Popen(words, **options) for words in several]
+
+    def finish(self, words, case, dump=None):
+        """Runs a command to its end; RuntimeError with what it said when it fails."""
+        started = self.start(words, case, dump)
+        errors = [process.communicate(timeout=900)[1] for process in started]
+        if any(process.returncode for process in started):
+            raise RuntimeError(f'{" ".join(words)}\n{errors[0][-3000:]}')
+
+    def run(self, name, kill):
+        """Runs a case; kill: with a kill -9 after its third step, and resumed."""
+        case, folder = CASES[name], self.folder / (f'{name}.killed' if kill else name)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        prepared = self.folder / f'{name}.before'
+        if case.before and not (prepared / 'done').exists():
+            shutil.rmtree(prepared, ignore_errors=True)
+            for words in case.before:
+                self.finish([word.format(folder=prepared) for word in words], Case(''))
+            (prepared / 'done').touch()
+        flags = [flag.format(folder=prepared) for flag in case.flags]
+        words = ['train', f'--config={case.preset}', f'--workdir={folder / "run"}', *SMALL, *flags]
+        if kill:
+            self.kill(words, case, folder / 'run' / 'metrics.jsonl')
+        self.finish(words, case, None if kill else folder / 'programs')
+
+    def kill(self, words, case, path):
+        """Kills a run after its third step."""
+        started = self.start(words, case)
+        while not path.exists() or path.read_text(encoding='utf8').count('\n') < 3:
+            if started[0].poll() is not None:
+                raise RuntimeError(started[0].communicate()[1][-3000:])
+            time.sleep(0.005)
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        if started[0].returncode != -signal.SIGKILL:
+            raise RuntimeError(f'{path} was complete before the run could be killed')
+
+    def results(self, name, kill):
+        """What a case came to: name of a thing -> its text, or digest."""
+        folder, found = self.folder / (f'{name}.killed' if kill else name), {}
+        for path in sorted((folder / 'run').rglob('*.json*')):
+            where = path.relative_to(folder / 'run')
+            if where.name in COMPARED or where.parts[0] == 'rollouts':
+                text = path.read_text(encoding='utf8').replace(str(self.folder), '.').replace(str(self.source), '.')
+                found[str(where).replace('.killed', '')] = text.replace(f'{name}.killed', name)
+        newest = max((folder / 'run' / 'checkpoints').iterdir(), key=lambda path: int(path.name))
+        metadata = json.loads((newest / '_CHECKPOINT_METADATA').read_text(encoding='utf8'))['custom_metadata']
+        found |= {f'array {name}': digest for name, digest in metadata['digests'].items()}
+        if not kill:
+            texts = [plain_text(path.read_text(encoding='utf8')) for path in (folder / 'programs').glob('*.mlir')]
+            counts = collections.Counter(hashlib.sha256(text.encode()).hexdigest() for text in texts if big(text))
+            found['programs'] = sorted(counts)
+        return found
+
+
+def check_out(commit, folder):
+    """A worktree of a commit in a folder."""
+    if not folder.exists():
+        add = ['git', '-C', ROOT, 'worktree', 'add', '--quiet', '--force', '--detach', folder, commit]
+        subprocess.run(add, check=True)
+    name = subprocess.run(['git', '-C', ROOT, 'rev-parse', commit], check=True, capture_output=True, text=True)
+    subprocess.run(['git', '-C', folder, 'checkout', '--quiet', name.stdout.strip()], check=True)
+    return folder
+
+
+def big(text):
+    """Whether a program is of the loop; the others are single operations on the host's behalf."""
+    return text.count('\n') > 40
+
+
+def plain_text(text):
+    """A program's text without places in the source, its functions numbered in the order in which they come."""
+    text = re.sub(r' loc\(.*\)$|^#loc.*\n', '', text, flags=re.MULTILINE)
+    text = re.sub(r'^module @\S+', 'module', text, flags=re.MULTILINE)
+    numbers: dict[str, str] = {}
+    return re.sub(r'@[\w.$"-]+', lambda match: numbers.setdefault(match[0], f'@{len(numbers)}'), text)
+
+
+def differences(base, head):
+    """Lines that say in what two results differ."""
+    for name in sorted(base.keys() | head.keys()):
+        one, other = base.get(name), head.get(name)
+        if one == other:
+            continue
+        if name == 'programs' and one is not None and other is not None:
+            lost, new = len(set(one) - set(other)), len(set(other) - set(one))
+            yield f'programs: {lost} of the base are missing, {new} are new'
+        elif one is None or other is None:
+            yield f'{name}: only in the {"head" if one is None else "base"}'
+        else:
+            yield f'{name}: {str(one)[:60]!r}... is not {str(other)[:60]!r}...'
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--base', required=True, help='a commit')
+    parser.add_argument('--head', default='HEAD', help='the commit to compare; what is not committed is not looked at')
+    parser.add_argument('--fast', action='store_true', help='the fast half, without kills')
+    parser.add_argument('--only', nargs='*', choices=list(CASES), help='these cases alone')
+    parser.add_argument('--folder', default=os.path.join(tempfile.gettempdir(), 'grpo_jax_freeze'))
+    given = parser.parse_args()
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    print(environment.describe())
+    folder = pathlib.Path(given.folder)
+    shutil.rmtree(folder / 'head', ignore_errors=True)
+    base = Checkout(check_out(given.base, folder / 'base_source'), folder / f'base-{given.base}')
+    head = Checkout(check_out(given.head, folder / 'head_source'), folder / 'head')
+    names = given.only or [name for name, case in CASES.items() if case.fast or not given.fast]
+    kinds = (False,) if given.fast else (False, True)
+
+    def compare(name):
+        lines = []
+        for kill in kinds:
+            done = base.folder / f'{name}{".killed" * kill}.done'
+            if not done.exists():
+                base.run(name, kill)
+                done.touch()
+            head.run(name, kill)
+            straight = base.results(name, False)
+            expected = {k: v for k, v in straight.items() if k != 'programs'} if kill else straight
+            lines += [f'{"killed: " * kill}{line}' for line in differences(expected, head.results(name, kill))]
+        return lines
+
+    failed = False
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = {name: pool.submit(compare, name) for name in names}
+        for name, future in futures.items():
+            try:
+                lines = future.result()
+            except RuntimeError as error:
+                lines = str(error).splitlines()
+            failed |= bool(lines)
+            print(f'{name}: {"equal" if not lines else ""}', *lines, sep='\n    ' if lines else '', flush=True)
+    sys.exit(failed)
+
+
+if __name__ == '__main__':
+    main()
