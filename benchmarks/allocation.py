@@ -16,9 +16,10 @@ from absl import app, flags
 import numpy as np
 
 from benchmarks import environment
-from grpo_jax import export, sample, statistics, train
+from grpo_jax import sample, statistics, train
 from grpo_jax.configs import arithmetic
-from grpo_jax.preflight.plan import changed
+from grpo_jax.tools import export
+from grpo_jax.tools.preflight.plan import changed
 
 SEEDS = flags.DEFINE_integer('seeds', 5, 'Cold starts, each with noise and prompts of its own.')
 STEPS = flags.DEFINE_integer('steps', 12, 'Steps that each allocation takes.')

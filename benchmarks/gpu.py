@@ -23,9 +23,9 @@ from benchmarks import environment
 from benchmarks.learner import build_learner, count_products, experience_of
 from grpo_jax import sampler
 from grpo_jax.models import families, transformer
-from grpo_jax.preflight import plan
 from grpo_jax.sampler import programs
 from grpo_jax.sharding import batches, compiled, mesh
+from grpo_jax.tools.preflight import plan
 from grpo_jax.types import Prompts
 
 CASES = {

@@ -27,9 +27,9 @@ from grpo_jax.configs import default
 from grpo_jax.learner import Learning, Optimizers
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
-from grpo_jax.preflight import flops
 from grpo_jax.sharding import batches, mesh
 from grpo_jax.sharding.mesh import Devices
+from grpo_jax.tools.preflight import flops
 from grpo_jax.types import Experience, Rollout
 
 CASES = {

@@ -2,7 +2,7 @@
 
 python -m benchmarks.tpu_decode [--topology=v5e:2x2] [--model=0.5B] [--json=FILE]
 
-Needs libtpu (see grpo_jax.preflight.topology). Prefill, decoding of a fresh batch (8 rows share a prompt) and of a
+Needs libtpu (see grpo_jax.tools.preflight.topology). Prefill, decoding of a fresh batch (8 rows share a prompt) and of a
 shrunken one (each row has its own) are compiled, once with all columns in one chunk and once growing. Bounds: temporary
 memory of 5 % of the cache, so nowhere a copy of it; bytes of a decode step of 1.1 x (weights + live cache); within the
 loop no collective over the axes of rows. Exit status 1 when one does not hold.
@@ -23,13 +23,13 @@ import numpy as np
 
 from grpo_jax import sampler
 from grpo_jax.models import families
-from grpo_jax.preflight import collectives, topology
-from grpo_jax.preflight import plan as plans
-from grpo_jax.preflight.traffic import Traffic
 from grpo_jax.sampler import schedule
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.sharding.mesh import ROW_AXES, Devices
+from grpo_jax.tools.preflight import collectives, topology
+from grpo_jax.tools.preflight import plan as plans
+from grpo_jax.tools.preflight.traffic import Traffic
 
 PROMPTS, GROUP, QUERIES, TOKENS = 8, 8, 256, 1024  # of a data shard
 MOST_TEMP, MOST_TRAFFIC = 0.05, 1.1

@@ -2,7 +2,7 @@
 
 python -m benchmarks.update_memory [--topology=v5e:2x2] [--only=ppo]
 
-Needs libtpu (see grpo_jax.preflight.topology); nothing runs. Qwen2.5-0.5B, float32 master weights and moments cut
+Needs libtpu (see grpo_jax.tools.preflight.topology); nothing runs. Qwen2.5-0.5B, float32 master weights and moments cut
 over fsdp, bfloat16 computation, 32 prompts x 8 completions of 256 + 1024 tokens in 16 microbatches.
 """
 
@@ -19,10 +19,10 @@ from grpo_jax.configs import default
 from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import families
-from grpo_jax.preflight import compiler, topology
-from grpo_jax.preflight import plan as plans
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.sharding.mesh import Devices
+from grpo_jax.tools.preflight import compiler, topology
+from grpo_jax.tools.preflight import plan as plans
 
 SHAPES = batches.Shapes(prompts=32, group_size=8, queries=256, tokens=1024)
 CASES = (

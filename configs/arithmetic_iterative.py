@@ -2,8 +2,8 @@
 
     python -m grpo_jax.train --config=configs/arithmetic.py --workdir=runs/first --config.steps=8 \\
         --config.log.rollouts=1 --config.optimizer.learning_rate=0
-    python -m grpo_jax.export --workdir=runs/first --out=runs/first_policy
-    python -m grpo_jax.iterate --config=configs/arithmetic_iterative.py --workdir=runs/iterative \\
+    python -m grpo_jax export --workdir=runs/first --out=runs/first_policy
+    python -m grpo_jax iterate --config=configs/arithmetic_iterative.py --workdir=runs/iterative \\
         --labelled=runs/first/rollouts
 
 The first command's completions are those of the cold start, labelled by the verifier; they train the first reward

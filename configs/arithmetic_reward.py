@@ -3,7 +3,7 @@
 It starts from the demo's cold start, which knows the columns; from random weights so few labels teach it little.
 
     python -m grpo_jax.supervised --config=configs/arithmetic.py --workdir=runs/sft
-    python -m grpo_jax.export --workdir=runs/sft --out=runs/arithmetic_policy
+    python -m grpo_jax export --workdir=runs/sft --out=runs/arithmetic_policy
     python -m grpo_jax.reward_model --config=configs/arithmetic_reward.py --workdir=runs/arithmetic_reward
 
 Then it drives process supervision of the demo, in place of the calculator:

@@ -265,7 +265,7 @@ def get_config(preset='grpo'):
     config.reward_model = Config()   # trained by grpo_jax.reward_model, with the numbers of supervised
     config.reward_model.objective = 'pairwise'  # pairwise, pointwise, steps
     config.reward_model.separator = '\n'  # between steps
-    config.reward_model.replay = 0.1     # share of older rollouts that grpo_jax.iterate trains it on
+    config.reward_model.replay = 0.1     # share of older rollouts that grpo-jax iterate trains it on
     config.reward_model.after_error = 'masked'  # steps after the first wrong one: masked, or wrong
 
     config.evaluation = Config()

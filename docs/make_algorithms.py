@@ -13,9 +13,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)  # for configs, which is not installed
 
 from grpo_jax import algorithms as entry  # noqa: E402
-from grpo_jax import sweep  # noqa: E402
 from grpo_jax.algorithms import pieces  # noqa: E402
 from grpo_jax.algorithms.algorithm import MODULES  # noqa: E402
+from grpo_jax.tools import sweep  # noqa: E402
 
 TARGET = os.path.join(ROOT, 'docs', 'algorithms.md')
 NOTES = os.path.join(ROOT, 'docs', 'algorithms_notes.md')

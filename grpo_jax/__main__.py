@@ -1,4 +1,4 @@
-"""The commands by name: `grpo-jax COMMAND` and `python -m grpo_jax COMMAND` are `python -m grpo_jax.COMMAND`."""
+"""The commands by name: `grpo-jax COMMAND` and `python -m grpo_jax COMMAND`."""
 
 import ast
 import os
@@ -7,12 +7,12 @@ import sys
 
 from grpo_jax import PACKAGE
 
-COMMANDS = (
-    *('train', 'sweep', 'supervised', 'reward_model', 'iterate', 'evaluate', 'sample'),
-    *('pipeline', 'report', 'show', 'export', 'prepare', 'preflight'),
-    'replay_bad',
-    'provenance',
+CORE = ('train', 'supervised', 'reward_model', 'evaluate', 'sample')  # also `python -m grpo_jax.COMMAND`
+TOOLS = (
+    *('sweep', 'iterate', 'pipeline', 'report', 'show', 'export', 'prepare', 'preflight'),
+    *('replay_bad', 'provenance'),
 )
+COMMANDS = CORE + TOOLS
 
 
 def main() -> None:
@@ -24,13 +24,18 @@ def main() -> None:
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # as with python -m; config files may import their neighbours
         del sys.argv[1]
-        runpy.run_module(f'grpo_jax.{name}', run_name='__main__', alter_sys=True)
+        runpy.run_module(module_of(name), run_name='__main__', alter_sys=True)
     else:
         print(
             f'error: command = {name!r}: there is none of that name; choose one of {", ".join(COMMANDS)}',
             file=sys.stderr,
         )
         sys.exit(2)
+
+
+def module_of(name: str) -> str:
+    """The module of a command."""
+    return f'grpo_jax.{name}' if name in CORE else f'grpo_jax.tools.{name}'
 
 
 def overview() -> str:
@@ -42,9 +47,14 @@ def overview() -> str:
 
 def read_docstring(name: str) -> str:
     """The docstring of a command's module, which is not imported."""
-    places = (os.path.join(PACKAGE, f'{name}.py'), os.path.join(PACKAGE, name, '__main__.py'))
-    with open(next(filter(os.path.isfile, places)), encoding='utf8') as file:
+    with open(path_of(name), encoding='utf8') as file:
         return ast.get_docstring(ast.parse(file.read())) or ''
+
+
+def path_of(name: str) -> str:
+    """The file that a command runs."""
+    place = os.path.join(PACKAGE, *module_of(name).split('.')[1:])
+    return os.path.join(place, '__main__.py') if os.path.isdir(place) else f'{place}.py'
 
 
 if __name__ == '__main__':

@@ -11,4 +11,4 @@ install .
 export JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR="$PWD/.venv/compiled"
 .venv/bin/python -m grpo_jax.train --config=configs/arithmetic.py --workdir="$workdir"
-exec .venv/bin/python -m grpo_jax.report --workdir="$workdir"
+exec .venv/bin/python -m grpo_jax report --workdir="$workdir"

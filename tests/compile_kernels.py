@@ -14,11 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from grpo_jax import sampler
 from grpo_jax.learner import partition
 from grpo_jax.models import attention, families
-from grpo_jax.preflight import hlo, plan, topology
 from grpo_jax.sampler import schedule
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import Devices
+from grpo_jax.tools.preflight import hlo, plan, topology
 
 
 def find_kernels(text):

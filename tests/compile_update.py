@@ -13,7 +13,7 @@ os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JA
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from grpo_jax.configs import gsm8k
-from grpo_jax.preflight import compiler, flops, plan
+from grpo_jax.tools.preflight import compiler, flops, plan
 
 MICROBATCHES = 2
 

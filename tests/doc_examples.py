@@ -12,6 +12,7 @@ from unittest import mock
 
 from absl import flags
 
+from grpo_jax import __main__ as commands
 from grpo_jax import algorithms
 from grpo_jax.run import cli
 from grpo_jax.run.settings import Settings
@@ -74,6 +75,8 @@ def shell_lines(text):
 
 def arguments(words):
     """(command, its flags) of a line that starts a command of grpo_jax, or hands its flags on to train; else None."""
+    if words[:3] == ['python', '-m', 'grpo_jax']:
+        return words[3], [word for word in words[4:] if word != '&']
     if words[:2] == ['python', '-m'] and words[2].startswith('grpo_jax.'):
         return words[2].removeprefix('grpo_jax.'), [word for word in words[3:] if word != '&']
     if '--' in words:
@@ -87,8 +90,7 @@ def parsed(command, own):
 
     SystemExit for a flag that the command does not have, BadInput for a config that cannot work.
     """
-    before, start = set(flags.FLAGS), os.path.join(ROOT, 'grpo_jax', command)
-    path = os.path.join(start, '__main__.py') if os.path.isdir(start) else f'{start}.py'
+    before, path = set(flags.FLAGS), commands.path_of(command)
     argv = [path, *(word.replace('$i', '0') for word in own)]
     try:
         with mock.patch.object(sys, 'argv', argv), mock.patch.object(cli, 'run'):

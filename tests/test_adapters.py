@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import evaluate, export, reward_model, train
+from grpo_jax import evaluate, reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.models import families, hf, lora, peft, transformer
 from grpo_jax.run import checkpoint
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.run.steering import Steering
+from grpo_jax.tools import export
 from tests import small_model, tiny_run
 
 CHANGES = dict(

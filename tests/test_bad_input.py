@@ -10,13 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import algorithms, evaluate, export, train
+from grpo_jax import algorithms, evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
 from grpo_jax.models import families, hf, transformer
 from grpo_jax.run.experiment import claim, open_experiment
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
+from grpo_jax.tools import export
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -10,13 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import export, provenance, train
+from grpo_jax import train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock
 from grpo_jax.run import branch, checkpoint, events, metrics
 from grpo_jax.run.experiment import claim, open_experiment
 from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import compiled
+from grpo_jax.tools import export, provenance
 from tests import small_model, test_multihost, tiny_run
 
 AMEND = Steering(amend=True)

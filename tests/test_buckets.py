@@ -184,7 +184,7 @@ def test_a_workdir_in_a_bucket_is_refused_and_nothing_is_made(tmp_path, monkeypa
 
 
 def test_a_command_refuses_a_folder_in_a_bucket(tmp_path):
-    command = [sys.executable, '-m', 'grpo_jax.export', '--workdir=x', '--out=gs://b/out']
+    command = [sys.executable, '-m', 'grpo_jax', 'export', '--workdir=x', '--out=gs://b/out']
     ended = subprocess.run(
         command, cwd=tmp_path, env=os.environ | {'PYTHONPATH': os.getcwd()}, capture_output=True, text=True
     )

@@ -47,7 +47,7 @@ def test_the_list_holds_every_module_that_is_a_command():
                 with open(os.path.join(folder, name), encoding='utf8') as file:
                     if 'cli.run(main)' in file.read():
                         names.add(os.path.relpath(os.path.join(folder, name), commands.PACKAGE))
-    assert {name.removesuffix('.py').removesuffix('/__main__') for name in names} == set(commands.COMMANDS)
+    assert names == {os.path.relpath(commands.path_of(name), commands.PACKAGE) for name in commands.COMMANDS}
 
 
 def test_an_unknown_command_is_refused_with_the_list():
@@ -66,7 +66,9 @@ def test_help_shows_purpose_examples_and_the_commands_own_flags():
 @pytest.mark.parametrize('name', commands.COMMANDS)
 def test_every_command_has_two_examples_that_its_help_shows(name):
     examples = [line.split() for line in commands.read_docstring(name).partition('Examples:\n')[2].splitlines()]
-    assert len(examples) == 2 and all(words[:3] == ['python', '-m', f'grpo_jax.{name}'] for words in examples)
+    assert len(examples) == 2 and all(words[:2] == ['python', '-m'] for words in examples)
+    start = [f'grpo_jax.{name}'] if name in commands.CORE else ['grpo_jax', name]
+    assert all(words[2 : 2 + len(start)] == start for words in examples)
     for words in examples:
         configs = [word.removeprefix('--config=') for word in words if word.startswith('--config=')]
         assert all(os.path.isfile(config_file.locate(config.partition(':')[0])) for config in configs)

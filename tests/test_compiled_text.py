@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_jax.preflight import collectives, hlo, products
-from grpo_jax.preflight.traffic import Traffic
+from grpo_jax.tools.preflight import collectives, hlo, products
+from grpo_jax.tools.preflight.traffic import Traffic
 
 TEXT = """HloModule test
 %body (p: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {

@@ -125,7 +125,7 @@ def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys):
         'length           3 ▁█ 5',
         'held-out greedy  0.5 ▁█ 0.75',
         f'curve: {tmp_path / "curve.png"}',
-        f'report: python -m grpo_jax.report --workdir={tmp_path}',
+        f'report: python -m grpo_jax report --workdir={tmp_path}',
         f'everything the run wrote: {tmp_path}',
     ]
 
@@ -142,7 +142,7 @@ def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp
         cells = [line.split('│')[1].strip() for line in out.splitlines() if line.startswith('│')]
         assert set(shown) <= set(cells) and len(cells) <= 6
     assert cells == ['greedy', 'pass@1', 'pass@8', 'reward', 'length', 'truncated']
-    assert f"report: python -m grpo_jax.report --workdir='{folder}'" in out
+    assert f"report: python -m grpo_jax report --workdir='{folder}'" in out
 
 
 def test_only_the_first_process_draws(tmp_path, monkeypatch, capsys):

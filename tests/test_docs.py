@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import algorithms, supervised, sweep, train
+from grpo_jax import algorithms, supervised, train
 from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.configs import default
 from grpo_jax.diagnose import MONITORS, PUBLISHED, DiagnoseOptions
 from grpo_jax.models import families, hf, transformer
+from grpo_jax.tools import sweep
 from tests import doc_examples, small_model
 from tests.doc_examples import PAGES, ROOT
 

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from grpo_jax import evaluate, iterate, train
+from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput, CannotWrite
 from grpo_jax.hosts import files, lock
 from grpo_jax.run import board, curves, events, loop, metrics
+from grpo_jax.tools import iterate
 from tests import quick_compile, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

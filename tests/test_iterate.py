@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import export, iterate, reward_model, supervised, train
+from grpo_jax import reward_model, supervised, train
 from grpo_jax.data import rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.models import lora
 from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment
+from grpo_jax.tools import export, iterate
 from tests import small_model, tiny_run
 
 ITERATIONS = 2

@@ -14,7 +14,7 @@ from grpo_jax import diagnose, supervised, train
 from grpo_jax.configs import arithmetic
 from grpo_jax.configs.labs import careless
 from grpo_jax.data import habits
-from grpo_jax.preflight.plan import changed
+from grpo_jax.tools.preflight.plan import changed
 from grpo_jax.types import Example
 from tests import tiny_run
 

@@ -231,7 +231,7 @@ def test_each_command_is_refused_in_seconds(tmp_path, command):
     with lock.own(str(tmp_path)):
         before = os.times()
         done = subprocess.run(
-            [sys.executable, '-m', f'grpo_jax.{command}', f'--config={config}', f'--workdir={tmp_path}', *arguments],
+            [sys.executable, '-m', 'grpo_jax', command, f'--config={config}', f'--workdir={tmp_path}', *arguments],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -8,11 +8,11 @@ import huggingface_hub.constants as constants
 import pytest
 import yaml
 
-from grpo_jax import export
 from grpo_jax.configs import arithmetic, gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import hub
 from grpo_jax.run import model_card
+from grpo_jax.tools import export
 
 COMMIT = 'c' * 40
 

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from grpo_jax import notebook
 from grpo_jax.errors import BadInput
+from grpo_jax.tools import notebook
 from tests import quick_compile, small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -256,7 +256,7 @@ def test_preflight_that_cannot_work_says_why_in_one_line(monkeypatch):
     status, text = notebook.preflight('arithmetic', 'v5e:2x2', {'stepz': 3})
     assert status == 2 and 'config has no stepz' in text and '\n' not in text
     command = notebook.preflight_command('gsm8k:dapo', 'v5e:2x4', {'mesh.fsdp': 8})
-    assert command == ['grpo_jax.preflight', '--config=gsm8k:dapo', '--topology=v5e:2x4', '--config.mesh.fsdp=8']
+    assert command == ['grpo_jax', 'preflight', '--config=gsm8k:dapo', '--topology=v5e:2x4', '--config.mesh.fsdp=8']
 
 
 def test_a_plot_of_rows_is_a_picture_also_of_none_and_of_gaps():

@@ -11,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import evaluate, export, pipeline, sample, supervised, train
+from grpo_jax import evaluate, sample, supervised, train
 from grpo_jax.configs.recipes import r1, r1_small
 from grpo_jax.errors import BadInput
-from grpo_jax.pipeline import Stage
 from grpo_jax.sample import Request
+from grpo_jax.tools import export, pipeline
+from grpo_jax.tools.pipeline import Stage
 from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -164,7 +165,7 @@ def test_a_file_whose_stages_are_none_is_refused_in_one_line(returned, tmp_path)
 
 
 def start(workdir, model, *flags):
-    command = [sys.executable, '-m', 'grpo_jax.pipeline', '--config=recipes/r1_small', f'--workdir={workdir}']
+    command = [sys.executable, '-m', 'grpo_jax', 'pipeline', '--config=recipes/r1_small', f'--workdir={workdir}']
     command += [f'--config.model.path={model}', *flags]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -17,12 +17,12 @@ from grpo_jax import train
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import families, hf, linear, lora, transformer
-from grpo_jax.preflight import __main__ as preflight
-from grpo_jax.preflight import advice, compiler, flops, plan, report, scale, topology, verdict
 from grpo_jax.run.collect import abstract_aux, step_shapes
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import chips, compiled
+from grpo_jax.tools.preflight import __main__ as preflight
+from grpo_jax.tools.preflight import advice, compiler, flops, plan, report, scale, topology, verdict
 from tests import family_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -373,7 +373,8 @@ def command(*arguments, topology='v5e:2x2', config='arithmetic.py'):
         [
             sys.executable,
             '-m',
-            'grpo_jax.preflight',
+            'grpo_jax',
+            'preflight',
             f'--config=configs/{config}',
             f'--topology={topology}',
             '--config.supervised.updates=0',

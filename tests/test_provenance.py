@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
-from grpo_jax import provenance, train
+from grpo_jax import train
 from grpo_jax.errors import BadInput
 from grpo_jax.run import collect
 from grpo_jax.run.experiment import open_experiment
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import compiled
 from grpo_jax.sharding.mesh import Devices
+from grpo_jax.tools import provenance
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -85,7 +86,7 @@ def test_what_is_damaged_is_named(workdir, damage, words):
 def test_the_command_ends_with_status_1_for_damage(workdir):
     (workdir / 'metrics.jsonl').write_text('x\n')
     done = subprocess.run(
-        [sys.executable, '-m', 'grpo_jax.provenance', f'--workdir={workdir}', '--verify'],
+        [sys.executable, '-m', 'grpo_jax', 'provenance', f'--workdir={workdir}', '--verify'],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -213,7 +214,7 @@ def test_files_of_another_form_are_compared_as_far_as_they_go(tmp_path):
 @pytest.mark.parametrize('flags', [(), ('--workdir=', '--other='), ('--workdir=', '')])
 def test_the_command_takes_two_folders_with_and_without_the_names_of_flags(tmp_path, flags):
     folders = [write_run(tmp_path / 'a', SAME), write_run(tmp_path / 'b', SAME | {'update': 'd'})]
-    command = [sys.executable, '-m', 'grpo_jax.provenance']
+    command = [sys.executable, '-m', 'grpo_jax', 'provenance']
     command += [flag + folder for flag, folder in zip(flags or ('', ''), folders, strict=True)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith('only the update program differs'), done.stderr
@@ -222,7 +223,7 @@ def test_the_command_takes_two_folders_with_and_without_the_names_of_flags(tmp_p
 def test_no_folder_or_three_are_refused(tmp_path):
     folder = write_run(tmp_path / 'a', SAME)
     for folders in ([], [folder] * 3):
-        command = [sys.executable, '-m', 'grpo_jax.provenance', *folders]
+        command = [sys.executable, '-m', 'grpo_jax', 'provenance', *folders]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2 and done.stderr.startswith('error: folders = ')
 

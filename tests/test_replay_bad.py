@@ -1,4 +1,4 @@
-"""Updates that are skipped: what a run keeps of them, and what `grpo_jax.replay_bad` finds out."""
+"""Updates that are skipped: what a run keeps of them, and what `grpo-jax replay_bad` finds out."""
 
 import os
 
@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import algorithms, replay_bad, train
+from grpo_jax import algorithms, train
 from grpo_jax.errors import BadInput
 from grpo_jax.run import bad_batch, checkpoint, events
+from grpo_jax.tools import replay_bad
 from tests import tiny_run
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
-from grpo_jax.preflight import __main__ as preflight
-from grpo_jax.preflight import compiler, model, plan, search, topology, verdict
 from grpo_jax.sharding import chips
+from grpo_jax.tools.preflight import __main__ as preflight
+from grpo_jax.tools.preflight import compiler, model, plan, search, topology, verdict
 from tests import tiny_run
 
 GIB = 2**30

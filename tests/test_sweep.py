@@ -13,9 +13,10 @@ from ml_collections import config_flags
 import numpy as np
 import pytest
 
-from grpo_jax import algorithms, sweep, train
+from grpo_jax import algorithms, train
 from grpo_jax.errors import BadInput
 from grpo_jax.run import config_file, sources
+from grpo_jax.tools import sweep
 from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -275,7 +276,8 @@ def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(t
         [
             sys.executable,
             '-m',
-            'grpo_jax.sweep',
+            'grpo_jax',
+            'sweep',
             '--config=configs/arithmetic.py',
             '--presets=dapo,grop',
             f'--workdir={tmp_path / "sweep"}',

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import export, train
+from grpo_jax import train
 from grpo_jax.errors import BadInput
+from grpo_jax.tools import export
 from tests import small_model, tiny_run
 
 

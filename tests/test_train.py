@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import algorithms, evaluate, export, rewards, show, train
+from grpo_jax import algorithms, evaluate, rewards, train
 from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.configs import default
@@ -22,6 +22,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning
 from grpo_jax.models import families, hf, transformer
 from grpo_jax.run import checkpoint, cli
+from grpo_jax.tools import export, show
 from grpo_jax.types import Example
 from tests import small_model, tiny_run
 

@@ -9,12 +9,13 @@ import sys
 import pytest
 import rich.console
 
-from grpo_jax import evaluate, export, show
+from grpo_jax import evaluate
 from grpo_jax.activity import Activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files
 from grpo_jax.run import cli, console, experiment, recorded, tables
 from grpo_jax.text import escape
+from grpo_jax.tools import export, show
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -85,7 +86,7 @@ def test_the_commands_refuse_in_one_line_that_names_file_and_flag(run, tmp_path,
     change(workdir, lambda config: NAMED['a reward'](config, file))
     flags = [f'--workdir={workdir}', f'--out={tmp_path / "out"}']
     done = subprocess.run(
-        [sys.executable, '-m', f'grpo_jax.{command}', *flags], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, '-m', 'grpo_jax', command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert 'theirs.py:reward' in done.stderr and '--trust' in done.stderr and not trace.exists()

@@ -1,6 +1,6 @@
 """Iterative GRPO (DeepSeekMath, arXiv 2402.03300, algorithm 1): grpo whose reference is renewed every iteration.
 
-An iteration is reference_every steps. Where the reward is learned too, grpo_jax.iterate trains it between iterations.
+An iteration is reference_every steps. Where the reward is learned too, grpo-jax iterate trains it between iterations.
 """
 
 

@@ -1,6 +1,6 @@
 r"""DeepSeek-R1's stages as in its paper (arXiv 2501.12948, section 3): tuning and reinforcement, twice in turn.
 
-    python -m grpo_jax.pipeline --config=recipes/r1 --workdir=runs/r1 --config.mesh.fsdp=64
+    python -m grpo_jax pipeline --config=recipes/r1 --workdir=runs/r1 --config.mesh.fsdp=64
 
 1. cold_start (section 3, appendix B.4.2): supervised, on demonstrations of yours: batch 128, cosine from 5e-5.
 2. reasoning (section 3.2.1): GRPO from there with accuracy, format and language rewards. As r1_zero, with clip 10.
@@ -26,8 +26,8 @@ import os
 
 from grpo_jax.configs import default
 from grpo_jax.configs.recipes import r1_zero
-from grpo_jax.pipeline import Stage, begin_with, run_folder
 from grpo_jax.sample import Request
+from grpo_jax.tools.pipeline import Stage, begin_with, run_folder
 
 FOLDER = os.path.join(default.DATA, 'r1')
 

@@ -1,6 +1,6 @@
 """The stages of r1 on sums of two digits, from random weights, on a laptop's CPU.
 
-    python -m grpo_jax.pipeline --config=recipes/r1_small --workdir=runs/r1_small
+    python -m grpo_jax pipeline --config=recipes/r1_small --workdir=runs/r1_small
 
 The cold start's demonstrations mostly blurt a wrong answer out. Reinforcement finds that working a sum out pays, the
 base model then learns from its right completions, and from sums of one digit as what is general, and is reinforced once
@@ -9,8 +9,8 @@ more. No number is a paper's. Figures: docs/recipes.md.
 import copy
 
 from grpo_jax.configs.labs import sums
-from grpo_jax.pipeline import Stage, begin_with, run_folder
 from grpo_jax.sample import Request
+from grpo_jax.tools.pipeline import Stage, begin_with, run_folder
 
 
 def get_config(preset='dr_grpo'):

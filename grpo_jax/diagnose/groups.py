@@ -160,7 +160,7 @@ _LONGER = Answer(
     '--amend --config.rollout.max_tokens={more_tokens}',
 )
 _TEMPLATE = Answer(
-    'the verifier reads no answer: prompt, chat template and verifier do not fit (python -m grpo_jax.show shows them)',
+    'the verifier reads no answer: prompt, chat template and verifier do not fit (python -m grpo_jax show shows them)',
     '--workdir=NEW --config.data.chat={other_chat}',
 )
 

@@ -1,4 +1,4 @@
-"""The batches of skipped updates, in workdir/bad: written so that `grpo_jax.replay_bad` can look into them."""
+"""The batches of skipped updates, in workdir/bad: written so that `grpo-jax replay_bad` can look into them."""
 
 import dataclasses
 import os

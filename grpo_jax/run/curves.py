@@ -66,7 +66,7 @@ def print_outcome(workdir: str) -> None:
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     tables.show(*_changes(workdir), *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()))
-    report = f'report: python -m grpo_jax.report --workdir={shlex.quote(workdir)}'
+    report = f'report: python -m grpo_jax report --workdir={shlex.quote(workdir)}'
     # whole, however narrow the terminal is
     print(*map(escape, f'{curve}{report}\neverything the run wrote: {workdir}'.split('\n')), sep='\n')
 

@@ -204,7 +204,7 @@ def _check_skipped(workdir, step, count, most):
     """FloatingPointError when more updates were skipped than may be."""
     if count > most:
         path = bad_batch.path_of(workdir, step)
-        advice = f'. python -m grpo_jax.replay_bad --workdir={workdir} --step={step} looks into the last'
+        advice = f'. python -m grpo_jax replay_bad --workdir={workdir} --step={step} looks into the last'
         raise FloatingPointError(
             f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
             f'learner.max_bad_steps = {most}; lower the learning rate, which --amend lets you do'

@@ -9,13 +9,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from grpo_jax import data, show
+from grpo_jax import data
 from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import files, rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import model as reward_models
 from grpo_jax.run.experiment import open_experiment
+from grpo_jax.tools import show
 from grpo_jax.types import Example
 from tests import tiny_run
 

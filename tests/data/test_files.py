@@ -10,9 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from grpo_jax import prepare
 from grpo_jax.data import files, gsm8k, jsonl, records
 from grpo_jax.errors import BadInput
+from grpo_jax.tools import prepare
 from grpo_jax.types import Example
 
 # as verl writes them

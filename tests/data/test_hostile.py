@@ -270,7 +270,7 @@ def test_a_damaged_state_json_is_refused(tmp_path):
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
     """A folder of tensorflow-datasets."""
-    from grpo_jax import prepare
+    from grpo_jax.tools import prepare
 
     folder = tmp_path_factory.mktemp('prepared')
     rows = [{'question': row['q'], 'answer': f'#### {row["a"]}'} for row in ROWS]

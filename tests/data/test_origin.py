@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import huggingface_hub.constants as constants
 import pytest
 
-from grpo_jax import data, evaluate, iterate, supervised, sweep, train
+from grpo_jax import data, evaluate, supervised, train
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.run import demonstrations
 from grpo_jax.run.experiment import claim, open_experiment
+from grpo_jax.tools import iterate, sweep
 from tests import hub_cache as cache
 from tests import small_model, tiny_run
 from tests.hub_cache import HALVES, NEW, OLD, REPOSITORIES, options, read

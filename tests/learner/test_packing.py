@@ -12,10 +12,10 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimizers, packing
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
-from grpo_jax.preflight import flops
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import Devices
+from grpo_jax.tools.preflight import flops
 
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)

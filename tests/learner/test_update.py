@@ -8,11 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_jax import algorithms, learner, sweep
+from grpo_jax import algorithms, learner
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization, Setup, build_optimizer
 from grpo_jax.learner.optimizer import learning_rates
+from grpo_jax.tools import sweep
 from grpo_jax.types import TrainState
 
 SECTION = default.get_config('grpo').algorithm

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax.models import attention, decode_kernel
 from grpo_jax.models import cache as kv_cache
-from grpo_jax.preflight import flops
+from grpo_jax.tools.preflight import flops
 
 B, HEADS, H, LAYERS, BLOCK = 8, 2, 16, 2, 16
 MODEL = types.SimpleNamespace(layers=LAYERS, kv_heads=HEADS, head_dim=H)

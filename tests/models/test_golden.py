@@ -13,10 +13,11 @@ import pytest
 from test_hf import load
 from test_transformer import logits
 
-from grpo_jax import data, sampler, show
+from grpo_jax import data, sampler
 from grpo_jax.configs import gsm8k
 from grpo_jax.data import gsm8k as examples
 from grpo_jax.models import hf
+from grpo_jax.tools import show
 from grpo_jax.types import Prompts
 from tests.golden import make_golden
 

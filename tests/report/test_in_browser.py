@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from grpo_jax import report
+from grpo_jax.tools import report
 from tests.report import runs
 
 SCROLLING = """(async () => {  // the milliseconds of the longest of 40 frames, each a window further down

@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from grpo_jax import report
 from grpo_jax.errors import BadInput
-from grpo_jax.report import content, page, panels, read, rollouts, verdict, write
+from grpo_jax.tools import report
+from grpo_jax.tools.report import content, page, panels, read, rollouts, verdict, write
 from tests.report import runs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -349,7 +349,7 @@ def test_a_run_in_progress_is_written_whenever_it_writes(tmp_path, monkeypatch):
 
 def test_the_command_prints_the_path_and_refuses_in_one_line(workdir, tmp_path):
     def run(folder):
-        command = [sys.executable, '-m', 'grpo_jax.report', f'--workdir={folder}']
+        command = [sys.executable, '-m', 'grpo_jax', 'report', f'--workdir={folder}']
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
     done = run(workdir)
@@ -367,7 +367,7 @@ def test_content_shows_the_settings_that_a_reader_asks_for(workdir):
 
 
 @pytest.mark.parametrize(
-    'status, commands', [(0, ['pip', 'grpo_jax.train', 'grpo_jax.report']), (42, ['pip', 'grpo_jax.train'])]
+    'status, commands', [(0, ['pip', 'grpo_jax.train', 'grpo_jax']), (42, ['pip', 'grpo_jax.train'])]
 )
 def test_the_demo_ends_with_its_report(tmp_path, status, commands):
     shutil.copytree(os.path.join(ROOT, 'launch'), tmp_path / 'launch')

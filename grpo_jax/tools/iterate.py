@@ -1,0 +1,178 @@
+"""Trains reward model and policy in turn: iterative GRPO.
+
+DeepSeekMath (arXiv 2402.03300), algorithm 1: an iteration trains the reward model on newest completions and a share of
+older ones, then the policy against it, from where both were, with that policy as the reference.
+
+Examples:
+    python -m grpo_jax iterate --config=arithmetic_iterative --workdir=runs/x --labelled=runs/policy/rollouts
+    python -m grpo_jax iterate --config=arithmetic_iterative --workdir=runs/y --labelled=runs/x/rollouts --iterations=5
+"""
+
+from collections.abc import Sequence
+import copy
+import os
+from typing import Any
+
+from absl import flags
+
+from grpo_jax import reward_model, train
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file, processes
+from grpo_jax.models.lora import turn_off
+from grpo_jax.run import cli, metrics, tables
+from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.settings import Settings
+from grpo_jax.run.workdir import owning
+from grpo_jax.tools import export
+
+
+@owning
+def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[str, Any]]:
+    """One dict an iteration: evaluation.json of its reward model, and the policy's last evaluation in 'policy'.
+
+    labelled is a folder of rollouts (jsonl) that reward.verifier scored. The first reward model learns from them and
+    begins as the policy in model.path. Iteration i is in workdir/<i>/reward_model and workdir/<i>/policy.
+    """
+    check(config, iterations)
+    rollouts, reward_folder, policy = [labelled], config.model.path, config.model.path
+    results = []
+    for i in range(iterations):
+        folders = {name: os.path.join(workdir, str(i), name) for name in ('reward_model', 'policy', 'exported')}
+        learning = reward_model_config(config, i, reward_folder, rollouts)
+        reward_folder = _train_reward_model(learning, folders['reward_model'])
+        learning = policy_config(config, i, policy, reward_folder)
+        if not train.finished(learning, folders['policy']):
+            export.check_whole(folders['exported'], folders['policy'], config.steps)
+            if i:  # every iteration reads the data that the first one reads
+                record_origins(folders['policy'], recorded_origins(os.path.join(workdir, '0', 'policy')))
+            train.run(learning, folders['policy'])
+        _check_rollouts(folders['policy'], config.steps)
+        policy = folders['exported']
+        if not os.path.exists(policy):
+            export.export(folders['policy'], policy, 'float32', trust=True)  # of this very config
+        processes.agree(f'the policy of iteration {i}', {})
+        rollouts.append(os.path.join(folders['policy'], 'rollouts'))
+        results.append(
+            json_file.read(os.path.join(folders['reward_model'], 'evaluation.json'))
+            | {'policy': metrics.read_rows(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]}
+        )
+    return results
+
+
+def check(config: Any, iterations: int) -> None:
+    """Raises BadInput for what cannot be iterated."""
+    if iterations < 1:
+        raise BadInput('--iterations', iterations, 'must be at least 1')
+    if iterations > 1 and config.model.lora.base_dtype:
+        raise BadInput(
+            'model.lora.base_dtype',
+            config.model.lora.base_dtype,
+            "rounds weights in which earlier iterations' adapters are merged, so that little of them is left; use ''",
+        )
+    Settings.from_config(config)
+    parts = [name for name, _ in config.reward.parts]
+    if 'model' not in parts or not config.reward.verifier:
+        raise BadInput(
+            'reward.parts, verifier',
+            (parts, config.reward.verifier),
+            'must have the part model, and a '
+            'verifier that labels completions for it; give that one weight 0 to learn from the model alone',
+        )
+    if config.reward_model.objective != 'pairwise':
+        raise BadInput(
+            'reward_model.objective', config.reward_model.objective, "a verifier's labels make pairs; choose pairwise"
+        )
+    if config.model.random_init:
+        raise BadInput('model.random_init', True, 'an iteration goes on from weights; export a policy first')
+
+
+def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str]) -> Any:
+    """The config of iteration i's reward model, which begins as the model in `folder`.
+
+    The reward model learns from the last of the folders `rollouts`, and as a share of reward_model.replay from the
+    earlier ones.
+    """
+    changed, replay, older = _changed(config, i, folder), config.reward_model.replay, len(rollouts) - 1
+    weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
+    sources = [
+        {
+            'name': 'rollouts',
+            'source': str(k),
+            'weight': weight,
+            'options': {'folder': path, 'least': config.reward.correct_at, 'by': config.reward.verifier},
+        }
+        for k, (weight, path) in enumerate(zip(weights, rollouts, strict=True))
+        if weight
+    ]
+    changed.data.name, changed.data.options = 'mixture', {'sources': sources}
+    changed.data.path = changed.data.revision = ''
+    turn_off(changed.model.lora)  # adapters are the policy's alone
+    return changed
+
+
+def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
+    """The config of iteration i's policy, which begins as the policy in `folder` and learns from the reward model."""
+    changed = _changed(config, i, folder)
+    changed.supervised.updates = 0  # the config's updates are the reward model's
+    changed.reward.options.model.folder = reward_folder
+    changed.log.rollouts = 1
+    if i:  # whose policy begins with the adapters of the one before in its weights
+        changed.model.lora.path = ''
+    return changed
+
+
+def _changed(config, i, folder):
+    changed = copy.deepcopy(config)
+    changed.seed, changed.model.path = config.seed + i, folder
+    return changed
+
+
+def _train_reward_model(config, workdir):
+    """The folder of a trained reward model."""
+    folder = os.path.join(workdir, 'reward_model')
+    if not os.path.isdir(folder):
+        reward_model.run(config, workdir)
+        processes.agree(f'the reward model in {workdir}', {})
+    return folder
+
+
+def _check_rollouts(workdir, steps):
+    """BadInput where a policy's run could not write all rollouts: the next reward model learns from them."""
+    folder = os.path.join(workdir, 'rollouts')
+    count = len([name for name in os.listdir(folder) if name.endswith('.jsonl')]) if os.path.isdir(folder) else 0
+    if count < steps:
+        raise BadInput(folder, f'{count} rollouts', f'of {steps}: make space, delete {workdir}, and start again')
+
+
+def print_iterations(results: Sequence[dict[str, Any]]) -> None:
+    """Prints an iteration a row."""
+    headings = [
+        'iteration',
+        'reward model:\npairs right',
+        'area under\ncurve',
+        'policy:\nreward',
+        'policy:\ngreedy',
+        'policy:\npass@1',
+    ]
+    rows = []
+    for i, row in enumerate(results):
+        numbers = [row['accuracy'], row['auc'], *(row['policy'].get(name) for name in ('reward', 'greedy', 'pass@1'))]
+        rows.append([str(i), *('' if number is None else f'{number:.3f}' for number in numbers)])
+    tables.show(tables.make_table(headings, rows, title='held-out figures by iteration'))
+
+
+def main() -> None:
+    """The command."""
+    values = flags.FLAGS
+    results = run(values.config, values.workdir, values.iterations, values.labelled)
+    if processes.is_first():
+        print_iterations(results)
+
+
+if __name__ == '__main__':
+    cli.define_flags()
+    flags.DEFINE_integer('iterations', 3, 'How often the reward model and the policy are trained.')
+    flags.DEFINE_string(
+        'labelled', None, 'Folder of rollouts, scored by reward.verifier, for the first reward model.', required=True
+    )
+    cli.run(main)

@@ -1,0 +1,198 @@
+"""What the notebooks share: the machine, a live plot of a run, completions token by token, the report in a frame."""
+
+from collections.abc import Callable, Mapping, Sequence
+import html
+import io
+import math
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+import warnings
+
+import jax
+import numpy as np
+
+from grpo_jax.errors import BadInput
+from grpo_jax.run import console, metrics
+from grpo_jax.run.curves import BLUE, make_panels
+from grpo_jax.text import escape
+from grpo_jax.tools.report.write import write_report
+
+warnings.filterwarnings('ignore', message='IProgress not found')  # of tqdm, where there are no widgets
+REDRAW_SECONDS = 1.0
+MOST_TOKENS = 2000  # of a completion that are shown
+# slices by their generation and the number of their chips
+SIDES = {
+    'v5e': {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'},
+    'v4': {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4'},
+}
+SIDES |= {'v6e': SIDES['v5e'], 'v5p': SIDES['v4']}
+GENERATIONS = {'v5 lite': 'v5e', 'v5e': 'v5e', 'v5': 'v5p', 'v6': 'v6e', 'v4': 'v4'}  # by a device's kind
+
+
+def topology(kind: str, count: int) -> str:
+    """The name that preflight has for `count` chips of a device kind, like v5e:2x4; '' for what it does not know."""
+    generation = next((name for text, name in GENERATIONS.items() if text in kind and 'TPU' in kind), '')
+    sides = SIDES.get(generation, {}).get(count, '')
+    return f'{generation}:{sides}' if sides else ''
+
+
+def check_machine(experiment: str, settings: Mapping[str, Any] | None = None) -> str:
+    """Prints what this machine is; on TPUs, whether the experiment fits. Returns 'tpu', 'gpu' or 'cpu'.
+
+    experiment: NAME[:PRESET] as behind --config; settings: keys of its config, by their dotted names.
+    """
+    devices = jax.devices()
+    kind, count = devices[0].device_kind, len(devices)
+    if devices[0].platform == 'cpu':
+        print(
+            f'CPU, {os.cpu_count()} cores: small models only. Preflight plans TPUs, so there is nothing to check here.'
+        )
+    elif devices[0].platform != 'tpu':
+        print(f'{count} x {kind}. Preflight plans TPUs, so nothing was checked; a model too large ends with an error.')
+    elif name := topology(kind, count):
+        print(f'{count} x {kind}, {name}')
+        print(preflight(experiment, name, settings)[1])
+    else:
+        print(f'{count} x {kind}: no slice that preflight knows')
+    return devices[0].platform
+
+
+def preflight_command(experiment: str, slice_name: str, settings: Mapping[str, Any] | None = None) -> list[str]:
+    """The words behind `python -m` that say whether an experiment fits a slice."""
+    changes = [f'--config.{name}={value}' for name, value in (settings or {}).items()]
+    return ['grpo_jax', 'preflight', f'--config={experiment}', f'--topology={slice_name}', *changes]
+
+
+def preflight(experiment: str, slice_name: str, settings: Mapping[str, Any] | None = None) -> tuple[int, str]:
+    """(exit status, text) of preflight in a process of its own, which compiles for chips that need not be here."""
+    command = [sys.executable, '-m', *preflight_command(experiment, slice_name, settings)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    last = console.one_line(done.stderr.strip().rpartition('\n')[2])
+    return done.returncode, done.stdout if done.returncode in (0, 1) and done.stdout else last
+
+
+class LivePlot:
+    """A picture in the cell's output that grows with a run: `train.run(config, workdir, watch=LivePlot(workdir))`.
+
+    It begins with the steps that the run has already, so that a cell that is run again goes on with the same picture.
+    """
+
+    def __init__(self, workdir: str, names: Sequence[str] = ('reward', 'length', 'entropy')):
+        from IPython import display
+
+        path = os.path.join(workdir, 'metrics.jsonl')
+        self._rows = metrics.read_rows(path) if os.path.exists(path) else []
+        self._names, self._drawn = names, time.monotonic()
+        self._image: Any = display.Image
+        self._handle: Any = display.display(self._picture(), display_id=True)
+
+    def __call__(self, step: int, row: Mapping[str, Any]) -> None:
+        """Adds a step, and draws at most once in REDRAW_SECONDS."""
+        self._rows = [old for old in self._rows if old['step'] < step] + [dict(row)]
+        if time.monotonic() - self._drawn > REDRAW_SECONDS:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draws now."""
+        self._drawn = time.monotonic()
+        if self._handle is not None:  # there is none outside of a notebook
+            self._handle.update(self._picture())
+
+    def _picture(self):
+        return self._image(plot_rows(self._rows, self._names))
+
+
+def plot_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bytes:
+    """A PNG with a panel for each metric, by step."""
+    figure, panels = make_panels(1, len(names), (3.2 * len(names), 2.4))
+    steps = [row['step'] for row in rows]
+    for panel, name in zip(panels, names, strict=True):
+        values = np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
+        panel.plot(steps, values, color=BLUE, linewidth=1.5, marker='o' if len(rows) == 1 else '')
+        panel.set_title(name, loc='left', fontsize=9)
+    file = io.BytesIO()
+    figure.savefig(file, dpi=100)
+    return file.getvalue()
+
+
+def show_tokens(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> Any:
+    """Completions of a dump as HTML for a cell, their tokens coloured by a number: see COLOURS.
+
+    Orange is low or negative, blue is high or positive, and a token's number shows when the pointer is on it. Texts are
+    shown as they are and never obeyed.
+    """
+    from IPython import display
+
+    return display.HTML(tokens_as_html(rows, by))
+
+
+def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> str:
+    """The HTML of show_tokens; BadInput for a number that these rows do not have."""
+    if by not in COLOURS:
+        raise BadInput('by', by, f'choose one of {", ".join(COLOURS)}')
+    lines = []
+    for row in rows:
+        tokens, numbers = row.get('tokens') or [row['completion']], COLOURS[by](row)
+        if numbers is None:
+            raise BadInput('by', by, 'is not in this dump; advantage always is')
+        numbers = [*numbers, *[numbers[-1] if numbers else 0.0] * len(tokens)][: len(tokens)]
+        largest = max(map(abs, numbers), default=0.0) or 1.0
+        spans = [
+            _span(token, number, number / largest)
+            for token, number in zip(tokens[:MOST_TOKENS], numbers[:MOST_TOKENS], strict=True)
+        ]
+        reward = 'none' if row.get('reward') is None else f'{row["reward"]:.3g}'
+        lines.append(
+            f'<div style="margin:4px 0"><b>{reward}</b> <span style="opacity:.6">{_inert(row["prompt"])}</span>'
+            f'{"".join(spans)}</div>'
+        )
+    return f'<div style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere">{"".join(lines)}</div>'
+
+
+def _advantages(row):
+    advantage = row['advantage']
+    return [advantage or 0.0] * max(len(row.get('tokens') or ()), 1) if not isinstance(advantage, list) else advantage
+
+
+def _kl(row):
+    """The estimator k3 of the KL to the reference, token by token."""
+    pairs = _pairs(row, 'ref_logprobs', 'old_logprobs') or _pairs(row, 'ref_logprobs', 'logprobs')
+    return [math.expm1(reference - own) - (reference - own) for reference, own in pairs] if pairs else None
+
+
+def _pairs(row, one, other):
+    return [*zip(row[one], row[other], strict=True)] if one in row and other in row else None
+
+
+# what tokens are coloured by -> the numbers of a row's tokens, None where the row lacks them
+COLOURS: dict[str, Callable[[Mapping[str, Any]], list[float] | None]] = {
+    'advantage': _advantages,
+    'logprob': lambda row: row.get('logprobs'),
+    'entropy': lambda row: row.get('entropy'),
+    'ratio': lambda row: (
+        [math.expm1(old - own) for old, own in pairs] if (pairs := _pairs(row, 'old_logprobs', 'logprobs')) else None
+    ),
+    'kl': _kl,
+}
+
+
+def _span(token, number, share):
+    colour = '42,111,187' if share > 0 else '217,130,43'
+    style = f'background:rgba({colour},{min(abs(share), 1.0) * 0.6:.2f})'
+    return f'<span style="{style}" title="{number:.4g}">{_inert(token)}</span>'
+
+
+def _inert(text):
+    return html.escape(escape(text[: 20 * MOST_TOKENS]))
+
+
+def show_report(workdir: str) -> Any:
+    """The report of a run in a frame, which nothing outside of the frame can be reached from."""
+    from IPython import display
+
+    with open(write_report([workdir]), encoding='utf8') as file:
+        page = html.escape(file.read(), quote=True)
+    return display.HTML(f'<iframe srcdoc="{page}" sandbox="allow-scripts" width="100%" height="800"></iframe>')

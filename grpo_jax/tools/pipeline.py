@@ -1,0 +1,191 @@
+"""Trains the stages of a recipe one after another, each on what earlier ones made: a policy, or completions.
+
+The same command goes on with what was stopped, and does nothing again.
+
+Examples:
+    python -m grpo_jax pipeline --config=recipes/r1_small --workdir=runs/r1_small
+    python -m grpo_jax pipeline --config=recipes/r1 --workdir=runs/r1 --config.mesh.fsdp=64
+"""
+
+from collections.abc import Sequence
+import os
+import re
+import sys
+from typing import Any, NamedTuple
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from grpo_jax import sample, supervised, train
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file, processes
+from grpo_jax.run import cli, config_file, metrics, tables
+from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.settings import Settings
+from grpo_jax.run.workdir import owning
+from grpo_jax.tools import export
+
+COMMANDS = {'supervised': supervised, 'train': train, 'sample': sample}
+SAMPLED = 'sampled.json'  # of a stage whose samples are whole: what was asked for
+FIGURES = ('reward', 'greedy', 'pass@1')  # of evaluations, in the table
+
+
+class Stage(NamedTuple):
+    """A command on a config; what it makes is in the folder of its name."""
+
+    name: str
+    command: str  # supervised, train, sample
+    config: Any = None  # of supervised and train
+    of: str = ''  # of sample: the stage whose policy is sampled, as that stage's config says
+    request: sample.Request = sample.Request()  # of sample
+
+
+def run_folder(workdir: str, name: str) -> str:
+    """The workdir of a stage's run, or the folder of its samples."""
+    return os.path.join(workdir, name, 'run')
+
+
+def policy_folder(workdir: str, name: str) -> str:
+    """The Hugging Face folder of the policy that a stage ends with."""
+    return os.path.join(workdir, name, 'policy')
+
+
+def begin_with(config: Any, workdir: str, name: str) -> None:
+    """Changes a stage's config so that it begins as the policy of an earlier stage, whose adapters are merged."""
+    config.model.path, config.model.random_init, config.model.lora.path = policy_folder(workdir, name), False, ''
+
+
+@owning
+def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float]]]:
+    """The evaluations of each stage that has some, by its name; runs what is not done yet.
+
+    stages are those of a recipe's get_stages(config, workdir). A stage's run is in workdir/<name>/run, to be looked at
+    like any other, and its policy in workdir/<name>/policy. All configs are checked before the first stage begins. A
+    stage whose config has changed since it was run is refused as its command refuses it.
+    """
+    check(stages, workdir)
+    evaluations = {}
+    for i, stage in enumerate(stages):
+        folder = run_folder(workdir, stage.name)
+        if not _finished(stage, folder):
+            if stage.command != 'sample':
+                updates = stage.config.steps if stage.command == 'train' else stage.config.supervised.updates
+                export.check_whole(policy_folder(workdir, stage.name), folder, updates)
+            if processes.is_first():
+                print(f'stage {i + 1} of {len(stages)}: {stage.name}', file=sys.stderr, flush=True)
+            _run_stage(stages[:i], stage, workdir)
+        if stage.command == 'sample':
+            continue
+        policy = policy_folder(workdir, stage.name)
+        if not os.path.exists(policy):
+            export.export(folder, policy, 'float32', trust=True)  # of this very config
+        processes.agree(f'the policy of stage {stage.name}', {})
+        if stage.command == 'train':
+            evaluations[stage.name] = metrics.read_rows(os.path.join(folder, 'evaluations.jsonl'))
+    return evaluations
+
+
+def _finished(stage, folder):
+    """Whether a stage's command has nothing to do any more."""
+    if stage.command == 'sample':
+        path = os.path.join(os.path.dirname(folder), SAMPLED)
+        return os.path.isfile(path) and json_file.read(path) == stage.request._asdict()
+    return COMMANDS[stage.command].finished(stage.config, folder)
+
+
+def _run_stage(earlier, stage, workdir):
+    folder = run_folder(workdir, stage.name)
+    if stage.command == 'sample':
+        sample.run(None, run_folder(workdir, stage.of), folder, stage.request, trust=True)
+        json_file.write(os.path.join(os.path.dirname(folder), SAMPLED), stage.request._asdict())
+    else:
+        _read_the_same_data(earlier, stage, workdir)
+        COMMANDS[stage.command].run(stage.config, folder)
+
+
+def check(stages: Sequence[Stage], workdir: str) -> None:
+    """BadInput for stages that cannot be run one after another, and for whatever of their configs cannot work."""
+    names = [stage.name for stage in stages]
+    if not names or len({*names}) < len(names) or not all(re.fullmatch(r'\w+', name) for name in names):
+        raise BadInput('stages', names, 'must be one or more, with distinct names of letters, digits and _')
+    trained = {}
+    for stage in stages:
+        if stage.command not in COMMANDS:
+            raise BadInput(f'stage {stage.name}', stage.command, f'must be one of {", ".join(COMMANDS)}')
+        if stage.command == 'sample':
+            if stage.of not in trained:
+                raise BadInput(
+                    f'stage {stage.name}', stage.of, f'samples a policy of a stage before it, of {[*trained]}'
+                )
+            sample.check(run_folder(workdir, stage.name), stage.request)
+            continue
+        if not isinstance(stage.config, ConfigDict):
+            raise BadInput(f'config of stage {stage.name}', stage.config, 'must be one of default.py, changed')
+        settings = Settings.from_config(stage.config)
+        if stage.command == 'train':
+            train.choose_algorithm(stage.config)
+        if stage.command == 'supervised' and not settings.supervised.updates:
+            raise BadInput(f'supervised.updates of stage {stage.name}', 0, 'nothing to do; set the number of updates')
+        for name, earlier in trained.items():
+            if settings.model.path == policy_folder(workdir, name):
+                _check_adapters(stage.name, settings.model.lora, name, earlier)
+        trained[stage.name] = settings.model.lora
+
+
+def _check_adapters(stage, options, name, earlier):
+    """BadInput for LoraOptions of a stage that begins as the policy of an earlier one, whose adapters are merged."""
+    if options.path and options.path == earlier.path:
+        remedy = f"is in the weights of stage {name} already; use begin_with, or ''"
+        raise BadInput(f'model.lora.path of stage {stage}', options.path, remedy)
+    if options.base_dtype and earlier.base_dtype:
+        remedy = f"rounds weights in which adapters of stage {name} are merged, so that little of them is left; use ''"
+        raise BadInput(f'model.lora.base_dtype of stage {stage}', options.base_dtype, remedy)
+
+
+def _read_the_same_data(earlier, stage, workdir):
+    """Lets a stage read the commits of the hub that the first stage with the same data read."""
+    folder = run_folder(workdir, stage.name)
+    same = [
+        other
+        for other in earlier
+        if other.config is not None and other.config.data.to_dict() == stage.config.data.to_dict()
+    ]
+    if same and not recorded_origins(folder):
+        record_origins(folder, recorded_origins(run_folder(workdir, same[0].name)))
+
+
+def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
+    """The stages of the recipe that --config names; BadInput for an experiment without stages."""
+    path = config_file.locate(name.partition(':')[0])
+    with open(path, encoding='utf8') as file:
+        if 'def get_stages(' not in file.read():
+            raise BadInput('--config', name, 'has no get_stages(config, workdir); grpo_jax.train trains what has none')
+    stages = config_file.call_function(path, 'get_stages', config, workdir)
+    # by fields: the module of a command is __main__, whose Stage is not the class that a recipe imports
+    if not (isinstance(stages, list) and all(getattr(stage, '_fields', ()) == Stage._fields for stage in stages)):
+        raise BadInput(path, type(stages).__name__, 'is what get_stages() returns; return a list of pipeline.Stage')
+    return stages
+
+
+def print_evaluations(evaluations: dict[str, list[dict[str, float]]]) -> None:
+    """Prints a stage a row: held-out figures before and after it."""
+    headings = ['stage', *(f'{name}\n{when}' for name in FIGURES for when in ('before', 'after'))]
+    rows = []
+    for stage, evaluated in evaluations.items():
+        numbers = [row.get(name) for name in FIGURES for row in (evaluated[0], evaluated[-1])]
+        rows.append([stage, *('' if number is None else f'{number:.3f}' for number in numbers)])
+    tables.show(tables.make_table(headings, rows, title='held-out figures by stage'))
+
+
+def main() -> None:
+    """The command."""
+    values = flags.FLAGS
+    name = config_flags.get_config_filename(values['config'])
+    evaluations = run(read_stages(name, values.config, values.workdir), values.workdir)
+    if processes.is_first():
+        print_evaluations(evaluations)
+
+
+if __name__ == '__main__':
+    cli.define_flags()
+    cli.run(main)

@@ -1,0 +1,126 @@
+"""Tells whether a run fits TPUs that are not here, and its least time there; needs the extra [tpu], and no TPU.
+
+Exit status 0: it fits; 1: it does not, and what is printed names settings that do; 2: bad input.
+
+Examples:
+    python -m grpo_jax preflight --config=gsm8k --topology=v5e:4x4
+    python -m grpo_jax preflight --config=gsm8k --topology=v5p:2x2x1 --slices=2 --search=4 --json=runs/preflight.json
+"""
+
+import os
+import sys
+
+# before jax is imported; see grpo_jax.tools.preflight.topology
+os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
+
+from collections.abc import Sequence
+import json
+import subprocess
+
+from absl import flags
+import jax
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
+from grpo_jax.run import cli
+from grpo_jax.tools.preflight import advice, compiler, plan, report, scale, search, verdict
+
+
+def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, sizes: Sequence[int]) -> int:
+    """The exit status.
+
+    output is '', a file for JSON, or '-' for JSON instead of tables. sizes are numbers of chips to predict for.
+    """
+    shown = output != '-'
+    checked = verdict.compile_and_check(planned, compiling)
+    if shown:
+        report.print_verdict(checked)
+    remedy = better = None
+    if not checked.fits:
+        remedy, better = advice.advise(checked, tell=_tell, compiling=compiling)
+    content = report.as_json(checked)
+    if remedy and better:
+        content['advice'] = {'settings': advice.settings(planned, remedy), 'verdict': report.as_json(better)}
+    if sizes:
+        content['scale'] = scale.predict(checked, sizes)
+        if shown:
+            scale.print_predictions(content['scale'])
+    if shown and remedy and better:
+        print(f'\nWith {advice.settings(planned, remedy)} it fits (compiled):')
+        report.print_verdict(better)
+    elif shown and not checked.fits:
+        print('\nNo setting was found that fits; take a larger topology or chip, or a smaller model')
+    _write(content, output)
+    return 0 if checked.fits else 1
+
+
+def run_search(
+    planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, most: int, host_seconds: float
+) -> int:
+    """The exit status of a search that compiles `most` settings beside the config's own; output is that of run."""
+    rows = search.read_or_search(planned, compiling, most, _tell)
+    if output != '-':
+        search.print_rows(planned, rows, host_seconds)
+    _write({'topology': planned.topology, 'host_seconds': host_seconds, 'search': rows}, output)
+    return 0 if rows[0]['fits'] else 1
+
+
+def _write(content, output):
+    if output == '-':
+        print(json.dumps(content, indent=1))
+    elif output:
+        json_file.write(output, content)
+
+
+def _tell(text):
+    print(f'preflight: {text}', file=sys.stderr, flush=True)
+
+
+def _in_child():
+    """The exit status of the same command in a process of its own, and in a second one when the first is killed.
+
+    libtpu 0.0.42 now and then dies when it compiles two programs at once; what was compiled by then is in the cache.
+    """
+    for at_once in (os.cpu_count(), 1):
+        status = subprocess.call([sys.executable, '-m', 'grpo_jax', 'preflight', *sys.argv[1:], f'--at_once={at_once}'])
+        if status >= 0:
+            return status
+        _tell(f'the compiler died of signal {-status} with {at_once} programs at once')
+    return 128 - status
+
+
+def main() -> None:
+    """The command."""
+    values = flags.FLAGS
+    if not values.at_once:
+        sys.exit(_in_child())
+    try:
+        sizes = [int(n) for n in values.scale.split(',') if n]
+    except ValueError:
+        raise BadInput('--scale', values.scale, 'must be numbers of chips, like 8,16,64') from None
+    # what jax's cache holds of absent devices cannot be read back; the command keeps its own
+    jax.config.update('jax_enable_compilation_cache', False)
+    planned = plan.make(values.config, values.topology, values.slices, values.mean_tokens)
+    compiling = compiler.Compiling(os.path.expanduser(values.cache), compiler.print_progress, values.at_once)
+    if values.search:
+        status = run_search(
+            planned, compiling, output=values.json, most=values.search, host_seconds=values.host_seconds
+        )
+    else:
+        status = run(planned, compiling, output=values.json, sizes=sizes)
+    sys.exit(status)
+
+
+if __name__ == '__main__':
+    cli.define_flags(workdir=False)
+    flags.DEFINE_string('topology', None, 'Slice to compile for, like v5e:4x4.', required=True)
+    flags.DEFINE_integer('slices', 1, 'Slices of that topology.', lower_bound=1)
+    flags.DEFINE_string('json', '', 'File for the figures; without one they are printed instead of the tables.')
+    flags.DEFINE_string('cache', '~/.cache/grpo_jax/preflight', 'Folder of what was compiled before.')
+    flags.DEFINE_string('scale', '', 'Numbers of chips to predict the step for, like 8,16,64,256,1024.')
+    flags.DEFINE_integer('mean_tokens', 0, 'Mean length of completions in packed rows; 0: all at full length.', 0)
+    flags.DEFINE_integer('search', 0, 'Settings to compile beside the own one, for the least step; 0: no search.', 0)
+    flags.DEFINE_float('host_seconds', 0.0, "The host's part of a step as a run measured it; --search adds it.", 0.0)
+    flags.DEFINE_integer('at_once', 0, 'Programs to compile at a time; 0: one a core, and one by one when that fails.')
+    sys.argv = ['--json=-' if argument == '--json' else argument for argument in sys.argv]
+    cli.run(main)

@@ -1,0 +1,220 @@
+"""Finds what to change in a config that does not fit: orders candidates by cost, and compiles the likely ones."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import logging
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from grpo_jax.diagnose.advice import count_parameters
+from grpo_jax.errors import BadInput
+from grpo_jax.sharding.mesh import AXES
+from grpo_jax.tools.preflight import plan as plans
+from grpo_jax.tools.preflight import topology as topologies
+from grpo_jax.tools.preflight import verdict as verdicts
+from grpo_jax.tools.preflight.compiler import Compiling
+from grpo_jax.tools.preflight.verdict import Verdict
+
+SQUARES = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')
+SLICES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}
+TRIES = 4  # candidates that are compiled
+SAVED = {'none': 1.0, 'dots': 0.4, 'full': 0.2}  # share of the activations by learner.remat; estimates
+ROOM = 0.95  # share of the memory that a candidate may need by estimate
+GIB = 2**30
+
+
+class Costs(NamedTuple):
+    """How unwelcome each change is; the sum orders the candidates, and only its order has a meaning."""
+
+    larger_slice: float = 20.0  # for each size up: more money, and chips that one may not get
+    half_prompts: float = 6.0  # for each halving: the only change of the results
+    other_mesh: float = 2.0  # other communication, and a mesh was perhaps chosen on purpose
+    tensor_shard: float = 0.01  # for each: communication in every layer, so fewer come first
+    smaller_cache: float = 1.5  # rows wait for room, so a rollout has more decode steps
+    offload: float = 1.6  # a part of the state crosses the host's link in every step
+    microbatches: float = 1.0  # smaller matrix products
+    microbatch: float = 0.001  # for each: fewer come first
+    remat: float = 0.5  # computes activations twice
+    saved: float = -0.2  # for the share of activations that is kept: less recomputation comes first
+
+
+COSTS = Costs()
+
+
+class Candidate(NamedTuple):
+    """A change of the config."""
+
+    cost: float  # of Costs, in all
+    topology: str
+    overrides: dict[str, Any]  # by dotted key
+    smaller_cache: bool  # whether rollout.cache_gib becomes what is left for it
+
+    def plus(self, cost: float, **overrides: Any) -> 'Candidate':
+        """The candidate with more overrides, by key with __ for the dot."""
+        changes = {key.replace('__', '.'): value for key, value in overrides.items()}
+        return self._replace(cost=self.cost + cost, overrides=self.overrides | changes)
+
+
+def advise(
+    verdict: Verdict, *, tell: Callable[[str], Any], compiling: Compiling
+) -> tuple[Candidate, Verdict] | tuple[None, None]:
+    """(Candidate, Verdict) of the least change that fits, compiled; (None, None) when none of the compiled ones does.
+
+    tell(text) is called before a candidate is compiled.
+    """
+    base, tries = verdict, 0
+    for candidate in candidates(verdict.plan):
+        with quiet():
+            planned = plan_candidate(verdict.plan, candidate, base)
+        if planned is None:
+            continue
+        candidate, plan = planned
+        tell(f'trying {settings(verdict.plan, candidate)}')
+        compiled = verdicts.compile_and_check(plan, compiling)
+        if compiled.fits:
+            return candidate, compiled
+        base, tries = compiled, tries + 1  # the next estimates start from what is known now
+        if tries == TRIES:
+            break
+    return None, None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of a config, which the config of the first plan has caused already."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def settings(plan: plans.PlannedRun, candidate: Candidate) -> str:
+    """The flags that make a candidate of the plan."""
+    flags = [
+        f'--config.{key}=' + (f'"{value}"' if isinstance(value, tuple) else f'{value}')
+        for key, value in candidate.overrides.items()
+    ]
+    return ' '.join(([f'--topology={candidate.topology}'] if candidate.topology != plan.topology else []) + flags)
+
+
+def candidates(plan: plans.PlannedRun) -> list[Candidate]:
+    """The candidates by cost: changes that compute the same come first, then fewer prompts, then more chips."""
+    remat, offload = plan.config.learner.remat, set(plan.config.learner.offload)
+    every = list(_meshes_and_batches(plan))
+    every += [
+        candidate.plus(COSTS.remat + COSTS.saved * SAVED[less], learner__remat=less)
+        for less in SAVED
+        if SAVED[less] < SAVED[remat]
+        for candidate in every
+    ]
+    names = ('optimizer', 'reference') if plan.learner.state.ref_params is not None else ('optimizer',)
+    if set(names) - offload:
+        every += [
+            candidate.plus(COSTS.offload, learner__offload=names)
+            for candidate in every
+            if candidate.topology == plan.topology
+            and not any(key.startswith(('mesh', 'data')) for key in candidate.overrides)
+        ]
+    every += [candidate.plus(COSTS.smaller_cache)._replace(smaller_cache=True) for candidate in every]
+    changes = [x for x in every if x.overrides or x.smaller_cache or x.topology != plan.topology]
+    return sorted(changes, key=lambda candidate: candidate.cost)
+
+
+def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
+    """Candidates of other slices, meshes, prompts a step and microbatches; the first one changes nothing."""
+    config = plan.config
+    kind, _, size = plan.topology.partition(':')
+    sizes = SLICES[kind]
+    larger = sizes[sizes.index(size) :] if size in sizes else (size,)
+    for step, name in enumerate(larger):
+        count = len(topologies.devices(f'{kind}:{name}', plan.slices))
+        for mesh in plans.meshes(plan.experiment.model_config, count, plan.slices):
+            axes = {f'mesh.{axis}': mesh[axis] for axis in AXES if mesh[axis] != config.mesh[axis]}
+            mesh_cost = (COSTS.other_mesh + COSTS.tensor_shard * mesh['tensor']) * bool(axes)
+            shards = count // mesh['tensor']
+            for halvings in range(3):
+                prompts = config.data.prompts_per_step >> halvings
+                rows = prompts * config.rollout.group_size // shards // config.learner.minibatches
+                for microbatches in (config.learner.microbatches << n for n in range(10)):
+                    if prompts % shards or microbatches > max(rows, 1):
+                        continue
+                    cost = COSTS.larger_slice * step + COSTS.half_prompts * halvings + mesh_cost
+                    changes = axes | ({'data.prompts_per_step': prompts} if halvings else {})
+                    if microbatches != config.learner.microbatches:
+                        changes = changes | {'learner.microbatches': microbatches}
+                        cost += COSTS.microbatches + COSTS.microbatch * microbatches
+                    yield Candidate(cost, f'{kind}:{name}', changes, False)
+
+
+def plan_candidate(
+    plan: plans.PlannedRun, candidate: Candidate, base: Verdict
+) -> tuple[Candidate, plans.PlannedRun] | None:
+    """(the candidate with the size of its cache, its plan) if it fits by estimate from the base; else None."""
+    try:
+        changed = plan_changes(plan, candidate)
+        phases, cache = estimate(changed, base)
+        most = ROOM * changed.chip.memory
+        if not candidate.smaller_cache:
+            fits = max(phases['update'], phases['logprobs'], phases['rollout'] + cache) <= most
+            return (candidate, changed) if fits else None
+        budget = math.floor((most - phases['rollout']) / GIB * 4) / 4  # quarters of a GiB
+        if max(phases['update'], phases['logprobs']) > most or budget <= 0 or budget * GIB >= cache:
+            return None
+        candidate = candidate.plus(0.0, rollout__cache_gib=budget)
+        changed = plan_changes(plan, candidate)
+        changed.engine.schedule.fresh_batch()  # raises when the budget holds not even one group
+        return candidate, changed
+    except BadInput:  # sizes that do not divide
+        return None
+
+
+def plan_changes(plan: plans.PlannedRun, candidate: Candidate) -> plans.PlannedRun:
+    """The plan with a candidate's changes; BadInput for sizes that do not divide."""
+    return plans.make(
+        plans.changed(plan.config, candidate.overrides), candidate.topology, plan.slices, plan.mean_tokens
+    )
+
+
+def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int | float]:
+    """({'update', 'logprobs', 'rollout'} bytes of a device in use then, without cache; bytes of cache) of a plan.
+
+    The sizes of the state and of the sampler's weights are exact. Temporaries are those of the base in proportion:
+    the update's to a device's tokens of a microbatch, those of logprobs to the rows of the batch, both without two
+    copies of the gradient, and all of them to 1 / tensor.
+    """
+    before, (state, _), trained = base.plan, plan.state_bytes(), plan.trained_bytes()
+    (state_before, _), trained_before = before.state_bytes(), before.trained_bytes()
+    cut = before.mesh.shape['tensor'] / plan.mesh.shape['tensor']
+    phases = {phase: size for phase, (size, _) in base.phases.items()}
+
+    def scaled(phase: str, fixed: int, rows: float) -> float:
+        activations = max(phases.get(phase, 0) - state_before - fixed / trained * trained_before, 0)
+        return state + fixed + activations * cut * rows
+
+    def batch_rows(plan: plans.PlannedRun) -> float:
+        return plan.shapes.prompts * plan.shapes.group_size / plan.row_shards()
+
+    saved = SAVED[plan.config.learner.remat] / SAVED[before.config.learner.remat]
+    returns = 'reference' in set(plan.config.learner.offload) - set(before.config.learner.offload)
+    rows = math.prod(plan.microbatch()) / max(math.prod(before.microbatch()), 1)
+    sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
+    extra = max(sampling - state_before - sum(base.sampler_bytes.values()), 0) * cut
+    engines = plan.engine, plan.evaluation_engine
+    whole = max(engine.schedule.bytes(*engine.schedule.whole) for engine in engines)
+    return {
+        'update': scaled('update', 2 * trained, rows * saved),
+        'logprobs': scaled('logprobs', 0, batch_rows(plan) / batch_rows(before)) + returns * trained,
+        'rollout': state + plan.fetched_reference_bytes() + weight_bytes(plan) + base.sampler_bytes['rollout'] + extra,
+    }, whole
+
+
+def weight_bytes(plan: plans.PlannedRun) -> int:
+    """Bytes of the sampler's weights on a device, with all matrices in their dtype."""
+    kind = jnp.dtype(plan.experiment.sampling.weights_dtype or plan.experiment.sampling.dtype)
+    whole = count_parameters(plan.experiment.model_config)
+    return whole * kind.itemsize // plan.mesh.shape['tensor']

@@ -1,0 +1,193 @@
+"""A verdict as tables for people and as JSON for programs."""
+
+from typing import Any
+
+import rich.table
+
+from grpo_jax.run import tables
+from grpo_jax.sharding import compiled
+from grpo_jax.sharding.mesh import AXES
+from grpo_jax.tools.preflight import verdict as verdicts
+from grpo_jax.tools.preflight.plan import PlannedRun
+from grpo_jax.tools.preflight.verdict import Verdict
+
+WIDTH = 150
+GIB = 2**30
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """Dict of everything that is printed; bytes, seconds and operations of one chip."""
+    plan = verdict.plan
+    prompts, rows = verdicts.largest_batch(verdict)
+    return {
+        'topology': plan.topology,
+        'slices': plan.slices,
+        'chips': plan.mesh.size,
+        'mesh': mesh_sizes(plan),
+        'memory': plan.chip.memory,
+        'fits': verdict.fits,
+        'peak': verdict.peak,
+        'free': verdict.free,
+        'state': plan.state_bytes()[0],
+        'waiting': compiled.waiting_bytes(plan.learner.state),
+        **verdict.sampler_bytes,
+        'step_bounds': verdict.bounds,
+        'step_largest_bound': verdict.largest_bound,
+        'largest_prompts_per_step': prompts,
+        'largest_microbatch_rows_of_a_chip': rows,
+        'phases': {phase: {'bytes': size, 'program': name} for phase, (size, name) in verdict.phases.items()},
+        'programs': [
+            {
+                'name': job.name,
+                'phase': job.phase,
+                'runs': job.runs,
+                'in_use': size,
+                **measured._asdict(),
+                'fragmentation': measured.fragmentation,
+                'bounds': verdicts.bounds(measured, plan),
+            }
+            for job, measured, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True)
+        ],
+    }
+
+
+def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
+    """{axis: size}."""
+    return {axis: plan.mesh.shape[axis] for axis in AXES}
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Prints the tables of a verdict."""
+    plan = verdict.plan
+    rows, columns = plan.microbatch()
+    packed = 'padded' if plan.learner.packing is None else 'packed'
+    mesh = ' x '.join(f'{axis} {size}' for axis, size in mesh_sizes(plan).items())
+    slices = f'{plan.slices} slices of ' if plan.slices > 1 else ''
+    lines = [
+        f'{slices}{plan.topology}: {plan.mesh.size} chips of {plan.chip.memory / GIB:.2f} GiB; '
+        f'mesh {mesh}; {rows} {packed} rows of {columns} tokens a microbatch and chip',
+        programs_table(verdict),
+        "arg, out, temp: bytes of the program; peak: the compiler's own figure; gaps: what these are more than it; in "
+        'use: with what waits beside it. TFLOP: matrix products of the compiled text, what is recomputed twice. At '
+        'least: three bounds, each as if nothing else took time; sent: with all links of an inner chip at the higher '
+        'published figure, and of a corner at the lower one. Loops that end with the longest completion count in full.',
+    ]
+    apart = [(job.name, measured.repeated) for job, measured in verdict.runs if abs(measured.repeated) > 0.01]
+    lines += [
+        f'{name}: the compiled text has {share:+.0%} of the products of the program before it was compiled'
+        for name, share in apart
+    ]
+    unknown = [job.name for job, measured in verdict.runs if measured.unknown]
+    if unknown:
+        lines.append(f'with loops of unknown length, counted once: {", ".join(unknown)}')
+    tables.show(*lines, phases_table(verdict), *summary(verdict), width=WIDTH)
+
+
+PROGRAM_COLUMNS = (
+    'program',
+    'compile\ns',
+    'arg\nGiB',
+    'out\nGiB',
+    'temp\nGiB',
+    'peak\nGiB',
+    'gaps\nGiB',
+    'in use\nGiB',
+    'TFLOP',
+    'HBM\nGB',
+    'collectives\nGB sent',
+    'products\nms',
+    'HBM\nms',
+    'sent\nms',
+    'runs\na step',
+)
+
+
+def programs_table(verdict: Verdict) -> rich.table.Table:
+    """Table of programs: compile time, memory, work, and what bounds their time."""
+    rows = []
+    for job, measured, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True):
+        head = [job.name, 'cached' if measured.cached and not measured.refused else f'{measured.seconds:.0f}']
+        in_use, operations = f'{size / GIB:.2f}', f'{(measured.multiplied or measured.flops) / 1e12:.2f}'
+        if measured.refused:
+            rows.append([*head, *'-----', in_use, operations, '', 'too large for the compiler', '', '', '', ''])
+            continue
+        bounds = verdicts.bounds(measured, verdict.plan)
+        sizes = [measured.arguments, measured.outputs, measured.temporaries, measured.peak, measured.fragmentation]
+        rows.append(
+            [
+                *head,
+                *(f'{n / GIB:.2f}' for n in sizes),
+                in_use,
+                operations,
+                f'{measured.traffic / 1e9:.1f}',
+                _collectives(measured),
+                f'{bounds["products"] * 1e3:.1f}',
+                f'{bounds["HBM"] * 1e3:.1f}',
+                _sent(bounds, 1e3, 1),
+                f'{job.runs:g}' if job.runs else '',
+            ]
+        )
+    wrapped = 'program', 'collectives\nGB sent'
+    return tables.make_table(PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=wrapped)
+
+
+def _sent(bounds, unit, digits):
+    """Text of the bounds by what is sent: both ends of the range within a slice, and between slices."""
+    ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
+    between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
+    return (ends[0] if ends[0] == ends[1] else ' to '.join(ends)) + between
+
+
+def _collectives(measured):
+    """Text of the collectives that send at least 5 MB."""
+    kinds = [f'{op} {size / 1e9:.2f}' for op, size in sorted(measured.within.items()) if size >= 5e6]
+    kinds += [f'{op} between slices {size / 1e9:.2f}' for op, size in sorted(measured.across.items()) if size >= 5e6]
+    return ', '.join(kinds)
+
+
+def phases_table(verdict: Verdict) -> rich.table.Table:
+    """Table of what is in memory at the same time."""
+    headings = ['phase', 'state', "sampler's weights", 'rollout', 'cache', 'the rest', 'sum', 'free', 'most during']
+    sizes, rows = {'state': verdict.plan.state_bytes()[0]} | verdict.sampler_bytes, []
+    for phase, (size, name) in verdict.phases.items():
+        job = next(job for job in verdict.jobs if job.name == name)
+        parts = [sizes[part] * (part in job.holds) for part in sizes]
+        gib = [f'{n / GIB:.2f}' for n in (*parts, size - sum(parts), size)]
+        rows.append([phase, *gib, f'{1 - size / verdict.plan.chip.memory:.0%}', name])
+    return tables.make_table(headings, rows, title='In use at the same time, GiB of one chip', dense=True)
+
+
+def summary(verdict: Verdict) -> list[str]:
+    """Lines: the verdict, the largest batch, and the least time of a step."""
+    prompts, rows = verdicts.largest_batch(verdict)
+    memory, plan = verdict.plan.chip.memory / GIB, verdict.plan
+    if verdict.fits:
+        first = f'FITS: {verdict.peak / GIB:.2f} of {memory:.2f} GiB in use at most, {verdict.free:.0%} free'
+    else:
+        first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB wanted, {memory:.2f} there'
+    lines = [
+        first,
+        f'largest batch, by arithmetic and not compiled: data.prompts_per_step={prompts} with microbatches '
+        f'as large as now; {rows} rows of a microbatch a chip (now {plan.microbatch()[0]})',
+    ]
+    waiting = compiled.waiting_bytes(plan.learner.state)
+    if waiting:
+        lines.append(
+            f"{waiting / GIB:.2f} GiB of a chip's state wait in the hosts' memory; the time to move them is not counted"
+        )
+    if plan.teacher_bytes:
+        waits = plan.experiment.settings.teacher.park
+        where = "wait in the hosts' memory but for its turn" if waits else 'lie there all the time'
+        lines.append(f"{plan.teacher_bytes / GIB:.2f} GiB of a chip are the teacher's weights, which {where}")
+    if verdict.fits:
+        shapes = plan.shapes
+        tokens = shapes.prompts * shapes.group_size * shapes.tokens
+        bounds, largest = verdict.bounds, verdict.largest_bound
+        mean = f'. Packed rows: completions of {plan.mean_tokens} tokens in the mean' if plan.mean_tokens else ''
+        lines.append(
+            f'the least of a step on the devices when every completion has {shapes.tokens} tokens: products '
+            f'{bounds["products"]:.2f} s, HBM {bounds["HBM"]:.2f} s, sent {_sent(bounds, 1, 2)} s; the largest of '
+            f'each program together {largest:.2f} s, at most {tokens / largest / plan.mesh.size:.0f} tokens a second '
+            f"and chip. Bounds from the makers' figures, not measurements{mean}"
+        )
+    return lines

@@ -1,0 +1,99 @@
+"""A prediction for other numbers of chips, from the counts of one compiled plan. Arithmetic only."""
+
+from collections.abc import Iterable, Sequence
+import math
+from typing import Any
+
+from grpo_jax.run import tables
+from grpo_jax.tools.preflight import plan as plans
+from grpo_jax.tools.preflight import verdict as verdicts
+from grpo_jax.tools.preflight.report import WIDTH
+from grpo_jax.tools.preflight.verdict import Verdict
+
+LARGEST = {'v5e': 256, 'v6e': 256, 'v4': 4096, 'v5p': 8960}  # chips of a slice
+
+
+def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
+    """One dict for each number of chips, with as much of the batch on each chip as in the verdict's plan.
+
+    Products and traffic of a chip then stay as they are. What a ring over n chips sends grows as (n - 1) / n. Over
+    s slices, each microbatch's gradient crosses the network 2 (s - 1) / s times in float32. Larger slices have all the
+    links that a chip can have. A program takes as long as its largest bound, all others hidden behind it.
+    """
+    plan, chip = verdict.plan, verdict.plan.chip
+    shapes, learner = plan.shapes, plan.config.learner
+    tensor, before = plan.mesh.shape['tensor'], plan.row_shards()
+    all_links = chip.links([3] * (plan.topology.count('x') + 1))[1]
+    whole = plan.trained_bytes() * plan.mesh.shape['fsdp']  # float32 parameters that a tensor shard has, and trains
+    microbatches, *_ = plans.packed_trip_counts(plan) or (learner.microbatches,)
+    gradients = learner.epochs * learner.minibatches * microbatches
+    predictions = []
+    for count in sizes:
+        slices = math.ceil(count / LARGEST[plan.topology.partition(':')[0]])
+        shards = count // tensor
+        fsdp = max(
+            n
+            for n in range(1, shards // slices + 1)
+            if shards // slices % n == 0 and plan.experiment.model_config.width % n == 0
+        )
+        factor = _ring(shards) / _ring(before) if before > 1 else 1.0
+        factor *= plan.links[1] / all_links if count > plan.mesh.size else 1.0
+        largest = talking = working = 0.0
+        for job, measured in verdict.runs:
+            bounds = verdicts.bounds(measured, plan)
+            network = 0.0
+            if job.name == 'learner.update':
+                network = gradients * 2 * _ring(slices) * whole / fsdp / chip.network
+            sent = bounds['sent'] * factor
+            largest += job.runs * max(bounds['products'], bounds['HBM'], sent, network)
+            talking += job.runs * max(sent, network)
+            working += job.runs * bounds['products']
+        tokens = shapes.prompts * shapes.group_size * shapes.tokens / plan.mesh.size
+        predictions.append(
+            {
+                'chips': count,
+                'slices': slices,
+                'data': shards // fsdp,
+                'fsdp': fsdp,
+                'tensor': tensor,
+                'prompts_per_step': shapes.prompts * shards / before,
+                'largest_bound': largest,
+                'tokens_a_second_and_chip': tokens / largest,
+                'share_of_peak': working / largest,
+                'communication': talking / largest,
+            }
+        )
+    return predictions
+
+
+def _ring(n):
+    return (n - 1) / n
+
+
+def print_predictions(predictions: Sequence[dict[str, Any]]) -> None:
+    """Prints the predictions."""
+    headings = [
+        'chips',
+        'slices',
+        'mesh\ndata x fsdp x tensor',
+        'prompts\na step',
+        'largest bounds\nof a step, s',
+        'tokens / s / chip\nat most',
+        'products / peak\nat most',
+        'communication\n/ step',
+    ]
+    rows = [
+        [
+            str(row['chips']),
+            str(row['slices']),
+            f'{row["data"]} x {row["fsdp"]} x {row["tensor"]}',
+            f'{row["prompts_per_step"]:g}',
+            f'{row["largest_bound"]:.2f}',
+            f'{row["tokens_a_second_and_chip"]:.0f}',
+            f'{row["share_of_peak"]:.0%}',
+            f'{row["communication"]:.0%}',
+        ]
+        for row in predictions
+    ]
+    title = 'PREDICTION for other numbers of chips, by arithmetic from the plan above: not compiled, not measured'
+    tables.show(tables.make_table(headings, rows, title=title, dense=True), width=WIDTH)

@@ -1,0 +1,228 @@
+"""Searches mesh, microbatches, packing, chunk, remat and offload for the least bound of a step that fits a slice.
+
+Formulas (grpo_jax.tools.preflight.model) order all settings; the first ones are compiled, and what the compiler says
+corrects the formulas for those that are left.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+from typing import Any, NamedTuple
+
+import jax
+
+from grpo_jax import PACKAGE
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
+from grpo_jax.models import lora
+from grpo_jax.run import tables
+from grpo_jax.sharding import specs
+from grpo_jax.tools.preflight import advice, compiler, model
+from grpo_jax.tools.preflight import plan as plans
+from grpo_jax.tools.preflight import verdict as verdicts
+from grpo_jax.tools.preflight.report import GIB, WIDTH
+
+MARGIN = 0.05  # of a chip's memory, which what is found leaves free
+CHUNKS = 0, 512, 2048  # of learner.chunk that are tried
+PHASES = 'rollout', 'logprobs', 'update'
+
+
+class Tried(NamedTuple):
+    """A setting that was compiled."""
+
+    setting: model.Setting
+    guess: model.Guess
+    verdict: verdicts.Verdict
+
+    @property
+    def fits(self) -> bool:
+        """Whether it leaves the margin free."""
+        return self.verdict.fits and self.verdict.free >= MARGIN
+
+
+def search(plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tell: Callable[[str], Any]) -> list[Tried]:
+    """What was compiled, the plan's own setting first and then `most` others at the most, best guess first.
+
+    It ends before that when no setting that is left is guessed to take less than the best that fits. tell(text) is
+    called before each.
+    """
+    left = {setting: model.guess(plan, setting) for setting in settings(plan)}
+    own = model.setting_of(plan.config)
+    tried = [_try(plan, own, compiling)]
+    for twin in (own, own._replace(pack_columns=model.own_columns(plan))):
+        left.pop(twin, None)
+    while left and len(tried) <= most:
+        corrected = {setting: _correct(plan, setting, known, tried) for setting, known in left.items()}
+        room = {setting: seconds for setting, (seconds, memory) in corrected.items() if memory <= plan.chip.memory}
+        if any(not setting.offload for setting in room):  # what moves to and from the hosts is not timed
+            room = {setting: seconds for setting, seconds in room.items() if not setting.offload}
+        best = min((one.verdict.largest_bound for one in tried if one.fits), default=float('inf'))
+        setting = min(room, key=lambda setting: room[setting], default=None)
+        if setting is None or room[setting] >= best:
+            break
+        tell(f'trying {flags(plan, setting)}')
+        try:
+            tried.append(_try(plan, setting, compiling))
+        except BadInput as error:  # sizes that do not divide
+            tell(str(error))
+        del left[setting]
+    return tried
+
+
+def settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
+    """All that are looked at: meshes that divide model and batch, and for each of them all other choices."""
+    config, shapes = plan.config, plan.shapes
+    rows = shapes.prompts * shapes.group_size // config.learner.minibatches
+    kept = [(), ('optimizer',)] + [('optimizer', 'reference')] * (plan.learner.state.ref_params is not None)
+    for data, fsdp, tensor in meshes(plan):
+        shards = data * fsdp
+        batches = [(n, 0) for n in _powers(rows // shards) if rows % (n * shards) == 0]
+        batches += [(config.learner.microbatches, columns) for columns in row_lengths(shapes)]
+        for (microbatches, columns), chunk, remat, offload in itertools.product(batches, CHUNKS, advice.SAVED, kept):
+            yield model.Setting(data, fsdp, tensor, microbatches, columns, chunk, remat, offload)
+
+
+def meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
+    """(data, fsdp, tensor) of the meshes that the slices, the weights' shapes and the prompts allow; context stays."""
+    experiment, slices, context = plan.experiment, plan.slices, plan.mesh.shape['context']
+    count = plan.mesh.size // context
+    for tensor in _divisors(count // slices):
+        for fsdp in _divisors(count // slices // tensor):
+            sizes = {'data': count // tensor // fsdp, 'fsdp': fsdp, 'context': context, 'tensor': tensor}
+            shape = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+            with contextlib.suppress(BadInput):  # an axis does not divide a matrix
+                specs.params(lora.policy_table(experiment.model_config, experiment.settings.model.lora), shape)
+                if (
+                    experiment.model_config.kv_heads % tensor == 0
+                    and plan.shapes.prompts % (count // tensor * context) == 0
+                ):
+                    yield sizes['data'], fsdp, tensor
+
+
+def row_lengths(shapes: Any) -> list[int]:
+    """Columns of packed rows: a prompt with its whole group, half of it, and with two completions, rounded up."""
+    members = {shapes.group_size, max(shapes.group_size // 2, 1), min(shapes.group_size, 2)}
+    return sorted({-(-(shapes.queries + n * shapes.tokens) // 256) * 256 for n in members})
+
+
+def _divisors(n):
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def _powers(n):
+    return [2**k for k in range(n.bit_length()) if 2**k <= n]
+
+
+def flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
+    """The flags that make a setting of the plan; 'as it is' where there are none."""
+    return advice.settings(plan, _candidate(plan, setting)) or 'as it is'
+
+
+def _candidate(plan, setting):
+    return advice.Candidate(0.0, plan.topology, setting.overrides(plan.config), smaller_cache=False)
+
+
+def _try(plan, setting, compiling):
+    with advice.quiet():
+        made = advice.plan_changes(plan, _candidate(plan, setting))
+    return Tried(setting, model.guess(plan, setting), verdicts.compile_and_check(made, compiling))
+
+
+def _correct(plan, setting, guess, tried):
+    """(seconds of a step, bytes in use at most) of a guess, in proportion to what the likest compiled setting took."""
+    likest = max(reversed(tried), key=lambda one: sum(a == b for a, b in zip(one.setting, setting, strict=True)))
+    seconds = memory = 0.0
+    measured = phase_bounds(likest.verdict)
+    for phase in [phase for phase in PHASES if phase in measured]:
+        bounds = []
+        for name, amount in guess.seconds[phase].items():
+            known, before = measured[phase][name], likest.guess.seconds[phase][name]
+            bounds.append(amount * known / before if known and before else amount)
+        seconds += max(bounds)
+        used, _ = likest.verdict.phases[phase]
+        memory = max(memory, guess.memory[phase] * used / likest.guess.memory[phase])
+    return seconds, memory / (1 - MARGIN)
+
+
+def phase_bounds(verdict: verdicts.Verdict) -> dict[str, dict[str, float]]:
+    """{phase: {bound: seconds of a step}} of the phases that a step has."""
+    sums: dict[str, dict[str, float]] = {}
+    for job, measured in verdict.runs:
+        if job.phase in PHASES:
+            phase = sums.setdefault(job.phase, dict.fromkeys(verdicts.BOUNDS, 0.0))
+            for name, seconds in verdicts.bounds(measured, verdict.plan).items():
+                phase[name] += job.runs * seconds
+    return sums
+
+
+def rows_of(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]]:
+    """One dict for each that was compiled, those that fit first, and of them the least step first."""
+    every = [
+        {
+            'flags': flags(plan, one.setting),
+            'fits': one.fits,
+            'in_use': one.verdict.peak,
+            'guess': sum(max(one.guess.seconds[phase].values()) for phase in phase_bounds(one.verdict)),
+            'phases': {phase: verdicts.largest(bounds) for phase, bounds in phase_bounds(one.verdict).items()},
+            'step': one.verdict.largest_bound,
+        }
+        for one in tried
+    ]
+    return sorted(every, key=lambda row: (not row['fits'], row['step']))
+
+
+def read_or_search(
+    plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tell: Callable[[str], Any]
+) -> list[dict[str, Any]]:
+    """rows_of a search, from the cache where the same one was made by the same sources and versions."""
+    sources = hashlib.sha256()
+    for folder, _, files in sorted(os.walk(PACKAGE)):
+        for name in sorted(name for name in files if name.endswith(('.py', '.json'))):
+            with open(os.path.join(folder, name), 'rb') as file:
+                sources.update(file.read())
+    shape = repr(plan.experiment.model_config)
+    asked = [plan.config.to_json(), shape, sources.hexdigest(), plan.mean_tokens, most]
+    key = compiler.cache_key(json.dumps(asked), plan.topology, plan.slices)
+    path = os.path.join(compiling.cache, f'search-{key}.json')
+    if os.path.exists(path):
+        with open(path, encoding='utf8') as file:
+            return json.load(file)
+    rows = rows_of(plan, search(plan, compiling, most, tell))
+    json_file.write(path, rows)
+    return rows
+
+
+def print_rows(plan: plans.PlannedRun, rows: list[dict[str, Any]], host_seconds: float) -> None:
+    """Prints the table, with the host's part of a step added, and the flags of the best."""
+    headings = [
+        'step at\nleast, s',
+        *(f'{phase}, s' for phase in PHASES),
+        'formulas\nsaid, s',
+        'in use\nGiB',
+        'fits',
+        'flags',
+    ]
+    lines = [
+        [
+            f'{row["step"] + host_seconds:.2f}',
+            *(_phase(row['phases'].get(phase)) for phase in PHASES),
+            f'{row["guess"]:.2f}',
+            f'{row["in_use"] / GIB:.2f}',
+            'yes' if row['fits'] else 'no',
+            row['flags'],
+        ]
+        for row in rows
+    ]
+    title = f"Settings that were compiled for {plan.topology}; bounds from the makers' figures, not measurements"
+    best = rows[0]
+    outcome = (
+        f'the least of these that fit with {MARGIN:.0%} free: {best["flags"]}' if best['fits'] else 'none of these fits'
+    )
+    tables.show(tables.make_table(headings, lines, title=title, dense=True, wrapped=('flags',)), outcome, width=WIDTH)
+
+
+def _phase(bound):
+    return f'{bound[1]:.2f} {bound[0]}' if bound else ''

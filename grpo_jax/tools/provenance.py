@@ -1,0 +1,206 @@
+"""What a run was made from, where it differs from another one, and whether its files are whole.
+
+Exit status 0; 1 where --verify finds damage.
+
+Examples:
+    python -m grpo_jax provenance --workdir=runs/gsm8k --verify
+    python -m grpo_jax provenance runs/gsm8k runs/gsm8k_dapo
+"""
+
+from collections.abc import Iterator
+import json
+import os
+import sys
+from typing import Any
+
+from absl import flags
+import jax
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file
+from grpo_jax.run import checkpoint, cli, environment, events, metrics, steering
+from grpo_jax.text import escape
+
+TEXTS = ('config.json', 'environment.json', 'programs.json', 'data.json')  # of a run; the last one where data are read
+ROWS = (*metrics.FILES, events.FILE)
+
+
+def describe_run(workdir: str) -> Iterator[str]:
+    """Lines about what a run was made from: code, packages, devices, data, programs, and what has happened to it."""
+    config = json_file.read_object(_existing(workdir, 'config.json'))
+    yield f'run {workdir}: seed {config.get("seed")}, {len(_rows(workdir, "metrics.jsonl"))} steps'
+    for entry in _read(workdir, environment.FILE, []):
+        code, devices = environment.code_name(entry.get('code', {})), entry.get('devices', {})
+        packages = ', '.join(f'{name} {version}' for name, version in entry.get('packages', {}).items())
+        yield f'begun {entry.get("begun")} by grpo_jax {code}: {entry.get("command")}'
+        yield f'  on {devices.get("count")} {devices.get("kind")} of {devices.get("processes")} processes'
+        yield f'  with Python {entry.get("python")}, {packages}'
+    for origin in _read(workdir, 'data.json', []):
+        yield 'data: ' + ', '.join(f'{name} {value}' for name, value in origin.items() if value)
+    for name, value in _read(workdir, 'programs.json', {}).items():
+        yield f'program {name}: {value}'
+    for row in events.recorded(workdir):
+        rest = ', '.join(f'{name} {value!r}' for name, value in row.items() if name not in ('step', 'event'))
+        yield f'step {row["step"]}: {row["event"]}: {rest}'
+    yield f'checkpoints: {", ".join(map(str, checkpoint.steps(workdir))) or "none"}'
+
+
+def in_words(workdir: str, other: str) -> Iterator[str]:
+    """Sentences on how another run differs: in its programs, its data, its settings, its code and where it ran."""
+    programs = [_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
+    yield _programs_in_words(*programs)
+    configs = [json_file.read_object(_existing(folder, 'config.json')) for folder in (workdir, other)]
+    changed = list(steering.differences(configs[0], configs[1]))
+    origins = [_read(folder, 'data.json', []) for folder in (workdir, other)]
+    data_changes = [c for c in changed if c.key.startswith('data.') and c.key != 'data.prompts_per_step']
+    same_data = not data_changes and origins[0] == origins[1]
+    yield 'the data are the same' if same_data else 'the data differ' + ' in where they are from' * (not data_changes)
+    if not changed:
+        yield 'the settings are the same'
+    elif [change.key for change in changed] == ['seed']:
+        yield f'of the settings only the seed differs: {changed[0].old!r} became {changed[0].new!r}'
+    else:
+        yield f'{len(changed)} settings differ' if len(changed) > 1 else 'one setting differs'
+        yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
+    entries = [_read(folder, environment.FILE, []) for folder in (workdir, other)]
+    one, two = (_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
+    for part in ('code', 'packages', 'devices'):
+        for key, a, b in steering.differences(_object(one.get(part)), _object(two.get(part))):
+            yield f'{part} {key}: {a!r} became {b!r}'
+
+
+def _programs_in_words(one, two):
+    """A sentence on which of the compiled programs of two runs are the same."""
+    names = sorted(one.keys() | two.keys())
+    if not one or not two:
+        return 'nothing is known of the programs: at least one of the runs has compiled none yet'
+    differ = [name for name in names if one.get(name) != two.get(name)]
+    if not differ:
+        return 'all programs are the same: ' + ', '.join(names)
+    same = [name for name in names if name not in differ]
+    if not same:
+        return 'all programs differ: ' + ', '.join(names)
+    if len(differ) == 1:
+        return f'only the {differ[0]} program differs; the same are {" and ".join(same)}'
+    return (
+        f'the programs {" and ".join(differ)} differ; the same {"is" if len(same) == 1 else "are"} {" and ".join(same)}'
+    )
+
+
+def verify(workdir: str) -> Iterator[str]:
+    """A line for each thing that is wrong with a run's files: texts, rows, dumps, and every array of a checkpoint."""
+    _existing(workdir, 'config.json')
+    for name in TEXTS:
+        path = os.path.join(workdir, name)
+        if os.path.exists(path) or name in ('config.json', environment.FILE):
+            try:
+                json_file.read(path)
+            except BadInput as error:
+                yield str(error)
+    for name in ROWS:
+        yield from _check_rows(workdir, name)
+    dumps = os.path.join(workdir, 'rollouts')
+    for name in sorted(os.listdir(dumps)) if os.path.isdir(dumps) else []:
+        yield from _check_rows(dumps, name)
+    for step in checkpoint.steps(workdir):
+        yield from _check_checkpoint(workdir, step)
+    nested = os.path.join(workdir, 'cold_start')
+    if os.path.isfile(os.path.join(nested, 'config.json')):
+        yield from verify(nested)
+
+
+def _check_rows(folder, name):
+    path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        return
+    steps = []
+    with open(path, 'rb') as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                steps.append(json.loads(line.decode())['step'] if name in ROWS else json.loads(line.decode()))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                yield f'{path}, line {number}: {type(error).__name__}: {error}'
+                steps.append(None)
+            if not line.endswith(b'\n'):
+                yield f'{path}, line {number}: has no end; the next start of the run drops it'
+    begun = _begun_at(folder)
+    if name in ('metrics.jsonl', 'timings.jsonl') and None not in steps:
+        odd = next((i for i, step in enumerate(steps) if step != begun + i), None)
+        if odd is not None:
+            yield f'{path}, line {odd + 1}: has step {steps[odd]} in place of {begun + odd}'
+
+
+def _check_checkpoint(workdir, step):
+    path = checkpoint.path_of(workdir, step)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    try:
+        checkpoint.read_tree(path, checkpoint.abstract_tree(path, device))
+    except BadInput as error:
+        yield str(error)
+        return
+    rows = len(_rows(workdir, 'metrics.jsonl'))
+    if _begun_at(workdir) + rows < step:
+        yield f'{path}: is of step {step}, and metrics.jsonl has {rows} rows'
+
+
+def _begun_at(workdir):
+    """The first step of a run: of a branch, that of its parent's checkpoint."""
+    steps = [row.get('step') for row in events.recorded(workdir) if row.get('event') == 'branched']
+    return steps[0] if steps and isinstance(steps[0], int) else 0
+
+
+def _rows(workdir, name):
+    """The lines of a file, whatever they hold."""
+    path = os.path.join(workdir, name)
+    if not os.path.exists(path):
+        return []
+    with open(path, 'rb') as lines:
+        return [line for line in lines if line.endswith(b'\n')]
+
+
+def _read(workdir, name, default) -> Any:
+    path = os.path.join(workdir, name)
+    return json_file.read(path) if os.path.exists(path) else default
+
+
+def _object(value) -> dict[str, Any]:
+    """The value where it has named fields, else {}: another program may have written the file."""
+    return value if isinstance(value, dict) else {}
+
+
+def _existing(workdir, name):
+    """The path of a run's file; BadInput for a folder that holds no run."""
+    path = os.path.join(workdir, name)
+    if not os.path.isfile(path):
+        raise BadInput('--workdir', workdir, f'holds no run (no {name})')
+    return path
+
+
+def main() -> None:
+    """The command."""
+    values: Any = flags.FLAGS
+    # both may also stand without the names of their flags
+    folders = [folder for folder in (values.workdir, values.other, *values(sys.argv)[1:]) if folder]
+    if not 1 <= len(folders) <= 2:
+        raise BadInput('folders', folders, 'name the folder of a run, or of two that are to be compared')
+    if len(folders) == 2:
+        for line in in_words(*folders):
+            print(escape(line))
+        return
+    (workdir,) = folders
+    for line in describe_run(workdir):
+        print(line)
+    if values.verify:
+        problems = 0
+        for problem in verify(workdir):
+            problems += 1
+            print(f'damaged: {problem}', flush=True)
+        print(f'{problems} problems' if problems else 'verified: every file, row and array is whole')
+        sys.exit(1 if problems else 0)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('workdir', '', 'Folder of the run; it may also stand without the name of the flag.')
+    flags.DEFINE_string('other', '', 'Folder of another run, to compare with.')
+    flags.DEFINE_bool('verify', False, 'Read every file and every array of every checkpoint, and name what is damaged.')
+    cli.run(main)

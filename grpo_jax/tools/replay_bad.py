@@ -1,0 +1,146 @@
+"""Looks into a skipped update: which rows, tokens and terms are not finite; and runs the update again.
+
+Examples:
+    python -m grpo_jax replay_bad --workdir=runs/gsm8k --step=412
+    python -m grpo_jax replay_bad --workdir=runs/gsm8k --step=412 --rows=50
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+from typing import Any
+
+from absl import flags
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import algorithms, evaluate, train
+from grpo_jax.errors import BadInput
+from grpo_jax.learner.logprobs import Head, choose_chunk, rollout_logprobs
+from grpo_jax.learner.state import without_frozen
+from grpo_jax.learner.update import anchored
+from grpo_jax.models.linear import in_dtype
+from grpo_jax.run import adapters, bad_batch, checkpoint, cli, collect
+from grpo_jax.run.history import History
+from grpo_jax.sharding import batches, compiled
+from grpo_jax.text import escape
+from grpo_jax.types import Experience
+
+# of an Experience: by completion or token, and meant to be finite at every token that is learned from
+FINITE = ('advantages', 'old_logprobs', 'forward_logprobs', 'ref_logprobs', 'old_entropy', 'values')
+
+
+def run(
+    workdir: str, step: int, rows: int = 10, algorithm=None, functions: Mapping | None = None, trust: bool = False
+) -> Iterator[str]:
+    """Lines about the skipped update of a step: what is not finite in its batch and in its loss, and the update again.
+
+    rows: how many tokens are named of each kind; algorithm and functions: as train.run has had them;
+    trust: see evaluate.reopen.
+    """
+    experience = bad_batch.load_batch(workdir, step)
+    experiment = evaluate.reopen(workdir, trust, functions)
+    experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
+    algorithm = train.choose_algorithm(experiment.config, algorithm)
+    shapes = collect.step_shapes(experiment, algorithm)
+    collector = collect.Collector(experiment, shapes)
+    learner = experiment.learner(algorithm, shapes, collector.aux() | History(algorithm, collector.examples).aux())
+    with experiment.reward_functions:
+        chosen, remark = choose_checkpoint(workdir, step)
+        yield f'step {step} of {workdir}, with the parameters of checkpoint {chosen}{remark}'
+        path = checkpoint.path_of(workdir, chosen)
+        state = checkpoint.read_tree(path, without_frozen(learner.state))
+        state = state.replace(params=adapters.with_frozen(experiment, state.params, path))
+    names = _Names(experiment.tokenizer, experience, rows)
+    yield from names.describe({'rollout.logprobs': experience.rollout.logprobs}, 'of the batch')
+    yield from names.describe({name: getattr(experience, name) for name in FINITE}, 'of the batch')
+    learning = experiment.settings.learning
+    chunk = choose_chunk(learning.chunk, experiment.model_config.vocab_size, experiment.mesh)
+    head = Head(learning.temperature, chunk, algorithm.needs_entropy_gradient)
+    on_mesh = batches.put_rows(experience, experiment.mesh)
+    options = compiled.repeatable_on(experiment.mesh.devices.flat[0])
+    computed = jax.jit(_computed, static_argnums=(3, 4, 5, 6), compiler_options=options)(
+        state.params, on_mesh, state.aux['coefficients'], algorithm, experiment.model_config, head, learning
+    )
+    yield from names.describe(jax.device_get(computed), 'with these parameters')
+    state = state.replace(step=jnp.full_like(state.step, step))
+    before = int(state.aux['bad_steps'])
+    state, metrics = learner.update(state, on_mesh, learner.pack(on_mesh.rollout))
+    skipped, updates = int(state.aux['bad_steps']) - before, learning.updates
+    metrics = jax.device_get(metrics)
+    yield f'the update again: loss {metrics["loss"]:g}, gradient norm {metrics["grad_norm"]:g}; ' + (
+        f'{skipped} of {updates} updates skipped' if skipped else 'finite now: the cause was in the parameters'
+    )
+
+
+def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
+    """(step of the checkpoint whose parameters a skipped update is run again with, what is to be said of it).
+
+    A skipped update leaves the parameters as they are, and the run saves them at the end of the step.
+    """
+    steps = checkpoint.steps(workdir)
+    if not steps:
+        raise BadInput('--workdir', workdir, 'has no checkpoint; the parameters are needed')
+    if step + 1 in steps:
+        return step + 1, ', which are those of the update'
+    nearest = min(steps, key=lambda other: abs(other - step - 1))
+    return nearest, f': those of step {step} are gone (checkpoint.keep), these are the nearest'
+
+
+def _computed(params, experience: Experience, coefficients, algorithm, model_config, head, learning):
+    """What the loss is made of, by name, f32[B, C]: logprobs, entropy, each term, and the gradient by logprobs."""
+    compute = in_dtype(params, learning.dtype)
+    logprobs, entropy, *_ = rollout_logprobs(compute, experience.rollout, model_config, head, 'none')
+    logprobs = anchored(logprobs, experience, learning)
+    prepared = algorithms.prepare(algorithm, experience)
+
+    def loss(logprobs):
+        return jnp.sum(algorithms.token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients))
+
+    terms = algorithms.loss_terms(algorithm, logprobs, entropy, experience, prepared, coefficients)
+    return {
+        'logprobs': logprobs,
+        'entropy': entropy,
+        **{f'term {name}': values for name, values in terms.items()},
+        **{name: values for name, values in prepared.items() if values.ndim == 2},
+        'gradient of the loss by logprobs': jax.grad(loss)(logprobs),
+    }
+
+
+class _Names:
+    """Says where arrays of a batch are not finite."""
+
+    def __init__(self, tokenizer, experience, rows):
+        self._tokenizer, self._rows = tokenizer, rows
+        self._mask, self._groups = np.asarray(experience.rollout.loss_mask), experience.group_ids
+        self._tokens = experience.rollout.tokens[:, -self._mask.shape[1] :]
+
+    def describe(self, arrays, where):
+        """A line for each array, and one for each of its first tokens that are not finite."""
+        for name, values in arrays.items():
+            if values is None:
+                continue
+            bad = np.argwhere(~np.isfinite(np.broadcast_to(values, self._mask.shape)) & self._mask)
+            count = f'{len(bad)} of {self._mask.sum()} tokens are not finite' if len(bad) else 'all finite'
+            yield f'{name} {where}: {count}'
+            for row, column in bad[: self._rows]:
+                value = np.broadcast_to(values, self._mask.shape)[row, column]
+                text = self._tokenizer.decode([self._tokens[row, column]])
+                yield f'  row {row} (group {self._groups[row]}), token {column} {text!r}: {value}'
+            if len(bad) > self._rows:
+                yield f'  and {len(bad) - self._rows} more in {len(np.unique(bad[:, 0]))} rows; --rows shows more'
+
+
+def main() -> None:
+    """The command."""
+    values: Any = flags.FLAGS
+    for line in run(values.workdir, values.step, values.rows, trust=values.trust):
+        print(escape(line), flush=True)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+    flags.DEFINE_integer('step', None, 'The step whose update was skipped.', required=True, lower_bound=0)
+    flags.DEFINE_integer('rows', 10, 'Tokens to name of each kind.', lower_bound=1)
+    cli.define_trust()
+    cli.run(main)

@@ -1,0 +1,199 @@
+"""The curves of a report: which metrics stand in one picture, and their numbers over the seeds of each variant."""
+
+from collections.abc import Iterable, Sequence
+import fnmatch
+import glob
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+import numpy as np
+
+from grpo_jax.text import escape
+from grpo_jax.tools.report import verdict
+from grpo_jax.tools.report.read import Rows, Variant, number
+
+POINTS = 1000  # of a curve; what has more is drawn as means over neighbouring steps, with their least and greatest
+DIGITS = 6
+
+
+class Panel(NamedTuple):
+    """Metrics that are drawn into one picture; * stands for any text."""
+
+    title: str
+    metrics: tuple[str, ...]
+    note: str = ''
+    file: str = 'metrics'  # the field of Run that has them
+    stacked: bool = False
+    logarithmic: bool = False
+
+
+BELOW = tuple(f'groups_below_{name}' for name in ('quarter', 'half', 'three_quarters', 'all'))
+OUTCOMES = ('groups_all_wrong', *BELOW, 'groups_mixed', 'groups_all_right')
+# heading -> its panels; a metric is drawn by the first panel that has it
+SECTIONS: dict[str, tuple[Panel, ...]] = {
+    'Held-out prompts': (
+        Panel('Accuracy of greedy completions', ('greedy', 'strict/greedy'), file='evaluations'),
+        Panel(
+            'Accuracy of samples',
+            ('pass@*', 'maj@*', 'strict/pass@*', 'strict/maj@*'),
+            'pass@k: any of k samples is right. maj@k: the most frequent answer is right.',
+            file='evaluations',
+        ),
+        Panel('Held-out reward', ('reward', 'greedy/reward'), file='evaluations'),
+        Panel('Held-out length', ('length', 'greedy/length'), 'Tokens of a completion.', file='evaluations'),
+        Panel('Faults of completions', ('truncated', 'failed', 'unparsed', 'greedy/*'), 'Shares.', file='evaluations'),
+        Panel('Other figures', ('*',), file='evaluations'),
+    ),
+    'Reward': (
+        Panel('Training reward', ('reward',), 'Mean over the completions of a step.'),
+        Panel('Parts of the reward', ('reward/*',)),
+        Panel('Spread of rewards', ('reward_std', 'advantage_abs', 'advantage_variance')),
+    ),
+    'Groups': (
+        Panel('Groups by pass rate', OUTCOMES, 'Groups that are all right or all wrong teach nothing.', stacked=True),
+        Panel('Dead groups', ('dead_groups', 'retired', 'revisited_pass_rate')),
+        Panel('Collection', ('draws', 'groups_of_earlier_steps', 'wasted_tokens', 'conflicting_tokens', 'staleness')),
+    ),
+    'Completions': (
+        Panel('Length', ('length_right', 'length_wrong', 'length'), 'Tokens of a completion.'),
+        Panel('Longest completions', ('length_p95', 'length_longest')),
+        Panel('Length and reward', ('length_reward_correlation',), 'Correlation within groups.'),
+        Panel(
+            'Faults', ('truncated', 'empty', 'repetitive', 'unparsed', 'unscorable', 'reward_died', 'reward_expired')
+        ),
+        Panel('Reflection', ('reflection',), 'Phrases a completion.'),
+        Panel('Scripts', ('script/*', 'language_mixed'), 'Shares.'),
+    ),
+    'Policy': (
+        Panel('Entropy', ('entropy_right', 'entropy_wrong', 'entropy'), 'Nats a token.'),
+        Panel('Log-probability of tokens', ('logprob_right', 'logprob_wrong', 'logprob'), 'Nats a token.'),
+        Panel('KL divergence', ('kl_ref', 'kl_old'), 'Nats a token, from the reference and from the old policy.'),
+        Panel('KL divergence of completions', ('kl_ref_sequence', 'kl_old_sequence', 'kl_ref_sequence_max'), 'Nats.'),
+        Panel('Ratio', ('ratio_mean', 'ratio_p01', 'ratio_p99', 'ratio_max'), 'Of the policy to the old policy.'),
+        Panel('Clipped tokens', ('clip_low_share', 'clip_high_share', 'ratio_clamped_share'), 'Shares.'),
+        Panel(
+            'Right completions of fixed prompts',
+            ('probe_logprob_change', 'probe_prefix_change', 'probe_rest_change', 'probe_logprob'),
+            'Change of their log-probability since the start, nats a token; below 0 they are displaced.',
+        ),
+        Panel('Change by an update', ('logprob_change_better', 'logprob_change_worse')),
+        Panel('Norm of the gradient', ('grad_norm',)),
+        Panel('Norm of the gradient by part', ('gradient_norm/*',)),
+        Panel('Learning rate', ('learning_rate',)),
+        Panel('Loss', ('loss',), 'Near 0 by construction where advantages are centred; it is no measure of progress.'),
+    ),
+    'Sampler and learner': (
+        Panel(
+            'Disagreement on log-probabilities',
+            ('sampler_gap_mean', 'sampler_gap_p99', 'sampler_gap_max'),
+            'Of the same tokens, by sampler and learner.',
+            logarithmic=True,
+        ),
+        Panel('Effective sample size', ('sampler_ess', 'correction_mean'), 'Share of the rows.'),
+    ),
+    'Speed': (
+        Panel('Seconds by stage', ('sample', 'reward', 'update', 'evaluate'), file='timings', stacked=True),
+        Panel('Tokens a second', ('sampler/tokens_per_second',), 'Of the sampler.', file='timings'),
+        Panel('Share of what the chip can do', ('learner/mfu', 'sampler/roofline'), file='timings'),
+        Panel('Memory of the host', ('host_mib',), 'MiB.', file='timings'),
+        Panel('Other times', ('*',), file='timings'),
+    ),
+    'Cold start': (Panel('Loss of the cold start', ('loss',), file='cold_start'),),
+}
+MORE = 'More'
+
+
+def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """The sections that have any number, as JSON takes them: heading, and panels with their lines.
+
+    What no panel names is in the section MORE, a panel each. Where several variants are compared, a panel has one
+    metric.
+    """
+    files = {panel.file for panels in SECTIONS.values() for panel in panels}
+    left = {file: _names(variants, file) for file in files}
+    sections = []
+    for heading, panels in SECTIONS.items():
+        drawn = [content for panel in panels for content in _draw(panel, variants, left[panel.file])]
+        sections += [{'heading': heading, 'panels': drawn}] if drawn else []
+    rest = [
+        content for name in left['metrics'] for content in _draw(Panel(name, (glob.escape(name),)), variants, [name])
+    ]
+    sections += [{'heading': MORE, 'panels': rest}] if rest else []
+    for index, panel in enumerate(panel for section in sections for panel in section['panels']):
+        panel['id'] = index
+    return sections
+
+
+def _names(variants, file):
+    """The names of all numbers in a file of the runs, sorted."""
+    rows = [row for variant in variants for run in variant.runs for row in getattr(run, file)]
+    return sorted({name for row in rows for name in row if not np.isnan(number(row[name]))} - {'step'})
+
+
+def _draw(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
+    """Yields the panel's content, one for all its metrics or one for each; takes the metrics from names."""
+    chosen = [name for pattern in panel.metrics for name in _matching(names, pattern)]
+    chosen = list(dict.fromkeys(chosen))
+    if 'groups_mixed' in chosen and {*BELOW} & {*chosen}:
+        chosen.remove('groups_mixed')  # it is their sum
+    names[:] = [name for name in names if name not in chosen]
+    alone = len(variants) == 1
+    for metrics in [chosen] if alone and chosen else [[name] for name in chosen]:
+        lines = [
+            line | {'name': escape(name), 'variant': index}
+            for name in metrics
+            for index, variant in enumerate(variants)
+            if (line := make_line(variant, panel.file, name))
+        ]
+        title = panel.title if len(chosen) == len(metrics) else f'{panel.title}: {metrics[0]}'
+        own = {'title': escape(title), 'note': panel.note if metrics[0] == chosen[0] else '', 'lines': lines}
+        stacked = panel.stacked and alone and len(lines) > 1
+        yield own | {'stacked': stacked, 'logarithmic': panel.logarithmic, 'points': panel.file == 'evaluations'}
+
+
+def _matching(names, pattern):
+    """The names that a pattern fits, pass@16 behind pass@8."""
+    return sorted(fnmatch.filter(names, pattern), key=lambda name: (len(name), name) if '@' in name else (0, name))
+
+
+def make_line(variant: Variant, file: str, name: str) -> dict[str, Any] | None:
+    """{'steps', 'values', 'low', 'high'} of a metric over a variant's seeds; None where it has no number.
+
+    low and high are the least and the greatest over seeds; of a share in the evaluations of one run, its interval over
+    prompts; of a long curve, also over the steps that a point stands for; None where there is none.
+    """
+    tables = [_values(getattr(run, file), name) for run in variant.runs]
+    steps = np.array(sorted({step for table in tables for step in table}), float)
+    if not len(steps):
+        return None
+    values = np.array([[table.get(step, np.nan) for step in steps] for table in tables])
+    if file == 'evaluations' and len(variant.runs) == 1:
+        prompts = verdict.prompts_of(variant.runs[0])
+        low, high = zip(*(verdict.interval(name, value, prompts) for value in values[0]), strict=True)
+        low, high = np.array(low), np.array(high)
+    else:
+        low, high = np.nanmin(values, 0), np.nanmax(values, 0)
+    steps, mean, low, high = _thinned(steps, np.nanmean(values, 0), low, high)
+    wide = bool(np.any(high > low))
+    line = {'steps': steps, 'values': mean} | ({'low': low, 'high': high} if wide else {})
+    return {'low': None, 'high': None} | {key: _plain(numbers) for key, numbers in line.items()}
+
+
+def _values(rows: Rows, name):
+    """{step: value} of the rows in which it is a number."""
+    table = {row['step']: number(row.get(name)) for row in rows}
+    return {step: value for step, value in table.items() if not np.isnan(value)}
+
+
+def _thinned(steps, mean, low, high) -> list[Float[np.ndarray, ' N']]:
+    """The four arrays with at most POINTS numbers."""
+    if len(steps) <= POINTS:
+        return [steps, mean, low, high]
+    ways = (np.mean, np.mean, np.min, np.max)
+    cuts = [np.array_split(values, POINTS) for values in (steps, mean, low, high)]
+    return [np.array([way(part) for part in parts]) for way, parts in zip(ways, cuts, strict=True)]
+
+
+def _plain(values):
+    """The numbers as JSON takes them, with few digits."""
+    return [float(f'{value:.{DIGITS}g}') if np.isfinite(value) else None for value in values]

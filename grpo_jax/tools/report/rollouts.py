@@ -1,0 +1,91 @@
+"""The completions of a run as the report's browser reads them: groups of a step, with tokens and their numbers."""
+
+from collections.abc import Iterator
+import glob
+import os
+import re
+from typing import Any
+
+from grpo_jax.tools.report.read import Run, number, read_lines
+
+# the dump's keys of a token's numbers -> theirs in the page
+NUMBERS = {'logprobs': 'l', 'entropy': 'e', 'old_logprobs': 'o', 'ref_logprobs': 'f'}
+DIGITS = 4  # of a dump's numbers
+
+
+def read_steps(run: Run, notes: list[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yields (step, groups) of each dump of a run, the oldest first, one at a time; notes name what is left out."""
+    for path in sorted(glob.glob(os.path.join(glob.escape(run.folder), 'rollouts', '*.jsonl'))):
+        name = re.fullmatch(r'(\d{1,15})\.jsonl', os.path.basename(path))
+        if name:
+            rows = [row for row in read_lines(path, notes) if isinstance(row.get('completion'), str)]
+            if rows:
+                yield int(name[1]), make_groups(rows)
+
+
+def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups of neighbouring rows of one prompt: {'id', 'prompt', 'answer', 'chat', 'rows'}, see make_row."""
+    groups: list[dict[str, Any]] = []
+    for row in rows:
+        head: dict[str, Any] = {
+            'id': _text(row.get('id')),
+            'prompt': _text(row.get('prompt')),
+            'answer': _text(row.get('answer')),
+        }
+        if row.get('messages'):
+            head['chat'] = _chat(row['messages'])
+        if not groups or any(groups[-1].get(key) != value for key, value in head.items()):
+            groups.append(head | {'rows': []})
+        groups[-1]['rows'].append(make_row(row))
+    return groups
+
+
+def make_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A completion with short keys: c text, r reward, v verdict, p parts, a advantage, n length, t truncated, k tokens.
+
+    NUMBERS has the keys of what stands beside tokens. The text is left out where the tokens hold it; a list that has
+    not as many entries as there are tokens is left out.
+    """
+    short: dict[str, Any] = {'r': _rounded(row.get('reward'))}
+    if isinstance(row.get('correct'), bool):
+        short['v'] = row['correct']
+    if isinstance(row.get('parts'), dict):
+        short['p'] = {str(name): _rounded(value) for name, value in row['parts'].items()}
+    tokens = row.get('tokens')
+    if isinstance(tokens, list) and tokens and all(isinstance(token, str) for token in tokens):
+        short['k'] = tokens
+        columns = {key: row.get(name) for name, key in NUMBERS.items()} | {'a': row.get('advantage')}
+        short |= {
+            key: [_rounded(value) for value in values]
+            for key, values in columns.items()
+            if isinstance(values, list) and len(values) == len(tokens)
+        }
+    if 'k' not in short or not ''.join(short['k']).startswith(row['completion']):
+        short['c'] = row['completion']
+    if not isinstance(row.get('advantage'), list):
+        short['a'] = _rounded(row.get('advantage'))
+    if isinstance(row.get('length'), int):
+        short['n'] = row['length']
+    if row.get('truncated') is True:
+        short['t'] = True
+    return short
+
+
+def _rounded(value):
+    """A number with few digits, whole ones without a point; None for what is none."""
+    value = number(value)
+    if value != value:
+        return None
+    value = round(value, DIGITS)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _text(value):
+    return value if isinstance(value, str) else '' if value is None else str(value)
+
+
+def _chat(messages):
+    """[role, content] of the messages of a chat."""
+    if not isinstance(messages, list):
+        return []
+    return [[_text(m.get('role')), _text(m.get('content'))] for m in messages if isinstance(m, dict)]

@@ -1,0 +1,48 @@
+"""Shows the exact text and token ids that the model will see.
+
+Examples:
+    python -m grpo_jax show --config=arithmetic
+    python -m grpo_jax show --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --prompts=1
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+
+from grpo_jax import data, train
+from grpo_jax.models import hf
+from grpo_jax.run import cli
+from grpo_jax.run.settings import Settings
+from grpo_jax.text import escape
+
+
+def lines(config: Any, count: int) -> Iterator[str]:
+    """Yields the lines to print for the first `count` prompts of step 0, and the tokens that end a completion."""
+    train.choose_algorithm(config)
+    settings = Settings.from_config(config)
+    folder = hf.find(settings.model.path)
+    tokenizer = hf.load_tokenizer(folder)
+    dataset = data.load(data.locate(settings.data), 'train', tokenizer, needs_answer=lambda example: False)
+    stops = hf.stop_tokens(folder, tokenizer)
+    yield f'model {folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
+        f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops
+    )
+    for index in data.indices(config.seed, 0, count, len(dataset.examples), dataset.sources):
+        example, ids = dataset.examples[index], dataset.tokens[index]
+        yield ''
+        yield f'example {example.id}, {len(ids)} of {config.data.max_prompt_tokens} tokens, answer {example.answer!r}'
+        yield f'text {tokenizer.decode(ids)!r}'
+        yield f'ids  {ids}'
+
+
+def main() -> None:
+    """The command."""
+    for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
+        print(escape(line))
+
+
+if __name__ == '__main__':
+    flags.DEFINE_integer('prompts', 4, 'How many prompts to show.', lower_bound=1)
+    cli.define_flags(workdir=False)
+    cli.run(main)

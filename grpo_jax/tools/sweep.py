@@ -1,0 +1,364 @@
+"""Trains every preset with every seed on one experiment, then writes a table and curves.
+
+What is finished is not run again. --config.KEY=VALUE holds for every preset.
+
+Examples:
+    python -m grpo_jax sweep --config=arithmetic --workdir=runs/sweep
+    python -m grpo_jax sweep --config=countdown --presets=grpo,dapo,rloo --seeds=5 --workdir=runs/countdown
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+import csv
+import functools
+import math
+import os
+import shutil
+import sys
+from typing import Any
+
+from absl import flags
+import jax
+from ml_collections import config_flags
+from ml_collections.config_flags import config_path
+import numpy as np
+
+from grpo_jax import PACKAGE, data, supervised, train
+from grpo_jax.algorithms import Algorithm
+from grpo_jax.errors import BadInput, InUse
+from grpo_jax.hosts.files import atomic_folder, writing
+from grpo_jax.run import cli, metrics, sources, tables
+from grpo_jax.run.comparison import Rows
+from grpo_jax.run.comparison import compare as compare
+from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
+from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.workdir import owning
+from grpo_jax.text import escape
+
+# columns of the table: name -> (heading, digits after the point)
+COLUMNS = {
+    'reward_first': ('training reward, first quarter', 3),
+    'reward_last': ('last quarter', 3),
+    'reward_before': ('held-out reward before', 3),
+    'reward_after': ('after', 3),
+    'greedy_before': ('greedy before', 3),
+    'greedy_after': ('after', 3),
+    'pass@1_before': ('pass@1 before', 3),
+    'pass@1_after': ('after', 3),
+    'length': ('length', 1),
+    'entropy': ('entropy', 3),
+    'seconds': ('seconds a step', 2),
+}
+ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
+
+
+@owning
+def run(
+    get_config: Callable[..., Any],
+    presets: Sequence[str],
+    seeds: int,
+    workdir: str,
+    variants: Mapping[str, Algorithm] | None = None,
+    functions: Mapping[str, Callable] | None = None,
+) -> Rows:
+    """The table's rows, best first; trains what is not finished yet.
+
+    get_config is the function of an experiment's file. The run of a preset and a seed is in workdir/<preset>/<seed>.
+    A run that BadInput or FloatingPointError ends is recorded as failed, and the sweep goes on. variants are further
+    algorithms by name, such as a notebook makes, on get_config(); functions are rewards by name that
+    config.reward.parts may list. BadInput for one of them whose source has changed since it was run here.
+    """
+    variants, functions = variants or {}, functions or {}
+    _check_variants(variants, presets)
+    if jax.process_count() > 1:
+        raise BadInput('--processes', jax.process_count(), 'a sweep is for one process; start its runs one by one')
+    # everything is read before anything is written
+    made = {preset: functools.partial(get_config, preset) for preset in presets} | dict.fromkeys(variants, get_config)
+    if not made or seeds < 1:
+        raise BadInput('seeds, presets', (seeds, list(made)), 'nothing to run; name a preset and at least one seed')
+    configs = {(name, seed): _seeded(make(), seed) for seed in range(seeds) for name, make in made.items()}
+    section = data.DataOptions.from_config(next(iter(configs.values())).data)
+    origins = data.locate(section, recorded_origins(workdir)).origins  # of every run, whatever the hub has next week
+    sources.record_sources(workdir, variants, functions)
+    record_origins(workdir, origins)
+    cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir, origins, functions))
+    elsewhere = {
+        preset
+        for (preset, _), config in configs.items()
+        if config.collection.source != 'policy' or config.collection.dead_groups in ('resample', 'replay')
+    }
+    outcomes: dict[tuple[str, int], str | None] = {}  # of the runs so far: the message of a failure, or None
+    rows: Rows = []
+    for number, ((preset, seed), config) in enumerate(configs.items(), 1):
+        folder = _folder(workdir, preset, seed)
+        outcomes[preset, seed] = None
+        try:
+            if not train.finished(config, folder):
+                print(f'{number} of {len(configs)}: {preset}, seed {seed}', file=sys.stderr, flush=True)
+                own_start = os.path.join(folder, 'cold_start')
+                if config.supervised.updates and not os.path.exists(own_start):
+                    _copy_cold_start(cold_start(seed), own_start)
+                record_origins(folder, origins)
+                given = {'algorithm': variants.get(preset), 'functions': functions}
+                train.run(config, folder, **{name: value for name, value in given.items() if value})
+        except InUse:  # also where this process has lost the folder to another
+            raise
+        except (BadInput, FloatingPointError) as error:
+            outcomes[preset, seed] = ' '.join(str(error).split())
+        rows = summarize(outcomes, seeds, elsewhere, workdir)
+        with writing(workdir):
+            write_table(rows, workdir)
+    with writing(workdir):
+        draw_curves(rows, workdir)
+    print_table(rows)
+    return rows
+
+
+def choose(names: str) -> list[str]:
+    """The presets that a comma-separated list names, or all; BadInput for an unknown one."""
+    folder = os.path.join(PACKAGE, 'configs', 'algorithms')
+    choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
+    chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
+    for name in chosen:
+        if name not in choices:
+            raise BadInput(
+                '--presets', name, 'no such file in configs/algorithms; choose all, or of ' + ', '.join(choices)
+            )
+    return chosen
+
+
+def summarize(
+    outcomes: Mapping[tuple[str, int], str | None], seeds: int, elsewhere: Collection[str], workdir: str
+) -> Rows:
+    """The table's rows, by held-out reward; outcomes maps (preset, seed) to the message of a failure, or None.
+
+    elsewhere: the presets whose training reward is not that of the policy's own samples.
+    """
+    rows = []
+    for preset in dict.fromkeys(preset for preset, _ in outcomes):
+        failures = {seed: text for (name, seed), text in outcomes.items() if name == preset and text is not None}
+        finished = [seed for (name, seed), text in outcomes.items() if name == preset and text is None]
+        folders = [_folder(workdir, preset, seed) for seed in finished]
+        runs = {seed: _measure(folder) for seed, folder in zip(finished, folders, strict=True)}
+        row = {name: _spread([numbers[name] for numbers in runs.values()]) for name in COLUMNS}
+        status = f'{len(failures)}/{seeds} failed' if failures else f'{len(folders)}/{seeds}'
+        curves = np.array([series(folder, 'reward') for folder in folders])
+        rows.append(
+            {
+                'preset': preset,
+                'mark': '*' * (preset in elsewhere),
+                'status': status,
+                'failures': failures,
+                'curves': curves,
+                'runs': runs,
+            }
+            | row
+        )
+    # a preset without a number comes last
+    return sorted(rows, key=lambda row: -np.nan_to_num(row['reward_after'][0], nan=-np.inf))
+
+
+def write_table(rows: Rows, workdir: str) -> None:
+    """Writes table.md, for people, and table.csv, with mean, least and greatest in columns of their own."""
+    os.makedirs(workdir, exist_ok=True)
+    with open(os.path.join(workdir, 'table.csv'), 'w', encoding='utf8', newline='') as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ['preset', 'status', *(f'{name}_{part}' for name in COLUMNS for part in ('mean', 'min', 'max')), 'failure']
+        )
+        for row in rows:
+            numbers = ['' if math.isnan(x) else x for name in COLUMNS for x in row[name]]
+            writer.writerow([row['preset'], row['status'], *numbers, '; '.join(row['failures'].values())])
+    used = _used(rows)
+    lines = [['preset', *(COLUMNS[name][0] for name in used), 'status'], ['---', *['---:'] * len(used), '---']]
+    lines += [[f'`{row["preset"]}`{row["mark"]}', *(_cell(row, name) for name in used), row['status']] for row in rows]
+    with open(os.path.join(workdir, 'table.md'), 'w', encoding='utf8') as file:
+        file.writelines(f'| {" | ".join(line)} |\n' for line in lines)
+        file.write('\nMean over seeds, with the least and the greatest; length and entropy are of the last quarter.\n')
+        if any(row['mark'] for row in rows):
+            file.write(f'\n\\{ELSEWHERE}.\n')
+        # a block of code, in which Markdown means nothing: messages quote files of others
+        file.writelines(f'\nFailed:\n\n    {escape(line)}\n' for line in _failure_lines(rows))
+
+
+def print_table(rows: Rows) -> None:
+    """Prints the table, narrower: means before and after, and the range of the held-out reward."""
+    columns = {
+        'training reward': ('reward_first', 'reward_last'),
+        'held-out': ('reward_before', 'reward_after'),
+        'greedy': ('greedy_before', 'greedy_after'),
+        'pass@1': ('pass@1_before', 'pass@1_after'),
+        'entropy': ('entropy',),
+        's/step': ('seconds',),
+    }
+    lines = []
+    for row in rows:
+        cells = [
+            ' → '.join(filter(None, (_cell(row, name, spread=False, cut=1) for name in names)))
+            for names in columns.values()
+        ]
+        _, least, most = row['reward_after']
+        ends = f'{least:.2f} to {most:.2f}' if most > least else ''
+        lines.append([row['preset'] + row['mark'], *cells, ends, row['status']])
+    table = tables.make_table(
+        ['preset', *columns, 'range held-out', 'runs'],
+        lines,
+        title=f'{len(rows)} presets, means over seeds',
+        dense=True,
+        wrapped=['range held-out'],
+    )
+    notes = [ELSEWHERE] if any(row['mark'] for row in rows) else []
+    tables.show(table, *notes, *_failure_lines(rows))
+
+
+def draw_curves(rows: Rows, workdir: str) -> None:
+    """Writes curves.png: reward by step, a panel a preset, over the means of all the others."""
+    drawn = [row for row in rows if len(row['curves'])]
+    if not drawn:
+        return
+    across = min(len(drawn), max(3, math.ceil(math.sqrt(1.3 * len(drawn)))))
+    down = math.ceil(len(drawn) / across)
+    figure, panels = make_panels(down, across, (2.5 * across + 0.6, 1.85 * down + 0.9), shared=True)
+    means = [np.nanmean(row['curves'], 0) for row in drawn]
+    for row, mean, panel in zip(drawn, means, panels, strict=False):
+        steps = np.arange(1, len(mean) + 1)
+        for other in means:
+            if other is not mean:
+                panel.plot(steps, other, color=GREY, linewidth=0.7, zorder=1)
+        if len(row['curves']) > 1:
+            panel.fill_between(
+                steps,
+                np.nanmin(row['curves'], 0),
+                np.nanmax(row['curves'], 0),
+                color=BLUE,
+                alpha=0.22,
+                linewidth=0,
+                zorder=2,
+            )
+        panel.plot(steps, mean, color=BLUE, linewidth=1.5, zorder=3)
+        panel.set_title(row['preset'] + row['mark'], loc='left', fontsize=9, color=INK, fontweight='bold')
+        panel.set_title(f'{row["reward_after"][0]:.2f}', loc='right', fontsize=9, color=BLUE)
+    for number, panel in enumerate(panels):
+        panel.set_visible(number < len(drawn))
+        panel.tick_params(labelbottom=number + across >= len(drawn))  # the last one of its column
+    note = f'\n{ELSEWHERE}' if any(row['mark'] for row in drawn) else ''
+    figure.suptitle(
+        'Training reward by step. Blue: mean and range over seeds, and the held-out reward at the end. '
+        f'Grey: the other presets.{note}',
+        fontsize=8,
+        color=INK,
+        x=0.01,
+        ha='left',
+    )
+    figure.savefig(os.path.join(workdir, 'curves.png'), dpi=160)
+
+
+def config_from_flag(flag: Any) -> Callable[..., Any]:
+    """get_config(preset) of a parsed --config flag without its preset; the overrides hold for every preset."""
+    file, _, preset = config_flags.get_config_filename(flag).partition(':')
+    overrides = config_flags.get_override_values(flag)
+    if preset:
+        raise BadInput('--config', f'{file}:{preset}', 'a sweep goes through --presets; leave out the one here')
+    if 'seed' in overrides:
+        raise BadInput('--config.seed', overrides['seed'], 'a sweep counts its seeds from 0; say how many in --seeds')
+
+    def get_config(*preset):
+        config = flag.parser.parse(':'.join([file, *preset]))
+        for name, value in overrides.items():
+            config_path.set_value(name, config, value)
+        return config
+
+    return get_config
+
+
+def _check_variants(variants, presets):
+    """BadInput for variants whose names cannot be those of folders beside the presets'."""
+    for name in variants:
+        if not name.isidentifier() or name in (*choose('all'), *presets, 'cold_start'):
+            raise BadInput('variants', name, 'must be a word of letters and digits, and the name of no preset')
+
+
+def _seeded(config, seed):
+    config.seed = seed
+    return config
+
+
+def _folder(workdir, preset, seed):
+    return os.path.join(workdir, preset, str(seed))
+
+
+def _cold_start(get_config, seed, workdir, origins, functions):
+    """The folder of the seed's cold start, which is the same for every preset."""
+    folder = os.path.join(workdir, 'cold_start', str(seed))
+    supervised.run(_seeded(get_config(), seed), folder, origins, functions)
+    return folder
+
+
+def _copy_cold_start(source, target):
+    """Gives a run the finished cold start, whole or not at all."""
+    with atomic_folder(target) as temporary:
+        # its config.json names another algorithm; the run writes its own
+        shutil.copytree(source, temporary, ignore=shutil.ignore_patterns('config.json'), dirs_exist_ok=True)
+
+
+def _measure(folder):
+    """The numbers of a finished run by column, NaN for what the run does not have."""
+    evaluations = metrics.read_rows(os.path.join(folder, 'evaluations.jsonl'))
+    timings = metrics.read_rows(os.path.join(folder, 'timings.jsonl'))
+    seconds = [sum(row.get(stage, 0.0) for stage in ('sample', 'reward', 'observe', 'update')) for row in timings]
+    numbers = {'seconds': np.median(seconds)}  # median: the first step compiles
+    for when, row in (('before', evaluations[0]), ('after', evaluations[-1])):
+        numbers |= {f'{name}_{when}': row.get(name, math.nan) for name in ('reward', 'greedy', 'pass@1')}
+    rewards = series(folder, 'reward')
+    quarter = max(1, len(rewards) // 4)
+    numbers |= {name: _mean(series(folder, name)[-quarter:]) for name in ('length', 'entropy')}
+    return numbers | {'reward_first': _mean(rewards[:quarter]), 'reward_last': _mean(rewards[-quarter:])}
+
+
+def _mean(values):
+    values = np.asarray(values)[np.isfinite(values)]
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _spread(values):
+    """(mean, min, max) of the values that are numbers."""
+    values = [x for x in values if not math.isnan(x)]
+    return (_mean(values), float(min(values)), float(max(values))) if values else (math.nan,) * 3
+
+
+def _used(rows):
+    """The columns that any row has a number for."""
+    return [name for name in COLUMNS if any(not math.isnan(row[name][0]) for row in rows)]
+
+
+def _cell(row, name, spread=True, cut=0):
+    """Text of a number, with its range where there is one; cut leaves out that many digits."""
+    (mean, least, most), digits = row[name], max(COLUMNS[name][1] - cut, 0)
+    if math.isnan(mean):
+        return ''
+    text = f'{mean:.{digits}f}'
+    return text + f' ({least:.{digits}f} to {most:.{digits}f})' if spread and most > least else text
+
+
+def _failure_lines(rows):
+    """One line for each way in which a preset failed."""
+    lines = []
+    for row in rows:
+        for message in dict.fromkeys(row['failures'].values()):
+            seeds = ', '.join(str(seed) for seed, text in row['failures'].items() if text == message)
+            lines.append(f'{row["preset"]}, seed {seeds}: {message}')
+    return lines
+
+
+def main() -> None:
+    """The command."""
+    presets, seeds = choose(flags.FLAGS.presets), flags.FLAGS.seeds
+    if seeds < 1:
+        raise BadInput('--seeds', seeds, 'must be at least 1')
+    run(config_from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)
+
+
+if __name__ == '__main__':
+    cli.define_flags()
+    flags.DEFINE_string('presets', 'all', 'Names of files in configs/algorithms, separated by commas, or all.')
+    flags.DEFINE_integer('seeds', 3, 'Runs of each preset, with seeds from 0.', lower_bound=1)
+    cli.run(main)
