@@ -72,7 +72,7 @@ CASES = {
         'arithmetic:dapo',
         (
             *('--config.collection.max_draws=3', '--config.collection.max_staleness=2'),
-            *('--config.algorithm.correction=truncated', '--config.rollout.cache_gib=0.00005'),
+            *('--config.algorithm.correction=truncated', '--config.rollout.cache_gib=0.0002'),
         ),
         fast=True,
     ),
@@ -244,7 +244,8 @@ def big(text):
 
 def plain_text(text):
     """A program's text without places in the source, its functions numbered in the order in which they come."""
-    text = re.sub(r' loc\(.*\)$|^#loc.*\n', '', text, flags=re.MULTILINE)
+    text = re.sub(r'^#loc.*\n', '', text, flags=re.MULTILINE)
+    text = re.sub(r' loc\((?:[^()"]|"[^"]*"|\((?:[^()"]|"[^"]*")*\))*\)', '', text)
     text = re.sub(r'^module @\S+', 'module', text, flags=re.MULTILINE)
     numbers: dict[str, str] = {}
     return re.sub(r'@[\w.$"-]+', lambda match: numbers.setdefault(match[0], f'@{len(numbers)}'), text)

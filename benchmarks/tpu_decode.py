@@ -2,7 +2,7 @@
 
 python -m benchmarks.tpu_decode [--topology=v5e:2x2] [--model=0.5B] [--json=FILE]
 
-Needs libtpu (see grpo_jax.tools.preflight.topology). Prefill, decoding of a fresh batch (8 rows share a prompt) and of a
+Needs libtpu (see tools/preflight/topology.py). Prefill, decoding of a fresh batch (8 rows share a prompt) and of a
 shrunken one (each row has its own) are compiled, once with all columns in one chunk and once growing. Bounds: temporary
 memory of 5 % of the cache, so nowhere a copy of it; bytes of a decode step of 1.1 x (weights + live cache); within the
 loop no collective over the axes of rows. Exit status 1 when one does not hold.

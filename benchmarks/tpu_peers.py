@@ -3,7 +3,7 @@
 python -m benchmarks.tpu_peers --tunix=PYTHON --maxtext=PYTHON [--model=0.5B] [--topology=v5e:2x2] [--only=update]
 
 The one PYTHON has google-tunix 0.1.7 and runs tunix_child.py, the other maxtext 0.2.5 and runs maxtext_child.py; both
-have jax[tpu], and either may be left out. The reader of grpo_jax.tools.preflight reads all texts. An update is 64 rows of 256
+have jax[tpu], and either may be left out. The reader of preflight reads all texts. An update is 64 rows of 256
 + 1,024 tokens over fsdp, full vocabulary, float32 master weights and AdamW, bfloat16 computation; MaxText's is that of
 training on text, with a loss over all 1,280. Its figures are those of all its microbatches, a decode program's those of
 a step, per chip. The fewest microbatches that fit are found by compiling one, two, four and so on. --keep=FOLDER keeps

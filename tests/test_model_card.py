@@ -11,7 +11,6 @@ import yaml
 from grpo_jax.configs import arithmetic, gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import hub
-from grpo_jax.run import model_card
 from grpo_jax.tools import export
 
 COMMIT = 'c' * 40
@@ -47,7 +46,7 @@ def write(path, value):
 
 def card(workdir, tmp_path, step=10, name='me/mine', adapter=False):
     """(the YAML at the head, the text) of the card."""
-    model_card.write_card(str(tmp_path), str(workdir), step, name, adapter)
+    export.write_card(str(tmp_path), str(workdir), step, name, adapter)
     text = (tmp_path / 'README.md').read_text(encoding='utf8')
     _, head, body = text.split('---\n', 2)
     return yaml.safe_load(head), body

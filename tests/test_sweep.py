@@ -15,7 +15,7 @@ import pytest
 
 from grpo_jax import algorithms, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run import config_file, sources
+from grpo_jax.run import config_file
 from grpo_jax.tools import sweep
 from tests import small_model, tiny_run
 
@@ -263,10 +263,10 @@ def test_what_cannot_be_compared_is_refused():
 
 def test_sources_tell_functions_apart_and_name_those_of_the_package():
     variant = algorithms.make(get_config().algorithm)
-    text = sources.source_text(variant)
+    text = sweep.source_text(variant)
     assert 'surrogate = clip () ' in text and "('clip_high', 0.2)" in text
-    assert 'return -0.5 * advantages * ratio' in sources.source_text(variant._replace(surrogate=half))
-    assert sources.source_text(functools.partial(half, 3)) != sources.source_text(functools.partial(half, 4))
+    assert 'return -0.5 * advantages * ratio' in sweep.source_text(variant._replace(surrogate=half))
+    assert sweep.source_text(functools.partial(half, 3)) != sweep.source_text(functools.partial(half, 4))
 
 
 def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(tmp_path):

@@ -2,10 +2,14 @@
 
 Examples:
     python -m grpo_jax export --workdir=runs/arithmetic --out=runs/exported --dtype=bfloat16
-    python -m grpo_jax export --workdir=runs/arithmetic --out=runs/exported --push=ORG/NAME
-"""
+    python -m grpo_jax export --workdir=runs/arithmetic --out=runs/exported --push=ORG/NAME"""
 
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import json
 import os
+import re
+from typing import Any
 
 from absl import flags
 import jax
@@ -14,13 +18,18 @@ import numpy as np
 
 from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import hub, processes
+from grpo_jax.hosts import files, hub, json_file, processes
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.models import hf, lora, peft
-from grpo_jax.run import checkpoint, cli, model_card
+from grpo_jax.run import checkpoint, cli, config_file, environment, steering
 from grpo_jax.text import escape
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
+FILE = 'README.md'
+HUB_NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')
+FIGURES = re.compile(r'greedy|pass@\d+|maj@\d+|reward|length|truncated|unparsed')  # columns of the curve
+MOST_ROWS = 20  # of the curve
+UNMENTIONED = ('checkpoint', 'diagnose', 'log')  # sections of a config that change nothing of what is learned
 
 
 def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: bool = False, push: str = '') -> None:
@@ -41,7 +50,7 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
         raise BadInput('--adapter', True, f'{reason}; export without it')
     if adapter:
         peft.check_family('--adapter', True, experiment.model_config)
-        if push and not model_card.base_model(experiment.config.to_dict()):
+        if push and not base_model(experiment.config.to_dict()):
             raise BadInput(
                 '--push',
                 push,
@@ -60,7 +69,7 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
             params = jax.device_get({**policy, 'layers': lora.merge(policy['layers'])})
             hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
         name = push or os.path.basename(os.path.abspath(out))
-        model_card.write_card(temporary, workdir, step, name, adapter)
+        write_card(temporary, workdir, step, name, adapter)
     if push:
         hub.upload('--push', push, out, f'{os.path.basename(os.path.abspath(workdir))}, step {step}')
 
@@ -71,6 +80,181 @@ def check_whole(out: str, workdir: str, steps: int) -> None:
     if os.path.exists(out) and done < steps:
         remedy = f'{out} is the policy of {done}, with which others began; use that, or another --workdir'
         raise BadInput('steps', steps, remedy)
+
+
+def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = False) -> None:
+    """Writes the card of a workdir's policy at a step into the folder, under that name of a model.
+
+    adapter: the folder has adapters alone, for peft. Of paths on this machine it has the last part alone. Files of the
+    run that are absent or damaged are left out.
+    """
+    config = _object(_read(workdir, 'config.json'))
+    origins = _read(workdir, 'data.json')
+    origins = [_object(origin) for origin in origins] if isinstance(origins, list) else []
+    # supervised training has no evaluations, and a run has one before its first step
+    rows = [row for row in _rows(workdir) if row.get('step', 0) <= step]
+    with files.atomic_write(os.path.join(folder, FILE)) as file:
+        for section in (
+            _front_matter(config, origins, bool(rows), adapter),
+            _introduction(config, step, name, bool(rows), adapter),
+            _usage(config, name, adapter),
+            _data(config, origins),
+            _curve(rows),
+            _evaluation(_object(_read(workdir, 'evaluation.json'))),
+            _settings(config),
+            _provenance(workdir),
+        ):
+            file.writelines(f'{line}\n' for line in section)
+
+
+def _read(workdir, name) -> Any:
+    with contextlib.suppress(BadInput):
+        return json_file.read(os.path.join(workdir, name))
+    return None
+
+
+def _rows(workdir) -> Iterator[dict[str, Any]]:
+    """The rows of evaluations.jsonl; a run that was killed may leave half a one."""
+    with contextlib.suppress(OSError), open(os.path.join(workdir, 'evaluations.jsonl'), encoding='utf8') as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                yield _object(json.loads(line))
+
+
+def _object(value) -> dict[str, Any]:
+    """The value where it has named fields, else {}."""
+    return value if isinstance(value, dict) else {}
+
+
+def _front_matter(config, origins, rewarded, adapter) -> Iterator[str]:
+    """The YAML that the hub reads; each value is JSON, which YAML contains. rewarded: not by supervised training."""
+    base, datasets = base_model(config), dict.fromkeys(o.get('path') for o in origins if o.get('commit'))
+    yield '---'
+    if base:
+        yield f'base_model: {json.dumps(base)}'
+    yield f'library_name: "{"peft" if adapter else "transformers"}"'
+    yield 'pipeline_tag: "text-generation"'
+    yield f'tags: {json.dumps([*["grpo", "reinforcement-learning"] * rewarded, "grpo_jax"])}'
+    if datasets:
+        yield f'datasets: {json.dumps(list(datasets))}'
+    yield '---'
+
+
+def base_model(config: Mapping[str, Any]) -> str:
+    """The hub's name of the model that a run's config begins with; '' for random weights and for a folder."""
+    model = _object(config.get('model'))
+    path = str(model.get('path', ''))
+    local = model.get('random_init') or path.startswith('configs/') or os.path.isdir(path)
+    return path if not local and HUB_NAME.fullmatch(path) else ''
+
+
+def _introduction(config, step, name, rewarded, adapter) -> Iterator[str]:
+    base = base_model(config)
+    random = _object(config.get('model')).get('random_init')
+    begun = 'random weights' if random else f'[{base}]({hub.page(base)})' if base else 'a model of a folder'
+    yield from ('', f'# {escape(name)}', '')
+    kind = 'reinforcement learning' if rewarded else 'supervised training'
+    part = 'adapters' if adapter else 'weights'
+    yield f'A language model trained with grpo_jax by {kind}, from {begun}: the {part} of step {step}.'
+
+
+def _usage(config, name, adapter) -> Iterator[str]:
+    """How to load it: adapters onto the model that training began with, whose tokenizer it is."""
+    whole = name
+    yield from ('', '```python')
+    if adapter:
+        whole = base_model(config) or _without_folders(str(_object(config.get('model')).get('path')))
+        yield 'from peft import PeftModel'
+    yield from ('from transformers import AutoModelForCausalLM, AutoTokenizer', '')
+    yield f'model = AutoModelForCausalLM.from_pretrained({whole!r})'
+    if adapter:
+        yield f'model = PeftModel.from_pretrained(model, {name!r})'
+    yield f'tokenizer = AutoTokenizer.from_pretrained({whole!r})'
+    yield '```'
+
+
+def _data(config, origins) -> Iterator[str]:
+    data = _object(config.get('data'))
+    yield from ('', '## Data', '')
+    yield f'- data set {_code(data.get("name"))}, prompts of the form {_code(data.get("template"))}'
+    for origin in origins:
+        parts = ', '.join(f'{key} {_code(value)}' for key, value in origin.items() if value)
+        if parts:
+            yield f'- {parts}'
+
+
+def _curve(rows) -> Iterator[str]:
+    names = [name for name in dict.fromkeys(key for row in rows for key in row) if FIGURES.fullmatch(name)]
+    if not names:
+        return
+    kept = rows if len(rows) <= MOST_ROWS else [*rows[:: -(-len(rows) // (MOST_ROWS - 1))], rows[-1]]
+    yield from ('', '## Curve', '', 'Evaluations on the test split during training:', '')
+    yield from _table(['step', *names], [[row.get('step'), *(row.get(name) for name in names)] for row in kept])
+
+
+def _evaluation(content) -> Iterator[str]:
+    figures = {name: _object(value) for name, value in _object(content.get('figures')).items()}
+    if not figures:
+        return
+    evaluated = _object(content.get('model')).get('step')
+    yield from ('', '## Evaluation', '')
+    yield (
+        f'{_code(content.get("prompts"))} prompts of the split {_code(content.get("split"))}, '
+        f'{_code(content.get("samples"))} samples a prompt, step {_code(evaluated)}; intervals of 95 %:'
+    )
+    yield ''
+    keys = ('mean', 'low', 'high')
+    yield from _table(['figure', *keys], [[name, *(value.get(key) for key in keys)] for name, value in figures.items()])
+
+
+def _settings(config) -> Iterator[str]:
+    defaults = config_file.read_config(os.path.join(config_file.CONFIGS, 'default.py')).to_dict()
+    # as JSON has them, so that a tuple is no change
+    changes = steering.differences(json.loads(json.dumps(defaults)), config)
+    changes = [change for change in changes if change.key.split('.')[0] not in UNMENTIONED]
+    yield from ('', '## Settings', '', 'What differs from the defaults of grpo_jax:', '')
+    yield from _table(['key', 'value'], [[change.key, change.new] for change in changes])
+
+
+def _provenance(workdir) -> Iterator[str]:
+    entries = _read(workdir, environment.FILE)
+    entry = _object(entries[-1]) if isinstance(entries, list) and entries else {}
+    programs = _object(_read(workdir, 'programs.json'))
+    yield from ('', '## Versions', '')
+    yield f'- grpo_jax {_code(environment.code_name(_object(entry.get("code"))))}, Python {_code(entry.get("python"))}'
+    yield from (f'- {name} {_code(value)}' for name, value in _object(entry.get('packages')).items())
+    devices = _object(entry.get('devices'))
+    yield f'- {_code(devices.get("count"))} devices {_code(devices.get("kind"))}'
+    if programs:
+        yield from ('', 'Hashes of the compiled programs:', '')
+        yield from (f'- {name} {_code(value)}' for name, value in programs.items())
+
+
+def _table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    names = list(names)
+    yield f'| {" | ".join(names)} |'
+    yield '|---' * len(names) + '|'
+    yield from (f'| {" | ".join(map(_code, row))} |' for row in rows)
+
+
+def _code(value):
+    """A value as Markdown shows it and does not obey it; numbers to four digits."""
+    if value is None:
+        return ''
+    if isinstance(value, float):
+        return f'{value:.4g}'
+    value = _without_folders(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f'`{escape(text).replace("`", chr(39)).replace("|", chr(92) + "|")}`' if text else ''
+
+
+def _without_folders(value):
+    """The value with the last part alone of each path that begins at the root or at a person's home."""
+    if isinstance(value, str):
+        return os.path.basename(os.path.normpath(value)) if re.match(r'[/~\\]|[A-Za-z]:\\', value) else value
+    if isinstance(value, dict):
+        return {key: _without_folders(inner) for key, inner in value.items()}
+    return [_without_folders(inner) for inner in value] if isinstance(value, list) else value
 
 
 def main() -> None:

@@ -4,17 +4,17 @@ What is finished is not run again. --config.KEY=VALUE holds for every preset.
 
 Examples:
     python -m grpo_jax sweep --config=arithmetic --workdir=runs/sweep
-    python -m grpo_jax sweep --config=countdown --presets=grpo,dapo,rloo --seeds=5 --workdir=runs/countdown
-"""
+    python -m grpo_jax sweep --config=countdown --presets=grpo,dapo,rloo --seeds=5 --workdir=runs/countdown"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import csv
 import functools
+import inspect
 import math
 import os
 import shutil
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 import jax
@@ -22,14 +22,14 @@ from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 import numpy as np
 
-from grpo_jax import PACKAGE, data, supervised, train
+from grpo_jax import PACKAGE, data, statistics, supervised, train
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput, InUse
+from grpo_jax.hosts import json_file
 from grpo_jax.hosts.files import atomic_folder, writing
-from grpo_jax.run import cli, metrics, sources, tables
-from grpo_jax.run.comparison import Rows
-from grpo_jax.run.comparison import compare as compare
+from grpo_jax.run import cli, metrics, tables
 from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
+from grpo_jax.run.figures import LEVEL
 from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.workdir import owning
 from grpo_jax.text import escape
@@ -49,6 +49,9 @@ COLUMNS = {
     'seconds': ('seconds a step', 2),
 }
 ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
+# of a sweep's table: (mean, min, max) by column; preset, mark, status, failures, curves, and `runs`, numbers by seed
+Rows = list[dict[str, Any]]
+FILE = 'sources.json'  # of a sweep's workdir
 
 
 @owning
@@ -78,7 +81,7 @@ def run(
     configs = {(name, seed): _seeded(make(), seed) for seed in range(seeds) for name, make in made.items()}
     section = data.DataOptions.from_config(next(iter(configs.values())).data)
     origins = data.locate(section, recorded_origins(workdir)).origins  # of every run, whatever the hub has next week
-    sources.record_sources(workdir, variants, functions)
+    record_sources(workdir, variants, functions)
     record_origins(workdir, origins)
     cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir, origins, functions))
     elsewhere = {
@@ -347,6 +350,80 @@ def _failure_lines(rows):
             seeds = ', '.join(str(seed) for seed, text in row['failures'].items() if text == message)
             lines.append(f'{row["preset"]}, seed {seeds}: {message}')
     return lines
+
+
+class Comparison(NamedTuple):
+    """How much higher a number is with one preset than with another, over seeds that both have."""
+
+    name: str
+    preset: str
+    other: str
+    seeds: int
+    mean: float  # of the differences by seed
+    low: float  # of the interval of that mean
+    high: float
+
+    def __str__(self) -> str:
+        verdict = 'no difference that these seeds could show'
+        if self.low > 0 or self.high < 0:
+            verdict = f'{self.preset} is {"higher" if self.mean > 0 else "lower"}'
+        return (
+            f'{self.name}, {self.preset} - {self.other}: {self.mean:+.3f}, {LEVEL:.0%} interval {self.low:+.3f} to '
+            f'{self.high:+.3f} ({self.seeds} seeds): {verdict}'
+        )
+
+
+def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> Comparison:
+    """The Comparison of two presets by a column of the table, seed by seed; Student's interval of the mean difference.
+
+    The seeds of both share prompts and cold start, so that differences are steadier than the numbers. BadInput for a
+    preset that is not in the rows, and with fewer than two seeds that both have finished.
+    """
+    runs = {row['preset']: row['runs'] for row in rows}
+    for wanted in (preset, other):
+        if wanted not in runs:
+            raise BadInput('preset', wanted, f'is not in this sweep; choose of {", ".join(runs)}')
+    pairs = [(runs[preset][seed][name], runs[other][seed][name]) for seed in runs[preset] if seed in runs[other]]
+    differences = np.array([a - b for a, b in pairs if not math.isnan(a - b)])
+    if len(differences) < 2:
+        raise BadInput('seeds', len(differences), f'of both have {name}; an interval needs at least 2')
+    low, high = statistics.mean_interval(differences, level=LEVEL)
+    return Comparison(name, preset, other, len(differences), float(differences.mean()), low, high)
+
+
+def record_sources(workdir: str, variants: Mapping[str, Algorithm], functions: Mapping[str, Callable]) -> None:
+    """Writes down the sources of what a notebook has written; BadInput where a run has another.
+
+    What is finished is not run again, and a config does not say what these do.
+    """
+    path = os.path.join(workdir, FILE)
+    recorded = json_file.read_object(path) if os.path.exists(path) else {}
+    sources = {name: source_text(variant) for name, variant in variants.items()}
+    sources |= {f'reward {name}': source_text(function) for name, function in functions.items()}
+    for name, text in sources.items():
+        place = workdir if name.startswith('reward ') else os.path.join(workdir, name)
+        if os.path.isdir(place) and recorded.get(name, text) != text:
+            raise BadInput(name, 'changed', f'was run here with other code; rename it, or delete {place}')
+    if sources:
+        os.makedirs(workdir, exist_ok=True)
+        json_file.write(path, recorded | sources)
+
+
+def source_text(value: Any) -> str:
+    """What a function, an Algorithm or a partial function does, as text: the source of what is not of this package."""
+    if isinstance(value, Algorithm):
+        return '\n'.join(f'{name} = {source_text(part)}' for name, part in value._asdict().items())
+    if isinstance(value, tuple):
+        return ', '.join(map(source_text, value))
+    if isinstance(value, functools.partial):
+        return f'{source_text(value.func)} {value.args} {sorted(value.keywords.items())}'
+    if not callable(value):
+        return repr(value)
+    own = str(getattr(value, '__module__', '')).startswith('grpo_jax.')
+    try:
+        return value.__qualname__ if own else inspect.getsource(value)
+    except (OSError, TypeError, AttributeError):  # it was not written in a file or a cell
+        return type(value).__name__
 
 
 def main() -> None:
