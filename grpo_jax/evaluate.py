@@ -15,13 +15,9 @@ from absl import flags
 import jax
 import numpy as np
 
-from grpo_jax import activity, data, rewards
+from grpo_jax import data, rewards
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import files, json_file, processes
-from grpo_jax.run import adapters, checkpoint, cli, metrics, recorded, tables
-from grpo_jax.run.console import console
-from grpo_jax.run.experiment import Experiment, open_experiment
-from grpo_jax.run.figures import (
+from grpo_jax.figures import (
     LEVEL,
     RESAMPLES,
     Completions,
@@ -31,10 +27,14 @@ from grpo_jax.run.figures import (
     summarize,
     summarize_by_subject,
 )
+from grpo_jax.hosts import files, json_file, processes
+from grpo_jax.run import checkpoint, cli, metrics, recorded
+from grpo_jax.run.console import console, make_table, show_tables
+from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.sampler import programs
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
-from grpo_jax.text import columns, cut
+from grpo_jax.text import columns, cut, during
 from grpo_jax.types import Rollout
 
 FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may take however small a step is
@@ -134,7 +134,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     size, group = evaluator.shapes.prompts, evaluator.shapes.group_size
     key = jax.random.fold_in(experiment.key, NOISE)
     greedy, sampled = Completions([], [], []), Completions([], [], [])
-    with activity.during('evaluating', len(dataset.examples)) as evaluating:
+    with during('evaluating', len(dataset.examples)) as evaluating:
         for indices, rollout in rollouts(experiment, dataset, size, functools.partial(evaluator.sample, params), key):
             every = metrics.decode_completions(experiment.tokenizer, rollout)
             for values, greedy_values, sampled_values in zip(every, greedy, sampled, strict=True):
@@ -208,10 +208,10 @@ def print_report(content: dict[str, Any]) -> None:
     """Prints the figures with their intervals, strict beside lenient, and the tables by subject."""
     every, samples, interval = content['figures'], content['samples'], f'{LEVEL:.0%} interval'
     strict = {name.removeprefix('strict/'): value for name, value in every.items() if name.startswith('strict/')}
-    tables.show(
+    show_tables(
         f'{content["prompts"]} {content["split"]} prompts, {samples} samples at temperature '
         f'{content["sampling"]["temperature"]}, verifier {content["verifier"] or "none"}',
-        tables.make_table(
+        make_table(
             ['', 'mean', interval, *(['strict', interval] if strict else [])],
             [
                 [name, *_cells(every, name), *(_cells(strict, name) if strict else ())]
@@ -231,7 +231,7 @@ def print_report(content: dict[str, Any]) -> None:
             [value, str(group['prompts']), *(' '.join(_cells(group['figures'], name, digits=2)) for name in names)]
             for value, group in groups.items()
         ]
-        tables.show(tables.make_table([field, 'prompts', *names], rows, title=f'by {field}'))
+        show_tables(make_table([field, 'prompts', *names], rows, title=f'by {field}'))
 
 
 def _cells(summary, name, digits=3):
@@ -259,7 +259,7 @@ def load_policy(experiment: Experiment) -> Any:
 def load_policy_and_step(experiment: Experiment) -> tuple[Any, int]:
     """As load_policy, and the checkpoint's step."""
     trained, step = checkpoint.read_params(experiment.workdir, experiment.abstract_trained())
-    return adapters.with_frozen(experiment, trained, checkpoint.path_of(experiment.workdir, step)), step
+    return checkpoint.with_frozen(experiment, trained, checkpoint.path_of(experiment.workdir, step)), step
 
 
 class Policy(NamedTuple):

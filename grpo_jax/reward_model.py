@@ -25,7 +25,7 @@ from grpo_jax.models import heads, hf
 from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.rewards import process
 from grpo_jax.rewards.model import TEXTS_FILE, encode_completion
-from grpo_jax.run import cli, demonstrations, tables
+from grpo_jax.run import cli, console, demonstrations
 from grpo_jax.run.experiment import Experiment, open_experiment
 from grpo_jax.run.workdir import owning
 from grpo_jax.sharding import batches, specs
@@ -261,7 +261,7 @@ def print_results(results: dict[str, Any]) -> None:
             low, high = (results.get(f'{name}_{end}') for end in ('low', 'high'))
             interval = '' if low is None else f' ({low:.3f} to {high:.3f})'
             rows.append([name, f'{value:.3f}{interval}' if isinstance(value, float) else str(value)])
-    tables.show(tables.make_table(['', ''], rows, title='held-out labels'))
+    console.show_tables(console.make_table(['', ''], rows, title='held-out labels'))
 
 
 def save_folder(experiment: Experiment, params: Any) -> None:

@@ -14,20 +14,15 @@ from typing import Any, NamedTuple
 from absl import flags
 import jax
 
-from grpo_jax import activity, data, evaluate, rewards
+from grpo_jax import data, evaluate, rewards
 from grpo_jax.errors import BadInput
+from grpo_jax.figures import compute_sampled_figures, read_rewards, recorded_rewards, summarize, summarize_by_subject
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.run import cli, digest, dumps, metrics, steering
 from grpo_jax.run.collect import Draw
 from grpo_jax.run.experiment import Experiment, recorded_config
-from grpo_jax.run.figures import (
-    compute_sampled_figures,
-    read_rewards,
-    recorded_rewards,
-    summarize,
-    summarize_by_subject,
-)
 from grpo_jax.run.origins import digest_of
+from grpo_jax.text import during
 
 FILE = 'sampling.json'  # whose samples a folder holds: policy, prompts, config
 PLACES = ('model.workdir', 'model.path', 'model.adapters', 'config.model.lora.path')  # of what digests tell apart
@@ -119,7 +114,7 @@ def sample_shards(experiment: Experiment, dataset: data.Dataset, params: Any, to
     sampler = experiment.sampler(shapes, greedy=request.samples if request.greedy else 0)
     sample = functools.partial(sampler, params)
     done = count - sum(len(shards[shard]) for shard in missing)
-    with activity.during('sampling', count, done, lines=True) as sampling:
+    with during('sampling', count, done, lines=True) as sampling:
         for shard in missing:
             rows = shard_rows(experiment, data.pick(dataset, shards[shard]), shapes.prompts, sample)
             if processes.is_first():

@@ -20,7 +20,7 @@ from grpo_jax.hosts import json_file
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.models.lora import OFF, LoraOptions, turn_off
-from grpo_jax.run import adapters, checkpoint, cli, demonstrations
+from grpo_jax.run import checkpoint, cli, demonstrations
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop, on_devices
 from grpo_jax.run.steering import Steering
@@ -44,12 +44,12 @@ def cold_start(experiment: Experiment, functions: Mapping | None = None, watch: 
     """
     if not experiment.settings.supervised.updates:
         return experiment.params()
-    workdir = os.path.join(experiment.workdir, adapters.COLD_START)
+    workdir = os.path.join(experiment.workdir, checkpoint.COLD_START)
     state = run(
         experiment.config, workdir, experiment.settings.data.origins, functions, experiment.steered,
         experiment.datasets, watch
     )  # fmt: skip
-    return adapters.adapt(experiment, state.params) if experiment.settings.model.random_init else state.params
+    return checkpoint.adapt(experiment, state.params) if experiment.settings.model.random_init else state.params
 
 
 @owning

@@ -24,12 +24,11 @@ from grpo_jax.learner.experience import make_experience
 from grpo_jax.learner.programs import check_sizes
 from grpo_jax.rewards import gold
 from grpo_jax.run import (
-    bad_batch,
     branch,
     checkpoint,
     cli,
     collect,
-    curves,
+    console,
     decoded,
     dumps,
     meters,
@@ -120,12 +119,12 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 loop.writer.rollouts(step, dumps.rollout_rows(draw, rewarded, experience, experiment.tokenizer))
             loop.log(step, row, speeds.step_speed(experiment, algorithm, collector, draw.rollout, loop.seconds))
             if row['finite'] < 1:
-                with loop.writer.optional(step, bad_batch.FOLDER):
-                    bad_batch.dump(workdir, step, experience)
+                with loop.writer.optional(step, checkpoint.BAD):
+                    checkpoint.dump_bad_batch(workdir, step, experience)
             loop.finish(step, state, row)
 
         loop.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
-    curves.print_outcome(workdir)
+    console.print_outcome(workdir)
     return state
 
 

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import activity, algorithms, evaluate
+from grpo_jax import algorithms, evaluate, text
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import console, progress
+from grpo_jax.run import console
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
-from grpo_jax.text import columns, cut
+from grpo_jax.text import columns, cut, during
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -66,15 +66,15 @@ class Screen(io.StringIO):
 def screen(monkeypatch):
     clock = Clock()
     screen = Screen(clock)
-    for module in (console, activity):
+    for module in (console, text):
         monkeypatch.setattr(module, 'time', clock)
-    monkeypatch.setattr(activity, 'observers', [screen.console])
+    monkeypatch.setattr(text, 'observers', [screen.console])
     monkeypatch.setattr(console, 'sys', types.SimpleNamespace(stderr=screen, stdout=sys.stdout))
     return screen
 
 
 def test_what_lasts_is_named_and_then_heard_of_every_eight_seconds(screen):
-    with activity.during('compiling the update') as compiling:
+    with during('compiling the update') as compiling:
         screen.clock.now = 0.5
         screen.console.tick()
         assert screen.texts == []
@@ -90,10 +90,10 @@ def test_what_lasts_is_named_and_then_heard_of_every_eight_seconds(screen):
 
 
 def test_what_is_over_at_once_leaves_no_line(screen):
-    with activity.during('reading the data'):
+    with during('reading the data'):
         screen.clock.now = 0.9
         screen.console.tick()
-    with activity.during('compiling the update') as compiling:
+    with during('compiling the update') as compiling:
         screen.clock.now += 0.05
         compiling.result = 'compiled the update'
     screen.wait(20)
@@ -101,8 +101,8 @@ def test_what_is_over_at_once_leaves_no_line(screen):
 
 
 def test_of_what_is_being_done_at_once_the_innermost_is_named(screen):
-    with activity.during('train', 60):
-        with activity.during('evaluating', 256) as evaluating:
+    with during('train', 60):
+        with during('evaluating', 256) as evaluating:
             evaluating.done = 64
             screen.wait(2)
         screen.wait(2)
@@ -111,11 +111,11 @@ def test_of_what_is_being_done_at_once_the_innermost_is_named(screen):
 
 
 def test_no_silence_is_longer_than_ten_seconds_whatever_happens(screen):
-    with activity.during('train', 5) as train:
+    with during('train', 5) as train:
         for step in range(5):
             train.enter('sample')
             screen.wait(7 * step)
-            with activity.during('evaluating'):
+            with during('evaluating'):
                 screen.wait(3 * step)
             train.advance(step + 1, 'reward 0.5')
         screen.wait(30)
@@ -124,7 +124,7 @@ def test_no_silence_is_longer_than_ten_seconds_whatever_happens(screen):
 
 
 def test_a_run_of_many_steps_prints_ten_lines_and_where_it_stands(screen):
-    with activity.during('train', 60, 12) as train:
+    with during('train', 60, 12) as train:
         for step in range(12, 60):
             screen.clock.now += 0.5
             train.advance(step + 1, f'reward {step / 100:.2f}')
@@ -136,7 +136,7 @@ def test_a_run_of_many_steps_prints_ten_lines_and_where_it_stands(screen):
 
 
 def test_the_stage_of_a_long_step_is_shown(screen):
-    with activity.during('train', 60) as train:
+    with during('train', 60) as train:
         train.advance(1, 'reward 0.50')
         train.enter('sample')
         train.stage = 'sample, 12 of about 90 tokens'
@@ -147,7 +147,7 @@ def test_the_stage_of_a_long_step_is_shown(screen):
 
 def test_other_processes_than_the_first_are_silent(screen, monkeypatch):
     monkeypatch.setattr(processes, 'speaks', lambda: False)
-    with activity.during('train', 60) as train:
+    with during('train', 60) as train:
         screen.wait(20)
         train.advance(6, '')
         train.result = 'train'
@@ -161,7 +161,7 @@ def test_times_are_written_in_words():
 
 
 def test_a_step_of_training_has_a_line_and_the_end_repeats_none(screen):
-    with activity.during('train', 60, 12, lines=True) as train:
+    with during('train', 60, 12, lines=True) as train:
         for step in range(12, 60):
             screen.clock.now += 0.5
             train.advance(step + 1, f'reward {step / 100:.2f}')
@@ -207,7 +207,7 @@ ROW = {
 
 
 def test_the_line_of_a_step_has_dead_groups_and_the_rewards_parts():
-    assert progress.step_cells(ROW, {'sample': 0.5}) == [
+    assert console.step_cells(ROW, {'sample': 0.5}) == [
         'reward 0.535',
         'dead 3% right 6% wrong',
         'numeric 0.500',
@@ -216,19 +216,19 @@ def test_the_line_of_a_step_has_dead_groups_and_the_rewards_parts():
         'entropy 0.223',
         '8410 tokens/s',
     ]
-    assert progress.step_cells(ROW | {'finite': 0.0}, {})[0] == 'update skipped'
+    assert console.step_cells(ROW | {'finite': 0.0}, {})[0] == 'update skipped'
     without = {name: value for name, value in ROW.items() if 'groups_' not in name}
-    assert 'dead 9%' in progress.step_cells(without, {})  # nothing tells right from wrong
-    assert 'truncated 25%' in progress.step_cells(ROW | {'truncated': 0.25}, {})
-    assert 'truncated 0%' not in progress.step_cells(ROW | {'truncated': 0.004}, {})
+    assert 'dead 9%' in console.step_cells(without, {})  # nothing tells right from wrong
+    assert 'truncated 25%' in console.step_cells(ROW | {'truncated': 0.25}, {})
+    assert 'truncated 0%' not in console.step_cells(ROW | {'truncated': 0.004}, {})
 
 
 def test_the_line_of_a_step_does_not_say_the_same_twice_and_nothing_of_what_is_not_known():
     alone = {'reward': 0.5, 'reward/numeric': 0.5, 'dead_groups': 0.0, 'entropy': None}
-    assert progress.step_cells(alone, {}) == ['reward 0.500']
-    assert progress.step_cells(alone | {'reward': 1.0}, {}) == ['reward 1.000', 'numeric 0.500']  # its weight is 2
-    assert progress.step_cells({'reward': None}, {}) == []
-    assert progress.step_cells({'loss': 0.25, 'reward': 1.0}, {}, ('loss',)) == ['loss 0.250']
+    assert console.step_cells(alone, {}) == ['reward 0.500']
+    assert console.step_cells(alone | {'reward': 1.0}, {}) == ['reward 1.000', 'numeric 0.500']  # its weight is 2
+    assert console.step_cells({'reward': None}, {}) == []
+    assert console.step_cells({'loss': 0.25, 'reward': 1.0}, {}, ('loss',)) == ['loss 0.250']
 
 
 def rewarded(text, correct, reward=0.0):
@@ -267,9 +267,9 @@ def test_on_a_terminal_live_lines_come_and_go_and_results_stay(monkeypatch):
     terminal, shown = Terminal(), console.Console()
     monkeypatch.setenv('TERM', 'xterm')
     monkeypatch.setattr(sys, 'stderr', terminal)
-    monkeypatch.setattr(activity, 'observers', [shown])
+    monkeypatch.setattr(text, 'observers', [shown])
     stdout = sys.stdout
-    with activity.during('train', 60) as train:
+    with during('train', 60) as train:
         assert sys.stdout is stdout  # it is no terminal: what a program prints there goes there
         train.advance(6, 'reward 0.5')
         print('a line of a library', file=sys.stderr)
@@ -288,9 +288,9 @@ def test_the_line_of_a_step_fits_the_terminal(columns_there, monkeypatch):
     monkeypatch.setenv('TERM', 'xterm')
     monkeypatch.setenv('COLUMNS', str(columns_there))
     monkeypatch.setattr(sys, 'stderr', terminal)
-    monkeypatch.setattr(activity, 'observers', [shown])
-    with activity.during('train', 60, lines=True) as train:
-        train.advance(6, *progress.step_cells(ROW, {'sample': 0.5}))
+    monkeypatch.setattr(text, 'observers', [shown])
+    with during('train', 60, lines=True) as train:
+        train.advance(6, *console.step_cells(ROW, {'sample': 0.5}))
         assert shown.width == columns_there
     lines = [re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', line) for line in re.split('[\r\n]', terminal.getvalue())]
     (line,) = {line for line in lines if 'train: 6 of 60' in line}

@@ -12,7 +12,7 @@ import pytest
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.run import curves
+from grpo_jax.run import console
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def is_png(path):
 
 def test_the_picture_shows_the_rows(tmp_path, figures):
     evaluations = [{'step': 0, 'greedy': 0.25, 'pass@1': 0.5, 'reward': 9}, {'step': 2, 'greedy': 1.0, 'pass@1': 0.75}]
-    path = curves.draw_curve(write(tmp_path, rows([0.5, 1.0], [3, 5]), evaluations))
+    path = console.draw_curve(write(tmp_path, rows([0.5, 1.0], [3, 5]), evaluations))
     assert path == os.path.join(str(tmp_path), 'curve.png') and is_png(path)
     reward, held_out, length = lines_of(figures[0])
     assert reward == [([0, 1], [0.5, 1.0])] and length == [([0, 1], [3, 5])]
@@ -61,7 +61,7 @@ def test_the_picture_shows_the_rows(tmp_path, figures):
 
 
 def test_without_a_verifier_the_held_out_reward_is_shown(tmp_path, figures):
-    curves.draw_curve(write(tmp_path, rows([0.5], [3]), [{'step': 0, 'reward': -1.0}, {'step': 1, 'reward': 2.0}]))
+    console.draw_curve(write(tmp_path, rows([0.5], [3]), [{'step': 0, 'reward': -1.0}, {'step': 1, 'reward': 2.0}]))
     assert lines_of(figures[0])[1] == [([0, 1], [-1.0, 2.0])]
 
 
@@ -72,7 +72,7 @@ def test_numbers_that_are_missing_or_not_finite_are_gaps(tmp_path, figures):
         {'step': 1, 'length': 2},
         {'step': 2, 'reward': 1, 'length': 3},
     ]
-    curves.draw_curve(write(tmp_path, written, [{'step': 0, 'greedy': math.nan}, {'step': 3, 'greedy': 0.5}]))
+    console.draw_curve(write(tmp_path, written, [{'step': 0, 'greedy': math.nan}, {'step': 3, 'greedy': 0.5}]))
     reward, held_out, _ = lines_of(figures[0])
     np.testing.assert_array_equal(reward[0][1], [math.nan, math.nan, 1.0])
     np.testing.assert_array_equal(held_out[0][1], [math.nan, 0.5])
@@ -81,43 +81,43 @@ def test_numbers_that_are_missing_or_not_finite_are_gaps(tmp_path, figures):
 
 @pytest.mark.parametrize('evaluations', [None, []], ids=['no file', 'no row'])
 def test_a_single_step_without_evaluations_is_drawn(tmp_path, figures, evaluations):
-    assert is_png(curves.draw_curve(write(tmp_path, rows([0.5], [3]), evaluations)))
+    assert is_png(console.draw_curve(write(tmp_path, rows([0.5], [3]), evaluations)))
     assert figures[0].axes[0].lines[0].get_marker() == 'o' and not figures[0].axes[1].lines
 
 
 def test_a_run_without_any_finite_number_is_drawn(tmp_path, capsys):
-    curves.print_outcome(write(tmp_path, rows([None] * 3, [None] * 3), []))
+    console.print_outcome(write(tmp_path, rows([None] * 3, [None] * 3), []))
     assert is_png(tmp_path / 'curve.png')
     assert capsys.readouterr().out.count('no finite number') == 2
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(BadInput, match='holds no metrics'):
-        curves.draw_curve(str(tmp_path))
+        console.draw_curve(str(tmp_path))
     assert not os.listdir(tmp_path)
 
 
 def test_text_goes_from_the_first_number_to_the_last():
     # eight heights between 0 and 1: 1/7 is in the second eighth, 6/7 in the seventh
-    assert curves.text_curve(np.arange(8) / 7) == '0 ▁▂▃▄▅▆▇█ 1'
-    assert curves.text_curve(np.array([2.0, 2.0])) == '2 ▁▁ 2'
-    assert curves.text_curve(np.array([math.nan, -1.0, math.inf, 3.0])) == '-1  ▁ █ 3'
-    assert curves.text_curve(np.array([])) == 'no finite number'
+    assert console.text_curve(np.arange(8) / 7) == '0 ▁▂▃▄▅▆▇█ 1'
+    assert console.text_curve(np.array([2.0, 2.0])) == '2 ▁▁ 2'
+    assert console.text_curve(np.array([math.nan, -1.0, math.inf, 3.0])) == '-1  ▁ █ 3'
+    assert console.text_curve(np.array([])) == 'no finite number'
 
 
 def test_long_runs_are_averaged_into_forty_blocks():
-    text = curves.text_curve(np.repeat([0.0, 1.0], 1000))
+    text = console.text_curve(np.repeat([0.0, 1.0], 1000))
     assert text == f'0 {"▁" * 20}{"█" * 20} 1'
 
 
 def test_a_terminal_without_blocks_gets_the_ends(monkeypatch):
     monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(io.BytesIO(), encoding='ascii'))
-    assert curves.text_curve(np.array([0.25, 1.0])) == '0.25 to 1'
+    assert console.text_curve(np.array([0.25, 1.0])) == '0.25 to 1'
 
 
 def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys):
     workdir = write(tmp_path, rows([0.0, 1.0], [3, 5]), [{'step': 0, 'greedy': 0.5}, {'step': 2, 'greedy': 0.75}])
-    curves.print_outcome(workdir)
+    console.print_outcome(workdir)
     lines = capsys.readouterr().out.splitlines()
     assert '│ greedy │  0.500 │  0.750 │ +0.250 │' in lines
     assert lines[-6:] == [
@@ -137,7 +137,7 @@ def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp
     names += ['greedy/reward', 'strict/greedy']
     for reward, shown in ((0.5, ['greedy', 'pass@1', 'pass@8', 'length', 'truncated']), (0.25, ['reward'])):
         figures = dict.fromkeys(names, 0.5) | {'reward': reward}
-        curves.print_outcome(write(folder, rows([0.0], [3]), [{'step': 0} | figures, {'step': 1} | figures]))
+        console.print_outcome(write(folder, rows([0.0], [3]), [{'step': 0} | figures, {'step': 1} | figures]))
         out = capsys.readouterr().out
         cells = [line.split('│')[1].strip() for line in out.splitlines() if line.startswith('│')]
         assert set(shown) <= set(cells) and len(cells) <= 6
@@ -147,5 +147,5 @@ def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp
 
 def test_only_the_first_process_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(processes, 'is_first', lambda: False)
-    curves.print_outcome(write(tmp_path, rows([0.5], [3])))
+    console.print_outcome(write(tmp_path, rows([0.5], [3])))
     assert not (tmp_path / 'curve.png').exists() and not capsys.readouterr().out

@@ -17,7 +17,7 @@ import pytest
 import tensorstore
 
 from grpo_jax.errors import BadInput
-from grpo_jax.run import checkpoint, digest, events, frugal
+from grpo_jax.run import checkpoint, digest, events
 from grpo_jax.types import TrainState
 
 
@@ -221,10 +221,10 @@ def test_an_earlier_orbax_is_left_alone(monkeypatch):
     orbax = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')
     monkeypatch.setattr(importlib.metadata, 'version', lambda _: '0.12.4')
     monkeypatch.setattr(orbax, 'ts', tensorstore)
-    frugal.apply()
+    checkpoint.spare_memory()
     assert orbax.ts is tensorstore
     monkeypatch.setattr(importlib.metadata, 'version', lambda _: '0.13.0rc1')
-    frugal.apply()
+    checkpoint.spare_memory()
     assert orbax.ts is not tensorstore
 
 
@@ -232,9 +232,9 @@ def test_a_spec_in_full_is_tensorstores():
     folder = {'driver': 'file', 'path': '/a/7/', 'file_io_locking': {'mode': 'non_atomic'}}
     whole = {'driver': 'ocdbt', 'base': folder, 'manifest': {'driver': 'file', 'path': '/a/7/m/'}, 'path': 'params'}
     for given in (folder, whole, {'driver': 'memory', 'path': 'x/'}, whole | {'config': {'manifest_kind': 'single'}}):
-        assert frugal._KvStoreSpec(given).to_json() == tensorstore.KvStore.Spec(given).to_json()
-        frugal._KvStoreSpec(given).to_json().clear()  # a copy: the next is whole
-        assert frugal._KvStoreSpec(given).to_json() == tensorstore.KvStore.Spec(given).to_json()
+        assert checkpoint._KvStoreSpec(given).to_json() == tensorstore.KvStore.Spec(given).to_json()
+        checkpoint._KvStoreSpec(given).to_json().clear()  # a copy: the next is whole
+        assert checkpoint._KvStoreSpec(given).to_json() == tensorstore.KvStore.Spec(given).to_json()
 
 
 @pytest.mark.parametrize('name', ['99', '7'])

@@ -13,9 +13,9 @@ import pytest
 from grpo_jax import evaluate, train
 from grpo_jax.configs import tinystories
 from grpo_jax.errors import BadInput
+from grpo_jax.figures import Completions, compute_figures, judge, summarize, summarize_by_subject
 from grpo_jax.rewards import numeric
 from grpo_jax.run.experiment import open_experiment
-from grpo_jax.run.figures import Completions, compute_figures, judge, summarize, summarize_by_subject
 from grpo_jax.sampler import programs
 from grpo_jax.statistics import share_interval
 from grpo_jax.types import Example

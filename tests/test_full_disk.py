@@ -21,7 +21,7 @@ from tensorboardX.proto import event_pb2
 from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput, CannotWrite
 from grpo_jax.hosts import files, lock
-from grpo_jax.run import board, curves, events, loop, metrics
+from grpo_jax.run import board, console, events, loop, metrics
 from grpo_jax.tools import iterate
 from tests import quick_compile, tiny_run
 
@@ -207,8 +207,8 @@ def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch, capsys)
     with metrics.open_writer(str(tmp_path), 0, 1, 'train') as writer:
         writer.step(0, {'reward': 0.0, 'length': 1.0}, {'sample': 1.0})
         writer.evaluation(0, {'greedy': 0.0})
-    monkeypatch.setattr(curves, 'draw_curve', _full)
-    curves.print_outcome(str(tmp_path))
+    monkeypatch.setattr(console, 'draw_curve', _full)
+    console.print_outcome(str(tmp_path))
     assert 'curve: not drawn, No space left on device' in capsys.readouterr().out
 
 

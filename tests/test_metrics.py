@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import train
+from grpo_jax import figures, train
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import collect, figures, metrics, tables
+from grpo_jax.run import collect, console, metrics
 from grpo_jax.sharding import chips
 from tests import doc_examples, small_model, tiny_run
 
@@ -49,7 +49,9 @@ def test_an_exception_closes_the_files_with_all_rows_written(tmp_path):
 
 
 def test_a_table_in_a_pipe_is_wide_enough_for_its_cells(capsys):
-    tables.show('words', tables.make_table(['name', 'mean'], [['reward', '0.500'], ['x' * 90, '']], title='title'))
+    console.show_tables(
+        'words', console.make_table(['name', 'mean'], [['reward', '0.500'], ['x' * 90, '']], title='title')
+    )
     printed = capsys.readouterr().out
     assert 'words' in printed and '0.500' in printed and 'x' * 90 in printed
 

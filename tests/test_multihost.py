@@ -20,7 +20,7 @@ from grpo_jax import evaluate
 from grpo_jax.errors import BadInput, CannotWrite, InUse, Stopped
 from grpo_jax.hosts import lock, processes
 from grpo_jax.models import families
-from grpo_jax.run import watch
+from grpo_jax.run import signals
 from tests import family_model, quick_compile, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -309,7 +309,7 @@ HANG = (
 
 def test_a_step_that_hangs_ends_the_process_with_all_stacks():
     done = subprocess.run([sys.executable, '-c', HANG], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == watch.HUNG
+    assert done.returncode == signals.HUNG
     assert 'error: step 7 has taken more than log.hang_after = 0.2 s' in done.stderr
     assert 'File "<string>", line 4' in done.stderr
 

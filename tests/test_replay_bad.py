@@ -8,7 +8,7 @@ import pytest
 
 from grpo_jax import algorithms, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run import bad_batch, checkpoint, events
+from grpo_jax.run import checkpoint, events
 from grpo_jax.tools import replay_bad
 from tests import tiny_run
 
@@ -43,7 +43,7 @@ def test_a_skipped_update_is_kept_with_the_parameters_that_it_did_not_change(sto
 
 
 def test_the_batch_comes_back_as_it_was_written(stopped):
-    batch = bad_batch.load_batch(stopped[0], 1)
+    batch = checkpoint.load_bad_batch(stopped[0], 1)
     assert batch.rollout.tokens.shape == (16, 18) and batch.rollout.completion_mask.dtype == bool
     assert batch.advantages.dtype == np.float32 and batch.values is None
 
@@ -61,9 +61,9 @@ def test_the_replay_names_the_term_and_its_tokens(stopped):
 
 
 def test_the_replay_names_the_row_of_a_batch(stopped):
-    workdir, batch = stopped[0], bad_batch.load_batch(stopped[0], 1)
+    workdir, batch = stopped[0], checkpoint.load_bad_batch(stopped[0], 1)
     batch.advantages[6] = np.inf
-    bad_batch.dump(workdir, 4, batch)
+    checkpoint.dump_bad_batch(workdir, 4, batch)
     lines = list(replay_bad.run(workdir, 4))
     (start,) = [i for i, line in enumerate(lines) if line.startswith('advantages of the batch')]
     assert lines[start + 1].startswith('  row 6 (group 1), token 0 ') and lines[start + 1].endswith(': inf')
@@ -86,7 +86,7 @@ def test_a_batch_that_cannot_be_read_is_refused(tmp_path, content):
     os.makedirs(tmp_path / 'bad')
     (tmp_path / 'bad' / '000003.npz').write_bytes(content)
     with pytest.raises(BadInput, match='cannot be read'):
-        bad_batch.load_batch(str(tmp_path), 3)
+        checkpoint.load_bad_batch(str(tmp_path), 3)
 
 
 def test_other_parameters_are_named_where_the_checkpoint_is_gone(tmp_path):

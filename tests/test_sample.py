@@ -6,11 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from grpo_jax import sample, supervised, train
+from grpo_jax import figures, sample, supervised, train
 from grpo_jax.configs import distill
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import numeric
-from grpo_jax.run import figures
 from grpo_jax.sample import Request
 from tests import tiny_run
 

@@ -13,7 +13,7 @@ import pytest
 
 from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput, CannotWrite, Stopped
-from grpo_jax.run import loop, metrics, watch
+from grpo_jax.run import loop, metrics, signals
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -70,12 +70,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(request, straight, tmp_path
         request.getfixturevalue('long')
     for place in places:
         stop_after(*place, STOPS[place][0])
-    handlers = [signal.getsignal(number) for number in watch.NAMES]
+    handlers = [signal.getsignal(number) for number in signals.NAMES]
     for place in places:
         with pytest.raises(Stopped, match=f'after {STOPS[place][1]}, .*the same command goes on') as stopped:
             train.run(config(), str(tmp_path / 'run'))
         assert stopped.value.status == 42
-        assert [signal.getsignal(number) for number in watch.NAMES] == handlers
+        assert [signal.getsignal(number) for number in signals.NAMES] == handlers
     train.run(config(), str(tmp_path / 'run'))
     assert_equal(tmp_path / 'run', straight)
 
@@ -124,7 +124,7 @@ log = loop.Loop.log
 
 
 def test_the_second_ctrl_c_stops_at_once(capsys):
-    with watch.Watch(0) as watched:
+    with signals.Signals(0) as watched:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
         assert watched.stopping
@@ -137,7 +137,7 @@ def test_the_second_ctrl_c_stops_at_once(capsys):
 def test_a_background_job_goes_on_ignoring_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with watch.Watch(0) as watched:
+        with signals.Signals(0) as watched:
             os.kill(os.getpid(), signal.SIGINT)
             assert not watched.stopping
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -149,7 +149,7 @@ def test_another_thread_may_watch_but_hears_no_signal():
     stopping = []
 
     def loop():
-        with watch.Watch(0) as watched:
+        with signals.Signals(0) as watched:
             stopping.append(watched.stopping)
 
     thread = threading.Thread(target=loop)
@@ -213,7 +213,7 @@ def test_ctrl_c_in_a_command_that_is_no_run_leaves_one_line_and_status_130(tmp_p
     assert process.returncode == 130 and errors == 'stopped by Ctrl-C\n'
 
 
-@pytest.mark.parametrize('number', watch.NAMES)
+@pytest.mark.parametrize('number', signals.NAMES)
 def test_a_signal_while_a_run_compiles_ends_it_at_once(tmp_path, number):
     process = start(tmp_path / 'run', 'run')
     assert process.stdout.readline() == 'begun\n'
@@ -221,13 +221,13 @@ def test_a_signal_while_a_run_compiles_ends_it_at_once(tmp_path, number):
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert time.monotonic() - began < 3
-    name = watch.NAMES[number]
+    name = signals.NAMES[number]
     assert process.returncode == 42
     assert errors == f'{name}: stopped, with nothing to finish; the same command goes on with {tmp_path}/run\n'
     assert not (tmp_path / 'run').exists()  # the lock is gone too
 
 
-@pytest.mark.parametrize('number', watch.NAMES)
+@pytest.mark.parametrize('number', signals.NAMES)
 def test_a_signal_in_a_step_waits_for_its_end_and_a_second_one_does_not(tmp_path, number):
     process = start(tmp_path / 'run', 'step')
     assert process.stdout.readline() == 'begun\n'
@@ -237,8 +237,8 @@ def test_a_signal_in_a_step_waits_for_its_end_and_a_second_one_does_not(tmp_path
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + number
     first, second = errors.splitlines()
-    assert first == f'{watch.NAMES[number]}: stopping after this step, with a checkpoint; once more stops at once'
-    assert second == f'{watch.NAMES[number]} once more: stopped at once; the same command goes on'
+    assert first == f'{signals.NAMES[number]}: stopping after this step, with a checkpoint; once more stops at once'
+    assert second == f'{signals.NAMES[number]} once more: stopped at once; the same command goes on'
     assert not (tmp_path / 'run').exists()
 
 

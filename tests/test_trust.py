@@ -10,11 +10,10 @@ import pytest
 import rich.console
 
 from grpo_jax import evaluate
-from grpo_jax.activity import Activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files
-from grpo_jax.run import cli, console, experiment, recorded, tables
-from grpo_jax.text import escape
+from grpo_jax.run import cli, console, experiment, recorded
+from grpo_jax.text import Activity, escape
 from grpo_jax.tools import export, show
 from tests import tiny_run
 
@@ -166,7 +165,7 @@ def test_a_live_line_shows_markup():
 
 
 def test_a_table_shows_markup(capsys):
-    tables.show(tables.make_table(['', 'n'], [[HOSTILE, ':x:']], title=HOSTILE), HOSTILE, width=300)
+    console.show_tables(console.make_table(['', 'n'], [[HOSTILE, ':x:']], title=HOSTILE), HOSTILE, width=300)
     text = capsys.readouterr().out
     assert text.count(SHOWN) == 3 and ':x:' in text and '\x1b' not in text
 

@@ -11,9 +11,9 @@ import posixpath
 import re
 from typing import Any
 
-from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file
+from grpo_jax.text import during
 
 # scheme -> the package of fsspec for it, none of which comes with this one
 SCHEMES = {'gs': 'gcsfs', 's3': 's3fs', 'az': 'adlfs', 'abfs': 'adlfs', 'abfss': 'adlfs'}
@@ -119,7 +119,7 @@ def _download(thing, url, system, entries):
     if not due:
         return
     total = sum(info['size'] for _, info in due.values())
-    with activity.during(f'fetching {url}, MiB', -(-total // MIB)) as fetching:
+    with during(f'fetching {url}, MiB', -(-total // MIB)) as fetching:
         done = 0
         for path, (remote, info) in due.items():
             os.makedirs(os.path.dirname(path), exist_ok=True)

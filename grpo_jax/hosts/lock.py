@@ -16,9 +16,9 @@ import time
 from typing import Any
 import uuid
 
-from grpo_jax import activity
 from grpo_jax.errors import TRANSIENT, BadInput, CannotWrite, InUse
 from grpo_jax.hosts import buckets, processes
+from grpo_jax.text import during
 
 FILE = 'owner.json'
 BEAT_SECONDS = 20  # between two signs of life
@@ -141,7 +141,7 @@ class Lock:
         if silent < STALE_SECONDS and owner.get('host') != self._record['host']:
             return True
         until = time.monotonic() + WATCH_SECONDS
-        with activity.during(f'waiting {WATCH_SECONDS} s for a sign of life: {_describe(owner)} seems gone'):
+        with during(f'waiting {WATCH_SECONDS} s for a sign of life: {_describe(owner)} seems gone'):
             while time.monotonic() < until:
                 time.sleep(0.5)
                 now = _read(self._path)

@@ -16,11 +16,12 @@ import numpy as np
 from safetensors.numpy import save_file
 import tokenizers
 
-from grpo_jax import PACKAGE, activity
+from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import buckets, files, hub
 from grpo_jax.models import families, folders, heads, loading, quantization, tensor_files, tensor_names, transformer
 from grpo_jax.models.tensor_names import NAMES
+from grpo_jax.text import during
 
 PATTERNS = ('*.json', '*.safetensors', '*.txt', '*.model', '*.jinja')  # files of a model that are fetched
 
@@ -148,7 +149,7 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
         reading.done += 1
         return array
 
-    with activity.during(f'reading the weights in {folder}', len(names)) as reading:
+    with during(f'reading the weights in {folder}', len(names)) as reading:
         params = jax.tree_util.tree_map_with_path(leaf, table, shardings, is_leaf=_is_param)
         reading.result = f'read the weights in {folder}'
     return params

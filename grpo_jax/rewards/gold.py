@@ -5,13 +5,12 @@ import functools
 import logging
 import re
 
-from grpo_jax import activity
 from grpo_jax.data import spread
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.rewards.build import RewardFunctions
 from grpo_jax.rewards.scoring import FAILURES, judge_at_once
-from grpo_jax.text import escape
+from grpo_jax.text import during, escape
 
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
 SHORT = 60  # characters of an answer in which the last number is not the whole
@@ -45,7 +44,7 @@ def _check_source(reward_functions, examples):
     part, every = reward_functions.parts[verifier], len(examples)
     if part.batched or part.asynchronous:  # each call may cost, as that of a judge elsewhere
         examples = [examples[i] for i in spread(every, MOST_AT_ONCE)]
-    with activity.during('judging gold answers', len(examples)) as judging:
+    with during('judging gold answers', len(examples)) as judging:
         misjudge = _misjudgements_at_once if part.batched or part.asynchronous else _misjudgements
         reasons = misjudge(reward_functions, part, examples, judging)
     wrong = [(example, reason) for example, reason in zip(examples, reasons, strict=True) if reason]

@@ -15,7 +15,7 @@ from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.models import hf
-from grpo_jax.run import adapters, checkpoint, digest, events, reference, steering
+from grpo_jax.run import checkpoint, digest, events, reference, steering
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop
 from grpo_jax.run.origins import are_same_data, recorded_origins
@@ -136,7 +136,7 @@ def begin(experiment: Experiment, parent: Parent | None, learner: Learner) -> No
 def _make(experiment, parent, learner, folder):
     """Writes to a folder what the workdir of a branch has at its start; returns the step."""
     if processes.is_first():
-        adapters.copy_cold_start(experiment, parent.workdir, folder)
+        checkpoint.copy_cold_start(experiment, parent.workdir, folder)
     processes.exchange(f'what stays frozen in {folder}', '')
     state = _inherit(experiment, parent, learner)
     if any(change.key == 'reference.path' for change in parent.changes):
@@ -189,7 +189,7 @@ def _inherit(experiment, parent, learner):
         path = checkpoint.path_of(parent.workdir, step)
         try:
             state = read_fitting(path, learner, anew | _anew(amended))
-            return state.replace(params=adapters.with_frozen(experiment, state.params, path, parent.workdir))
+            return state.replace(params=checkpoint.with_frozen(experiment, state.params, path, parent.workdir))
         except checkpoint.Damaged as error:
             logger.warning('%s', error)
             damaged = damaged or error

@@ -4,6 +4,14 @@ A checkpoint has a digest of each array beside it, and what is read back is held
 newest checkpoint that is what was saved; those that are not are set aside in workdir/damaged.
 """
 
+from collections.abc import Callable
+import contextlib
+import copy
+import ctypes
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -11,27 +19,36 @@ import re
 import shutil
 import sys
 import traceback
+import types
 from typing import Any
 import warnings
+import zipfile
 
 from etils import epath
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
-from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.models import lora
-from grpo_jax.run import digest, events, frugal
+from grpo_jax.hosts.files import atomic_write
+from grpo_jax.learner.state import without_frozen
+from grpo_jax.models import lora, peft, transformer
+from grpo_jax.run import digest, events
+from grpo_jax.sharding import compiled
+from grpo_jax.text import during
+from grpo_jax.types import Experience, Rollout, TrainState
 
 logger = logging.getLogger('grpo_jax')
 FOLDER, DAMAGED = 'checkpoints', 'damaged'  # in the workdir
 METADATA, ITEM = '_CHECKPOINT_METADATA', 'default'  # in a checkpoint: Orbax's names
 # where values that are not finite are an error; elsewhere they may mean that there is none
 FINITE = ('params/', 'opt_state/', 'ref_params/', 'aux/critic/', 'aux/coefficients/')
-
-
-frugal.apply()
+COLD_START = 'cold_start'  # in the workdir
+BAD = 'bad'  # in the workdir
+M_ARENA_MAX, ARENAS = -8, 2  # of malloc.h
+ORBAX = (0, 12, 5)  # the first version whose files these replacements leave whole
 
 
 class Damaged(BadInput):
@@ -47,6 +64,7 @@ def manager(workdir, *, keep):
     All processes open it together, and its other methods too. Folders there that cannot be checkpoints are set aside;
     Damaged when there are no others.
     """
+    spare_memory()
     if processes.is_first():
         _set_aside_unreadable(workdir)
     processes.exchange(f'the checkpoints of {workdir}', '')  # what comes first in there waits no longer than 30 s
@@ -142,7 +160,7 @@ def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
         digests = recorded_digests(path)
         problem = _check_kinds(path, abstract, digests, partial)
         if not problem:
-            with activity.during(f'reading the checkpoint of step {os.path.basename(path)}'):
+            with during(f'reading the checkpoint of step {os.path.basename(path)}'):
                 tree = _restore(path, abstract, partial)
             problem = _difference(tree, digests)
     except BadInput:
@@ -329,3 +347,162 @@ def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
     for name in sorted(wanted.keys() | there.keys()):
         if wanted.get(name) != there.get(name):
             raise BadInput(thing, value, f'{name} is {there.get(name)} in {path} and {wanted.get(name)} in this model')
+
+
+def adapt(experiment: Any, params: Any) -> Any:
+    """The policy of a model's plain parameters: with adapters, where the config has some, that begin as it says."""
+    model, model_config = experiment.settings.model, experiment.model_config
+    if not model.lora.rank:
+        return params
+    shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract_trained())
+    if model.lora.path:
+        trained = peft.load_adapters(model.lora.path, model_config, model.lora, shardings)
+    else:
+        draw = jax.jit(lora.init, static_argnums=(1, 2), out_shardings=shardings)
+        trained = draw(experiment.key, model_config, model.lora)
+    return lora.join(trained, lora.freeze(params, model.lora, model.dtype))
+
+
+def restore_state(experiment: Any, checkpoints: Any, abstract: TrainState, read: Callable) -> TrainState | None:
+    """checkpoint.restore of what is trained, with what is frozen of the parameters; arguments as there."""
+    state = restore(checkpoints, without_frozen(abstract), read)
+    if state is None:
+        return None
+    path = path_of(experiment.workdir, int(state.step))
+    return state.replace(params=with_frozen(experiment, state.params, path))
+
+
+def with_frozen(experiment: Any, trained: Any, path: str, workdir: str = '') -> Any:
+    """The policy of a checkpoint's folder, of which `trained` was read, in the experiment's workdir or another.
+
+    BadInput when the frozen weights are not those with which it was saved. All processes must call it.
+    """
+    model = experiment.settings.model
+    if not model.lora.rank:
+        return trained
+    frozen = lora.freeze(_weights(experiment, workdir or experiment.workdir), model.lora, model.dtype)
+    if digest.combined(frozen) != recorded_frozen(path):
+        source = 'model.random_init' if model.random_init else 'model.path'
+        raise BadInput(
+            source,
+            model.random_init or model.path,
+            f'has other weights, or in another model.dtype, than those that the adapters of {path} were trained on; '
+            'bring them back, or use another --workdir',
+        )
+    return lora.join(trained, frozen)
+
+
+def _weights(experiment, workdir):
+    """The plain parameters that stay frozen in a workdir's run."""
+    folder = os.path.join(workdir, COLD_START)
+    if not experiment.settings.model.random_init or not steps(folder):
+        return experiment.whole_params()
+    table = transformer.param_table(experiment.model_config)
+    return read_params(folder, compiled.abstract_params(table, experiment.mesh))[0]
+
+
+def copy_cold_start(experiment: Any, workdir: str, folder: str) -> None:
+    """Copies what stays frozen in a workdir's run, where the cold start has made it, to the folder of another run."""
+    model, source = experiment.settings.model, os.path.join(workdir, COLD_START)
+    if model.lora.rank and model.random_init and steps(source):
+        shutil.copytree(source, os.path.join(folder, COLD_START))
+
+
+def check_adapters(options: lora.LoraOptions, model_config: transformer.ModelConfig) -> None:
+    """BadInput when the PEFT folder that adapters are to begin with does not fit; only headers are read."""
+    if options.path:
+        peft.check(options.path, model_config, options)
+
+
+def bad_batch_path(workdir: str, step: int) -> str:
+    """The file of a step's batch."""
+    return os.path.join(workdir, BAD, f'{step:06d}.npz')
+
+
+def dump_bad_batch(workdir: str, step: int, experience: Experience) -> None:
+    """Writes the batch of a step of which an update was skipped; all processes must call it."""
+    path, leaves = bad_batch_path(workdir, step), jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
+    if processes.is_first():
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with atomic_write(path, 'wb') as file:
+            np.savez(file, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
+    events.append(workdir, step, 'skipped', batch=os.path.relpath(path, workdir))
+
+
+def load_bad_batch(workdir: str, step: int) -> Experience:
+    """The host arrays of a step's batch; BadInput for one that is not there or cannot be read."""
+    path = bad_batch_path(workdir, step)
+    if not os.path.isfile(path):
+        names = os.listdir(os.path.dirname(path)) if os.path.isdir(os.path.dirname(path)) else []
+        steps = ', '.join(
+            sorted(str(int(name[:-4])) for name in names if name[:-4].isdigit() and name.endswith('.npz'))
+        )
+        raise BadInput('--step', step, f'choose one of {steps}' if steps else f'{workdir} has no batch of any step')
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays: dict[str, Any] = {name: file[name] for name in file.files}
+        rollout: Any = Rollout(**{name: arrays.pop(f'rollout.{name}') for name in _fields(Rollout)})
+        optional = {name: arrays.get(name) for name in _fields(Experience) if name != 'rollout'}
+        return Experience(rollout, **optional)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInput(
+            'batch', path, f'cannot be read ({type(error).__name__}: {error}); the run must skip it again'
+        ) from None
+
+
+def _fields(cls):
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+class _KvStoreSpec(dict):
+    """A KvStore.Spec as a dict, which tensorstore takes as well; it asks once for all that differ by paths alone."""
+
+    def to_json(self) -> Any:
+        """The spec in full."""
+        paths: dict[str, str] = {}
+
+        def stand_in(path):
+            name = f'/{len(paths)}{"/" * path.endswith("/")}'
+            paths[name] = path
+            return name
+
+        in_full = _resolved(json.dumps(_with_paths(self, stand_in)))
+        return _with_paths(in_full, lambda name: paths.get(name, name))
+
+
+def _with_paths(spec, replace):
+    """A copy of the spec with other absolute paths."""
+    return {
+        name: replace(value)
+        if name == 'path' and value.startswith('/')
+        else _with_paths(value, replace)
+        if isinstance(value, dict)
+        else copy.deepcopy(value)
+        for name, value in spec.items()
+    }
+
+
+@functools.lru_cache(maxsize=64)  # kinds of specs, which are a few
+def _resolved(text):
+    return tensorstore.KvStore.Spec(json.loads(text)).to_json()
+
+
+def _orbax_version():
+    return tuple(map(int, re.findall(r'\d+', importlib.metadata.version('orbax-checkpoint'))[:3]))
+
+
+@functools.cache
+def spare_memory() -> None:
+    """From now on Orbax asks less and threads share arenas; nothing changes where Orbax or libc are of another kind."""
+    if 'arena_max' not in os.environ.get('GLIBC_TUNABLES', '') and 'MALLOC_ARENA_MAX' not in os.environ:
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
+    if _orbax_version() < ORBAX:
+        return
+    try:
+        orbax: Any = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')
+    except ImportError:
+        return
+    orbax.get_tensorstore_raw_bytes = lambda *_, **__: 0
+    store = types.SimpleNamespace(Spec=_KvStoreSpec, open=tensorstore.KvStore.open)
+    orbax.ts = types.SimpleNamespace(**vars(tensorstore) | {'KvStore': store})

@@ -11,7 +11,7 @@ from ml_collections import config_flags
 
 from grpo_jax.errors import INTERRUPTED, BadInput, CannotWrite, Stopped
 from grpo_jax.hosts import buckets, processes
-from grpo_jax.run import config_file, console, watch
+from grpo_jax.run import config_file, console, signals
 from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import compiled
 
@@ -91,25 +91,25 @@ def run(main):
                 if name in flags.FLAGS:
                     buckets.refuse(f'--{name}', flags.FLAGS[name].value)
             place = [flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process')]
-            with watch.listening(), processes.session(*place, end=watch.stop_now):
+            with signals.listening(), processes.session(*place, end=signals.stop_now):
                 main()
         except (BadInput, CannotWrite, processes.OtherFailed) as error:
             text = f'error: {console.one_line(str(error))}'
             if processes.several():  # an exit that waits for the others would abort without them
-                watch.stop_now(text, error.status)
+                signals.stop_now(text, error.status)
             _print_last(text)
             sys.exit(error.status)
         except Stopped as stop:
             text = console.one_line(str(stop))
             if compiled.busy() and not processes.several():  # an exit would wait for the compiler
-                watch.stop_now(text, stop.status)
+                signals.stop_now(text, stop.status)
             _print_last(text)
             sys.exit(stop.status)
 
     try:
         app.run(guarded, flags_parser=_parse)
     except KeyboardInterrupt:
-        watch.stop_now('stopped by Ctrl-C', INTERRUPTED)
+        signals.stop_now('stopped by Ctrl-C', INTERRUPTED)
 
 
 def _print_last(text):

@@ -5,35 +5,42 @@ least every EVERY seconds while it goes on, and one at its end. Each step of a t
 first of several processes shows anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import contextlib
 import logging
 import math
+import os
+import shlex
 import sys
 import threading
 import time
 import traceback
 import types
+from typing import TYPE_CHECKING, Any
 import warnings
 
 import absl.logging
+from jaxtyping import Float
+import numpy as np
+import rich.box
 import rich.console
 import rich.live
 import rich.progress_bar
 import rich.table
 import rich.text
 
-from grpo_jax import activity
-from grpo_jax.activity import Activity
+from grpo_jax import activity, text
+from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.run.tables import WIDTH
-from grpo_jax.text import columns, cut, escape
+from grpo_jax.run import metrics
+from grpo_jax.text import Activity, columns, cut, escape
 
 EVERY = 8.0  # seconds between two lines, at most
 SHORT = 1.0  # seconds that something lasts without being named
 TRIFLE = 0.1  # seconds: what has taken less leaves no line
 LINES = 10  # that something of many steps prints of itself, besides
 BAR = 24  # columns of a bar
+WIDTH = 120  # columns of a pipe, which has no width of its own
 
 
 class Console:
@@ -47,36 +54,36 @@ class Console:
         self._live: rich.live.Live | None = None
         self._idle = threading.Event()
 
-    def began(self, activity: Activity) -> None:
+    def began(self, text: Activity) -> None:
         """Shows the activity from now on."""
         if not processes.speaks():
             return
         with self._lock:
-            self._running.append(activity)
+            self._running.append(text)
             if len(self._running) == 1:
                 self._start()
 
-    def advanced(self, activity: Activity) -> None:
+    def advanced(self, text: Activity) -> None:
         """Prints a line, if the activity has one a step, or else at each tenth of its whole, where nothing is live."""
         with self._lock:
-            tenth = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
-            due = activity.lines or (tenth and self._live is None)
+            tenth = text.done % math.ceil(text.total / LINES) == 0 and text.done < text.total
+            due = text.lines or (tenth and self._live is None)
             if due and activity in self._running:
-                self._describe(activity)
+                self._describe(text)
 
-    def ended(self, activity: Activity) -> None:
+    def ended(self, text: Activity) -> None:
         """Prints the activity's result, and shows it no longer."""
         with self._lock:
             if activity not in self._running:
                 return
-            self._running.remove(activity)
+            self._running.remove(text)
             if activity in self._named:
-                self._named.remove(activity)
+                self._named.remove(text)
             if not self._running:
                 self._stop()
-            took, note = time.monotonic() - activity.began, f' ({activity.note})' if activity.note else ''
-            if activity.result and took >= TRIFLE:
-                self.print(f'{activity.result} in {duration(took)}{note}')
+            took, note = time.monotonic() - text.began, f' ({text.note})' if text.note else ''
+            if text.result and took >= TRIFLE:
+                self.print(f'{text.result} in {duration(took)}{note}')
 
     @property
     def width(self) -> int:
@@ -112,10 +119,10 @@ class Console:
                 if unnamed or now - self._printed >= EVERY:
                     self._describe(innermost)
 
-    def _describe(self, activity):
-        self.print(describe(activity, self.width) if activity in self._named or activity.total else activity.text)
+    def _describe(self, text):
+        self.print(describe(text, self.width) if activity in self._named or text.total else text.text)
         if activity not in self._named:
-            self._named.append(activity)
+            self._named.append(text)
 
     def _start(self):
         if not sys.stderr.isatty():
@@ -147,13 +154,13 @@ class Console:
         return lines
 
 
-def describe(activity: Activity, width: int) -> str:
+def describe(text: Activity, width: int) -> str:
     """One line: what is being done, how much of it is finished, and the time that it took or takes.
 
     Of the activity's cells it has as many as have room.
     """
-    begin = f'{activity.text}: {activity.done} of {activity.total}' if activity.total else activity.text
-    return fit(begin, activity.cells, [part for part in (_time(activity), _stage(activity)) if part], width)
+    begin = f'{text.text}: {text.done} of {text.total}' if text.total else text.text
+    return fit(begin, text.cells, [part for part in (_time(text), _stage(text)) if part], width)
 
 
 def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str:
@@ -165,35 +172,35 @@ def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str
     return cut(line, width)
 
 
-def _live_line(activity, width):
+def _live_line(text, width):
     """A line of a terminal, as a rich renderable."""
     line = rich.table.Table.grid(padding=(0, 2, 0, 0))
-    times = [text for text in (_time(activity), _stage(activity)) if text]
-    if not activity.total:
-        cells = [fit(activity.text, (), times, width)]
+    times = [text for text in (_time(text), _stage(text)) if text]
+    if not text.total:
+        cells = [fit(text.text, (), times, width)]
     else:
-        counted = f'{activity.done}/{activity.total}'
-        room = width - columns(escape(activity.text)) - BAR - 2 * 3
-        bar = rich.progress_bar.ProgressBar(activity.total, activity.done, width=BAR)
+        counted = f'{text.done}/{text.total}'
+        room = width - columns(escape(text.text)) - BAR - 2 * 3
+        bar = rich.progress_bar.ProgressBar(text.total, text.done, width=BAR)
         # a step's own line has its cells
-        cells = [activity.text, bar, fit(counted, () if activity.lines else activity.cells, times, room)]
+        cells = [text.text, bar, fit(counted, () if text.lines else text.cells, times, room)]
     for _ in cells:
         line.add_column(no_wrap=True)
     line.add_row(*(rich.text.Text(escape(cell)) if isinstance(cell, str) else cell for cell in cells))
     return line
 
 
-def _time(activity):
-    took = time.monotonic() - activity.began
-    advanced = activity.done - activity.first
-    if advanced and activity.even:
-        return f'{duration(took / advanced * (activity.total - activity.done))} left'
+def _time(text):
+    took = time.monotonic() - text.began
+    advanced = text.done - text.first
+    if advanced and text.even:
+        return f'{duration(took / advanced * (text.total - text.done))} left'
     return f'{duration(took)} so far'
 
 
-def _stage(activity):
-    took = time.monotonic() - activity.stage_began
-    return f'{activity.stage} ({duration(took)})' if activity.stage and took >= SHORT else ''
+def _stage(text):
+    took = time.monotonic() - text.stage_began
+    return f'{text.stage} ({duration(took)})' if text.stage and took >= SHORT else ''
 
 
 def duration(seconds: float) -> str:
@@ -246,7 +253,7 @@ def install() -> None:
         logger.addHandler(_handler)
         logger.setLevel(logging.WARNING)  # whatever a library makes of the root's
         logger.propagate = False
-        activity.observers.append(console)
+        text.observers.append(console)
 
 
 def install_for_command() -> None:
@@ -268,3 +275,228 @@ def _print_unraisable(unraisable):
     """
     if str(unraisable.exc_value) != 'Event loop is closed':
         sys.__unraisablehook__(unraisable)
+
+
+def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequence[str] = ()) -> list[str]:
+    """Texts of a row of metrics.jsonl: of the metrics that `shown` names, or of what matters in a step of GRPO."""
+    if shown:
+        return [f'{name} {row[name]:.3f}' for name in shown if row.get(name) is not None]
+    known = {name: value for name, value in row.items() if value is not None}
+    cells = ['update skipped'] if known.get('finite', 1) < 1 else []
+    cells += [f'reward {known["reward"]:.3f}'] if 'reward' in known else []
+    cells += _dead(known) + _parts(known)
+    cells += [f'length {known["length"]:.1f}'] if 'length' in known else []
+    cells += [f'truncated {known["truncated"]:.0%}'] if known.get('truncated', 0) >= 0.005 else []
+    for name, heading in (('entropy', 'entropy'), ('kl_ref', 'kl')):
+        cells += [f'{heading} {known[name]:.3f}'] if name in known else []
+    if known.get('tokens') and timings.get('sample'):
+        cells.append(f'{known["tokens"] / timings["sample"]:.0f} tokens/s')
+    return cells
+
+
+def _dead(row):
+    """The share of groups without a difference, by what they are where a verifier tells."""
+    if not row.get('dead_groups'):
+        return []
+    kinds = {word: row[f'groups_all_{word}'] for word in ('right', 'wrong') if row.get(f'groups_all_{word}')}
+    text = ' '.join(f'{share:.0%} {word}' for word, share in kinds.items())
+    return [f'dead {text or format(row["dead_groups"], ".0%")}']
+
+
+def _parts(row):
+    """The parts of a reward, unless there is one alone, which is the reward."""
+    parts = {name.removeprefix('reward/'): value for name, value in row.items() if name.startswith('reward/')}
+    if list(parts.values()) == [row.get('reward')]:
+        return []
+    return [f'{name} {value:.3f}' for name, value in parts.items()]
+
+
+def make_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = '',
+    dense: bool = False,
+    wrapped: Collection[str] = (),
+) -> rich.table.Table:
+    """Table of texts, escaped: the first column begins at the left, the others end at the right.
+
+    dense leaves out the frame. Cells keep to one line, but for those of the columns whose headings are in `wrapped`.
+    """
+    table = rich.table.Table(
+        title=rich.text.Text(escape(title), style='table.title') if title else None,
+        title_justify='left',
+        box=rich.box.SIMPLE_HEAD if dense else rich.box.HEAVY_HEAD,
+        pad_edge=not dense,
+        collapse_padding=dense,
+    )
+    for position, heading in enumerate(headings):
+        table.add_column(
+            rich.text.Text(heading), justify='right' if position else 'left', no_wrap=heading not in wrapped
+        )
+    for row in rows:
+        table.add_row(*(rich.text.Text(escape(cell)) for cell in row))
+    return table
+
+
+def show_tables(*items: rich.table.Table | str, width: int | None = None) -> None:
+    """Prints tables and lines of text, `width` columns wide; without it as wide as the terminal is."""
+    console = rich.console.Console(width=width or (None if sys.stdout.isatty() else WIDTH))
+    for item in items:
+        console.print(escape(item) if isinstance(item, str) else item, markup=False, emoji=False, highlight=False)
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, BLUE, ORANGE, GREY = '#333333', '#2a6fbb', '#d9822b', '#cfcfcf'
+HELD_OUT = {'greedy': BLUE, 'pass@1': ORANGE}  # figures of evaluations with a verifier -> colour
+BLOCKS, COLUMNS = '▁▂▃▄▅▆▇█', 40  # of a curve in text
+
+
+def draw_curve(workdir: str) -> str:
+    """Writes <workdir>/curve.png from metrics.jsonl and evaluations.jsonl, and returns its path.
+
+    The x axis counts finished steps, so that the reward of a step stands beside the evaluation before it. BadInput when
+    workdir holds no metrics.
+    """
+    steps, rewards, lengths = (_read(workdir, name) for name in ('step', 'reward', 'length'))
+    evaluated, held_out = _evaluations(workdir)
+    figure, (reward_panel, held_out_panel, length_panel) = make_panels(1, 3, (9.0, 2.6))
+    _plot(reward_panel, steps, rewards, BLUE)
+    _plot(length_panel, steps, lengths, BLUE)
+    for name, values in held_out.items():
+        _plot(held_out_panel, evaluated, values, HELD_OUT.get(name, BLUE), marker='o', markersize=3.5, label=name)
+    titles = {
+        reward_panel: 'training reward',
+        held_out_panel: 'held-out prompts' if held_out else 'held-out prompts: no evaluation',
+        length_panel: 'tokens of a completion',
+    }
+    for panel, title in titles.items():
+        panel.set_title(title, loc='left', fontsize=9, color=INK, fontweight='bold')
+        panel.set_xlabel('step', fontsize=8, color=INK)
+    if held_out:
+        held_out_panel.legend(fontsize=8, frameon=False, labelcolor=INK)
+    path = os.path.join(workdir, 'curve.png')
+    figure.savefig(path, dpi=160)
+    return path
+
+
+def print_outcome(workdir: str) -> None:
+    """Prints what a run has come to, and where it is; the first process does, and draws curve.png.
+
+    The first evaluation beside the last, the curves in text, the paths, and the command for the rest.
+    """
+    if not processes.is_first():
+        return
+    try:
+        curve = f'curve: {draw_curve(workdir)}\n'
+    except OSError as error:  # on a full disk: it can be drawn at any time
+        curve = f'curve: not drawn, {error.strerror or error}\n'
+    curves = {name: _read(workdir, name) for name in ('reward', 'length')}
+    curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
+    width = max(map(len, curves))
+    show_tables(*_changes(workdir), *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()))
+    report = f'report: python -m grpo_jax report --workdir={shlex.quote(workdir)}'
+    # whole, however narrow the terminal is
+    print(*map(escape, f'{curve}{report}\neverything the run wrote: {workdir}'.split('\n')), sep='\n')
+
+
+def text_curve(values: Float[np.ndarray, ' N']) -> str:
+    """One line: the first number, a row of blocks from the least to the greatest number, and the last number.
+
+    Blocks are means over neighbouring numbers where there are more than COLUMNS, and spaces where there is none. They
+    are left out where the terminal cannot show them.
+    """
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return 'no finite number'
+    means = [_mean(part) for part in np.array_split(values, min(COLUMNS, len(values)))]
+    least, span = np.nanmin(means), np.nanmax(means) - np.nanmin(means)
+    heights = [' ' if math.isnan(x) else BLOCKS[int(x > least and (x - least) / span * 7.99)] for x in means]
+    ends = [f'{known[0]:.3g}', ''.join(heights), f'{known[-1]:.3g}']
+    return ' '.join(ends if _can_print(BLOCKS) else [ends[0], 'to', ends[2]])
+
+
+def series(folder: str, name: str, file: str = 'metrics.jsonl') -> Float[np.ndarray, ' N']:
+    """A number of each row of a run's file, NaN where it is not finite or missing."""
+    rows = metrics.read_rows(os.path.join(folder, file))
+    return np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
+
+
+def make_panels(down: int, across: int, size: tuple[float, float], shared: bool = False) -> 'tuple[Figure, list[Axes]]':
+    """(figure of `size` inches, its down * across panels, styled); shared: all have the same axes."""
+    from matplotlib.figure import Figure  # half a second, and only here
+
+    figure = Figure(figsize=size, layout='constrained')
+    panels = list(figure.subplots(down, across, sharex=shared, sharey=shared, squeeze=False).flat)
+    for panel in panels:
+        panel.spines[['top', 'right']].set_visible(False)
+        panel.spines[['left', 'bottom']].set_color(GREY)
+        panel.tick_params(labelsize=7, color=GREY, labelcolor=INK)
+        panel.grid(axis='y', color='#eeeeee', linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.margins(x=0.02)
+        panel.locator_params(axis='x', integer=True)  # steps
+    return figure, panels
+
+
+def _plot(panel, steps, values, color, **style):
+    """A line, or a point where one number alone has no line."""
+    if np.isfinite(values).sum() == 1:
+        style.setdefault('marker', 'o')
+    panel.plot(steps, values, color=color, linewidth=1.5, **style)
+
+
+def _read(workdir, name):
+    if not os.path.isfile(os.path.join(workdir, 'metrics.jsonl')):
+        raise BadInput('workdir', workdir, 'holds no metrics.jsonl; name the folder of a run')
+    return series(workdir, name)
+
+
+def _evaluations(workdir):
+    """(steps, {name: numbers}) of a run's evaluations: what the verifier says, or without one the reward."""
+    if not os.path.isfile(os.path.join(workdir, 'evaluations.jsonl')):
+        return np.array([]), {}
+    figures = {name: series(workdir, name, 'evaluations.jsonl') for name in (*HELD_OUT, 'reward')}
+    figures = {name: values for name, values in figures.items() if np.isfinite(values).any()}
+    if figures.keys() & HELD_OUT.keys():
+        figures.pop('reward', None)
+    return series(workdir, 'step', 'evaluations.jsonl'), figures
+
+
+def _changes(workdir):
+    """A table of the first and the last row of evaluations.jsonl; nothing where there is no row."""
+    path = os.path.join(workdir, 'evaluations.jsonl')
+    evaluations = metrics.read_rows(path) if os.path.isfile(path) else []
+    for first, last in [(evaluations[0], evaluations[-1])] if evaluations else []:
+        rows = [
+            [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']
+            for name in _important(first)
+            if name in last
+        ]
+        headings = ['', f'step {first["step"]}', f'step {last["step"]}', 'change']
+        yield make_table(headings, rows, title='held-out prompts')
+
+
+def _important(figures):
+    """The names of an evaluation's figures that a short table has; the report has all."""
+    passes = [name for name in figures if name.startswith('pass@')]  # by rising k
+    names = dict.fromkeys(['greedy', *passes[:1], *passes[-1:], 'reward', 'length', 'truncated'])
+    if passes and figures.get('reward') == figures[passes[0]]:  # of a reward that is the verdict
+        del names['reward']
+    return [name for name in names if name in figures]
+
+
+def _mean(values):
+    known = values[np.isfinite(values)]
+    return known.mean() if len(known) else math.nan
+
+
+def _can_print(text):
+    try:
+        text.encode(sys.stdout.encoding or 'ascii')
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 
-from grpo_jax import activity, data, rewards, sampler
+from grpo_jax import data, rewards, sampler
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import families, hf, lora, transformer
-from grpo_jax.run import adapters, checkpoint, console, environment, probe, steering
+from grpo_jax.run import checkpoint, console, environment, probe, steering
 from grpo_jax.run.origins import check_paths, record_origins, recorded_origins, with_digests
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
@@ -26,6 +26,7 @@ from grpo_jax.sharding import compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import Devices
+from grpo_jax.text import during
 
 logger = logging.getLogger('grpo_jax')
 
@@ -107,7 +108,7 @@ class Experiment:
     def load(self, split: str) -> data.Dataset:
         """The Dataset of a split, read once."""
         if split not in self.datasets:
-            with activity.during(f'reading the {split} split of {self.settings.data.name}'):
+            with during(f'reading the {split} split of {self.settings.data.name}'):
                 self.datasets[split] = data.load(
                     self.settings.data, split, self.tokenizer, self.reward_functions.needs_answer
                 )
@@ -121,7 +122,7 @@ class Experiment:
         """Float32 parameters of the model on the mesh: drawn, or read from its folder."""
         shardings = specs.params(transformer.param_table(self.model_config), self.mesh)
         if self.settings.model.random_init:
-            with activity.during('drawing the weights'):
+            with during('drawing the weights'):
                 return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(self.key, self.model_config)
         return hf.load_params(self.weights_folder(), self.model_config, shardings)
 
@@ -131,7 +132,7 @@ class Experiment:
 
     def params(self) -> Any:
         """The policy's first parameters on the mesh: those of the model, and adapters where the config has some."""
-        return adapters.adapt(self, self.whole_params())
+        return checkpoint.adapt(self, self.whole_params())
 
     def abstract_trained(self) -> Any:
         """The abstract parameters that are trained, which a checkpoint has."""
@@ -170,7 +171,7 @@ def open_experiment(
     mesh = meshes.make(settings.mesh)
     specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
     if not (saved or (steered and steered.branch)):  # whose checkpoints have the adapters
-        adapters.check(settings.model.lora, model_config)
+        checkpoint.check_adapters(settings.model.lora, model_config)
     stop_tokens = hf.stop_tokens(folder, tokenizer, model_config.vocab_size)
     pad_token = stop_tokens[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     sampling = settings.sampling.for_tokenizer(tokenizer, stop_tokens, pad_token)
@@ -242,7 +243,7 @@ def agree(experiment, step, built, examples):
     }
     if processes.several():  # a hash takes tracing, which one process leaves for later
         values |= {f'program {name}': program.hash for name, program in built.items()}
-    with activity.during('waiting for the other processes'):
+    with during('waiting for the other processes'):
         processes.agree('the start', values | dict(_flat(experiment.config.to_dict(), 'config.')))
 
 

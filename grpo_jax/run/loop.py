@@ -11,11 +11,11 @@ import weakref
 
 import jax
 
-from grpo_jax import activity
 from grpo_jax.errors import CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.run import adapters, bad_batch, checkpoint, diagnosis, metrics, trackers, watch
+from grpo_jax.run import checkpoint, diagnosis, metrics, signals, trackers
 from grpo_jax.run.console import console
+from grpo_jax.text import during
 from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
@@ -47,7 +47,7 @@ class Loop:
         if isinstance(error, Exception) and not isinstance(error, (Stopped, CannotWrite, InUse)):
             self._save_finished()
         try:
-            with activity.during('waiting for the last checkpoint'), self._writing():
+            with during('waiting for the last checkpoint'), self._writing():
                 return self._stack.__exit__(kind, error, trace)
         except CannotWrite as failure:
             if error is None:
@@ -62,7 +62,7 @@ class Loop:
 
     def restore(self, abstract: TrainState, read: Callable = checkpoint.read_tree) -> TrainState | None:
         """The TrainState of the newest sound checkpoint; None without one. read(folder, what is trained) reads it."""
-        return adapters.restore_state(self._experiment, self.checkpoints, abstract, read)
+        return checkpoint.restore_state(self._experiment, self.checkpoints, abstract, read)
 
     def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""
@@ -74,7 +74,7 @@ class Loop:
         optimizer = 'optimizer' if self._title == 'train' else 'supervised.optimizer'
         self._judge = diagnosis.Judge(self._experiment, optimizer, self.writer.text)
         watched = self._stack.enter_context(contextlib.ExitStack())
-        self._watch = watched.enter_context(watch.Watch(self._cadence.hang_after))
+        self._watch = watched.enter_context(signals.Signals(self._cadence.hang_after))
         for step in range(first, self._steps):
             self._watch.step(f'{self._title}, step {step}')
             self._seconds = {}
@@ -203,7 +203,7 @@ class _Trace:
 def _check_skipped(workdir, step, count, most):
     """FloatingPointError when more updates were skipped than may be."""
     if count > most:
-        path = bad_batch.path_of(workdir, step)
+        path = checkpoint.bad_batch_path(workdir, step)
         advice = f'. python -m grpo_jax replay_bad --workdir={workdir} --step={step} looks into the last'
         raise FloatingPointError(
             f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '

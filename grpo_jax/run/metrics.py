@@ -10,13 +10,13 @@ from typing import Any
 from jaxtyping import Bool, Int
 import numpy as np
 
-from grpo_jax import activity
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import Lines, atomic_write, cut_lines
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import board, events, progress, trackers
+from grpo_jax.run import board, console, events, trackers
 from grpo_jax.run.dropped import Dropped
+from grpo_jax.text import during
 from grpo_jax.types import Rollout
 
 logger = logging.getLogger('grpo_jax')
@@ -65,7 +65,7 @@ class Writer:
         if subject and first_step < steps:
             self._trackers = trackers.Trackers(workdir, subject, first_step, logged)
         self._progress = contextlib.ExitStack()
-        self._steps = self._progress.enter_context(activity.during(title, steps, first_step, lines=not shown))
+        self._steps = self._progress.enter_context(during(title, steps, first_step, lines=not shown))
         self._expected = None  # tokens of a rollout: those of the last one
 
     def __enter__(self):
@@ -85,7 +85,7 @@ class Writer:
         if self._trackers:
             self._trackers.step(step, row, timings)
         self._expected = row.get('tokens')
-        self._steps.advance(step + 1, *progress.step_cells(row, timings, self._shown))
+        self._steps.advance(step + 1, *console.step_cells(row, timings, self._shown))
 
     def stage(self, name: str) -> None:
         """Shows which stage of the step begins."""

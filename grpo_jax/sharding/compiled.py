@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from grpo_jax import activity
 from grpo_jax.hosts import json_file
 from grpo_jax.sharding import specs
 from grpo_jax.sharding.mesh import Devices
+from grpo_jax.text import during
 from grpo_jax.types import Param
 
 # options of the learner's executables on CPUs, measured with jaxlib 0.10.2: YNN's sums over a row took a quarter of an
@@ -153,7 +153,7 @@ class Later:
         def count(_):
             compiling.done += 1
 
-        with activity.during(f'compiling {name}', len(executables) if several else 0, even=False) as compiling:
+        with during(f'compiling {name}', len(executables) if several else 0, even=False) as compiling:
             self.begin()
             for future in self._futures.values():
                 future.add_done_callback(count)

@@ -19,7 +19,7 @@ from grpo_jax import reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.models.lora import turn_off
-from grpo_jax.run import cli, metrics, tables
+from grpo_jax.run import cli, console, metrics
 from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.workdir import owning
@@ -158,7 +158,7 @@ def print_iterations(results: Sequence[dict[str, Any]]) -> None:
     for i, row in enumerate(results):
         numbers = [row['accuracy'], row['auc'], *(row['policy'].get(name) for name in ('reward', 'greedy', 'pass@1'))]
         rows.append([str(i), *('' if number is None else f'{number:.3f}' for number in numbers)])
-    tables.show(tables.make_table(headings, rows, title='held-out figures by iteration'))
+    console.show_tables(console.make_table(headings, rows, title='held-out figures by iteration'))
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from grpo_jax.errors import BadInput
 from grpo_jax.run import console, metrics
-from grpo_jax.run.curves import BLUE, make_panels
+from grpo_jax.run.console import BLUE, make_panels
 from grpo_jax.text import escape
 from grpo_jax.tools.report.write import write_report
 

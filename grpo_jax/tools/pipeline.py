@@ -19,7 +19,7 @@ from ml_collections import ConfigDict, config_flags
 from grpo_jax import sample, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.run import cli, config_file, metrics, tables
+from grpo_jax.run import cli, config_file, console, metrics
 from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.workdir import owning
@@ -174,7 +174,7 @@ def print_evaluations(evaluations: dict[str, list[dict[str, float]]]) -> None:
     for stage, evaluated in evaluations.items():
         numbers = [row.get(name) for name in FIGURES for row in (evaluated[0], evaluated[-1])]
         rows.append([stage, *('' if number is None else f'{number:.3f}' for number in numbers)])
-    tables.show(tables.make_table(headings, rows, title='held-out figures by stage'))
+    console.show_tables(console.make_table(headings, rows, title='held-out figures by stage'))
 
 
 def main() -> None:

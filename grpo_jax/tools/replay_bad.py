@@ -20,7 +20,7 @@ from grpo_jax.learner.logprobs import Head, choose_chunk, rollout_logprobs
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.learner.update import anchored
 from grpo_jax.models.linear import in_dtype
-from grpo_jax.run import adapters, bad_batch, checkpoint, cli, collect
+from grpo_jax.run import checkpoint, cli, collect
 from grpo_jax.run.history import History
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.text import escape
@@ -38,7 +38,7 @@ def run(
     rows: how many tokens are named of each kind; algorithm and functions: as train.run has had them;
     trust: see evaluate.reopen.
     """
-    experience = bad_batch.load_batch(workdir, step)
+    experience = checkpoint.load_bad_batch(workdir, step)
     experiment = evaluate.reopen(workdir, trust, functions)
     experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
     algorithm = train.choose_algorithm(experiment.config, algorithm)
@@ -50,7 +50,7 @@ def run(
         yield f'step {step} of {workdir}, with the parameters of checkpoint {chosen}{remark}'
         path = checkpoint.path_of(workdir, chosen)
         state = checkpoint.read_tree(path, without_frozen(learner.state))
-        state = state.replace(params=adapters.with_frozen(experiment, state.params, path))
+        state = state.replace(params=checkpoint.with_frozen(experiment, state.params, path))
     names = _Names(experiment.tokenizer, experience, rows)
     yield from names.describe({'rollout.logprobs': experience.rollout.logprobs}, 'of the batch')
     yield from names.describe({name: getattr(experience, name) for name in FINITE}, 'of the batch')

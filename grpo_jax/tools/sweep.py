@@ -25,11 +25,11 @@ import numpy as np
 from grpo_jax import PACKAGE, data, statistics, supervised, train
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.errors import BadInput, InUse
+from grpo_jax.figures import LEVEL
 from grpo_jax.hosts import json_file
 from grpo_jax.hosts.files import atomic_folder, writing
-from grpo_jax.run import cli, metrics, tables
-from grpo_jax.run.curves import BLUE, GREY, INK, make_panels, series
-from grpo_jax.run.figures import LEVEL
+from grpo_jax.run import cli, console, metrics
+from grpo_jax.run.console import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.origins import record_origins, recorded_origins
 from grpo_jax.run.workdir import owning
 from grpo_jax.text import escape
@@ -202,7 +202,7 @@ def print_table(rows: Rows) -> None:
         _, least, most = row['reward_after']
         ends = f'{least:.2f} to {most:.2f}' if most > least else ''
         lines.append([row['preset'] + row['mark'], *cells, ends, row['status']])
-    table = tables.make_table(
+    table = console.make_table(
         ['preset', *columns, 'range held-out', 'runs'],
         lines,
         title=f'{len(rows)} presets, means over seeds',
@@ -210,7 +210,7 @@ def print_table(rows: Rows) -> None:
         wrapped=['range held-out'],
     )
     notes = [ELSEWHERE] if any(row['mark'] for row in rows) else []
-    tables.show(table, *notes, *_failure_lines(rows))
+    console.show_tables(table, *notes, *_failure_lines(rows))
 
 
 def draw_curves(rows: Rows, workdir: str) -> None:

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from grpo_jax import rewards, sample, train
+from grpo_jax import figures, rewards, sample, train
 from grpo_jax.configs import arithmetic
 from grpo_jax.data import code as problems
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import gold
-from grpo_jax.run import figures, recorded
+from grpo_jax.run import recorded
 from grpo_jax.run.settings import Settings
 from grpo_jax.types import Example
 from tests import tiny_run

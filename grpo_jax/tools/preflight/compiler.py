@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from grpo_jax import activity
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.run import console
+from grpo_jax.text import during
 from grpo_jax.tools.preflight import collectives, flops, products
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight.traffic import Traffic
@@ -78,7 +78,7 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     devices, slices = plan.mesh.size, plan.slices
     compiled, results = {}, []
     pool = concurrent.futures.ThreadPoolExecutor(compiling.at_once)
-    with activity.during(f'compiling for {plan.topology}', even=False) as shown, contextlib.ExitStack() as stack:
+    with during(f'compiling for {plan.topology}', even=False) as shown, contextlib.ExitStack() as stack:
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C does not wait for the compiler
         for job in jobs:
             traced = job.trace()

@@ -4,7 +4,7 @@ from typing import Any
 
 import rich.table
 
-from grpo_jax.run import tables
+from grpo_jax.run import console
 from grpo_jax.sharding import compiled
 from grpo_jax.sharding.mesh import AXES
 from grpo_jax.tools.preflight import verdict as verdicts
@@ -80,7 +80,7 @@ def print_verdict(verdict: Verdict) -> None:
     unknown = [job.name for job, measured in verdict.runs if measured.unknown]
     if unknown:
         lines.append(f'with loops of unknown length, counted once: {", ".join(unknown)}')
-    tables.show(*lines, phases_table(verdict), *summary(verdict), width=WIDTH)
+    console.show_tables(*lines, phases_table(verdict), *summary(verdict), width=WIDTH)
 
 
 PROGRAM_COLUMNS = (
@@ -128,7 +128,7 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
             ]
         )
     wrapped = 'program', 'collectives\nGB sent'
-    return tables.make_table(PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=wrapped)
+    return console.make_table(PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=wrapped)
 
 
 def _sent(bounds, unit, digits):
@@ -154,7 +154,7 @@ def phases_table(verdict: Verdict) -> rich.table.Table:
         parts = [sizes[part] * (part in job.holds) for part in sizes]
         gib = [f'{n / GIB:.2f}' for n in (*parts, size - sum(parts), size)]
         rows.append([phase, *gib, f'{1 - size / verdict.plan.chip.memory:.0%}', name])
-    return tables.make_table(headings, rows, title='In use at the same time, GiB of one chip', dense=True)
+    return console.make_table(headings, rows, title='In use at the same time, GiB of one chip', dense=True)
 
 
 def summary(verdict: Verdict) -> list[str]:

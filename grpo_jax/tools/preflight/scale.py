@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import math
 from typing import Any
 
-from grpo_jax.run import tables
+from grpo_jax.run import console
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight import verdict as verdicts
 from grpo_jax.tools.preflight.report import WIDTH
@@ -96,4 +96,4 @@ def print_predictions(predictions: Sequence[dict[str, Any]]) -> None:
         for row in predictions
     ]
     title = 'PREDICTION for other numbers of chips, by arithmetic from the plan above: not compiled, not measured'
-    tables.show(tables.make_table(headings, rows, title=title, dense=True), width=WIDTH)
+    console.show_tables(console.make_table(headings, rows, title=title, dense=True), width=WIDTH)

@@ -18,7 +18,7 @@ from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.models import lora
-from grpo_jax.run import tables
+from grpo_jax.run import console
 from grpo_jax.sharding import specs
 from grpo_jax.tools.preflight import advice, compiler, model
 from grpo_jax.tools.preflight import plan as plans
@@ -221,7 +221,9 @@ def print_rows(plan: plans.PlannedRun, rows: list[dict[str, Any]], host_seconds:
     outcome = (
         f'the least of these that fit with {MARGIN:.0%} free: {best["flags"]}' if best['fits'] else 'none of these fits'
     )
-    tables.show(tables.make_table(headings, lines, title=title, dense=True, wrapped=('flags',)), outcome, width=WIDTH)
+    console.show_tables(
+        console.make_table(headings, lines, title=title, dense=True, wrapped=('flags',)), outcome, width=WIDTH
+    )
 
 
 def _phase(bound):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax.run.figures import LEVEL
+from grpo_jax.figures import LEVEL
 from grpo_jax.statistics import share_interval
 from grpo_jax.tools.report.read import Run, Variant, number
 

@@ -20,10 +20,10 @@ HUNG = 43  # exit status
 NAMES = {signal.SIGTERM: 'SIGTERM', signal.SIGINT: 'Ctrl-C', signal.SIGHUP: 'SIGHUP'}
 PROMISE = 'stopping after this step, with a checkpoint; once more stops at once'
 
-_watches: list['Watch'] = []  # of the loops that take their steps now, the innermost last
+_underway: list['Signals'] = []  # of the loops that take their steps now, the innermost last
 
 
-class Watch:
+class Signals:
     """A context around a loop. The first signal only sets `stopping`; the second ends the process.
 
     A step longer than `limit` seconds (0: none) ends the process. step(name) begins a step.
@@ -35,7 +35,7 @@ class Watch:
         self._limit, self._timer, self._before = limit, None, {}
 
     def __enter__(self):
-        _watches.append(self)
+        _underway.append(self)
         if _listener is None and threading.current_thread() is threading.main_thread():  # no other may set a handler
             self._before = _handle(self._asked)
         return self
@@ -43,7 +43,7 @@ class Watch:
     def __exit__(self, *_):
         self._disarm()
         self._restore()
-        _watches.remove(self)
+        _underway.remove(self)
 
     def step(self, name: str) -> None:
         """Begins a step, and ends the one before."""
@@ -101,11 +101,11 @@ class Listener:
         if self._asked:
             stop_now(f'{NAMES[number]} once more: stopped at once; the same command goes on', 128 + number)
         self._asked = True
-        if not any(watch.underway for watch in _watches):
+        if not any(signals.underway for signals in _underway):
             text = f'{NAMES[number]}: stopped, with nothing to finish; the same command goes on with {workdir}'
             stop_now(text, TERMINATED)
-        for watch in _watches:
-            watch.stopping = True
+        for signals in _underway:
+            signals.stopping = True
         console.print(f'{NAMES[number]}: {PROMISE}')
 
     def _leave_terminal(self):
