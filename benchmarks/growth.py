@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import environment
 from grpo_jax import train
 from grpo_jax.configs import arithmetic
-from grpo_jax.run import speeds
+from grpo_jax.run import measure
 
 READINGS = 60
 
@@ -50,7 +50,7 @@ def read():
     counts = threading.active_count(), len(os.listdir('/proc/self/fd')), children
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
-    return speeds.host_mib() * 1024, *counts, len(os.listdir('/dev/shm'))
+    return measure.host_mib() * 1024, *counts, len(os.listdir('/dev/shm'))
 
 
 def main():

@@ -21,7 +21,7 @@ from benchmarks import environment
 from grpo_jax import algorithms, train
 from grpo_jax.configs import arithmetic
 from grpo_jax.learner import descent
-from grpo_jax.run import diagnosis, meters, probe
+from grpo_jax.run import diagnosis, measure, observers
 from grpo_jax.run.experiment import Experiment
 
 
@@ -103,8 +103,8 @@ def main():
     config.steps, config.evaluation.every, config.evaluation.prompts = options.steps, 0, 8
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(meters, 'assess', costs.timed('meters of the host', meters.assess)),
-        mock.patch.object(probe.Observer, '__call__', costs.observing(probe.Observer.__call__)),
+        mock.patch.object(measure, 'assess', costs.timed('meters of the host', measure.assess)),
+        mock.patch.object(observers.Observer, '__call__', costs.observing(observers.Observer.__call__)),
         mock.patch.object(diagnosis.Judge, 'step', costs.timed('monitors', diagnosis.Judge.step)),
         mock.patch.object(Experiment, 'learner', costs.learner(Experiment.learner)),
     ):

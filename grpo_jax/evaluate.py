@@ -28,9 +28,10 @@ from grpo_jax.figures import (
     summarize_by_subject,
 )
 from grpo_jax.hosts import files, json_file, processes
-from grpo_jax.run import checkpoint, cli, metrics, recorded
+from grpo_jax.run import checkpoint, cli, measure, recorded
 from grpo_jax.run.console import console, make_table, show_tables
 from grpo_jax.run.experiment import Experiment, open_experiment
+from grpo_jax.run.rows import json_float
 from grpo_jax.sampler import programs
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
@@ -136,7 +137,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     greedy, sampled = Completions([], [], []), Completions([], [], [])
     with during('evaluating', len(dataset.examples)) as evaluating:
         for indices, rollout in rollouts(experiment, dataset, size, functools.partial(evaluator.sample, params), key):
-            every = metrics.decode_completions(experiment.tokenizer, rollout)
+            every = measure.decode_completions(experiment.tokenizer, rollout)
             for values, greedy_values, sampled_values in zip(every, greedy, sampled, strict=True):
                 groups = [values[row : row + group] for row in range(0, len(indices) * group, group)]
                 greedy_values.extend(values[-1] for values in groups)
@@ -191,8 +192,8 @@ def _rows(tokenizer, dataset, judged):
                     'completion': rewarded.texts[row],
                     'length': int(rewarded.lengths[row]),
                     'truncated': bool(rewarded.truncated[row]),
-                    'reward': metrics.json_float(rewarded.rewards[row]),
-                    'parts': {name: metrics.json_float(x[row]) for name, x in rewarded.parts.items()},
+                    'reward': json_float(rewarded.rewards[row]),
+                    'parts': {name: json_float(x[row]) for name, x in rewarded.parts.items()},
                     'failed': [name for name, failed in rewarded.failures.items() if failed[row]],
                     'extracted': answers[''][index, sample] if '' in answers else None,
                     **{f'{prefix}correct': _verdict(hits[index, sample]) for prefix, hits in correct.items()},

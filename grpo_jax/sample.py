@@ -18,10 +18,10 @@ from grpo_jax import data, evaluate, rewards
 from grpo_jax.errors import BadInput
 from grpo_jax.figures import compute_sampled_figures, read_rewards, recorded_rewards, summarize, summarize_by_subject
 from grpo_jax.hosts import files, json_file, lock, processes
-from grpo_jax.run import cli, digest, dumps, metrics, steering
-from grpo_jax.run.collect import Draw
+from grpo_jax.run import cli, digest, measure, steering
 from grpo_jax.run.experiment import Experiment, recorded_config
 from grpo_jax.run.origins import digest_of
+from grpo_jax.run.rows import read_rows, rollout_rows
 from grpo_jax.text import during
 
 FILE = 'sampling.json'  # whose samples a folder holds: policy, prompts, config
@@ -132,10 +132,10 @@ def shard_rows(experiment: Experiment, dataset: data.Dataset, prompts: int, samp
     compute = functools.partial(rewards.compute_rewards, experiment.reward_functions)
     for indices, rollout in evaluate.rollouts(experiment, dataset, prompts, sample, key):
         examples = dataset.examples[indices.start : indices.stop]
-        columns = metrics.decode_completions(experiment.tokenizer, rollout)
+        columns = measure.decode_completions(experiment.tokenizer, rollout)
         real = len(columns[0]) // prompts * len(examples)
         rewarded = processes.by_group(compute, examples, *(column[:real] for column in columns))
-        rows += dumps.rollout_rows(Draw(examples, rollout, lambda: None, {}), rewarded, None, experiment.tokenizer)
+        rows += rollout_rows(examples, rollout, rewarded, None, experiment.tokenizer)
     return rows
 
 
@@ -163,7 +163,7 @@ def read_samples(to: str, dataset: data.Dataset, request: Request) -> Sequence[d
         path = shard_path(to, shard)
         ids = [e.id for e in dataset.examples[shard * request.shard : (shard + 1) * request.shard]]
         try:
-            own = metrics.read_rows(path)
+            own = read_rows(path)
             sound = [row['id'] for row in own] == [i for i in ids for _ in range(request.samples)]
         except (ValueError, KeyError, TypeError):
             sound = False

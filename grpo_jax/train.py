@@ -30,18 +30,16 @@ from grpo_jax.run import (
     collect,
     console,
     decoded,
-    dumps,
-    meters,
-    metrics,
-    probe,
+    measure,
+    observers,
     reference,
-    speeds,
     teacher,
     unrewarded,
 )
 from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
 from grpo_jax.run.history import History
 from grpo_jax.run.loop import Loop, on_devices
+from grpo_jax.run.rows import read_rows, rollout_rows
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
 from grpo_jax.run.workdir import owning
@@ -70,7 +68,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     collector = collect.Collector(experiment, shapes)
     history = History(algorithm, collector.examples)
     learner = experiment.learner(algorithm, shapes, collector.aux() | history.aux())
-    observer = probe.Observer(experiment, learner, shapes)
+    observer = observers.Observer(experiment, learner, shapes)
     evaluator = evaluate.make(experiment, settings.evaluation.samples)
     taught = teacher.load_teacher(experiment, algorithm, shapes)
     programs = collector.programs | learner.programs | observer.programs | taught.programs
@@ -111,13 +109,13 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
             with loop.stage('update'):
                 with on_devices():
                     state, learned = learner.update(state, experience, packed)
-                row |= meters.assess(experiment, draw.rollout, rewarded, experience, collector.sample and step)
-                row |= observed | jax.device_get(learned) | metrics.completion_metrics(rewarded)
-                row |= draw.counts | {'reference_renewed': renewed} | metrics.sampler_metrics(collector.sample)
+                row |= measure.assess(experiment, draw.rollout, rewarded, experience, collector.sample and step)
+                row |= observed | jax.device_get(learned) | measure.completion_metrics(rewarded)
+                row |= draw.counts | {'reference_renewed': renewed} | measure.sampler_metrics(collector.sample)
 
             if loop.due(step, settings.cadence.rollouts):
-                loop.writer.rollouts(step, dumps.rollout_rows(draw, rewarded, experience, experiment.tokenizer))
-            loop.log(step, row, speeds.step_speed(experiment, algorithm, collector, draw.rollout, loop.seconds))
+                loop.writer.rollouts(step, rollout_rows(draw.examples, draw.rollout, rewarded, experience, experiment.tokenizer))
+            loop.log(step, row, measure.step_speed(experiment, algorithm, collector, draw.rollout, loop.seconds))
             if row['finite'] < 1:
                 with loop.writer.optional(step, checkpoint.BAD):
                     checkpoint.dump_bad_batch(workdir, step, experience)
@@ -299,7 +297,7 @@ def finished(config, workdir) -> bool:
     if not all(os.path.isfile(path) for path in paths):
         return False
     same = json_file.read(paths[0]) == recorded_config(config)
-    steps, evaluations = len(metrics.read_rows(paths[1])), metrics.read_rows(paths[2])
+    steps, evaluations = len(read_rows(paths[1])), read_rows(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
     return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps

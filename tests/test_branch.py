@@ -13,9 +13,11 @@ import pytest
 from grpo_jax import train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock
-from grpo_jax.run import branch, checkpoint, events, metrics
+from grpo_jax.run import branch, checkpoint
 from grpo_jax.run.experiment import claim, open_experiment
+from grpo_jax.run.rows import recorded_events
 from grpo_jax.run.steering import Steering
+from grpo_jax.run.writer import Writer
 from grpo_jax.sharding import compiled
 from grpo_jax.tools import export, provenance
 from tests import small_model, test_multihost, tiny_run
@@ -75,14 +77,14 @@ class Killed(BaseException):
 
 def kill_at(monkeypatch, step):
     """The run ends where it writes that step down."""
-    write = metrics.Writer.step
+    write = Writer.step
 
     def stop(self, at, *rest):
         if at == step:
             raise Killed
         write(self, at, *rest)
 
-    monkeypatch.setattr(metrics.Writer, 'step', stop)
+    monkeypatch.setattr(Writer, 'step', stop)
 
 
 NEW: dict[str, Any] = dict(optimizer__learning_rate=3e-3, rollout__temperature=0.8, algorithm__clip_high=0.28)
@@ -101,7 +103,7 @@ def test_an_amended_run_is_the_old_one_to_that_step_and_the_new_one_from_there(o
     # killed before its next checkpoint; the run is the new one now, and needs no flag
     assert_equal(run(copy, **NEW), expected)
     assert tiny_run.rows(copy) == tiny_run.rows(old) + tiny_run.rows(new)
-    assert [(row['step'], row['key']) for row in events.recorded(copy)] == [
+    assert [(row['step'], row['key']) for row in recorded_events(copy)] == [
         (4, key) for key in ('algorithm.clip_high', 'optimizer.learning_rate', 'rollout.temperature')
     ]
     refused(r'was 0\.003 in .*--amend', copy, 6, **NEW | {'optimizer__learning_rate': 1e-3})
@@ -159,7 +161,7 @@ def test_a_branch_is_the_new_config_on_the_parents_checkpoint_and_leaves_the_par
     unfinished.rmdir()
     assert_equal(run(copy, 6, AMEND, **NEW), branched)
     assert tiny_run.rows(child) == tiny_run.rows(copy)[4:]
-    (row,) = events.recorded(child)
+    (row,) = recorded_events(child)
     assert row | {'changes': 0} == {'step': 4, 'event': 'branched', 'parent': str(copy), 'changes': 0}
     assert row['changes']['optimizer.learning_rate'] == [1e-3, 3e-3]
     assert list(provenance.verify(str(child))) == []
@@ -212,7 +214,7 @@ def test_the_same_command_goes_on_with_the_branch(long, copy, tmp_path, monkeypa
     shutil.rmtree(copy / 'checkpoints')  # the parent is not needed any more
     assert int(run(copy, 6, steered, seed=5).step) == 6
     assert [row['step'] for row in tiny_run.rows(child)] == [4, 5] and not (child / branch.MAKING).exists()
-    assert len(events.recorded(child)) == 1
+    assert len(recorded_events(child)) == 1
     assert int(run(child, 7, seed=5).step) == 7  # as a run of its own
 
 
@@ -251,7 +253,7 @@ def test_a_branch_begins_from_the_newest_sound_checkpoint(long, copy, tmp_path):
     array.write_bytes(array.read_bytes()[:-1])
     before = fingerprint(copy)
     run(copy, 3, Steering(branch=str(tmp_path / 'child')), reference__path=str(copy))
-    assert fingerprint(copy) == before and events.recorded(tmp_path / 'child')[0]['step'] == 2
+    assert fingerprint(copy) == before and recorded_events(tmp_path / 'child')[0]['step'] == 2
 
 
 def test_a_branch_to_an_algorithm_with_a_critic_begins_it_anew_and_back_drops_it(long, old, tmp_path, caplog):
@@ -327,7 +329,7 @@ def test_a_run_that_is_moved_goes_on_with_the_same_losses(long, tmp_path, before
     for name in ('loss', 'reward', 'length', 'grad_norm', 'entropy', 'kl_ref'):
         assert rows[2][name] == pytest.approx(expected[2][name], abs=1e-5), name
     assert int(state.aux['position']) == int(unmoved.aux['position'])
-    assert not events.recorded(tmp_path / 'moved')
+    assert not recorded_events(tmp_path / 'moved')
     assert sum(': was ' in text for text in caplog.messages) > 0
 
 
@@ -341,7 +343,7 @@ def test_two_processes_amend_and_branch_what_one_began_as_one_does(long, tmp_pat
         branched = (f'--branch={workdir}_branch', '--config.optimizer.learning_rate=1e-4', '--config.seed=3')
         test_multihost.Run(workdir, count, *branched, '--config.steps=6').succeeds()
     test_multihost.assert_equal(two, one)
-    assert events.recorded(two) == events.recorded(one) != []
+    assert recorded_events(two) == recorded_events(one) != []
     rows = tiny_run.rows(tmp_path / 'one_branch')
     assert tiny_run.rows(tmp_path / 'two_branch') == rows and [row['step'] for row in rows] == [4, 5]
     assert json.loads((two / 'config.json').read_text())['optimizer']['learning_rate'] == 1e-4

@@ -276,9 +276,9 @@ def test_on_a_terminal_live_lines_come_and_go_and_results_stay(monkeypatch):
         time.sleep(0.5)  # lines are renewed four times a second
         train.result = 'train: 6 of 60'
     assert sys.stderr is terminal
-    text = terminal.getvalue()
-    assert '6/60' in text and 'a line of a library' in text
-    assert 'train: 6 of 60 in' in text.splitlines()[-1]
+    printed = terminal.getvalue()
+    assert '6/60' in printed and 'a line of a library' in printed
+    assert 'train: 6 of 60 in' in printed.splitlines()[-1]
     assert not shown._running and shown._live is None
 
 

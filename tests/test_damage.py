@@ -17,7 +17,8 @@ import pytest
 import tensorstore
 
 from grpo_jax.errors import BadInput
-from grpo_jax.run import checkpoint, digest, events
+from grpo_jax.run import checkpoint, digest
+from grpo_jax.run.rows import recorded_events
 from grpo_jax.types import TrainState
 
 
@@ -82,7 +83,7 @@ def check_flips(saved, folder, count, seed):
         state, where = restored(workdir), f'bit {bit} of {path}'
         step = int(state.step)
         assert step in (3, 6) and equal(state, state_of(step)), where
-        assert [row['event'] for row in events.recorded(workdir)] == ['damaged'] * (step == 3), where
+        assert [row['event'] for row in recorded_events(workdir)] == ['damaged'] * (step == 3), where
         noticed += step == 3
         shutil.rmtree(workdir)
     return noticed
@@ -160,12 +161,12 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(workdir, damage
     damage(workdir / 'checkpoints' / '6')
     assert equal(restored(workdir), state_of(3))
     assert sum('not what was saved' in record.message for record in caplog.records) == 1
-    (event,) = events.recorded(workdir)
+    (event,) = recorded_events(workdir)
     assert event['step'] == 6 and event['moved_to'].endswith('6') and os.path.exists(event['moved_to'])
     # the step is taken again
     with checkpoint.manager(str(workdir), keep=2) as checkpoints:
         checkpoint.save(checkpoints, state_of(6))
-    assert equal(restored(workdir), state_of(6)) and len(events.recorded(workdir)) == 1
+    assert equal(restored(workdir), state_of(6)) and len(recorded_events(workdir)) == 1
 
 
 def test_checkpoints_ask_tensorstore_for_no_figures_and_for_one_spec(tmp_path, monkeypatch):
@@ -267,7 +268,7 @@ def test_another_models_checkpoint_is_refused_and_not_taken_for_damage(workdir):
     other.params['w'] = jax.ShapeDtypeStruct((9, 40), jnp.float32, sharding=other.params['w'].sharding)
     with checkpoint.manager(str(workdir), keep=2) as checkpoints, pytest.raises(BadInput, match='another model'):
         checkpoint.restore(checkpoints, other)
-    assert events.recorded(workdir) == []
+    assert recorded_events(workdir) == []
 
 
 def test_readers_take_the_newest_sound_checkpoint_and_change_nothing(workdir, caplog):

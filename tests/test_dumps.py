@@ -8,8 +8,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import dumps
+from grpo_jax.run import rows
 from grpo_jax.run.collect import Draw
+from grpo_jax.run.rows import rollout_rows, token_texts
 from grpo_jax.types import Example, Experience, Rollout
 
 # two completions of one prompt: 'ab<end>' in full, and 'c' which the budget cut; two columns of prompt before them
@@ -43,7 +44,7 @@ def dump(advantages, messages=(), logprobs=LOGPROBS, **fields):
         None, **fields,
     )  # fmt: skip
     draw = Draw([Example('p', '1', 7, {}, messages)], rollout, lambda: rewarded, {})
-    return dumps.rollout_rows(draw, rewarded, experience, Letters())
+    return rollout_rows(draw, rewarded, experience, Letters())
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_number_that_is_none_can_be_written():
 
 
 def test_the_tokens_of_a_large_dump_stop_at_a_whole_completion(monkeypatch):
-    monkeypatch.setattr(dumps, 'DETAILED', 3)
+    monkeypatch.setattr(rows, 'DETAILED', 3)
     first, second = dump([[0.5], [-0.5]])
     assert len(first['tokens']) == 3
     assert not {'tokens', 'logprobs'} & set(second) and second['completion'] == 'c'
@@ -105,13 +106,13 @@ def bytewise(*words):
 def test_a_character_of_several_tokens_stands_at_the_first_of_them():
     tokenizer = bytewise()
     ids = np.array(tokenizer.encode('aé日😀b'))
-    (texts,) = dumps.token_texts(tokenizer, [ids])
+    (texts,) = token_texts(tokenizer, [ids])
     assert texts == ['a', 'é', '', '日', '', '', '😀', '', '', '', 'b']
 
 
 def test_half_a_character_at_the_end_is_shown_as_such():
     tokenizer = bytewise()
-    (texts,) = dumps.token_texts(tokenizer, [np.array(tokenizer.encode('a日')[:-1])])
+    (texts,) = token_texts(tokenizer, [np.array(tokenizer.encode('a日')[:-1])])
     assert texts[0] == 'a' and set(''.join(texts[1:])) == {'\ufffd'}
 
 
@@ -120,5 +121,5 @@ def test_the_blank_before_a_word_of_sentencepiece_stays():
     tokenizer = Tokenizer(models.WordLevel(words, unk_token='s'))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.Fuse(), decoders.Strip(' ', 1, 0)])
-    (texts,) = dumps.token_texts(PreTrainedTokenizerFast(tokenizer_object=tokenizer), [np.array([1, 2, 3])])
+    (texts,) = token_texts(PreTrainedTokenizerFast(tokenizer_object=tokenizer), [np.array([1, 2, 3])])
     assert texts == [' the', ' cat', 's']

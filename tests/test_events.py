@@ -2,16 +2,16 @@
 
 import os
 
-from grpo_jax.run import events
+from grpo_jax.run.rows import EVENTS, append_event, drop_events, recorded_events
 
 
 def test_steps_that_are_taken_again_leave_their_events_once(tmp_path):
-    events.append(tmp_path, 3, 'rewards', part='numeric')
-    events.append(tmp_path, 5, 'amended', key='optimizer.learning_rate', old=1.0, new=0.5)
-    events.append(tmp_path, 6, 'rewards', part='format')
-    events.cut(tmp_path, 5)
-    assert [(row['step'], row['event']) for row in events.recorded(tmp_path)] == [(3, 'rewards'), (5, 'amended')]
-    assert events.recorded(tmp_path)[1] == {
+    append_event(tmp_path, 3, 'rewards', part='numeric')
+    append_event(tmp_path, 5, 'amended', key='optimizer.learning_rate', old=1.0, new=0.5)
+    append_event(tmp_path, 6, 'rewards', part='format')
+    drop_events(tmp_path, 5)
+    assert [(row['step'], row['event']) for row in recorded_events(tmp_path)] == [(3, 'rewards'), (5, 'amended')]
+    assert recorded_events(tmp_path)[1] == {
         'step': 5,
         'event': 'amended',
         'key': 'optimizer.learning_rate',
@@ -21,15 +21,15 @@ def test_steps_that_are_taken_again_leave_their_events_once(tmp_path):
 
 
 def test_half_a_row_of_a_killed_run_is_not_read(tmp_path):
-    events.append(tmp_path, 1, 'rewards')
-    with open(os.path.join(tmp_path, events.FILE), 'a', encoding='utf8') as file:
+    append_event(tmp_path, 1, 'rewards')
+    with open(os.path.join(tmp_path, EVENTS), 'a', encoding='utf8') as file:
         file.write('{"step": 2, "ev')
-    assert [row['step'] for row in events.recorded(tmp_path)] == [1]
-    events.cut(tmp_path, 9)
-    events.append(tmp_path, 9, 'rewards')
-    assert [row['step'] for row in events.recorded(tmp_path)] == [1, 9]
+    assert [row['step'] for row in recorded_events(tmp_path)] == [1]
+    drop_events(tmp_path, 9)
+    append_event(tmp_path, 9, 'rewards')
+    assert [row['step'] for row in recorded_events(tmp_path)] == [1, 9]
 
 
 def test_a_run_without_events_has_no_file(tmp_path):
-    events.cut(tmp_path, 0)
-    assert events.recorded(tmp_path) == [] and not os.listdir(tmp_path)
+    drop_events(tmp_path, 0)
+    assert recorded_events(tmp_path) == [] and not os.listdir(tmp_path)

@@ -21,7 +21,9 @@ from tensorboardX.proto import event_pb2
 from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput, CannotWrite
 from grpo_jax.hosts import files, lock
-from grpo_jax.run import board, console, events, loop, metrics
+from grpo_jax.run import console, loop, rows
+from grpo_jax.run.rows import recorded_events
+from grpo_jax.run.writer import Writer, open_writer
 from grpo_jax.tools import iterate
 from tests import quick_compile, tiny_run
 
@@ -147,10 +149,10 @@ def test_what_libraries_say_of_a_disk_is_understood():
 
 
 def test_curves_that_cannot_be_written_are_counted_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
-    with metrics.open_writer(str(tmp_path), 0, 100, 'train') as writer:
+    with open_writer(str(tmp_path), 0, 100, 'train') as writer:
         writer.step(0, {'reward': 0.0}, {'sample': 1.0})
         with monkeypatch.context() as patch:
-            patch.setattr(board, 'append_whole', _half)
+            patch.setattr(writer, 'append_whole', _half)
             for step in range(1, 31):  # more than any queue of tensorboardX's would take
                 writer.step(step, {'reward': 1.0}, {'sample': 1.0})
         writer.step(31, {'reward': 2.0}, {'sample': 1.0})
@@ -161,7 +163,7 @@ def test_curves_that_cannot_be_written_are_counted_and_the_run_goes_on(tmp_path,
         'drops',
         f'30 of tensorboard of {tmp_path} could not be written and are missing',
     ]
-    dropped = [(row['step'], row['event'], row['kind']) for row in events.recorded(tmp_path)]
+    dropped = [(row['step'], row['event'], row['kind']) for row in recorded_events(tmp_path)]
     assert dropped == [(step, 'dropped', 'tensorboard') for step in range(1, 31)]
     shown = [(e.step, e.summary.value[0].tag) for e in records(tmp_path / 'tensorboard') if e.summary.value]
     assert [step for step, tag in shown if tag == 'reward'] == [0, 31]  # whole records, before and after
@@ -173,7 +175,7 @@ def _half(file, content):
 
 
 def test_no_thread_and_no_process_writes_the_curves(tmp_path):
-    writer = metrics.open_writer(str(tmp_path), 3, 4, 'train')
+    writer = open_writer(str(tmp_path), 3, 4, 'train')
     writer.step(3, {'reward': 0.25}, {'sample': 1.0})
     assert not [thread for thread in threading.enumerate() if 'tensorboardX' in type(thread).__module__]
     assert 'multiprocessing.queues' not in {type(thread).__module__ for thread in threading.enumerate()}
@@ -185,8 +187,8 @@ def test_no_thread_and_no_process_writes_the_curves(tmp_path):
 
 
 def test_events_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog):
-    with metrics.open_writer(str(tmp_path), 0, 3, 'train') as writer:
-        monkeypatch.setattr(events, 'append', _full)
+    with open_writer(str(tmp_path), 0, 3, 'train') as writer:
+        monkeypatch.setattr(rows, 'append_event', _full)
         for step in range(3):
             with writer.optional(step, 'rollouts'):
                 raise FULL
@@ -198,13 +200,13 @@ def _full(*_, **__):
 
 
 def test_an_error_that_is_not_the_disks_is_not_dropped(tmp_path):
-    with metrics.open_writer(str(tmp_path), 0, 3, 'train') as writer:
+    with open_writer(str(tmp_path), 0, 3, 'train') as writer:
         with pytest.raises(KeyError), writer.optional(0, 'rollouts'):
             raise KeyError
 
 
 def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch, capsys):
-    with metrics.open_writer(str(tmp_path), 0, 1, 'train') as writer:
+    with open_writer(str(tmp_path), 0, 1, 'train') as writer:
         writer.step(0, {'reward': 0.0, 'length': 1.0}, {'sample': 1.0})
         writer.evaluation(0, {'greedy': 0.0})
     monkeypatch.setattr(console, 'draw_curve', _full)
@@ -227,7 +229,7 @@ def test_small_disks_for_curves_and_rollouts_change_no_number(long, straight, tm
     train.run(config(), str(tmp_path), profile=(1, 2))
     assert_equal(tmp_path, straight, rollouts=False)
     assert f'of {tmp_path} could not be written and are missing' in caplog.text
-    kinds = {row['kind'] for row in events.recorded(tmp_path) if row['event'] == 'dropped'}
+    kinds = {row['kind'] for row in recorded_events(tmp_path) if row['event'] == 'dropped'}
     assert kinds == {'tensorboard', 'rollouts', 'profile'}
     written = os.listdir(tmp_path / 'rollouts')
     assert 0 < len(written) < 4
@@ -275,14 +277,14 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_then_it_goes_on(l
 
 
 def test_a_folder_that_is_removed_stops_the_run(tmp_path, monkeypatch):
-    write = metrics.Writer.step
+    write = Writer.step
 
     def step(self, step, *rest):
         if step == 1:
             os.rename(tmp_path / 'run', tmp_path / 'moved')
         write(self, step, *rest)
 
-    monkeypatch.setattr(metrics.Writer, 'step', step)
+    monkeypatch.setattr(Writer, 'step', step)
     with pytest.raises(CannotWrite, match=r'No such file or directory; bring the folder back'):
         train.run(config(), str(tmp_path / 'run'))
 

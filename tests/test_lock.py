@@ -14,7 +14,8 @@ import pytest
 from grpo_jax import train
 from grpo_jax.errors import BadInput, CannotWrite, InUse
 from grpo_jax.hosts import lock, processes
-from grpo_jax.run import events, workdir
+from grpo_jax.run import workdir
+from grpo_jax.run.rows import EVENTS
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -210,7 +211,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_named_before_the_run(tmp_path, monkeypatch):
-    (tmp_path / events.FILE).touch()
+    (tmp_path / EVENTS).touch()
     monkeypatch.setattr(os, 'access', lambda path, mode: False)  # root may write anything
     with pytest.raises(BadInput, match='cannot be written to; change'):
         workdir.check_kept(str(tmp_path))

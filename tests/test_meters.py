@@ -8,7 +8,7 @@ import pytest
 from grpo_jax.models import heads, transformer
 from grpo_jax.models.lora import LoraOptions
 from grpo_jax.rewards import language
-from grpo_jax.run import meters, speeds
+from grpo_jax.run import measure
 from grpo_jax.sharding import chips
 
 NAN = float('nan')
@@ -23,12 +23,12 @@ def rows(*lists):
 
 
 def test_lengths_by_outcome_leave_out_what_the_verifier_cannot_judge():
-    found = meters.lengths_by_outcome(np.array([2, 4, 9, 100]), np.array([1.0, 1.0, 0.0, NAN]))
+    found = measure.lengths_by_outcome(np.array([2, 4, 9, 100]), np.array([1.0, 1.0, 0.0, NAN]))
     assert found == {'length_right': 3.0, 'length_wrong': 9.0}
 
 
 def test_lengths_of_no_completion_are_not_a_number():
-    found = meters.lengths_by_outcome(np.array([2]), np.array([1.0]))
+    found = measure.lengths_by_outcome(np.array([2]), np.array([1.0]))
     assert found['length_right'] == 2.0 and np.isnan(found['length_wrong'])
 
 
@@ -36,7 +36,7 @@ def test_pass_rates_are_a_histogram_with_closed_lower_ends():
     # pass rates 0, 1/8, 1/4, 1/2, 3/4, 1, and 1/2 of the two that can be judged, and none
     hits = [0, 1, 2, 4, 6, 8]
     correct = np.array([[1.0] * n + [0.0] * (8 - n) for n in hits] + [[1.0, 0.0] + [NAN] * 6, [NAN] * 8])
-    found = meters.pass_rates(correct)
+    found = measure.pass_rates(correct)
     assert list(found.values()) == [1 / 8, 1 / 8, 2 / 8, 1 / 8]
     assert list(found) == [f'groups_below_{name}' for name in ('quarter', 'half', 'three_quarters', 'all')]
 
@@ -44,76 +44,76 @@ def test_pass_rates_are_a_histogram_with_closed_lower_ends():
 def test_the_correlation_is_that_within_groups():
     # between the groups long is right, within each short is: centred lengths -1 1 -1 1, rewards .5 -.5 .5 -.5
     lengths, rewards = np.array([[1, 3], [11, 13]]), np.array([[1.0, 0.0], [6.0, 5.0]])
-    assert meters.correlation_in_groups(lengths, rewards) == pytest.approx(-1)
+    assert measure.correlation_in_groups(lengths, rewards) == pytest.approx(-1)
     # -1 1 0 0 with .5 -.5 .5 -.5: -1 / sqrt(2 x 1)
-    assert meters.correlation_in_groups(np.array([[1, 3], [5, 5]]), rewards) == pytest.approx(-(2**-0.5))
+    assert measure.correlation_in_groups(np.array([[1, 3], [5, 5]]), rewards) == pytest.approx(-(2**-0.5))
 
 
 @pytest.mark.parametrize(
     'lengths, rewards', [([[1, 3]], [[1.0, 1.0]]), ([[2, 2]], [[0.0, 1.0]]), ([[1, 3]], [[NAN, 1.0]])]
 )
 def test_without_variance_there_is_no_correlation(lengths, rewards):
-    assert np.isnan(meters.correlation_in_groups(np.array(lengths), np.array(rewards)))
+    assert np.isnan(measure.correlation_in_groups(np.array(lengths), np.array(rewards)))
 
 
 def test_unscorable_completions_do_not_correlate():
     lengths, rewards = np.array([[1, 3, 900]]), np.array([[1.0, 0.0, NAN]])
-    assert meters.correlation_in_groups(lengths, rewards) == pytest.approx(-1)
+    assert measure.correlation_in_groups(lengths, rewards) == pytest.approx(-1)
 
 
 def test_conflicting_tokens_are_those_of_right_and_wrong_completions():
     # 5 6 7 right, 5 8 7 wrong: 5 from the front and 7 from the end conflict, 6 and 8 do not: 4 of 6 tokens
     tokens, mask = rows([5, 6, 7], [5, 8, 7])
     forced = np.zeros_like(mask)
-    share = meters.conflicting_share(tokens[None], mask[None], forced[None], np.array([[1.0, -1.0]]))
+    share = measure.conflicting_share(tokens[None], mask[None], forced[None], np.array([[1.0, -1.0]]))
     assert share == pytest.approx(4 / 6)
     # the first was forced in both: 7 alone of the 2 sampled tokens of each
     forced[:, 0] = True
-    share = meters.conflicting_share(tokens[None], mask[None], forced[None], np.array([[1.0, -1.0]]))
+    share = measure.conflicting_share(tokens[None], mask[None], forced[None], np.array([[1.0, -1.0]]))
     assert share == pytest.approx(2 / 4)
 
 
 @pytest.mark.parametrize('signs', [[1.0, 1.0], [-1.0, -1.0], [0.0, 0.0], [1.0, 0.0]])
 def test_nothing_conflicts_in_groups_of_one_outcome(signs):
     tokens, mask = rows([5, 6], [5, 6])
-    assert meters.conflicting_share(tokens[None], mask[None], ~mask[None], np.array([signs])) == 0
+    assert measure.conflicting_share(tokens[None], mask[None], ~mask[None], np.array([signs])) == 0
 
 
 def test_without_any_token_no_share_conflicts():
     tokens, mask = rows([5], [5])
     none = np.zeros_like(mask)
-    assert np.isnan(meters.conflicting_share(tokens[None], none[None], none[None], np.array([[1.0, -1.0]])))
+    assert np.isnan(measure.conflicting_share(tokens[None], none[None], none[None], np.array([[1.0, -1.0]])))
 
 
 def test_outcomes_without_a_verifier_are_sides_of_the_groups_mean():
     unknown = np.full((2, 3), NAN)
-    signs = meters.outcome_signs(unknown, np.array([[0.0, 3.0, 0.0], [2.0, 2.0, NAN]]))
+    signs = measure.outcome_signs(unknown, np.array([[0.0, 3.0, 0.0], [2.0, 2.0, NAN]]))
     assert signs.tolist() == [[-1, 1, -1], [0, 0, 0]]
-    verdicts = meters.outcome_signs(np.array([[1.0, 0.0, NAN]]), np.array([[0.0, 9.0, 9.0]]))
+    verdicts = measure.outcome_signs(np.array([[1.0, 0.0, NAN]]), np.array([[0.0, 9.0, 9.0]]))
     assert verdicts.tolist() == [[1, -1, 0]]
 
 
 def test_the_variance_of_advantages_counts_completions_or_their_tokens():
     mask = np.array([[True, False], [True, True], [True, True]])
     known = np.array([True, True, False])
-    assert meters.advantage_variance(np.array([[1.0], [-1.0], [50.0]]), mask, known) == 1
+    assert measure.advantage_variance(np.array([[1.0], [-1.0], [50.0]]), mask, known) == 1
     # tokens 3, 0, 0: mean 1, variance (4 + 1 + 1) / 3
     by_token = np.array([[3.0, 9.0], [0.0, 0.0], [50.0, 50.0]])
-    assert meters.advantage_variance(by_token, mask, known) == pytest.approx(2)
-    assert np.isnan(meters.advantage_variance(np.array([[1.0]]), mask[:1], known[2:]))
+    assert measure.advantage_variance(by_token, mask, known) == pytest.approx(2)
+    assert np.isnan(measure.advantage_variance(np.array([[1.0]]), mask[:1], known[2:]))
 
 
 def test_staleness_is_the_mean_age_of_tokens():
     version, mask = np.array([[7, 5], [7, 0]]), np.array([[True, True], [True, False]])
-    assert meters.staleness(version, mask, 8) == pytest.approx(5 / 3)  # ages 1, 3, 1
-    assert np.isnan(meters.staleness(version, mask & False, 8))
+    assert measure.staleness(version, mask, 8) == pytest.approx(5 / 3)  # ages 1, 3, 1
+    assert np.isnan(measure.staleness(version, mask & False, 8))
 
 
 def test_a_completion_is_repetitive_from_half_of_its_runs_on():
     loop, text = [1, 2] * 5, list(range(10))
     # 1 2 3 4 5 6 7 8 9 9 9 9: 9 runs, all distinct; one token alone: 1 of 9; under 8 tokens: never
     tokens, mask = rows(loop, text, [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9], [4] * 12, [4] * 7)
-    assert meters.are_repetitive(tokens, mask.sum(1)).tolist() == [True, False, False, True, False]
+    assert measure.are_repetitive(tokens, mask.sum(1)).tolist() == [True, False, False, True, False]
 
 
 def test_repetition_is_that_of_counting_runs():
@@ -124,18 +124,18 @@ def test_repetition_is_that_of_counting_runs():
         for row, n in zip(tokens, lengths, strict=True)
     ]
     assert 20 < sum(expected) < 180
-    assert meters.are_repetitive(tokens, lengths).tolist() == expected
+    assert measure.are_repetitive(tokens, lengths).tolist() == expected
 
 
 def test_what_stands_behind_a_completion_does_not_repeat():
     tokens, _ = rows([3] * 40, [3] * 40)
-    assert not meters.are_repetitive(tokens, np.array([7, 0])).any()
-    assert not meters.are_repetitive(tokens[:, :4], np.array([4, 4])).any()
+    assert not measure.are_repetitive(tokens, np.array([7, 0])).any()
+    assert not measure.are_repetitive(tokens[:, :4], np.array([4, 4])).any()
 
 
 def test_letters_are_counted_by_script():
-    names = meters.script_names()
-    counts = dict(zip(names, meters.count_scripts('abc é 12 +-= дa 中文 ひ ²ℝ→ Ա'), strict=True))
+    names = measure.script_names()
+    counts = dict(zip(names, measure.count_scripts('abc é 12 +-= дa 中文 ひ ²ℝ→ Ա'), strict=True))
     assert {name: n for name, n in counts.items() if n} == {
         'latin': 5, 'cyrillic': 1, 'han': 2, 'kana': 1, 'other': 1,
     }  # fmt: skip
@@ -144,27 +144,27 @@ def test_letters_are_counted_by_script():
 def test_the_table_of_scripts_is_that_of_the_language_reward():
     for name, letters in language.SCRIPTS.items():
         text = ''.join(re.findall(f'[{letters}]', ''.join(map(chr, range(0x110000)))))
-        assert meters.count_scripts(text)[meters.script_names().index(name)] == len(text), name
+        assert measure.count_scripts(text)[measure.script_names().index(name)] == len(text), name
 
 
 def test_a_completion_mixes_languages_beyond_a_tenth_of_its_letters():
     texts = ['abcdefghi中', 'abcdefgh中文', '漢字とかな', '1 + 1 = 2', '']
-    found = meters.script_metrics(texts)
+    found = measure.script_metrics(texts)
     assert found['language_mixed'] == 1 / 5  # the second alone
     assert found['script/latin'] == 17 / 25 and 'script/greek' not in found  # 9 + 8 of 10 + 10 + 5
-    assert meters.script_metrics(['', '1']) == {'language_mixed': 0}
+    assert measure.script_metrics(['', '1']) == {'language_mixed': 0}
 
 
 def test_phrases_are_counted_as_whole_words_in_any_case():
     phrases = ('wait', 'let me check')
-    assert meters.count_phrases('Wait, waiter! Let me  check... let me check. WAIT', phrases) == 3
-    assert meters.count_phrases('wait', ()) == 0
+    assert measure.count_phrases('Wait, waiter! Let me  check... let me check. WAIT', phrases) == 3
+    assert measure.count_phrases('wait', ()) == 0
 
 
 def test_a_megabyte_of_signs_that_nobody_writes_is_measured():
-    found = meters.script_metrics([MEGABYTE, '\ud800', '\x00'])
+    found = measure.script_metrics([MEGABYTE, '\ud800', '\x00'])
     assert found['script/latin'] > 0 and found['script/arabic'] > 0 and found['script/han'] > 0
-    assert meters.count_phrases(MEGABYTE, ('wait', '(a+)+$')) == 0
+    assert measure.count_phrases(MEGABYTE, ('wait', '(a+)+$')) == 0
 
 
 def model(**changes):
@@ -186,21 +186,21 @@ def test_operations_of_an_update_are_counted_by_hand():
     prompts, completions = np.array([3]), np.array([[1, 2]])
     # rows of 4 and 5 tokens: 6 x 168 x 9; head 6 x 40 x 3; pairs (16 + 25) / 2 x 12 x 2 layers x 2 heads x 2
     padded = 6 * 168 * 9 + 6 * 40 * 3 + 12 * 2 * 2 * 2 * 41 / 2
-    assert speeds.update_operations(model(), prompts, completions) == padded
+    assert measure.update_operations(model(), prompts, completions) == padded
     # the prompt once: 6 tokens, pairs (16 + 25 - 9) / 2
     shared = 6 * 168 * 6 + 6 * 40 * 3 + 12 * 2 * 2 * 2 * 32 / 2
-    assert speeds.update_operations(model(), prompts, completions, shared=True) == shared
-    critic = speeds.update_operations(model(), prompts, completions, critic=True)
+    assert measure.update_operations(model(), prompts, completions, shared=True) == shared
+    critic = measure.update_operations(model(), prompts, completions, critic=True)
     assert critic == 2 * padded - 6 * 40 * 3
     # adapters of rank 1: 2 layers x (q 4 + 4, k and v 4 + 2, o 4 + 4, mlp 3 x (4 + 3)) = 98; frozen weights count 4
-    adapters = speeds.update_operations(model(), prompts, completions, adapters=LoraOptions(rank=1))
+    adapters = measure.update_operations(model(), prompts, completions, adapters=LoraOptions(rank=1))
     assert adapters == (4 * 168 + 6 * 98) * 9 + 4 * 40 * 3 + 12 * 2 * 2 * 2 * 41 / 2
 
 
 def test_the_memory_of_the_process_is_known():
-    before = speeds.host_mib()
+    before = measure.host_mib()
     block = np.ones(2**24)  # 128 MiB
-    assert 100 < speeds.host_mib() - before < 160 and block[0] == 1
+    assert 100 < measure.host_mib() - before < 160 and block[0] == 1
 
 
 def test_peaks_of_chips_are_those_of_their_makers():

@@ -12,7 +12,8 @@ import pytest
 from grpo_jax import figures, train
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import collect, console, metrics
+from grpo_jax.run import collect, console, writer
+from grpo_jax.run.writer import Writer, open_writer
 from grpo_jax.sharding import chips
 from tests import doc_examples, small_model, tiny_run
 
@@ -26,12 +27,12 @@ def public(kind):
 
 
 def test_the_silent_writer_has_the_methods_of_the_writer_and_no_others():
-    assert public(metrics.SilentWriter) == public(metrics.Writer)
+    assert public(writer.SilentWriter) == public(Writer)
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, 'is_first', lambda: False)
-    with metrics.open_writer(str(tmp_path), 0, 2, 'train') as writer:
+    with open_writer(str(tmp_path), 0, 2, 'train') as writer:
         writer.step(0, {'reward': 1.0}, {'sample': 1.0})
     assert not list(tmp_path.iterdir())
     with pytest.raises(AttributeError):
@@ -39,7 +40,7 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
 
 
 def test_an_exception_closes_the_files_with_all_rows_written(tmp_path):
-    with pytest.raises(FloatingPointError), metrics.open_writer(str(tmp_path), 0, 2, 'train') as writer:
+    with pytest.raises(FloatingPointError), open_writer(str(tmp_path), 0, 2, 'train') as writer:
         writer.step(0, {'reward': 1.0, 'loss': float('nan')}, {'sample': 1.0})
         raise FloatingPointError
     assert tiny_run.rows(tmp_path) == [{'step': 0, 'loss': None, 'reward': 1.0}]

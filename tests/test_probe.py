@@ -10,7 +10,7 @@ import pytest
 
 from grpo_jax import train
 from grpo_jax.learner import completion_logprobs
-from grpo_jax.run import checkpoint, collect, probe
+from grpo_jax.run import checkpoint, collect, observers
 from grpo_jax.types import Experience, Rollout
 from tests import small_model, tiny_run
 
@@ -43,18 +43,18 @@ def aux_of(state):
 def test_right_completions_are_those_of_the_verifier_or_the_best_of_a_group():
     rewards = np.array([[0.5, 1.0], [1.0, 1.0], [NAN, 2.0]])
     correct = np.array([[1.0, 0.0], [NAN, 1.0], [NAN, NAN]])
-    assert probe.mark_right(correct, rewards).tolist() == [[True, False], [False, True], [False, False]]
+    assert observers.mark_right(correct, rewards).tolist() == [[True, False], [False, True], [False, False]]
     unknown = np.full((3, 2), NAN)
-    assert probe.mark_right(unknown, rewards).tolist() == [[False, True], [False, False], [False, False]]
+    assert observers.mark_right(unknown, rewards).tolist() == [[False, True], [False, False], [False, False]]
 
 
 def test_the_shared_prefix_is_the_longest_with_a_different_completion():
     tokens = np.array([[5, 6, 7], [5, 6, 7], [5, 6, 9], [5, 8, 0], [5, 6, 7]])
     mask = np.array([[1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 0]], bool)
-    assert probe.shared_prefix(tokens, mask, 0) == 2  # with rows 2 and 4; row 1 is the same completion
-    assert probe.shared_prefix(tokens, mask, 3) == 1
-    assert probe.shared_prefix(tokens, mask, 4) == 2  # it begins rows 0 and 1, which are longer
-    assert probe.shared_prefix(tokens[:2], mask[:2], 0) == 0
+    assert observers.shared_prefix(tokens, mask, 0) == 2  # with rows 2 and 4; row 1 is the same completion
+    assert observers.shared_prefix(tokens, mask, 3) == 1
+    assert observers.shared_prefix(tokens, mask, 4) == 2  # it begins rows 0 and 1, which are longer
+    assert observers.shared_prefix(tokens[:2], mask[:2], 0) == 0
 
 
 def test_changes_are_means_over_the_tokens_of_the_rows_that_are_there():
@@ -64,13 +64,13 @@ def test_changes_are_means_over_the_tokens_of_the_rows_that_are_there():
     rollout = Rollout(empty, empty[:, :0] > 0, mask, empty > 0, before, empty[:, 0] > 0, empty)
     kept = {'rollout': rollout, 'size': np.int32(2), 'shared': np.array([1, 0, 0])}
     now = before + np.array([[1.0, 0.5, 70.0], [-1.0, -0.5, 0.0], [9.0, 9.0, 9.0]], np.float32)
-    found = probe.compare(kept, now)
+    found = observers.compare(kept, now)
     # tokens of the first two rows: 1 .5, -1 -.5 0; the first alone is shared
     assert found['probe_logprob_change'] == pytest.approx(0.0, abs=1e-7)
     assert found['probe_prefix_change'] == pytest.approx(1.0)
     assert found['probe_rest_change'] == pytest.approx(-0.25)
     assert found['probe_logprob'] == pytest.approx((0 - 1.5 - 2 - 1.5 - 1) / 5)
-    nothing = probe.compare(kept | {'size': np.int32(0)}, now)
+    nothing = observers.compare(kept | {'size': np.int32(0)}, now)
     assert nothing['probe_size'] == 0 and np.isnan(nothing['probe_logprob_change'])
 
 
@@ -96,7 +96,7 @@ def opened(workdir):
     """(experiment, learner, observer) of the probed run."""
     experiment, _, algorithm, shapes = train.open_run(config(**OBSERVED), workdir)
     learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
-    return experiment, learner, probe.Observer(experiment, learner, shapes)
+    return experiment, learner, observers.Observer(experiment, learner, shapes)
 
 
 def test_a_change_of_the_policy_by_hand_moves_the_meter_by_the_computed_amount(probed):

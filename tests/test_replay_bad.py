@@ -8,7 +8,8 @@ import pytest
 
 from grpo_jax import algorithms, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run import checkpoint, events
+from grpo_jax.run import checkpoint
+from grpo_jax.run.rows import recorded_events
 from grpo_jax.tools import replay_bad
 from tests import tiny_run
 
@@ -35,7 +36,7 @@ def stopped(config, tmp_path_factory):
 def test_a_skipped_update_is_kept_with_the_parameters_that_it_did_not_change(stopped):
     workdir, _ = stopped
     assert sorted(os.listdir(os.path.join(workdir, 'bad'))) == ['000000.npz', '000001.npz']
-    assert [(row['step'], row['event'], row['batch']) for row in events.recorded(workdir) if 'batch' in row] == [
+    assert [(row['step'], row['event'], row['batch']) for row in recorded_events(workdir) if 'batch' in row] == [
         (0, 'skipped', 'bad/000000.npz'),
         (1, 'skipped', 'bad/000001.npz'),
     ]

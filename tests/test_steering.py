@@ -14,8 +14,9 @@ import pytest
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.models import families, hf, transformer
-from grpo_jax.run import config_file, events, steering
+from grpo_jax.run import config_file, rows, steering
 from grpo_jax.run.experiment import claim, open_experiment
+from grpo_jax.run.rows import recorded_events
 from grpo_jax.run.steering import AMENDABLE, FIXED, FREE, PARTS, PATH, Change, Steering
 from tests import small_model, tiny_run
 
@@ -116,7 +117,7 @@ def test_free_changes_go_on_with_a_line_each(begun, caplog):
         assert len(caplog.records) == 4 and "learner.remat: was 'none', now 'full'" in caplog.text
     claim(experiment, 2)
     assert json.loads((begun / 'config.json').read_text())['learner']['remat'] == 'full'
-    assert not events.recorded(begun)
+    assert not recorded_events(begun)
 
 
 def amend(workdir, step, steered=AMEND, **changes):
@@ -126,14 +127,14 @@ def amend(workdir, step, steered=AMEND, **changes):
 def test_an_amendment_is_recorded_with_step_key_old_and_new(begun):
     amend(begun, 4, optimizer__learning_rate=1e-7, reward__parts=(('numeric', 2.0),), mesh__data=2)
     amended = {'step': 4, 'event': 'amended'}
-    assert events.recorded(begun) == [
+    assert recorded_events(begun) == [
         amended | {'key': 'optimizer.learning_rate', 'old': 3e-4, 'new': 1e-7},
         amended | {'key': 'reward.parts', 'old': [['numeric', 1.0]], 'new': [['numeric', 2.0]]},
     ]
     # from now on the new values are the run's: no flag is needed, and the old ones are refused
     changes = {'optimizer__learning_rate': 1e-7, 'reward__parts': (('numeric', 2.0),), 'mesh__data': 2}
     amend(begun, 4, PLAIN, **changes)
-    assert len(events.recorded(begun)) == 2
+    assert len(recorded_events(begun)) == 2
     assert 'optimizer.learning_rate = 0.0003: was 1e-07' in refusal(begun)
 
 
@@ -164,9 +165,9 @@ def test_an_amendment_that_was_killed_half_way_is_made_once_by_the_same_command(
         with pytest.raises(Killed):
             amend(begun, 4, **CHANGES)
     amend(begun, 4, **CHANGES)
-    assert [row['key'] for row in events.recorded(begun)] == ['optimizer.learning_rate', 'rollout.temperature']
+    assert [row['key'] for row in recorded_events(begun)] == ['optimizer.learning_rate', 'rollout.temperature']
     amend(begun, 4, **CHANGES)
-    assert len(events.recorded(begun)) == 2
+    assert len(recorded_events(begun)) == 2
 
 
 @pytest.mark.parametrize('name, count', MOMENTS)
@@ -178,12 +179,12 @@ def test_an_amendment_that_was_killed_half_way_is_none_for_the_old_command(begun
             amend(begun, 4, algorithm__clip_low=0.1, **CHANGES)
     assert steering.amended_since(begun, 2, ()) == {'algorithm.clip_low'}
     amend(begun, 4, PLAIN, algorithm__clip_low=0.1)
-    assert [row['key'] for row in events.recorded(begun)] == ['algorithm.clip_low']
+    assert [row['key'] for row in recorded_events(begun)] == ['algorithm.clip_low']
     assert 'was 0.0003' in refusal(begun, algorithm__clip_low=0.1, **CHANGES)
 
 
 def killed_call(name):
-    return (events, 'append') if name == 'append' else (json_file, 'write')
+    return (rows, 'append_event') if name == 'append' else (json_file, 'write')
 
 
 def test_events_that_a_crash_left_alone_are_none():

@@ -13,7 +13,8 @@ import pytest
 
 from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput, CannotWrite, Stopped
-from grpo_jax.run import loop, metrics, signals
+from grpo_jax.run import loop, signals
+from grpo_jax.run.writer import Writer
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -22,7 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 @pytest.fixture
 def stop_after(monkeypatch):
     """A function (title, step, signal): the signal comes while that step is written down, the first time."""
-    write, waiting = metrics.Writer.step, {}
+    write, waiting = Writer.step, {}
 
     def step(self, step, *rest):
         write(self, step, *rest)
@@ -33,7 +34,7 @@ def stop_after(monkeypatch):
     def stop(title, step, number):
         waiting[title, step] = number
 
-    monkeypatch.setattr(metrics.Writer, 'step', step)
+    monkeypatch.setattr(Writer, 'step', step)
     return stop
 
 

@@ -19,8 +19,10 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from grpo_jax import train
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
-from grpo_jax.run import board, events, metrics, trackers
+from grpo_jax.run import writer
+from grpo_jax.run.rows import append_event, recorded_events
 from grpo_jax.run.settings import Settings
+from grpo_jax.run.writer import Subject, Tracking, open_writer
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -56,17 +58,17 @@ class Fake(types.ModuleType):
 
 @pytest.fixture
 def fakes(monkeypatch):
-    fakes = {name: Fake(name) for name in trackers.NAMES}
+    fakes = {name: Fake(name) for name in writer.NAMES}
     for name, fake in fakes.items():
         monkeypatch.setitem(sys.modules, name, fake)
     return fakes
 
 
-def write(workdir, steps, first=0, names=trackers.NAMES, total=4):
+def write(workdir, steps, first=0, names=writer.NAMES, total=4):
     """The steps of a run from `first` on, with the evaluation before the first one."""
     os.makedirs(workdir, exist_ok=True)
-    subject = trackers.Subject(trackers.Tracking(names, 'mine'), CONFIG)
-    with metrics.open_writer(str(workdir), first, total, 'train', (), subject) as writer:
+    subject = Subject(Tracking(names, 'mine'), CONFIG)
+    with open_writer(str(workdir), first, total, 'train', (), subject) as writer:
         if first == 0:
             writer.evaluation(0, {'greedy': 0.25, 'pass@1': 0.5})
         for step in steps:
@@ -88,13 +90,13 @@ def test_a_tracker_gets_the_rows_of_the_files_and_the_config(fakes, tmp_path, ca
 
 
 def test_events_go_to_a_tracker_once(fakes, tmp_path):
-    subject = trackers.Subject(trackers.Tracking(('wandb',)), CONFIG)
-    with metrics.open_writer(str(tmp_path), 0, 4, 'train', (), subject) as writer:
-        events.append(tmp_path, 0, 'diagnosis', monitor='dead_run', seen='nothing')
-        events.append(tmp_path, 0, 'diagnosis', monitor='truncation', seen='all')
+    subject = Subject(Tracking(('wandb',)), CONFIG)
+    with open_writer(str(tmp_path), 0, 4, 'train', (), subject) as writer:
+        append_event(tmp_path, 0, 'diagnosis', monitor='dead_run', seen='nothing')
+        append_event(tmp_path, 0, 'diagnosis', monitor='truncation', seen='all')
         writer.step(0, {'reward': 1.0}, {})
         writer.step(1, {'reward': 1.0}, {})
-        events.append(tmp_path, 1, 'dropped', kind='rollouts')
+        append_event(tmp_path, 1, 'dropped', kind='rollouts')
     logged = fakes['wandb'].logged
     assert logged[0]['event/diagnosis'] == (
         'step 0: monitor: dead_run, seen: nothing | step 0: monitor: truncation, seen: all'
@@ -105,10 +107,10 @@ def test_events_go_to_a_tracker_once(fakes, tmp_path):
 
 def test_a_run_that_goes_on_is_the_same_run_in_each_tracker_and_repeats_no_step(fakes, tmp_path):
     write(tmp_path / 'runs' / 'x', range(3))
-    events.append(tmp_path / 'runs' / 'x', 1, 'dropped', kind='rollouts')
+    append_event(tmp_path / 'runs' / 'x', 1, 'dropped', kind='rollouts')
     for fake in fakes.values():
         fake.logged.clear()
-    events.append(tmp_path / 'runs' / 'x', 2, 'amended', key='optimizer.learning_rate')
+    append_event(tmp_path / 'runs' / 'x', 2, 'amended', key='optimizer.learning_rate')
     write(tmp_path / 'runs' / 'x', range(2, 4), first=2)  # from the checkpoint of step 2
     for name, fake in fakes.items():
         # steps 0 to 2 are there
@@ -117,7 +119,7 @@ def test_a_run_that_goes_on_is_the_same_run_in_each_tracker_and_repeats_no_step(
         }
         first, second = (begun['id' if name == 'wandb' else 'name'] for begun in fake.begun)
         assert first == second and re.fullmatch(r'runs-x-[0-9a-f]{8}', first)
-    assert json.loads((tmp_path / 'runs' / 'x' / trackers.FILE).read_text()) == {'id': first}
+    assert json.loads((tmp_path / 'runs' / 'x' / writer.FILE).read_text()) == {'id': first}
 
 
 def test_two_runs_of_one_name_are_two_runs(fakes, tmp_path):
@@ -130,7 +132,7 @@ def test_two_runs_of_one_name_are_two_runs(fakes, tmp_path):
 
 def test_a_run_without_a_step_left_begins_nothing(fakes, tmp_path):
     write(tmp_path, [], first=4)
-    assert not fakes['wandb'].begun and not (tmp_path / trackers.FILE).exists()
+    assert not fakes['wandb'].begun and not (tmp_path / writer.FILE).exists()
 
 
 @pytest.mark.parametrize('when', ['init', 'step 0', 'step 2', 'finish'])
@@ -142,7 +144,7 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning_and_the_run_goes_on(fa
         'wandb: the service is gone; the run goes on without it'
     ]
     assert sorted(fakes['trackio'].logged) == [0, 1, 2, 3]  # and the other one
-    (event,) = events.recorded(tmp_path)
+    (event,) = recorded_events(tmp_path)
     assert (event['event'], event['kind'], event['reason']) == ('dropped', 'wandb', 'the service is gone')
 
 
@@ -157,23 +159,23 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_done(tmp_
         (tmp_path / 'wandb').mkdir()
         monkeypatch.syspath_prepend(tmp_path)
         with pytest.raises(BadInput, match='cannot be imported'):
-            trackers.Tracking(('wandb',)).check()
+            Tracking(('wandb',)).check()
         sys.modules.pop('wandb', None)
 
 
 def test_only_known_trackers_are_taken():
     for value in (('mlflow',), 'wandb', (1,), None):
         with pytest.raises(BadInput, match=r'log\.trackers'):
-            trackers.Tracking.from_config({'trackers': value, 'project': 'x'})
+            Tracking.from_config({'trackers': value, 'project': 'x'})
     config = default.get_config()
     config.log.trackers = ('trackio', 'wandb')
-    assert Settings.from_config(config).tracking == trackers.Tracking(('trackio', 'wandb'), 'grpo_jax')
+    assert Settings.from_config(config).tracking == Tracking(('trackio', 'wandb'), 'grpo_jax')
 
 
 def test_extras_are_named_like_their_trackers():
     with open(os.path.join(ROOT, 'pyproject.toml'), encoding='utf8') as file:
         text = file.read()
-    assert all(f'\n{name} = ["{name}' in text for name in trackers.NAMES)
+    assert all(f'\n{name} = ["{name}' in text for name in writer.NAMES)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_extras_are_named_like_their_trackers():
 )
 def test_the_last_step_of_a_file_is_that_of_its_last_whole_row(tmp_path, contents, last):
     (tmp_path / 'a').write_text(contents)
-    assert trackers.last_steps(str(tmp_path), ['a', 'b']) == {'a': last, 'b': -1}
+    assert writer.last_steps(str(tmp_path), ['a', 'b']) == {'a': last, 'b': -1}
 
 
 def test_a_run_is_tracked_from_its_config(fakes, tmp_path):
@@ -223,7 +225,7 @@ def run_really(name, tmp_path):
         timeout=120,
     )
     assert done.returncode == 0 and name not in done.stderr, done.stderr
-    return json.loads((tmp_path / 'runs' / 'x' / trackers.FILE).read_text())['id']
+    return json.loads((tmp_path / 'runs' / 'x' / writer.FILE).read_text())['id']
 
 
 def leveldb_records(path):
@@ -295,7 +297,7 @@ def summaries(folder):
 
 
 def test_tensorboard_has_the_config_as_hyperparameters(tmp_path):
-    one = board.Board(str(tmp_path), 0, CONFIG)
+    one = writer.Board(str(tmp_path), 0, CONFIG)
     one.add(0, {'reward': 0.5})
     one.close()
     content = summaries(tmp_path)[0, '_hparams_/session_start_info'].metadata.plugin_data.content
@@ -314,7 +316,7 @@ def rollout_rows(completion):
 
 
 def test_tensorboard_has_histograms_of_rewards_lengths_and_advantages(tmp_path):
-    one = board.Board(str(tmp_path), 0)
+    one = writer.Board(str(tmp_path), 0)
     one.rollouts(3, rollout_rows('2'))
     one.close()
     there = summaries(tmp_path)
@@ -327,18 +329,18 @@ def test_tensorboard_has_histograms_of_rewards_lengths_and_advantages(tmp_path):
 
 
 def test_texts_for_tensorboard_are_inert(tmp_path):
-    one = board.Board(str(tmp_path), 0)
+    one = writer.Board(str(tmp_path), 0)
     one.rollouts(0, rollout_rows('<script>alert(1)</script>\n\n# [x](javascript:1)\x1b[2J' + 'y' * 2**20))
     one.close()
     text = summaries(tmp_path)[0, 'rollout/completions/text_summary'].tensor.string_val[0].decode()
     lines = text.split('\n')
-    assert len(lines) == board.SAMPLES and all(line.startswith('    ') for line in lines)  # of a block of code
-    assert all(line.isprintable() and len(line) <= board.LONGEST + 4 for line in lines)
+    assert len(lines) == writer.SAMPLES and all(line.startswith('    ') for line in lines)  # of a block of code
+    assert all(line.isprintable() and len(line) <= writer.LONGEST + 4 for line in lines)
     assert lines[0].startswith('    1  1+1= -> <script>') and lines[1].startswith('    ?  ')
 
 
 def test_rollouts_of_nothing_are_no_histogram(tmp_path):
-    one = board.Board(str(tmp_path), 0)
+    one = writer.Board(str(tmp_path), 0)
     one.rollouts(0, [{'prompt': '', 'completion': '', 'reward': np.nan, 'advantage': []}])
     one.rollouts(1, [])
     one.close()
@@ -346,7 +348,7 @@ def test_rollouts_of_nothing_are_no_histogram(tmp_path):
 
 
 def test_the_rollouts_that_are_dumped_come_to_tensorboard(tmp_path):
-    with metrics.open_writer(str(tmp_path), 0, 2, 'train') as writer:
+    with open_writer(str(tmp_path), 0, 2, 'train') as writer:
         writer.rollouts(0, iter(rollout_rows('2')))
     assert len((tmp_path / 'rollouts' / '000000.jsonl').read_text().splitlines()) == 8
     assert (0, 'rollout/reward') in summaries(tmp_path / 'tensorboard')

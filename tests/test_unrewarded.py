@@ -7,7 +7,8 @@ import pytest
 
 from grpo_jax import rewards, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run import events, unrewarded
+from grpo_jax.run import unrewarded
+from grpo_jax.run.rows import drop_events, recorded_events
 from tests import tiny_run
 
 
@@ -23,7 +24,7 @@ NONE = rewarded(np.nan, np.inf)
 
 def test_a_step_without_a_reward_is_an_event_that_names_the_parts(tmp_path, caplog):
     unrewarded.check(tmp_path, 4, NONE)
-    assert events.recorded(tmp_path) == [
+    assert recorded_events(tmp_path) == [
         {'step': 4, 'event': 'rewards', 'completions': 2, 'without_reward': {'first': 2, 'second': 2}}
     ]
     assert 'step 4: none of 2 completions has a finite reward: first gives 2 times None or NaN' in caplog.text
@@ -44,7 +45,7 @@ def test_three_steps_in_a_row_end_the_run(tmp_path):
 def test_the_count_goes_on_where_a_run_was_stopped(tmp_path):
     for step in (3, 4):
         unrewarded.check(tmp_path, step, NONE)
-    events.cut(tmp_path, 4)  # what a resume from the checkpoint of step 4 does
+    drop_events(tmp_path, 4)  # what a resume from the checkpoint of step 4 does
     unrewarded.check(tmp_path, 4, NONE)
     with pytest.raises(BadInput, match='steps 3 to 5'):
         unrewarded.check(tmp_path, 5, NONE)
@@ -63,9 +64,9 @@ def test_a_run_whose_reward_breaks_ends_in_one_line_also_when_it_is_resumed(tmp_
 
     with pytest.raises(BadInput, match=r'3 steps in a row \(steps 1 to 3\): mine gives 16 times None or NaN'):
         train.run(config, str(tmp_path), functions={'mine': mine})
-    assert [row['step'] for row in events.recorded(tmp_path) if row['event'] != 'diagnosis'] == [1, 2, 3]
+    assert [row['step'] for row in recorded_events(tmp_path) if row['event'] != 'diagnosis'] == [1, 2, 3]
     assert [row['step'] for row in tiny_run.rows(tmp_path)] == [0, 1, 2]
     # again: from the checkpoint of step 3, with two such steps behind it
     with pytest.raises(BadInput, match=r'steps 1 to 3'):
         train.run(config, str(tmp_path), functions={'mine': mine})
-    assert [row['step'] for row in events.recorded(tmp_path) if row['event'] != 'diagnosis'] == [1, 2, 3]
+    assert [row['step'] for row in recorded_events(tmp_path) if row['event'] != 'diagnosis'] == [1, 2, 3]

@@ -15,10 +15,11 @@ from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.models import hf
-from grpo_jax.run import checkpoint, digest, events, reference, steering
+from grpo_jax.run import checkpoint, digest, reference, steering
 from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
 from grpo_jax.run.loop import Loop
 from grpo_jax.run.origins import are_same_data, recorded_origins
+from grpo_jax.run.rows import append_event, recorded_events
 from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
@@ -87,7 +88,7 @@ def _check_folders(workdir, branch):
     if os.path.commonpath([outer, inner]) in (outer, inner):
         raise BadInput('--branch', branch, f'and {workdir} must not lie in one another; name a folder beside it')
     if os.path.exists(os.path.join(branch, 'config.json')):
-        begun = [row['parent'] for row in events.recorded(branch) if row['event'] == 'branched']
+        begun = [row['parent'] for row in recorded_events(branch) if row['event'] == 'branched']
         if os.path.abspath(workdir) not in begun:
             raise BadInput('--branch', branch, f'holds a run that was not begun from {workdir}; name a new folder')
         return
@@ -146,7 +147,7 @@ def _make(experiment, parent, learner, folder):
     with contextlib.closing(checkpoint.manager(folder, keep=None)) as checkpoints:
         checkpoint.save(checkpoints, state)
     differences = {change.key: [change.old, change.new] for change in parent.changes}
-    events.append(folder, step, 'branched', parent=os.path.abspath(parent.workdir), changes=differences)
+    append_event(folder, step, 'branched', parent=os.path.abspath(parent.workdir), changes=differences)
     claim(dataclasses.replace(experiment, workdir=folder), step)
     return step
 

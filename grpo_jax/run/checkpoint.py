@@ -35,7 +35,8 @@ from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.models import lora, peft, transformer
-from grpo_jax.run import digest, events
+from grpo_jax.run import digest
+from grpo_jax.run.rows import append_event
 from grpo_jax.sharding import compiled
 from grpo_jax.text import during
 from grpo_jax.types import Experience, Rollout, TrainState
@@ -312,7 +313,7 @@ def _set_aside(workdir, step, problem):
     logger.warning('the checkpoint of step %d is not what was saved (%s); it is in %s now', step, problem, to)
     if not processes.is_first():
         return
-    events.append(workdir, step, 'damaged', problem=problem, moved_to=to)
+    append_event(workdir, step, 'damaged', problem=problem, moved_to=to)
     if os.path.isdir(to):  # an earlier one of the same step
         shutil.rmtree(to)
     os.makedirs(os.path.dirname(to), exist_ok=True)
@@ -426,7 +427,7 @@ def dump_bad_batch(workdir: str, step: int, experience: Experience) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with atomic_write(path, 'wb') as file:
             np.savez(file, **{jax.tree_util.keystr(name, simple=True, separator='.'): x for name, x in leaves})
-    events.append(workdir, step, 'skipped', batch=os.path.relpath(path, workdir))
+    append_event(workdir, step, 'skipped', batch=os.path.relpath(path, workdir))
 
 
 def load_bad_batch(workdir: str, step: int) -> Experience:

@@ -21,7 +21,7 @@ from grpo_jax.algorithms import Algorithm, Grouping
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
 from grpo_jax.learner.state import fetch_reference
-from grpo_jax.run import allocation, demonstrations, metrics, seeding
+from grpo_jax.run import allocation, demonstrations, measure, seeding
 from grpo_jax.run.collection import READ_FROM_DATA, Collection
 from grpo_jax.run.selection import Group, replay, resample
 from grpo_jax.sharding import batches
@@ -196,7 +196,7 @@ class Collector:
     def _rewards_of(self, examples, rollout):
         """The Rewards of a rollout on the host."""
         experiment = self._experiment
-        columns = metrics.decode_completions(experiment.tokenizer, rollout)
+        columns = measure.decode_completions(experiment.tokenizer, rollout)
         compute = functools.partial(rewards.compute_rewards, experiment.reward_functions)
         rewarded = processes.by_group(compute, examples, *columns)
         if self._collection.source == 'pairs':  # the data says which is better

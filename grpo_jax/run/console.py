@@ -29,11 +29,14 @@ import rich.progress_bar
 import rich.table
 import rich.text
 
-from grpo_jax import activity, text
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.run import metrics
-from grpo_jax.text import Activity, columns, cut, escape
+from grpo_jax.run.rows import read_rows
+from grpo_jax.text import Activity, columns, cut, escape, observers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 EVERY = 8.0  # seconds between two lines, at most
 SHORT = 1.0  # seconds that something lasts without being named
@@ -41,6 +44,9 @@ TRIFLE = 0.1  # seconds: what has taken less leaves no line
 LINES = 10  # that something of many steps prints of itself, besides
 BAR = 24  # columns of a bar
 WIDTH = 120  # columns of a pipe, which has no width of its own
+INK, BLUE, ORANGE, GREY = '#333333', '#2a6fbb', '#d9822b', '#cfcfcf'
+HELD_OUT = {'greedy': BLUE, 'pass@1': ORANGE}  # figures of evaluations with a verifier -> colour
+BLOCKS, COLUMNS = '▁▂▃▄▅▆▇█', 40  # of a curve in text
 
 
 class Console:
@@ -54,36 +60,36 @@ class Console:
         self._live: rich.live.Live | None = None
         self._idle = threading.Event()
 
-    def began(self, text: Activity) -> None:
+    def began(self, activity: Activity) -> None:
         """Shows the activity from now on."""
         if not processes.speaks():
             return
         with self._lock:
-            self._running.append(text)
+            self._running.append(activity)
             if len(self._running) == 1:
                 self._start()
 
-    def advanced(self, text: Activity) -> None:
+    def advanced(self, activity: Activity) -> None:
         """Prints a line, if the activity has one a step, or else at each tenth of its whole, where nothing is live."""
         with self._lock:
-            tenth = text.done % math.ceil(text.total / LINES) == 0 and text.done < text.total
-            due = text.lines or (tenth and self._live is None)
+            tenth = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
+            due = activity.lines or (tenth and self._live is None)
             if due and activity in self._running:
-                self._describe(text)
+                self._describe(activity)
 
-    def ended(self, text: Activity) -> None:
+    def ended(self, activity: Activity) -> None:
         """Prints the activity's result, and shows it no longer."""
         with self._lock:
             if activity not in self._running:
                 return
-            self._running.remove(text)
+            self._running.remove(activity)
             if activity in self._named:
-                self._named.remove(text)
+                self._named.remove(activity)
             if not self._running:
                 self._stop()
-            took, note = time.monotonic() - text.began, f' ({text.note})' if text.note else ''
-            if text.result and took >= TRIFLE:
-                self.print(f'{text.result} in {duration(took)}{note}')
+            took, note = time.monotonic() - activity.began, f' ({activity.note})' if activity.note else ''
+            if activity.result and took >= TRIFLE:
+                self.print(f'{activity.result} in {duration(took)}{note}')
 
     @property
     def width(self) -> int:
@@ -119,10 +125,10 @@ class Console:
                 if unnamed or now - self._printed >= EVERY:
                     self._describe(innermost)
 
-    def _describe(self, text):
-        self.print(describe(text, self.width) if activity in self._named or text.total else text.text)
+    def _describe(self, activity):
+        self.print(describe(activity, self.width) if activity in self._named or activity.total else activity.text)
         if activity not in self._named:
-            self._named.append(text)
+            self._named.append(activity)
 
     def _start(self):
         if not sys.stderr.isatty():
@@ -154,13 +160,13 @@ class Console:
         return lines
 
 
-def describe(text: Activity, width: int) -> str:
+def describe(activity: Activity, width: int) -> str:
     """One line: what is being done, how much of it is finished, and the time that it took or takes.
 
     Of the activity's cells it has as many as have room.
     """
-    begin = f'{text.text}: {text.done} of {text.total}' if text.total else text.text
-    return fit(begin, text.cells, [part for part in (_time(text), _stage(text)) if part], width)
+    begin = f'{activity.text}: {activity.done} of {activity.total}' if activity.total else activity.text
+    return fit(begin, activity.cells, [part for part in (_time(activity), _stage(activity)) if part], width)
 
 
 def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str:
@@ -172,35 +178,35 @@ def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str
     return cut(line, width)
 
 
-def _live_line(text, width):
+def _live_line(activity, width):
     """A line of a terminal, as a rich renderable."""
     line = rich.table.Table.grid(padding=(0, 2, 0, 0))
-    times = [text for text in (_time(text), _stage(text)) if text]
-    if not text.total:
-        cells = [fit(text.text, (), times, width)]
+    times = [text for text in (_time(activity), _stage(activity)) if text]
+    if not activity.total:
+        cells = [fit(activity.text, (), times, width)]
     else:
-        counted = f'{text.done}/{text.total}'
-        room = width - columns(escape(text.text)) - BAR - 2 * 3
-        bar = rich.progress_bar.ProgressBar(text.total, text.done, width=BAR)
+        counted = f'{activity.done}/{activity.total}'
+        room = width - columns(escape(activity.text)) - BAR - 2 * 3
+        bar = rich.progress_bar.ProgressBar(activity.total, activity.done, width=BAR)
         # a step's own line has its cells
-        cells = [text.text, bar, fit(counted, () if text.lines else text.cells, times, room)]
+        cells = [activity.text, bar, fit(counted, () if activity.lines else activity.cells, times, room)]
     for _ in cells:
         line.add_column(no_wrap=True)
     line.add_row(*(rich.text.Text(escape(cell)) if isinstance(cell, str) else cell for cell in cells))
     return line
 
 
-def _time(text):
-    took = time.monotonic() - text.began
-    advanced = text.done - text.first
-    if advanced and text.even:
-        return f'{duration(took / advanced * (text.total - text.done))} left'
+def _time(activity):
+    took = time.monotonic() - activity.began
+    advanced = activity.done - activity.first
+    if advanced and activity.even:
+        return f'{duration(took / advanced * (activity.total - activity.done))} left'
     return f'{duration(took)} so far'
 
 
-def _stage(text):
-    took = time.monotonic() - text.stage_began
-    return f'{text.stage} ({duration(took)})' if text.stage and took >= SHORT else ''
+def _stage(activity):
+    took = time.monotonic() - activity.stage_began
+    return f'{activity.stage} ({duration(took)})' if activity.stage and took >= SHORT else ''
 
 
 def duration(seconds: float) -> str:
@@ -253,7 +259,7 @@ def install() -> None:
         logger.addHandler(_handler)
         logger.setLevel(logging.WARNING)  # whatever a library makes of the root's
         logger.propagate = False
-        text.observers.append(console)
+        observers.append(console)
 
 
 def install_for_command() -> None:
@@ -346,13 +352,6 @@ def show_tables(*items: rich.table.Table | str, width: int | None = None) -> Non
         console.print(escape(item) if isinstance(item, str) else item, markup=False, emoji=False, highlight=False)
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-INK, BLUE, ORANGE, GREY = '#333333', '#2a6fbb', '#d9822b', '#cfcfcf'
-HELD_OUT = {'greedy': BLUE, 'pass@1': ORANGE}  # figures of evaluations with a verifier -> colour
-BLOCKS, COLUMNS = '▁▂▃▄▅▆▇█', 40  # of a curve in text
 
 
 def draw_curve(workdir: str) -> str:
@@ -421,7 +420,7 @@ def text_curve(values: Float[np.ndarray, ' N']) -> str:
 
 def series(folder: str, name: str, file: str = 'metrics.jsonl') -> Float[np.ndarray, ' N']:
     """A number of each row of a run's file, NaN where it is not finite or missing."""
-    rows = metrics.read_rows(os.path.join(folder, file))
+    rows = read_rows(os.path.join(folder, file))
     return np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
 
 
@@ -469,7 +468,7 @@ def _evaluations(workdir):
 def _changes(workdir):
     """A table of the first and the last row of evaluations.jsonl; nothing where there is no row."""
     path = os.path.join(workdir, 'evaluations.jsonl')
-    evaluations = metrics.read_rows(path) if os.path.isfile(path) else []
+    evaluations = read_rows(path) if os.path.isfile(path) else []
     for first, last in [(evaluations[0], evaluations[-1])] if evaluations else []:
         rows = [
             [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']

@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_jax import diagnose
 from grpo_jax.hosts import processes
-from grpo_jax.run import events, metrics
 from grpo_jax.run.console import console
+from grpo_jax.run.rows import append_event, json_float, read_rows
 
 EVENT = 'diagnosis'
 
@@ -59,7 +59,7 @@ class Judge:
             console.print(f'{"diagnosis" if level == "warning" else level} at step {diagnosis.step}: {diagnosis}')
             fields = diagnosis._asdict()
             self._show(diagnosis.step, f'diagnosis/{diagnosis.monitor}', str(diagnosis))
-            events.append(self._workdir, fields.pop('step'), EVENT, **fields)
+            append_event(self._workdir, fields.pop('step'), EVENT, **fields)
 
 
 class Row(Mapping[str, float]):
@@ -71,7 +71,7 @@ class Row(Mapping[str, float]):
     __slots__ = ('_places', '_values')
 
     def __init__(self, row: Mapping[str, Any], step: int, places: dict[str, int]):
-        values = ((name, metrics.json_float(value)) for name, value in row.items() if value is not None)
+        values = ((name, json_float(value)) for name, value in row.items() if value is not None)
         numbers = {name: value for name, value in values if value is not None} | {'step': step}
         for name in numbers:
             places.setdefault(name, len(places))
@@ -94,4 +94,4 @@ class Row(Mapping[str, float]):
 
 def _read(workdir, name, places):
     path = os.path.join(workdir, f'{name}.jsonl')
-    return [Row(row, row['step'], places) for row in metrics.read_rows(path)] if os.path.exists(path) else []
+    return [Row(row, row['step'], places) for row in read_rows(path)] if os.path.exists(path) else []

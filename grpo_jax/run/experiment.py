@@ -16,7 +16,7 @@ from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, make_learner
 from grpo_jax.models import families, hf, lora, transformer
-from grpo_jax.run import checkpoint, console, environment, probe, steering
+from grpo_jax.run import checkpoint, console, environment, observers, steering
 from grpo_jax.run.origins import check_paths, record_origins, recorded_origins, with_digests
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import stops
@@ -101,7 +101,7 @@ class Experiment:
         )
         return make_learner(
             self.model_config, algorithm, optimizers, self.devices, shapes, settings.learning,
-            collected | probe.abstract_aux(settings.cadence, shapes),
+            collected | observers.abstract_aux(settings.cadence, shapes),
             Observed(outcomes=True, reference=settings.cadence.kl_observe > 0),
         )  # fmt: skip
 

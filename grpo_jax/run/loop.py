@@ -13,8 +13,10 @@ import jax
 
 from grpo_jax.errors import CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.run import checkpoint, diagnosis, metrics, signals, trackers
+from grpo_jax.run import checkpoint, diagnosis, signals
 from grpo_jax.run.console import console
+from grpo_jax.run.rows import plain_row
+from grpo_jax.run.writer import Subject, open_writer
 from grpo_jax.text import during
 from grpo_jax.types import TrainState
 
@@ -67,8 +69,8 @@ class Loop:
     def steps(self, state: TrainState, profile: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the steps from the state's on; profile: the first and the last step that a trace shows."""
         first = int(state.step)
-        subject = trackers.Subject(self._experiment.settings.tracking, self._experiment.config.to_dict())
-        writer = metrics.open_writer(self._workdir, first, self._steps, self._title, self._shown, subject)
+        subject = Subject(self._experiment.settings.tracking, self._experiment.config.to_dict())
+        writer = open_writer(self._workdir, first, self._steps, self._title, self._shown, subject)
         self.writer = self._stack.enter_context(writer)
         trace = _Trace(profile, self._workdir, self.writer, self._stack)
         optimizer = 'optimizer' if self._title == 'train' else 'supervised.optimizer'
@@ -137,7 +139,7 @@ class Loop:
                 checkpoint.save(self.checkpoints, state)
         self._finished = _Finished(state)
         if self._callback:
-            self._callback(step, metrics.plain_row(step, row))
+            self._callback(step, plain_row(step, row))
         if stop:  # whether this process was asked, or another one
             self._wait()
             raise Stopped(self._workdir, step)

@@ -12,7 +12,7 @@ from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Count, Natural, OneOf, Range
 from grpo_jax.rewards import RewardOptions
 from grpo_jax.run.collection import Collection
-from grpo_jax.run.trackers import Tracking
+from grpo_jax.run.writer import Tracking
 from grpo_jax.sampler import Sampling
 from grpo_jax.sharding import mesh as meshes
 

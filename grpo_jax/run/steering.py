@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.run import events
+from grpo_jax.run.rows import append_event, recorded_events, rewrite_events
 
 logger = logging.getLogger('grpo_jax')
 
@@ -169,12 +169,12 @@ def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> 
     if not processes.is_first():
         return
     path = os.path.join(workdir, 'config.json')
-    rows, recorded = events.recorded(workdir), json_file.read_object(path) if os.path.exists(path) else {}
+    rows, recorded = recorded_events(workdir), json_file.read_object(path) if os.path.exists(path) else {}
     true = true_rows(rows, recorded)
     if len(true) < len(rows):
-        events.rewrite(workdir, true)
+        rewrite_events(workdir, true)
     for key, old, new in (change for change in changed if change.kind == AMENDABLE):
-        events.append(workdir, step, 'amended', key=key, old=old, new=new)
+        append_event(workdir, step, 'amended', key=key, old=old, new=new)
 
 
 def true_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -193,7 +193,7 @@ def amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Chang
     """The keys amended at a step or later, and those that are about to be: the checkpoint of that step lacks them."""
     path = os.path.join(workdir, 'config.json')
     recorded = json_file.read_object(path) if os.path.exists(path) else {}
-    rows = true_rows(events.recorded(workdir), recorded)
+    rows = true_rows(recorded_events(workdir), recorded)
     keys = {row['key'] for row in rows if row['event'] == 'amended' and row['step'] >= step}
     return keys | {change.key for change in changed if change.kind == AMENDABLE}
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import events
+from grpo_jax.run.rows import append_event, recorded_events
 
 logger = logging.getLogger('grpo_jax')
 EVENT = 'rewards'
@@ -24,8 +24,8 @@ def check(workdir: str | os.PathLike, step: int, rewarded: Rewards) -> None:
     lacking = {name: int(np.sum(~np.isfinite(values))) for name, values in rewarded.parts.items()}
     parts = ', '.join(f'{name} gives {count} times None or NaN' for name, count in lacking.items())
     count = len(rewarded.rewards)
-    events.append(workdir, step, EVENT, completions=count, without_reward=lacking)
-    before = {row['step'] for row in events.recorded(workdir) if row['event'] == EVENT}
+    append_event(workdir, step, EVENT, completions=count, without_reward=lacking)
+    before = {row['step'] for row in recorded_events(workdir) if row['event'] == EVENT}
     if all(step - k in before for k in range(1, MOST)):
         raise BadInput(
             'reward.parts',

@@ -8,12 +8,13 @@ from typing import ParamSpec, TypeVar
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock
-from grpo_jax.run import checkpoint, events, metrics
+from grpo_jax.run import checkpoint, writer
+from grpo_jax.run.rows import EVENTS
 
 P = ParamSpec('P')
 R = TypeVar('R')
 # what a run must be able to write, where it is there already
-KEPT = ('config.json', 'programs.json', checkpoint.FOLDER, events.FILE, *metrics.FILES)
+KEPT = ('config.json', 'programs.json', checkpoint.FOLDER, EVENTS, *writer.FILES)
 
 
 def owning(run: Callable[P, R]) -> Callable[P, R]:

@@ -19,8 +19,9 @@ from grpo_jax import reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.models.lora import turn_off
-from grpo_jax.run import cli, console, metrics
+from grpo_jax.run import cli, console
 from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.workdir import owning
 from grpo_jax.tools import export
@@ -54,7 +55,7 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
         results.append(
             json_file.read(os.path.join(folders['reward_model'], 'evaluation.json'))
-            | {'policy': metrics.read_rows(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]}
+            | {'policy': read_rows(os.path.join(folders['policy'], 'evaluations.jsonl'))[-1]}
         )
     return results
 

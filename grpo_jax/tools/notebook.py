@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from grpo_jax.errors import BadInput
-from grpo_jax.run import console, metrics
+from grpo_jax.run import console
 from grpo_jax.run.console import BLUE, make_panels
+from grpo_jax.run.rows import read_rows
 from grpo_jax.text import escape
 from grpo_jax.tools.report.write import write_report
 
@@ -84,7 +85,7 @@ class LivePlot:
         from IPython import display
 
         path = os.path.join(workdir, 'metrics.jsonl')
-        self._rows = metrics.read_rows(path) if os.path.exists(path) else []
+        self._rows = read_rows(path) if os.path.exists(path) else []
         self._names, self._drawn = names, time.monotonic()
         self._image: Any = display.Image
         self._handle: Any = display.display(self._picture(), display_id=True)

@@ -19,8 +19,9 @@ from ml_collections import ConfigDict, config_flags
 from grpo_jax import sample, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.run import cli, config_file, console, metrics
+from grpo_jax.run import cli, config_file, console
 from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.workdir import owning
 from grpo_jax.tools import export
@@ -81,7 +82,7 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
             export.export(folder, policy, 'float32', trust=True)  # of this very config
         processes.agree(f'the policy of stage {stage.name}', {})
         if stage.command == 'train':
-            evaluations[stage.name] = metrics.read_rows(os.path.join(folder, 'evaluations.jsonl'))
+            evaluations[stage.name] = read_rows(os.path.join(folder, 'evaluations.jsonl'))
     return evaluations
 
 

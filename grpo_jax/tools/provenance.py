@@ -18,11 +18,12 @@ import jax
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.run import checkpoint, cli, environment, events, metrics, steering
+from grpo_jax.run import checkpoint, cli, environment, steering, writer
+from grpo_jax.run.rows import EVENTS, recorded_events
 from grpo_jax.text import escape
 
 TEXTS = ('config.json', 'environment.json', 'programs.json', 'data.json')  # of a run; the last one where data are read
-ROWS = (*metrics.FILES, events.FILE)
+ROWS = (*writer.FILES, EVENTS)
 
 
 def describe_run(workdir: str) -> Iterator[str]:
@@ -39,7 +40,7 @@ def describe_run(workdir: str) -> Iterator[str]:
         yield 'data: ' + ', '.join(f'{name} {value}' for name, value in origin.items() if value)
     for name, value in _read(workdir, 'programs.json', {}).items():
         yield f'program {name}: {value}'
-    for row in events.recorded(workdir):
+    for row in recorded_events(workdir):
         rest = ', '.join(f'{name} {value!r}' for name, value in row.items() if name not in ('step', 'event'))
         yield f'step {row["step"]}: {row["event"]}: {rest}'
     yield f'checkpoints: {", ".join(map(str, checkpoint.steps(workdir))) or "none"}'
@@ -140,12 +141,12 @@ def _check_checkpoint(workdir, step):
         return
     rows = len(_rows(workdir, 'metrics.jsonl'))
     if _begun_at(workdir) + rows < step:
-        yield f'{path}: is of step {step}, and metrics.jsonl has {rows} rows'
+        yield f'{path}: is of step {step}, and writer.jsonl has {rows} rows'
 
 
 def _begun_at(workdir):
     """The first step of a run: of a branch, that of its parent's checkpoint."""
-    steps = [row.get('step') for row in events.recorded(workdir) if row.get('event') == 'branched']
+    steps = [row.get('step') for row in recorded_events(workdir) if row.get('event') == 'branched']
     return steps[0] if steps and isinstance(steps[0], int) else 0
 
 

@@ -28,9 +28,10 @@ from grpo_jax.errors import BadInput, InUse
 from grpo_jax.figures import LEVEL
 from grpo_jax.hosts import json_file
 from grpo_jax.hosts.files import atomic_folder, writing
-from grpo_jax.run import cli, console, metrics
+from grpo_jax.run import cli, console
 from grpo_jax.run.console import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.rows import read_rows
 from grpo_jax.run.workdir import owning
 from grpo_jax.text import escape
 
@@ -305,8 +306,8 @@ def _copy_cold_start(source, target):
 
 def _measure(folder):
     """The numbers of a finished run by column, NaN for what the run does not have."""
-    evaluations = metrics.read_rows(os.path.join(folder, 'evaluations.jsonl'))
-    timings = metrics.read_rows(os.path.join(folder, 'timings.jsonl'))
+    evaluations = read_rows(os.path.join(folder, 'evaluations.jsonl'))
+    timings = read_rows(os.path.join(folder, 'timings.jsonl'))
     seconds = [sum(row.get(stage, 0.0) for stage in ('sample', 'reward', 'observe', 'update')) for row in timings]
     numbers = {'seconds': np.median(seconds)}  # median: the first step compiles
     for when, row in (('before', evaluations[0]), ('after', evaluations[-1])):

@@ -10,7 +10,8 @@ from grpo_jax import diagnose, train
 from grpo_jax.diagnose import Context
 from grpo_jax.errors import Diagnosed
 from grpo_jax.hosts import processes
-from grpo_jax.run import checkpoint, diagnosis, events
+from grpo_jax.run import checkpoint, diagnosis
+from grpo_jax.run.rows import recorded_events
 from tests import tiny_run
 from tests.diagnose import streams
 
@@ -26,7 +27,7 @@ def collapsing(**changes):
 
 def diagnosed(workdir):
     """(step, monitor) of each diagnosis in a run's events."""
-    rows = [row for row in events.recorded(workdir) if row['event'] == 'diagnosis']
+    rows = [row for row in recorded_events(workdir) if row['event'] == 'diagnosis']
     assert all(list(row) == EVENT_KEYS for row in rows)
     return [(row['step'], row['monitor']) for row in rows]
 
@@ -49,7 +50,7 @@ def test_what_was_told_stands_beside_the_curves(collapsed):
     (path,) = (collapsed / 'tensorboard').iterdir()
     events_of_board, (step, monitor) = path.read_bytes(), diagnosed(collapsed)[0]
     assert f'diagnosis/{monitor}/text_summary'.encode() in events_of_board
-    (event,) = [row for row in events.recorded(collapsed) if (row['step'], row['monitor']) == (step, monitor)]
+    (event,) = [row for row in recorded_events(collapsed) if (row['step'], row['monitor']) == (step, monitor)]
     assert event['evidence'].encode() in events_of_board
 
 
@@ -68,7 +69,7 @@ def test_a_diagnosis_stops_the_run_which_goes_on_and_says_the_same(collapsed, tm
     assert f'diagnosis at step {step}: {monitor}: ' in capsys.readouterr().err
     config.diagnose.on, config.checkpoint.keep = 'save', 9
     train.run(config, str(tmp_path))
-    assert events.recorded(tmp_path) == events.recorded(collapsed)
+    assert recorded_events(tmp_path) == recorded_events(collapsed)
     steps = {step for step, _ in diagnosed(tmp_path) if step < config.steps}
     assert len(steps) > 1 and set(checkpoint.steps(str(tmp_path))) == {step + 1 for step in steps} | {config.steps}
 
@@ -107,7 +108,7 @@ CUT_OFF = streams.rows(6, truncated=streams.from_step(3, 0.4, 0.0))
 def test_the_step_at_which_a_diagnosis_sets_in_stops_the_run_and_no_other(tmp_path, capsys):
     shown, asked = judged(tmp_path, 'stop', CUT_OFF)
     assert asked == [4]
-    (event,) = events.recorded(tmp_path)
+    (event,) = recorded_events(tmp_path)
     assert list(event) == EVENT_KEYS
     assert event['remedy'] == '--amend --config.rollout.max_tokens=24'  # of 12
     ((step, name, text),) = shown

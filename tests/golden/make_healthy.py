@@ -9,7 +9,7 @@ import os
 import sys
 
 from grpo_jax import diagnose
-from grpo_jax.run import metrics
+from grpo_jax.run.rows import read_rows
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'healthy')
 
@@ -17,8 +17,8 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'healthy')
 def main():
     """The command."""
     workdir, seed = sys.argv[1:]
-    rows = metrics.read_rows(os.path.join(workdir, 'metrics.jsonl'))
-    evaluations = metrics.read_rows(os.path.join(workdir, 'evaluations.jsonl'))
+    rows = read_rows(os.path.join(workdir, 'metrics.jsonl'))
+    evaluations = read_rows(os.path.join(workdir, 'evaluations.jsonl'))
     read = {name for monitor in diagnose.MONITORS.values() for name in monitor.reads} | {'reward/numeric'}
     present = sorted(read & {name for row in rows for name in row})
     columns = {name: _cut([row.get(name) for row in rows]) for name in present}

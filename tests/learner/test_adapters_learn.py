@@ -16,7 +16,7 @@ from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import lora, transformer
 from grpo_jax.models.linear import Adapted, to_float
 from grpo_jax.models.lora import LoraOptions
-from grpo_jax.run.metrics import sampler_metrics
+from grpo_jax.run.measure import sampler_metrics
 from grpo_jax.sampler import Sampling
 from grpo_jax.sampler.programs import make_sampler
 from grpo_jax.sharding import batches, specs

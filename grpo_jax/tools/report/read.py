@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.run import environment, events
+from grpo_jax.run import environment
+from grpo_jax.run.rows import EVENTS
 
 Rows = list[dict[str, Any]]
 # of a config: the seed, and sections that change no number
@@ -91,7 +92,7 @@ def read_run(folder: str) -> Run:
         metrics=rows('metrics.jsonl'),
         timings=rows('timings.jsonl'),
         evaluations=rows('evaluations.jsonl'),
-        events=[row for row in rows(events.FILE) if isinstance(row.get('event'), str)],
+        events=[row for row in rows(EVENTS) if isinstance(row.get('event'), str)],
         cold_start=rows(os.path.join('cold_start', 'metrics.jsonl')),
         environment=_read_environment(folder, notes),
         notes=notes,
@@ -136,7 +137,7 @@ def _read_rows(path, notes):
         else:
             notes.append(f'{path} has a row without a step, which is left out')
     rows.sort(key=lambda row: row['step'])
-    if os.path.basename(path) == events.FILE:
+    if os.path.basename(path) == EVENTS:
         return rows
     return list({row['step']: row for row in rows}.values())
 

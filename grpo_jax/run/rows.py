@@ -1,32 +1,98 @@
-"""What a run writes down of its completions, token by token: the rows of rollouts/<step>.jsonl."""
+"""The rows of a run's files: of steps (metrics.jsonl), of events, and of completions (rollouts/<step>.jsonl)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import json
+import os
 from typing import Any
 
 import numpy as np
 
 from grpo_jax.hosts import processes
+from grpo_jax.hosts.files import Lines, atomic_write
 from grpo_jax.rewards import Rewards
-from grpo_jax.run.collect import Draw
-from grpo_jax.run.metrics import json_float
-from grpo_jax.types import Experience
+from grpo_jax.types import Example, Experience, Rollout
 
+EVENTS = 'events.jsonl'
+# from outside of the run: they stay when their step is taken again. All others happen again with their step
+LASTING = ('amended', 'branched', 'damaged')
 DIGITS = 4  # behind the point, of a token's numbers
 DETAILED = 2**18  # tokens of a dump that stand one by one; the completions behind them have their text alone
 LONGEST_CHARACTER = 8  # tokens
 CUT = '\ufffd'  # what a decoder gives for a part of a character
 
 
-def rollout_rows(draw: Draw, rewarded: Rewards, experience: Experience | None, tokenizer: Any) -> list[dict[str, Any]]:
+def append_event(workdir: str | os.PathLike, step: int, event: str, **fields: Any) -> None:
+    """Adds a row; the first process writes, the others do nothing.
+
+    step: the one before which it happened, or in it.
+
+    CannotWrite when the disk refuses it.
+    """
+    if processes.is_first():
+        with Lines(os.path.join(workdir, EVENTS)) as file:
+            file.append(json.dumps({'step': step, 'event': event, **fields}))
+
+
+def recorded_events(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+    """The rows in the order in which they were written, without half a row at the end; [] for a run without."""
+    return [json.loads(line) for line in _event_lines(workdir)]
+
+
+def drop_events(workdir: str | os.PathLike, first_step: int) -> None:
+    """Drops what steps from first_step on have left, which will be taken again; LASTING events stay."""
+    path = os.path.join(workdir, EVENTS)
+    if os.path.exists(path) and processes.is_first():
+        rows = [(line, json.loads(line)) for line in _event_lines(workdir)]
+        lasting = [line for line, row in rows if row['step'] < first_step or row['event'] in LASTING]
+        if sum(map(len, lasting)) < os.path.getsize(path):
+            with atomic_write(path) as file:
+                file.writelines(lasting)
+
+
+def rewrite_events(workdir: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Puts rows in the place of those that are there; the first process writes, the others do nothing."""
+    if processes.is_first():
+        with atomic_write(os.path.join(workdir, EVENTS)) as file:
+            file.writelines(json.dumps(row) + '\n' for row in rows)
+
+
+def _event_lines(workdir):
+    path = os.path.join(workdir, EVENTS)
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding='utf8') as lines:
+        return [line for line in lines if line.endswith('\n')]
+
+
+def plain_row(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's row as metrics.jsonl has it."""
+    return {'step': step} | {name: json_float(value) for name, value in sorted(row.items())}
+
+
+def json_float(value: Any) -> float | None:
+    """A number as a float that JSON can hold; None for NaN and infinities."""
+    value = float(value)
+    return value if np.isfinite(value) else None
+
+
+def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl file as dicts."""
+    with open(path, encoding='utf8') as lines:
+        return [json.loads(line) for line in lines]
+
+
+def rollout_rows(
+    examples: Sequence[Example], rollout: Rollout, rewarded: Rewards, experience: Experience | None, tokenizer: Any
+) -> list[dict[str, Any]]:
     """One dict a completion: its prompt, gold answer, rewards by part, advantage, and its tokens one by one.
 
     The advantage is one number where it is that of the whole completion, and a list with one for each of its tokens
     where it is by token. tokens are texts, the stop token's too; logprobs are the sampler's, and entropy, old_logprobs
     and ref_logprobs stand where the learner computed them before its update. Without experience, for completions that
-    nobody learns from, the advantage is None. Rows of the rollout behind those of the draw's examples are left out. All
+    nobody learns from, the advantage is None. Rows of the rollout behind those of the examples are left out. All
     processes must call it.
     """
-    rollout, group = draw.rollout, len(rewarded.texts) // len(draw.examples)
+    group = len(rewarded.texts) // len(examples)
     numbers, advantages = {'logprobs': rollout.logprobs}, None
     if experience:
         advantages = experience.advantages
@@ -44,7 +110,7 @@ def rollout_rows(draw: Draw, rewarded: Rewards, experience: Experience | None, t
     texts = token_texts(tokenizer, [tokens[i][mask[i]] for i in range(detailed)])
     rows = []
     for i, completion in enumerate(rewarded.texts):
-        example, length = draw.examples[i // group], int(rewarded.lengths[i])
+        example, length = examples[i // group], int(rewarded.lengths[i])
         row = {
             'id': example.id,
             'prompt': example.prompt,

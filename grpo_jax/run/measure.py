@@ -1,17 +1,25 @@
-"""What a step's completions are like, on the host: pure functions of texts, tokens, verdicts and rewards."""
+"""What a step's completions are like, and what the step took of the machine: numbers by name, on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
+import math
+import os
 import re
+import resource
+import sys
 from typing import Any
 
+import jax
 from jaxtyping import Bool, Float, Int, Num
 import numpy as np
 
-from grpo_jax.algorithms import Grouping, groups
+from grpo_jax.algorithms import Algorithm, Grouping, groups
 from grpo_jax.hosts import processes
+from grpo_jax.models import lora, transformer
 from grpo_jax.rewards import Rewards, language, reflection
-from grpo_jax.types import Experience, Rollout
+from grpo_jax.run.collect import Collector, step_shapes
+from grpo_jax.sharding import chips
+from grpo_jax.types import Experience, Rollout, map_table
 
 NGRAM, LEAST = 4, 8  # tokens of a run that may repeat; tokens of a completion that may be repetitive
 QUARTERS = ('quarter', 'half', 'three_quarters', 'all')  # upper ends of the pass rates between 0 and 1
@@ -166,3 +174,145 @@ def _script_table():
         for first, last in re.findall('(.)(?:-(.))?', letters.encode().decode('unicode_escape')):
             table[ord(first) : ord(last or first) + 1] = number
     return table
+
+
+def step_speed(
+    experiment: Any, algorithm: Algorithm, collector: Collector, rollout: Rollout, seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """Speed of sampling, seconds of judging, memory of the host, and learner/mfu where the chip is known, by name.
+
+    seconds are those of the step's stages. All processes must call it.
+    """
+    speed = {'host_mib': host_mib()}
+    if collector.sample is not None:
+        judging = sum(stream.seconds for stream in collector.streams)
+        speed |= sampler_speed(collector.sample) | {'reward/seconds': judging}
+    learning, mesh = experiment.settings.learning, experiment.mesh
+    chip = chips.lookup(mesh.devices.flat[0].device_kind)
+    if chip is None or not chip.flops:
+        return speed
+    group_size = step_shapes(experiment, algorithm).group_size
+    prompts, completions = (mask.sum(1) for mask in processes.fetch((rollout.prompt_mask, rollout.completion_mask)))
+    operations = learning.epochs * update_operations(
+        experiment.model_config,
+        prompts[::group_size],
+        completions.reshape(-1, group_size),
+        shared=learning.packs,
+        critic=algorithm.needs_values,
+        adapters=learning.lora,
+    )
+    return speed | {'learner/mfu': operations / (seconds['update'] * chip.flops * mesh.size)}
+
+
+def sampler_speed(engine: Any) -> dict[str, float]:
+    """Tokens a second of the last rollout, and the share of the memory bandwidth that it used where that is known."""
+    if engine is None:
+        return {}
+    stats = engine.stats
+    speed = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
+    chip = chips.lookup(engine.device_kind)
+    if chip:
+        speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
+    return speed
+
+
+def update_operations(
+    model_config: transformer.ModelConfig,
+    prompts: Int[np.ndarray, ' P'],
+    completions: Int[np.ndarray, 'P G'],
+    *,
+    shared: bool = False,
+    critic: bool = False,
+    adapters: lora.LoraOptions = lora.OFF,
+) -> float:
+    """Floating-point operations of one pass of updates over rows of so many tokens, forward and backward.
+
+    6 for each weight of a product and token (of the head, tokens of completions only) and 12 for each layer, head
+    dimension and pair of tokens of which one sees the other (PaLM, arXiv 2204.02311, appendix B, which counts all
+    pairs); nothing that is computed again, and no padding. shared: a group's prompt is computed once. A critic is a
+    second model, without the head. Of adapters, 6 for each of their weights and 4 for each frozen one, which has no
+    gradient.
+    """
+    table, group_size = transformer.param_table(model_config), completions.shape[1]
+    products = ('attention', 'mlp')
+    layers = sum(math.prod(p.shape) for name, p in table['layers'].items() if transformer.part_of(name) in products)
+    each, more = 6, 0
+    if adapters.rank:
+        trained, _ = lora.split(lora.policy_table(model_config, adapters))
+        each, more = 4, 6 * sum(jax.tree.leaves(map_table(lambda _, param: math.prod(param.shape), trained)))
+    again = group_size - 1 if not shared else 0  # how often a prompt comes once more
+    tokens = np.sum(prompts) * (1 + again) + np.sum(completions)
+    pairs = (np.sum((prompts[:, None] + completions) ** 2.0) - np.sum(prompts**2.0) * (group_size - 1 - again)) / 2
+    heads = model_config.layers * model_config.heads * model_config.head_dim
+    head = model_config.width * model_config.vocab_size
+    body = (each * layers + more) * tokens + 12 * heads * pairs
+    return float(body * (2 if critic else 1) + each * head * np.sum(completions))
+
+
+def host_mib() -> float:
+    """Resident memory of this process in MiB; the most that it has been, where the system does not say what it is."""
+    try:
+        with open('/proc/self/statm', encoding='ascii') as file:
+            return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE') / 2**20
+    except OSError:
+        unit = 1 if sys.platform == 'darwin' else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def decode_completions(
+    tokenizer: Any, rollout: Rollout
+) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
+    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; special tokens are not shown."""
+    tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
+    tokens = tokens[:, -mask.shape[1] :]
+    texts = tokenizer.batch_decode(
+        [row[in_completion] for row, in_completion in zip(tokens, mask, strict=True)], skip_special_tokens=True
+    )
+    return texts, truncated, mask.sum(1)
+
+
+def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
+    """Means of the parts and failures of a reward, and lengths and truncation, by name."""
+    lengths = rewarded.lengths
+    row = {f'reward/{name}': _known_mean(values) for name, values in rewarded.parts.items()}
+    row |= {f'reward_{name}': failed.mean() for name, failed in rewarded.failures.items()}
+    return row | {
+        'length': lengths.mean(),
+        'length_p95': np.quantile(lengths, 0.95),
+        'length_longest': lengths.max(),
+        'truncated': rewarded.truncated.mean(),
+        'tokens': lengths.sum(),
+    }
+
+
+def sampler_metrics(engine: Any) -> dict[str, Any]:
+    """The schedule of the engine's last rollout by name, a function of the completions' lengths; {} without engine."""
+    if engine is None:
+        return {}
+    stats = engine.stats
+    return {
+        'sampler/steps': stats.steps,
+        'sampler/utilisation': stats.utilisation,
+        'sampler/decode_batches': stats.decode_batches,
+        'sampler/preempted': stats.preempted,
+        'sampler/cache_mib': stats.peak_bytes / 2**20,
+        **_merged(engine.programs.inspection),
+    }
+
+
+def _merged(inspection):
+    """What became of adapters in the sampler's weights by name; RuntimeError where they were not merged."""
+    if inspection is None:
+        return {}
+    checksum, share, due = processes.fetch(inspection)
+    if share < 0.5 * due:
+        raise RuntimeError(
+            f"{share:.1%} of the sampler's adapted weights differ from the frozen ones, and {due:.1%} would with its "
+            'adapters: they were not merged'
+        )
+    return {'sampler/checksum': int(checksum), 'sampler/merged_share': float(share)}
+
+
+def _known_mean(values):
+    """The mean of those of a part's rewards that are numbers; NaN where none is."""
+    return np.nanmean(values) if np.isfinite(values).any() else np.nan
