@@ -6,16 +6,17 @@ Examples:
 """
 
 from collections.abc import Callable, Iterator, Mapping
-import functools
 import json
 import os
 from typing import Any, NamedTuple
 
 from absl import flags
 import jax
+from jax.sharding import Mesh
 import numpy as np
 
 from grpo_jax import data, rewards
+from grpo_jax.collect.draw import decode_completions
 from grpo_jax.errors import BadInput
 from grpo_jax.figures import (
     LEVEL,
@@ -28,15 +29,17 @@ from grpo_jax.figures import (
     summarize_by_subject,
 )
 from grpo_jax.hosts import files, json_file, processes
-from grpo_jax.run import checkpoint, cli, measure, recorded
+from grpo_jax.models import lora
+from grpo_jax.run import checkpoint, cli, config_file
 from grpo_jax.run.console import console, make_table, show_tables
-from grpo_jax.run.experiment import Experiment, open_experiment
+from grpo_jax.run.open import Run, make_policy, make_run_sampler, make_whole_policy, open_config, open_split
 from grpo_jax.run.rows import json_float
 from grpo_jax.sampler import programs
+from grpo_jax.sampler.engine import Engine
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import columns, cut, during
-from grpo_jax.types import Rollout
+from grpo_jax.types import Prompts, Rollout
 
 FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may take however small a step is
 # fields of Sampling that a report leaves out
@@ -46,42 +49,60 @@ TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a
 
 
 class Evaluator(NamedTuple):
-    """The compiled programs and the prompts of an evaluation."""
+    """Evaluates policies on some prompts of a split: `evaluator(params)` gives figures by name."""
 
-    experiment: Experiment
     split: str
     dataset: data.Dataset
     shapes: batches.Shapes  # of a batch: `samples` completions a prompt, and then a greedy one
-    sample: Callable  # (params, Prompts, key, step) -> Rollout
+    engine: Engine
     samples: int
+    seed: int
+    key: Any  # of the noise
+    mesh: Mesh
+    pad_token: int
+    tokenizer: Any
+    reward_functions: rewards.RewardFunctions
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """Means by name of the figures that any prompt has; the same params give the same results.
+
+        The console shows the first prompt's greedy completion.
+        """
+        greedy, sampled = complete(self, params)
+        if processes.speaks():
+            example = self.dataset.examples[0]
+            asked = example.prompt or self.tokenizer.decode(self.dataset.tokens[0])
+            console.print(sample_line(asked, example.answer, greedy.rewarded, console.width))
+        figures = compute_figures(greedy, sampled)
+        return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
 
 
-def make(experiment: Experiment, samples: int, split: str = 'test') -> Evaluator:
-    """Evaluator of an experiment over evaluation.prompts of a split, spread evenly."""
+def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) -> Evaluator:
+    """The Evaluator of a Run over evaluation.prompts of a split, spread evenly; its programs are not compiled yet."""
     if samples < 1:
         raise BadInput('evaluation.samples', samples, 'must be at least 1')
-    dataset = experiment.load(split)
-    rewards.check_parameters(experiment.reward_functions, dataset.examples)
-    dataset = data.pick(dataset, data.spread(len(dataset.examples), experiment.config.evaluation.prompts))
-    shapes = batch_shapes(experiment, samples, len(dataset.examples))
-    return Evaluator(experiment, split, dataset, shapes, experiment.sampler(shapes, greedy=1), samples)
+    settings = run.settings
+    rewards.check_parameters(run.rewards, dataset.examples)
+    dataset = data.pick(dataset, data.spread(len(dataset.examples), settings.evaluation.prompts))
+    shapes = make_shapes(run, samples + 1, len(dataset.examples))
+    engine = make_run_sampler(run, shapes, greedy=1)
+    key = jax.random.fold_in(jax.random.key(settings.seed), NOISE)
+    return Evaluator(
+        split, dataset, shapes, engine, samples, settings.seed, key, run.mesh, settings.sampling.pad_token,
+        run.model.tokenizer, run.rewards,
+    )  # fmt: skip
 
 
-def batch_shapes(experiment: Experiment, samples: int, prompts: int) -> batches.Shapes:
-    """The Shapes of as many of the prompts as are evaluated at once: `samples` completions and a greedy one of each."""
-    return shapes_at_once(experiment, samples + 1, prompts)
-
-
-def shapes_at_once(experiment: Experiment, group_size: int, prompts: int) -> batches.Shapes:
+def make_shapes(run: Run, group_size: int, prompts: int) -> batches.Shapes:
     """The Shapes of as many of the prompts as are sampled at once.
 
     All of them are, if their keys and values need no more memory than rollout.cache_gib, or, where that is no limit,
     than those of a step's rollout or FREE_CACHE.
     """
-    settings, mesh, sampling = experiment.settings, experiment.mesh, experiment.sampling
+    settings, mesh, sampling = run.settings, run.mesh, run.settings.sampling
 
     def cache_bytes(count, size):
-        return programs.cache_bytes(experiment.model_config, mesh, experiment.shapes(count, size), sampling)
+        return programs.cache_bytes(run.model.config, mesh, settings.shapes(count, size), sampling)
 
     step = settings.data.prompts_per_step, settings.group_size
     budget = sampling.cache_bytes or max(cache_bytes(*step), FREE_CACHE)
@@ -89,35 +110,21 @@ def shapes_at_once(experiment: Experiment, group_size: int, prompts: int) -> bat
     most = max(budget // cache_bytes(least, group_size), 1) * least
     rollouts = -(-prompts // most)
     at_once = -(-prompts // (rollouts * least)) * least
-    return experiment.shapes(at_once, group_size)
+    return settings.shapes(at_once, group_size)
 
 
 def rollouts(
-    experiment: Experiment, dataset: data.Dataset, prompts: int, sample: Callable, key: Any
+    dataset: data.Dataset, shapes: batches.Shapes, pad_token: int, mesh: Mesh, sample: Callable[[Prompts], Rollout]
 ) -> Iterator[tuple[range, Rollout]]:
-    """Yields (indices, Rollout) of so many prompts of a data set at once, in order.
+    """Yields (indices, Rollout) of shapes.prompts prompts of a data set at once, in order.
 
-    Rows behind those of the indices fill up the last one. sample is (Prompts, key, step) -> Rollout.
+    Rows behind those of the indices fill up the last one. sample is given Prompts on the mesh.
     """
-    for start in range(0, len(dataset.examples), prompts):
-        real = range(start, min(start + prompts, len(dataset.examples)))
-        chosen = [*real, *[start] * (prompts - len(real))]
-        _, asked = data.prompts(dataset, chosen, experiment.config.data.max_prompt_tokens, experiment.pad_token)
-        yield real, sample(batches.put_rows(asked, experiment.mesh), key, 0)
-
-
-def evaluate(evaluator: Evaluator, params: Any) -> dict[str, float]:
-    """Means by name of the figures that any prompt has; the same params give the same results.
-
-    The console shows the first prompt's greedy completion.
-    """
-    greedy, sampled = complete(evaluator, params)
-    if processes.speaks():
-        example = evaluator.dataset.examples[0]
-        asked = example.prompt or evaluator.experiment.tokenizer.decode(evaluator.dataset.tokens[0])
-        console.print(sample_line(asked, example.answer, greedy.rewarded, console.width))
-    figures = compute_figures(greedy, sampled)
-    return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
+    for start in range(0, len(dataset.examples), shapes.prompts):
+        real = range(start, min(start + shapes.prompts, len(dataset.examples)))
+        chosen = [*real, *[start] * (shapes.prompts - len(real))]
+        _, asked = data.prompts(dataset, chosen, shapes.queries, pad_token)
+        yield real, sample(batches.put_rows(asked, mesh))
 
 
 def sample_line(prompt: str, answer: str, rewarded: rewards.Rewards, width: int) -> str:
@@ -131,19 +138,21 @@ def sample_line(prompt: str, answer: str, rewarded: rewards.Rewards, width: int)
 
 def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     """The greedy completions, one a prompt, and the sampled ones, both judged."""
-    experiment, dataset = evaluator.experiment, evaluator.dataset
-    size, group = evaluator.shapes.prompts, evaluator.shapes.group_size
-    key = jax.random.fold_in(experiment.key, NOISE)
+    dataset, shapes, group = evaluator.dataset, evaluator.shapes, evaluator.shapes.group_size
     greedy, sampled = Completions([], [], []), Completions([], [], [])
+
+    def sample(prompts):
+        return evaluator.engine(params, prompts, evaluator.key, 0)
+
     with during('evaluating', len(dataset.examples)) as evaluating:
-        for indices, rollout in rollouts(experiment, dataset, size, functools.partial(evaluator.sample, params), key):
-            every = measure.decode_completions(experiment.tokenizer, rollout)
+        for indices, rollout in rollouts(dataset, shapes, evaluator.pad_token, evaluator.mesh, sample):
+            every = decode_completions(evaluator.tokenizer, rollout)
             for values, greedy_values, sampled_values in zip(every, greedy, sampled, strict=True):
                 groups = [values[row : row + group] for row in range(0, len(indices) * group, group)]
                 greedy_values.extend(values[-1] for values in groups)
                 sampled_values.extend(value for values in groups for value in values[:-1])
             evaluating.done = indices.stop
-        functions = experiment.reward_functions
+        functions = evaluator.reward_functions
         evaluating.enter('judging')
         judged = judge(functions, dataset.examples, greedy), judge(functions, dataset.examples, sampled)
         evaluating.result = f'evaluated {len(dataset.examples)} prompts'
@@ -151,28 +160,25 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
 
 
 def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict]]:
-    """(content of evaluation.json, rows of completions.jsonl) of a policy; `model` names the policy."""
-    experiment, dataset, config = evaluator.experiment, evaluator.dataset, evaluator.experiment.config
+    """(what evaluation.json has of completions, rows of completions.jsonl) of a policy; `model` names the policy."""
+    dataset, sampling = evaluator.dataset, evaluator.engine.programs.setup.sampling
     greedy, sampled = complete(evaluator, params)
-    figures = compute_figures(greedy, sampled)
+    figures, seed = compute_figures(greedy, sampled), evaluator.seed
     content = {
         'model': model,
-        'data': config.data.to_dict(),
-        'origins': [origin._asdict() for origin in experiment.settings.data.origins if any(origin)],
         'split': evaluator.split,
         'prompts': len(dataset.examples),
-        'first_prompt': experiment.tokenizer.decode(dataset.tokens[0]),
-        'seed': config.seed,
+        'first_prompt': evaluator.tokenizer.decode(dataset.tokens[0]),
+        'seed': seed,
         'samples': evaluator.samples,
-        'sampling': {name: value for name, value in experiment.sampling._asdict().items() if name not in UNRECORDED},
-        'reward': config.reward.to_dict(),
-        'verifier': experiment.reward_functions.verifiers,
+        'sampling': {name: value for name, value in sampling._asdict().items() if name not in UNRECORDED},
+        'verifier': evaluator.reward_functions.verifiers,
         'ties': TIES,
         'intervals': {'level': LEVEL, 'over': 'prompts', 'shares': 'Wilson', 'others': f'bootstrap of {RESAMPLES}'},
-        'figures': summarize(figures, config.seed),
-        'tables': summarize_by_subject(figures, dataset.examples, config.seed),
+        'figures': summarize(figures, seed),
+        'tables': summarize_by_subject(figures, dataset.examples, seed),
     }
-    return content, _rows(experiment.tokenizer, dataset, {'greedy': greedy, 'sampled': sampled})
+    return content, _rows(evaluator.tokenizer, dataset, {'greedy': greedy, 'sampled': sampled})
 
 
 def _rows(tokenizer, dataset, judged):
@@ -243,35 +249,32 @@ def _cells(summary, name, digits=3):
     return mean, f'{low} to {high}'
 
 
-def reopen(workdir: str, trust: bool = False, functions: Mapping | None = None) -> Experiment:
-    """The Experiment of a workdir in which a run was started; functions: as train.run has had them.
+def open_recorded(workdir: str, trust: bool = False, functions: Mapping | None = None) -> Run:
+    """The Run of a workdir in which a run was started; functions: as train.run has had them.
 
     trust: the code that the recorded config names may run; without it, a config that names some is BadInput.
     """
-    config = recorded.read_recorded(workdir, trust)
-    return open_experiment(config, workdir, folder=files.inside(workdir, 'model'), functions=functions)
+    config = config_file.read_recorded(workdir, trust)
+    return open_config(config, workdir, folder=files.inside(workdir, 'model'), functions=functions)
 
 
-def load_policy(experiment: Experiment) -> Any:
-    """The policy's parameters in the workdir's newest sound checkpoint, on the mesh."""
-    return load_policy_and_step(experiment)[0]
-
-
-def load_policy_and_step(experiment: Experiment) -> tuple[Any, int]:
-    """As load_policy, and the checkpoint's step."""
-    trained, step = checkpoint.read_params(experiment.workdir, experiment.abstract_trained())
-    return checkpoint.with_frozen(experiment, trained, checkpoint.path_of(experiment.workdir, step)), step
+def open_policy(run: Run) -> tuple[Any, int]:
+    """(the policy's parameters in a Run's newest sound checkpoint, on the mesh; the checkpoint's step)."""
+    source = run.settings.model
+    abstract = lora.abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
+    trained, step = checkpoint.read_params(run.workdir, abstract)
+    return make_whole_policy(run, trained, checkpoint.path_of(run.workdir, step)), step
 
 
 class Policy(NamedTuple):
     """A policy that is to complete prompts."""
 
-    experiment: Experiment
+    run: Run
     load: Callable  # () -> (parameters on the mesh, {what names the policy})
 
 
-def open_policy(config: Any, workdir: str | None, out: str | None, trust: bool = False) -> Policy:
-    """The Policy of the newest checkpoint of a run's workdir (trust: see reopen), or else of the weights in model.path.
+def open_subject(config: Any, workdir: str | None, out: str | None, trust: bool = False) -> Policy:
+    """The Policy of the newest checkpoint of a run's workdir (trust: see open_recorded), or else of model.path.
 
     Without workdir, config says what it completes and how that is judged, and out is the folder of what comes of it.
     """
@@ -282,41 +285,45 @@ def open_policy(config: Any, workdir: str | None, out: str | None, trust: bool =
             'give the folder of a run; or, without it, --config, and the Hugging Face folder in model.path',
         )
     if workdir is not None:
-        run = reopen(workdir, trust)
+        run = open_recorded(workdir, trust)
 
         def load_run():
-            params, step = load_policy_and_step(run)
+            params, step = open_policy(run)
             return params, {'workdir': workdir, 'step': step}
 
         return Policy(run, load_run)
     if config.model.random_init:
         raise BadInput('model.random_init', True, 'would take random weights; set it to False')
-    experiment = open_experiment(config, out or '')
-    adapters_path = experiment.settings.model.lora.path
+    run = open_config(config, out or '')
+    adapters_path = run.settings.model.lora.path
     model = {'path': config.model.path} | ({'adapters': adapters_path} if adapters_path else {})
-    return Policy(experiment, lambda: (experiment.params(), model))
+    return Policy(run, lambda: (make_policy(run), model))
 
 
-def report_policy(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
-    """The report of a policy; samples 0: evaluation.samples of its config."""
-    experiment = policy.experiment
-    evaluator = make(experiment, samples or experiment.config.evaluation.samples, split)
+def open_report(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
+    """(content of evaluation.json, rows of completions.jsonl) of a policy; samples 0: as its config says."""
+    run, settings = policy.run, policy.run.settings
+    evaluator = make_evaluator(run, open_split(run, split), split, samples or settings.evaluation.samples)
+    evaluator.engine.compile()
     params, model = policy.load()
-    with experiment.reward_functions:
-        return report(evaluator, params, model)
+    with run.rewards:
+        content, completions = report(evaluator, params, model)
+    config, origins = settings.config, settings.data.origins
+    read = {'data': config.data.to_dict(), 'origins': [origin._asdict() for origin in origins if any(origin)]}
+    return {'model': model} | read | content | {'reward': config.reward.to_dict()}, completions
 
 
 def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str, trust: bool = False) -> None:
-    """Evaluates the run in workdir (trust: see reopen), or else the folder in config.model.path; prints the figures.
+    """Evaluates the run in workdir (trust: see open_recorded), or else the folder in config.model.path.
 
-    Writes evaluation.json and completions.jsonl to the new folder out, or without it to workdir.
+    Prints the figures, and writes evaluation.json and completions.jsonl to the new folder out, else to workdir.
     """
     folder = out or workdir
     if folder is None:
         raise BadInput('--out', out, 'name a new folder for the results of --config; or --workdir, to evaluate a run')
     if out and os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
-    content, rows = report_policy(open_policy(config, workdir, out, trust), samples, split)
+    content, rows = open_report(open_subject(config, workdir, out, trust), samples, split)
     if not processes.is_first():
         return
     os.makedirs(folder, exist_ok=True)

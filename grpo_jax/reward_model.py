@@ -7,29 +7,32 @@ Examples:
     python -m grpo_jax.reward_model --config=process_reward --workdir=runs/steps --config.supervised.batch=16
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import functools
 import os
 from typing import Any, NamedTuple
 
 from absl import flags
+from jax.sharding import Mesh
 from jaxtyping import Shaped
 import numpy as np
 
 from grpo_jax import data, statistics, supervised
+from grpo_jax.collect import demonstrations
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.learner import build_optimizer, reward_model
 from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.models import heads, hf
-from grpo_jax.models.lora import OFF, LoraOptions
+from grpo_jax.models.lora import LoraOptions
 from grpo_jax.rewards import process
 from grpo_jax.rewards.model import TEXTS_FILE, encode_completion
-from grpo_jax.run import cli, console, demonstrations
-from grpo_jax.run.experiment import Experiment, open_experiment
-from grpo_jax.run.workdir import owning
-from grpo_jax.sharding import batches, specs
-from grpo_jax.types import LabelledBatch
+from grpo_jax.run import cli, console
+from grpo_jax.run.loop import owns_workdir
+from grpo_jax.run.open import Run, make_policy, open_config, open_splits
+from grpo_jax.sharding import batches, compiled, specs
+from grpo_jax.types import LabelledBatch, Rollout
 
 RESAMPLES = 2000  # of the bootstrap
 
@@ -55,7 +58,7 @@ class Objective(NamedTuple):
     encode: Callable  # (example, tokenizer, RewardModelOptions) -> (completions, marks)
 
 
-@owning
+@owns_workdir
 def run(config, workdir):
     """The final TrainState of supervised.updates updates on the train split's labels; goes on where it stopped.
 
@@ -63,57 +66,68 @@ def run(config, workdir):
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    if LoraOptions.from_config(config.model.get('lora', OFF._asdict())).rank:
+    if LoraOptions.from_config(config.model.lora).rank:
         raise BadInput('model.lora.rank', config.model.lora.rank, 'a reward model is trained as a whole; use 0')
-    experiment = open_experiment(config, workdir, head=True)
-    experiment.settings.tracking.check()
-    settings, objective = experiment.settings, OBJECTIVES[experiment.settings.reward_model.objective]
-    experiment.check_splits()
-    train, test = (read_labelled(experiment, objective, split) for split in ('train', 'test'))
-    shapes = experiment.shapes(settings.supervised.batch, objective.completions)
+    run = open_config(config, workdir, head=True)
+    settings, tokenizer = run.settings, run.model.tokenizer
+    settings.tracking.check()
+    splits, options = open_splits(run), settings.reward_model
+    objective, most = OBJECTIVES[options.objective], settings.sampling.max_tokens
+    train, test = (read_labelled(split, objective, tokenizer, options, most, settings.data.name) for split in splits)
+    shapes, pad_token = settings.shapes(settings.supervised.batch, objective.completions), settings.sampling.pad_token
     optimizer = build_optimizer(settings.supervised.optimizer, settings.supervised.updates)
-    learner = make_reward_learner(
-        experiment.model_config, objective.loss, optimizer, experiment.devices, shapes, settings.learning
-    )
+    learner = make_reward_learner(run.model.config, objective.loss, optimizer, run.mesh, shapes, settings.learning)
+    for program in (learner.values, learner.update):
+        compiled.compile_all([program], program.name)
 
     def batch(step):
         chosen = data.indices(settings.seed, step, shapes.prompts, len(train.completions), train.dataset.sources)
-        return labelled_batch(experiment, train, chosen, shapes)
+        return labelled_batch(train, chosen, shapes, pad_token)
 
     def initial():
-        return learner.initial(initial_params(experiment))
+        return learner.initial(make_initial_params(run))
 
-    training = supervised.Training(batch, learner, learner.update, initial)
-    state = supervised.train(experiment, 'reward model', train.dataset.examples, training)
-    on_train, on_test = (predict(experiment, learner, state, labelled, shapes) for labelled in (train, test))
-    results = judge(on_train, on_test, settings.reward_model.objective)
+    training = supervised.Training(splits.train, train.dataset.examples, batch, learner, learner.update, initial)
+    state = supervised.make_trained(run, 'reward model', training)
+
+    def predict(labelled):
+        chosen = data.spread(len(labelled.marks), settings.evaluation.prompts)
+        values = functools.partial(learner.values, state)
+        return list(scores(labelled, chosen, shapes, pad_token, values, run.mesh))
+
+    results = judge(predict(train), predict(test), options.objective)
     json_file.write(os.path.join(workdir, 'evaluation.json'), results)
     params = processes.fetch(state.params)
     if processes.is_first():
         print_results(results)
-        save_folder(experiment, params)
+        texts = settings.data.prompt_format._asdict() | {'separator': options.separator}
+        save_folder(workdir, run.model.folder, params, run.model.config, pad_token, texts)
     return state
 
 
-def initial_params(experiment):
-    """Parameters to start from: a policy's, or a reward model's, which has a head already."""
-    if experiment.settings.model.random_init or not hf.has_head(experiment.folder):
-        return experiment.params()
-    table = heads.param_table(experiment.model_config)
-    return hf.load_params(experiment.folder, experiment.model_config, specs.params(table, experiment.mesh))
+def make_initial_params(run: Run) -> Any:
+    """Parameters that a Run's reward model starts from: a policy's, or a reward model's, which has a head already."""
+    model = run.model
+    if run.settings.model.random_init or not hf.has_head(model.folder):
+        return make_policy(run)
+    table = heads.param_table(model.config)
+    return hf.load_params(model.folder, model.config, specs.params(table, run.mesh))
 
 
-def read_labelled(experiment: Experiment, objective: Objective, split: str) -> Labelled:
-    """The examples of a split that have what the objective reads, with their labels."""
+def read_labelled(
+    split: data.Dataset, objective: Objective, tokenizer: Any, options: Any, most: int, name: str
+) -> Labelled:
+    """The examples of a split that have what the objective reads, with their labels; options: RewardModelOptions.
+
+    most, name: see demonstrations.read_completions.
+    """
     marks = {}
 
     def encode(example):
-        completions, marks[example.id] = objective.encode(
-            example, experiment.tokenizer, experiment.settings.reward_model
-        )
+        completions, marks[example.id] = objective.encode(example, tokenizer, options)
         return completions
 
-    dataset, completions = demonstrations.read_completions(experiment, split, objective.fields, encode)
+    dataset, completions = demonstrations.read_completions(split, objective.fields, encode, most, name)
     return Labelled(dataset, completions, [marks[example.id] for example in dataset.examples])
 
 
@@ -166,9 +180,15 @@ OBJECTIVES = {
 }
 
 
-def labelled_batch(experiment, labelled, chosen, shapes) -> LabelledBatch:
+def labelled_rollout(labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_token: int) -> Rollout:
+    """The chosen examples' completions, on the host."""
+    _, prompts = data.prompts(labelled.dataset, chosen, shapes.queries, pad_token)
+    return demonstrations.as_rollout(prompts, [labelled.completions[i] for i in chosen], shapes, pad_token)
+
+
+def labelled_batch(labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_token: int) -> LabelledBatch:
     """The chosen examples' completions, on the host, with their labels where they have one."""
-    rollout = demonstrations.as_rollout(experiment, labelled.dataset, labelled.completions, chosen, shapes)
+    rollout = labelled_rollout(labelled, chosen, shapes, pad_token)
     labels = np.zeros(rollout.completion_mask.shape, np.float32)
     label_mask = np.zeros(labels.shape, bool)
     for row, marks in enumerate(marks for index in chosen for marks in labelled.marks[index]):
@@ -177,23 +197,23 @@ def labelled_batch(experiment, labelled, chosen, shapes) -> LabelledBatch:
     return LabelledBatch(rollout, labels, label_mask & rollout.completion_mask)
 
 
-def predict(experiment, learner, state, labelled, shapes):
-    """(values f64[n], labels f64[n]) of each of up to evaluation.prompts examples, spread evenly over the split."""
-    examples = data.spread(len(labelled.marks), experiment.settings.evaluation.prompts)
-    predictions = []
-    for start in range(0, len(examples), shapes.prompts):
-        block = examples[start : start + shapes.prompts]
+def scores(
+    labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_token: int, values: Callable, mesh: Mesh
+) -> Iterator[Scores]:
+    """Yields (values f64[n], labels f64[n]) of each chosen example; values(Rollout on the mesh) is f32[B, C]."""
+    for start in range(0, len(chosen), shapes.prompts):
+        block = chosen[start : start + shapes.prompts]
         padded = np.pad(block, (0, shapes.prompts - len(block)), mode='edge')
-        rollout = demonstrations.as_rollout(experiment, labelled.dataset, labelled.completions, padded, shapes)
-        rows = processes.fetch(learner.values(state, batches.put_rows(rollout, experiment.mesh))).astype(np.float64)
+        rollout = labelled_rollout(labelled, padded, shapes, pad_token)
+        rows = processes.fetch(values(batches.put_rows(rollout, mesh))).astype(np.float64)
         for index, block_rows in zip(block, rows.reshape(shapes.prompts, shapes.group_size, -1), strict=False):
             pairs = [
                 (row[place], label)
                 for row, marks in zip(block_rows, labelled.marks[index], strict=True)
                 for place, label in marks
             ]
-            predictions.append(tuple(np.array(pairs, np.float64).reshape(-1, 2).T))
-    return predictions
+            values_of, labels = np.array(pairs, np.float64).reshape(-1, 2).T
+            yield values_of, labels
 
 
 def judge(train: Sequence[Scores], test: Sequence[Scores], objective: str) -> dict[str, Any]:
@@ -264,15 +284,18 @@ def print_results(results: dict[str, Any]) -> None:
     console.show_tables(console.make_table(['', ''], rows, title='held-out labels'))
 
 
-def save_folder(experiment: Experiment, params: Any) -> None:
-    """Writes workdir/reward_model: a sequence classification, and how its texts are written."""
-    folder = os.path.join(experiment.workdir, 'reward_model')
-    if os.path.exists(folder):  # a finished run is judged again, and its folder stays
+def save_folder(
+    workdir: str, source: str, params: Any, model_config: Any, pad_token: int, texts: dict[str, Any]
+) -> None:
+    """Writes workdir/reward_model: a sequence classification, and how its texts are written.
+
+    source: the model's folder. A finished run is judged again, and its folder stays.
+    """
+    folder = os.path.join(workdir, 'reward_model')
+    if os.path.exists(folder):
         return
-    separator, pad_token = experiment.settings.reward_model.separator, experiment.pad_token
-    texts = experiment.settings.data.prompt_format._asdict() | {'separator': separator}
     with atomic_folder(folder) as temporary:
-        hf.save(temporary, experiment.folder, params, experiment.model_config, np.float32, pad_token_id=pad_token)
+        hf.save(temporary, source, params, model_config, np.float32, pad_token_id=pad_token)
         json_file.write(os.path.join(temporary, TEXTS_FILE), texts)
 
 

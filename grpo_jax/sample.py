@@ -15,12 +15,12 @@ from absl import flags
 import jax
 
 from grpo_jax import data, evaluate, rewards
+from grpo_jax.collect.draw import decode_completions
 from grpo_jax.errors import BadInput
 from grpo_jax.figures import compute_sampled_figures, read_rewards, recorded_rewards, summarize, summarize_by_subject
 from grpo_jax.hosts import files, json_file, lock, processes
-from grpo_jax.run import cli, digest, measure, steering
-from grpo_jax.run.experiment import Experiment, recorded_config
-from grpo_jax.run.origins import digest_of
+from grpo_jax.run import cli, digest, steering
+from grpo_jax.run.open import Run, digest_of, make_run_sampler, open_split
 from grpo_jax.run.rows import read_rows, rollout_rows
 from grpo_jax.text import during
 
@@ -40,30 +40,32 @@ class Request(NamedTuple):
 
 
 def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool = False) -> dict[str, Any]:
-    """Writes completions of a policy (see evaluate.open_policy) to the folder `to`; the figures of them, as printed.
+    """Writes completions of a policy (see evaluate.open_subject) to the folder `to`; the figures of them, as printed.
 
     to/<shard>.jsonl has the rows of a run's rollouts, with the advantage None; shards that are there already are not
     sampled again, so that the same command goes on. BadInput for a folder with anything but a part of these samples.
     """
     check(to, request)
-    policy = evaluate.open_policy(config, workdir, to, trust)
-    experiment = policy.experiment
-    dataset = experiment.load(request.split)
-    rewards.check_parameters(experiment.reward_functions, dataset.examples)
+    policy = evaluate.open_subject(config, workdir, to, trust)
+    opened = policy.run
+    dataset = open_split(opened, request.split)
+    rewards.check_parameters(opened.rewards, dataset.examples)
     dataset = data.pick(dataset, data.spread(len(dataset.examples), request.prompts or len(dataset.examples)))
     params, model = policy.load()
     record = {
         'model': model | {'digest': digest.combined(params)},
         'data': digest_of(dataset),
         'request': request._asdict(),
-        'config': recorded_config(experiment.config),
+        'config': opened.settings.recorded,
     }
-    with lock.own(to, '--to'), experiment.reward_functions:
+    with lock.own(to, '--to'), opened.rewards:
         _claim(to, record)
-        sample_shards(experiment, dataset, params, to, request)
+        make_shards(opened, dataset, params, to, request)
         if not processes.is_first():
             return {}
-        content = summarize_samples(experiment, dataset, to, request)
+        content = summarize_samples(
+            opened.rewards, dataset, to, request, opened.settings.sampling.temperature, opened.settings.seed
+        )
         evaluate.print_report(content)
         return content
 
@@ -83,7 +85,7 @@ def check(to: str, request: Request) -> None:
 
 
 def _claim(to, record):
-    """Makes the folder that of these samples; BadInput where it is that of others."""
+    """Claims the folder for these samples; BadInput where it holds others."""
     path = os.path.join(to, FILE)
     if os.path.exists(path):
         recorded = json_file.read_object(path)
@@ -102,21 +104,36 @@ def shard_path(to: str, shard: int) -> str:
     return os.path.join(to, f'{shard:06d}.jsonl')
 
 
-def sample_shards(experiment: Experiment, dataset: data.Dataset, params: Any, to: str, request: Request) -> None:
-    """Samples the shards of a data set that are not there yet; the first process writes them."""
+def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, request: Request) -> None:
+    """Samples the shards of a data set that are not there yet, by a Run's policy; the first process writes them."""
     count = len(dataset.examples)
     shards = [range(start, min(start + request.shard, count)) for start in range(0, count, request.shard)]
     missing = [shard for shard in range(len(shards)) if not os.path.exists(shard_path(to, shard))]
     (missing, *_) = processes.gather(missing)
     if not missing:
         return
-    shapes = evaluate.shapes_at_once(experiment, request.samples, min(request.shard, count))
-    sampler = experiment.sampler(shapes, greedy=request.samples if request.greedy else 0)
-    sample = functools.partial(sampler, params)
+    shapes = evaluate.make_shapes(opened, request.samples, min(request.shard, count))
+    sampler = make_run_sampler(opened, shapes, greedy=request.samples if request.greedy else 0).compile()
+    key = jax.random.fold_in(jax.random.key(opened.settings.seed), NOISE)
+
+    def rows_of(part):
+        """The rows of all prompts of a data set."""
+        rows = []
+        compute = functools.partial(rewards.compute_rewards, opened.rewards)
+        sample = functools.partial(sampler, params, key=key, step=0)
+        pad_token, tokenizer = opened.settings.sampling.pad_token, opened.model.tokenizer
+        for indices, rollout in evaluate.rollouts(part, shapes, pad_token, opened.mesh, sample):
+            examples = part.examples[indices.start : indices.stop]
+            columns = decode_completions(tokenizer, rollout)
+            real = len(columns[0]) // shapes.prompts * len(examples)
+            rewarded = processes.by_group(compute, examples, *(column[:real] for column in columns))
+            rows += rollout_rows(examples, rollout, rewarded, None, tokenizer)
+        return rows
+
     done = count - sum(len(shards[shard]) for shard in missing)
     with during('sampling', count, done, lines=True) as sampling:
         for shard in missing:
-            rows = shard_rows(experiment, data.pick(dataset, shards[shard]), shapes.prompts, sample)
+            rows = rows_of(data.pick(dataset, shards[shard]))
             if processes.is_first():
                 with files.atomic_write(shard_path(to, shard)) as file:
                     file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
@@ -126,33 +143,27 @@ def sample_shards(experiment: Experiment, dataset: data.Dataset, params: Any, to
         sampling.result = f'sampled {count} prompts'
 
 
-def shard_rows(experiment: Experiment, dataset: data.Dataset, prompts: int, sample: Any) -> list[dict[str, Any]]:
-    """The rows of all prompts of a data set, `prompts` of them at once."""
-    rows, key = [], jax.random.fold_in(experiment.key, NOISE)
-    compute = functools.partial(rewards.compute_rewards, experiment.reward_functions)
-    for indices, rollout in evaluate.rollouts(experiment, dataset, prompts, sample, key):
-        examples = dataset.examples[indices.start : indices.stop]
-        columns = measure.decode_completions(experiment.tokenizer, rollout)
-        real = len(columns[0]) // prompts * len(examples)
-        rewarded = processes.by_group(compute, examples, *(column[:real] for column in columns))
-        rows += rollout_rows(examples, rollout, rewarded, None, experiment.tokenizer)
-    return rows
-
-
-def summarize_samples(experiment: Experiment, dataset: data.Dataset, to: str, request: Request) -> dict[str, Any]:
+def summarize_samples(
+    reward_functions: rewards.RewardFunctions,
+    dataset: data.Dataset,
+    to: str,
+    request: Request,
+    temperature: float,
+    seed: int,
+) -> dict[str, Any]:
     """What evaluate.print_report prints of the samples that lie in a folder."""
     rows = read_samples(to, dataset, request)
     prompts = len(dataset.examples)
-    judged = read_rewards(experiment.reward_functions, dataset.examples, recorded_rewards(rows), strict=False)
+    judged = read_rewards(reward_functions, dataset.examples, recorded_rewards(rows), strict=False)
     figures = compute_sampled_figures(judged, prompts)
     return {
         'prompts': prompts,
         'split': request.split,
         'samples': request.samples,
-        'sampling': {'temperature': 0.0 if request.greedy else experiment.sampling.temperature},
-        'verifier': experiment.reward_functions.verifiers,
-        'figures': summarize(figures, experiment.config.seed),
-        'tables': summarize_by_subject(figures, dataset.examples, experiment.config.seed),
+        'sampling': {'temperature': 0.0 if request.greedy else temperature},
+        'verifier': reward_functions.verifiers,
+        'figures': summarize(figures, seed),
+        'tables': summarize_by_subject(figures, dataset.examples, seed),
     }
 
 

@@ -7,7 +7,7 @@ Examples:
     python -m grpo_jax.train --config=gsm8k:dapo --workdir=runs/gsm8k --config.rollout.group_size=16 --profile=3:5
 """
 
-import logging
+from collections.abc import Callable, Mapping, Sequence
 import os
 from typing import Any
 
@@ -15,280 +15,171 @@ from absl import flags
 import jax
 import numpy as np
 
-from grpo_jax import algorithms, diagnose, evaluate, rewards, supervised
-from grpo_jax.algorithms import pieces
-from grpo_jax.algorithms.validation import SECTIONS
+from grpo_jax import data, evaluate, rewards, supervised
+from grpo_jax.collect.options import READ_FROM_DATA
+from grpo_jax.collect.policies import anchor, make_renewal, make_scorer
+from grpo_jax.collect.select import dead_groups, make_collector
 from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
-from grpo_jax.learner.experience import make_experience
-from grpo_jax.learner.programs import check_sizes
+from grpo_jax.learner.experience import abstract_history, make_experience, read_history
+from grpo_jax.learner.programs import Learner
 from grpo_jax.rewards import gold
-from grpo_jax.run import (
-    branch,
-    checkpoint,
-    cli,
-    collect,
-    console,
-    decoded,
-    measure,
-    observers,
-    reference,
-    teacher,
-    unrewarded,
-)
-from grpo_jax.run.experiment import Experiment, agree, claim, recorded_config
-from grpo_jax.run.history import History
-from grpo_jax.run.loop import Loop, on_devices
-from grpo_jax.run.rows import read_rows, rollout_rows
+from grpo_jax.run import branch, cli
+from grpo_jax.run.console import print_outcome
+from grpo_jax.run.loop import Shell, check_rewarded, owns_workdir
+from grpo_jax.run.measure import make_measure, make_speeds
+from grpo_jax.run.observers import make_observers
+from grpo_jax.run.open import Run, barrier, make_run_learner, open_run, open_splits, open_state, record_run
+from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
-from grpo_jax.run.workdir import owning
-from grpo_jax.sharding import batches, compiled
-from grpo_jax.types import Experience, TrainState
-
-logger = logging.getLogger('grpo_jax')
+from grpo_jax.sharding.compiled import BackgroundCompiler, Executable
+from grpo_jax.types import Experience, Rollout, TrainState
 
 
-@owning
-def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None, watch=None):
-    """The final TrainState of a run; its files are in workdir, and calling again goes on where it stopped.
+@owns_workdir
+def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None, on_step=None) -> TrainState:
+    """Trains a policy and returns its last TrainState; called again with the same workdir, it resumes.
 
-    Stopped when a signal came: the step at hand was finished and saved.
-
-    algorithm replaces that of config.algorithm, for a variant written in a notebook; functions are rewards by name,
-    which config.reward.parts may list; profile is the first and the last step of a trace in workdir/profile. steering,
-    like Steering(amend=True) or Steering(branch=folder), is what is done where the run was begun with another config.
-    watch(step, row) is called after each step with its row of metrics.jsonl; what it raises ends the run, saved.
+    algorithm, functions: objects to use in place of those that the config names, say from a notebook: an Algorithm, and
+    rewards by name, which config.reward.parts may list. profile: the first and the last step of a trace in
+    workdir/profile. steering: like Steering(amend=True) or Steering(branch=folder), what is done where the run was
+    begun with another config. on_step(step, row) is called after each step with its row of metrics.jsonl; what it
+    raises ends the run, saved. Stopped when a signal came: the step at hand was finished and saved. BadInput for what
+    cannot work, before anything is put on a device.
     """
-    experiment, parent, algorithm, shapes = open_run(config, workdir, algorithm, functions, steering)
-    later = compiled.Later()
-    experiment = experiment.compiling(later)
-    workdir, settings, reward_functions = experiment.workdir, experiment.settings, experiment.reward_functions
+    run = open_run(config, workdir, algorithm, functions, steering)  # config checked; model, tokenizer, rewards, mesh
+    settings, algorithm = run.settings, run.algorithm  # given, or as the config says
+    splits = open_splits(run, steering)  # the examples to learn from, and to be evaluated on
 
-    collector = collect.Collector(experiment, shapes)
-    history = History(algorithm, collector.examples)
-    learner = experiment.learner(algorithm, shapes, collector.aux() | history.aux())
-    observer = observers.Observer(experiment, learner, shapes)
-    evaluator = evaluate.make(experiment, settings.evaluation.samples)
-    taught = teacher.load_teacher(experiment, algorithm, shapes)
-    programs = collector.programs | learner.programs | observer.programs | taught.programs
+    # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
+    collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
+    learner = make_run_learner(run, collector.aux | abstract_history(algorithm, len(collector.examples)))
+    scorer = make_scorer(run, learner, collector.engine)  # logprobs: old, of the reference, of a teacher
+    to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
+    observers = make_observers(run, learner)  # measurements just before an update
+    measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
+    evaluator = evaluate.make_evaluator(run, splits.test, 'test', settings.evaluation.samples)
 
-    branch.begin(experiment, parent, learner)
-    cadence = settings.cadence
-    with reward_functions, later, Loop(experiment, settings.steps, 'train', cadence.keep, callback=watch) as loop:
-        agree(experiment, loop.newest, programs, collector.examples)
-        state = begin(experiment, loop, learner, collector.examples, later, functions)
-        claim(experiment, int(state.step))
-        taught.record(workdir, settings.teacher.path)
-        compiled.write_hashes(workdir, **programs)
+    samplers = {'sample': collector.engine} if collector.engine else {}
+    programs = samplers | learner.programs | observers.programs | scorer.programs
+    branch.make_branch(run, workdir, learner, splits.train)  # where steering names one that is not begun yet
 
-        for step in loop.steps(state, profile):
-            if step == 0 or loop.due(step, settings.evaluation.every):
-                with loop.stage('evaluate'):
-                    loop.evaluation(step, evaluate.evaluate(evaluator, state.params))
+    with (
+        run.rewards,  # the threads and processes that judge
+        BackgroundCompiler() as compiler,
+        Shell(run.workdir, settings.cadence.keep) as shell,  # checkpoints, then files; closed whatever ends the run
+    ):
+        barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
+        compiler.add(executables(collector, learner, observers, evaluator, scorer))
+        if shell.newest is not None or not settings.supervised.updates:
+            compiler.start()  # else behind the cold start, whose own programs come first
+        state = open_state(run, shell.checkpoints, learner.state, branch.make_reader(run, learner))
+        state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
+        branch.refuse_fewer_steps(settings.steps, int(state.step))
+        compiler.wait('what a step and an evaluation run')
+        record_run(
+            run.workdir, settings.recorded, run.model.folder, settings.data.origins, splits.train, int(state.step)
+        )
+        record_programs(run.workdir, programs, scorer.records)
+        renew_reference = make_renewal(run, shell.checkpoints, learner.state)
+        loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
+
+        for step in loop.steps():
+            loop.evaluate_if_due(step, settings.evaluation.every, evaluator, state.params)
 
             with loop.stage('sample'):  # rewards are computed on the host while other rows still decode
-                state, renewed = reference.refresh(settings, loop.checkpoints, state, learner.state)
-                draw, state = collector(state, loop.writer.sampling)
+                state, renewed = renew_reference(state)  # at the steps that collection.reference_every names
+                draw, state = collector.collect(state, loop.progress)
 
-            with loop.stage('reward'):
+            with loop.stage('reward'):  # logprobs first: the devices compute them while the last rewards are awaited
                 packed = learner.pack(draw.rollout)
-                with on_devices():
-                    logprobs = learner.logprobs(state, draw.rollout, packed) | taught(draw.rollout, packed)
-                logprobs |= decoded.policy_logprobs(experiment, algorithm, collector.sample, state, draw.rollout)
+                logprobs = scorer.score(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
-                if algorithm.source not in collect.READ_FROM_DATA:  # whose completions are right without a reward
-                    unrewarded.check(workdir, step, rewarded)
-                state, experience, row = to_experience(experiment, algorithm, state, draw, rewarded, logprobs, history)
-                if experience.rollout is not draw.rollout:  # rows were dropped
-                    packed = learner.pack(experience.rollout)
+                state, experience, packed, row = to_experience(state, draw, packed, rewarded, logprobs)
 
             with loop.stage('observe'):
-                state, observed = observer(state, experience, packed, draw.examples, draw.rollout)
+                state, observed = observers.observe(state, experience, packed, draw)
 
-            with loop.stage('update'):
-                with on_devices():
-                    state, learned = learner.update(state, experience, packed)
-                row |= measure.assess(experiment, draw.rollout, rewarded, experience, collector.sample and step)
-                row |= observed | jax.device_get(learned) | measure.completion_metrics(rewarded)
-                row |= draw.counts | {'reference_renewed': renewed} | measure.sampler_metrics(collector.sample)
+            with loop.stage('update'):  # only here do parameters change
+                state, learned = learner.update(state, experience, packed)
+                row |= measure(step, draw, rewarded, experience) | observed | jax.device_get(learned)
+                row |= {'reference_renewed': renewed}
 
-            if loop.due(step, settings.cadence.rollouts):
-                loop.writer.rollouts(step, rollout_rows(draw.examples, draw.rollout, rewarded, experience, experiment.tokenizer))
-            loop.log(step, row, measure.step_speed(experiment, algorithm, collector, draw.rollout, loop.seconds))
-            if row['finite'] < 1:
-                with loop.writer.optional(step, checkpoint.BAD):
-                    checkpoint.dump_bad_batch(workdir, step, experience)
-            loop.finish(step, state, row)
+            loop.dump_if_due(step, draw, rewarded, experience)
+            loop.log(step, row, speeds(draw, loop.seconds))
+            loop.finish(step, state, row, experience)  # a checkpoint where one is due; stops after a signal
 
-        loop.evaluation(settings.steps, evaluate.evaluate(evaluator, state.params))
-    console.print_outcome(workdir)
+        loop.log_evaluation(settings.steps, evaluator(state.params))
+    print_outcome(run.workdir)
     return state
 
 
-def begin(experiment, loop, learner, examples, later, functions) -> TrainState:
-    """The TrainState that a run goes on from, or begins with; meanwhile `later` compiles, beside the cold start if any.
+def make_first_state(
+    run: Run,
+    learner: Learner,
+    train: data.Dataset,
+    examples: Sequence[Example],
+    functions: Mapping[str, Callable] | None,
+    steering: Steering | None,
+    compiler: BackgroundCompiler,
+) -> TrainState:
+    """The TrainState at the start of a Run: the policy of its model, or what the cold start makes of it.
 
-    The cold start's own programs come first.
+    train: the split; examples: those of it that the run learns from, whose gold answers are judged first. The compiler
+    goes on behind the cold start.
     """
-    if loop.newest is not None or not experiment.settings.supervised.updates:
-        later.begin()
-    state, policy = branch.restore(loop, experiment, learner), None
-    if state is None:
-        gold.check(experiment.reward_functions, examples)
-        policy = supervised.cold_start(experiment, functions, later.step)
-    else:
-        branch.refuse_fewer_steps(experiment, int(state.step))
-    later.finish('what a step and an evaluation run')
-    return reference.initial_state(experiment, learner, policy) if state is None else state
+    gold.check(run.rewards, examples)
+    policy = supervised.cold_start(run, train, functions, steering, compiler.step)
+    return anchor(learner.initial(policy), learner.state, run.settings.reference.path, run.model.config)
 
 
-def to_experience(
-    experiment, algorithm, state, draw, rewarded, logprobs, history
-) -> tuple[TrainState, Experience, dict[str, Any]]:
-    """(TrainState, Experience, metrics by name) of a step's draw: rewards by the config's terms, and their advantages.
+def make_experience_stage(
+    run: Run, examples: Sequence[Example], pack: Callable[[Rollout], Any]
+) -> Callable[..., tuple[TrainState, Experience, Any, dict[str, Any]]]:
+    """The stage of a Run's steps in which rewards become advantages.
 
-    The state's history has the rewards thereafter.
+    (state, draw, packed rows of its rollout, Rewards, logprobs by name) -> (TrainState whose history has the rewards,
+    Experience, its packed rows, metrics by name). The rewards get the config's terms of length. Where dead groups are
+    dropped, rows are packed again. BadInput where nothing has been rewarded for several steps.
     """
-    reward_functions, grouping = experiment.reward_functions, draw.grouping
-    shaped = rewards.shape_rewards(reward_functions, rewarded, grouping)
-    dead = collect.dead_groups(experiment.settings.collection, rewarded, grouping)
-    state, baselines = history(state, draw.prompts, shaped)
-    inputs = {'dead': dead, **baselines} | rewards.advantage_inputs(
-        reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, experiment.tokenizer, grouping
-    )
-    experience, row = make_experience(
-        algorithm, state, draw.rollout, logprobs, shaped, inputs, experiment.mesh, grouping
-    )
-    return state, experience, row | {name: np.mean(values) for name, values in baselines.items()}
+    algorithm, gate, reward_functions = run.algorithm, run.settings.collection.gate, run.rewards
+    places = {example.id: place for place, example in enumerate(examples)}
+    judged = algorithm.source not in READ_FROM_DATA  # else completions are right without a reward
 
-
-def open_run(
-    config, workdir, algorithm=None, functions=None, steering=None
-) -> tuple[Experiment, branch.Parent | None, algorithms.Algorithm, batches.Shapes]:
-    """(Experiment of a run, Parent of a branch that is to begin, Algorithm, Shapes of a step); arguments as of run.
-
-    BadInput for whatever of the config cannot work; nothing is written, read of the data, or compiled yet.
-    """
-    algorithm = choose_algorithm(config, algorithm)
-    experiment, parent = branch.open_run(config, workdir, functions, steering or Steering())
-    shapes = collect.step_shapes(experiment, algorithm)
-    check_algorithm(experiment, algorithm, shapes)
-    teacher.check_model(experiment, algorithm)
-    experiment.settings.tracking.check()
-    if experiment.settings.supervised.updates and parent is None and not checkpoint.steps(experiment.workdir):
-        supervised.check(experiment)
-    return experiment, parent, algorithm, shapes
-
-
-def choose_algorithm(config, algorithm=None) -> algorithms.Algorithm:
-    """The Algorithm of a run: the given one, or that of config.algorithm, with what config.collection says.
-
-    BadInput for whatever of the config cannot work, and when the given one collects in another way than the config.
-    """
-    Settings.from_config(config)
-    algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
-    collected = {name: config.collection[name] for name in SECTIONS}
-    for name, value in collected.items():
-        given = getattr(algorithm, name)
-        if given not in (value, algorithms.Algorithm._field_defaults[name]):
-            raise BadInput(f'collection.{name}', value, f'the given algorithm has {given!r}; set the config to that')
-    return algorithm._replace(**collected)
-
-
-def check_algorithm(experiment: Experiment, algorithm: algorithms.Algorithm, shapes: batches.Shapes):
-    """BadInput, or a warning, for what the algorithm cannot do in this run."""
-    config = experiment.config
-    if 'step_rewards' in algorithm.advantage_reads and not experiment.reward_functions.steps:
-        raise BadInput(
-            'reward.step_rewards',
-            '',
-            f'advantage {config.algorithm.advantage} needs rewards of steps; name a reward that has steps, like '
-            'calculator',
+    def to_experience(state, draw, packed, rewarded, logprobs):
+        if judged:
+            check_rewarded(run.workdir, int(state.step), rewarded)
+        grouping = draw.grouping
+        shaped = rewards.shape_rewards(reward_functions, rewarded, grouping)
+        dead = dead_groups(gate, rewarded, grouping)
+        of_prompts = np.array([places[example.id] for example in draw.prompts])
+        state, baselines = read_history(algorithm, state, of_prompts, shaped)
+        inputs = {'dead': dead, **baselines} | rewards.advantage_inputs(
+            reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, run.model.tokenizer, grouping
         )
-    _check_rewards(experiment.settings.rewards, algorithm)
-    if config.algorithm.critic_warmup and not algorithm.needs_values:
-        raise BadInput(
-            'algorithm.critic_warmup',
-            config.algorithm.critic_warmup,
-            f'advantage {config.algorithm.advantage} has no critic; use 0',
-        )
-    learning = experiment.settings.learning
-    check_sizes(algorithm, experiment.mesh, shapes, learning)
-    decoded.check(experiment, algorithm)
-    _check_allocation(experiment.settings, algorithm)
-    for warning in algorithms.check_run(
-        algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
-    ):
-        logger.warning(warning)
-    for line in diagnose.advise(config, experiment.model_config):
-        logger.warning(line)
-    section, most = experiment.settings.algorithm, experiment.settings.sampling.max_tokens
-    if section.weights == 'fixed_length' and section.fixed_length != most:
-        logger.warning(
-            'algorithm.fixed_length = %d is not rollout.max_tokens = %d, by which Dr. GRPO divides',
-            section.fixed_length,
-            most,
-        )
-    _check_adapters(experiment.settings, algorithm)
-    kept = algorithm.keeps_reference or experiment.settings.cadence.kl_observe > 0
-    reference.check(experiment, kept)
-    teacher.check(experiment, algorithm)
-    if 'reference' in learning.offload and not kept:
-        logger.warning('learner.offload names the reference, and this algorithm keeps none')
+        experience, row = make_experience(algorithm, state, draw.rollout, logprobs, shaped, inputs, run.mesh, grouping)
+        if algorithm.drops_dead_groups:
+            packed = pack(experience.rollout)
+        return state, experience, packed, row | {name: np.mean(values) for name, values in baselines.items()}
+
+    return to_experience
 
 
-def _check_allocation(settings: Settings, algorithm: algorithms.Algorithm):
-    """BadInput for a loss of whole groups where an update may see a part of one: groups are made of equal parts."""
-    allocation, minibatches = settings.collection.allocation, settings.learning.minibatches
-    if allocation == 'equal':
-        return
-    if 'group_ids' in algorithm.reads:
-        raise BadInput(
-            'collection.allocation', allocation, 'a loss of pairs or whole groups needs groups of one size; use equal'
-        )
-    if minibatches > 1 and 'group_ids' in pieces.reads(algorithm.weights):
-        raise BadInput(
-            'learner.minibatches',
-            minibatches,
-            f'cuts the larger groups of collection.allocation={allocation!r} apart, and algorithm.weights='
-            f'{settings.algorithm.weights!r} averages over whole ones; use 1, or token_mean',
-        )
+def executables(collector, learner, observers, evaluator, scorer) -> list[Executable]:
+    """All that a step and an evaluation run, in the order in which they are compiled."""
+    engines = [collector.engine] if collector.engine else []
+    programs = [*learner.programs.values(), *observers.programs.values()]
+    sampling = [executable for engine in engines for executable in engine.programs.executables]
+    return [*sampling, *programs, *evaluator.engine.programs.executables, *scorer.programs.values()]
 
 
-def _check_adapters(settings: Settings, algorithm: algorithms.Algorithm):
-    """BadInput for what cannot be beside adapters."""
-    rank = settings.model.lora.rank
-    if rank and algorithm.needs_values:
-        raise BadInput(
-            'model.lora.rank', rank, 'a critic would be a second model, trained as a whole; use 0, or another preset'
-        )
-    if rank and settings.collection.reference == 'polyak':
-        raise BadInput(
-            'collection.reference',
-            'polyak',
-            'the mean of two adapters is not that of their weights; use hard or frozen',
-        )
-
-
-def _check_rewards(options: rewards.RewardOptions, algorithm: algorithms.Algorithm):
-    """BadInput for rewards that the algorithm lacks, and for those that it would not read."""
-    reads = algorithm.advantage_reads
-    if 'correct' in reads | algorithm.reads and not (options.verifies_all or algorithm.source == 'pairs'):
-        raise BadInput(
-            'reward.verifier',
-            '',
-            'nothing says what is correct, which the algorithm reads; name a part, with reward.correct_at its least '
-            'value of a correct completion',
-        )
-    reads_total = bool({'rewards', 'token_rewards'} & reads) or options.steps_with_outcome
-    for name in ('length_shaping', 'truncated_reward'):
-        if getattr(options, name) and not reads_total:
-            raise BadInput(
-                f'reward.{name}',
-                getattr(options, name),
-                f'is a term of the total reward, and the advantage reads {" and ".join(sorted(reads))}; leave it out',
-            )
+def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[str, Any]) -> None:
+    """Writes programs.json, whose hashes show what two runs compute differently, and the records of other files."""
+    hashes = {name: program.hash for name, program in programs.items()}
+    for name, content in {**records, 'programs.json': hashes}.items():
+        json_file.write(os.path.join(workdir, name), content)
 
 
 def finished(config, workdir) -> bool:
@@ -296,7 +187,7 @@ def finished(config, workdir) -> bool:
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False
-    same = json_file.read(paths[0]) == recorded_config(config)
+    same = json_file.read(paths[0]) == Settings.from_config(config).recorded
     steps, evaluations = len(read_rows(paths[1])), read_rows(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')

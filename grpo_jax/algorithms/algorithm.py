@@ -118,6 +118,11 @@ class Algorithm(NamedTuple):
         return self.needs_reference or self.source == 'reference'
 
     @property
+    def drops_dead_groups(self) -> bool:
+        """Whether tokens of dead groups leave the completion mask, and so every denominator."""
+        return self.dead_groups in ('drop', 'resample', 'replay')
+
+    @property
     def needs_teacher(self) -> bool:
         """Whether a teacher's logprobs of the rollout are read."""
         return self.teacher_coef > 0 or 'teacher_kl' in self.reads or 'teacher_logprobs' in self.advantage_reads

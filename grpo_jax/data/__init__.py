@@ -9,6 +9,7 @@ reads files takes `folder`; its constant FILES, how names of its own files begin
 from grpo_jax.data.dataset import (
     DataOptions,
     Dataset,
+    Splits,
     check_shared,
     examples,
     is_file,
@@ -28,6 +29,7 @@ __all__ = [
     'Dataset',
     'Origin',
     'PromptFormat',
+    'Splits',
     'check_shared',
     'encode_prompt',
     'examples',

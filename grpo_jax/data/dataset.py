@@ -52,6 +52,13 @@ class Dataset(NamedTuple):
     sources: tuple = ()  # of a mixture: (weight, indices of the source's examples i64[n]) of each source
 
 
+class Splits(NamedTuple):
+    """What a run learns from, and what it is evaluated on."""
+
+    train: Dataset
+    test: Dataset
+
+
 def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> DataOptions:
     """The DataOptions with the folder that each data set is read from, and its origin, as origin.choose_folder says.
 

@@ -1,17 +1,25 @@
-"""From rewards to the experience that the learner updates on."""
+"""From rewards to the experience that the learner updates on.
+
+Moving averages of the rewards of earlier steps, for advantages whose baseline is the past and not the group, lie in
+TrainState.aux['history']: of the run, a reward a step, and where an advantage reads it of each prompt, a reward a
+visit. A step reads what earlier steps came to, and then adds its own rewards, so a baseline never depends on the
+completions that it is subtracted from.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
 
 from grpo_jax.algorithms import Algorithm, Grouping, compute_advantages, critic_targets
 from grpo_jax.hosts import processes
 from grpo_jax.sharding.batches import put_rows
 from grpo_jax.types import Experience, Rollout, TrainState
+
+HISTORY = 'history'  # in TrainState.aux
 
 
 def make_experience(
@@ -42,7 +50,7 @@ def make_experience(
         fields['returns'] = put_rows(grouping.gather(returns.reshape(*rewards.shape, -1)), mesh)
     if 'correct' in inputs:
         fields['correct'] = put_rows(grouping.gather(inputs['correct']).astype(np.float32), mesh)
-    if algorithm.dead_groups in ('drop', 'resample', 'replay'):
+    if algorithm.drops_dead_groups:
         alive = put_rows(~dead[grouping.owner], mesh)
         rollout = rollout.replace(completion_mask=jnp.where(alive[:, None], rollout.completion_mask, False))
     experience = Experience(
@@ -109,3 +117,56 @@ def _outcomes(correct):
         'groups_all_wrong': np.mean(known & ~some_right),
         'groups_mixed': np.mean(some_right & some_wrong),
     }
+
+
+def abstract_history(algorithm: Algorithm, count: int) -> dict[str, Any]:
+    """ShapeDtypeStructs of the averages over `count` examples in TrainState.aux, zeros at the start.
+
+    {} for an algorithm that reads none.
+    """
+    shapes = {name: (count,) if name == 'prompt_baselines' else () for name in algorithm.baselines}
+    numbers = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    return {HISTORY: {name: {'mean': x, 'weight': x} for name, x in numbers.items()}} if numbers else {}
+
+
+def read_history(
+    algorithm: Algorithm, state: TrainState, places: Int[np.ndarray, ' P'], rewards: Float[np.ndarray, 'P G']
+) -> tuple[TrainState, dict[str, Any]]:
+    """(TrainState with a step's rewards in its averages, the averages before it by the names of what is read).
+
+    places: of the prompts among the examples. run_baseline is 0 before any reward is known; prompt_baselines f64[P, G]
+    are it where a prompt is new.
+    """
+    if not algorithm.baselines:
+        return state, {}
+    averages = jax.tree.map(lambda x: np.array(x, np.float64), state.aux[HISTORY])
+    run, means, decay = averages['run_baseline'], visit_means(rewards), algorithm.baseline_decay
+    read: dict[str, Any] = {'run_baseline': float(run['mean'])}
+    if 'prompt_baselines' in averages:
+        prompts = averages['prompt_baselines']
+        seen = prompts['weight'][places] > 0
+        baselines = np.where(seen, prompts['mean'][places], read['run_baseline'])
+        read['prompt_baselines'] = np.repeat(baselines[:, None], rewards.shape[1], 1)
+        for place, mean in zip(places, means, strict=True):
+            add_to_average(prompts, place, mean, decay)
+    add_to_average(run, (), visit_means(rewards.reshape(1, -1))[0], decay)
+    stored = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), averages)
+    return state.replace(aux=state.aux | {HISTORY: stored}), read
+
+
+def visit_means(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, ' P']:
+    """The mean of each group's known rewards; NaN where none is known."""
+    known = np.isfinite(rewards)
+    sums, counts = np.where(known, rewards, 0.0).sum(1), known.sum(1)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def add_to_average(averages: dict[str, np.ndarray], place: Any, value: float, decay: float) -> None:
+    """Takes a value into averages['mean'][place], in which it is to weigh 1, and each before it `decay` times as much.
+
+    averages['weight'] is the sum of these weights. The first value is the mean as it is; with decay 1 it is that of all
+    values. NaN changes nothing.
+    """
+    if np.isfinite(value):
+        averages['weight'][place] = decay * averages['weight'][place] + 1
+        averages['mean'][place] += (value - averages['mean'][place]) / averages['weight'][place]

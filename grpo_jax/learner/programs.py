@@ -25,7 +25,7 @@ from grpo_jax.models.linear import in_dtype
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable, abstract, abstract_params
-from grpo_jax.sharding.mesh import BATCH_AXES, Devices
+from grpo_jax.sharding.mesh import BATCH_AXES
 from grpo_jax.types import LabelledBatch, Rollout, TrainState
 
 
@@ -59,7 +59,7 @@ def make_learner(
     model_config: transformer.ModelConfig,
     algorithm: algorithms.Algorithm,
     optimizers: Optimizers,
-    devices: Devices,
+    mesh: Mesh,
     shapes: Shapes,
     learning: Learning,
     collected: Any = None,
@@ -71,7 +71,6 @@ def make_learner(
     steps; observed is what it measures besides. BadInput when minibatches, microbatches and mesh do not divide the
     batch, or packed rows are too short.
     """
-    mesh = devices.mesh
     learning, sizes = _choose_sizes(learning, model_config, algorithm, mesh, shapes)
     setup = Setup(
         model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
@@ -101,19 +100,17 @@ def make_learner(
         initial=Initial(jax.jit(initial, out_shardings=without_frozen(state_shardings))),
         packing=sizes,
         pack=pack,
-        logprobs=compiled.make_executable(
-            "the learner's logprobs", known_first, scored, devices, specs.over_rows(mesh)
-        ),
+        logprobs=compiled.make_executable("the learner's logprobs", known_first, scored, mesh, specs.over_rows(mesh)),
         update=compiled.make_executable(
             'the update',
             updated,
             (state, experience, packed),
-            devices,
+            mesh,
             (state_shardings, specs.replicated(mesh)),
             donate=0,
         ),
         state=state,
-        reference=_make_reference_observer(setup, scored, devices),
+        reference=_make_reference_observer(setup, scored, mesh),
     )
 
 
@@ -131,7 +128,7 @@ def _choose_sizes(learning, model_config, algorithm, mesh, shapes):
     return learning, sizes
 
 
-def _make_reference_observer(setup, scored, devices):
+def _make_reference_observer(setup, scored, mesh):
     """Learner.reference; None where the update has the KL itself, or nobody asks for it."""
     if setup.algorithm.needs_reference or not setup.observed.reference:
         return None
@@ -139,14 +136,14 @@ def _make_reference_observer(setup, scored, devices):
     def observe_reference(state, rollout, packed):
         return _observe_reference(state, rollout, packed, setup)
 
-    replicated = specs.replicated(devices.mesh)
-    return compiled.make_executable("the learner's reference", observe_reference, scored, devices, replicated)
+    replicated = specs.replicated(mesh)
+    return compiled.make_executable("the learner's reference", observe_reference, scored, mesh, replicated)
 
 
 def make_teacher(
     model_config: transformer.ModelConfig,
     algorithm: algorithms.Algorithm,
-    devices: Devices,
+    mesh: Mesh,
     shapes: Shapes,
     learning: Learning,
     vocab_size: int,
@@ -156,7 +153,6 @@ def make_teacher(
     learning is the policy's, with the teacher's dtype; vocab_size is the policy's, the teacher's tokens beyond it are
     none. Rows are packed as the policy's are.
     """
-    mesh = devices.mesh
     collectives = partition.make_collectives(model_config, mesh, attend_by=learning.attention)
     sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
     chunk = logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh)
@@ -176,7 +172,7 @@ def make_teacher(
     rollout = batches.abstract_rollout(shapes, specs.over_rows(mesh))
     packed = _abstract_packed(sizes, learning.minibatches, mesh, shapes)
     return compiled.make_executable(
-        "the teacher's logprobs", known, (params, rollout, packed), devices, specs.over_rows(mesh)
+        "the teacher's logprobs", known, (params, rollout, packed), mesh, specs.over_rows(mesh)
     )
 
 
@@ -184,7 +180,7 @@ def make_reward_learner(
     model_config: transformer.ModelConfig,
     loss: Callable,
     optimizer: optax.GradientTransformation,
-    devices: Devices,
+    mesh: Mesh,
     shapes: Shapes,
     learning: Learning,
 ) -> RewardLearner:
@@ -192,7 +188,7 @@ def make_reward_learner(
 
     BadInput when microbatches and mesh do not divide the batch.
     """
-    mesh, table = devices.mesh, heads.param_table(model_config)
+    table = heads.param_table(model_config)
     if shapes.prompts % learning.microbatches:
         raise BadInput(
             'learner.microbatches',
@@ -227,9 +223,9 @@ def make_reward_learner(
     batch = LabelledBatch(rollout, rollout.logprobs, rollout.completion_mask)
     return RewardLearner(
         initial=jax.jit(new_state, out_shardings=state_shardings),
-        values=compiled.make_executable("the reward model's values", values, (state, rollout), devices, rows),
+        values=compiled.make_executable("the reward model's values", values, (state, rollout), mesh, rows),
         update=compiled.make_executable(
-            'the update', updated, (state, batch), devices, (state_shardings, specs.replicated(mesh)), donate=0
+            'the update', updated, (state, batch), mesh, (state_shardings, specs.replicated(mesh)), donate=0
         ),
         state=state,
     )

@@ -49,8 +49,7 @@ class LoraOptions(NamedTuple):
     @classmethod
     def from_config(cls, section: Any) -> 'LoraOptions':
         """LoraOptions of config.model.lora; BadInput for targets that name no matrix, and for adapters without rank."""
-        absent = hasattr(section, 'keys') and 'base_dtype' not in section  # in configs of earlier runs
-        options = cls(**ranges.read_section(cls, section, 'model.lora', ['base_dtype'] if absent else []))
+        options = cls(**ranges.read_section(cls, section, 'model.lora'))
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]
         except re.error as error:
@@ -76,8 +75,7 @@ def turn_off(section: Any) -> None:
     """Changes config.model.lora so that it asks for no adapters."""
     section.rank = 0
     for name in NEED_RANK:
-        if name in section:  # a config of an earlier run may lack one
-            section[name] = ''
+        section[name] = ''
 
 
 def policy_table(c: transformer.ModelConfig, options: LoraOptions = OFF) -> dict[str, Any]:
@@ -138,6 +136,11 @@ def abstract_params(c: transformer.ModelConfig, options: LoraOptions, dtype: Any
         return compiled.abstract(x.shape, dtype, x.sharding)
 
     return join(trained, jax.tree.map(leaf, frozen, is_leaf=lambda x: isinstance(x, Int8)))
+
+
+def abstract_trained(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:
+    """Of abstract_params those that are trained, which a checkpoint has."""
+    return split(abstract_params(c, options, dtype, mesh))[0]
 
 
 def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:

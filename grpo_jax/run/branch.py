@@ -1,25 +1,22 @@
 """A run that begins from another run's checkpoint, and what of a checkpoint a changed config goes on with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 import contextlib
-import dataclasses
 import logging
 import os
 import shutil
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
+from grpo_jax import data
+from grpo_jax.collect import policies
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner
 from grpo_jax.learner.state import without_frozen
-from grpo_jax.models import hf
-from grpo_jax.run import checkpoint, digest, reference, steering
-from grpo_jax.run.experiment import Experiment, agree, claim, open_experiment, recorded_config
-from grpo_jax.run.loop import Loop
-from grpo_jax.run.origins import are_same_data, recorded_origins
-from grpo_jax.run.rows import append_event, recorded_events
+from grpo_jax.run import checkpoint, digest, rows, steering
+from grpo_jax.run.open import MAKING, Run, are_same_data, barrier, make_whole_policy, record_run
 from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
@@ -35,7 +32,6 @@ PARTS = {
     'aux/critic': 'the critic',
     'aux/probe': 'the probe',
 }
-MAKING = 'branching'  # the folder in a branch's workdir in which it is made
 OF_DATA = (
     'aux/position',
     'aux/tries',
@@ -50,73 +46,23 @@ ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef
 OF_PROBE = {'rollout.temperature', 'model.dtype'}  # keys of which the logprobs are that the probe compares with
 
 
-class Parent(NamedTuple):
-    """The run that a branch is to begin from."""
+def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) -> None:
+    """Makes the workdir of a Run that begins as a branch of the run in the workdir `parent`, where that is to be done.
 
-    workdir: str
-    changes: tuple[steering.Change, ...]  # of the branch's config to the parent's
-
-
-def open_run(
-    config: Any, workdir: str, functions: Mapping | None, steered: steering.Steering
-) -> tuple[Experiment, Parent | None]:
-    """(Experiment of the run in workdir, or of its branch; the Parent of a branch that is to begin).
-
-    BadInput when the branch's folder holds something else than a run that was begun from workdir.
+    Its first checkpoint is the state that it begins from; config.json comes last. Nothing is written in parent.
     """
-    if not steered.branch:
-        return open_experiment(config, workdir, functions=functions, steered=steered), None
-    _check_folders(workdir, steered.branch)
-    if os.path.exists(os.path.join(steered.branch, 'config.json')):
-        return open_experiment(config, steered.branch, functions=functions, steered=steered), None
-    parent = Parent(workdir, steering.changes(workdir, recorded_config(config)))
-    inherited = [change for change in parent.changes if change.kind == steering.INHERITED]
-    if inherited:
-        steering.refuse(inherited, workdir, steered)
-    other_model = any(change.key == 'model.path' for change in parent.changes)
-    folder = hf.find(config.model.path) if other_model else os.path.join(workdir, 'model')
-    experiment = open_experiment(
-        config, steered.branch, folder=folder, functions=functions, origins=recorded_origins(workdir), steered=steered
-    )
-    checkpoint.check_params(checkpoint.newest(workdir), experiment.abstract_trained(), '--branch', steered.branch)
-    return experiment, parent
-
-
-def _check_folders(workdir, branch):
-    """BadInput when branch cannot be a branch of the run in workdir."""
-    outer, inner = os.path.realpath(workdir), os.path.realpath(branch)
-    if os.path.commonpath([outer, inner]) in (outer, inner):
-        raise BadInput('--branch', branch, f'and {workdir} must not lie in one another; name a folder beside it')
-    if os.path.exists(os.path.join(branch, 'config.json')):
-        begun = [row['parent'] for row in recorded_events(branch) if row['event'] == 'branched']
-        if os.path.abspath(workdir) not in begun:
-            raise BadInput('--branch', branch, f'holds a run that was not begun from {workdir}; name a new folder')
+    child = run.workdir
+    if child == parent or os.path.exists(os.path.join(child, 'config.json')):
         return
-    names = {*os.listdir(branch)} if os.path.isdir(branch) else {''} if os.path.lexists(branch) else set()
-    if MAKING not in names and names - {lock.FILE}:
-        raise BadInput('--branch', branch, 'is there and holds no run; name a new folder')
-    if not os.path.isfile(os.path.join(workdir, 'config.json')):
-        raise BadInput('--workdir', workdir, 'holds no run (no config.json) that --branch could begin from')
-    if not checkpoint.steps(workdir):
-        raise BadInput('--workdir', workdir, 'holds no finished checkpoint that --branch could begin from')
-
-
-def begin(experiment: Experiment, parent: Parent | None, learner: Learner) -> None:
-    """Makes the workdir of a branch, whose first checkpoint is the state that it begins from; config.json comes last.
-
-    Nothing is done without a parent, in whose workdir nothing is written.
-    """
-    if parent is None:
-        return
-    agree(experiment, None, {}, ())
-    child = experiment.workdir
+    changes = steering.changes(parent, run.settings.recorded)
+    barrier(None, run.settings.recorded, run.settings.data.origins, {}, ())
     temporary = os.path.join(child, MAKING)
     if processes.is_first():
         os.makedirs(temporary, exist_ok=True)
         _clear(temporary)  # of what a process that was killed has left
     try:
         processes.exchange(f'the folder of the branch {child}', '')
-        step = _make(experiment, parent, learner, temporary)
+        step = _make_contents(run, parent, changes, learner, train, temporary)
         processes.exchange(f'the first checkpoint of the branch {child}', '')
     except BaseException:
         if processes.is_first():
@@ -129,33 +75,34 @@ def begin(experiment: Experiment, parent: Parent | None, learner: Learner) -> No
     if processes.is_first():
         _move_up(temporary, child)
     processes.exchange(f'the branch {child}', '')
-    logger.warning('%s begins from step %d of %s', child, step, parent.workdir)
-    for change in parent.changes:
+    logger.warning('%s begins from step %d of %s', child, step, parent)
+    for change in changes:
         logger.warning('%s', change)
 
 
-def _make(experiment, parent, learner, folder):
+def _make_contents(run, parent, changes, learner, train, folder):
     """Writes to a folder what the workdir of a branch has at its start; returns the step."""
-    if processes.is_first():
-        checkpoint.copy_cold_start(experiment, parent.workdir, folder)
+    settings, model = run.settings, run.model
+    if processes.is_first() and settings.model.lora.rank and settings.model.random_init:
+        checkpoint.copy_cold_start(parent, folder)  # which has what stays frozen
     processes.exchange(f'what stays frozen in {folder}', '')
-    state = _inherit(experiment, parent, learner)
-    if any(change.key == 'reference.path' for change in parent.changes):
-        state = reference.anchor(experiment, state, learner.state)
+    state = _inherit(run, parent, changes, learner, train)
+    if any(change.key == 'reference.path' for change in changes):
+        state = policies.anchor(state, learner.state, settings.reference.path, model.config)
     step = int(state.step)
-    refuse_fewer_steps(experiment, step)
+    refuse_fewer_steps(settings.steps, step)
     with contextlib.closing(checkpoint.manager(folder, keep=None)) as checkpoints:
         checkpoint.save(checkpoints, state)
-    differences = {change.key: [change.old, change.new] for change in parent.changes}
-    append_event(folder, step, 'branched', parent=os.path.abspath(parent.workdir), changes=differences)
-    claim(dataclasses.replace(experiment, workdir=folder), step)
+    differences = {change.key: [change.old, change.new] for change in changes}
+    rows.append_event(folder, step, 'branched', parent=os.path.abspath(parent), changes=differences)
+    record_run(folder, settings.config.to_dict(), model.folder, settings.data.origins, train, step)
     return step
 
 
-def refuse_fewer_steps(experiment: Experiment, done: int) -> None:
+def refuse_fewer_steps(steps: int, done: int) -> None:
     """BadInput for a run that is to have fewer steps than it has: its last evaluation would be of another step."""
-    if done > experiment.settings.steps:
-        raise BadInput('steps', experiment.settings.steps, f'the run has {done} already; use that many or more')
+    if done > steps:
+        raise BadInput('steps', steps, f'the run has {done} already; use that many or more')
 
 
 def _clear(folder):
@@ -177,41 +124,42 @@ def _move_up(folder, workdir):
     os.rmdir(folder)
 
 
-def _inherit(experiment, parent, learner):
+def _inherit(run, parent, changes, learner, train):
     """The TrainState of the parent's newest sound checkpoint, as far as it fits the learner."""
-    changed, damaged = {change.key for change in parent.changes}, None
+    changed, damaged = {change.key for change in changes}, None
     anew = set()
     if any(key.startswith('data.') and steering.kind_of(key) == steering.FIXED for key in changed) or (
-        changed & set(steering.KINDS[steering.PATH]) - {'model.path'} and not are_same_data(experiment, parent.workdir)
+        changed & set(steering.KINDS[steering.PATH]) - {'model.path'}
+        and not are_same_data(run.settings.data.origins, train, parent)
     ):
         anew |= set(OF_DATA)
-    for step in checkpoint.steps(parent.workdir):
-        amended = steering.amended_since(parent.workdir, step, parent.changes)
-        path = checkpoint.path_of(parent.workdir, step)
+    for step in checkpoint.steps(parent):
+        amended = steering.amended_since(parent, step, changes)
+        path = checkpoint.path_of(parent, step)
         try:
-            state = read_fitting(path, learner, anew | _anew(amended))
-            return state.replace(params=checkpoint.with_frozen(experiment, state.params, path, parent.workdir))
+            state = read_fitting(path, without_frozen(learner.state), learner.initial, anew | _anew(amended))
+            return state.replace(params=make_whole_policy(run, state.params, path, parent))
         except checkpoint.Damaged as error:
             logger.warning('%s', error)
             damaged = damaged or error
-    raise damaged or BadInput('--workdir', parent.workdir, 'holds no checkpoint any more')
+    raise damaged or BadInput('--workdir', parent, 'holds no checkpoint any more')
 
 
-def restore(loop: Loop, experiment: Experiment, learner: Learner) -> TrainState | None:
-    """The TrainState that a run goes on from, None at its start.
+def make_reader(run: Run, learner: Learner) -> checkpoint.Read:
+    """Reads a checkpoint of a Run that goes on with other settings than it was saved with.
 
-    Numbers that were amended since the checkpoint have their new values, and what does not fit them, or other settings
-    of the log, begins anew.
+    Numbers that were amended since have their new values, and what does not fit them, or other settings of the log,
+    begins anew.
     """
+    changes = steering.changes(run.workdir, run.settings.recorded)
 
     def read(path, abstract):
-        step = int(os.path.basename(path))
-        amended = steering.amended_since(experiment.workdir, step, experiment.changes)
+        amended = steering.amended_since(run.workdir, int(os.path.basename(path)), changes)
         if not amended and not _observes_otherwise(path, abstract):
             return checkpoint.read_tree(path, abstract)
-        return read_fitting(path, learner, _anew(amended))
+        return read_fitting(path, abstract, learner.initial, _anew(amended))
 
-    return loop.restore(learner.state, read)
+    return read
 
 
 def _anew(amended):
@@ -231,13 +179,14 @@ def _observes_otherwise(path, abstract):
     return bool(different) and different <= OBSERVED
 
 
-def read_fitting(path: str, learner: Learner, anew: set[str]) -> TrainState:
-    """The TrainState of a checkpoint's folder; parts that do not fit the learner's, or are in `anew`, begin anew.
+def read_fitting(
+    path: str, abstract: TrainState, initial_state: Callable[[Any], TrainState], anew: set[str]
+) -> TrainState:
+    """The TrainState of a checkpoint's folder; parts that do not fit the abstract one, or are in `anew`, begin anew.
 
-    The parameters and the step always come along: BadInput when they do not fit. Anew is as learner.initial has it.
-    Of the parameters it has those that are trained.
+    The parameters and the step always come along: BadInput when they do not fit. Anew is as initial_state(trained
+    parameters) has it.
     """
-    abstract = without_frozen(learner.state)
     wanted = digest.leaves_by_name(abstract)
     there, ours = _by_part(checkpoint.kinds(path)), _by_part({n: digest.kind_of(x) for n, x in wanted.items()})
     unfit = {part for part in ours if there.get(part) != ours[part] or part in anew} - {'params', 'step'}
@@ -248,7 +197,7 @@ def read_fitting(path: str, learner: Learner, anew: set[str]) -> TrainState:
     leaves = {}
     if unfit:
         params = checkpoint.read_tree(path, {'params': abstract.params}, partial=True)['params']
-        initial = digest.leaves_by_name(learner.initial(params))
+        initial = digest.leaves_by_name(initial_state(params))
         leaves = {name: leaf for name, leaf in initial.items() if _part(name) in unfit | {'params'}}
         del params, initial  # before the rest is read
     rest = checkpoint.read_tree(path, _only(abstract, ours.keys() - {_part(name) for name in leaves}), partial=True)

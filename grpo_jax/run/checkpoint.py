@@ -1,4 +1,4 @@
-"""Orbax checkpoints: atomic, asynchronous, with a keep policy; they hold all that a run needs to go on.
+"""Orbax checkpoints: atomic, asynchronous, with a keep policy; they hold all that a run needs to go on, a TrainState.
 
 A checkpoint has a digest of each array beside it, and what is read back is held against them. A run goes on from the
 newest checkpoint that is what was saved; those that are not are set aside in workdir/damaged.
@@ -33,23 +33,17 @@ import tensorstore
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import atomic_write
-from grpo_jax.learner.state import without_frozen
-from grpo_jax.models import lora, peft, transformer
+from grpo_jax.models import lora
 from grpo_jax.run import digest
 from grpo_jax.run.rows import append_event
-from grpo_jax.sharding import compiled
 from grpo_jax.text import during
 from grpo_jax.types import Experience, Rollout, TrainState
 
 logger = logging.getLogger('grpo_jax')
-FOLDER, DAMAGED = 'checkpoints', 'damaged'  # in the workdir
+FOLDER, DAMAGED, COLD_START, BAD = 'checkpoints', 'damaged', 'cold_start', 'bad'  # in the workdir
 METADATA, ITEM = '_CHECKPOINT_METADATA', 'default'  # in a checkpoint: Orbax's names
 # where values that are not finite are an error; elsewhere they may mean that there is none
 FINITE = ('params/', 'opt_state/', 'ref_params/', 'aux/critic/', 'aux/coefficients/')
-COLD_START = 'cold_start'  # in the workdir
-BAD = 'bad'  # in the workdir
-M_ARENA_MAX, ARENAS = -8, 2  # of malloc.h
-ORBAX = (0, 12, 5)  # the first version whose files these replacements leave whole
 
 
 class Damaged(BadInput):
@@ -111,31 +105,6 @@ def save(checkpoints, state):
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 
-def restore(checkpoints, abstract, read=None):
-    """The TrainState of the newest sound checkpoint, laid out as the abstract state's shardings; None without any.
-
-    Newer ones are set aside, with a warning. BadInput when the checkpoint's arrays are not those of the abstract state
-    (another model), and when no checkpoint is sound. read(folder, abstract) reads one, as read_tree does.
-    """
-    workdir, damaged = os.path.dirname(str(checkpoints.directory)), []
-    for step in steps(workdir):
-        try:
-            state = (read or read_tree)(path_of(workdir, step), abstract)
-        except Damaged as error:
-            damaged.append((step, error))
-            continue
-        for worse, error in damaged:
-            _set_aside(workdir, worse, str(error.args[1]))
-        if damaged:
-            logger.warning('the run goes on from step %d', step)
-        processes.exchange(f'the damaged checkpoints of {workdir}', '')
-        checkpoints.reload()
-        return state
-    if damaged:
-        raise damaged[0][1]
-    return None
-
-
 def read_params(workdir: str, abstract: Any) -> tuple[Any, int]:
     """(parameters, step) of a workdir's newest sound checkpoint, laid out as the abstract ones; BadInput without one.
 
@@ -173,6 +142,34 @@ def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
     for problem in problems:
         raise Damaged(path, problem)
     return tree
+
+
+Read = Callable[[str, Any], Any]  # (a checkpoint's folder, the abstract tree) -> the tree
+
+
+def restore(checkpoints: Any, abstract: TrainState, read: Read = read_tree) -> TrainState | None:
+    """The TrainState of the newest sound checkpoint, laid out as the abstract state's shardings; None without any.
+
+    Newer ones are set aside, with a warning. BadInput when the checkpoint's arrays are not those of the abstract state
+    (another model), and when no checkpoint is sound. read(folder, abstract) reads one, as read_tree does.
+    """
+    workdir, damaged = os.path.dirname(str(checkpoints.directory)), []
+    for step in steps(workdir):
+        try:
+            state = read(path_of(workdir, step), abstract)
+        except Damaged as error:
+            damaged.append((step, error))
+            continue
+        for worse, error in damaged:
+            _set_aside(workdir, worse, str(error.args[1]))
+        if damaged:
+            logger.warning('the run goes on from step %d', step)
+        processes.exchange(f'the damaged checkpoints of {workdir}', '')
+        checkpoints.reload()
+        return state
+    if damaged:
+        raise damaged[0][1]
+    return None
 
 
 def abstract_tree(path: str, sharding: Any) -> Any:
@@ -213,16 +210,13 @@ def _ignore_late_callbacks():
 
 
 def recorded_digests(path: str) -> dict[str, list[str]]:
-    """{name: [kind, sums]} of the arrays, as they were saved; {} for a checkpoint of an earlier version.
-
-    An error of any kind where Orbax's metadata makes no sense.
-    """
-    return (_metadata(path).get('custom_metadata') or {}).get('digests') or {}
+    """{name: [kind, sums]} of the arrays, as they were saved; an error of any kind where that makes no sense."""
+    return _metadata(path)['custom_metadata']['digests']
 
 
 def recorded_frozen(path: str) -> str:
     """The digest of what adapters left frozen when a checkpoint was saved; '' where there were none."""
-    return (_metadata(path).get('custom_metadata') or {}).get('frozen') or ''
+    return _metadata(path)['custom_metadata'].get('frozen', '')
 
 
 def _metadata(path):
@@ -245,7 +239,6 @@ def _check_kinds(path, abstract, digests, partial):
     if all(recorded.get(name) == wanted.get(name) for name in names):
         return ''
     there = _kinds(_described_tree(path))
-    recorded = recorded or there
     names = wanted.keys() if partial else wanted.keys() | recorded.keys() | there.keys()
     for name in sorted(names):
         if recorded.get(name) != there.get(name):
@@ -267,9 +260,6 @@ def _kinds(tree):
 
 def _difference(tree, digests):
     """The first array of a tree that is not what its digest says; '' if there is none."""
-    if not digests:
-        logger.warning('this checkpoint is of an earlier version, without digests: its values are not verified')
-        return ''
     for name, one in digest.digests(tree).items():
         if one.sums != digests[name][1]:
             return f'{name} has digest {one.sums} and was saved with {digests[name][1]}'
@@ -350,69 +340,11 @@ def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
             raise BadInput(thing, value, f'{name} is {there.get(name)} in {path} and {wanted.get(name)} in this model')
 
 
-def adapt(experiment: Any, params: Any) -> Any:
-    """The policy of a model's plain parameters: with adapters, where the config has some, that begin as it says."""
-    model, model_config = experiment.settings.model, experiment.model_config
-    if not model.lora.rank:
-        return params
-    shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract_trained())
-    if model.lora.path:
-        trained = peft.load_adapters(model.lora.path, model_config, model.lora, shardings)
-    else:
-        draw = jax.jit(lora.init, static_argnums=(1, 2), out_shardings=shardings)
-        trained = draw(experiment.key, model_config, model.lora)
-    return lora.join(trained, lora.freeze(params, model.lora, model.dtype))
-
-
-def restore_state(experiment: Any, checkpoints: Any, abstract: TrainState, read: Callable) -> TrainState | None:
-    """checkpoint.restore of what is trained, with what is frozen of the parameters; arguments as there."""
-    state = restore(checkpoints, without_frozen(abstract), read)
-    if state is None:
-        return None
-    path = path_of(experiment.workdir, int(state.step))
-    return state.replace(params=with_frozen(experiment, state.params, path))
-
-
-def with_frozen(experiment: Any, trained: Any, path: str, workdir: str = '') -> Any:
-    """The policy of a checkpoint's folder, of which `trained` was read, in the experiment's workdir or another.
-
-    BadInput when the frozen weights are not those with which it was saved. All processes must call it.
-    """
-    model = experiment.settings.model
-    if not model.lora.rank:
-        return trained
-    frozen = lora.freeze(_weights(experiment, workdir or experiment.workdir), model.lora, model.dtype)
-    if digest.combined(frozen) != recorded_frozen(path):
-        source = 'model.random_init' if model.random_init else 'model.path'
-        raise BadInput(
-            source,
-            model.random_init or model.path,
-            f'has other weights, or in another model.dtype, than those that the adapters of {path} were trained on; '
-            'bring them back, or use another --workdir',
-        )
-    return lora.join(trained, frozen)
-
-
-def _weights(experiment, workdir):
-    """The plain parameters that stay frozen in a workdir's run."""
-    folder = os.path.join(workdir, COLD_START)
-    if not experiment.settings.model.random_init or not steps(folder):
-        return experiment.whole_params()
-    table = transformer.param_table(experiment.model_config)
-    return read_params(folder, compiled.abstract_params(table, experiment.mesh))[0]
-
-
-def copy_cold_start(experiment: Any, workdir: str, folder: str) -> None:
-    """Copies what stays frozen in a workdir's run, where the cold start has made it, to the folder of another run."""
-    model, source = experiment.settings.model, os.path.join(workdir, COLD_START)
-    if model.lora.rank and model.random_init and steps(source):
+def copy_cold_start(workdir: str, folder: str) -> None:
+    """Copies the cold start of a workdir's run, where there is one, to the folder of another run."""
+    source = os.path.join(workdir, COLD_START)
+    if steps(source):
         shutil.copytree(source, os.path.join(folder, COLD_START))
-
-
-def check_adapters(options: lora.LoraOptions, model_config: transformer.ModelConfig) -> None:
-    """BadInput when the PEFT folder that adapters are to begin with does not fit; only headers are read."""
-    if options.path:
-        peft.check(options.path, model_config, options)
 
 
 def bad_batch_path(workdir: str, step: int) -> str:
@@ -453,6 +385,15 @@ def load_bad_batch(workdir: str, step: int) -> Experience:
 
 def _fields(cls):
     return [field.name for field in dataclasses.fields(cls)]
+
+
+# What follows keeps a run that saves often from growing. tensorstore 0.1.86 never frees the texts of a JSON that it has
+# answered. At each save and restore Orbax asks how many bytes were moved, for a line of its log (40 KiB), and for each
+# array anew what the folder's spec is in full (20 KiB for 80 arrays). The first is answered with 0, the second once a
+# kind. And each save begins threads, whose memory glibc takes from 8 arenas a core, each with gaps of its own; two
+# arenas take as long.
+M_ARENA_MAX, ARENAS = -8, 2  # of malloc.h
+ORBAX = (0, 12, 5)  # the first version whose files these replacements leave whole
 
 
 class _KvStoreSpec(dict):

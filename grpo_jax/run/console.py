@@ -352,8 +352,6 @@ def show_tables(*items: rich.table.Table | str, width: int | None = None) -> Non
         console.print(escape(item) if isinstance(item, str) else item, markup=False, emoji=False, highlight=False)
 
 
-
-
 def draw_curve(workdir: str) -> str:
     """Writes <workdir>/curve.png from metrics.jsonl and evaluations.jsonl, and returns its path.
 

@@ -1,6 +1,6 @@
 """What a step's completions are like, and what the step took of the machine: numbers by name, on the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import math
 import os
@@ -13,11 +13,12 @@ import jax
 from jaxtyping import Bool, Float, Int, Num
 import numpy as np
 
-from grpo_jax.algorithms import Algorithm, Grouping, groups
+from grpo_jax.algorithms import Grouping, groups
+from grpo_jax.collect.draw import Draw
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora, transformer
-from grpo_jax.rewards import Rewards, language, reflection
-from grpo_jax.run.collect import Collector, step_shapes
+from grpo_jax.rewards import RewardFunctions, Rewards, language, reflection
+from grpo_jax.sampler.engine import Stats
 from grpo_jax.sharding import chips
 from grpo_jax.types import Experience, Rollout, map_table
 
@@ -27,14 +28,60 @@ MIXED = 0.1  # share of letters in other scripts than the commonest, from which 
 ALIKE = {'kana': 'han'}  # scripts that one language writes together
 
 
+def make_measure(run: Any) -> Callable[[int, Draw, Rewards, Experience], dict[str, Any]]:
+    """(step, draw, rewarded, experience) -> metrics by name of a Run's steps; all processes must call it."""
+
+    def measure(step, draw, rewarded, experience):
+        sampled_at = None if draw.stats is None else step
+        row = assess(run.rewards, draw.rollout, rewarded, experience, sampled_at)
+        return row | completion_metrics(rewarded) | draw.counts | sampler_metrics(draw.stats)
+
+    return measure
+
+
+def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, float]]:
+    """(draw, seconds of the step's stages) -> what a step of a Run took of the machine, by name.
+
+    Speed of sampling, seconds of judging, memory of the host, and learner/mfu where the chip is known. All processes
+    must call it.
+    """
+    learning, algorithm = run.settings.learning, run.algorithm
+    group_size = run.settings.step_shapes(algorithm).group_size
+    chip = chips.lookup(run.mesh.devices.flat[0].device_kind)
+
+    def speeds(draw, seconds):
+        speed = {'host_mib': host_mib()}
+        if draw.stats is not None:
+            speed |= sampler_speed(draw.stats, chip)
+            speed['reward/seconds'] = sum(stream.seconds for stream in draw.streams)
+        if chip is None or not chip.flops:
+            return speed
+        masks = processes.fetch((draw.rollout.prompt_mask, draw.rollout.completion_mask))
+        prompts, completions = (mask.sum(1) for mask in masks)
+        operations = learning.epochs * update_operations(
+            run.model.config,
+            prompts[::group_size],
+            completions.reshape(-1, group_size),
+            shared=learning.packs,
+            critic=algorithm.needs_values,
+            adapters=learning.lora,
+        )
+        return speed | {'learner/mfu': operations / (seconds['update'] * chip.flops * run.mesh.size)}
+
+    return speeds
+
+
 def assess(
-    experiment: Any, rollout: Rollout, rewarded: Rewards, experience: Experience, sampled_at: int | None
+    reward_functions: RewardFunctions,
+    rollout: Rollout,
+    rewarded: Rewards,
+    experience: Experience,
+    sampled_at: int | None,
 ) -> dict[str, Any]:
-    """The meters of a step by name: of all completions of its rollout, also those that the Experience leaves out.
+    """What a step's completions are like, by name: all of its rollout, also those that the Experience leaves out.
 
     sampled_at: the step, None where the completions were read from the data. All processes must call it.
     """
-    reward_functions = experiment.reward_functions
     fields = rollout.completion_mask, rollout.forced, experience.rewards, experience.advantages, experience.group_ids
     mask, forced, rewards, advantages, group_ids = processes.fetch(fields)
     tokens = processes.fetch(rollout.tokens)[:, -mask.shape[1] :]
@@ -176,41 +223,9 @@ def _script_table():
     return table
 
 
-def step_speed(
-    experiment: Any, algorithm: Algorithm, collector: Collector, rollout: Rollout, seconds: Mapping[str, float]
-) -> dict[str, float]:
-    """Speed of sampling, seconds of judging, memory of the host, and learner/mfu where the chip is known, by name.
-
-    seconds are those of the step's stages. All processes must call it.
-    """
-    speed = {'host_mib': host_mib()}
-    if collector.sample is not None:
-        judging = sum(stream.seconds for stream in collector.streams)
-        speed |= sampler_speed(collector.sample) | {'reward/seconds': judging}
-    learning, mesh = experiment.settings.learning, experiment.mesh
-    chip = chips.lookup(mesh.devices.flat[0].device_kind)
-    if chip is None or not chip.flops:
-        return speed
-    group_size = step_shapes(experiment, algorithm).group_size
-    prompts, completions = (mask.sum(1) for mask in processes.fetch((rollout.prompt_mask, rollout.completion_mask)))
-    operations = learning.epochs * update_operations(
-        experiment.model_config,
-        prompts[::group_size],
-        completions.reshape(-1, group_size),
-        shared=learning.packs,
-        critic=algorithm.needs_values,
-        adapters=learning.lora,
-    )
-    return speed | {'learner/mfu': operations / (seconds['update'] * chip.flops * mesh.size)}
-
-
-def sampler_speed(engine: Any) -> dict[str, float]:
-    """Tokens a second of the last rollout, and the share of the memory bandwidth that it used where that is known."""
-    if engine is None:
-        return {}
-    stats = engine.stats
+def sampler_speed(stats: Stats, chip: chips.Chip | None) -> dict[str, float]:
+    """Tokens a second of a rollout, and the share of the memory bandwidth that it used where that is known."""
     speed = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
-    chip = chips.lookup(engine.device_kind)
     if chip:
         speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
     return speed
@@ -259,18 +274,6 @@ def host_mib() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def decode_completions(
-    tokenizer: Any, rollout: Rollout
-) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
-    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; special tokens are not shown."""
-    tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
-    tokens = tokens[:, -mask.shape[1] :]
-    texts = tokenizer.batch_decode(
-        [row[in_completion] for row, in_completion in zip(tokens, mask, strict=True)], skip_special_tokens=True
-    )
-    return texts, truncated, mask.sum(1)
-
-
 def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
     """Means of the parts and failures of a reward, and lengths and truncation, by name."""
     lengths = rewarded.lengths
@@ -285,18 +288,17 @@ def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
     }
 
 
-def sampler_metrics(engine: Any) -> dict[str, Any]:
-    """The schedule of the engine's last rollout by name, a function of the completions' lengths; {} without engine."""
-    if engine is None:
+def sampler_metrics(stats: Stats | None) -> dict[str, Any]:
+    """The schedule of a rollout by name, a function of the completions' lengths; {} where nothing was sampled."""
+    if stats is None:
         return {}
-    stats = engine.stats
     return {
         'sampler/steps': stats.steps,
         'sampler/utilisation': stats.utilisation,
         'sampler/decode_batches': stats.decode_batches,
         'sampler/preempted': stats.preempted,
         'sampler/cache_mib': stats.peak_bytes / 2**20,
-        **_merged(engine.programs.inspection),
+        **_merged(stats.inspection),
     }
 
 

@@ -4,7 +4,7 @@ The probe is a fixed set of prompts with their first right completions, whose lo
 step of their entry. With one update a rollout, ratios are 1 and cannot show that right completions become unlikely.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+from grpo_jax.collect.draw import Draw
 from grpo_jax.hosts import processes
 from grpo_jax.learner import logprobs, packing, partition
 from grpo_jax.learner.options import Learning
@@ -21,8 +22,8 @@ from grpo_jax.models.linear import in_dtype
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable, abstract
-from grpo_jax.sharding.mesh import BATCH_AXES, Devices
-from grpo_jax.types import Example, Experience, Rollout, TrainState
+from grpo_jax.sharding.mesh import BATCH_AXES
+from grpo_jax.types import Experience, TrainState
 
 NAME = 'probe'  # in TrainState.aux
 
@@ -35,7 +36,7 @@ class Entry(NamedTuple):
     shared: int  # tokens with which another, different completion of its group begins too
 
 
-def abstract_aux(cadence, shapes: batches.Shapes) -> dict[str, Any]:
+def abstract_probe(cadence: Any, shapes: batches.Shapes) -> dict[str, Any]:
     """ShapeDtypeStructs of the probe in TrainState.aux of a run of such a Cadence, zeros at the start; {} without one.
 
     Of the rollout, logprobs are the learner's at a row's entry, and version is the step of it.
@@ -48,53 +49,75 @@ def abstract_aux(cadence, shapes: batches.Shapes) -> dict[str, Any]:
     return {NAME: {'rollout': rollout, 'ids': numbers, 'shared': numbers, 'size': size}}
 
 
-class Observer:
+# (state, experience, packed rows of it, draw) -> (state with what the observer remembers, metrics by name), before the
+# update from the experience; the draw's rollout is that from which no group was dropped
+Observe = Callable[[TrainState, Experience, Any, Draw], tuple[TrainState, dict[str, Any]]]
+
+
+class Observers(NamedTuple):
     """Looks at the policy before each update; nothing that the run learns from depends on it."""
 
-    def __init__(self, experiment, learner: Learner, shapes: batches.Shapes):
-        settings = experiment.settings
-        self._cadence, self._mesh, self._learner = settings.cadence, experiment.mesh, learner
-        self._logprobs: Executable | None = None
-        for probe in abstract_aux(self._cadence, shapes).values():
-            self._logprobs = make_probe(
-                experiment.model_config,
-                experiment.devices,
-                shapes,
-                settings.learning,
-                learner.packing,
-                probe['rollout'],
-            )
+    observe: Observe  # all processes must call it
+    programs: dict[str, Executable]  # by name
 
-    @property
-    def programs(self) -> dict[str, Executable]:
-        """The compiled programs by name."""
-        programs = {NAME: self._logprobs, 'reference': self._learner.reference}
-        return {name: program for name, program in programs.items() if program is not None}
 
-    def __call__(
-        self, state: TrainState, experience: Experience, packed: Any, examples: Sequence[Example], rollout: Rollout
+def make_observers(run: Any, learner: Learner) -> Observers:
+    """The Observers of a Run: the KL to a reference that nothing pays for, and the probe, as config.log says."""
+    settings, cadence = run.settings, run.settings.cadence
+    observers, programs = [], {}
+    if learner.reference is not None:
+        observers.append(observe_reference(learner.reference, cadence.kl_observe))
+        programs['reference'] = learner.reference
+    if cadence.probe_every:
+        shapes = settings.step_shapes(run.algorithm)
+        abstract_rollout = abstract_probe(cadence, shapes)[NAME]['rollout']
+        program = make_probe(run.model.config, run.mesh, shapes, settings.learning, learner.packing, abstract_rollout)
+        observers.append(Probe(program, cadence.probe_every, cadence.probe_prompts, run.mesh).observe)
+        programs[NAME] = program
+
+    def observe(state, experience, packed, draw):
+        row = {}
+        for one in observers:
+            state, more = one(state, experience, packed, draw)
+            row |= more
+        return state, row
+
+    return Observers(observe, programs)
+
+
+def observe_reference(program: Executable, every: int) -> Observe:
+    """The observer of the KL to a reference, every so many steps."""
+
+    def observe(state, experience, packed, draw):
+        due = int(state.step) % every == 0
+        return state, jax.device_get(program(state, experience.rollout, packed)) if due else {}
+
+    return observe
+
+
+class Probe(NamedTuple):
+    """The observer of a few prompts' first right completions, which must not become unlikely."""
+
+    logprobs: Executable  # (params, Rollout) -> f32[n, C]
+    every: int  # steps
+    most: int  # prompts
+    mesh: jax.sharding.Mesh
+
+    def observe(
+        self, state: TrainState, experience: Experience, packed: Any, draw: Draw
     ) -> tuple[TrainState, dict[str, Any]]:
-        """(TrainState with the step's probe, metrics by name) before the update from an Experience.
-
-        rollout is that of the examples, from which no group was dropped. All processes must call it.
-        """
-        step, row = int(state.step), {}
-        if self._learner.reference is not None and step % self._cadence.kl_observe == 0:
-            row = jax.device_get(self._learner.reference(state, experience.rollout, packed))
-        if self._logprobs is None:
-            return state, row
-        due, size = step % self._cadence.probe_every == 0, int(state.aux[NAME]['size'])
-        entries = []
-        if size < self._cadence.probe_prompts:
-            entries = self._find_entries(state.aux[NAME], experience, examples, rollout)
+        """See Observe."""
+        due, size, entries = int(state.step) % self.every == 0, int(state.aux[NAME]['size']), []
+        if size < self.most:
+            entries = self._find_entries(state.aux[NAME], experience, draw.examples, draw.rollout)
         if entries:
-            state = state.replace(aux=state.aux | {NAME: self._enter(state, entries, rollout)})
+            state = state.replace(aux=state.aux | {NAME: self._enter(state, entries, draw.rollout)})
         if not due:
-            return state, row
+            return state, {}
         if not size and not entries:
-            return state, row | {'probe_size': 0}
-        logprobs = processes.fetch(self._logprobs(state.params, state.aux[NAME]['rollout']))
-        return state, row | compare(processes.fetch(state.aux[NAME]), logprobs)
+            return state, {'probe_size': 0}
+        logprobs = processes.fetch(self.logprobs(state.params, state.aux[NAME]['rollout']))
+        return state, compare(processes.fetch(state.aux[NAME]), logprobs)
 
     def _find_entries(self, probe, experience, examples, rollout):
         """The Entries of a step, of examples that are not in the probe yet."""
@@ -117,7 +140,6 @@ class Observer:
 
     def _enter(self, state, entries, rollout):
         """The probe with new entries, and the policy's logprobs of them."""
-        assert self._logprobs is not None, 'there is a probe'
         probe = jax.tree.map(np.array, processes.fetch(state.aux[NAME]))
         first = int(probe['size'])
         new, rows = slice(first, first + len(entries)), np.array([entry.row for entry in entries])
@@ -125,10 +147,10 @@ class Observer:
             whole[new] = processes.fetch(part)[rows]
         probe['ids'][new], probe['shared'][new] = ([entry[i] for entry in entries] for i in (1, 2))
         probe['size'] += np.int32(len(entries))
-        on_devices = processes.put(probe['rollout'], specs.replicated(self._mesh))
-        probe['rollout'].logprobs[new] = processes.fetch(self._logprobs(state.params, on_devices))[new]
+        on_devices = processes.put(probe['rollout'], specs.replicated(self.mesh))
+        probe['rollout'].logprobs[new] = processes.fetch(self.logprobs(state.params, on_devices))[new]
         probe['rollout'].version[new] = int(state.step)
-        return processes.put(probe, specs.replicated(self._mesh))
+        return processes.put(probe, specs.replicated(self.mesh))
 
 
 def mark_right(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P G']) -> Bool[np.ndarray, 'P G']:
@@ -168,7 +190,7 @@ def compare(probe: dict[str, Any], logprobs: Float[np.ndarray, 'n C']) -> dict[s
 
 def make_probe(
     model_config: transformer.ModelConfig,
-    devices: Devices,
+    mesh: jax.sharding.Mesh,
     shapes: Shapes,
     learning: Learning,
     packed: packing.Packing | None,
@@ -178,7 +200,7 @@ def make_probe(
 
     rollout is abstract; shapes are those of a step, of whose microbatches it computes no more rows at once.
     """
-    mesh, rows = devices.mesh, len(rollout.truncated)
+    rows = len(rollout.truncated)
     collectives = partition.make_collectives(model_config, mesh, learning.lora, learning.attention)
     chunk = logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh)
     head = logprobs.Head(learning.temperature, chunk, False, collectives)
@@ -201,5 +223,5 @@ def make_probe(
     params = lora.abstract_params(model_config, learning.lora, learning.dtype, mesh)
     rollout = jax.tree.map(lambda x: abstract(x.shape, x.dtype, specs.replicated(mesh)), rollout)
     return compiled.make_executable(
-        "the learner's probe", completion_logprobs, (params, rollout), devices, specs.replicated(mesh)
+        "the learner's probe", completion_logprobs, (params, rollout), mesh, specs.replicated(mesh)
     )

@@ -1,9 +1,12 @@
 """What a config says, as typed values: each package reads its own section, and here are those that belong to none."""
 
 from collections.abc import Mapping
+import json
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
+from grpo_jax.algorithms import Algorithm
+from grpo_jax.collect.options import READ_FROM_DATA, Collection
 from grpo_jax.data import DataOptions
 from grpo_jax.diagnose import DiagnoseOptions
 from grpo_jax.errors import BadInput
@@ -11,15 +14,25 @@ from grpo_jax.learner import Learning, Optimization
 from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Count, Natural, OneOf, Range
 from grpo_jax.rewards import RewardOptions
-from grpo_jax.run.collection import Collection
 from grpo_jax.run.writer import Tracking
 from grpo_jax.sampler import Sampling
 from grpo_jax.sharding import mesh as meshes
+from grpo_jax.sharding.batches import Shapes
 
 DTYPES = ('float32', 'bfloat16')
 OBJECTIVES = ('pairwise', 'pointwise', 'steps')  # of a reward model
 SECTIONS = ('model', 'data', 'rollout', 'reward', 'collection', 'algorithm', 'learner', 'optimizer', 'critic_optimizer')
-SECTIONS += ('supervised', 'reward_model', 'evaluation', 'checkpoint', 'mesh', 'log')
+SECTIONS += (
+    'reference',
+    'teacher',
+    'supervised',
+    'reward_model',
+    'evaluation',
+    'checkpoint',
+    'mesh',
+    'log',
+    'diagnose',
+)
 MOST_CELLS = 2**31  # tokens of a batch, which int32 counts
 
 
@@ -35,7 +48,7 @@ class ModelSource(NamedTuple):
     def from_config(cls, section):
         """ModelSource of config.model; BadInput for an unknown dtype, and for adapters that cannot be."""
         values = ranges.read_section(cls, section, 'model', elsewhere=['lora'])
-        return cls(**values, lora=LoraOptions.from_config(section.get('lora', OFF._asdict())))  # earlier runs lack it
+        return cls(**values, lora=LoraOptions.from_config(section['lora']))
 
 
 class ReferenceSource(NamedTuple):
@@ -152,6 +165,38 @@ class Settings(NamedTuple):
     tracking: Tracking
     diagnose: DiagnoseOptions
     mesh: Any  # config.mesh: devices along each axis
+    config: Any  # itself, for what records it
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The config as config.json gives it back: lists for tuples."""
+        return json.loads(json.dumps(self.config.to_dict()))
+
+    def shapes(self, prompts: int, group_size: int) -> Shapes:
+        """The Shapes of that many prompts and completions of each."""
+        return Shapes(prompts, group_size, self.data.max_prompt_tokens, self.sampling.max_tokens)
+
+    def step_shapes(self, algorithm: Algorithm) -> Shapes:
+        """Shapes of a step's batch: as many rows, of more prompts, where completions are read from the data.
+
+        Where groups differ in size, the blocks that they are made of count as prompts.
+        """
+        size = self.group_size
+        if algorithm.source in READ_FROM_DATA:
+            size = len(READ_FROM_DATA[algorithm.source])
+        elif self.collection.allocation != 'equal':
+            size = self.collection.allocation_unit
+        return self.shapes(self.data.prompts_per_step * self.group_size // size, size)
+
+    def supervised_sizes(self) -> tuple[Shapes, Learning]:
+        """(Shapes, Learning) of an update on demonstrations."""
+        plain = dict(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
+        learning = self.learning._replace(**plain, old_logprobs='forward')  # nothing was sampled
+        # demonstrations share no prompts, and short ones would fill the blocks of packed rows badly
+        learning = learning._replace(pack_columns=max(learning.pack_columns, 0))
+        if self.model.random_init:
+            learning = learning._replace(lora=OFF)
+        return self.shapes(self.supervised.batch, 1), learning
 
     @classmethod
     def from_config(cls, config):
@@ -181,8 +226,8 @@ class Settings(NamedTuple):
                 corrected=corrected,
                 reward_options=reward_options,
             ),
-            reference=ReferenceSource.from_config(config.get('reference', {'path': ''})),  # earlier runs lack it
-            teacher=TeacherSource.from_config(config.get('teacher', TeacherSource()._asdict())),  # earlier runs lack it
+            reference=ReferenceSource.from_config(config.reference),
+            teacher=TeacherSource.from_config(config.teacher),
             algorithm=algorithm,
             learning=Learning.from_config(
                 config.learner, dtype=model.dtype, lora=model.lora, temperature=config.rollout.temperature, **critic
@@ -194,10 +239,9 @@ class Settings(NamedTuple):
             evaluation=Evaluation.from_config(config.evaluation),
             cadence=Cadence.from_config(config.checkpoint, config.log),
             tracking=Tracking.from_config(config.log),
-            diagnose=DiagnoseOptions.from_config(
-                config.get('diagnose', DiagnoseOptions()._asdict())
-            ),  # earlier runs lack it
+            diagnose=DiagnoseOptions.from_config(config.diagnose),
             mesh=config.mesh,
+            config=config,
         )
         _check_size(settings)
         return settings

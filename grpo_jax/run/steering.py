@@ -107,16 +107,10 @@ def _names(parts):
     return [name for name, _ in parts] if parts else None
 
 
-def changes(workdir: str | os.PathLike, config: Mapping[str, Any]) -> tuple[Change, ...]:
+def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Change, ...]:
     """The Changes of a config, as config.json gives it back, to that of a workdir; () for one that is not begun."""
     path = os.path.join(workdir, 'config.json')
-    if not os.path.exists(path):
-        return ()
-    began = json_file.read_object(path)
-    if isinstance(began.get('model'), dict) and 'lora' in config['model']:  # earlier versions had none, or fewer keys
-        without = config['model']['lora'] | {'rank': 0, 'base_dtype': ''}
-        began['model']['lora'] = without | began['model'].get('lora', {})
-    return tuple(differences(began, config))
+    return tuple(differences(json_file.read_object(path), recorded)) if os.path.exists(path) else ()
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> Iterable[Change]:
@@ -125,7 +119,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             yield from differences(a, b, f'{prefix}{key}.')
-        elif a != b and not (a is None and b in ('', {})):  # what an earlier version lacked, and is not used
+        elif a != b:
             yield Change(prefix + key, a, b)
 
 

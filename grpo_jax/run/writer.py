@@ -20,7 +20,7 @@ import numpy as np
 
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import files, json_file, processes
+from grpo_jax.hosts import files, json_file
 from grpo_jax.hosts.files import Lines, append_whole, atomic_write, cut_lines
 from grpo_jax.ranges import OneOf
 from grpo_jax.run import console
@@ -305,19 +305,10 @@ def _run_id(workdir):
     return run_id
 
 
-def open_writer(
-    workdir: str, first_step: int, steps: int, title: str, shown: Sequence[str] = (), subject: Subject | None = None
-) -> 'Writer | SilentWriter':
-    """The first process's Writer, or a SilentWriter in the others.
-
-    `shown` names the metrics that the console shows now and then; without them a line a step has what matters. subject:
-    what trackers and TensorBoard are told of the run.
-    """
-    return Writer(workdir, first_step, steps, title, shown, subject) if processes.is_first() else SilentWriter(workdir)
-
-
 class Writer:
     """Writes one row a step; on resume the rows from first_step on are dropped, so that none repeats.
+
+    Only the first of several processes has one.
 
     A context manager: its end closes every file, also after an exception. What is for keeping (metrics.jsonl,
     timings.jsonl, evaluations.jsonl) raises CannotWrite when the disk refuses it; what is for looking is dropped.
@@ -326,7 +317,19 @@ class Writer:
     uninterrupted one's; times go to timings.jsonl.
     """
 
-    def __init__(self, workdir, first_step, steps, title, shown, subject=None):
+    def __init__(
+        self,
+        workdir: str,
+        first_step: int,
+        steps: int,
+        title: str,
+        shown: Sequence[str] = (),
+        subject: Subject | None = None,
+    ):
+        """shown: the metrics that the console shows now and then; without them a line a step has what matters.
+
+        subject: what trackers and TensorBoard are told of the run.
+        """
         self._shown, self._workdir = shown, workdir
         logged = last_steps(workdir, FILES)
         with contextlib.ExitStack() as opened:
@@ -335,7 +338,7 @@ class Writer:
             )
             drop_events(workdir, first_step)
             self._files = opened.pop_all()
-        self._dropped = Dropped(workdir)
+        self.dropped = Dropped(workdir)
         config = subject.config if subject else None
         self._board = Board(os.path.join(workdir, 'tensorboard'), first_step, config)
         self._trackers = None
@@ -401,7 +404,7 @@ class Writer:
 
     def optional(self, step: int, kind: str) -> contextlib.AbstractContextManager[None]:
         """A context that writes something for looking into the workdir's folder `kind`; a full disk drops it."""
-        return self._dropped.unless_written(step, kind)
+        return self.dropped.unless_written(step, kind)
 
     def close(self) -> None:
         """Closes every file; a second call does nothing."""
@@ -416,47 +419,9 @@ class Writer:
             self._trackers.close(steps.done)
         with self.optional(steps.done, 'tensorboard'):
             self._board.close()
-        if self._dropped.counts:
-            logger.warning('%s of %s could not be written and are missing', self._dropped.summary(), self._workdir)
-            self._dropped.counts.clear()
-
-
-class SilentWriter:
-    """Stands in for a Writer in all processes but the first: the same methods, which write nothing."""
-
-    def __init__(self, workdir):
-        self._dropped = Dropped(workdir)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.close()
-
-    def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
-        """Writes nothing."""
-
-    def sampling(self, tokens: int, live: int, slots: int) -> None:
-        """Shows nothing."""
-
-    def stage(self, name: str) -> None:
-        """Shows nothing."""
-
-    def evaluation(self, step: int, results: Mapping[str, float]) -> None:
-        """Writes nothing."""
-
-    def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes nothing."""
-
-    def text(self, step: int, name: str, text: str) -> None:
-        """Writes nothing."""
-
-    def optional(self, step: int, kind: str) -> contextlib.AbstractContextManager[None]:
-        """A context that writes something for looking; a full disk drops it, as in the Writer."""
-        return self._dropped.unless_written(step, kind)
-
-    def close(self) -> None:
-        """Closes nothing."""
+        if self.dropped.counts:
+            logger.warning('%s of %s could not be written and are missing', self.dropped.summary(), self._workdir)
+            self.dropped.counts.clear()
 
 
 def _reopen(path, first_step):

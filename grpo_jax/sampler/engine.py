@@ -7,16 +7,22 @@ that wait for memory form further batches. The host visits once a segment. Every
 all shards share, so that all processes agree.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import time
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.sampler.schedule import BatchSize, Schedule
+from grpo_jax.models import lora, transformer
+from grpo_jax.sampler.definitions import SamplerSetup
+from grpo_jax.sampler.programs import SamplerPrograms, choose_sizes
+from grpo_jax.sampler.sampling import Sampling
+from grpo_jax.sampler.schedule import Schedule
+from grpo_jax.sharding import batches, compiled
+from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import Prompts, Rollout
 
 Finished = Callable[[int, np.ndarray, bool], Any]  # of a row, its tokens, and whether it was truncated
@@ -34,49 +40,12 @@ class Stats(NamedTuple):
     preempted: int  # times that a row left a batch unfinished
     bytes_read: int  # weights and live cache over all steps, per device: the least that decoding must read
     seconds: float
+    inspection: lora.Inspection | None = None  # of the weights that sampled; None where the policy has no adapters
 
     @property
     def utilisation(self) -> float:
         """Share of decoded slots that yielded a token."""
         return self.tokens / max(self.slot_steps, 1)
-
-
-@runtime_checkable
-class ProgramTable(Protocol):
-    """What an Engine needs of its programs: rollout states and batches are theirs, and sizes are the engine's.
-
-    RolloutState, DecodeBatch and weights may be anything that one method returns and another takes. Numbers that the
-    host reads are those of the shard that has most, tokens those of all shards.
-    """
-
-    device_kind: str
-    weight_bytes: int  # that a decode step reads
-    inspection: Any  # lora.Inspection of the last weights; None where the policy has no adapters
-
-    @property
-    def hash(self) -> str: ...
-
-    def weights(self, params: Any) -> Any: ...
-
-    def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any) -> Any: ...
-
-    def resume_state(self, rollout: Any, prompts: Any, key: Any, limit: Any) -> Any: ...
-
-    def count_remaining(self, rollout_state: Any) -> Any: ...
-
-    def open_batch(self, weights: Any, rollout_state: Any, index: int, size: BatchSize) -> Any: ...
-
-    def resume_rows(self, weights: Any, rollout_state: Any, length: int, size: BatchSize) -> Any: ...
-
-    def decode(self, weights: Any, batch: Any, rollout_state: Any, step: Any, size: BatchSize) -> Any: ...
-
-    def add_chunk(self, batch: Any, size: BatchSize) -> Any: ...
-
-    def shrink(self, batch: Any, size: BatchSize, smaller: BatchSize) -> Any: ...
-
-    def ended_rows(self, rollout_state: Any) -> Any: ...
-
-    def finish(self, rollout_state: Any) -> Any: ...
 
 
 @dataclasses.dataclass
@@ -119,9 +88,8 @@ class _Run:
 class Engine:
     """Samples rollouts in decode batches, with the programs that its schedule can reach."""
 
-    def __init__(self, schedule: Schedule, programs: ProgramTable, shards: int):
+    def __init__(self, schedule: Schedule, programs: SamplerPrograms, shards: int):
         self.schedule, self.programs, self._shards = schedule, programs, shards
-        self.stats: Stats | None = None  # of the last rollout
 
     @property
     def device_kind(self) -> str:
@@ -133,7 +101,18 @@ class Engine:
         """Of all programs: what two runs sampled differently shows there."""
         return self.programs.hash
 
-    def __call__(
+    def compile(self) -> 'Engine':
+        """Compiles all programs that a rollout can reach, and returns the engine."""
+        shapes, executables = self.programs.setup.shapes, self.programs.executables
+        name = f'{len(executables)} programs that sample {shapes.prompts} x {shapes.group_size} rows'
+        compiled.compile_all(executables, name)
+        return self
+
+    def __call__(self, params: Any, prompts: Prompts, key: Any, step: Any, **options: Any) -> Rollout:
+        """The Rollout of `sample` alone."""
+        return self.sample(params, prompts, key, step, **options)[0]
+
+    def sample(
         self,
         params: Any,
         prompts: Prompts,
@@ -144,8 +123,8 @@ class Engine:
         limit: Any = None,
         finished: Finished | None = None,
         progress: Progress | None = None,
-    ) -> Rollout:
-        """A Rollout of all prompts: rows of the mesh, group_size a prompt.
+    ) -> tuple[Rollout, Stats]:
+        """(Rollout of all prompts: rows of the mesh, group_size a prompt; its Stats).
 
         key and step choose the noise (see sampler.row_keys). given i32[B, C] writes those tokens instead
         of sampling (-1: sample). limit, an int or i32[B], pauses rows after that many tokens; `resume` goes on.
@@ -153,7 +132,7 @@ class Engine:
         progress(tokens, live rows, rows of the batch) at every host visit.
         """
         state = self.programs.new_state(prompts, key, step, given, limit)
-        return self._sample(_Run(self.programs.weights(params), state, step, finished, progress), 0)
+        return self._finish_rows(params, _Run(self.programs.weights(params), state, step, finished, progress), 0)
 
     def resume(
         self,
@@ -166,14 +145,15 @@ class Engine:
         limit: Any = None,
         finished: Finished | None = None,
         progress: Progress | None = None,
-    ) -> Rollout:
-        """The Rollout continued where its truncated rows stand, with these weights, up to `limit` more tokens.
+    ) -> tuple[Rollout, Stats]:
+        """(Rollout continued where its truncated rows stand, with these weights, up to `limit` more tokens; its Stats).
 
         Noise is that of the step in which a row began (version[:, 0]), so a row that pauses has the tokens
         it would have had without, if the weights are the same. New tokens carry version `step`.
         """
         state = self.programs.resume_state(rollout, prompts, key, limit)
-        return self._sample(_Run(self.programs.weights(params), state, step, finished, progress), self.schedule.prompts)
+        run = _Run(self.programs.weights(params), state, step, finished, progress)
+        return self._finish_rows(params, run, self.schedule.prompts)
 
     def replay(self, params: Any, rollout: Rollout, prompts: Prompts, key: Any) -> Rollout:
         """The Rollout with logprobs computed anew by the same decode steps, its tokens given.
@@ -185,8 +165,9 @@ class Engine:
         given = jnp.where(rollout.completion_mask, tokens, -1)
         return self(params, prompts, key, rollout.version[0, 0], given=given)
 
-    def _sample(self, run, opened):
-        """The Rollout of a _Run in which the first `opened` prompts have begun."""
+    def _finish_rows(self, params, run, opened):
+        """(Rollout, Stats) of a _Run in which the first `opened` prompts have begun."""
+        inspection = self.programs.inspect(run.weights, params)
         began, fresh = time.monotonic(), self.schedule.fresh_batch()
         run.unfinished, run.longest, run.tokens = _on_host(self.programs.count_remaining(run.state))
         while run.unfinished:
@@ -199,8 +180,10 @@ class Engine:
                 batch = self.programs.resume_rows(run.weights, run.state, length, size)
             run.count(decode_batches=1)
             self._decode(run, batch, size, length)
-        self.stats = Stats(tokens=run.tokens, seconds=time.monotonic() - began, **run.counts)
-        return self.programs.finish(run.state)
+        seconds = time.monotonic() - began
+        return self.programs.finish(run.state), Stats(
+            tokens=run.tokens, seconds=seconds, inspection=inspection, **run.counts
+        )
 
     def _decode(self, run, batch, size, length):
         """Decodes a batch that stands at own column `length` until its rows have ended or are preempted."""
@@ -240,3 +223,24 @@ class Engine:
 
 def _on_host(numbers):
     return [int(x) for x in jax.device_get(tuple(numbers))]
+
+
+def make_sampler(
+    model_config: transformer.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    shapes: batches.Shapes,
+    sampling: Sampling,
+    automata: Mapping[str, Any],
+    *,
+    block: int | None = None,
+    segment: int | None = None,
+) -> Engine:
+    """The Engine, (params, Prompts, key, step) -> Rollout, whose programs are compiled when they are first needed.
+
+    automata are tables (sampler.stops), perhaps abstract; block and segment replace the platform's. BadInput when the
+    mesh does not divide the prompts, the cache's budget holds not even one group, or kernels cannot decode.
+    """
+    batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
+    sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)
+    programs = SamplerPrograms(SamplerSetup(model_config, mesh, shapes, sampling, sizes, cache_format), automata)
+    return Engine(sizes, programs, batches.devices_along(mesh, ROW_AXES))

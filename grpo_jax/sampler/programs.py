@@ -1,4 +1,4 @@
-"""The sampler's programs, compiled: one for each size that a rollout can reach; and how a sampler is made."""
+"""The sampler's programs: one for each size that a rollout can reach, and the sizes that are chosen for a platform."""
 
 from collections.abc import Mapping
 import functools
@@ -14,11 +14,10 @@ from grpo_jax.hosts import processes
 from grpo_jax.models import decode_kernel, lora, transformer
 from grpo_jax.sampler import schedule, state
 from grpo_jax.sampler.definitions import SamplerSetup, cuts_heads, without_chunks
-from grpo_jax.sampler.engine import Engine
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import BatchSize, ProgramKey
 from grpo_jax.sharding import batches, chips, compiled, specs
-from grpo_jax.sharding.mesh import ROW_AXES, Devices
+from grpo_jax.sharding.mesh import ROW_AXES
 
 # by platform: steps between two visits of the host, columns that attention reads at once, and how far the rows of
 # a batch are halved (a CPU pays for each row; an accelerator reads the weights, whatever the rows)
@@ -30,41 +29,22 @@ HALVINGS = {'cpu': 10, 'gpu': 3, 'tpu': 3}
 BY_LAYER = {'cpu': False, 'gpu': True, 'tpu': False}
 
 
-def make_sampler(
-    model_config: transformer.ModelConfig,
-    devices: Devices,
-    shapes: batches.Shapes,
-    sampling: Sampling,
-    automata: Mapping[str, Any],
-    *,
-    block: int | None = None,
-    segment: int | None = None,
-) -> Engine:
-    """The Engine, (params, Prompts, key, step) -> Rollout, with every program that a rollout can reach compiled.
-
-    automata are tables (sampler.stops), perhaps abstract; block and segment replace the platform's. Where devices
-    leave compiling for later, programs are compiled when they are first needed. BadInput when the mesh does not divide
-    the prompts, the cache's budget holds not even one group, or kernels cannot decode.
-    """
-    batches.check_divides(devices.mesh, 'data.prompts_per_step', shapes.prompts)
-    sizes, cache_format = _sizes(model_config, devices.mesh, shapes, sampling, block, segment)
-    programs = SamplerPrograms(
-        SamplerSetup(model_config, devices.mesh, shapes, sampling, sizes, cache_format), automata
-    )
-    if devices.compile_now and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-        programs.compile_all(devices)
-    return Engine(sizes, programs, batches.devices_along(devices.mesh, ROW_AXES))
-
-
 def cache_bytes(
     model_config: transformer.ModelConfig, mesh: jax.sharding.Mesh, shapes: batches.Shapes, sampling: Sampling
 ) -> int:
     """Bytes on a device of the keys and values of all rows at full length, with the copy that shrinking makes."""
-    sizes, _ = _sizes(model_config, mesh, shapes, sampling)
+    sizes, _ = choose_sizes(model_config, mesh, shapes, sampling)
     return sizes.peak(*sizes.whole)
 
 
-def _sizes(model_config, mesh, shapes, sampling, block=None, segment=None):
+def choose_sizes(
+    model_config: transformer.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    shapes: batches.Shapes,
+    sampling: Sampling,
+    block: int | None = None,
+    segment: int | None = None,
+) -> tuple[schedule.Schedule, state.CacheFormat]:
     """(Schedule, CacheFormat) of a sampler; arguments as in make_sampler."""
     platform, shards = mesh.devices.flat[0].platform, batches.devices_along(mesh, ROW_AXES)
     blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
@@ -110,17 +90,17 @@ def _decodes_in_kernels(model_config, mesh, choice, block, cache_dtype):
 
 
 class SamplerPrograms:
-    """A table ProgramKey -> Executable, and the calls that an Engine makes of it (engine.ProgramTable).
+    """A table ProgramKey -> Executable of what a rollout can reach, and the calls that an Engine makes of it.
 
-    `compile_all` fills the table beforehand; what is missing is compiled when it is first called.
+    Numbers that the host reads are those of the shard that has most, tokens those of all shards.
     """
 
     def __init__(self, setup: SamplerSetup, automata: Mapping[str, Any]):
         self.setup, self._automata = setup, automata
         self.mesh, self.device_kind = setup.mesh, setup.mesh.devices.flat[0].device_kind
-        self.weight_bytes = _weight_bytes(setup)
-        self._executables: dict[ProgramKey, compiled.Executable] = {}
-        self.inspection: lora.Inspection | None = None
+        self.weight_bytes = _weight_bytes(setup)  # that a decode step reads
+        keys = schedule.reachable(setup.schedule) + [schedule.INSPECT] * bool(setup.sampling.lora.rank)
+        self._executables = {} if _without_jit() else {key: self._make(key) for key in keys}
 
     @functools.cached_property
     def tables(self) -> dict[str, Any]:
@@ -129,44 +109,39 @@ class SamplerPrograms:
         return {name: processes.put(table, everywhere) for name, table in self._automata.items()}
 
     @property
+    def executables(self) -> list[compiled.Executable]:
+        """The Executables of all programs that a rollout can reach; none without jit."""
+        return list(self._executables.values())
+
+    @property
     def hash(self) -> str:
         """One hash of all programs."""
         executables = sorted((str(key), executable.hash) for key, executable in self._executables.items())
         return compiled.hashed(' '.join(f'{name} {digest}' for name, digest in executables))
 
-    @property
-    def names(self) -> list[str]:
-        """The compiled programs' names."""
-        return sorted(str(key) for key in self._executables)
-
     def trace(self, key: ProgramKey) -> Any:
         """The jax.stages.Traced of a key's program; nothing is compiled."""
         return _jitted(self.setup, key).trace(*self.setup.inputs(key))
 
-    def compile_all(self, devices: Devices) -> None:
-        """Compiles what a rollout can reach, on all cores, or lets the Later of the devices do it."""
-        keys, shapes = schedule.reachable(self.setup.schedule), self.setup.shapes
-        keys += [schedule.INSPECT] * bool(self.setup.sampling.lora.rank)
-        name = f'{len(keys)} programs that sample {shapes.prompts} x {shapes.group_size} rows'
-        compiled.compile_on(devices, [self._add(key) for key in keys], name)
-
-    def _add(self, key):
-        """The Executable of a key, which is now in the table."""
-        trace = functools.partial(self.trace, key)
-        self._executables[key] = compiled.Executable(trace, name=f"the sampler's program {key}")
-        return self._executables[key]
+    def _make(self, key):
+        return compiled.Executable(functools.partial(self.trace, key), name=f"the sampler's program {key}")
 
     def _call(self, key, *arguments):
-        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+        if _without_jit():
             return self.setup.program(key).function(*arguments)
-        return (self._executables.get(key) or self._add(key))(*arguments)
+        if key not in self._executables:
+            self._executables[key] = self._make(key)
+        return self._executables[key](*arguments)
 
     def weights(self, params: Any) -> Any:
-        """The policy as the sampler reads it; with adapters, inspection is then of these weights."""
-        weights = self._call(schedule.WEIGHTS, params)
-        if self.setup.sampling.lora.rank:
-            self.inspection = self._call(schedule.INSPECT, weights['layers'], params['layers'])
-        return weights
+        """The policy as the sampler reads it."""
+        return self._call(schedule.WEIGHTS, params)
+
+    def inspect(self, weights: Any, params: Any) -> lora.Inspection | None:
+        """What became of adapters in the sampler's weights; None where the policy has none."""
+        if not self.setup.sampling.lora.rank:
+            return None
+        return self._call(schedule.INSPECT, weights['layers'], params['layers'])
 
     def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any) -> state.RolloutState:
         """The state of rows without tokens."""
@@ -239,6 +214,10 @@ class SamplerPrograms:
         rows = np.concatenate([start + np.arange(len(part)) for start, part in zip(starts, tokens, strict=True)])
         count, limit, done = (np.concatenate(pieces) for pieces, _ in rest)
         return rows, np.concatenate(tokens), count, done | (count >= limit), ~done
+
+
+def _without_jit():
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
 
 
 @functools.lru_cache(maxsize=256)  # programs of some ten samplers; what jax has compiled of others is freed

@@ -1,6 +1,6 @@
 """Executables: each is compiled once, for fixed shapes, and refuses arguments of other shapes by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import concurrent.futures
 import functools
 import hashlib
@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from grpo_jax.hosts import json_file
 from grpo_jax.sharding import specs
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.text import during
 from grpo_jax.types import Param
 
@@ -33,20 +31,28 @@ class Executable:
     """A function for fixed shapes; `traced` traces it, `compile` or the first call compiles it; name is for people.
 
     It is traced and lowered by the thread that asks first, whose settings of jax it has, and may be compiled by another
-    one: who needs it meanwhile waits.
+    one: who needs it meanwhile waits. on_devices: its arguments are on the devices, and a host array among them, which
+    would be a hidden transfer, is an error.
     """
 
-    def __init__(self, trace: Callable[[], Any] | None, function: Callable | None = None, name: str = 'a program'):
+    def __init__(
+        self, trace: Callable[[], Any] | None, function: Callable | None = None, name: str = 'a program', *,
+        on_devices: bool = False,
+    ):  # fmt: skip
         self.name, self.cached = name, False  # cached: whether it came from jax's compilation cache
         self._trace: Any = trace
         self._function: Any = function
+        self._on_devices = on_devices
         self._hash, self._lowered = '', None
         self._lowering, self._compiling = threading.Lock(), threading.Lock()
 
     def __call__(self, *arguments):
         if not self._function:
             compile_all([self], self.name)
-        return self._function(*arguments)
+        if not self._on_devices:
+            return self._function(*arguments)
+        with jax.transfer_guard_host_to_device('disallow'):
+            return self._function(*arguments)
 
     @functools.cached_property
     def traced(self):
@@ -71,12 +77,13 @@ class Executable:
         self.lower()
         with self._compiling:
             if self._function is None:
-                self.finish(self._lowered)
+                self.compile_lowered(self._lowered)
                 self._lowered = None
         return self
 
-    def finish(self, lowered: Any) -> None:
+    def compile_lowered(self, lowered: Any) -> None:
         """Compiles the jax.stages.Lowered."""
+        _listen_for_cache_hits()
         _cache_hits.count = 0
         self._function = lowered.compile()
         self.cached = _cache_hits.count > 0
@@ -90,22 +97,25 @@ class Executable:
 _cache_hits = threading.local()  # count: of the compilation that this thread is at
 
 
-def _count_hit(event, **_):
-    if event == '/jax/compilation_cache/cache_hits':
-        _cache_hits.count = getattr(_cache_hits, 'count', 0) + 1
+@functools.cache
+def _listen_for_cache_hits():
+    """From now on jax's compilation cache counts its hits in each thread."""
 
+    def count_hit(event, **_):
+        if event == '/jax/compilation_cache/cache_hits':
+            _cache_hits.count = getattr(_cache_hits, 'count', 0) + 1
 
-jax.monitoring.register_event_listener(_count_hit)
+    jax.monitoring.register_event_listener(count_hit)
 
 
 def compile_all(executables: Sequence[Executable], name: str) -> None:
-    """Compiles executables on all cores; `name` says what they are in the activity that this is."""
-    with Later() as later:
-        later.add(executables)
-        later.finish(name)
+    """Compiles executables on all cores; `name` tells people what they are."""
+    with BackgroundCompiler() as compiler:
+        compiler.add(executables)
+        compiler.wait(name)
 
 
-class Later:
+class BackgroundCompiler:
     """A context in which executables are compiled behind what the caller does, in the order in which they were added.
 
     Whatever ends the context does not wait for the compiler.
@@ -114,39 +124,39 @@ class Later:
     def __init__(self):
         self._waiting: list[Executable] = []
         self._futures: dict[Executable, concurrent.futures.Future] = {}
+        self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), THREADS)  # threads come with the first task
 
     def __enter__(self):
-        self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), THREADS)
         return self
 
     def __exit__(self, *_):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def add(self, executables: Sequence[Executable]) -> None:
+    def add(self, executables: Iterable[Executable]) -> None:
         """Adds executables; nothing is done yet."""
         self._waiting += executables
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Traces here what was added so far, and compiles it on other threads."""
         while self._waiting:
-            self._begin_next()
+            self._start_next()
 
     def step(self, *_) -> None:
-        """Begins with one more, if that leaves a core to the caller's steps; raises what has gone wrong meanwhile."""
+        """Starts one more, if that leaves a core to the caller's steps; raises what has gone wrong meanwhile."""
         running = [future for future in self._futures.values() if not future.done()]
         if self._waiting and len(running) < max((os.cpu_count() or 1) - 1, 1):
-            self._begin_next()
+            self._start_next()
         for future in self._futures.values():
             if future.done():
                 future.result()
 
-    def _begin_next(self):
+    def _start_next(self):
         executable = self._waiting.pop(0)
         executable.lower()
         self._futures[executable] = self._pool.submit(executable.compile)
 
-    def finish(self, name: str) -> None:
-        """Begins, and waits until all is compiled; `name` says what, in the activity that this is."""
+    def wait(self, name: str) -> None:
+        """Starts what waits, and returns when all is compiled; `name` tells people what."""
         executables = [*self._futures, *self._waiting]
         several = len(executables) > 1
 
@@ -154,7 +164,7 @@ class Later:
             compiling.done += 1
 
         with during(f'compiling {name}', len(executables) if several else 0, even=False) as compiling:
-            self.begin()
+            self.start()
             for future in self._futures.values():
                 future.add_done_callback(count)
             for future in self._futures.values():
@@ -169,18 +179,10 @@ def busy() -> bool:
     return any(thread.name.startswith(THREADS) for thread in threading.enumerate())
 
 
-def compile_on(devices: Devices, executables: Sequence[Executable], name: str) -> None:
-    """Compiles executables now, as `name`, or adds them to the Later of the devices, if there is one."""
-    if devices.later is None:
-        compile_all(executables, name)
-    else:
-        devices.later.add(executables)
-
-
 def make_executable(
-    name: str, function: Callable, arguments: tuple, devices: Devices, out_shardings: Any, donate: int | None = None
+    name: str, function: Callable, arguments: tuple, mesh: Mesh, out_shardings: Any, donate: int | None = None
 ) -> Executable:
-    """The Executable of a learner's function for arguments like these (arrays or ShapeDtypeStructs).
+    """The Executable of a learner's function for arguments like these (arrays or ShapeDtypeStructs), on a mesh.
 
     name says what it is, to people. donate is the number of the argument whose memory the results may take. Under
     `jax.disable_jit()` the function is called as it is, to be stepped through.
@@ -191,12 +193,9 @@ def make_executable(
         function,
         out_shardings=out_shardings,
         donate_argnums=() if donate is None else donate,
-        compiler_options=options_on(devices.mesh),
+        compiler_options=options_on(mesh),
     )
-    executable = Executable(lambda: jitted.trace(*arguments), name=name)
-    if devices.compile_now:
-        compile_on(devices, [executable], name)
-    return executable
+    return Executable(lambda: jitted.trace(*arguments), name=name, on_devices=True)
 
 
 def options_on(mesh: Mesh) -> dict[str, Any]:
@@ -244,13 +243,6 @@ def _bytes(arrays):
 def hashed(text: str) -> str:
     """16 hexadecimal digits of the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def write_hashes(workdir: str, **executables: Any):
-    """Writes the executables' hashes to programs.json, which shows what two runs compute differently."""
-    json_file.write(
-        os.path.join(workdir, 'programs.json'), {name: executable.hash for name, executable in executables.items()}
-    )
 
 
 def abstract(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
@@ -15,18 +15,6 @@ from grpo_jax.errors import BadInput
 AXES = ('data', 'fsdp', 'context', 'tensor')
 ROW_AXES = ('data', 'fsdp', 'context')  # they split arrays of rows, and the sampler's rows
 BATCH_AXES = ('data', 'fsdp')  # they split the learner's rows; context splits the columns of those
-
-
-class Devices(NamedTuple):
-    """The devices of a run, and whether its executables are compiled when they are made.
-
-    With compile_now=False the first call compiles, or preflight does, whose devices are absent; with a compiled.Later
-    they are compiled when that is told to begin.
-    """
-
-    mesh: jax.sharding.Mesh
-    compile_now: bool = True
-    later: Any = None
 
 
 def check(section: Any) -> None:

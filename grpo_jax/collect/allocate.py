@@ -5,11 +5,13 @@ the first completion. By uncertainty: in rounds, of the rewards that the step ha
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Float, Int
 import numpy as np
 
-from grpo_jax.algorithms import Grouping, groups
+from grpo_jax.algorithms import Grouping
+from grpo_jax.algorithms.groups import group_std
 
 CONFIDENCE = 0.95  # of the interval of a prompt's mean reward
 
@@ -82,23 +84,24 @@ def half_widths(stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P']) -> 
 
 
 def explore(
-    draw: Callable[[np.ndarray, np.ndarray, list[list]], list], prompts: int, rounds: int, unit: int, exploration: float
-) -> list[list]:
-    """The parts of each prompt's group, units of completions: one each in the first round, then `prompts` a round.
+    draw: Callable, carry: Any, prompts: int, rounds: int, unit: int, exploration: float
+) -> tuple[list[list], Any]:
+    """(blocks of each prompt's group, carry): units of completions, one each at first, then `prompts` a round.
 
-    draw(owners, first, parts so far) gives a collect.Group of a unit for each owner, a prompt's number; first are the
-    completions that it has by then.
+    draw(carry, owners, first, blocks so far) gives (a select.Group of a unit for each owner, carry); an owner is a
+    prompt's number, and first i[S] the completions that it has by then.
     """
-    parts: list[list] = [[] for _ in range(prompts)]
+    blocks: list[list] = [[] for _ in range(prompts)]
     sizes, grown = np.zeros(prompts, int), np.full(prompts, unit)
     while True:
         new = Grouping.by_sizes((grown - sizes) // unit)
         owners = np.flatnonzero(grown > sizes)[new.owner]
-        for owner, part in zip(owners, draw(owners, sizes[owners] + unit * new.place, parts), strict=True):
-            parts[owner].append(part)
+        groups, carry = draw(carry, owners, sizes[owners] + unit * new.place, blocks)
+        for owner, block in zip(owners, groups, strict=True):
+            blocks[owner].append(block)
         sizes, rounds = grown, rounds - 1
         if not rounds:
-            return parts
-        rewards = np.concatenate([part.rewarded.rewards for own in parts for part in own])
-        stds = groups.group_std(Grouping.by_sizes(sizes).spread(rewards, np.nan), 1)[:, 0]
+            return blocks, carry
+        rewards = np.concatenate([block.rewarded.rewards for own in blocks for block in own])
+        stds = group_std(Grouping.by_sizes(sizes).spread(rewards, np.nan), 1)[:, 0]
         grown = grow_by_uncertainty(stds, sizes, prompts, unit, exploration)

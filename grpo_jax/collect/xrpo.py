@@ -1,45 +1,100 @@
-"""In-context seeding: a prompt that no completion has solved is asked again behind solved ones (arXiv 2510.06672).
+"""XRPO's rounds and exemplars (arXiv 2510.06672): a step's completions in rounds, each where they are wanted most.
 
-The exemplars come from the same step, so that nothing is kept between steps. A seeded prompt is a prompt like others:
-its completions are sampled, scored and learned from behind the exemplars, and compared with the other completions of
-its prompt. The paper's exemplars come from a corpus; these are the policy's own.
+In-context seeding: a prompt that no completion has solved is asked again behind solved ones. The exemplars come from
+the same step, so that nothing is kept between steps. A seeded prompt is a prompt like others: its completions are
+sampled, scored and learned from behind the exemplars, and compared with the other completions of its prompt. The
+paper's exemplars come from a corpus; these are the policy's own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxtyping import Int
 import numpy as np
 
+from grpo_jax import data
+from grpo_jax.collect import allocate
+from grpo_jax.collect.draw import Draw, Drawer, Progress, count_sizes
+from grpo_jax.collect.select import concatenate, split_groups
 from grpo_jax.data import Dataset, pick
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt, write_messages
 from grpo_jax.example import Example
+from grpo_jax.types import TrainState
 
 BETWEEN = '\n'  # a completion and the prompt after it, where there is no chat
 
 
+def make_rounds(
+    drawer: Drawer, prompt_format: PromptFormat
+) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+    """(state, progress) -> (Draw, TrainState): a step in rounds, each for the prompts that want it most."""
+    options, unit, queries = drawer.options, drawer.shapes.group_size, drawer.shapes.queries
+    rounds = drawer.shapes.prompts // drawer.prompts
+
+    def collect(state, progress):
+        step = int(state.step)
+        chosen, aux = drawer.choose(step, dict(state.aux))
+        plain, earlier = data.pick(drawer.dataset, chosen.indices), drawer.earlier_samples(chosen.indices)
+
+        def draw_round(carry, owners, first, blocks):
+            draws, seeded = carry
+            asked = data.pick(plain, owners)
+            if options.seeding and blocks[0]:
+                asked, more = seed_unsolved(
+                    drawer.tokenizer, prompt_format, queries, plain, owners, blocks, options.seeding
+                )
+                seeded += more * unit
+            _, prompts = data.prompts(asked, range(len(owners)), queries, drawer.pad_token)
+            first = np.int32(np.asarray(first) + earlier[owners])
+            draw = drawer.sample(state, [plain.examples[i] for i in owners], prompts, progress, first=first)
+            groups = split_groups(draw._replace(examples=asked.examples), step, options.gate)
+            return groups, ([*draws, draw], seeded)
+
+        blocks, (draws, seeded) = allocate.explore(
+            draw_round, ([], 0), drawer.prompts, rounds, unit, options.exploration
+        )
+        sizes = unit * np.array([len(own) for own in blocks])
+        draw = concatenate([block for own in blocks for block in own], drawer.mesh)
+        draw = draw._replace(
+            sizes=sizes,
+            counts=count_sizes(sizes, seeded),
+            stats=draws[-1].stats,
+            streams=[stream for one in draws for stream in one.streams],
+        )
+        draw, aux = drawer.count_passes(draw, chosen, aux)
+        return draw, state.replace(aux=aux)
+
+    return collect
+
+
 def seed_unsolved(
-    experiment: Any, plain: Dataset, owners: Int[np.ndarray, ' S'], parts: Sequence[Sequence], count: int
+    tokenizer: Any,
+    prompt_format: PromptFormat,
+    longest: int,
+    plain: Dataset,
+    owners: Int[np.ndarray, ' S'],
+    blocks: Sequence[Sequence],
+    count: int,
 ) -> tuple[Dataset, int]:
     """(what is asked of the owners' prompts, how often with exemplars): where none so far is right, up to `count`.
 
-    plain are the step's prompts, and parts the collect.Groups that each has so far. Without any solved prompt, and
-    where exemplars are too long for data.max_prompt_tokens, a prompt is asked as it is.
+    plain are the step's prompts, and blocks the select.Groups that each has so far. Without any solved prompt, and
+    where exemplars are too long for `longest` tokens of a prompt, it is asked as it is.
     """
-    options, asked, seeded = experiment.settings.data, pick(plain, owners), 0
+    asked, seeded = pick(plain, owners), 0
     solved = [
         Solved(example, tokens, text)
-        for example, tokens, own in zip(plain.examples, plain.tokens, parts, strict=True)
+        for example, tokens, own in zip(plain.examples, plain.tokens, blocks, strict=True)
         for text in [shortest_right(own)]
         if text is not None
     ]
-    wrong = [all(np.all(part.rewarded.correct == 0) for part in own) for own in parts]
+    wrong = [all(np.all(block.rewarded.correct == 0) for block in own) for own in blocks]
     seeds: dict[int, Any] = {}
     for owner in {int(owner) for owner in owners if wrong[owner]} if solved else ():
         example, tokens = plain.examples[owner], plain.tokens[owner]
         exemplars = nearest(solved, tokens, count)
         while exemplars and owner not in seeds:
-            one = seed(experiment.tokenizer, options.prompt_format, example, exemplars, options.max_prompt_tokens)
+            one = seed(tokenizer, prompt_format, example, exemplars, longest)
             seeds |= {owner: one} if one else {}
             exemplars = exemplars[1:]  # the least near goes first
     for place, owner in enumerate(owners.tolist()):
@@ -57,10 +112,10 @@ class Solved(NamedTuple):
     completion: str
 
 
-def shortest_right(parts: Sequence[Any]) -> str | None:
-    """The text of the right completion of fewest tokens, the first of equals, in collect.Groups; None without any."""
+def shortest_right(blocks: Sequence[Any]) -> str | None:
+    """The text of the right completion of fewest tokens, the first of equals, in select.Groups; None without any."""
     texts, lengths, correct = (
-        np.concatenate([getattr(part.rewarded, name) for part in parts]) for name in ('texts', 'lengths', 'correct')
+        np.concatenate([getattr(block.rewarded, name) for block in blocks]) for name in ('texts', 'lengths', 'correct')
     )
     counted = np.where(correct == 1, lengths, np.inf)
     row = int(np.argmin(counted))

@@ -1,41 +1,59 @@
 """Demonstrations: completions that come with the data, in the form of a rollout."""
 
+from collections.abc import Callable, Sequence
 import logging
+from typing import Any
 
 import numpy as np
 
 from grpo_jax import data
+from grpo_jax.algorithms import Algorithm, advantages, ratios, surrogates, weights
 from grpo_jax.errors import BadInput
-from grpo_jax.types import Rollout
+from grpo_jax.example import Example
+from grpo_jax.sharding import batches
+from grpo_jax.types import Prompts, Rollout
 
 logger = logging.getLogger('grpo_jax')
+# cross entropy is the policy gradient with every advantage 1, averaged over tokens
+SFT = Algorithm(
+    advantage=advantages.group_mean,
+    ratio=ratios.token,
+    surrogate=surrogates.policy_gradient,
+    weights=weights.token_mean,
+)
 FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}  # of meta that completions are made of
 
 
-def find(experiment, fields=('demonstration',)):
-    """(Dataset, completions) of the examples whose meta has all fields and whose completions fit.
+def find(
+    dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], most: int, name: str
+) -> tuple[data.Dataset, list[list[list[int]]]]:
+    """(Dataset, completions) of the examples whose meta has all fields, and whose completions fit.
 
-    completions[i] has for each field the token ids with the stop token.
+    completions[i] has for each field the token ids with the stop token. most, name: as of read_completions.
     """
-    stop = experiment.tokenizer.eos_token_id
 
     def encode(example):
-        return [experiment.tokenizer.encode(example.meta[field], add_special_tokens=False) + [stop] for field in fields]
+        return [
+            tokenizer.encode(example.meta[field], add_special_tokens=False) + [tokenizer.eos_token_id]
+            for field in fields
+        ]
 
-    return read_completions(experiment, 'train', fields, encode)
+    return read_completions(dataset, fields, encode, most, name)
 
 
-def read_completions(experiment, split, fields, encode):
-    """(Dataset, encode(example) of each) of the split's examples whose meta has all fields and whose completions fit.
+def read_completions(
+    dataset: data.Dataset, fields: Sequence[str], encode: Callable[[Example], list], most: int, name: str
+) -> tuple[data.Dataset, list[list[list[int]]]]:
+    """(Dataset, encode(example) of each) of the examples whose meta has all fields and whose completions fit.
 
-    encode(example) lists an example's completions, each a list of tokens that must not pass rollout.max_tokens.
+    encode(example) lists an example's completions, each a list of at most `most` tokens, which is rollout.max_tokens.
+    name: of the data set. BadInput where no example is left.
     """
-    dataset, most = experiment.load(split), experiment.config.rollout.max_tokens
     have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
     if not have:
         raise BadInput(
             'data.name',
-            experiment.config.data.name,
+            name,
             f'has no example with {" and ".join(fields)}; use another, '
             "or supervised.updates=0 and collection.source='policy'",
         )
@@ -58,11 +76,12 @@ def read_completions(experiment, split, fields, encode):
     return data.pick(dataset, kept), [completions[i] for i in kept]
 
 
-def as_rollout(experiment, dataset, completions, chosen, shapes):
-    """The chosen examples' completions in the form that the learner eats, group_size of each."""
-    _, prompts = data.prompts(dataset, chosen, shapes.queries, experiment.pad_token)
-    ids = [row for index in chosen for row in completions[index]]
-    tokens = np.full((len(ids), shapes.tokens), experiment.pad_token, np.int32)
+def as_rollout(
+    prompts: Prompts, completions: Sequence[Sequence[Sequence[int]]], shapes: batches.Shapes, pad_token: int
+) -> Rollout:
+    """The Rollout, on the host, of each prompt's completions, group_size of each, as the learner reads them."""
+    ids = [row for own in completions for row in own]
+    tokens = np.full((len(ids), shapes.tokens), pad_token, np.int32)
     mask = np.zeros(tokens.shape, bool)
     for row, kept in enumerate(ids):
         tokens[row, : len(kept)] = kept

@@ -1,0 +1,652 @@
+"""What a config and a workdir stand for, opened and checked: a Run; and what a workdir records of it.
+
+Builders take a Run; every other function takes what it reads of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import dataclasses
+import datetime
+import filecmp
+import glob
+import importlib.metadata
+import logging
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import jax
+
+from grpo_jax import PACKAGE, __version__, algorithms, data, diagnose, rewards
+from grpo_jax.algorithms import Algorithm, pieces
+from grpo_jax.algorithms.validation import SECTIONS
+from grpo_jax.collect import policies
+from grpo_jax.collect.demonstrations import SFT
+from grpo_jax.collect.options import Collection
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import files, json_file, lock, processes
+from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
+from grpo_jax.learner.programs import Learner, check_sizes, make_learner
+from grpo_jax.learner.state import without_frozen
+from grpo_jax.models import families, hf, lora, peft, transformer
+from grpo_jax.run import checkpoint, console, digest, rows, steering
+from grpo_jax.run.observers import abstract_probe
+from grpo_jax.run.settings import Settings
+from grpo_jax.run.steering import Steering
+from grpo_jax.sampler import stops
+from grpo_jax.sampler.engine import Engine, make_sampler
+from grpo_jax.sharding import compiled, specs
+from grpo_jax.sharding import mesh as meshes
+from grpo_jax.sharding.batches import Shapes
+from grpo_jax.text import during
+from grpo_jax.types import TrainState
+
+logger = logging.getLogger('grpo_jax')
+ENVIRONMENT = 'environment.json'  # in the workdir
+# those of them that are installed
+PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
+MAKING = 'branching'  # the folder in a branch's workdir in which it is made
+
+
+class Model(NamedTuple):
+    """The policy's model."""
+
+    config: transformer.ModelConfig
+    tokenizer: Any  # None where the devices are not here: programs do not depend on it
+    folder: str  # of its config.json and tokenizer; a workdir's own folder has no weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """An opened run; everything that can be wrong with the input has been checked."""
+
+    settings: Settings  # its sampling has the tokenizer's ids, its data the commits that are read
+    algorithm: Any  # the Algorithm; None where nothing learns by one, as in an evaluation
+    model: Model
+    mesh: jax.sharding.Mesh
+    rewards: rewards.RewardFunctions
+    workdir: str
+
+
+def open_run(
+    config: Any,
+    workdir: str,
+    algorithm: Algorithm | None = None,
+    functions: Mapping | None = None,
+    steering: Steering | None = None,
+) -> Run:
+    """The Run of a training in workdir, or of its branch, see train.run.
+
+    BadInput for whatever of the config cannot work; nothing is written, read of the data, or compiled yet.
+    """
+    steering = steering or Steering()
+    algorithm = make_algorithm(config, algorithm)
+    if steering.branch:
+        run = _open_branch(config, workdir, functions, steering)
+    else:
+        run = open_config(config, workdir, functions=functions, steering=steering)
+    run = open_algorithm(run, algorithm)
+    settings, model = run.settings, run.model
+    if algorithm.needs_teacher:
+        columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
+        policies.check_teacher_model(settings.teacher.path, model.tokenizer, model.config.vocab_size, columns, run.mesh)
+    settings.tracking.check()
+    begun = checkpoint.steps(run.workdir) or (steering.branch and not _is_begun(run.workdir))
+    if settings.supervised.updates and not begun:
+        check_sizes(SFT, run.mesh, *settings.supervised_sizes(), 'supervised.batch')
+    return run
+
+
+def open_config(
+    config: Any,
+    workdir: str,
+    *,
+    folder: str | None = None,
+    functions: Mapping | None = None,
+    origins: Sequence[data.Origin] = (),
+    head: bool = False,
+    steering: Steering | None = None,
+) -> Run:
+    """The Run of a config in a workdir, without an algorithm; BadInput for whatever does not fit. Writes nothing.
+
+    folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name;
+    origins are those of the data that another run reads, for one that is to read the same and is not begun yet. head:
+    the model may be a reward model. steering: what the command may do where the workdir has another config.
+    """
+    console.install()
+    settings = Settings.from_config(config)
+    changes = _check_workdir(settings.recorded, workdir, steering)
+    settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
+    saved = bool(checkpoint.steps(workdir))
+    read = settings.model.lora.rank or not saved  # in each start, where they stay frozen
+    weights = folder is None and not settings.model.random_init and read
+    begun = _begun_model(workdir, changes) if saved else ''
+    folder = folder or begun or hf.find(settings.model.path)
+    model = Model(families.load_config(folder), hf.load_tokenizer(folder), folder)
+    check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
+    if weights:
+        hf.check_weights(hf.find(settings.model.path) if begun else folder, model.config, head)
+    mesh = meshes.make(settings.mesh)
+    specs.params(lora.policy_table(model.config, settings.model.lora), mesh)  # raises where an axis does not divide
+    if settings.model.lora.path and not (saved or (steering and steering.branch)):  # whose checkpoints have them
+        peft.check(settings.model.lora.path, model.config, settings.model.lora)
+    stop_tokens = hf.stop_tokens(folder, model.tokenizer, model.config.vocab_size)
+    pad_token = stop_tokens[0] if model.tokenizer.pad_token_id is None else model.tokenizer.pad_token_id
+    settings = settings._replace(sampling=settings.sampling.for_tokenizer(model.tokenizer, stop_tokens, pad_token))
+    reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens, functions)
+    _check_model_path(changes, workdir, folder, settings.model.random_init, steering)
+    return Run(settings, None, model, mesh, reward_functions, workdir)
+
+
+def _check_workdir(recorded, workdir, steering_given):
+    """The Changes of a config to that with which workdir was begun; BadInput where the run cannot go on with them."""
+    if os.path.exists(workdir) and not os.path.isdir(workdir):
+        raise BadInput('--workdir', workdir, 'is a file; name a folder')
+    changes = steering.changes(workdir, recorded)
+    steering.check(changes, workdir, steering_given)
+    return changes
+
+
+def _begun_model(workdir, changes):
+    """The workdir's copy of the files of the model that its run was begun with, or '' where it has none or another."""
+    copy = os.path.join(workdir, 'model')
+    changed = any(change.key == 'model.path' for change in changes)
+    return copy if _is_begun(workdir) and os.path.isdir(copy) and not changed else ''
+
+
+def _is_begun(workdir):
+    """Whether a workdir holds a run: config.json is written last."""
+    return os.path.isfile(os.path.join(workdir, 'config.json'))
+
+
+def check_context(columns: int, folder: str) -> None:
+    """BadInput when prompts and completions, `columns` tokens, are longer than the model in the folder can read."""
+    most = families.context_length(folder)
+    if columns > most:
+        raise BadInput(
+            'data.max_prompt_tokens + rollout.max_tokens',
+            columns,
+            f"is beyond the model's context of {most} positions; lower one",
+        )
+
+
+def _check_model_path(changes, workdir, folder, random_init, steered):
+    """BadInput when model.path was changed to one that leads to something else than the run began with.
+
+    The files of config and tokenizer must be the same; until there is a checkpoint, also the weights.
+    """
+    change = next((change for change in changes if change.key == 'model.path'), None)
+    if change is None:
+        return
+    copy, names = os.path.join(workdir, 'model'), hf.config_files(folder)
+    same = os.path.isdir(copy) and names == hf.config_files(copy) and _are_equal(copy, folder, names)
+    if same and not (random_init or checkpoint.steps(workdir)):
+        old, new = (
+            sorted(map(os.path.basename, glob.glob(f'{glob.escape(path)}/*.safetensors')))
+            for path in (change.old, folder)
+        )
+        same = old == new and _are_equal(change.old, folder, new)
+    if not same:
+        steering.refuse([change], workdir, steered)
+
+
+def _are_equal(one, other, names):
+    """Whether the files of these names have the same bytes in two folders."""
+    return all(filecmp.cmp(os.path.join(one, name), os.path.join(other, name), shallow=False) for name in names)
+
+
+def _open_branch(config, workdir, functions, steered):
+    """The Run of a branch of the run in workdir: one that is begun already, or one that is to begin.
+
+    BadInput when the branch's folder holds something else than a run that was begun from workdir.
+    """
+    branch = steered.branch
+    outer, inner = os.path.realpath(workdir), os.path.realpath(branch)
+    if os.path.commonpath([outer, inner]) in (outer, inner):
+        raise BadInput('--branch', branch, f'and {workdir} must not lie in one another; name a folder beside it')
+    if os.path.exists(os.path.join(branch, 'config.json')):
+        begun = [row['parent'] for row in rows.recorded_events(branch) if row['event'] == 'branched']
+        if os.path.abspath(workdir) not in begun:
+            raise BadInput('--branch', branch, f'holds a run that was not begun from {workdir}; name a new folder')
+        return open_config(config, branch, functions=functions, steering=steered)
+    names = {*os.listdir(branch)} if os.path.isdir(branch) else {''} if os.path.lexists(branch) else set()
+    if MAKING not in names and names - {lock.FILE}:
+        raise BadInput('--branch', branch, 'is there and holds no run; name a new folder')
+    if not _is_begun(workdir):
+        raise BadInput('--workdir', workdir, 'holds no run (no config.json) that --branch could begin from')
+    if not checkpoint.steps(workdir):
+        raise BadInput('--workdir', workdir, 'holds no finished checkpoint that --branch could begin from')
+    changes = steering.changes(workdir, Settings.from_config(config).recorded)
+    inherited = [change for change in changes if change.kind == steering.INHERITED]
+    if inherited:
+        steering.refuse(inherited, workdir, steered)
+    other_model = any(change.key == 'model.path' for change in changes)
+    folder = hf.find(config.model.path) if other_model else os.path.join(workdir, 'model')
+    run = open_config(
+        config, branch, folder=folder, functions=functions, origins=recorded_origins(workdir), steering=steered
+    )
+    source = run.settings.model
+    trained = lora.abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
+    checkpoint.check_params(checkpoint.newest(workdir), trained, '--branch', branch)
+    return run
+
+
+def make_algorithm(config: Any, algorithm: Algorithm | None = None) -> Algorithm:
+    """The Algorithm of a run: the given one, or that of config.algorithm, with what config.collection says.
+
+    BadInput for whatever of the config cannot work, and when the given one collects in another way than the config.
+    """
+    Settings.from_config(config)
+    algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
+    collected = {name: config.collection[name] for name in SECTIONS}
+    for name, value in collected.items():
+        given = getattr(algorithm, name)
+        if given not in (value, Algorithm._field_defaults[name]):
+            raise BadInput(f'collection.{name}', value, f'the given algorithm has {given!r}; set the config to that')
+    return algorithm._replace(**collected)
+
+
+def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
+    """The Run with an algorithm; BadInput, or a warning, for what the algorithm cannot do in it."""
+    settings, learning = run.settings, run.settings.learning
+    section, shapes = settings.algorithm, settings.step_shapes(algorithm)
+    if 'step_rewards' in algorithm.advantage_reads and not run.rewards.steps:
+        raise BadInput(
+            'reward.step_rewards',
+            '',
+            f'advantage {section.advantage} needs rewards of steps; name a reward that has steps, like calculator',
+        )
+    _check_rewards(settings.rewards, algorithm)
+    if section.critic_warmup and not algorithm.needs_values:
+        raise BadInput(
+            'algorithm.critic_warmup', section.critic_warmup, f'advantage {section.advantage} has no critic; use 0'
+        )
+    check_sizes(algorithm, run.mesh, shapes, learning)
+    policies.check_decoded(learning, settings.sampling, settings.collection, algorithm)
+    _check_allocation(settings.collection.allocation, learning.minibatches, section.weights, algorithm)
+    for warning in algorithms.check_run(
+        algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
+    ):
+        logger.warning(warning)
+    for line in diagnose.advise(settings.config, run.model.config):
+        logger.warning(line)
+    if section.weights == 'fixed_length' and section.fixed_length != settings.sampling.max_tokens:
+        logger.warning(
+            'algorithm.fixed_length = %d is not rollout.max_tokens = %d, by which Dr. GRPO divides',
+            section.fixed_length,
+            settings.sampling.max_tokens,
+        )
+    _check_adapters(settings.model.lora.rank, settings.collection, algorithm)
+    kept = algorithm.keeps_reference or settings.cadence.kl_observe > 0
+    policies.check_reference(settings.reference.path, kept, run.workdir, settings.model, run.model.config, run.mesh)
+    policies.check_teacher(settings.teacher, algorithm, run.model.config.vocab_size)
+    if 'reference' in learning.offload and not kept:
+        logger.warning('learner.offload names the reference, and this algorithm keeps none')
+    return dataclasses.replace(run, algorithm=algorithm)
+
+
+def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm: Algorithm):
+    """BadInput for a loss of whole groups where an update may see a part of one: groups are made of equal blocks."""
+    if allocation == 'equal':
+        return
+    if 'group_ids' in algorithm.reads:
+        raise BadInput(
+            'collection.allocation', allocation, 'a loss of pairs or whole groups needs groups of one size; use equal'
+        )
+    if minibatches > 1 and 'group_ids' in pieces.reads(algorithm.weights):
+        raise BadInput(
+            'learner.minibatches',
+            minibatches,
+            f'cuts the larger groups of collection.allocation={allocation!r} apart, and algorithm.weights={weights!r} '
+            'averages over whole ones; use 1, or token_mean',
+        )
+
+
+def _check_adapters(rank: int, options: Collection, algorithm: Algorithm):
+    """BadInput for what cannot be beside adapters."""
+    if rank and algorithm.needs_values:
+        raise BadInput(
+            'model.lora.rank', rank, 'a critic would be a second model, trained as a whole; use 0, or another preset'
+        )
+    if rank and options.reference == 'polyak':
+        raise BadInput(
+            'collection.reference',
+            'polyak',
+            'the mean of two adapters is not that of their weights; use hard or frozen',
+        )
+
+
+def _check_rewards(options: rewards.RewardOptions, algorithm: Algorithm):
+    """BadInput for rewards that the algorithm lacks, and for those that it would not read."""
+    reads = algorithm.advantage_reads
+    if 'correct' in reads | algorithm.reads and not (options.verifies_all or algorithm.source == 'pairs'):
+        raise BadInput(
+            'reward.verifier',
+            '',
+            'nothing says what is correct, which the algorithm reads; name a part, with reward.correct_at its least '
+            'value of a correct completion',
+        )
+    reads_total = bool({'rewards', 'token_rewards'} & reads) or options.steps_with_outcome
+    for name in ('length_shaping', 'truncated_reward'):
+        if getattr(options, name) and not reads_total:
+            raise BadInput(
+                f'reward.{name}',
+                getattr(options, name),
+                f'is a term of the total reward, and the advantage reads {" and ".join(sorted(reads))}; leave it out',
+            )
+
+
+# what is made of a Run
+
+
+def open_split(run: Run, split: str) -> data.Dataset:
+    """The Dataset of a split, 'train' or 'test', tokenized."""
+    options = run.settings.data
+    with during(f'reading the {split} split of {options.name}'):
+        return data.load(options, split, run.model.tokenizer, run.rewards.needs_answer)
+
+
+def open_train_split(run: Run, steering_given: Steering | None = None) -> data.Dataset:
+    """The Dataset of the train split; BadInput where a changed path of the data leads to others than the run's."""
+    dataset = open_split(run, 'train')
+    changes = steering.changes(run.workdir, run.settings.recorded)
+    changed = [change for change in changes if change.kind == steering.PATH and change.key != 'model.path']
+    if changed and not are_same_data(run.settings.data.origins, dataset, run.workdir):
+        steering.refuse(changed, run.workdir, steering_given)
+    return dataset
+
+
+def open_splits(run: Run, steering_given: Steering | None = None) -> data.Splits:
+    """The train and test splits; BadInput also where most of the test split's prompts are in the train split."""
+    splits = data.Splits(open_train_split(run, steering_given), open_split(run, 'test'))
+    data.check_shared(splits.train, splits.test)
+    return splits
+
+
+def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
+    """The Learner of a Run; aux: ShapeDtypeStructs of what others keep in TrainState.aux, zeros at the start."""
+    settings, algorithm = run.settings, run.algorithm
+    shapes, updates = settings.step_shapes(algorithm), settings.steps * settings.learning.updates
+    optimizers = Optimizers(
+        build_optimizer(settings.optimizer, updates),
+        build_optimizer(settings.critic_optimizer, updates),
+        learning_rates(settings.optimizer, updates),
+    )
+    return make_learner(
+        run.model.config, algorithm, optimizers, run.mesh, shapes, settings.learning,
+        aux | abstract_probe(settings.cadence, shapes),
+        Observed(outcomes=True, reference=settings.cadence.kl_observe > 0),
+    )  # fmt: skip
+
+
+def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0) -> Engine:
+    """The sampler of a Run for these shapes; the last `greedy` completions of each prompt are greedy."""
+    sampling, vocab_size = run.settings.sampling, run.model.config.vocab_size
+    automata = stops.abstract_automata(sampling, vocab_size)  # their shapes do not depend on the tokenizer
+    if run.model.tokenizer is not None:
+        automata = stops.make_automata(sampling, run.model.tokenizer, vocab_size)
+    return make_sampler(run.model.config, run.mesh, shapes, sampling._replace(greedy=greedy), automata)
+
+
+def make_weights(run: Run) -> Any:
+    """Float32 parameters of a Run's model on the mesh: drawn, or read from its folder."""
+    source, config = run.settings.model, run.model.config
+    shardings = specs.params(transformer.param_table(config), run.mesh)
+    if source.random_init:
+        key = jax.random.key(run.settings.seed)
+        with during('drawing the weights'):
+            return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(key, config)
+    # beside adapters weights are read again, which a workdir's own folder does not have
+    return hf.load_params(hf.find(source.path) if source.lora.rank else run.model.folder, config, shardings)
+
+
+def make_policy(run: Run, weights: Any = None) -> Any:
+    """The policy's first parameters on the mesh: the model's, and adapters where the config has some.
+
+    weights: parameters to take in the place of the model's.
+    """
+    source, config = run.settings.model, run.model.config
+    weights = make_weights(run) if weights is None else weights
+    if not source.lora.rank:
+        return weights
+    trained = lora.abstract_trained(config, source.lora, source.dtype, run.mesh)
+    shardings = jax.tree.map(lambda x: x.sharding, trained)
+    if source.lora.path:
+        adapters = peft.load_adapters(source.lora.path, config, source.lora, shardings)
+    else:
+        draw = jax.jit(lora.init, static_argnums=(1, 2), out_shardings=shardings)
+        adapters = draw(jax.random.key(run.settings.seed), config, source.lora)
+    return lora.join(adapters, lora.freeze(weights, source.lora, source.dtype))
+
+
+def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> Any:
+    """The policy of a checkpoint's folder, of which `trained` was read, in a Run's workdir or another one.
+
+    Beside adapters, the weights that they leave frozen are read from where they came from: config.model.path, the cold
+    start's checkpoint, or drawn again. BadInput when these are not those with which it was saved. All processes must
+    call it.
+    """
+    source, config = run.settings.model, run.model.config
+    if not source.lora.rank:
+        return trained
+    cold_start = os.path.join(workdir or run.workdir, checkpoint.COLD_START)
+    if source.random_init and checkpoint.steps(cold_start):
+        table = transformer.param_table(config)
+        weights = checkpoint.read_params(cold_start, compiled.abstract_params(table, run.mesh))[0]
+    else:
+        weights = make_weights(run)
+    frozen = lora.freeze(weights, source.lora, source.dtype)
+    if digest.combined(frozen) != checkpoint.recorded_frozen(path):
+        raise BadInput(
+            'model.random_init' if source.random_init else 'model.path',
+            source.random_init or source.path,
+            f'has other weights, or in another model.dtype, than those that the adapters of {path} were trained on; '
+            'bring them back, or use another --workdir',
+        )
+    return lora.join(trained, frozen)
+
+
+def open_state(
+    run: Run, checkpoints: Any, abstract: TrainState, read: checkpoint.Read = checkpoint.read_tree
+) -> TrainState | None:
+    """The TrainState of the newest sound checkpoint in a Run's workdir: how a run resumes. None at its start.
+
+    abstract: how it lies on the mesh; read(folder, abstract) reads one checkpoint.
+    """
+    state = checkpoint.restore(checkpoints, without_frozen(abstract), read)
+    if state is None:
+        return None
+    path = checkpoint.path_of(run.workdir, int(state.step))
+    return state.replace(params=make_whole_policy(run, state.params, path))
+
+
+# what a workdir records
+
+
+def barrier(
+    step: int | None,
+    recorded: Mapping[str, Any],
+    origins: Sequence[data.Origin],
+    programs: Mapping[str, Any],
+    examples: Iterable[Any],
+) -> None:
+    """Waits until every process is ready for the first step; RuntimeError when they are not about to do the same.
+
+    step: of the newest checkpoint, or None; recorded: the config; origins: of the data; programs by name; examples:
+    those that it learns from.
+    """
+    values = {
+        'step': step,
+        'commits of the data': [origin.commit for origin in origins],
+        'data': compiled.hashed(repr([(e.id, e.prompt, e.answer, e.messages) for e in examples])),
+    }
+    if processes.several():  # a hash takes tracing, which one process leaves for later
+        values |= {f'program {name}': program.hash for name, program in programs.items()}
+    with during('waiting for the other processes'):
+        processes.agree('the start', values | dict(_flat(recorded, 'config.')))
+
+
+def _flat(tree, prefix):
+    """(dotted name, value) of the leaves of nested dicts."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f'{prefix}{name}.')
+        else:
+            yield prefix + name, value
+
+
+def record_run(
+    workdir: str,
+    recorded: Mapping[str, Any],
+    model_folder: str,
+    origins: Sequence[data.Origin],
+    train: data.Dataset,
+    step: int | None,
+) -> None:
+    """Makes a workdir a run's: environment.json, the model's files but weights, data.json, events, config.json.
+
+    Called when everything else has been checked, so that a refused config leaves no trace. CannotWrite when the disk
+    refuses a file. recorded: the config, which comes last: until then the workdir is as it was. step: that the run goes
+    on from, with which amendments are recorded.
+    """
+    lock.check(workdir, settled=True)
+    with files.writing(workdir):
+        os.makedirs(workdir, exist_ok=True)
+        if processes.is_first():
+            record_environment(workdir)
+            hf.copy_files(model_folder, os.path.join(workdir, 'model'))
+    record_origins(workdir, with_digests(origins, train, workdir))
+    steering.record(workdir, step or 0, steering.changes(workdir, recorded))
+    json_file.write(os.path.join(workdir, 'config.json'), recorded)
+
+
+def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
+    """Writes workdir/data.json, so that what goes on in there reads the same data: the same commits of the hub.
+
+    Nothing is written of data that are made and not read.
+    """
+    if any(any(origin) for origin in origins):
+        os.makedirs(workdir, exist_ok=True)
+        rows = [origin._asdict() for origin in origins]
+        rows = [{name: value for name, value in row.items() if value or name != 'digest'} for row in rows]
+        json_file.write(os.path.join(workdir, 'data.json'), rows)
+
+
+def recorded_origins(workdir: str) -> list[data.Origin]:
+    """The origins that record_origins wrote; [] for a workdir without."""
+    path = os.path.join(workdir, 'data.json')
+    origins = json_file.read(path) if os.path.isfile(path) else []
+    try:
+        return [data.Origin(**origin) for origin in origins]
+    except TypeError:
+        raise BadInput('origins of the data', path, 'is no list of them; bring it back from a copy') from None
+
+
+def with_digests(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> list[data.Origin]:
+    """The origins; those that are folders with the digest of the examples that the workdir's run began with."""
+    if not any(origin.folder for origin in origins):
+        return list(origins)
+    began = {origin.digest for origin in recorded_origins(workdir)} - {''}
+    known = min(began) if began else digest_of(train)
+    return [origin._replace(digest=known) if origin.folder else origin for origin in origins]
+
+
+def digest_of(dataset: data.Dataset) -> str:
+    """A digest of the examples, their order, and the weights of their sources."""
+    examples = [(e.id, e.prompt, e.answer, e.messages, e.meta) for e in dataset.examples]
+    return compiled.hashed(repr((examples, [weight for weight, _ in dataset.sources])))
+
+
+def are_same_data(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> bool:
+    """Whether data are those of a workdir's data.json: by commits of the hub, else by the examples."""
+    began = recorded_origins(workdir)
+    if len(origins) == len(began) and all(
+        now.commit and now.commit == then.commit for now, then in zip(origins, began, strict=True)
+    ):
+        return True
+    digests = {origin.digest for origin in began} - {''}
+    return len(digests) == 1 and digests == {digest_of(train)}
+
+
+def record_environment(workdir: str) -> None:
+    """Adds this process to the list in workdir/environment.json, which has an entry for each time that the run began.
+
+    A warning names what differs from the first entry in code or jax.
+    """
+    path = os.path.join(workdir, ENVIRONMENT)
+    entries = _read_environments(path) if os.path.exists(path) else []
+    entry = describe_environment()
+    json_file.write(path, [*entries, entry])
+    if entries:
+        for name, then, now in _environment_differences(entries[0], entry):
+            logger.warning('%s was begun with %s %s, and goes on with %s', workdir, name, then, now)
+
+
+def _read_environments(path):
+    with contextlib.suppress(BadInput, TypeError):
+        entries = json_file.read(path)
+        if all(isinstance(entry, dict) for entry in entries):
+            return entries
+    raise BadInput('environment of the run', path, 'is no list of environments; move the file away')
+
+
+def _environment_differences(first, now):
+    """(name, value then, value now) of the code and of jax, where they differ."""
+    for name, read in [
+        ('grpo_jax', lambda entry: code_name(entry.get('code', {}))),
+        ('jax', lambda entry: entry.get('packages', {}).get('jax')),
+    ]:
+        if read(first) != read(now):
+            yield name, read(first), read(now)
+
+
+def code_name(code: dict[str, Any]) -> str:
+    """Version, commit and edits of an entry's code, in words."""
+    commit, edits = code.get('commit'), ' with edits' * bool(code.get('edited'))
+    return f'{code.get("version")}' + (f' at commit {commit[:12]}{edits}' if commit else '')
+
+
+def describe_environment() -> dict[str, Any]:
+    """The environment of this process, as JSON takes it."""
+    devices = jax.devices()
+    return {
+        'begun': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+        'command': shlex.join(sys.orig_argv),
+        'code': {'version': __version__} | _commit(os.path.dirname(PACKAGE)),
+        'python': platform.python_version(),
+        'packages': {name: version for name in PACKAGES if (version := _installed_version(name))},
+        'devices': {
+            'platform': devices[0].platform,
+            'kind': devices[0].device_kind,
+            'count': len(devices),
+            'processes': jax.process_count(),
+        },
+    }
+
+
+def _installed_version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(root: str) -> dict[str, Any]:
+    """The commit of the clone at root, and whether package or configs were edited since; {} where there is no clone."""
+    if not os.path.exists(os.path.join(root, '.git')):  # an installed package may lie in a clone of something else
+        return {}
+    git = ['git', '-c', f'safe.directory={root}', '-C', root]
+    try:
+        commit = _output([*git, 'rev-parse', 'HEAD'])
+        edits = _output([*git, 'status', '--porcelain', '--', 'grpo_jax', 'configs'])
+    except (OSError, subprocess.SubprocessError):  # no git, or no commit
+        return {}
+    return {'commit': commit, 'edited': bool(edits)}
+
+
+def _output(command):
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()
