@@ -17,9 +17,11 @@ import jax
 import numpy as np
 
 from benchmarks import environment
-from grpo_jax import data, train
+from grpo_jax import data
+from grpo_jax.collect.draw import abstract_aux
+from grpo_jax.collect.policies import decode_again
 from grpo_jax.configs import arithmetic, default
-from grpo_jax.run import collect, decoded
+from grpo_jax.run.open import make_policy, make_run_learner, make_run_sampler, open_run, open_split
 from grpo_jax.sharding import batches
 
 REPEATS = 3
@@ -46,19 +48,18 @@ def measure(name, config, dtype):
     """Prints a line for a model in a dtype."""
     config.model.dtype, config.learner.old_logprobs = dtype, 'decode'
     config.learner.minibatches = 2  # so that the learner has a forward pass to time
-    with tempfile.TemporaryDirectory() as workdir:
-        experiment, _, algorithm, shapes = train.open_run(config, workdir)
-    learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
-    state, sample = learner.initial(experiment.params()), experiment.sampler(shapes)
-    dataset = experiment.load('train')
-    _, prompts = data.prompts(dataset, range(shapes.prompts), shapes.queries, experiment.pad_token)
-    prompts = batches.put_rows(prompts, experiment.mesh)
-    rollout = sample(state.params, prompts, experiment.key, 0)
+    run, learner, dataset = open_learner(config)
+    settings, shapes = run.settings, run.settings.step_shapes(run.algorithm)
+    state, sample = learner.initial(make_policy(run)), make_run_sampler(run, shapes)
+    _, prompts = data.prompts(dataset, range(shapes.prompts), shapes.queries, settings.sampling.pad_token)
+    prompts, key = batches.put_rows(prompts, run.mesh), jax.random.key(settings.seed)
+    rollout = sample(state.params, prompts, key, 0)
+    decode = decode_again(sample, key, shapes.group_size, run.mesh, run.algorithm.needs_reference)
     seconds, results = environment.interleaved(
         {
-            'sample': lambda: jax.device_get(sample(state.params, prompts, experiment.key, 0)),
+            'sample': lambda: jax.device_get(sample(state.params, prompts, key, 0)),
             'forward': lambda: jax.device_get(learner.logprobs(state, rollout, learner.pack(rollout))),
-            'decode': lambda: jax.device_get(decoded.policy_logprobs(experiment, algorithm, sample, state, rollout)),
+            'decode': lambda: jax.device_get(decode(state, rollout, None)),
         },
         REPEATS,
     )
@@ -69,6 +70,15 @@ def measure(name, config, dtype):
         print(f'{name}, {dtype}, {by}: {mask.sum()} tokens, {gaps((logprobs - sampled)[mask])}; {cost}', flush=True)
     changed = with_int8_base(config, rollout)
     print(f'{name}, {dtype}, base in int8 beside the base: {gaps((changed - own)[mask])}', flush=True)
+
+
+def open_learner(config):
+    """(Run, its Learner, the Dataset that it learns from) of a config."""
+    with tempfile.TemporaryDirectory() as workdir:
+        run = open_run(config, workdir)
+    dataset, shapes = open_split(run, 'train'), run.settings.step_shapes(run.algorithm)
+    aux = abstract_aux(run.settings.collection, shapes, len(dataset.examples))
+    return run, make_run_learner(run, aux), dataset
 
 
 def gaps(gap):
@@ -82,10 +92,8 @@ def with_int8_base(config, rollout):
     """The learner's logprobs of a rollout where the frozen matrices are in int8, and adapters change nothing yet."""
     config.model.lora.rank, config.model.lora.base_dtype = 1, 'int8'
     config.learner.old_logprobs = 'forward'
-    with tempfile.TemporaryDirectory() as workdir:
-        experiment, _, algorithm, shapes = train.open_run(config, workdir)
-    learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
-    state, packed = learner.initial(experiment.params()), learner.pack(rollout)
+    run, learner, _ = open_learner(config)
+    state, packed = learner.initial(make_policy(run)), learner.pack(rollout)
     return jax.device_get(learner.logprobs(state, rollout, packed))['old_logprobs']
 
 

@@ -24,6 +24,7 @@ from benchmarks.learner import build_learner, count_products, experience_of
 from grpo_jax import sampler
 from grpo_jax.models import families, transformer
 from grpo_jax.sampler import programs
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, compiled, mesh
 from grpo_jax.tools.preflight import plan
 from grpo_jax.types import Prompts
@@ -48,7 +49,7 @@ def updates(model_config, params, case, experience, repeats):
     learners = {}
     for name, way in WAYS.items():
         with mock.patch.dict(compiled.ON_GPU, clear='not repeatable' in name):
-            learners[name] = build_learner(model_config, case, compile_now=False, **options | way)
+            learners[name] = build_learner(model_config, case, **options | way)
     began = time.perf_counter()
     compiled.compile_all([learner.update for learner in learners.values()], 'the updates')
     print(f'  compiled {len(learners)} updates side by side in {time.perf_counter() - began:.0f} s', flush=True)
@@ -98,18 +99,18 @@ def rollouts(model_config, params, case, experience, repeats):
     for name, by_layer in {'a loop over layers': False, 'no loop over layers': True}.items():
         began = time.perf_counter()
         with mock.patch.dict(programs.BY_LAYER, gpu=by_layer):
-            engines[name] = programs.make_sampler(model_config, mesh.Devices(mesh.make({})), shapes, sampling, {})
+            engines[name] = make_sampler(model_config, mesh.make({}), shapes, sampling, {}).compile()
         print(f'  compiled the programs of {name} in {time.perf_counter() - began:.0f} s', flush=True)
 
     def run(engine):
-        return jax.block_until_ready(engine(params, prompts, jax.random.key(7), 0, limit=lengths))
+        return jax.block_until_ready(engine.sample(params, prompts, jax.random.key(7), 0, limit=lengths))
 
     runs = {name: lambda engine=engine: run(engine) for name, engine in engines.items()}
     for warm_up in runs.values():
         warm_up()
-    medians, _ = environment.interleaved(runs, repeats, time.perf_counter)
+    medians, results = environment.interleaved(runs, repeats, time.perf_counter)
     for name, seconds in medians.items():
-        stats = engines[name].stats
+        _, stats = results[name]
         print(
             f'  rollout, {name}: {seconds:.2f} s, {lengths.sum() / seconds:.0f} tokens/s, {stats.steps} steps of '
             f'{1e3 * seconds / stats.steps:.2f} ms, slots used {stats.utilisation:.2f}',

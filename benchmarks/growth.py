@@ -61,11 +61,11 @@ def main():
     print(environment.describe())
     every, all_readings = max(steps // READINGS, 1), []
 
-    def watch(step, row):
+    def read_all(step, row):
         all_readings.append((step, *read()))
 
     with tempfile.TemporaryDirectory() as folder:
-        train.run(get_config(steps), f'{folder}/run', watch=watch)
+        train.run(get_config(steps), f'{folder}/run', on_step=read_all)
     windows = [all_readings[start : start + every] for start in range(0, len(all_readings), every)]
     readings = [min(window, key=lambda reading: reading[1]) for window in windows]
     print('  step      MiB threads files children shm')

@@ -54,19 +54,19 @@ def ours(case):
     from grpo_jax.learner import Learning, Optimizers
     from grpo_jax.learner.experience import make_experience
     from grpo_jax.learner.programs import make_learner
-    from grpo_jax.sampler.programs import make_sampler
-    from grpo_jax.sharding import batches, mesh
-    from grpo_jax.sharding.mesh import Devices
+    from grpo_jax.sampler.engine import make_sampler
+    from grpo_jax.sharding import batches, compiled, mesh
     from grpo_jax.types import Prompts
 
     model_config, params = our_model(case)
     prompts, group, queries, most = case['prompts'], case['group'], case['queries'], case['most']
     shapes, one = batches.Shapes(prompts, group, queries, most), mesh.make({})
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
-    devices, learning = Devices(one), Learning(chunk=2048, pack_columns=case['columns'], pack_rows=case['rows'])
+    learning = Learning(chunk=2048, pack_columns=case['columns'], pack_rows=case['rows'])
     sampling = sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0)
-    engine = make_sampler(model_config, Devices(one, compile_now=False), shapes, sampling, {})
-    learner = make_learner(model_config, method, Optimizers(optax.adamw(1e-5)), devices, shapes, learning)
+    engine = make_sampler(model_config, one, shapes, sampling, {})
+    learner = make_learner(model_config, method, Optimizers(optax.adamw(1e-5)), one, shapes, learning)
+    compiled.compile_all([learner.logprobs, learner.update], 'the learner')
     state = learner.initial(params)
     rng, lengths, reward = np.random.default_rng(1), np.asarray(case['lengths'], np.int32), Gate()
     while True:

@@ -28,7 +28,6 @@ from grpo_jax.learner import Learning, Optimizers
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
 from grpo_jax.sharding import batches, mesh
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.tools.preflight import flops
 from grpo_jax.types import Experience, Rollout
 
@@ -65,14 +64,14 @@ def experience_of(case):
     )
 
 
-def build_learner(model_config, case, compile_now=True, **options):
+def build_learner(model_config, case, **options):
     """Learner of dr_grpo by gradient descent; its new parameters show the gradient."""
     shapes = batches.Shapes(case['prompts'], case['group'], case['queries'], case['most'])
     return make_learner(
         model_config,
         algorithms.make(default.get_config('dr_grpo').algorithm),
         Optimizers(optax.sgd(1.0)),
-        Devices(mesh.make({}), compile_now),
+        mesh.make({}),
         shapes,
         Learning(**dict(chunk=1024) | options),
     )
@@ -129,7 +128,7 @@ def memory():
     model_config = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
     case = dict(prompts=16, group=8, queries=16, most=128)
     needed = {
-        chunk: build_learner(model_config, case, chunk=chunk, pack_columns=0).update.memory.temp_size_in_bytes
+        chunk: build_learner(model_config, case, chunk=chunk, pack_columns=0).update.compile().memory.temp_size_in_bytes
         for chunk in (512, 16384)
     }
     print(

@@ -21,8 +21,7 @@ from benchmarks import environment
 from grpo_jax import algorithms, train
 from grpo_jax.configs import arithmetic
 from grpo_jax.learner import descent
-from grpo_jax.run import diagnosis, measure, observers
-from grpo_jax.run.experiment import Experiment
+from grpo_jax.run import loop, measure, observers
 
 
 class Costs:
@@ -49,9 +48,9 @@ class Costs:
         """The probe, timed, which keeps the inputs of the update."""
         timed = self.timed('probe', observe, time.process_time)
 
-        def call(observer, state, experience, packed, *rest):
+        def call(probe, state, experience, packed, *rest):
             jax.block_until_ready((state, experience))
-            state, row = timed(observer, state, experience, packed, *rest)
+            state, row = timed(probe, state, experience, packed, *rest)
             if self.step is None:
                 self.step = jax.tree.map(jnp.copy, state), experience, packed
             return state, row
@@ -67,12 +66,13 @@ class Costs:
                 mock.patch.object(descent, '_norms_by_part', lambda *_: {}),
             ):
                 self.learners['without'] = make(*arguments)
+                self.learners['without'].update.compile()
             self.learners['with'] = make(*arguments)
             return self.learners['with']
 
         return call
 
-    def watch(self, step, row):
+    def end_step(self, step, row):
         """The callback of a run: a step has ended."""
         now = time.process_time()
         if step:
@@ -104,11 +104,11 @@ def main():
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(measure, 'assess', costs.timed('meters of the host', measure.assess)),
-        mock.patch.object(observers.Observer, '__call__', costs.observing(observers.Observer.__call__)),
-        mock.patch.object(diagnosis.Judge, 'step', costs.timed('monitors', diagnosis.Judge.step)),
-        mock.patch.object(Experiment, 'learner', costs.learner(Experiment.learner)),
+        mock.patch.object(observers.Probe, 'observe', costs.observing(observers.Probe.observe)),
+        mock.patch.object(loop.Monitors, 'step', costs.timed('monitors', loop.Monitors.step)),
+        mock.patch.object(train, 'make_run_learner', costs.learner(train.make_run_learner)),
     ):
-        train.run(config, f'{folder}/run', watch=costs.watch)
+        train.run(config, f'{folder}/run', on_step=costs.end_step)
     medians = costs.updates(options.repeats)
     means = {name: statistics.fmean(seconds[1:]) for name, seconds in costs.seconds.items()}  # the first makes tables
     step = statistics.median(costs.seconds['step'])

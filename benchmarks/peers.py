@@ -44,7 +44,7 @@ def ours(case):
     from benchmarks.rollout import MODEL
     from grpo_jax import sampler
     from grpo_jax.models import transformer
-    from grpo_jax.sampler import programs
+    from grpo_jax.sampler.engine import make_sampler
     from grpo_jax.sharding import batches, mesh
     from grpo_jax.types import Prompts
 
@@ -52,9 +52,9 @@ def ours(case):
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), MODEL)
     tokens = jnp.asarray(np.random.default_rng(1).integers(3, MODEL.vocab_size, (prompts, queries)), jnp.int32)
     batch = Prompts(tokens, jnp.ones_like(tokens, bool), jnp.arange(prompts, dtype=jnp.int32))
-    engine = programs.make_sampler(
+    engine = make_sampler(
         MODEL,
-        mesh.Devices(mesh.make({}), compile_now=False),
+        mesh.make({}),
         batches.Shapes(prompts, case['group'], queries, most),
         sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0),
         {},

@@ -19,12 +19,12 @@ import time
 import numpy as np
 
 from benchmarks import environment
-from grpo_jax import rewards, train
+from grpo_jax import rewards
+from grpo_jax.collect.select import make_collector
 from grpo_jax.configs import arithmetic, default
 from grpo_jax.data import gsm8k, math
 from grpo_jax.rewards import gold
-from grpo_jax.run import collect
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import make_policy, make_run_learner, open_run, open_splits
 
 REPEATS = 3
 
@@ -85,8 +85,8 @@ def overlap():
         )
 
     with tempfile.TemporaryDirectory() as folder:
-        experiment = open_experiment(config, folder)
-        part = experiment.reward_functions.parts['math']
+        run = open_run(config, folder)
+        part = run.rewards.parts['math']
 
         def timed(text, example):
             start = time.monotonic()
@@ -94,24 +94,21 @@ def overlap():
             span('reward', start)
             return value
 
-        timed_rewards = experiment.reward_functions._replace(parts={'math': part._replace(function=timed)})
-        experiment = dataclasses.replace(experiment, reward_functions=timed_rewards)
-        algorithm = train.choose_algorithm(config)
-        shapes = collect.step_shapes(experiment, algorithm)
-        collector = collect.Collector(experiment, shapes)
-        learner = experiment.learner(algorithm, shapes, collector.aux())
-        state = learner.initial(experiment.params())
-        collector(state, lambda *_: None)[0].finish_rewards()  # compiles
+        timed_rewards = run.rewards._replace(parts={'math': part._replace(function=timed)})
+        run = dataclasses.replace(run, rewards=timed_rewards)
+        collector = make_collector(run, open_splits(run))
+        state = make_run_learner(run, collector.aux).initial(make_policy(run))
+        collector.collect(state, lambda *_: None)[0].finish_rewards()  # compiles
         spans.clear()
         start = time.monotonic()
-        draw, _ = collector(state, lambda *_: None)
+        draw, _ = collector.collect(state, lambda *_: None)
         span('sample', start)
         sampled = spans[-1]
         start = time.monotonic()
         draw.finish_rewards()
         waited = time.monotonic() - start
     judged = [event for event in spans if event['name'] == 'reward']
-    threads = experiment.reward_functions.options.workers
+    threads = run.rewards.options.workers
     within = sum(event['ts'] + event['dur'] <= sampled['ts'] + sampled['dur'] for event in judged)
     print(
         f'a rollout of {len(judged)} completions: {within} judged while others decoded; '

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import environment, static_sampler
 from grpo_jax import sampler
 from grpo_jax.models import transformer
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, mesh
 from grpo_jax.types import Prompts
 
@@ -61,7 +61,7 @@ def compare(name, *, prompts, group, queries, lengths, repeats, full_rows=None, 
         budget = 2 * 4 * c.layers * c.kv_heads * c.head_dim * full_rows * (queries + most)
     engine = make_sampler(
         c,
-        mesh.Devices(mesh.make({}), compile_now=False),
+        mesh.make({}),
         batches.Shapes(prompts, group, queries, most),
         sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0, cache_bytes=budget),
         {},
@@ -79,16 +79,16 @@ def compare(name, *, prompts, group, queries, lengths, repeats, full_rows=None, 
         return [np.concatenate(arrays) for arrays in zip(*jax.device_get(parts), strict=True)]
 
     def run_engine():
-        rollout = jax.block_until_ready(engine(params, batch, key, step, limit=lengths))
-        return np.asarray(rollout.tokens[:, queries:]), np.asarray(rollout.logprobs)
+        rollout, stats = jax.block_until_ready(engine.sample(params, batch, key, step, limit=lengths))
+        return np.asarray(rollout.tokens[:, queries:]), np.asarray(rollout.logprobs), stats
 
     run_static(np.ones_like(lengths))  # compiles; the whole run is minutes long
     run_engine()
     seconds, results = environment.interleaved({'static': run_static, 'engine': run_engine}, repeats)
-    (expected, logprobs), (got, got_logprobs) = results['static'], results['engine']
+    (expected, logprobs), (got, got_logprobs, stats) = results['static'], results['engine']
     mask = np.arange(most) < lengths[:, None]
     same = np.mean([np.array_equal(a[m], b[m]) for a, b, m in zip(expected, got, mask, strict=True)])
-    total, stats = int(lengths.sum()), engine.stats
+    total = int(lengths.sum())
     print(
         f'\n{name}: {rows} rows of {prompts} prompts x {queries}, lengths mean {lengths.mean():.0f} max {most}'
         + (f', cache for {full_rows} full rows' if full_rows else '')

@@ -23,7 +23,7 @@ from benchmarks.rollout import MODEL
 from grpo_jax import sampler
 from grpo_jax.data import gsm8k
 from grpo_jax.models import families, hf, transformer
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, mesh, specs
 from grpo_jax.types import Prompts
 
@@ -53,7 +53,7 @@ def stories():
     mask = np.array([[False] * (queries - len(ids)) + [True] * len(ids) for ids in prompts])
     engine = make_sampler(
         c,
-        mesh.Devices(one, compile_now=False),
+        one,
         batches.Shapes(len(prompts), GROUP, queries, TOKENS),
         sampler.Sampling(temperature=1.0, max_tokens=TOKENS, stop_tokens=(1, 2), pad_token=0),
         {},

@@ -24,9 +24,9 @@ import numpy as np
 from grpo_jax import sampler
 from grpo_jax.models import families
 from grpo_jax.sampler import schedule
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.sharding.mesh import ROW_AXES, Devices
+from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.tools.preflight import collectives, topology
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight.traffic import Traffic
@@ -51,7 +51,7 @@ def build_engine(c, mesh, budget):
     shards = math.prod(mesh.shape[axis] for axis in ROW_AXES)
     sampling = sampler.Sampling(1.0, TOKENS, (151645,), 151643, dtype='bfloat16', cache_bytes=budget)
     shapes = batches.Shapes(PROMPTS * shards, GROUP, QUERIES, TOKENS)
-    return make_sampler(c, Devices(mesh, compile_now=False), shapes, sampling, {})
+    return make_sampler(c, mesh, shapes, sampling, {})
 
 
 def jobs_of(engine):

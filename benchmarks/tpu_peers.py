@@ -219,7 +219,7 @@ def make_row(head, recommended, fields, text, plan, tokens, trip_counts=(), time
         read |= {name: twice[name] - read[name] for name in ('traffic', 'multiplied')}
         logits = False
     else:
-        read, c = compiler.read_movement(text, plan.mesh.size, 1, trip_counts), plan.experiment.model_config
+        read, c = compiler.read_movement(text, plan.mesh.size, 1, trip_counts), plan.run.model.config
         read['within'] = {op: size * times for op, size in read['within'].items()}
         read |= {name: read[name] * times for name in ('traffic', 'multiplied')}
         logits = has_logits(text, c.vocab_size, c.width, tokens, plan.mesh.size)

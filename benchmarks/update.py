@@ -40,7 +40,6 @@ def ours(case):
     from grpo_jax.learner.programs import make_learner
     from grpo_jax.models import transformer
     from grpo_jax.sharding import batches, mesh
-    from grpo_jax.sharding.mesh import Devices
     from grpo_jax.types import Experience, Rollout
 
     model_config = dataclasses.replace(MODEL, vocab_size=case['vocabulary'], tie_embeddings=True)
@@ -51,10 +50,11 @@ def ours(case):
         model_config,
         algorithms.make(default.get_config('grpo').algorithm),
         Optimizers(optax.adamw(1e-5)),
-        Devices(mesh.make({})),
+        mesh.make({}),
         batches.Shapes(case['prompts'], case['group'], case['queries'], most),
         Learning(chunk=2048, pack_columns=columns),
     )
+    learner.update.compile()
     zeros = jnp.zeros((rows, most))
     rollout = Rollout(
         tokens=jnp.concatenate([prompts, completions], 1),

@@ -20,7 +20,6 @@ from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import families
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.tools.preflight import compiler, topology
 from grpo_jax.tools.preflight import plan as plans
 
@@ -58,7 +57,7 @@ def main():
             model_config,
             algorithms.make(default.get_config(preset).algorithm),
             Optimizers(optimizer, optimizer),
-            Devices(mesh, compile_now=False),
+            mesh,
             SHAPES,
             learning,
         )

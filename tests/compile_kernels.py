@@ -15,9 +15,8 @@ from grpo_jax import sampler
 from grpo_jax.learner import partition
 from grpo_jax.models import attention, families
 from grpo_jax.sampler import schedule
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.tools.preflight import hlo, plan, topology
 
 
@@ -36,7 +35,7 @@ for name, tensor, prompts, group in CASES:
     mesh = topology.mesh(sys.argv[1], {'data': data, 'tensor': tensor})
     sampling = sampler.Sampling(1.0, 256, (1,), 0, dtype='bfloat16', kernels='on')
     shapes = batches.Shapes(prompts * data, group, 50, 256)
-    engine = make_sampler(model_config, Devices(mesh, compile_now=False), shapes, sampling, {})
+    engine = make_sampler(model_config, mesh, shapes, sampling, {})
     for program in schedule.largest(engine.schedule):
         if program.kind in ('open', 'decode'):
             text = engine.programs.trace(program).lower().compile().as_text()

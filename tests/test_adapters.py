@@ -12,7 +12,7 @@ from grpo_jax import evaluate, reward_model, train
 from grpo_jax.errors import BadInput
 from grpo_jax.models import families, hf, lora, peft, transformer
 from grpo_jax.run import checkpoint
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import make_policy, open_config, open_run
 from grpo_jax.run.steering import Steering
 from grpo_jax.tools import export
 from tests import small_model, tiny_run
@@ -61,7 +61,7 @@ def finished(models, tmp_path_factory):
 
 
 def policy_of(workdir):
-    return jax.device_get(evaluate.load_policy(evaluate.reopen(str(workdir))))
+    return jax.device_get(evaluate.open_policy(evaluate.open_recorded(str(workdir)))[0])
 
 
 def assert_equal(one, other):
@@ -159,10 +159,10 @@ def test_exported_adapters_begin_another_run(finished, models, tmp_path, monkeyp
     with open(tmp_path / 'out' / peft.CONFIG, encoding='utf8') as file:
         assert json.load(file)['base_model_name_or_path'] == models[0]
     with_path = config(model__lora__path=str(tmp_path / 'out'))
-    assert_equal(open_experiment(with_path, str(tmp_path / 'new')).params(), policy_of(finished))
-    content, _ = evaluate.report_policy(evaluate.open_policy(with_path, None, str(tmp_path / 'new')), 1, 'test')
+    assert_equal(make_policy(open_config(with_path, str(tmp_path / 'new'))), policy_of(finished))
+    content, _ = evaluate.open_report(evaluate.open_subject(with_path, None, str(tmp_path / 'new')), 1, 'test')
     assert content['model'] == {'path': models[0], 'adapters': str(tmp_path / 'out')}
-    of_run, _ = evaluate.report_policy(evaluate.open_policy(None, str(finished), None), 1, 'test')
+    of_run, _ = evaluate.open_report(evaluate.open_subject(None, str(finished), None), 1, 'test')
     assert content['figures'] == of_run['figures']
     monkeypatch.setattr(export.hub, 'check_upload', lambda *_: None)
     with pytest.raises(BadInput, match=r'--push.*push without --adapter'):
@@ -244,7 +244,7 @@ def test_a_run_whose_sampler_does_not_merge_ends(long, tmp_path, monkeypatch):
 )
 def test_what_cannot_be_beside_adapters_is_refused(tmp_path, changes, message):
     with pytest.raises(BadInput, match=message):
-        train.open_run(config(**changes), str(tmp_path / 'run'))
+        open_run(config(**changes), str(tmp_path / 'run'))
     assert not (tmp_path / 'run').exists()
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from grpo_jax import algorithms, train
 from grpo_jax.algorithms import Grouping, weights
+from grpo_jax.collect import allocate, xrpo
 from grpo_jax.data.prompt_format import PromptFormat
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import allocation, seeding
+from grpo_jax.run.open import open_run
 from grpo_jax.sampler import row_keys
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import Example, Rollout, TrainState
@@ -67,7 +68,7 @@ def test_a_grouping_puts_rows_side_by_side_and_back():
 
 def test_the_chance_of_contrast_is_that_of_a_pass_rate_of_which_hits_and_misses_are_known():
     # Beta(1, 1): E[p^n] = 1 / (n + 1); Beta(1, 3): E[(1 - p)^2] = 3/5, E[p^2] = 2 / (4 * 5)
-    new, missed_twice = allocation.contrast_chance(np.array([0, 0]), np.array([0, 2]), np.array([4, 2]))
+    new, missed_twice = allocate.contrast_chance(np.array([0, 0]), np.array([0, 2]), np.array([4, 2]))
     assert new == pytest.approx(1 - 2 / 5)
     assert missed_twice == pytest.approx(1 - 3 / 5 - 1 / 10)
 
@@ -75,11 +76,11 @@ def test_the_chance_of_contrast_is_that_of_a_pass_rate_of_which_hits_and_misses_
 def test_a_budget_goes_to_prompts_whose_groups_may_differ():
     # seldom right, half right, never right in 40, always right in 40
     hits, tries = np.array([1, 4, 0, 40]), np.array([8, 8, 40, 40])
-    sizes = allocation.spread_by_pass_rate(hits, tries, 32, 2)
+    sizes = allocate.spread_by_pass_rate(hits, tries, 32, 2)
     assert sizes.tolist() == [12, 8, 6, 6]
 
     def value(sizes):
-        return allocation.contrast_chance(hits, tries, np.array(sizes)).sum()
+        return allocate.contrast_chance(hits, tries, np.array(sizes)).sum()
 
     others = (
         (2 * a, 2 * b, 2 * c, 32 - 2 * (a + b + c)) for a in range(1, 13) for b in range(1, 13) for c in range(1, 13)
@@ -90,16 +91,16 @@ def test_a_budget_goes_to_prompts_whose_groups_may_differ():
 def test_priorities_are_those_of_the_paper():
     # t(0.975) of 1, 2 and 3 degrees of freedom: 12.7062, 4.3027, 3.1824
     stds, sizes = np.array([math.sqrt(0.5), 0.0]), np.array([2, 4])
-    assert allocation.half_widths(stds, sizes) == pytest.approx([12.7062 * math.sqrt(0.5) / math.sqrt(2), 0], abs=1e-4)
+    assert allocate.half_widths(stds, sizes) == pytest.approx([12.7062 * math.sqrt(0.5) / math.sqrt(2), 0], abs=1e-4)
     bonus = [math.sqrt(math.log(7) / 2), math.sqrt(math.log(7) / 4)]
     one = 12.7062 * 0.5 - 4.3027 * math.sqrt(0.5 / 3)
-    assert allocation.priorities(stds, sizes, 1, 1.0) == pytest.approx([one + bonus[0], bonus[1]], abs=1e-3)
+    assert allocate.priorities(stds, sizes, 1, 1.0) == pytest.approx([one + bonus[0], bonus[1]], abs=1e-3)
     two = 12.7062 * 0.5 - 3.1824 * math.sqrt(0.5 / 4)
-    assert allocation.priorities(stds, sizes, 2, 0.5) == pytest.approx([two + bonus[0] / 2, bonus[1] / 2], abs=1e-3)
+    assert allocate.priorities(stds, sizes, 2, 0.5) == pytest.approx([two + bonus[0] / 2, bonus[1] / 2], abs=1e-3)
 
 
 class Part:
-    """What `explore` reads of a collect.Group."""
+    """What `explore` reads of a select.Group."""
 
     def __init__(self, values):
         self.rewarded = Rewards(None, None, None, np.array(values), None, None, None)
@@ -109,11 +110,12 @@ def test_rounds_go_where_uncertainty_is_and_number_the_completions_of_a_prompt()
     outcomes = [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
     asked = []
 
-    def draw(owners, first, parts):
+    def draw(carry, owners, first, parts):
         asked.append((owners.tolist(), first.tolist()))
-        return [Part(outcomes[owner]) for owner in owners]
+        return [Part(outcomes[owner]) for owner in owners], carry + 1
 
-    parts = allocation.explore(draw, 3, 3, 2, 0.1)
+    parts, rounds = allocate.explore(draw, 0, 3, 3, 2, 0.1)
+    assert rounds == len(asked)
     assert asked[0] == ([0, 1, 2], [0, 0, 0])
     # the first unit takes 5.2 off prompt 0; a second and a third 0.3 and 0.1, where the bonus of others is 0.1
     assert asked[1] == ([0, 0, 1], [2, 4, 0 + 2]) or asked[1] == ([0, 0, 0], [2, 4, 6])
@@ -254,7 +256,7 @@ def test_mesh_and_microbatches_change_nothing(long, tmp_path, some_right):
 )
 def test_what_groups_of_several_sizes_do_not_go_with_is_refused(changes, named, tmp_path):
     with pytest.raises(BadInput) as refused:
-        train.open_run(spread_config('pass_rate', **changes), str(tmp_path / 'run'))
+        open_run(spread_config('pass_rate', **changes), str(tmp_path / 'run'))
     assert all(word in str(refused.value) for word in named), str(refused.value)
     assert not (tmp_path / 'run').exists()
 
@@ -262,18 +264,18 @@ def test_what_groups_of_several_sizes_do_not_go_with_is_refused(changes, named, 
 def test_exemplars_are_turns_of_a_chat_behind_its_system_message(monkeypatch):
     rendered = []
     monkeypatch.setattr(
-        seeding, 'encode_prompt', lambda tokenizer, text, form, messages: rendered.append((text, messages)) or [1, 2, 3]
+        xrpo, 'encode_prompt', lambda tokenizer, text, form, messages: rendered.append((text, messages)) or [1, 2, 3]
     )
     form = PromptFormat(chat=True, system='Answer.', template='Q: {prompt}')
-    solved = seeding.Solved(Example('1+1', '2', 0, {}), [7], 'It is 2')
+    solved = xrpo.Solved(Example('1+1', '2', 0, {}), [7], 'It is 2')
     example = Example('2+2', '4', 1, {})
-    seeded, tokens = seeding.seed(None, form, example, [solved], 3)
+    seeded, tokens = xrpo.seed(None, form, example, [solved], 3)
     roles = [(message['role'], message['content']) for message in seeded.messages]
     assert roles == [('system', 'Answer.'), ('user', 'Q: 1+1'), ('assistant', 'It is 2'), ('user', 'Q: 2+2')]
     assert rendered[0][0] == 'Q: 2+2' and tokens == [1, 2, 3] and seeded.prompt == '2+2'
-    assert seeding.seed(None, form, example, [solved], 2) is None  # too long
+    assert xrpo.seed(None, form, example, [solved], 2) is None  # too long
 
 
 def test_the_nearest_prompt_stands_last():
-    many = [seeding.Solved(Example(str(i), '', i, {}), tokens, '') for i, tokens in enumerate(([1, 2], [1, 2, 3], [9]))]
-    assert [one.example.id for one in seeding.nearest(many, [1, 2, 3, 4], 2)] == [0, 1]
+    many = [xrpo.Solved(Example(str(i), '', i, {}), tokens, '') for i, tokens in enumerate(([1, 2], [1, 2, 3], [9]))]
+    assert [one.example.id for one in xrpo.nearest(many, [1, 2, 3, 4], 2)] == [0, 1]

@@ -14,7 +14,7 @@ from grpo_jax import algorithms, evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
 from grpo_jax.models import families, hf, transformer
-from grpo_jax.run.experiment import claim, open_experiment
+from grpo_jax.run.open import open_config, open_split, record_run
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
 from grpo_jax.tools import export
@@ -22,6 +22,13 @@ from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODEL = os.path.join(ROOT, 'configs/models/characters')
+
+
+def begin(config, workdir):
+    """Makes workdir that of a run of the config, which has taken no step."""
+    run, recorded = open_config(config, workdir), Settings.from_config(config).recorded
+    record_run(workdir, recorded, run.model.folder, run.settings.data.origins, open_split(run, 'train'), 0)
+
 
 # what a command line can get wrong: (arguments, words of the message)
 COMMANDS = {
@@ -117,14 +124,14 @@ def test_damaged_weights_are_refused_before_anything_compiles(tmp_path, monkeypa
     hf.save(str(tmp_path / 'model'), MODEL, params, model_config, np.float32)
     monkeypatch.setattr(compiled.Executable, 'lower', lambda _: pytest.fail('has compiled'))
     changes = {'model__path': str(tmp_path / 'model'), 'model__random_init': False, 'supervised__updates': 0}
-    open_experiment(tiny_run.config(**changes), str(tmp_path / 'run'))
+    open_config(tiny_run.config(**changes), str(tmp_path / 'run'))
     weights = tmp_path / 'model' / 'model.safetensors'
     os.truncate(weights, weights.stat().st_size - 4)
     with pytest.raises(BadInput, match=r'model\.path = .*model\.safetensors.*not a safetensors file'):
         train.run(tiny_run.config(**changes), str(tmp_path / 'run'))
-    open_experiment(tiny_run.config(**changes | {'model__random_init': True}), str(tmp_path / 'run'))
+    open_config(tiny_run.config(**changes | {'model__random_init': True}), str(tmp_path / 'run'))
     (tmp_path / 'run' / 'checkpoints' / '2').mkdir(parents=True)  # a run that goes on reads no weights
-    open_experiment(tiny_run.config(**changes), str(tmp_path / 'run'))
+    open_config(tiny_run.config(**changes), str(tmp_path / 'run'))
 
 
 def test_a_reward_models_folder_is_no_policy(tmp_path):
@@ -134,8 +141,8 @@ def test_a_reward_models_folder_is_no_policy(tmp_path):
     hf.save(str(tmp_path / 'model'), MODEL, params, model_config, np.float32)
     config = tiny_run.config(model__path=str(tmp_path / 'model'), model__random_init=False)
     with pytest.raises(BadInput, match=r'do not fit config\.json: .*left over .*score\.weight'):
-        open_experiment(config, str(tmp_path / 'run'))
-    open_experiment(config, str(tmp_path / 'run'), head=True)
+        open_config(config, str(tmp_path / 'run'))
+    open_config(config, str(tmp_path / 'run'), head=True)
 
 
 def test_tokenizer_larger_than_the_model(tmp_path):
@@ -143,21 +150,21 @@ def test_tokenizer_larger_than_the_model(tmp_path):
     path = tmp_path / 'model' / 'config.json'
     path.write_text(json.dumps(json.loads(path.read_text()) | {'vocab_size': 50}))
     with pytest.raises(BadInput, match='99 tokens and the model 50'):
-        open_experiment(tiny_run.config(model__path=str(tmp_path / 'model')), str(tmp_path / 'run'))
+        open_config(tiny_run.config(model__path=str(tmp_path / 'model')), str(tmp_path / 'run'))
 
 
 def test_workdir_of_another_config_is_refused_and_left_alone(tmp_path):
-    claim(open_experiment(tiny_run.config(), str(tmp_path / 'run')))
+    begin(tiny_run.config(), str(tmp_path / 'run'))
     before = (tmp_path / 'run' / 'config.json').read_bytes()
     with pytest.raises(BadInput, match=r'rollout.group_size = 8.*was 4'):
-        open_experiment(tiny_run.config(rollout__group_size=8), str(tmp_path / 'run'))
+        open_config(tiny_run.config(rollout__group_size=8), str(tmp_path / 'run'))
     assert (tmp_path / 'run' / 'config.json').read_bytes() == before
 
 
 def test_workdir_that_is_a_file(tmp_path):
     (tmp_path / 'run').write_text('mine')
     with pytest.raises(BadInput, match='is a file'):
-        claim(open_experiment(tiny_run.config(), str(tmp_path / 'run')))
+        begin(tiny_run.config(), str(tmp_path / 'run'))
     assert (tmp_path / 'run').read_text() == 'mine'
 
 
@@ -199,18 +206,18 @@ def test_a_moved_key_in_a_preset_of_ones_own_is_refused(key):
 
 
 def test_a_workdir_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
-    claim(open_experiment(tiny_run.config(), str(tmp_path / 'run')))
+    begin(tiny_run.config(), str(tmp_path / 'run'))
     path = tmp_path / 'run' / 'config.json'
     recorded = json.loads(path.read_text())
     del recorded['collection']
     path.write_text(json.dumps(recorded))
     with pytest.raises(BadInput, match='earlier version'):
-        evaluate.reopen(str(tmp_path / 'run'))
+        evaluate.open_recorded(str(tmp_path / 'run'))
 
 
 def test_export_and_evaluate_without_a_run(tmp_path):
     with pytest.raises(BadInput, match='holds no run'):
-        evaluate.reopen(str(tmp_path))
+        evaluate.open_recorded(str(tmp_path))
     (tmp_path / 'out').mkdir()
     with pytest.raises(BadInput, match='nothing is overwritten'):
         export.export(str(tmp_path), str(tmp_path / 'out'), 'float32')

@@ -14,7 +14,7 @@ from grpo_jax import train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock
 from grpo_jax.run import branch, checkpoint
-from grpo_jax.run.experiment import claim, open_experiment
+from grpo_jax.run.open import MAKING, open_config, open_split, record_run
 from grpo_jax.run.rows import recorded_events
 from grpo_jax.run.steering import Steering
 from grpo_jax.run.writer import Writer
@@ -93,7 +93,9 @@ NEW: dict[str, Any] = dict(optimizer__learning_rate=3e-3, rollout__temperature=0
 def test_an_amended_run_is_the_old_one_to_that_step_and_the_new_one_from_there(old, copy, tmp_path, monkeypatch):
     # the new config alone, on the old run's checkpoint
     new = tmp_path / 'new'
-    claim(open_experiment(config(6, **NEW), str(new)))
+    opened = open_config(config(6, **NEW), str(new))
+    origins, split = opened.settings.data.origins, open_split(opened, 'train')
+    record_run(str(new), opened.settings.recorded, opened.model.folder, origins, split, 0)
     shutil.copytree(old / 'checkpoints', new / 'checkpoints')
     expected = run(new, **NEW)
     with monkeypatch.context() as patch:
@@ -190,20 +192,20 @@ def test_a_run_goes_on_with_the_files_of_the_model_that_it_was_begun_with(old, t
     train.run(tiny_run.config(steps=1, **moved), str(tmp_path / 'run'))
     path = folder / 'tokenizer_config.json'
     path.write_text(json.dumps(json.loads(path.read_text()) | {'chat_template': 'another'}))
-    experiment = open_experiment(tiny_run.config(steps=2, **moved), str(tmp_path / 'run'))
-    assert experiment.tokenizer.chat_template != 'another' and experiment.folder == str(tmp_path / 'run' / 'model')
-    assert open_experiment(tiny_run.config(steps=2, **moved), str(tmp_path / 'new')).folder == str(folder)
+    begun = open_config(tiny_run.config(steps=2, **moved), str(tmp_path / 'run')).model
+    assert begun.tokenizer.chat_template != 'another' and begun.folder == str(tmp_path / 'run' / 'model')
+    assert open_config(tiny_run.config(steps=2, **moved), str(tmp_path / 'new')).model.folder == str(folder)
 
 
 def test_the_same_command_goes_on_with_the_branch(long, copy, tmp_path, monkeypatch):
     child = tmp_path / 'child'
     steered = Steering(branch=str(child))
     with monkeypatch.context() as patch:
-        patch.setattr(branch, 'claim', lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(branch, 'record_run', lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             run(copy, 6, steered, seed=5)
     assert not child.exists()
-    (child / branch.MAKING / 'checkpoints').mkdir(parents=True)  # as kill -9 leaves it while the parts are moved
+    (child / MAKING / 'checkpoints').mkdir(parents=True)  # as kill -9 leaves it while the parts are moved
     (child / 'checkpoints' / '4').mkdir(parents=True)
     (child / lock.FILE).write_text('{}')
     with monkeypatch.context() as patch:
@@ -213,7 +215,7 @@ def test_the_same_command_goes_on_with_the_branch(long, copy, tmp_path, monkeypa
     assert len(tiny_run.rows(child)) == 1
     shutil.rmtree(copy / 'checkpoints')  # the parent is not needed any more
     assert int(run(copy, 6, steered, seed=5).step) == 6
-    assert [row['step'] for row in tiny_run.rows(child)] == [4, 5] and not (child / branch.MAKING).exists()
+    assert [row['step'] for row in tiny_run.rows(child)] == [4, 5] and not (child / MAKING).exists()
     assert len(recorded_events(child)) == 1
     assert int(run(child, 7, seed=5).step) == 7  # as a run of its own
 

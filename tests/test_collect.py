@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from grpo_jax import train
+from grpo_jax.collect.options import Collection
+from grpo_jax.collect.select import Group, dead_groups, make_collector, replay, resample
 from grpo_jax.configs import distill
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import collect
+from grpo_jax.run.open import open_run, open_splits
 from grpo_jax.run.settings import Settings
 from grpo_jax.types import TrainState
 from tests import tiny_run
@@ -85,16 +87,17 @@ def test_retired_prompts_are_revisited_and_come_back_when_they_are_forgotten(tmp
     )
     judged = {'right': 1.0}
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: judged['right'])
-    experiment, _, _, shapes = train.open_run(config, str(tmp_path))
-    collector = collect.Collector(experiment, shapes)
+    opened = open_run(config, str(tmp_path))
+    splits = open_splits(opened)
+    collector = make_collector(opened, splits)
     count = len(collector.examples)
-    aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collector.aux())
+    aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collector.aux)
     state = TrainState(step=jnp.int32(0), params=None, opt_state=None, ref_params=None, aux=aux)
     seen, rows = [], []
     for step, judged['right'] in enumerate((1.0, 1.0, 0.0)):
         # another Collector draws the same from the state
-        resumed, _ = collect.Collector(experiment, shapes)(state, print)
-        draw, state = collector(state, print)
+        resumed, _ = make_collector(opened, splits).collect(state, print)
+        draw, state = collector.collect(state, print)
         assert draw.examples == resumed.examples
         seen.append([example.id for example in draw.examples])
         rows.append(draw.counts | {'position': int(state.aux['position'])})
@@ -146,8 +149,8 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes,
 def group(rewards, since=0):
     unknown = np.full(len(rewards), np.nan)
     rewarded = Rewards([], [], [1] * len(rewards), np.array(rewards), unknown, {}, {})
-    dead = collect.dead_groups(collect.Collection(), rewarded)[0]
-    return collect.Group(None, None, since, rewarded, bool(dead))
+    dead = dead_groups(Collection().gate, rewarded)[0]
+    return Group(None, None, since, rewarded, bool(dead))
 
 
 def test_a_replayed_group_has_its_spread_as_its_priority():
@@ -158,20 +161,23 @@ def test_a_replayed_group_has_its_spread_as_its_priority():
 def test_resample_stops_at_enough_groups_or_at_the_cap():
     alive, dead = group([0.0, 1.0]), group([1.0, 1.0])
     draws = [[dead, alive], [alive, alive], [alive, dead]]
-    selection = collect.resample(draws.__getitem__, [], prompts=2, max_draws=3)
+    selection, seen = resample(lambda seen, index: (draws[index], [*seen, index]), [], [], prompts=2, max_draws=3)
     assert (len(selection.alive), len(selection.dead), len(selection.left), selection.draws) == (3, 1, 1, 2)
+    assert seen == [0, 1]
     # at the cap there are too few, and a kept group counts as drawn
-    selection = collect.resample(lambda index: [dead, dead], [alive], prompts=2, max_draws=3)
+    selection, _ = resample(lambda carry, index: ([dead, dead], carry), None, [alive], prompts=2, max_draws=3)
     assert (selection.alive, len(selection.dead), selection.left, selection.draws) == ([alive], 6, [], 3)
 
 
 def test_replay_fills_the_places_of_dead_groups_and_keeps_the_best():
     drawn, old, older = group([0.0, 1.0], since=5), group([0.0, 2.0], since=4), group([0.0, 3.0], since=3)
-    selection = collect.replay(lambda _: [drawn, group([1.0, 1.0])], [old, older], 2, np.random.default_rng(0))
+    draw = [drawn, group([1.0, 1.0])]
+    selection, carry = replay(lambda *_: (draw, 'moved on'), '', [old, older], 2, np.random.default_rng(0))
+    assert carry == 'moved on'
     assert selection.alive[0] is drawn and selection.alive[1] in (old, older) and selection.draws == 1
     assert selection.left == [older, old]  # by priority, of as many as a step has
     # nothing kept: nothing to fill with
-    assert collect.replay(lambda _: [drawn], [], 2, np.random.default_rng(0)).alive == [drawn]
+    assert replay(lambda *_: ([drawn], None), None, [], 2, np.random.default_rng(0))[0].alive == [drawn]
 
 
 @pytest.mark.parametrize(
@@ -191,10 +197,10 @@ def test_the_gate_is_the_verifier_that_is_paid_for(parts, gate, expected):
 def test_groups_that_differ_in_format_alone_are_drawn_again():
     unknown = np.full(2, np.nan)
     rewarded = Rewards([], [], [1, 1], np.array([0.1, 0.0]), np.array([0.0, 0.0]), {}, {})
-    assert collect.dead_groups(collect.Collection(gate='outcome'), rewarded).tolist() == [True]
-    assert collect.dead_groups(collect.Collection(gate='reward'), rewarded).tolist() == [False]
+    assert dead_groups('outcome', rewarded).tolist() == [True]
+    assert dead_groups('reward', rewarded).tolist() == [False]
     known_to_none = rewarded._replace(correct=unknown)
-    assert collect.dead_groups(collect.Collection(gate='outcome'), known_to_none).tolist() == [False]
+    assert dead_groups('outcome', known_to_none).tolist() == [False]
 
 
 def test_sft_takes_as_many_rows_and_its_loss_falls(long, tmp_path):

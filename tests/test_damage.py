@@ -188,9 +188,9 @@ def test_checkpoints_ask_tensorstore_for_no_figures_and_for_one_spec(tmp_path, m
 
 THREADS = """
 import ctypes, sys, threading
-from grpo_jax.run import frugal
+from grpo_jax.run import checkpoint
 if sys.argv[1] == 'frugal':
-    frugal.apply()
+    checkpoint.spare_memory()
 libc, barrier = ctypes.CDLL(None), threading.Barrier(12)
 def allocate():
     libc.malloc(1000)
@@ -281,11 +281,13 @@ def test_readers_take_the_newest_sound_checkpoint_and_change_nothing(workdir, ca
     assert (files(workdir), sorted(os.listdir(workdir / 'checkpoints'))) == before
 
 
-def test_a_checkpoint_of_an_earlier_version_is_read_unverified(workdir, caplog):
+def test_a_checkpoint_without_digests_is_not_what_was_saved(workdir):
     path = workdir / 'checkpoints' / '6' / '_CHECKPOINT_METADATA'
     path.write_text(json.dumps(json.loads(path.read_text()) | {'custom_metadata': {}}))
-    assert equal(restored(workdir), state_of(6))
-    assert 'not verified' in caplog.text
+    with pytest.raises(checkpoint.Damaged, match='digests'):
+        checkpoint.read_tree(str(workdir / 'checkpoints' / '6'), abstract())
+    assert equal(restored(workdir), state_of(3))
+    assert [row['event'] for row in recorded_events(workdir)] == ['damaged']
 
 
 @pytest.mark.parametrize('place', ['params', 'opt_state', 'coefficients'])

@@ -1,17 +1,16 @@
 """learner.old_logprobs='decode': in bfloat16 too, a step's logprobs are the sampler's, bit for bit."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax import train
+from grpo_jax.collect.policies import check_decoded, decode_again
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.options import Learning
 from grpo_jax.learner.update import anchored
-from grpo_jax.run import decoded
+from grpo_jax.run.open import make_policy, make_run_learner, make_run_sampler, open_run
 from grpo_jax.types import Experience, Prompts
 from tests import tiny_run
 
@@ -53,23 +52,22 @@ def test_with_more_updates_in_packed_rows_the_first_begins_where_the_sampler_was
 
 def test_another_policy_than_the_samplers_is_seen(tmp_path):
     config = tiny_run.config(**DECODE | dict(rollout__max_tokens=6, learner__minibatches=2))
-    experiment, _, algorithm, shapes = train.open_run(config, str(tmp_path))
-    decoded.check(experiment, algorithm)
-    sample, params = experiment.sampler(shapes), experiment.params()
+    opened = open_run(config, str(tmp_path))
+    settings, algorithm, shapes = opened.settings, opened.algorithm, opened.settings.step_shapes(opened.algorithm)
+    check_decoded(settings.learning, settings.sampling, settings.collection, algorithm)
+    sample, params, key = make_run_sampler(opened, shapes), make_policy(opened), jax.random.key(settings.seed)
     size = (shapes.prompts, shapes.queries)
     prompts = Prompts(jnp.full(size, 5), jnp.ones(size, bool), jnp.arange(shapes.prompts))
-    rollout = sample(params, prompts, experiment.key, 0)
-    devices = experiment.devices._replace(compile_now=False)  # the update is compiled by nobody
-    experiment = dataclasses.replace(experiment, devices=devices)
-    learner = experiment.learner(algorithm, shapes, {})
+    rollout = sample(params, prompts, key, 0)
+    learner = make_run_learner(opened, {})  # of which the update is compiled by nobody
     state = learner.initial(jax.tree.map(jnp.copy, params))
-    same = decoded.policy_logprobs(experiment, algorithm, sample, state, rollout)
+    again = decode_again(sample, key, shapes.group_size, opened.mesh, algorithm.needs_reference)
+    packed = learner.pack(rollout)
+    same = again(state, rollout, packed)
     np.testing.assert_array_equal(same['old_logprobs'], rollout.logprobs)
-    forward = learner.logprobs(state, rollout, learner.pack(rollout))['forward_logprobs']
+    forward = learner.logprobs(state, rollout, packed)['forward_logprobs']
     assert np.abs(forward - rollout.logprobs).max() > 1e-4  # what another order of sums makes of bfloat16
-    other = decoded.policy_logprobs(
-        experiment, algorithm, sample, state.replace(params=jax.tree.map(lambda p: 1.05 * p, params)), rollout
-    )
+    other = again(state.replace(params=jax.tree.map(lambda p: 1.05 * p, params)), rollout, packed)
     assert np.abs(other['old_logprobs'] - rollout.logprobs).max() > 1e-3
 
 
@@ -106,4 +104,4 @@ def test_values_are_the_samplers_plus_what_the_learners_have_changed_and_gradien
 def test_what_the_policy_does_not_sample_at_once_is_refused(tmp_path, changes, setting):
     config = tiny_run.config(**dict(learner__old_logprobs='decode') | changes)
     with pytest.raises(BadInput, match=rf"^learner\.old_logprobs = 'decode': is for rollouts .*; {setting} is not so"):
-        train.open_run(config, str(tmp_path))
+        open_run(config, str(tmp_path))

@@ -9,7 +9,6 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_jax.rewards import Rewards
 from grpo_jax.run import rows
-from grpo_jax.run.collect import Draw
 from grpo_jax.run.rows import rollout_rows, token_texts
 from grpo_jax.types import Example, Experience, Rollout
 
@@ -43,8 +42,7 @@ def dump(advantages, messages=(), logprobs=LOGPROBS, **fields):
         rollout, np.array(advantages, np.float32), None, *(fields.pop(f'{x}_logprobs', None) for x in ('old', 'ref')),
         None, **fields,
     )  # fmt: skip
-    draw = Draw([Example('p', '1', 7, {}, messages)], rollout, lambda: rewarded, {})
-    return rollout_rows(draw, rewarded, experience, Letters())
+    return rollout_rows([Example('p', '1', 7, {}, messages)], rollout, rewarded, experience, Letters())
 
 
 @pytest.mark.parametrize(

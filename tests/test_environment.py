@@ -12,7 +12,7 @@ import pytest
 import grpo_jax
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.run import environment
+from grpo_jax.run import steering
 
 
 def entries(workdir):
@@ -20,9 +20,9 @@ def entries(workdir):
 
 
 def test_each_beginning_of_a_run_is_an_entry_and_the_first_stays(tmp_path, caplog):
-    environment.record(str(tmp_path))
+    steering.record_environment(str(tmp_path))
     (first,) = entries(tmp_path)
-    environment.record(str(tmp_path))
+    steering.record_environment(str(tmp_path))
     assert entries(tmp_path)[0] == first and len(entries(tmp_path)) == 2
     assert caplog.messages == []  # nothing has changed
     assert first['packages']['jax'] == jax.__version__
@@ -34,11 +34,11 @@ def test_each_beginning_of_a_run_is_an_entry_and_the_first_stays(tmp_path, caplo
 
 
 def test_a_run_that_goes_on_with_another_jax_or_code_says_so(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(environment, '_commit', lambda _: {'commit': '1' * 40, 'edited': False})
-    environment.record(str(tmp_path))
-    monkeypatch.setattr(environment, '_commit', lambda _: {'commit': '1' * 40, 'edited': True})
-    monkeypatch.setattr(environment, '_version', lambda name: '9.9.9' if name == 'jax' else None)
-    environment.record(str(tmp_path))
+    monkeypatch.setattr(steering, '_commit', lambda _: {'commit': '1' * 40, 'edited': False})
+    steering.record_environment(str(tmp_path))
+    monkeypatch.setattr(steering, '_commit', lambda _: {'commit': '1' * 40, 'edited': True})
+    monkeypatch.setattr(steering, '_installed_version', lambda name: '9.9.9' if name == 'jax' else None)
+    steering.record_environment(str(tmp_path))
     version = grpo_jax.__version__
     assert caplog.messages == [
         f'{tmp_path} was begun with grpo_jax {version} at commit 111111111111, '
@@ -51,13 +51,13 @@ def test_a_run_that_goes_on_with_another_jax_or_code_says_so(tmp_path, caplog, m
 def test_a_file_that_is_no_record_is_refused_and_left_alone(tmp_path, text):
     (tmp_path / 'environment.json').write_text(text, encoding='utf8')
     with pytest.raises(BadInput, match=r'environment\.json.*move the file away'):
-        environment.record(str(tmp_path))
+        steering.record_environment(str(tmp_path))
     assert (tmp_path / 'environment.json').read_text(encoding='utf8') == text
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, 'is_first', lambda: False)
-    environment.record(str(tmp_path))
+    steering.record_environment(str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -81,16 +81,16 @@ def clone(tmp_path):
 
 def test_a_clone_has_a_commit_and_a_mark_for_edits(clone):
     root, commit = clone
-    assert environment._commit(str(root)) == {'commit': commit, 'edited': False}
+    assert steering._commit(str(root)) == {'commit': commit, 'edited': False}
     (root / 'notes.txt').write_text('of the user')  # what lies beside the code changes no run
-    assert environment._commit(str(root)) == {'commit': commit, 'edited': False}
+    assert steering._commit(str(root)) == {'commit': commit, 'edited': False}
     (root / 'configs' / 'mine.py').write_text('2\n')
-    assert environment._commit(str(root)) == {'commit': commit, 'edited': True}
+    assert steering._commit(str(root)) == {'commit': commit, 'edited': True}
 
 
 def test_an_installed_package_in_a_clone_of_something_else_has_none(clone):
     root, _ = clone
-    assert environment._commit(str(root / 'grpo_jax')) == {}
+    assert steering._commit(str(root / 'grpo_jax')) == {}
 
 
 @pytest.mark.parametrize('harm', ['no git', 'no commit'])
@@ -98,7 +98,7 @@ def test_without_git_or_a_commit_the_version_is_all(tmp_path, monkeypatch, harm)
     (tmp_path / '.git').mkdir()
     if harm == 'no git':
         monkeypatch.setenv('PATH', str(tmp_path))
-    assert environment._commit(str(tmp_path)) == {}
+    assert steering._commit(str(tmp_path)) == {}
 
 
 def test_the_version_is_that_of_the_clone_or_of_what_is_installed():

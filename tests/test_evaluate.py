@@ -15,7 +15,7 @@ from grpo_jax.configs import tinystories
 from grpo_jax.errors import BadInput
 from grpo_jax.figures import Completions, compute_figures, judge, summarize, summarize_by_subject
 from grpo_jax.rewards import numeric
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import open_config, open_split
 from grpo_jax.sampler import programs
 from grpo_jax.statistics import share_interval
 from grpo_jax.types import Example
@@ -40,7 +40,7 @@ def hashed(completion, example):
 @pytest.fixture(scope='module')
 def reward_functions(tmp_path_factory):
     config = tiny_run.config(reward__truncated_reward=-1.0)
-    return open_experiment(config, str(tmp_path_factory.mktemp('none'))).reward_functions
+    return open_config(config, str(tmp_path_factory.mktemp('none'))).rewards
 
 
 def figures(reward_functions, examples=EXAMPLES, samples=SAMPLES):
@@ -252,33 +252,40 @@ def test_other_samples_and_another_split(workdir, tmp_path):
     assert not {row['prompt'] for row in ours} & {row['prompt'] for row in theirs}
 
 
+def with_cache(opened, cache_bytes):
+    """The Run with another budget of keys and values."""
+    settings = opened.settings
+    sampling = settings.sampling._replace(cache_bytes=cache_bytes)
+    return dataclasses.replace(opened, settings=settings._replace(sampling=sampling))
+
+
 def test_prompts_are_evaluated_at_once_as_far_as_memory_goes(tmp_path):
-    opened = open_experiment(tiny_run.config(), str(tmp_path))
+    opened = open_config(tiny_run.config(), str(tmp_path))
     # 5 completions a prompt: one prompt's take so many bytes, and 256 MiB are always free
-    one = evaluate.batch_shapes(opened, 4, 1)
-    row_bytes = programs.cache_bytes(opened.model_config, opened.mesh, one, opened.sampling)
+    one = evaluate.make_shapes(opened, 5, 1)
+    row_bytes = programs.cache_bytes(opened.model.config, opened.mesh, one, opened.settings.sampling)
     most = evaluate.FREE_CACHE // row_bytes
     assert (one.prompts, one.group_size) == (1, 5) and most > 6
-    assert evaluate.batch_shapes(opened, 4, 6).prompts == 6
-    assert evaluate.batch_shapes(opened, 4, most).prompts == most
-    assert evaluate.batch_shapes(opened, 4, most + 1).prompts == -(-(most + 1) // 2)  # two equal batches
+    assert evaluate.make_shapes(opened, 5, 6).prompts == 6
+    assert evaluate.make_shapes(opened, 5, most).prompts == most
+    assert evaluate.make_shapes(opened, 5, most + 1).prompts == -(-(most + 1) // 2)  # two equal batches
     # memory for four prompts: six are two batches of three
-    little = dataclasses.replace(opened, sampling=opened.sampling._replace(cache_bytes=4 * row_bytes))
-    assert evaluate.batch_shapes(little, 4, 6).prompts == 3
+    little = with_cache(opened, 4 * row_bytes)
+    assert evaluate.make_shapes(little, 5, 6).prompts == 3
     # one prompt that is more than the memory goes alone
-    least = dataclasses.replace(opened, sampling=opened.sampling._replace(cache_bytes=row_bytes // 2))
-    assert evaluate.batch_shapes(least, 4, 6).prompts == 1
+    least = with_cache(opened, row_bytes // 2)
+    assert evaluate.make_shapes(least, 5, 6).prompts == 1
 
 
 def test_batches_change_no_completion(workdir, tmp_path):
     evaluate.run(None, workdir, None, 0, 'test')
     whole = tiny_run.rows(workdir, 'completions.jsonl')
-    opened = evaluate.reopen(workdir)
-    one = programs.cache_bytes(opened.model_config, opened.mesh, evaluate.batch_shapes(opened, 4, 1), opened.sampling)
-    small = dataclasses.replace(opened, sampling=opened.sampling._replace(cache_bytes=4 * one), samplers={})
-    evaluator = evaluate.make(small, 4)
+    opened = evaluate.open_recorded(workdir)
+    sampling, shapes = opened.settings.sampling, evaluate.make_shapes(opened, 5, 1)
+    small = with_cache(opened, 4 * programs.cache_bytes(opened.model.config, opened.mesh, shapes, sampling))
+    evaluator = evaluate.make_evaluator(small, open_split(small, 'test'), 'test', 4)
     assert evaluator.shapes.prompts == 3
-    _, rows = evaluate.report(evaluator, evaluate.load_policy(small), {})
+    _, rows = evaluate.report(evaluator, evaluate.open_policy(small)[0], {})
     assert list(rows) == whole
 
 

@@ -21,9 +21,10 @@ from tensorboardX.proto import event_pb2
 from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput, CannotWrite
 from grpo_jax.hosts import files, lock
-from grpo_jax.run import console, loop, rows
+from grpo_jax.run import console, loop
+from grpo_jax.run import writer as writers
 from grpo_jax.run.rows import recorded_events
-from grpo_jax.run.writer import Writer, open_writer
+from grpo_jax.run.writer import Writer
 from grpo_jax.tools import iterate
 from tests import quick_compile, tiny_run
 
@@ -79,7 +80,7 @@ def assert_equal(workdir, straight, rollouts=True):
     names += [f'rollouts/{step:06d}.jsonl' for step in range(4)] if rollouts else []
     for name in names:
         assert (workdir / name).read_bytes() == (straight / name).read_bytes(), name
-    policies = [evaluate.load_policy(evaluate.reopen(str(folder))) for folder in (workdir, straight)]
+    policies = [evaluate.open_policy(evaluate.open_recorded(str(folder)))[0] for folder in (workdir, straight)]
     jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, policies))
 
 
@@ -149,10 +150,10 @@ def test_what_libraries_say_of_a_disk_is_understood():
 
 
 def test_curves_that_cannot_be_written_are_counted_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
-    with open_writer(str(tmp_path), 0, 100, 'train') as writer:
+    with Writer(str(tmp_path), 0, 100, 'train') as writer:
         writer.step(0, {'reward': 0.0}, {'sample': 1.0})
         with monkeypatch.context() as patch:
-            patch.setattr(writer, 'append_whole', _half)
+            patch.setattr(writers, 'append_whole', _half)
             for step in range(1, 31):  # more than any queue of tensorboardX's would take
                 writer.step(step, {'reward': 1.0}, {'sample': 1.0})
         writer.step(31, {'reward': 2.0}, {'sample': 1.0})
@@ -175,7 +176,7 @@ def _half(file, content):
 
 
 def test_no_thread_and_no_process_writes_the_curves(tmp_path):
-    writer = open_writer(str(tmp_path), 3, 4, 'train')
+    writer = Writer(str(tmp_path), 3, 4, 'train')
     writer.step(3, {'reward': 0.25}, {'sample': 1.0})
     assert not [thread for thread in threading.enumerate() if 'tensorboardX' in type(thread).__module__]
     assert 'multiprocessing.queues' not in {type(thread).__module__ for thread in threading.enumerate()}
@@ -187,8 +188,8 @@ def test_no_thread_and_no_process_writes_the_curves(tmp_path):
 
 
 def test_events_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog):
-    with open_writer(str(tmp_path), 0, 3, 'train') as writer:
-        monkeypatch.setattr(rows, 'append_event', _full)
+    with Writer(str(tmp_path), 0, 3, 'train') as writer:
+        monkeypatch.setattr(writers, 'append_event', _full)
         for step in range(3):
             with writer.optional(step, 'rollouts'):
                 raise FULL
@@ -200,13 +201,13 @@ def _full(*_, **__):
 
 
 def test_an_error_that_is_not_the_disks_is_not_dropped(tmp_path):
-    with open_writer(str(tmp_path), 0, 3, 'train') as writer:
+    with Writer(str(tmp_path), 0, 3, 'train') as writer:
         with pytest.raises(KeyError), writer.optional(0, 'rollouts'):
             raise KeyError
 
 
 def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch, capsys):
-    with open_writer(str(tmp_path), 0, 1, 'train') as writer:
+    with Writer(str(tmp_path), 0, 1, 'train') as writer:
         writer.step(0, {'reward': 0.0, 'length': 1.0}, {'sample': 1.0})
         writer.evaluation(0, {'greedy': 0.0})
     monkeypatch.setattr(console, 'draw_curve', _full)

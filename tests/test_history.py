@@ -7,13 +7,11 @@ import pytest
 
 from grpo_jax import algorithms, train
 from grpo_jax.configs import default
-from grpo_jax.example import Example
-from grpo_jax.run import history
+from grpo_jax.learner.experience import abstract_history, read_history
 from grpo_jax.types import TrainState
 from tests import tiny_run
 
 NAN = np.nan
-EXAMPLES = [Example(f'question {i}', str(i), 10 + i, {}) for i in range(3)]
 
 
 def algorithm(advantage, decay=0.5):
@@ -24,11 +22,10 @@ def algorithm(advantage, decay=0.5):
 
 def read(method, steps):
     """(what each step reads, aux after the last) of steps of (places of the prompts, rewards [P, G])."""
-    past = history.History(method, EXAMPLES)
-    aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), past.aux())
+    aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract_history(method, 3))
     state, found = TrainState(jnp.int32(0), None, None, None, aux), []
     for places, rewards in steps:
-        state, baselines = past(state, [EXAMPLES[i] for i in places], np.array(rewards, float))
+        state, baselines = read_history(method, state, np.array(places), np.array(rewards, float))
         found.append(baselines)
     return found, state.aux
 
@@ -67,9 +64,10 @@ def test_a_prompts_baseline_is_that_of_its_own_visits_and_at_first_the_runs():
 
 def test_an_advantage_that_compares_a_group_keeps_no_history():
     config = default.get_config('grpo')
-    past = history.History(algorithms.make(config.algorithm), EXAMPLES)
+    method = algorithms.make(config.algorithm)
     state = TrainState(jnp.int32(0), None, None, None, {'position': jnp.int32(0)})
-    assert past.aux() == {} and past(state, EXAMPLES[:1], np.ones((1, 2))) == (state, {})
+    assert abstract_history(method, 3) == {}
+    assert read_history(method, state, np.array([0]), np.ones((1, 2))) == (state, {})
 
 
 @pytest.mark.parametrize('mesh', [{}, {'mesh__data': 2}])

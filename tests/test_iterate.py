@@ -12,7 +12,7 @@ from grpo_jax.data import rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.models import lora
 from grpo_jax.rewards import numeric
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import open_config
 from grpo_jax.tools import export, iterate
 from tests import small_model, tiny_run
 
@@ -93,7 +93,7 @@ def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
     made, workdir, _, _ = iterated
     folder = os.path.join(workdir, '0', 'reward_model', 'reward_model')
     changed = iterate.reward_model_config(made, 1, folder, [iterated[2]])
-    begun = reward_model.initial_params(open_experiment(changed, str(tmp_path), head=True))
+    begun = reward_model.make_initial_params(open_config(changed, str(tmp_path), head=True))
     assert np.any(np.asarray(begun['value_head']))
     changed.supervised.updates, changed.supervised.optimizer.learning_rate = 1, 0.0
     ended = reward_model.run(changed, str(tmp_path / 'run')).params

@@ -14,6 +14,7 @@ from grpo_jax import diagnose, supervised, train
 from grpo_jax.configs import arithmetic
 from grpo_jax.configs.labs import careless
 from grpo_jax.data import habits
+from grpo_jax.run.open import make_algorithm
 from grpo_jax.tools.preflight.plan import changed
 from grpo_jax.types import Example
 from tests import tiny_run
@@ -53,8 +54,8 @@ def test_each_monitor_has_a_lab_whose_remedy_changes_it(name):
     plain = lab.get_config()
     remedied = changed(lab.get_config(), lab.REMEDY)
     assert plain.to_json() != remedied.to_json()
-    train.choose_algorithm(plain)
-    train.choose_algorithm(remedied)
+    make_algorithm(plain)
+    make_algorithm(remedied)
 
 
 @pytest.mark.parametrize('name', sorted(diagnose.MONITORS))

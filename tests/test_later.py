@@ -47,10 +47,10 @@ def wait_until_idle(later):
 
 def test_what_is_added_is_traced_here_and_compiled_elsewhere():
     one = Fake('one')
-    with compiled.Later() as later:
+    with compiled.BackgroundCompiler() as later:
         later.add([one.executable])
         assert not one.threads  # nothing is done yet
-        later.finish('one')
+        later.wait('one')
     traced, compiled_on = one.threads
     assert traced is threading.current_thread() and compiled_on.name.startswith(compiled.THREADS)
     assert one.executable(2) == ('one', 2) and one.compiled == 1
@@ -59,7 +59,7 @@ def test_what_is_added_is_traced_here_and_compiled_elsewhere():
 def test_a_step_begins_one_more_when_it_leaves_a_core_free(monkeypatch):
     monkeypatch.setattr(os, 'cpu_count', lambda: 2)
     fakes = [Fake(f'program {i}', waits=True) for i in range(3)]
-    with compiled.Later() as later:
+    with compiled.BackgroundCompiler() as later:
         later.add([fake.executable for fake in fakes])
         later.step(0, {})
         later.step(1, {})  # the first is still being compiled
@@ -70,16 +70,16 @@ def test_a_step_begins_one_more_when_it_leaves_a_core_free(monkeypatch):
         assert [len(fake.threads) > 0 for fake in fakes] == [True, True, False]
         for fake in fakes:
             fake.go.set()
-        later.finish('all')
+        later.wait('all')
     assert [fake.compiled for fake in fakes] == [1, 1, 1]
 
 
 def test_an_error_of_the_compiler_comes_out_at_the_next_step_and_at_the_end():
-    for call in (lambda later: later.step(), lambda later: later.finish('it')):
+    for call in (lambda later: later.step(), lambda later: later.wait('it')):
         fake = Fake('it', error=MemoryError('of the compiler'))
-        with compiled.Later() as later:
+        with compiled.BackgroundCompiler() as later:
             later.add([fake.executable])
-            later.begin()
+            later.start()
             wait_until_idle(later)
             with pytest.raises(MemoryError, match='of the compiler'):
                 call(later)
@@ -87,9 +87,9 @@ def test_an_error_of_the_compiler_comes_out_at_the_next_step_and_at_the_end():
 
 def test_who_calls_an_executable_that_is_being_compiled_waits_for_it():
     fake, results = Fake('it', waits=True), []
-    with compiled.Later() as later:
+    with compiled.BackgroundCompiler() as later:
         later.add([fake.executable])
-        later.begin()
+        later.start()
         caller = threading.Thread(target=lambda: results.append(fake.executable(3)))
         caller.start()
         assert fake.started.wait(WAIT) and not results
@@ -101,9 +101,9 @@ def test_who_calls_an_executable_that_is_being_compiled_waits_for_it():
 def test_who_calls_an_executable_whose_turn_has_not_come_does_not_wait_for_the_others(monkeypatch):
     monkeypatch.setattr(os, 'cpu_count', lambda: 1)
     long, short = Fake('long', waits=True), Fake('short')
-    with compiled.Later() as later:
+    with compiled.BackgroundCompiler() as later:
         later.add([long.executable, short.executable])
-        later.begin()
+        later.start()
         assert long.started.wait(WAIT)
         assert short.executable(1) == ('short', 1) and not long.compiled
         long.go.set()
@@ -112,9 +112,9 @@ def test_who_calls_an_executable_whose_turn_has_not_come_does_not_wait_for_the_o
 def test_what_ends_the_context_leaves_what_has_not_begun(monkeypatch):
     monkeypatch.setattr(os, 'cpu_count', lambda: 1)
     first, second = Fake('first', waits=True), Fake('second')
-    with pytest.raises(KeyboardInterrupt), compiled.Later() as later:
+    with pytest.raises(KeyboardInterrupt), compiled.BackgroundCompiler() as later:
         later.add([first.executable, second.executable])
-        later.begin()
+        later.start()
         assert first.started.wait(WAIT)
         raise KeyboardInterrupt
     assert compiled.busy()  # an exit would wait
@@ -167,9 +167,9 @@ def test_nothing_but_the_cold_start_is_traced_before_its_first_row(tmp_path, eve
 def test_without_a_cold_start_all_is_compiled_before_the_first_step(tmp_path, events, monkeypatch):
     ready, steps = [], Loop.steps
 
-    def told(self, state, profile=None):
+    def told(self):
         ready.append(compiled.busy())
-        return steps(self, state, profile)
+        return steps(self)
 
     monkeypatch.setattr(Loop, 'steps', told)
     train.run(tiny_run.config(steps=2), str(tmp_path / 'run'))
@@ -179,14 +179,14 @@ def test_without_a_cold_start_all_is_compiled_before_the_first_step(tmp_path, ev
 
 
 def test_an_error_in_what_compiles_behind_the_cold_start_ends_the_run(tmp_path, monkeypatch):
-    finish = compiled.Executable.finish
+    compile_lowered = compiled.Executable.compile_lowered
 
     def fail(self, lowered):
         if self.name.startswith("the sampler's"):
             raise MemoryError('of the compiler')
-        finish(self, lowered)
+        compile_lowered(self, lowered)
 
-    monkeypatch.setattr(compiled.Executable, 'finish', fail)
+    monkeypatch.setattr(compiled.Executable, 'compile_lowered', fail)
     with pytest.raises(MemoryError, match='of the compiler'):
         train.run(tiny_run.config(steps=1, supervised__updates=2), str(tmp_path / 'run'))
     assert not (tmp_path / 'run' / 'config.json').exists()  # as before any device work
@@ -194,8 +194,8 @@ def test_an_error_in_what_compiles_behind_the_cold_start_ends_the_run(tmp_path, 
 
 def test_a_second_start_takes_every_program_from_the_cache(tmp_path, monkeypatch):
     before, seen = jax.config.jax_persistent_cache_min_compile_time_secs, []
-    add = compiled.Later.add
-    monkeypatch.setattr(compiled.Later, 'add', lambda self, some: seen.extend(some) or add(self, some))
+    add = compiled.BackgroundCompiler.add
+    monkeypatch.setattr(compiled.BackgroundCompiler, 'add', lambda self, some: seen.extend(some) or add(self, some))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
     try:
         for name in ('first', 'second'):

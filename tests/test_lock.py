@@ -14,7 +14,7 @@ import pytest
 from grpo_jax import train
 from grpo_jax.errors import BadInput, CannotWrite, InUse
 from grpo_jax.hosts import lock, processes
-from grpo_jax.run import workdir
+from grpo_jax.run.loop import owns_workdir
 from grpo_jax.run.rows import EVENTS
 from tests import tiny_run
 
@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_written_is_named_before_the_run(tmp_path, monkeyp
     (tmp_path / EVENTS).touch()
     monkeypatch.setattr(os, 'access', lambda path, mode: False)  # root may write anything
     with pytest.raises(BadInput, match='cannot be written to; change'):
-        workdir.check_kept(str(tmp_path))
+        owns_workdir(lambda workdir: pytest.fail('has run'))(str(tmp_path))
 
 
 def test_a_run_on_a_folder_in_use_is_refused_and_changes_nothing(tmp_path):

@@ -1,8 +1,6 @@
 """What a run writes down: files that are closed whatever happens, and the writer of the other processes."""
 
-import dataclasses
 import fnmatch
-import inspect
 import re
 
 import jax
@@ -10,37 +8,26 @@ import numpy as np
 import pytest
 
 from grpo_jax import figures, train
+from grpo_jax.collect.draw import abstract_aux, count_sizes
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
-from grpo_jax.run import collect, console, writer
-from grpo_jax.run.writer import Writer, open_writer
+from grpo_jax.run import console
+from grpo_jax.run.open import make_run_learner, open_run
+from grpo_jax.run.writer import Writer
 from grpo_jax.sharding import chips
 from tests import doc_examples, small_model, tiny_run
 
 
-def public(kind):
-    return {
-        name: inspect.signature(function)
-        for name, function in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith('_')
-    }
-
-
-def test_the_silent_writer_has_the_methods_of_the_writer_and_no_others():
-    assert public(writer.SilentWriter) == public(Writer)
-
-
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, 'is_first', lambda: False)
-    with open_writer(str(tmp_path), 0, 2, 'train') as writer:
-        writer.step(0, {'reward': 1.0}, {'sample': 1.0})
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(AttributeError):
-        writer.stepp(0, {}, {})
+    rows, changes = [], dict(steps=1, evaluation__prompts=2, evaluation__samples=1, log__rollouts=1)
+    train.run(tiny_run.config(**changes), str(tmp_path), on_step=lambda step, row: rows.append(row))
+    assert [row['step'] for row in rows] == [0]  # it takes every step
+    assert [path.name for path in tmp_path.iterdir()] == ['checkpoints']  # of which each process has a part
 
 
 def test_an_exception_closes_the_files_with_all_rows_written(tmp_path):
-    with pytest.raises(FloatingPointError), open_writer(str(tmp_path), 0, 2, 'train') as writer:
+    with pytest.raises(FloatingPointError), Writer(str(tmp_path), 0, 2, 'train') as writer:
         writer.step(0, {'reward': 1.0, 'loss': float('nan')}, {'sample': 1.0})
         raise FloatingPointError
     assert tiny_run.rows(tmp_path) == [{'step': 0, 'loss': None, 'reward': 1.0}]
@@ -96,10 +83,10 @@ UPDATES = {  # whose updates have other names, which are known without compiling
 
 def names_of_update(changes, folder):
     """The metrics of the update of a run that is only traced."""
-    experiment, _, algorithm, shapes = train.open_run(tiny_run.config(**changes), str(folder))
-    experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
-    aux = collect.abstract_aux(experiment.settings.collection, shapes, 40)
-    return set(experiment.learner(algorithm, shapes, aux).update.traced.out_info[1])
+    opened = open_run(tiny_run.config(**changes), str(folder))
+    settings = opened.settings
+    aux = abstract_aux(settings.collection, settings.step_shapes(opened.algorithm), 40)
+    return set(make_run_learner(opened, aux).update.traced.out_info[1])
 
 
 def names_of_figures():
@@ -124,7 +111,7 @@ def written(tmp_path_factory):
     teacher = small_model.write_drawn(folder / 'teacher', seed=5)
     for changes in (*UPDATES.values(), dict(preset='opd', teacher__path=teacher)):
         names['metrics.jsonl'] |= names_of_update(changes, folder / 'other')
-    names['metrics.jsonl'] |= set(collect.count_sizes(np.ones(1, int)))  # of groups of several sizes
+    names['metrics.jsonl'] |= set(count_sizes(np.ones(1, int)))  # of groups of several sizes
     names['evaluations.jsonl'] |= names_of_figures()
     return names
 

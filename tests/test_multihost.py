@@ -120,7 +120,9 @@ def assert_equal(workdir, expected):
     ]
     for name in names:
         assert (workdir / name).read_bytes() == (expected / name).read_bytes(), name
-    policies = [jax.device_get(evaluate.load_policy(evaluate.reopen(str(folder)))) for folder in (workdir, expected)]
+    policies = [
+        jax.device_get(evaluate.open_policy(evaluate.open_recorded(str(folder)))[0]) for folder in (workdir, expected)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *policies)
 
 
@@ -302,9 +304,7 @@ def test_shares_of_groups_are_together_all(monkeypatch):
     assert [column for _, (_, column) in gathered] == [rows for rows, _ in gathered]
 
 
-HANG = (
-    'import time; from grpo_jax.run import watch\nwith watch.Watch(0.2) as w:\n    w.step("step 7")\n    time.sleep(60)'
-)
+HANG = 'import time; from grpo_jax.run import signals\nwith signals.Signals(0.2) as w:\n    w.step("step 7")\n    time.sleep(60)'
 
 
 def test_a_step_that_hangs_ends_the_process_with_all_stacks():
@@ -325,19 +325,19 @@ import sys, time
 from absl import flags
 from grpo_jax.errors import CannotWrite
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.run import cli, watch
+from grpo_jax.run import cli, signals
 
 def main():
-    with lock.own(flags.FLAGS.workdir), watch.Watch(0) as watched:
+    with lock.own(flags.FLAGS.workdir), signals.Signals(0) as heard:
         processes.agree('the start', {})
-        watched.underway = flags.FLAGS.case == 'steps'
+        heard.underway = flags.FLAGS.case == 'steps'
         print('begun', flush=True)
         if flags.FLAGS.case == 'full' and flags.FLAGS.process == 1:
             with files.writing('checkpoints'):
                 raise OSError(28, 'No space left on device')
         if flags.FLAGS.case == 'raised' and flags.FLAGS.process == 0:
             raise KeyError('the service is away')
-        while not processes.agree('a step', {}, watched.stopping):
+        while not processes.agree('a step', {}, heard.stopping):
             time.sleep(100 if flags.FLAGS.case != 'steps' else 0.1)
 
 flags.DEFINE_string('workdir', None, '')

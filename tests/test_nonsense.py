@@ -19,6 +19,7 @@ from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.run import config_file
+from grpo_jax.run.open import make_algorithm, open_run
 from grpo_jax.run.settings import Settings
 from tests import doc_examples, tiny_run
 from tests.doc_examples import ROOT
@@ -186,7 +187,7 @@ def test_nonsense_in_any_key_is_refused(section, tmp_path):
         return tiny_run.config(algorithm__fixed_length=12)
 
     def judge(config):
-        train.open_run(config, str(tmp_path / 'run'))
+        open_run(config, str(tmp_path / 'run'))
 
     own = {key: 'reward.options' if key.startswith('reward.options.') else key.split('.')[0] for key in keys(BASE)}
     every = [key for key, home in own.items() if home == section]
@@ -211,7 +212,7 @@ def with_reader(changes):
 def test_every_number_of_the_algorithm_has_a_reader_here():
     assert set(readers()) >= set(BASE.algorithm)
     for changes in readers().values():
-        train.choose_algorithm(with_reader(changes))
+        make_algorithm(with_reader(changes))
 
 
 @pytest.mark.parametrize('initial', 'abcdefghiklmnoprstvw')
@@ -219,7 +220,7 @@ def test_nonsense_in_a_number_of_the_algorithm_that_is_read_is_refused(initial):
     lines = []
     for number, changes in readers().items():
         if number[0] == initial:
-            lines += offenders(f'algorithm.{number}', lambda c=changes: with_reader(c), train.choose_algorithm)
+            lines += offenders(f'algorithm.{number}', lambda c=changes: with_reader(c), make_algorithm)
     check(lines)
 
 
@@ -287,7 +288,7 @@ def test_every_exception_is_one_of_a_key_that_is_there():
 )
 def test_known_nonsense_is_refused_before_anything_is_compiled(changes, message, tmp_path):
     with pytest.raises(BadInput, match=message):
-        train.open_run(tiny_run.config(**changes), str(tmp_path / 'run'))
+        open_run(tiny_run.config(**changes), str(tmp_path / 'run'))
     assert not (tmp_path / 'run').exists()
 
 
@@ -305,7 +306,7 @@ def test_a_section_without_a_key_is_refused():
         with config.unlocked():
             del (config[path[0]] if path else config)[name]
         with pytest.raises(BadInput, match=f'{key} = None: is missing'):
-            train.choose_algorithm(config)
+            make_algorithm(config)
 
 
 def of_range(low: ranges.Share = 0.5, *, high: float | None = None, names: 'Unknown' = (), plain=1):  # noqa: F821
@@ -341,7 +342,7 @@ def ended(capsys, *arguments):
     try:
         with doc_examples.parsed('show', arguments):
             config = flags.FLAGS.config
-            train.choose_algorithm(config)
+            make_algorithm(config)
             return config
     except BadInput as error:
         line = f'error: {error}'
@@ -459,7 +460,7 @@ def tiny_value(key):
 def assert_makes_sense(config):
     """What holds of any config that is accepted."""
     ranges.check_finite(config)
-    settings, algorithm = Settings.from_config(config), train.choose_algorithm(config)
+    settings, algorithm = Settings.from_config(config), make_algorithm(config)
     assert min(settings.steps, settings.group_size, settings.data.prompts_per_step, settings.cadence.keep) >= 1
     assert 0 < settings.sampling.temperature <= 100 and 0 < settings.sampling.top_p <= 1
     for optimization in (settings.optimizer, settings.critic_optimizer, settings.supervised.optimizer):

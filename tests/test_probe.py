@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from grpo_jax import train
+from grpo_jax.collect.draw import Draw
+from grpo_jax.collect.select import make_collector
 from grpo_jax.learner import completion_logprobs
-from grpo_jax.run import checkpoint, collect, observers
+from grpo_jax.run import checkpoint, observers
+from grpo_jax.run.open import make_run_learner, open_run, open_splits
 from grpo_jax.types import Experience, Rollout
 from tests import small_model, tiny_run
 
@@ -93,21 +96,21 @@ def test_with_one_update_a_rollout_the_probe_moves_and_the_ratio_does_not(probed
 
 
 def opened(workdir):
-    """(experiment, learner, observer) of the probed run."""
-    experiment, _, algorithm, shapes = train.open_run(config(**OBSERVED), workdir)
-    learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
-    return experiment, learner, observers.Observer(experiment, learner, shapes)
+    """(Run, learner, its Observers) of the probed run."""
+    run = open_run(config(**OBSERVED), workdir)
+    learner = make_run_learner(run, make_collector(run, open_splits(run)).aux)
+    return run, learner, observers.make_observers(run, learner)
 
 
 def test_a_change_of_the_policy_by_hand_moves_the_meter_by_the_computed_amount(probed):
-    experiment, _, observer = opened(probed[0])
+    run, _, observing = opened(probed[0])
     kept = aux_of(probed[1])
     assert kept['size'] == 3, 'no row is looked for'
     # without its last norm's scale every logit is 0, and each token has the chance 1 / V
     params = dict(probed[1].params, final_norm=jnp.zeros_like(probed[1].params['final_norm']))
     state = probed[1].replace(step=jnp.int32(11), params=params)
-    after, row = observer(state, Experience(*[None] * 6), None, (), kept['rollout'])
-    mask, uniform = kept['rollout'].loss_mask, -np.log(experiment.model_config.vocab_size)
+    after, row = observing.observe(state, Experience(*[None] * 6), None, Draw([], kept['rollout'], lambda: None))
+    mask, uniform = kept['rollout'].loss_mask, -np.log(run.model.config.vocab_size)
     change = uniform - kept['rollout'].logprobs
     shared = np.arange(mask.shape[1]) < kept['shared'][:, None]
     assert row['probe_logprob'] == pytest.approx(uniform, rel=1e-6)
@@ -120,12 +123,12 @@ def test_a_change_of_the_policy_by_hand_moves_the_meter_by_the_computed_amount(p
 def test_the_meter_is_what_the_policy_of_a_checkpoint_says(probed):
     workdir, state = probed
     kept, row = aux_of(state), tiny_run.rows(workdir)[4]
-    experiment, learner, _ = opened(workdir)
+    run, learner, _ = opened(workdir)
     params = checkpoint.read_tree(checkpoint.path_of(workdir, 4), {'params': learner.state.params}, partial=True)[
         'params'
     ]
     now = completion_logprobs(
-        params, kept['rollout'], experiment.model_config, temperature=1.0, chunk=64, remat='none'
+        params, kept['rollout'], run.model.config, temperature=1.0, chunk=64, remat='none'
     ).logprobs
     mask = kept['rollout'].loss_mask
     assert row['probe_logprob'] == pytest.approx(np.mean(np.asarray(now)[mask]), abs=1e-5)

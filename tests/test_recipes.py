@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from grpo_jax import PACKAGE, data, diagnose, train
+from grpo_jax import PACKAGE, data, diagnose
 from grpo_jax.configs import default
 from grpo_jax.configs.recipes import settings
 from grpo_jax.learner.programs import check_sizes
 from grpo_jax.models import families
-from grpo_jax.run.experiment import check_context
+from grpo_jax.run.open import check_context, make_algorithm
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import mesh
 from grpo_jax.sharding.batches import Shapes
@@ -68,7 +68,7 @@ def test_every_number_of_a_recipe_that_is_no_default_has_a_source_or_is_called_a
 @pytest.mark.parametrize('name', ROWS)
 def test_a_recipe_can_be_opened_and_cut_as_it_says(name):
     config = CONFIGS[name]
-    opened, algorithm = Settings.from_config(config), train.choose_algorithm(config)
+    opened, algorithm = Settings.from_config(config), make_algorithm(config)
     shapes = Shapes(
         opened.data.prompts_per_step,
         config.rollout.group_size,
@@ -88,4 +88,5 @@ def test_a_recipe_is_within_the_published_ranges_for_a_model_of_its_size(name):
     shape = path if os.path.isdir(os.path.join(MODELS, path)) else published.get(size, 'Qwen2.5-32B')
     assert diagnose.advise(config, families.load_config(os.path.join(MODELS, shape))) == []
     if shape == path:
-        check_context(Settings.from_config(config), os.path.join(MODELS, shape))
+        opened = Settings.from_config(config)
+        check_context(opened.data.max_prompt_tokens + opened.sampling.max_tokens, os.path.join(MODELS, shape))

@@ -1,14 +1,17 @@
 """When the reference policy is renewed, by what, and that a resumed run does the same."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax import train
+from grpo_jax.collect.options import Collection
+from grpo_jax.collect.policies import make_renewal
 from grpo_jax.errors import BadInput
-from grpo_jax.run import checkpoint, reference
-from grpo_jax.run.collect import Collection
+from grpo_jax.run import checkpoint
 from grpo_jax.run.settings import Settings
 from grpo_jax.types import TrainState
 from tests import tiny_run
@@ -28,7 +31,7 @@ def refreshed(tmp_path, section, state):
     checkpoints = checkpoint.manager(str(tmp_path), keep=2)
     settings = Settings.from_config(tiny_run.config(preset='grpo', algorithm__kl_coef=0.5))
     settings = settings._replace(collection=Collection(**{'reference_mix': 0.25} | section))
-    new, renewed = reference.refresh(settings, checkpoints, state, state)
+    new, renewed = make_renewal(SimpleNamespace(settings=settings), checkpoints, state)(state)
     checkpoints.close()
     return np.asarray(new.ref_params['w']), float(new.aux['coefficients']['kl_coef']), renewed
 

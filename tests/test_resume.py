@@ -80,7 +80,7 @@ def kill_when_rows(workdir, count, delay, *flags):
 
 
 def params(workdir):
-    return jax.device_get(evaluate.load_policy(evaluate.reopen(str(workdir))))
+    return jax.device_get(evaluate.open_policy(evaluate.open_recorded(str(workdir)))[0])
 
 
 @pytest.fixture(scope='module')

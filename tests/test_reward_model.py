@@ -16,7 +16,7 @@ from grpo_jax.learner.programs import make_reward_learner
 from grpo_jax.learner.reward_model import labelled, pairwise
 from grpo_jax.models import hf
 from grpo_jax.rewards import model, process
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import make_policy, open_config, open_split
 from grpo_jax.run.settings import RewardModelOptions
 from grpo_jax.sharding import batches
 from grpo_jax.types import Example
@@ -59,6 +59,13 @@ def letters(folder, count=96):
     return {'folder': str(folder), 'least': 1.0}
 
 
+def read(run, objective, split):
+    """The labelled examples of a Run's split."""
+    settings, tokenizer = run.settings, run.model.tokenizer
+    most, name = settings.sampling.max_tokens, settings.data.name
+    return reward_model.read_labelled(open_split(run, split), objective, tokenizer, settings.reward_model, most, name)
+
+
 # losses
 
 
@@ -74,24 +81,18 @@ def test_losses_by_hand():
 def test_microbatches_change_nothing_and_part_no_pair(tmp_path):
     made = config(reward_model__objective='pairwise', data__name='rollouts')
     made.data.options = letters(tmp_path)
-    experiment, objective = open_experiment(made, str(tmp_path / 'run')), reward_model.OBJECTIVES['pairwise']
-    examples, shapes = (
-        reward_model.read_labelled(experiment, objective, 'train'),
-        experiment.shapes(8, objective.completions),
-    )
-    batch = batches.put_rows(reward_model.labelled_batch(experiment, examples, np.arange(8), shapes), experiment.mesh)
+    run, objective = open_config(made, str(tmp_path / 'run')), reward_model.OBJECTIVES['pairwise']
+    shapes, pad_token = run.settings.shapes(8, objective.completions), run.settings.sampling.pad_token
+    examples = read(run, objective, 'train')
+    batch = batches.put_rows(reward_model.labelled_batch(examples, np.arange(8), shapes, pad_token), run.mesh)
     updated = []
     for microbatches, remat, offload in ((1, 'none', ()), (4, 'dots', ('optimizer',))):
         learning = Learning(microbatches=microbatches, remat=remat, offload=frozenset(offload))
-        optimizer = build_optimizer(experiment.settings.supervised.optimizer, 1)
-        learner = make_reward_learner(
-            experiment.model_config, objective.loss, optimizer, experiment.devices, shapes, learning
-        )
-        state = learner.initial(experiment.params())
+        optimizer = build_optimizer(run.settings.supervised.optimizer, 1)
+        learner = make_reward_learner(run.model.config, objective.loss, optimizer, run.mesh, shapes, learning)
+        state = learner.initial(make_policy(run))
         # a head of zeros sends no gradient to the decoder
-        state = state.replace(
-            params=state.params | {'value_head': jnp.linspace(-0.1, 0.1, experiment.model_config.width)}
-        )
+        state = state.replace(params=state.params | {'value_head': jnp.linspace(-0.1, 0.1, run.model.config.width)})
         updated.append(jax.device_get(learner.update(state, batch)[1]))
     metrics, again = updated
     assert metrics['loss'] == pytest.approx(again['loss'], abs=1e-6)
@@ -260,9 +261,9 @@ def test_a_stopped_run_goes_on_exactly_and_its_folder_scores_as_it_did(tmp_path,
 
 
 def test_a_completion_is_read_as_it_was_in_training(tmp_path):
-    experiment = open_experiment(config(), str(tmp_path))
-    examples = reward_model.read_labelled(experiment, reward_model.OBJECTIVES['steps'], 'test')
+    run = open_config(config(), str(tmp_path))
+    examples = read(run, reward_model.OBJECTIVES['steps'], 'test')
     for example, (row,), (marks,) in zip(*examples.dataset[:1], examples.completions, examples.marks, strict=True):
         text = ' '.join(example.meta['steps'])
-        ids, last = process.tokenize(experiment.tokenizer, [step for step, _ in process.split(text, ' ')], ' ')
+        ids, last = process.tokenize(run.model.tokenizer, [step for step, _ in process.split(text, ' ')], ' ')
         assert row == ids and [place for place, _ in marks] == last[: len(marks)]

@@ -74,7 +74,7 @@ def test_figures_of_written_rows_by_hand():
 
 
 def test_samples_that_were_killed_go_on_and_are_the_same(workdir, samples, tmp_path, monkeypatch):
-    made, (path, whole) = [], (sample.shard_rows, contents(samples[0]))
+    made, (path, whole) = [], (sample.rollout_rows, contents(samples[0]))
 
     def killed(*arguments):
         if made:
@@ -83,13 +83,13 @@ def test_samples_that_were_killed_go_on_and_are_the_same(workdir, samples, tmp_p
         return made[0]
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(sample, 'shard_rows', killed)
+        patched.setattr(sample, 'rollout_rows', killed)
         sample.run(None, workdir, str(tmp_path / 'to'), REQUEST)
     assert list(contents(tmp_path / 'to')) == ['000000.jsonl', 'sampling.json']
     sample.run(None, workdir, str(tmp_path / 'to'), REQUEST)
     assert contents(tmp_path / 'to') == whole
     # and when everything is there, nothing is sampled
-    monkeypatch.setattr(sample, 'shard_rows', None)
+    monkeypatch.setattr(sample, 'make_run_sampler', None)
     assert sample.run(None, workdir, str(tmp_path / 'to'), REQUEST) == samples[1]
 
 

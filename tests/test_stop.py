@@ -53,7 +53,7 @@ def config():
 def assert_equal(workdir, straight):
     for name in ('cold_start/metrics.jsonl', 'metrics.jsonl', 'evaluations.jsonl'):
         assert (workdir / name).read_bytes() == (straight / name).read_bytes(), name
-    policies = [evaluate.load_policy(evaluate.reopen(str(folder))) for folder in (workdir, straight)]
+    policies = [evaluate.open_policy(evaluate.open_recorded(str(folder)))[0] for folder in (workdir, straight)]
     jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, policies))
 
 
@@ -97,7 +97,7 @@ class Failing:
 def test_an_exception_saves_the_last_finished_step(tmp_path, monkeypatch, capsys):
     changed = tiny_run.config(steps=3, supervised__updates=0, checkpoint__every=100, data__prompts_per_step=4)
     changed.reward.parts, changed.reward.verifier = (('mine', 1.0),), ''
-    monkeypatch.setattr(evaluate, 'evaluate', lambda *_: {'greedy': 0.0})  # which calls the reward too
+    monkeypatch.setattr(evaluate.Evaluator, '__call__', lambda *_: {'greedy': 0.0})  # which calls the reward too
     rewarded = Failing(2 * 16 + 5)  # in step 2, of 16 completions each
     with pytest.raises(Exception, match='the service is away'):
         train.run(changed, str(tmp_path / 'run'), functions={'mine': rewarded})

@@ -11,6 +11,7 @@ import pytest
 
 from grpo_jax import train
 from grpo_jax.errors import BadInput
+from grpo_jax.run.open import open_run
 from grpo_jax.tools import export
 from tests import small_model, tiny_run
 
@@ -69,7 +70,7 @@ def test_other_forms_run(request, folders, tmp_path, changes):
 
 def refused(run_config, tmp_path, words):
     with pytest.raises(BadInput, match=words):
-        train.open_run(run_config, str(tmp_path / 'run'))
+        open_run(run_config, str(tmp_path / 'run'))
     assert not (tmp_path / 'run').exists()
 
 

@@ -22,7 +22,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.run import writer
 from grpo_jax.run.rows import append_event, recorded_events
 from grpo_jax.run.settings import Settings
-from grpo_jax.run.writer import Subject, Tracking, open_writer
+from grpo_jax.run.writer import Subject, Tracking, Writer
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -68,7 +68,7 @@ def write(workdir, steps, first=0, names=writer.NAMES, total=4):
     """The steps of a run from `first` on, with the evaluation before the first one."""
     os.makedirs(workdir, exist_ok=True)
     subject = Subject(Tracking(names, 'mine'), CONFIG)
-    with open_writer(str(workdir), first, total, 'train', (), subject) as writer:
+    with Writer(str(workdir), first, total, 'train', (), subject) as writer:
         if first == 0:
             writer.evaluation(0, {'greedy': 0.25, 'pass@1': 0.5})
         for step in steps:
@@ -91,7 +91,7 @@ def test_a_tracker_gets_the_rows_of_the_files_and_the_config(fakes, tmp_path, ca
 
 def test_events_go_to_a_tracker_once(fakes, tmp_path):
     subject = Subject(Tracking(('wandb',)), CONFIG)
-    with open_writer(str(tmp_path), 0, 4, 'train', (), subject) as writer:
+    with Writer(str(tmp_path), 0, 4, 'train', (), subject) as writer:
         append_event(tmp_path, 0, 'diagnosis', monitor='dead_run', seen='nothing')
         append_event(tmp_path, 0, 'diagnosis', monitor='truncation', seen='all')
         writer.step(0, {'reward': 1.0}, {})
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_is_the_same_run_in_each_tracker_and_repeats_no_step(
         }
         first, second = (begun['id' if name == 'wandb' else 'name'] for begun in fake.begun)
         assert first == second and re.fullmatch(r'runs-x-[0-9a-f]{8}', first)
-    assert json.loads((tmp_path / 'runs' / 'x' / writer.FILE).read_text()) == {'id': first}
+    assert json.loads((tmp_path / 'runs' / 'x' / writer.IDS_FILE).read_text()) == {'id': first}
 
 
 def test_two_runs_of_one_name_are_two_runs(fakes, tmp_path):
@@ -132,7 +132,7 @@ def test_two_runs_of_one_name_are_two_runs(fakes, tmp_path):
 
 def test_a_run_without_a_step_left_begins_nothing(fakes, tmp_path):
     write(tmp_path, [], first=4)
-    assert not fakes['wandb'].begun and not (tmp_path / writer.FILE).exists()
+    assert not fakes['wandb'].begun and not (tmp_path / writer.IDS_FILE).exists()
 
 
 @pytest.mark.parametrize('when', ['init', 'step 0', 'step 2', 'finish'])
@@ -225,7 +225,7 @@ def run_really(name, tmp_path):
         timeout=120,
     )
     assert done.returncode == 0 and name not in done.stderr, done.stderr
-    return json.loads((tmp_path / 'runs' / 'x' / writer.FILE).read_text())['id']
+    return json.loads((tmp_path / 'runs' / 'x' / writer.IDS_FILE).read_text())['id']
 
 
 def leveldb_records(path):
@@ -348,7 +348,7 @@ def test_rollouts_of_nothing_are_no_histogram(tmp_path):
 
 
 def test_the_rollouts_that_are_dumped_come_to_tensorboard(tmp_path):
-    with open_writer(str(tmp_path), 0, 2, 'train') as writer:
+    with Writer(str(tmp_path), 0, 2, 'train') as writer:
         writer.rollouts(0, iter(rollout_rows('2')))
     assert len((tmp_path / 'rollouts' / '000000.jsonl').read_text().splitlines()) == 8
     assert (0, 'rollout/reward') in summaries(tmp_path / 'tensorboard')

@@ -12,7 +12,8 @@ import rich.console
 from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files
-from grpo_jax.run import cli, console, experiment, recorded
+from grpo_jax.run import cli, config_file, console
+from grpo_jax.run.open import open_config
 from grpo_jax.text import Activity, escape
 from grpo_jax.tools import export, show
 from tests import tiny_run
@@ -25,7 +26,7 @@ CODE = "open({!r}, 'w').close()\ndef reward(completion, example): return 1.0\nde
 def run(tmp_path):
     """(workdir of a run that was begun, the file that its own code writes when it runs, path of that code)."""
     workdir, trace, file = tmp_path / 'run', tmp_path / 'has run', tmp_path / 'theirs.py'
-    experiment.claim(experiment.open_experiment(tiny_run.config(), str(workdir)))
+    tiny_run.record(open_config(tiny_run.config(), str(workdir)))
     file.write_text(CODE.format(str(trace)))
     return workdir, trace, str(file)
 
@@ -52,7 +53,7 @@ def test_code_that_a_workdir_names_is_not_run(run, tmp_path, place):
     workdir, trace, file = run
     change(workdir, lambda config: NAMED[place](config, file))
     for attempt in (
-        lambda: evaluate.reopen(str(workdir)),
+        lambda: evaluate.open_recorded(str(workdir)),
         lambda: evaluate.run(None, str(workdir), None, 1, 'test'),
         lambda: export.export(str(workdir), str(tmp_path / 'out'), 'float32'),
     ):
@@ -65,18 +66,18 @@ def test_code_of_another_ending_is_code_too(run):
     workdir, _, file = run
     change(workdir, lambda config: config['reward']['parts'].append([f'{file}c:reward', 0.5]))
     with pytest.raises(BadInput, match=r'theirs\.pyc:reward'):
-        evaluate.reopen(str(workdir))
+        evaluate.open_recorded(str(workdir))
 
 
 def test_a_workdir_that_is_trusted_runs_its_code(run):
     workdir, trace, file = run
     change(workdir, lambda config: NAMED['a reward'](config, file))
-    opened = evaluate.reopen(str(workdir), trust=True)
-    assert trace.exists() and 'reward' in opened.reward_functions.parts
+    opened = evaluate.open_recorded(str(workdir), trust=True)
+    assert trace.exists() and 'reward' in opened.rewards.parts
 
 
 def test_a_workdir_that_names_the_packages_own_pieces_needs_no_trust(run):
-    assert evaluate.reopen(str(run[0])).reward_functions.verifier == 'numeric'
+    assert evaluate.open_recorded(str(run[0])).rewards.verifier == 'numeric'
 
 
 @pytest.mark.parametrize('command', ['evaluate', 'export'])
@@ -107,7 +108,7 @@ def test_the_commands_refuse_in_one_line_that_names_file_and_flag(run, tmp_path,
 def test_a_workdir_with_a_config_of_wrong_types_is_refused(run, damage):
     change(run[0], damage)
     with pytest.raises(BadInput, match=r'bring back|earlier version'):
-        recorded.read_recorded(str(run[0]), trust=True)
+        config_file.read_recorded(str(run[0]), trust=True)
 
 
 @pytest.mark.parametrize('name', ['config.json', 'model'])
@@ -116,7 +117,7 @@ def test_a_workdir_is_read_in_its_own_place(run, name):
     (workdir / name).rename(elsewhere)
     (workdir / name).symlink_to(elsewhere)
     with pytest.raises(BadInput, match='lies outside'):
-        evaluate.reopen(str(workdir))
+        evaluate.open_recorded(str(workdir))
 
 
 @pytest.mark.parametrize('ending', ['', '.writing'])

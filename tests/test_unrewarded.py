@@ -7,7 +7,7 @@ import pytest
 
 from grpo_jax import rewards, train
 from grpo_jax.errors import BadInput
-from grpo_jax.run import unrewarded
+from grpo_jax.run.loop import check_rewarded
 from grpo_jax.run.rows import drop_events, recorded_events
 from tests import tiny_run
 
@@ -23,7 +23,7 @@ NONE = rewarded(np.nan, np.inf)
 
 
 def test_a_step_without_a_reward_is_an_event_that_names_the_parts(tmp_path, caplog):
-    unrewarded.check(tmp_path, 4, NONE)
+    check_rewarded(tmp_path, 4, NONE)
     assert recorded_events(tmp_path) == [
         {'step': 4, 'event': 'rewards', 'completions': 2, 'without_reward': {'first': 2, 'second': 2}}
     ]
@@ -31,24 +31,24 @@ def test_a_step_without_a_reward_is_an_event_that_names_the_parts(tmp_path, capl
 
 
 def test_a_step_with_one_reward_is_none(tmp_path):
-    unrewarded.check(tmp_path, 4, rewarded(np.nan, 0.0))
+    check_rewarded(tmp_path, 4, rewarded(np.nan, 0.0))
     assert not os.listdir(tmp_path)
 
 
 def test_three_steps_in_a_row_end_the_run(tmp_path):
     for step in (0, 1, 3, 4):
-        unrewarded.check(tmp_path, step, NONE)
+        check_rewarded(tmp_path, step, NONE)
     with pytest.raises(BadInput, match=r"'first', 'second'\].* 3 steps in a row \(steps 3 to 5\): first gives 2"):
-        unrewarded.check(tmp_path, 5, NONE)
+        check_rewarded(tmp_path, 5, NONE)
 
 
 def test_the_count_goes_on_where_a_run_was_stopped(tmp_path):
     for step in (3, 4):
-        unrewarded.check(tmp_path, step, NONE)
+        check_rewarded(tmp_path, step, NONE)
     drop_events(tmp_path, 4)  # what a resume from the checkpoint of step 4 does
-    unrewarded.check(tmp_path, 4, NONE)
+    check_rewarded(tmp_path, 4, NONE)
     with pytest.raises(BadInput, match='steps 3 to 5'):
-        unrewarded.check(tmp_path, 5, NONE)
+        check_rewarded(tmp_path, 5, NONE)
 
 
 def test_a_run_whose_reward_breaks_ends_in_one_line_also_when_it_is_resumed(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 
 from grpo_jax.configs import arithmetic
+from grpo_jax.run.open import open_train_split, record_run
 
 # on the command line, what all small runs of the arithmetic demo share
 FLAGS = [
@@ -33,6 +34,12 @@ def config(**changes):
             section = section[part]
         section[key] = value
     return small
+
+
+def record(run, step=0, steering=None):
+    """Makes the workdir of a Run that of one that has begun, as train.run does."""
+    train, origins = open_train_split(run, steering), run.settings.data.origins
+    record_run(run.workdir, run.settings.recorded, run.model.folder, origins, train, step)
 
 
 def rows(workdir, name='metrics.jsonl'):

@@ -4,23 +4,16 @@ Builders take a Run; every other function takes what it reads of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import contextlib
 import dataclasses
-import datetime
 import filecmp
 import glob
-import importlib.metadata
 import logging
 import os
-import platform
-import shlex
-import subprocess
-import sys
 from typing import Any, NamedTuple
 
 import jax
 
-from grpo_jax import PACKAGE, __version__, algorithms, data, diagnose, rewards
+from grpo_jax import algorithms, data, diagnose, rewards
 from grpo_jax.algorithms import Algorithm, pieces
 from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.collect import policies
@@ -45,9 +38,6 @@ from grpo_jax.text import during
 from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
-ENVIRONMENT = 'environment.json'  # in the workdir
-# those of them that are installed
-PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
 MAKING = 'branching'  # the folder in a branch's workdir in which it is made
 
 
@@ -516,7 +506,7 @@ def record_run(
     with files.writing(workdir):
         os.makedirs(workdir, exist_ok=True)
         if processes.is_first():
-            record_environment(workdir)
+            steering.record_environment(workdir)
             hf.copy_files(model_folder, os.path.join(workdir, 'model'))
     record_origins(workdir, with_digests(origins, train, workdir))
     steering.record(workdir, step or 0, steering.changes(workdir, recorded))
@@ -569,84 +559,3 @@ def are_same_data(origins: Sequence[data.Origin], train: data.Dataset, workdir: 
         return True
     digests = {origin.digest for origin in began} - {''}
     return len(digests) == 1 and digests == {digest_of(train)}
-
-
-def record_environment(workdir: str) -> None:
-    """Adds this process to the list in workdir/environment.json, which has an entry for each time that the run began.
-
-    A warning names what differs from the first entry in code or jax.
-    """
-    path = os.path.join(workdir, ENVIRONMENT)
-    entries = _read_environments(path) if os.path.exists(path) else []
-    entry = describe_environment()
-    json_file.write(path, [*entries, entry])
-    if entries:
-        for name, then, now in _environment_differences(entries[0], entry):
-            logger.warning('%s was begun with %s %s, and goes on with %s', workdir, name, then, now)
-
-
-def _read_environments(path):
-    with contextlib.suppress(BadInput, TypeError):
-        entries = json_file.read(path)
-        if all(isinstance(entry, dict) for entry in entries):
-            return entries
-    raise BadInput('environment of the run', path, 'is no list of environments; move the file away')
-
-
-def _environment_differences(first, now):
-    """(name, value then, value now) of the code and of jax, where they differ."""
-    for name, read in [
-        ('grpo_jax', lambda entry: code_name(entry.get('code', {}))),
-        ('jax', lambda entry: entry.get('packages', {}).get('jax')),
-    ]:
-        if read(first) != read(now):
-            yield name, read(first), read(now)
-
-
-def code_name(code: dict[str, Any]) -> str:
-    """Version, commit and edits of an entry's code, in words."""
-    commit, edits = code.get('commit'), ' with edits' * bool(code.get('edited'))
-    return f'{code.get("version")}' + (f' at commit {commit[:12]}{edits}' if commit else '')
-
-
-def describe_environment() -> dict[str, Any]:
-    """The environment of this process, as JSON takes it."""
-    devices = jax.devices()
-    return {
-        'begun': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-        'command': shlex.join(sys.orig_argv),
-        'code': {'version': __version__} | _commit(os.path.dirname(PACKAGE)),
-        'python': platform.python_version(),
-        'packages': {name: version for name in PACKAGES if (version := _installed_version(name))},
-        'devices': {
-            'platform': devices[0].platform,
-            'kind': devices[0].device_kind,
-            'count': len(devices),
-            'processes': jax.process_count(),
-        },
-    }
-
-
-def _installed_version(name):
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit(root: str) -> dict[str, Any]:
-    """The commit of the clone at root, and whether package or configs were edited since; {} where there is no clone."""
-    if not os.path.exists(os.path.join(root, '.git')):  # an installed package may lie in a clone of something else
-        return {}
-    git = ['git', '-c', f'safe.directory={root}', '-C', root]
-    try:
-        commit = _output([*git, 'rev-parse', 'HEAD'])
-        edits = _output([*git, 'status', '--porcelain', '--', 'grpo_jax', 'configs'])
-    except (OSError, subprocess.SubprocessError):  # no git, or no commit
-        return {}
-    return {'commit': commit, 'edited': bool(edits)}
-
-
-def _output(command):
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    return done.stdout.strip()

@@ -21,7 +21,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, hub, json_file, processes
 from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.models import hf, lora, peft
-from grpo_jax.run import checkpoint, cli, config_file, environment, steering
+from grpo_jax.run import checkpoint, cli, config_file, steering
 from grpo_jax.text import escape
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
@@ -43,31 +43,31 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
     if push and processes.speaks():
         hub.check_upload('--push', push)
-    experiment = evaluate.reopen(workdir, trust)
-    model = experiment.settings.model
+    run = evaluate.open_recorded(workdir, trust)
+    model, model_config = run.settings.model, run.model.config
     if adapter and (not model.lora.rank or model.random_init):
         reason = 'the run has no adapters' if not model.lora.rank else 'the weights beside them are in no folder'
         raise BadInput('--adapter', True, f'{reason}; export without it')
     if adapter:
-        peft.check_family('--adapter', True, experiment.model_config)
-        if push and not base_model(experiment.config.to_dict()):
+        peft.check_family('--adapter', True, model_config)
+        if push and not base_model(run.settings.recorded):
             raise BadInput(
                 '--push',
                 push,
                 f'would have adapters of model.path = {model.path!r}, a folder that nobody else has; push without '
                 '--adapter, or begin a run from the name of the model on the hub',
             )
-    policy, step = evaluate.load_policy_and_step(experiment)
+    policy, step = evaluate.open_policy(run)
     policy = processes.fetch(policy)
     if not processes.is_first():
         return
     with atomic_folder(out) as temporary:
         if adapter:
             trained, _ = lora.split(policy)
-            peft.save_adapters(temporary, trained, experiment.model_config, model.lora, model.path, DTYPES[dtype])
+            peft.save_adapters(temporary, trained, model_config, model.lora, model.path, DTYPES[dtype])
         else:
             params = jax.device_get({**policy, 'layers': lora.merge(policy['layers'])})
-            hf.save(temporary, os.path.join(workdir, 'model'), params, experiment.model_config, DTYPES[dtype])
+            hf.save(temporary, os.path.join(workdir, 'model'), params, model_config, DTYPES[dtype])
         name = push or os.path.basename(os.path.abspath(out))
         write_card(temporary, workdir, step, name, adapter)
     if push:
@@ -217,11 +217,11 @@ def _settings(config) -> Iterator[str]:
 
 
 def _provenance(workdir) -> Iterator[str]:
-    entries = _read(workdir, environment.FILE)
+    entries = _read(workdir, steering.ENVIRONMENT)
     entry = _object(entries[-1]) if isinstance(entries, list) and entries else {}
     programs = _object(_read(workdir, 'programs.json'))
     yield from ('', '## Versions', '')
-    yield f'- grpo_jax {_code(environment.code_name(_object(entry.get("code"))))}, Python {_code(entry.get("python"))}'
+    yield f'- grpo_jax {_code(steering.code_name(_object(entry.get("code"))))}, Python {_code(entry.get("python"))}'
     yield from (f'- {name} {_code(value)}' for name, value in _object(entry.get('packages')).items())
     devices = _object(entry.get('devices'))
     yield f'- {_code(devices.get("count"))} devices {_code(devices.get("kind"))}'

@@ -20,14 +20,14 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.models.lora import turn_off
 from grpo_jax.run import cli, console
-from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.loop import owns_workdir
+from grpo_jax.run.open import record_origins, recorded_origins
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
-from grpo_jax.run.workdir import owning
 from grpo_jax.tools import export
 
 
-@owning
+@owns_workdir
 def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[str, Any]]:
     """One dict an iteration: evaluation.json of its reward model, and the policy's last evaluation in 'policy'.
 

@@ -20,10 +20,10 @@ from grpo_jax import sample, supervised, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.run import cli, config_file, console
-from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.loop import owns_workdir
+from grpo_jax.run.open import make_algorithm, record_origins, recorded_origins
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
-from grpo_jax.run.workdir import owning
 from grpo_jax.tools import export
 
 COMMANDS = {'supervised': supervised, 'train': train, 'sample': sample}
@@ -56,7 +56,7 @@ def begin_with(config: Any, workdir: str, name: str) -> None:
     config.model.path, config.model.random_init, config.model.lora.path = policy_folder(workdir, name), False, ''
 
 
-@owning
+@owns_workdir
 def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float]]]:
     """The evaluations of each stage that has some, by its name; runs what is not done yet.
 
@@ -124,7 +124,7 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
             raise BadInput(f'config of stage {stage.name}', stage.config, 'must be one of default.py, changed')
         settings = Settings.from_config(stage.config)
         if stage.command == 'train':
-            train.choose_algorithm(stage.config)
+            make_algorithm(stage.config)
         if stage.command == 'supervised' and not settings.supervised.updates:
             raise BadInput(f'supervised.updates of stage {stage.name}', 0, 'nothing to do; set the number of updates')
         for name, earlier in trained.items():

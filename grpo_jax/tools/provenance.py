@@ -18,7 +18,7 @@ import jax
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.run import checkpoint, cli, environment, steering, writer
+from grpo_jax.run import checkpoint, cli, steering, writer
 from grpo_jax.run.rows import EVENTS, recorded_events
 from grpo_jax.text import escape
 
@@ -30,8 +30,8 @@ def describe_run(workdir: str) -> Iterator[str]:
     """Lines about what a run was made from: code, packages, devices, data, programs, and what has happened to it."""
     config = json_file.read_object(_existing(workdir, 'config.json'))
     yield f'run {workdir}: seed {config.get("seed")}, {len(_rows(workdir, "metrics.jsonl"))} steps'
-    for entry in _read(workdir, environment.FILE, []):
-        code, devices = environment.code_name(entry.get('code', {})), entry.get('devices', {})
+    for entry in _read(workdir, steering.ENVIRONMENT, []):
+        code, devices = steering.code_name(entry.get('code', {})), entry.get('devices', {})
         packages = ', '.join(f'{name} {version}' for name, version in entry.get('packages', {}).items())
         yield f'begun {entry.get("begun")} by grpo_jax {code}: {entry.get("command")}'
         yield f'  on {devices.get("count")} {devices.get("kind")} of {devices.get("processes")} processes'
@@ -63,7 +63,7 @@ def in_words(workdir: str, other: str) -> Iterator[str]:
     else:
         yield f'{len(changed)} settings differ' if len(changed) > 1 else 'one setting differs'
         yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
-    entries = [_read(folder, environment.FILE, []) for folder in (workdir, other)]
+    entries = [_read(folder, steering.ENVIRONMENT, []) for folder in (workdir, other)]
     one, two = (_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
     for part in ('code', 'packages', 'devices'):
         for key, a, b in steering.differences(_object(one.get(part)), _object(two.get(part))):
@@ -93,7 +93,7 @@ def verify(workdir: str) -> Iterator[str]:
     _existing(workdir, 'config.json')
     for name in TEXTS:
         path = os.path.join(workdir, name)
-        if os.path.exists(path) or name in ('config.json', environment.FILE):
+        if os.path.exists(path) or name in ('config.json', steering.ENVIRONMENT):
             try:
                 json_file.read(path)
             except BadInput as error:

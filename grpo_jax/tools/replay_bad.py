@@ -14,14 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import algorithms, evaluate, train
+from grpo_jax import algorithms, evaluate
+from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
+from grpo_jax.learner.experience import abstract_history
 from grpo_jax.learner.logprobs import Head, choose_chunk, rollout_logprobs
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.learner.update import anchored
 from grpo_jax.models.linear import in_dtype
-from grpo_jax.run import checkpoint, cli, collect
-from grpo_jax.run.history import History
+from grpo_jax.run import checkpoint, cli
+from grpo_jax.run.open import make_algorithm, make_run_learner, make_whole_policy, open_splits
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.text import escape
 from grpo_jax.types import Experience
@@ -36,31 +38,29 @@ def run(
     """Lines about the skipped update of a step: what is not finite in its batch and in its loss, and the update again.
 
     rows: how many tokens are named of each kind; algorithm and functions: as train.run has had them;
-    trust: see evaluate.reopen.
+    trust: see evaluate.open_recorded.
     """
     experience = checkpoint.load_bad_batch(workdir, step)
-    experiment = evaluate.reopen(workdir, trust, functions)
-    experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
-    algorithm = train.choose_algorithm(experiment.config, algorithm)
-    shapes = collect.step_shapes(experiment, algorithm)
-    collector = collect.Collector(experiment, shapes)
-    learner = experiment.learner(algorithm, shapes, collector.aux() | History(algorithm, collector.examples).aux())
-    with experiment.reward_functions:
+    run = evaluate.open_recorded(workdir, trust, functions)
+    run = dataclasses.replace(run, algorithm=make_algorithm(run.settings.config, algorithm))
+    algorithm, learning, model_config = run.algorithm, run.settings.learning, run.model.config
+    collector = make_collector(run, open_splits(run))
+    learner = make_run_learner(run, collector.aux | abstract_history(algorithm, len(collector.examples)))
+    with run.rewards:
         chosen, remark = choose_checkpoint(workdir, step)
         yield f'step {step} of {workdir}, with the parameters of checkpoint {chosen}{remark}'
         path = checkpoint.path_of(workdir, chosen)
         state = checkpoint.read_tree(path, without_frozen(learner.state))
-        state = state.replace(params=checkpoint.with_frozen(experiment, state.params, path))
-    names = _Names(experiment.tokenizer, experience, rows)
+        state = state.replace(params=make_whole_policy(run, state.params, path))
+    names = _Names(run.model.tokenizer, experience, rows)
     yield from names.describe({'rollout.logprobs': experience.rollout.logprobs}, 'of the batch')
     yield from names.describe({name: getattr(experience, name) for name in FINITE}, 'of the batch')
-    learning = experiment.settings.learning
-    chunk = choose_chunk(learning.chunk, experiment.model_config.vocab_size, experiment.mesh)
+    chunk = choose_chunk(learning.chunk, model_config.vocab_size, run.mesh)
     head = Head(learning.temperature, chunk, algorithm.needs_entropy_gradient)
-    on_mesh = batches.put_rows(experience, experiment.mesh)
-    options = compiled.repeatable_on(experiment.mesh.devices.flat[0])
+    on_mesh = batches.put_rows(experience, run.mesh)
+    options = compiled.repeatable_on(run.mesh.devices.flat[0])
     computed = jax.jit(_computed, static_argnums=(3, 4, 5, 6), compiler_options=options)(
-        state.params, on_mesh, state.aux['coefficients'], algorithm, experiment.model_config, head, learning
+        state.params, on_mesh, state.aux['coefficients'], algorithm, model_config, head, learning
     )
     yield from names.describe(jax.device_get(computed), 'with these parameters')
     state = state.replace(step=jnp.full_like(state.step, step))

@@ -10,16 +10,17 @@ from typing import Any
 
 from absl import flags
 
-from grpo_jax import data, train
+from grpo_jax import data
 from grpo_jax.models import hf
 from grpo_jax.run import cli
+from grpo_jax.run.open import make_algorithm
 from grpo_jax.run.settings import Settings
 from grpo_jax.text import escape
 
 
 def lines(config: Any, count: int) -> Iterator[str]:
     """Yields the lines to print for the first `count` prompts of step 0, and the tokens that end a completion."""
-    train.choose_algorithm(config)
+    make_algorithm(config)
     settings = Settings.from_config(config)
     folder = hf.find(settings.model.path)
     tokenizer = hf.load_tokenizer(folder)

@@ -30,9 +30,9 @@ from grpo_jax.hosts import json_file
 from grpo_jax.hosts.files import atomic_folder, writing
 from grpo_jax.run import cli, console
 from grpo_jax.run.console import BLUE, GREY, INK, make_panels, series
-from grpo_jax.run.origins import record_origins, recorded_origins
+from grpo_jax.run.loop import owns_workdir
+from grpo_jax.run.open import record_origins, recorded_origins
 from grpo_jax.run.rows import read_rows
-from grpo_jax.run.workdir import owning
 from grpo_jax.text import escape
 
 # columns of the table: name -> (heading, digits after the point)
@@ -55,7 +55,7 @@ Rows = list[dict[str, Any]]
 FILE = 'sources.json'  # of a sweep's workdir
 
 
-@owning
+@owns_workdir
 def run(
     get_config: Callable[..., Any],
     presets: Sequence[str],

@@ -15,7 +15,7 @@ from grpo_jax.data import files, rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import model as reward_models
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import open_config, open_split
 from grpo_jax.tools import show
 from grpo_jax.types import Example
 from tests import tiny_run
@@ -176,15 +176,16 @@ def test_a_chat_that_the_template_refuses_is_the_fault_of_its_row(tmp_path, toke
 ROWS = [{'prompt': '1+1=', 'answer': 2}, {'prompt': '1+2='}, {'prompt': '1+3=', 'answer': None}, {'prompt': '1+4='}]
 
 
-def experiment(folder, rows, **changes):
+def load_run(folder, rows, **changes):
+    """The train split of a run on these rows."""
     for split, part in [('train', rows), ('test', [{'prompt': '9+9=', 'answer': 18}])]:
         (folder / f'{split}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in part))
     changes = {'data__name': 'files', 'data__options': {'folder': str(folder)}} | changes
-    return open_experiment(tiny_run.config(**changes), str(folder / 'run'))
+    return open_split(open_config(tiny_run.config(**changes), str(folder / 'run')), 'train')
 
 
 def test_prompts_without_answers_are_loaded_where_no_verifier_is_set(tmp_path):
-    loaded = experiment(tmp_path, ROWS, reward__verifier='').load('train')
+    loaded = load_run(tmp_path, ROWS, reward__verifier='')
     assert [e.answer for e in loaded.examples] == ['2', '', '', ''] and [e.id for e in loaded.examples] == [0, 1, 2, 3]
 
 
@@ -192,9 +193,9 @@ def test_prompts_without_answers_are_refused_by_file_and_row_where_a_verifier_is
     with pytest.raises(
         BadInput, match=r'3 of 4 rows.* are malformed; the first is .*train.jsonl, line 2 = None: field'
     ):
-        experiment(tmp_path, ROWS).load('train')
+        load_run(tmp_path, ROWS)
     with pytest.raises(BadInput, match=r"train.jsonl, line 2 = None: field 'answer' must be text"):
-        experiment(tmp_path, ROWS[:2], data__strict=True).load('train')
+        load_run(tmp_path, ROWS[:2], data__strict=True)
 
 
 def test_a_mixture_loads_prompts_without_answers_too(tmp_path):

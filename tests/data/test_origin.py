@@ -14,11 +14,11 @@ import huggingface_hub.constants as constants
 import pytest
 
 from grpo_jax import data, evaluate, supervised, train
+from grpo_jax.collect import demonstrations
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
-from grpo_jax.run import demonstrations
-from grpo_jax.run.experiment import claim, open_experiment
+from grpo_jax.run.open import open_config, open_split
 from grpo_jax.tools import iterate, sweep
 from tests import hub_cache as cache
 from tests import small_model, tiny_run
@@ -329,28 +329,28 @@ def publish(folder, commit, rows):
 def test_a_run_reads_the_commit_that_it_began_with(hub_cache, tmp_path):
     workdir = str(tmp_path / 'run')
     publish(hub_cache, OLD, SUMS)
-    claim(open_experiment(sums(), workdir))
+    tiny_run.record(open_config(sums(), workdir))
     origin = {'path': 'me/sums', 'revision': '', 'commit': OLD, 'folder': ''}
     assert json.loads((tmp_path / 'run' / 'data.json').read_text()) == [origin]
     publish(hub_cache, NEW, SUMS[:3])  # main moves
-    assert len(open_experiment(sums(), str(tmp_path / 'another')).load('train').examples) == 3
-    for experiment in (open_experiment(sums(), workdir), evaluate.reopen(workdir)):
-        assert len(experiment.load('train').examples) == len(experiment.load('test').examples) == 8
+    assert len(open_split(open_config(sums(), str(tmp_path / 'another')), 'train').examples) == 3
+    for run in (open_config(sums(), workdir), evaluate.open_recorded(workdir)):
+        assert len(open_split(run, 'train').examples) == len(open_split(run, 'test').examples) == 8
     # another one that is to read the same
-    told = open_experiment(sums(), str(tmp_path / 'cold'), origins=[data.Origin(**origin)])
+    told = open_config(sums(), str(tmp_path / 'cold'), origins=[data.Origin(**origin)])
     assert told.settings.data.origins == (data.Origin(**origin),)
     with pytest.raises(BadInput, match=r"data.revision = 'main': was '' in "):
-        open_experiment(sums(data__revision='main'), workdir)
+        open_config(sums(data__revision='main'), workdir)
 
 
 def test_a_run_whose_commit_is_gone_is_refused_and_left_alone(hub_cache, tmp_path):
     workdir = str(tmp_path / 'run')
     publish(hub_cache, OLD, SUMS)
-    claim(open_experiment(sums(), workdir))
+    tiny_run.record(open_config(sums(), workdir))
     before = {path: path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()}
     (hub_cache / 'datasets--me--sums' / 'snapshots' / OLD).rename(tmp_path / 'gone')
     publish(hub_cache, NEW, SUMS)
-    for again in (lambda: open_experiment(sums(), workdir), lambda: evaluate.reopen(workdir)):
+    for again in (lambda: open_config(sums(), workdir), lambda: evaluate.open_recorded(workdir)):
         with pytest.raises(BadInput, match=f'began with its commit {OLD}, .*--repo-type dataset --revision {OLD}`$'):
             again()
     assert before == {path: path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()}
@@ -360,25 +360,29 @@ def test_pairs_of_the_hub_are_what_dpo_learns_from(hub_cache, tmp_path):
     path = 'trl-lib/ultrafeedback_binarized'
     cache.write(hub_cache, path, OLD, REPOSITORIES[path])
     changes = {'collection__source': 'pairs', 'data__name': 'preferences', 'data__path': path, 'data__options': {}}
-    experiment = open_experiment(tiny_run.config(preset='dpo', **changes), str(tmp_path))
-    dataset, ((chosen, rejected),) = demonstrations.find(experiment, ('demonstration', 'rejected'))
+    run = open_config(tiny_run.config(preset='dpo', **changes), str(tmp_path))
+    tokenizer, most = run.model.tokenizer, run.settings.sampling.max_tokens
+    dataset, ((chosen, rejected),) = demonstrations.find(
+        open_split(run, 'train'), tokenizer, ('demonstration', 'rejected'), most, run.settings.data.name
+    )
     assert dataset.examples[0].prompt == 'Why?'
-    assert [experiment.tokenizer.decode(ids[:-1]) for ids in (chosen, rejected)] == ['So.', 'No.']
+    assert [tokenizer.decode(ids[:-1]) for ids in (chosen, rejected)] == ['So.', 'No.']
 
 
 def test_a_run_on_made_data_has_no_data_json(tmp_path):
-    claim(open_experiment(tiny_run.config(), str(tmp_path)))
+    tiny_run.record(open_config(tiny_run.config(), str(tmp_path)))
     assert not (tmp_path / 'data.json').exists()
 
 
 def test_a_cold_start_reads_what_its_run_reads(hub_cache, tmp_path, monkeypatch):
     publish(hub_cache, OLD, SUMS)
-    experiment = open_experiment(sums(supervised__updates=1), str(tmp_path / 'run'))
-    arguments = []
+    run = open_config(sums(supervised__updates=1), str(tmp_path / 'run'))
+    train_split, arguments = open_split(run, 'train'), []
     monkeypatch.setattr(supervised, 'run', lambda *given: arguments.append(given) or SimpleNamespace(params=None))
-    supervised.cold_start(experiment)
+    supervised.cold_start(run, train_split)
     cold_start = str(tmp_path / 'run' / 'cold_start')
-    assert arguments == [(experiment.config, cold_start, experiment.settings.data.origins, None, None, {}, None)]
+    settings = run.settings
+    assert arguments == [(settings.config, cold_start, settings.data.origins, None, None, train_split, None)]
 
 
 def test_every_run_of_a_sweep_reads_one_commit(hub_cache, tmp_path, monkeypatch):
@@ -386,7 +390,7 @@ def test_every_run_of_a_sweep_reads_one_commit(hub_cache, tmp_path, monkeypatch)
     commits = []
 
     def run(config, workdir):
-        commits.append(open_experiment(config, workdir).settings.data.origins[0].commit)
+        commits.append(open_config(config, workdir).settings.data.origins[0].commit)
         if len(commits) == 1:
             publish(hub_cache, NEW, SUMS)
         raise BadInput('steps', 0, 'enough is known')
@@ -430,7 +434,7 @@ def test_an_experiment_runs_on_nothing_but_the_cache_of_the_hub(hub_cache, tmp_p
     lines = capfd.readouterr().err.splitlines()
     assert f'data set gsm8k: commit {OLD} of openai/gsm8k, data/math has no file of it' in lines
     assert f'model Qwen/Qwen3-0.6B: commit {NEW} of the hub' in lines
-    content, _ = evaluate.report_policy(evaluate.open_policy(None, 'run', None), 1, 'test')
+    content, _ = evaluate.open_report(evaluate.open_subject(None, 'run', None), 1, 'test')
     assert [origin['commit'] for origin in content['origins']] == [OLD]
 
 

@@ -1,15 +1,16 @@
 """Preference pairs in the forms of Hugging Face's preference data sets, and what learns from them."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from grpo_jax import reward_model, train
+from grpo_jax.collect import demonstrations
 from grpo_jax.data import preferences
 from grpo_jax.errors import BadInput
-from grpo_jax.run import demonstrations
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import open_config, open_split
 from grpo_jax.types import Example
 from tests import tiny_run
 
@@ -148,9 +149,12 @@ def test_the_chat_of_a_pair_is_its_prompt(tmp_path, qwen3):
     for split in ('train', 'test'):
         row = {'chosen': [*BEFORE, BOT('So.')], 'rejected': [*BEFORE, BOT('No.')]}
         (tmp_path / f'{split}.jsonl').write_text(json.dumps(row) + '\n')
-    opened = open_experiment(config(str(tmp_path), data__chat=True, data__max_prompt_tokens=200), str(tmp_path / 'run'))
-    opened = opened.__class__(**vars(opened) | {'tokenizer': qwen3})
-    dataset, (pair,) = demonstrations.find(opened, ('demonstration', 'rejected'))
+    opened = open_config(config(str(tmp_path), data__chat=True, data__max_prompt_tokens=200), str(tmp_path / 'run'))
+    opened = dataclasses.replace(opened, model=opened.model._replace(tokenizer=qwen3))
+    most, name = opened.settings.sampling.max_tokens, opened.settings.data.name
+    dataset, (pair,) = demonstrations.find(
+        open_split(opened, 'train'), qwen3, ('demonstration', 'rejected'), most, name
+    )
     assert qwen3.decode(dataset.tokens[0]) == qwen3.apply_chat_template(
         list(BEFORE), add_generation_prompt=True, tokenize=False
     )

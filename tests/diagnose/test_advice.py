@@ -6,10 +6,11 @@ import os
 
 import pytest
 
-from grpo_jax import diagnose, train
+from grpo_jax import diagnose
 from grpo_jax.configs import arithmetic, gsm8k
 from grpo_jax.diagnose import advice
 from grpo_jax.models import transformer
+from grpo_jax.run.open import open_algorithm, open_run
 from tests import tiny_run
 from tests.doc_examples import ROOT
 
@@ -106,9 +107,10 @@ def test_it_is_named_when_a_run_is_opened_and_blocks_nothing(tmp_path, monkeypat
     short = advice.Published('rollout.max_tokens', 256, 32768, 'any', 'a paper', parameters=(0, 1e12))
     monkeypatch.setattr(advice, 'SMALLEST', 0)
     monkeypatch.setattr(advice, 'PUBLISHED', [short])
-    experiment, _, algorithm, shapes = train.open_run(tiny_run.config(), str(tmp_path))
-    trained = dataclasses.replace(experiment, config=tiny_run.config(model__random_init=False))
+    run = open_run(tiny_run.config(), str(tmp_path))
+    settings = run.settings._replace(config=tiny_run.config(model__random_init=False))
+    trained = dataclasses.replace(run, settings=settings)
     with caplog.at_level(logging.WARNING, 'grpo_jax'):
-        train.check_algorithm(trained, algorithm, shapes)
+        open_algorithm(trained, run.algorithm)
     assert 'rollout.max_tokens = 12 was not published for such a run (any, 0 billion to 1000 billion' in caplog.text
     assert not os.listdir(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from grpo_jax import diagnose, train
 from grpo_jax.diagnose import Context
 from grpo_jax.errors import Diagnosed
 from grpo_jax.hosts import processes
-from grpo_jax.run import checkpoint, diagnosis
+from grpo_jax.run import checkpoint, loop
 from grpo_jax.run.rows import recorded_events
 from tests import tiny_run
 from tests.diagnose import streams
@@ -74,30 +75,15 @@ def test_a_diagnosis_stops_the_run_which_goes_on_and_says_the_same(collapsed, tm
     assert len(steps) > 1 and set(checkpoint.steps(str(tmp_path))) == {step + 1 for step in steps} | {config.steps}
 
 
-class Experiment:
-    """What a Judge reads of one."""
-
-    def __init__(self, workdir, on):
-        self.workdir, self.config = str(workdir), tiny_run.config(diagnose__on=on)
-
-    @property
-    def settings(self):
-        """Of config.diagnose alone."""
-        return self
-
-    @property
-    def diagnose(self):
-        """DiagnoseOptions."""
-        return diagnose.DiagnoseOptions.from_config(self.config.diagnose)
-
-
 def judged(workdir, on, table):
-    """(the texts that a Judge showed, at which rows it asked to stop)."""
+    """(the texts that Monitors showed, at which rows they asked to stop)."""
     shown, asked = [], []
-    judge = diagnosis.Judge(Experiment(workdir, on), 'optimizer', lambda *text: shown.append(text))
+    context = Context.from_config(tiny_run.config(diagnose__on=on), optimizer='optimizer')
+    writer = SimpleNamespace(text=lambda *text: shown.append(text))
+    monitors = loop.Monitors(str(workdir), context, on, writer)
     for row in table:
-        judge.step(row['step'], {name: value for name, value in row.items() if name != 'step'})
-        if judge.asks('stop', 'here'):
+        monitors.step(row['step'], {name: value for name, value in row.items() if name != 'step'})
+        if monitors.asks('stop', 'here'):
             asked.append(row['step'])
     return shown, asked
 
@@ -177,8 +163,7 @@ def test_another_process_learns_from_the_first_that_the_run_stops(tmp_path, monk
 
 
 def test_a_row_holds_what_is_a_number_and_later_names_are_not_in_it():
-    places = {'step': 0}
-    first = diagnosis.Row({'step': 3.0, 'reward': np.float32(0.1), 'kl': None, 'entropy': np.nan}, 3, places)
-    second = diagnosis.Row({'step': 4, 'script/han': 0.5}, 4, places)
-    assert dict(first) == {'step': 3, 'reward': float(np.float32(0.1))} and isinstance(first['step'], int)
-    assert dict(second) == {'step': 4, 'script/han': 0.5} and first.get('script/han') is None and 'reward' not in second
+    first = loop._monitored({'step': 3.0, 'reward': np.float32(0.1), 'kl': None, 'entropy': np.nan}, 3)
+    second = loop._monitored({'step': 4, 'script/han': 0.5}, 4)
+    assert first == {'step': 3, 'reward': float(np.float32(0.1))} and isinstance(first['step'], int)
+    assert second == {'step': 4, 'script/han': 0.5} and first.get('script/han') is None and 'reward' not in second

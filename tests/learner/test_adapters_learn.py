@@ -18,10 +18,9 @@ from grpo_jax.models.linear import Adapted, to_float
 from grpo_jax.models.lora import LoraOptions
 from grpo_jax.run.measure import sampler_metrics
 from grpo_jax.sampler import Sampling
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import Prompts, map_table
 
 OPTIONS = LoraOptions(rank=4, alpha=8.0)
@@ -59,10 +58,10 @@ def put(params, c, options, mesh):
     return jax.tree.map(jnp.copy, jax.device_put(params, specs.params(lora.policy_table(c, options), mesh)))
 
 
-def learner_of(c, shape=ALONE, *, options=OPTIONS, optimizer=SGD, preset='dr_grpo', compiles=True, **learning):
+def learner_of(c, shape=ALONE, *, options=OPTIONS, optimizer=SGD, preset='dr_grpo', **learning):
     learning = Learning(chunk=16, lora=options, **learning)
-    method, devices = algorithms.make(default.get_config(preset).algorithm), Devices(make_mesh(shape), compiles)
-    return make_learner(c, method, Optimizers(optimizer), devices, SHAPES, learning)
+    method = algorithms.make(default.get_config(preset).algorithm)
+    return make_learner(c, method, Optimizers(optimizer), make_mesh(shape), SHAPES, learning)
 
 
 def learn(policy, experience, shape=ALONE, **settings):
@@ -121,7 +120,7 @@ def test_no_gradient_of_a_frozen_matrix_is_computed(policy):
     matrices = {shape for shape in matrices if len(shape) > 1} | {(c.width, c.vocab_size)}
 
     def products(options):
-        text = str(learner_of(c, options=options, compiles=False).update.traced.jaxpr)
+        text = str(learner_of(c, options=options).update.traced.jaxpr)
         shapes = re.findall(r':f32\[([0-9,]+)\] = dot_general', text)
         return {tuple(sorted(map(int, shape.split(',')))) for shape in shapes}
 
@@ -131,7 +130,7 @@ def test_no_gradient_of_a_frozen_matrix_is_computed(policy):
 
 def test_without_a_rank_the_programs_are_the_same_texts(policy):
     plain, named = (
-        learner_of(policy[0], options=options, compiles=False).update.traced.lower().as_text()
+        learner_of(policy[0], options=options).update.traced.lower().as_text()
         for options in (lora.OFF, LoraOptions(rank=0, alpha=3.0, targets='wq'))
     )
     assert plain == named
@@ -157,9 +156,10 @@ def rollout_of(policy, shape, dtype='float32', options=OPTIONS):
     mask = np.arange(6) >= 5 - np.arange(8)[:, None] % 6
     tokens = np.where(mask, rng.integers(2, 64, (8, 6)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
-    sampler = make_sampler(c, Devices(mesh), SHAPES, SAMPLING._replace(lora=options, dtype=dtype), {})
+    sampler = make_sampler(c, mesh, SHAPES, SAMPLING._replace(lora=options, dtype=dtype), {})
     params = put(params, c, options, mesh)
-    return sampler(params, batches.put_rows(prompts, mesh), jax.random.key(0), 0), params, sampler
+    rollout, stats = sampler.sample(params, batches.put_rows(prompts, mesh), jax.random.key(0), 0)
+    return rollout, params, stats
 
 
 def gap(policy, rollout, params, shape=ALONE, options=OPTIONS):
@@ -173,9 +173,9 @@ def gap(policy, rollout, params, shape=ALONE, options=OPTIONS):
 def test_sampler_and_learner_agree(request, policy, shape):
     if shape == CUT:
         request.getfixturevalue('long')
-    rollout, params, sampler = rollout_of(policy, shape)
+    rollout, params, stats = rollout_of(policy, shape)
     assert gap(policy, rollout, params, shape) < 1e-4
-    row = sampler_metrics(sampler)
+    row = sampler_metrics(stats)
     assert row['sampler/merged_share'] == pytest.approx(1, abs=0.01) and row['sampler/checksum'] > 0
 
 
@@ -201,9 +201,9 @@ def dequantized(params):
 def test_sampler_and_learner_agree_on_a_base_in_int8(request, int8_policy, shape):
     if shape == CUT:
         request.getfixturevalue('long')
-    rollout, params, sampler = rollout_of(int8_policy, shape, options=INT8)
+    rollout, params, stats = rollout_of(int8_policy, shape, options=INT8)
     assert gap(int8_policy, rollout, params, shape, options=INT8) < 1e-4
-    assert sampler_metrics(sampler)['sampler/merged_share'] == pytest.approx(1, abs=0.01)
+    assert sampler_metrics(stats)['sampler/merged_share'] == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize('settings', [{}, dict(pack_columns=64, pack_rows=2), dict(remat='full')], ids=str)
@@ -225,7 +225,7 @@ def test_a_base_in_int8_takes_a_quarter_and_is_never_whole_as_floats(policy):
     c = dataclasses.replace(policy[0], width=256, mlp=512, layers=8)
 
     def used(options):
-        learner = learner_of(c, options=options, compiles=False, microbatches=4)
+        learner = learner_of(c, options=options, microbatches=4)
         base = [w.base for w in learner.state.params['layers'].values() if isinstance(w, Adapted)]
         memory = learner.update.compile().memory
         bases = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(base))
@@ -241,17 +241,17 @@ def test_a_base_in_int8_takes_a_quarter_and_is_never_whole_as_floats(policy):
 def test_a_sampler_that_does_not_merge_is_found_out(policy, monkeypatch):
     monkeypatch.setattr(lora, 'merge', lora.without_adapters)
     policy = dataclasses.replace(policy[0], norm_eps=2e-6), policy[1]  # of which no other test has traced the programs
-    rollout, params, sampler = rollout_of(policy, ALONE)
+    rollout, params, stats = rollout_of(policy, ALONE)
     assert gap(policy, rollout, params) > 0.05
     with pytest.raises(RuntimeError, match='they were not merged'):
-        sampler_metrics(sampler)
+        sampler_metrics(stats)
 
 
 def test_the_reference_takes_no_second_base(policy):
     c = dataclasses.replace(policy[0], width=256, mlp=512)
 
     def memory(preset, options=OPTIONS):
-        learner = learner_of(c, options=options, preset=preset, compiles=False, minibatches=2, microbatches=4)
+        learner = learner_of(c, options=options, preset=preset, minibatches=2, microbatches=4)
         adapters, frozen = (sum(4 * x.size for x in jax.tree.leaves(x)) for x in lora.split(learner.state.params))
         used = learner.update.compile().memory
         return used.argument_size_in_bytes, used.temp_size_in_bytes, learner.state.ref_params, adapters, frozen

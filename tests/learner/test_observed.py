@@ -15,7 +15,6 @@ from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import TrainState
 from tests.algorithms import fixture
 
@@ -130,7 +129,7 @@ def test_packed_rows_and_meshes_change_nothing(request, tiny, wide_experience, a
         shapes = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
         learning = Learning(**dict(chunk=16, pack_columns=0) | options)
         made = make_learner(
-            c, method, Optimizers(optax.sgd(0.1)), Devices(mesh), shapes, learning,
+            c, method, Optimizers(optax.sgd(0.1)), mesh, shapes, learning,
             observed=Observed(outcomes=True, reference=True),
         )  # fmt: skip
         state = made.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
@@ -149,11 +148,11 @@ def test_packed_rows_and_meshes_change_nothing(request, tiny, wide_experience, a
 
 def test_an_observed_reference_counts_where_no_penalty_reads_one(tiny):
     c, _ = tiny
-    shapes, devices = batches.Shapes(4, 2, 5, 6), Devices(meshes.make({}), compile_now=False)
+    shapes, mesh = batches.Shapes(4, 2, 5, 6), meshes.make({})
 
     def learner_of(preset, observed):
         method = fixture.algorithm(preset)
-        return make_learner(c, method, Optimizers(optax.sgd(0.1)), devices, shapes, Learning(), observed=observed)
+        return make_learner(c, method, Optimizers(optax.sgd(0.1)), mesh, shapes, Learning(), observed=observed)
 
     watched, plain = learner_of('dr_grpo', Observed(reference=True)), learner_of('dr_grpo', Observed())
     assert watched.state.ref_params is not None and watched.reference is not None

@@ -14,17 +14,16 @@ from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.tools.preflight import flops
 
 MOMENTUM = optax.sgd(0.1, momentum=0.9)  # after one update its trace is the gradient itself
 SHAPES = batches.Shapes(prompts=8, group_size=2, queries=6, tokens=10)
 
 
-def small_learner(c, preset, mesh, *, shapes=SHAPES, compile_now=True, **options):
+def small_learner(c, preset, mesh, *, shapes=SHAPES, **options):
     method = algorithms.make(default.get_config(preset).algorithm)
     learning = Learning(**dict(chunk=16, pack_columns=0) | options)
-    return make_learner(c, method, Optimizers(MOMENTUM), Devices(meshes.make(mesh), compile_now), shapes, learning)
+    return make_learner(c, method, Optimizers(MOMENTUM), meshes.make(mesh), shapes, learning)
 
 
 def learn(tiny, experience, preset, mesh, **options):
@@ -150,7 +149,7 @@ def test_columns_that_are_chosen(sizes, share, whole_groups, platform, columns):
     'options, columns', [({}, 0), (dict(pack_columns=-1), 256), (dict(pack_columns=-1, microbatches=2), 0)]
 )
 def test_rows_are_packed_unless_microbatches_are_asked_for(tiny, options, columns):
-    learner = small_learner(tiny[0], 'dr_grpo', {}, compile_now=False, **options)
+    learner = small_learner(tiny[0], 'dr_grpo', {}, **options)
     assert (learner.packing.columns if learner.packing else 0) == columns
 
 
@@ -194,10 +193,7 @@ def test_shared_prompts_save_a_third_of_the_operations():
     shapes = batches.Shapes(prompts=2, group_size=8, queries=128, tokens=128)
     padded, packed = (
         flops.count(
-            small_learner(
-                c, 'dr_grpo', {}, shapes=shapes, chunk=1024, compile_now=False, **options
-            ).update.traced.jaxpr,
-            trip_counts=(1,),
+            small_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, **options).update.traced.jaxpr, trip_counts=(1,)
         )
         for options in ({}, dict(pack_columns=9 * 128, pack_rows=2))
     )

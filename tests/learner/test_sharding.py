@@ -17,10 +17,9 @@ from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import linear, transformer
 from grpo_jax.sampler import Sampling
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, specs, torus
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.types import Prompts
 
 ALL = [
@@ -43,7 +42,7 @@ def make_mesh(shape):
 def small_learner(c, mesh, *, shapes=SHAPES, minibatches=1, microbatches=2, attention='auto'):
     method = algorithms.make(default.get_config('dr_grpo').algorithm)
     learning = Learning(minibatches=minibatches, microbatches=microbatches, chunk=16, attention=attention)
-    return make_learner(c, method, Optimizers(MOMENTUM), Devices(mesh), shapes, learning)
+    return make_learner(c, method, Optimizers(MOMENTUM), mesh, shapes, learning)
 
 
 def learn(model, experience, shape, **options):
@@ -64,7 +63,7 @@ def sample(model, shape):
     mask = np.arange(6) >= 5 - np.arange(8)[:, None] % 6
     tokens = np.where(mask, rng.integers(2, 64, (8, 6)), 0).astype(np.int32)
     prompts = Prompts(tokens, mask, np.arange(8, dtype=np.int32))
-    sampler = make_sampler(c, meshes.Devices(mesh), SHAPES, SAMPLING, {})
+    sampler = make_sampler(c, mesh, SHAPES, SAMPLING, {})
     params = jax.device_put(params, specs.params(transformer.param_table(c), mesh))
     return sampler(params, batches.put_rows(prompts, mesh), jax.random.key(0), 0)
 
@@ -191,7 +190,7 @@ def test_adamw_moments_and_reference_lie_like_the_parameters(tiny):
     c, mesh = tiny[0], make_mesh((2, 2, 1, 2))
     method = algorithms.make(default.get_config('grpo').algorithm)
     adamw = build_optimizer(Optimization.from_config(default.get_config().optimizer), 10)
-    learner = make_learner(c, method, Optimizers(adamw), Devices(mesh, compile_now=False), SHAPES, Learning())
+    learner = make_learner(c, method, Optimizers(adamw), mesh, SHAPES, Learning())
     shardings = jax.tree.map(lambda x: x.sharding, learner.state)
     expected = specs.params(transformer.param_table(c), mesh)
     for name in ('mu', 'nu'):
@@ -225,7 +224,7 @@ def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, sizes, message):
 
 def test_prompts_that_do_not_divide_over_the_mesh_are_refused(model):
     with pytest.raises(BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; the next one is 8'):
-        make_sampler(model[0], meshes.Devices(make_mesh((2, 2, 1, 1))), SHAPES._replace(prompts=6), SAMPLING, {})
+        make_sampler(model[0], make_mesh((2, 2, 1, 1)), SHAPES._replace(prompts=6), SAMPLING, {})
 
 
 def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(model):

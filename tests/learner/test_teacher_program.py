@@ -11,7 +11,6 @@ from grpo_jax.learner import Learning, logprobs, packing
 from grpo_jax.learner.programs import make_teacher
 from grpo_jax.models import transformer
 from grpo_jax.sharding import batches, specs
-from grpo_jax.sharding.mesh import Devices
 from tests.algorithms import fixture
 from tests.learner.test_sharding import SHAPES, make_mesh
 
@@ -39,7 +38,7 @@ def asked(teacher, rollout, vocab_size, shape=(1, 1, 1, 1), **options):
     mesh = make_mesh(shape)
     method = fixture.algorithm('opd', regularizers=('distill',), teacher_top_k=TOP_K)
     learning = Learning(**dict(chunk=16, pack_columns=0) | options)
-    program = make_teacher(c, method, Devices(mesh), SHAPES, learning, vocab_size)
+    program = make_teacher(c, method, mesh, SHAPES, learning, vocab_size)
     params = jax.device_put(params, specs.params(transformer.param_table(c), mesh))
     packed = None
     if learning.pack_columns:

@@ -21,7 +21,7 @@ from grpo_jax import sampler
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import logprobs, packing
 from grpo_jax.models import attention, families, hf, tensor_files, transformer
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import Prompts
@@ -103,8 +103,7 @@ def test_an_int8_cache_with_windows_is_close_to_the_float_one(own):
 def build(c, shards=1, **options):
     shapes = batches.Shapes(prompts=4, group_size=2, queries=9, tokens=24)
     sampling = sampler.Sampling(1.0, 24, (1, 2, 3), 0)._replace(**options)
-    devices = meshes.Devices(meshes.make({'data': shards}), compile_now=False)
-    return make_sampler(c, devices, shapes, sampling, {}, block=4, segment=3)
+    return make_sampler(c, meshes.make({'data': shards}), shapes, sampling, {}, block=4, segment=3)
 
 
 def test_rows_that_are_preempted_and_resumed_keep_their_windows(model):
@@ -113,8 +112,8 @@ def test_rows_that_are_preempted_and_resumed_keep_their_windows(model):
     engine = build(c, cache_bytes=110 * column)
     mask = np.arange(9) >= 9 - np.array([9, 2, 6, 4])[:, None]
     prompts = Prompts(np.where(mask, 5 + np.arange(9), 0).astype(np.int32), mask, np.arange(4, dtype=np.int32))
-    rollout = engine(params, prompts, jax.random.key(3), 0)
-    assert engine.stats.preempted
+    rollout, stats = engine.sample(params, prompts, jax.random.key(3), 0)
+    assert stats.preempted
     mask = np.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     scores = jax.nn.log_softmax(logits(params, rollout.tokens, mask, c))[:, 8:-1]
     expected = jnp.take_along_axis(scores, rollout.tokens[:, 9:, None], -1)[..., 0]

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import train
+from grpo_jax.collect.draw import abstract_aux
 from grpo_jax.configs import arithmetic
 from grpo_jax.models import gather
-from grpo_jax.run import collect
+from grpo_jax.run.open import make_run_learner, make_run_sampler, open_run, open_split
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import mesh
-from grpo_jax.sharding.mesh import Devices
 
 
 @pytest.mark.parametrize('seed', range(10))
@@ -54,11 +53,10 @@ def test_no_program_of_a_run_scatters_in_any_order_on_a_gpu(preset, columns, tmp
     """Of scatters that may meet, XLA's GPU compiler makes loops of one row after another."""
     config = arithmetic.get_config(preset)
     config.learner.pack_columns = columns
-    experiment, _, algorithm, shapes = train.open_run(config, str(tmp_path))
-    alone = Devices(mesh.make({}), compile_now=False)  # one device
-    experiment = dataclasses.replace(experiment, devices=alone)
-    learner = experiment.learner(algorithm, shapes, collect.Collector(experiment, shapes).aux())
-    sample = experiment.sampler(shapes)
+    run = dataclasses.replace(open_run(config, str(tmp_path)), mesh=mesh.make({}))  # one device
+    shapes, examples = run.settings.step_shapes(run.algorithm), len(open_split(run, 'train').examples)
+    learner = make_run_learner(run, abstract_aux(run.settings.collection, shapes, examples))
+    sample = make_run_sampler(run, shapes)
     traced = [program.traced for program in learner.programs.values()]
     traced += [sample.programs.trace(key) for key in schedule.largest(sample.schedule)]
     texts = [program.lower(lowering_platforms=('cuda',)).as_text() for program in traced]

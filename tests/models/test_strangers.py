@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files
 from grpo_jax.models import families, folders, hf, transformer
-from grpo_jax.run import experiment
+from grpo_jax.run.open import make_policy, open_config, open_split
 from grpo_jax.sharding import compiled
 from grpo_jax.workers import chat_templates
 from tests import hub_cache, small_model, tiny_run
@@ -49,11 +49,11 @@ def nothing_compiles(monkeypatch):
 
 
 def use(folder, **changes):
-    """(experiment, parameters) of a run that begins with the folder's weights."""
+    """(Run, parameters) of a run that begins with the folder's weights."""
     changes = {'model__path': str(folder), 'model__random_init': False, 'supervised__updates': 0} | changes
-    opened = experiment.open_experiment(tiny_run.config(**changes), f'{folder}-run')
-    opened.load('train')
-    return opened, opened.params()
+    opened = open_config(tiny_run.config(**changes), f'{folder}-run')
+    open_split(opened, 'train')
+    return opened, make_policy(opened)
 
 
 def refuse(folder, *words, **changes):
@@ -68,7 +68,7 @@ def refuse(folder, *words, **changes):
 
 def test_the_undamaged_folder_loads(folder):
     opened, params = use(folder)
-    assert opened.sampling.stop_tokens == (1,) and params['final_norm'].shape == (32,)
+    assert opened.settings.sampling.stop_tokens == (1,) and params['final_norm'].shape == (32,)
 
 
 def change(folder, name, **values):
@@ -301,7 +301,7 @@ def test_the_hubs_own_cache_is_a_folder_with_links_that_loads(good, tmp_path):
     contents = {name: (good / name).read_bytes() for name in os.listdir(good)}
     snapshot = hub_cache.write(tmp_path, 'an/owner', hub_cache.NEW, contents, kind='model')
     assert (snapshot / 'config.json').is_symlink()
-    assert use(snapshot)[0].model_config.width == 32
+    assert use(snapshot)[0].model.config.width == 32
     hf.copy_files(snapshot, tmp_path / 'copy')
     assert not (tmp_path / 'copy' / 'config.json').is_symlink()
 

@@ -10,7 +10,7 @@ from grpo_jax.configs import arithmetic
 from grpo_jax.data import code as problems
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import gold
-from grpo_jax.run import recorded
+from grpo_jax.run import config_file
 from grpo_jax.run.settings import Settings
 from grpo_jax.types import Example
 from tests import tiny_run
@@ -120,7 +120,7 @@ def test_the_gate_by_outcome_needs_verifiers_that_pay():
 
 def test_code_that_a_source_names_is_told_before_it_runs():
     config = tiny_run.config(reward__by_source={'x': {'parts': (('mine.py:f', 1.0),)}})
-    assert list(recorded.code_files(json.loads(json.dumps(config.to_dict())))) == ['mine.py:f']
+    assert list(config_file.code_files(json.loads(json.dumps(config.to_dict())))) == ['mine.py:f']
 
 
 def test_one_run_of_word_problems_and_programs(tmp_path):

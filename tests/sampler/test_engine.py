@@ -16,7 +16,7 @@ from grpo_jax.models import lora, transformer
 from grpo_jax.models.attention import Rule, attend
 from grpo_jax.sampler import programs, schedule, state, stops
 from grpo_jax.sampler import sampling as distribution
-from grpo_jax.sampler.programs import make_sampler
+from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import Prompts, map_table
@@ -43,11 +43,11 @@ ENGINES = dict(
 )
 
 
-def build(c, sampling, mesh, segment, budget, tables=None, prompts=P, block=4, compile_now=False, **options):
-    devices = meshes.Devices(meshes.make(dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))), compile_now)
+def build(c, sampling, mesh, segment, budget, tables=None, prompts=P, block=4, **options):
+    mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True)))
     sampling = sampling._replace(cache_bytes=budget * COLUMN, **options)
     shapes = batches.Shapes(prompts, G, Q, C)
-    return make_sampler(c, devices, shapes, sampling, tables or {}, block=block, segment=segment)
+    return make_sampler(c, mesh, shapes, sampling, tables or {}, block=block, segment=segment)
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def engine(c, name):
 
 @pytest.fixture(scope='module')
 def sample(tiny):
-    """sample(engine name or engine, prompts, ...) -> Rollout on the host."""
+    """sample(engine name or engine, prompts, ...) -> Rollout on the host; by method='sample' with its Stats."""
     c, params = tiny
 
     @functools.cache
@@ -72,9 +72,10 @@ def sample(tiny):
         prompts = jax.device_put(make_prompts() if prompts is None else prompts, rows)
         before = () if rollout is None else (jax.device_put(rollout, rows),)
         steps = () if method == 'replay' else (step,)
-        return jax.device_get(
+        sampled = jax.device_get(
             getattr(built, method)(on(mesh), *before, prompts, jax.random.key(seed), *steps, **options)
         )
+        return sampled[0] if method == 'resume' else sampled
 
     return call
 
@@ -172,9 +173,9 @@ def test_any_workload_gives_the_rollout_of_rows_sampled_alone(long, tiny, sample
     def check(name, limit, lengths, ids, step, seed):
         prompts = make_prompts(lengths, ids, noise=seed)
         limit = limit if limit is None else np.asarray(limit, np.int32)
-        rollout = sample(name, prompts, seed=seed, step=step, limit=limit)
+        rollout, stats = sample(name, prompts, method='sample', seed=seed, step=step, limit=limit)
         assert_equals_reference(tiny, rollout, prompts, SAMPLINGS[ENGINES[name][0]], seed=seed, step=step, limit=limit)
-        stats, budget = engine(tiny[0], name).stats, ENGINES[name][3] * COLUMN
+        budget = ENGINES[name][3] * COLUMN
         assert stats.peak_bytes <= (budget or np.inf)
         assert stats.tokens == rollout.completion_mask.sum()
 
@@ -186,24 +187,21 @@ def test_a_budget_preempts_rows_and_changes_no_token(request, tiny, sample, name
     if name == 'penalized':
         request.getfixturevalue('long')
     sampling, _, _, budget = ENGINES[name]
-    rollout = sample(name, make_prompts(), seed=seed)
+    rollout, stats = sample(name, make_prompts(), method='sample', seed=seed)
     assert_equals_reference(tiny, rollout, make_prompts(), SAMPLINGS[sampling], seed=seed)
-    stats = engine(tiny[0], name).stats
     assert stats.preempted > 0 and stats.decode_batches > 1 and 0 < stats.peak_bytes <= budget * COLUMN
 
 
-def test_without_a_budget_one_batch_has_all_rows(tiny, sample):
-    rollout = sample('endless')
-    stats = engine(tiny[0], 'endless').stats
+def test_without_a_budget_one_batch_has_all_rows(sample):
+    rollout, stats = sample('endless', method='sample')
     assert (stats.decode_batches, stats.preempted, stats.steps, stats.tokens) == (1, 0, C, P * G * C)
     assert rollout.completion_mask.all() and rollout.truncated.all() and stats.utilisation == 1
     # the prompt cache of 8 columns a prompt, and all rows at full length
     assert stats.peak_bytes == (P * 8 + P * G * C) * COLUMN
 
 
-def test_batches_shrink_as_rows_end(tiny, sample):
-    sample('endless', limit=np.where(np.arange(P * G) == 5, C, 3))
-    stats = engine(tiny[0], 'endless').stats
+def test_batches_shrink_as_rows_end(sample):
+    _, stats = sample('endless', method='sample', limit=np.where(np.arange(P * G) == 5, C, 3))
     assert stats.tokens == 3 * 15 + C and stats.steps == C
     assert stats.slot_steps == 3 * 16 + (C - 3)  # on CPUs a batch shrinks to one row
 
@@ -218,7 +216,7 @@ def test_ways_of_shrinking_to_one_size_do_not_share_programs(tiny, sample):
 
 def test_a_budget_below_one_group_is_refused_by_name(tiny):
     with pytest.raises(errors.BadInput, match=r'rollout\.cache_gib') as refused:
-        build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, 20, compile_now=True)
+        build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, 20)
     assert 'not even one group' in str(refused.value)
 
 
@@ -325,21 +323,22 @@ def test_all_programs_are_there_before_the_first_call_and_none_comes_later(tiny,
     monkeypatch.setattr(
         compiled, 'compile_all', lambda programs, name: announced.append(name) or compile_all(programs, name)
     )
-    built = build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 12, 120, prompts=2, compile_now=True)
-    names = built.programs.names
-    assert len(names) > 1 and announced == [f'{len(names)} programs that sample 2 x {G} rows']
+    built = build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 12, 120, prompts=2).compile()
+    executables = built.programs.executables
+    assert len(executables) > 1 and announced == [f'{len(executables)} programs that sample 2 x {G} rows']
     rng, digest, visited = np.random.default_rng(0), built.hash, set()
 
     def rollout():
         prompts = make_prompts(rng.integers(1, Q + 1, 2), rng.integers(0, 100, 2), noise=rng.integers(100))
-        sample(
+        _, stats = sample(
             built,
             prompts,
+            method='sample',
             step=int(rng.integers(100)),
             limit=rng.integers(1, C + 1, 2 * G).astype(np.int32),
             finished=lambda *_: None,
         )
-        visited.add((built.stats.decode_batches, built.stats.preempted > 0))
+        visited.add((stats.decode_batches, stats.preempted > 0))
 
     rollout()
     with caplog.at_level(logging.DEBUG), jax.log_compiles():
@@ -349,7 +348,7 @@ def test_all_programs_are_there_before_the_first_call_and_none_comes_later(tiny,
         jax.jit(lambda x: x + 41)(np.ones(3))
         assert [record for record in caplog.records if 'Compiling' in record.message]  # the search works
     assert len(visited) > 1
-    assert built.programs.names == names and built.hash == digest and len(announced) == 1
+    assert built.programs.executables == executables and built.hash == digest and len(announced) == 1
 
 
 def test_a_second_sampler_of_the_same_options_traces_nothing_anew(tiny):
@@ -461,12 +460,13 @@ def test_int8_gives_logprobs_close_to_float_ones(tiny, sample, cache_dtype, weig
 
 
 def assert_samples(sample, built, expected):
-    """Of seed 8 the sampler gives that rollout, and bit-equal logprobs when it replays its own."""
-    rollout = sample(built, seed=8)
+    """Of seed 8 the sampler gives that rollout, and bit-equal logprobs when it replays its own; the first's Stats."""
+    rollout, stats = sample(built, method='sample', seed=8)
     assert completions(rollout) == completions(expected)
     np.testing.assert_allclose(rollout.logprobs, expected.logprobs, atol=2e-5)
     again = sample(built, method='replay', rollout=rollout, seed=8)
     np.testing.assert_array_equal(again.logprobs, rollout.logprobs)
+    return stats
 
 
 @pytest.mark.parametrize(
@@ -481,8 +481,8 @@ def test_layers_with_arrays_of_their_own_sample_the_same(tiny, sample, monkeypat
     expected = sample(build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, **dtypes), seed=8)
     monkeypatch.setitem(programs.BY_LAYER, 'cpu', True)
     built = build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, **dtypes)
-    assert_samples(sample, built, expected)
-    assert built.stats.preempted or not budget
+    stats = assert_samples(sample, built, expected)
+    assert stats.preempted or not budget
     loops = str(built.programs.trace(built.schedule.decode_key(built.schedule.fresh_batch())).jaxpr).count('while[')
     assert loops == 1  # over the steps
 
@@ -497,8 +497,8 @@ def test_layers_with_arrays_of_their_own_are_inspected_as_others_are(tiny, monke
     for by_layer in (False, True):
         monkeypatch.setitem(programs.BY_LAYER, 'cpu', by_layer)
         built = build(tiny[0], SAMPLINGS['plain'], (1, 1, 1), 3, 0, lora=options, weights_dtype=weights_dtype)
-        built.programs.weights(policy)
-        inspections.append([float(x) for x in built.programs.inspection])
+        inspection = built.programs.inspect(built.programs.weights(policy), policy)
+        inspections.append([float(x) for x in inspection])
     assert inspections[0] == pytest.approx(inspections[1], rel=1e-6) and inspections[0][1] > 0.9
 
 
@@ -508,8 +508,8 @@ def test_kernels_sample_the_same(request, tiny, sample, sampling, mesh, budget):
         request.getfixturevalue('long')
     built = build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, kernels='on', block=16)
     expected = sample(build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, kernels='off', block=16), seed=8)
-    assert_samples(sample, built, expected)
-    assert built.stats.preempted or not budget
+    stats = assert_samples(sample, built, expected)
+    assert stats.preempted or not budget
 
 
 @pytest.mark.parametrize('rule', [Rule(), Rule(window=jnp.int32(6)), Rule(window=jnp.int32(20), cap=3.0)], ids=str)

@@ -133,7 +133,7 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
     larger = sizes[sizes.index(size) :] if size in sizes else (size,)
     for step, name in enumerate(larger):
         count = len(topologies.devices(f'{kind}:{name}', plan.slices))
-        for mesh in plans.meshes(plan.experiment.model_config, count, plan.slices):
+        for mesh in plans.meshes(plan.run.model.config, count, plan.slices):
             axes = {f'mesh.{axis}': mesh[axis] for axis in AXES if mesh[axis] != config.mesh[axis]}
             mesh_cost = (COSTS.other_mesh + COSTS.tensor_shard * mesh['tensor']) * bool(axes)
             shards = count // mesh['tensor']
@@ -215,6 +215,6 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
 
 def weight_bytes(plan: plans.PlannedRun) -> int:
     """Bytes of the sampler's weights on a device, with all matrices in their dtype."""
-    kind = jnp.dtype(plan.experiment.sampling.weights_dtype or plan.experiment.sampling.dtype)
-    whole = count_parameters(plan.experiment.model_config)
+    kind = jnp.dtype(plan.run.settings.sampling.weights_dtype or plan.run.settings.sampling.dtype)
+    whole = count_parameters(plan.run.model.config)
     return whole * kind.itemsize // plan.mesh.shape['tensor']

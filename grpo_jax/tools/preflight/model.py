@@ -87,7 +87,7 @@ def guess(plan: plans.PlannedRun, setting: Setting) -> Guess:
 
 
 def _sizes(plan, setting):
-    model_config, shapes, tensor = plan.experiment.model_config, plan.shapes, setting.tensor
+    model_config, shapes, tensor = plan.run.model.config, plan.shapes, setting.tensor
     rows = shapes.prompts * shapes.group_size / setting.data / setting.fsdp / plan.mesh.shape['context']
     microbatches, tokens = _cells(plan, setting, rows)
     weights, logits = count_parameters(model_config), model_config.vocab_size
@@ -161,7 +161,7 @@ def _rollout(plan, setting, sizes):
 
 
 def _memory(plan, setting, sizes):
-    model_config, shapes, memory = plan.experiment.model_config, plan.shapes, plan.chip.memory
+    model_config, shapes, memory = plan.run.model.config, plan.shapes, plan.chip.memory
     state = plan.state_bytes()[0] * plan.mesh.shape['fsdp'] * plan.mesh.shape['tensor'] / setting.fsdp / setting.tensor
     shard = sizes.gradients / setting.fsdp
     state -= 2 * shard * ('optimizer' in setting.offload) + shard * ('reference' in setting.offload)

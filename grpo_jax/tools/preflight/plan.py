@@ -1,6 +1,7 @@
 """The programs of a run on a topology, abstract: what grpo_jax.train would compile there, from the config alone."""
 
 from collections.abc import Callable
+import dataclasses
 import functools
 import math
 import os
@@ -8,17 +9,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_jax import PACKAGE, evaluate, rewards, supervised, train
+from grpo_jax import PACKAGE, evaluate, rewards, supervised
+from grpo_jax.collect import policies
+from grpo_jax.collect.draw import abstract_aux, draw_shapes
+from grpo_jax.collect.options import READ_FROM_DATA
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import packing
+from grpo_jax.learner.experience import abstract_history
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import families, hf, lora, transformer
-from grpo_jax.run import collect, history, teacher
-from grpo_jax.run.experiment import Experiment, check_context
+from grpo_jax.run.open import (
+    Model,
+    Run,
+    check_context,
+    make_algorithm,
+    make_run_learner,
+    make_run_sampler,
+    open_algorithm,
+)
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
-from grpo_jax.sharding.mesh import AXES, ROW_AXES, Devices
+from grpo_jax.sharding.mesh import AXES, ROW_AXES
 from grpo_jax.tools.preflight import topology
 
 MODELS = os.path.join(PACKAGE, 'configs', 'models')
@@ -39,15 +51,15 @@ class Job(NamedTuple):
     text_trip_counts: tuple[int, ...] = ()  # the same without those that the compiled text tells
 
 
-class PlannedRun(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
     """A run on a topology."""
 
     config: Any
     topology: str
     slices: int
-    experiment: Experiment
+    run: Run
     chip: chips.Chip
-    algorithm: Any
     shapes: batches.Shapes
     learner: Learner
     teacher: compiled.Executable | None = None  # its program, where the algorithm learns from one
@@ -57,22 +69,28 @@ class PlannedRun(NamedTuple):
     @property
     def mesh(self):
         """Its jax Mesh."""
-        return self.experiment.mesh
+        return self.run.mesh
 
     @property
+    def algorithm(self) -> Any:
+        """Its Algorithm."""
+        return self.run.algorithm
+
+    @functools.cached_property
     def engine(self):
         """The sampler of training, or of evaluation where training reads its completions from the data."""
-        reads = self.algorithm.source in collect.READ_FROM_DATA
-        if reads:
+        if self.algorithm.source in READ_FROM_DATA:
             return self.evaluation_engine
-        return self.experiment.sampler(collect.draw_shapes(self.experiment, self.shapes))
+        settings = self.run.settings
+        shapes = draw_shapes(settings.collection, self.shapes, settings.data.prompts_per_step)
+        return make_run_sampler(self.run, shapes)
 
-    @property
+    @functools.cached_property
     def evaluation_engine(self):
         """The sampler of evaluation."""
         evaluation = self.config.evaluation
-        shapes = evaluate.batch_shapes(self.experiment, evaluation.samples, evaluation.prompts)
-        return self.experiment.sampler(shapes, greedy=1)
+        shapes = evaluate.make_shapes(self.run, evaluation.samples + 1, evaluation.prompts)
+        return make_run_sampler(self.run, shapes, greedy=1)
 
     @property
     def links(self) -> tuple[float, float]:
@@ -100,7 +118,7 @@ class PlannedRun(NamedTuple):
         """Rows of a microbatch on a device, and their tokens, padding and all."""
         if self.learner.packing is not None:
             return self.config.learner.pack_rows, self.learner.packing.columns
-        learning = self.experiment.settings.learning
+        learning = self.run.settings.learning
         share = packing.device_share(self.mesh, self.shapes, learning)
         return share // learning.microbatches, self.shapes.queries + self.shapes.tokens
 
@@ -123,7 +141,7 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     settings = Settings.from_config(config)
     folder = find_model(settings.model.path)
     model_config = families.load_config(folder)
-    check_context(settings, folder)
+    check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
     config = with_mesh(config, model_config, name, len(topology.devices(name, slices)), slices)
     mesh = topology.mesh(name, config.mesh, slices)
     chip = chips.lookup(mesh.devices.flat[0].device_kind)
@@ -131,25 +149,23 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
         raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
     specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
     ends = tuple(hf.eos_tokens(folder, 'config.json', model_config.vocab_size)) or (0,)
-    settings = settings._replace(mesh=config.mesh)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
+    settings = settings._replace(mesh=config.mesh, config=config, sampling=sampling)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
-    devices = Devices(mesh, compile_now=False)
-    experiment = Experiment(config, settings, '', folder, model_config, None, sampling, devices, reward_functions)
-    algorithm = train.choose_algorithm(config)
-    shapes = collect.step_shapes(experiment, algorithm)
-    train.check_algorithm(experiment, algorithm, shapes)
-    aux = collect.abstract_aux(settings.collection, shapes, 1) | history.abstract_history(algorithm, 1)
-    learner = experiment.learner(algorithm, shapes, aux)
+    run = Run(settings, None, Model(model_config, None, folder), mesh, reward_functions, '')
+    run = open_algorithm(run, make_algorithm(config))
+    algorithm, shapes = run.algorithm, settings.step_shapes(run.algorithm)
+    aux = abstract_aux(settings.collection, shapes, 1) | abstract_history(algorithm, 1)
     if mean_tokens > shapes.tokens:
         raise BadInput('--mean_tokens', mean_tokens, f'is more than a completion may have, {shapes.tokens}')
-    plan = PlannedRun(config, name, slices, experiment, chip, algorithm, shapes, learner, mean_tokens=mean_tokens)
+    plan = PlannedRun(config, name, slices, run, chip, shapes, make_run_learner(run, aux), mean_tokens=mean_tokens)
     if not algorithm.needs_teacher:
         return plan
-    teacher_config = teacher.load_config(experiment, find_model(settings.teacher.path))
-    weights = compiled.abstract_params(transformer.param_table(teacher_config), mesh)
-    program = teacher.make_program(experiment, algorithm, shapes, teacher_config)
-    return plan._replace(teacher=program, teacher_bytes=compiled.device_bytes(weights))
+    path, columns = settings.teacher.path, settings.data.max_prompt_tokens + settings.sampling.max_tokens
+    config_of_teacher = policies.teacher_config(find_model(path), path, model_config.vocab_size, columns, mesh)
+    weights = compiled.abstract_params(transformer.param_table(config_of_teacher), mesh)
+    program = policies.make_teacher_program(run, config_of_teacher)
+    return dataclasses.replace(plan, teacher=program, teacher_bytes=compiled.device_bytes(weights))
 
 
 def with_mesh(config, model_config, name, count, slices):
@@ -210,18 +226,16 @@ def changed(config, overrides):
 
 def jobs_of(plan):
     """([Job], the slowest to compile first; bytes on a device of the sampler's weights, rollout and cache, by name)."""
-    experiment, algorithm, shapes, learner = plan.experiment, plan.algorithm, plan.shapes, plan.learner
+    run, settings, algorithm = plan.run, plan.run.settings, plan.algorithm
+    shapes, learner = plan.shapes, plan.learner
     trained, frozen = lora.split(learner.state.params)
     state, param_bytes = plan.state_bytes()
-    rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(experiment.mesh)))
+    rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(run.mesh)))
     jobs = [
         Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
     ]
-    if (
-        experiment.settings.learning.computed_first(algorithm.needed_logprobs(experiment.settings.learning.updates))
-        or algorithm.needs_values
-    ):
+    if settings.learning.computed_first(algorithm.needed_logprobs(settings.learning.updates)) or algorithm.needs_values:
         jobs.insert(
             1,
             Job(
@@ -235,18 +249,18 @@ def jobs_of(plan):
         )
     if learner.reference is not None:
         observed = learner.reference
-        share = 1 / experiment.settings.cadence.kl_observe
+        share = 1 / settings.cadence.kl_observe
         jobs.append(
             Job('learner.reference', 'logprobs', lambda: observed.traced, state + rollout, arguments=False, runs=share)
         )
     if plan.teacher is not None:
         asked = plan.teacher
-        alive = state + rollout + plan.teacher_bytes * experiment.settings.teacher.park
+        alive = state + rollout + plan.teacher_bytes * settings.teacher.park
         jobs.append(Job('teacher', 'logprobs', lambda: asked.traced, alive, arguments=False, runs=1))
-    if experiment.config.supervised.updates:
-        _, cold = supervised.build_learner(experiment)
+    if settings.supervised.updates:
+        cold = supervised.make_supervised_learner(run)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
-    reads = algorithm.source in collect.READ_FROM_DATA
+    reads = algorithm.source in READ_FROM_DATA
     phase = 'evaluation' if reads else 'rollout'
     more, sizes = sampler_jobs(plan.engine, phase, state + plan.fetched_reference_bytes(), param_bytes)
     jobs += more
@@ -255,7 +269,7 @@ def jobs_of(plan):
             job._replace(holds=('state', 'weights'))  # its cache is another one
             for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
         ]
-    resting = plan.teacher_bytes * (not experiment.settings.teacher.park)
+    resting = plan.teacher_bytes * (not settings.teacher.park)
     packed = dict.fromkeys(('trip_counts', 'text_trip_counts'), packed_trip_counts(plan))
     return [
         job._replace(alive=job.alive + resting, **packed if job.phase in ('update', 'logprobs') else {}) for job in jobs
@@ -268,7 +282,7 @@ def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
     The packer is asked, with prompts at full length, and the completions of each group as long as those of
     completion_lengths.
     """
-    learning, shapes, sizes = plan.experiment.settings.learning, plan.shapes, plan.learner.packing
+    learning, shapes, sizes = plan.run.settings.learning, plan.shapes, plan.learner.packing
     if sizes is None:
         return ()
     rows = shapes.prompts * shapes.group_size

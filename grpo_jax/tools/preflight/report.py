@@ -176,7 +176,7 @@ def summary(verdict: Verdict) -> list[str]:
             f"{waiting / GIB:.2f} GiB of a chip's state wait in the hosts' memory; the time to move them is not counted"
         )
     if plan.teacher_bytes:
-        waits = plan.experiment.settings.teacher.park
+        waits = plan.run.settings.teacher.park
         where = "wait in the hosts' memory but for its turn" if waits else 'lie there all the time'
         lines.append(f"{plan.teacher_bytes / GIB:.2f} GiB of a chip are the teacher's weights, which {where}")
     if verdict.fits:

@@ -34,7 +34,7 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
         fsdp = max(
             n
             for n in range(1, shards // slices + 1)
-            if shards // slices % n == 0 and plan.experiment.model_config.width % n == 0
+            if shards // slices % n == 0 and plan.run.model.config.width % n == 0
         )
         factor = _ring(shards) / _ring(before) if before > 1 else 1.0
         factor *= plan.links[1] / all_links if count > plan.mesh.size else 1.0

@@ -87,18 +87,15 @@ def settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
 
 def meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
     """(data, fsdp, tensor) of the meshes that the slices, the weights' shapes and the prompts allow; context stays."""
-    experiment, slices, context = plan.experiment, plan.slices, plan.mesh.shape['context']
+    run, slices, context = plan.run, plan.slices, plan.mesh.shape['context']
     count = plan.mesh.size // context
     for tensor in _divisors(count // slices):
         for fsdp in _divisors(count // slices // tensor):
             sizes = {'data': count // tensor // fsdp, 'fsdp': fsdp, 'context': context, 'tensor': tensor}
             shape = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
             with contextlib.suppress(BadInput):  # an axis does not divide a matrix
-                specs.params(lora.policy_table(experiment.model_config, experiment.settings.model.lora), shape)
-                if (
-                    experiment.model_config.kv_heads % tensor == 0
-                    and plan.shapes.prompts % (count // tensor * context) == 0
-                ):
+                specs.params(lora.policy_table(run.model.config, run.settings.model.lora), shape)
+                if run.model.config.kv_heads % tensor == 0 and plan.shapes.prompts % (count // tensor * context) == 0:
                     yield sizes['data'], fsdp, tensor
 
 
@@ -183,7 +180,7 @@ def read_or_search(
         for name in sorted(name for name in files if name.endswith(('.py', '.json'))):
             with open(os.path.join(folder, name), 'rb') as file:
                 sources.update(file.read())
-    shape = repr(plan.experiment.model_config)
+    shape = repr(plan.run.model.config)
     asked = [plan.config.to_json(), shape, sources.hexdigest(), plan.mean_tokens, most]
     key = compiler.cache_key(json.dumps(asked), plan.topology, plan.slices)
     path = os.path.join(compiling.cache, f'search-{key}.json')

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from grpo_jax.errors import BadInput
-from grpo_jax.run import environment
+from grpo_jax.run import steering
 from grpo_jax.text import escape
 from grpo_jax.tools import provenance
 from grpo_jax.tools.report import panels, verdict
@@ -61,7 +61,7 @@ def facts(variant: Variant) -> Iterator[tuple[str, str]]:
         if isinstance(devices, dict):
             yield 'devices', f'{devices.get("count")} {devices.get("kind")}'
         if isinstance(code, dict):
-            yield 'grpo_jax', environment.code_name(code)
+            yield 'grpo_jax', steering.code_name(code)
         yield 'begun', str(entry.get('begun', ''))[:16].replace('T', ' ')
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.run import environment
+from grpo_jax.run import steering
 from grpo_jax.run.rows import EVENTS
 
 Rows = list[dict[str, Any]]
@@ -143,7 +143,7 @@ def _read_rows(path, notes):
 
 
 def _read_environment(folder, notes):
-    path = os.path.join(folder, environment.FILE)
+    path = os.path.join(folder, steering.ENVIRONMENT)
     if not os.path.exists(path):
         return []
     try:
