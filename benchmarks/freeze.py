@@ -135,7 +135,9 @@ CASES = {
         ),
     ),
     'devices': Case(
-        'arithmetic:grpo', ('--config.mesh.data=2', '--config.mesh.fsdp=2', '--config.mesh.context=2'), devices=8
+        'arithmetic:grpo',
+        ('--config.mesh.data=2', '--config.mesh.fsdp=2', '--config.mesh.context=2', '--config.data.prompts_per_step=8'),
+        devices=8,
     ),
     'processes': Case(
         'arithmetic:grpo', ('--config.mesh.data=2', '--config.mesh.fsdp=2', '--config.log.probe_every=2'), 4, 2

@@ -93,7 +93,7 @@ def run(config, workdir):
     def predict(labelled):
         chosen = data.spread(len(labelled.marks), settings.evaluation.prompts)
         values = functools.partial(learner.values, state)
-        return list(scores(labelled, chosen, shapes, pad_token, values, run.mesh))
+        return list(predictions(labelled, chosen, shapes, pad_token, values, run.mesh))
 
     results = judge(predict(train), predict(test), options.objective)
     json_file.write(os.path.join(workdir, 'evaluation.json'), results)
@@ -197,7 +197,7 @@ def labelled_batch(labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_
     return LabelledBatch(rollout, labels, label_mask & rollout.completion_mask)
 
 
-def scores(
+def predictions(
     labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_token: int, values: Callable, mesh: Mesh
 ) -> Iterator[Scores]:
     """Yields (values f64[n], labels f64[n]) of each chosen example; values(Rollout on the mesh) is f32[B, C]."""

@@ -24,7 +24,7 @@ from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.models.lora import LoraOptions, turn_off
 from grpo_jax.run import checkpoint, cli
 from grpo_jax.run.loop import Shell, owns_workdir
-from grpo_jax.run.open import Run, barrier, make_policy, open_config, open_state, open_train_split, record_run
+from grpo_jax.run.open import Run, barrier, make_policy, make_workdir, open_config, open_state, open_train_split
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import batches
@@ -153,7 +153,7 @@ def make_trained(
     settings, learner, origins = run.settings, training.learner, run.settings.data.origins
     with Shell(run.workdir, keep=1) as shell:
         barrier(shell.newest, settings.recorded, origins, {'update': learner.update}, training.examples)
-        record_run(run.workdir, settings.recorded, run.model.folder, origins, training.split, shell.newest)
+        make_workdir(run, training.split, shell.newest)
         state = open_state(run, shell.checkpoints, learner.state) or training.initial()
         if compiler is not None:
             compiler.wait('the cold start')

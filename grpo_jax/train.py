@@ -17,7 +17,7 @@ import numpy as np
 
 from grpo_jax import data, evaluate, rewards, supervised
 from grpo_jax.collect.options import READ_FROM_DATA
-from grpo_jax.collect.policies import anchor, make_renewal, make_scorer
+from grpo_jax.collect.policies import anchor, make_logprobs, make_renewal
 from grpo_jax.collect.select import dead_groups, make_collector
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
@@ -30,7 +30,7 @@ from grpo_jax.run.console import print_outcome
 from grpo_jax.run.loop import Shell, check_rewarded, owns_workdir
 from grpo_jax.run.measure import make_measure, make_speeds
 from grpo_jax.run.observers import make_observers
-from grpo_jax.run.open import Run, barrier, make_run_learner, open_run, open_splits, open_state, record_run
+from grpo_jax.run.open import Run, barrier, make_run_learner, make_workdir, open_run, open_splits, open_state
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
@@ -56,33 +56,31 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
     learner = make_run_learner(run, collector.aux | abstract_history(algorithm, len(collector.examples)))
-    scorer = make_scorer(run, learner, collector.engine)  # logprobs: old, of the reference, of a teacher
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # by the policy, the reference, a teacher
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # measurements just before an update
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test', settings.evaluation.samples)
 
-    samplers = {'sample': collector.engine} if collector.engine else {}
-    programs = samplers | learner.programs | observers.programs | scorer.programs
-    branch.make_branch(run, workdir, learner, splits.train)  # where steering names one that is not begun yet
+    programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
+    branch.make_branch(run, workdir, learner, splits.train)  # only where steering names a branch that is not begun
 
     with (
         run.rewards,  # the threads and processes that judge
         BackgroundCompiler() as compiler,
         Shell(run.workdir, settings.cadence.keep) as shell,  # checkpoints, then files; closed whatever ends the run
     ):
-        barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
-        compiler.add(executables(collector, learner, observers, evaluator, scorer))
+        barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)  # all hosts alike
+        compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
         if shell.newest is not None or not settings.supervised.updates:
             compiler.start()  # else behind the cold start, whose own programs come first
+        # From the newest checkpoint in the workdir; without one, the policy of the model, or what the cold start makes.
         state = open_state(run, shell.checkpoints, learner.state, branch.make_reader(run, learner))
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         branch.refuse_fewer_steps(settings.steps, int(state.step))
         compiler.wait('what a step and an evaluation run')
-        record_run(
-            run.workdir, settings.recorded, run.model.folder, settings.data.origins, splits.train, int(state.step)
-        )
-        record_programs(run.workdir, programs, scorer.records)
+        make_workdir(run, splits.train, int(state.step))  # config.json and the rest of what a workdir knows of its run
+        record_programs(run.workdir, programs, logprob_stage.records)
         renew_reference = make_renewal(run, shell.checkpoints, learner.state)
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
 
@@ -95,7 +93,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
 
             with loop.stage('reward'):  # logprobs first: the devices compute them while the last rewards are awaited
                 packed = learner.pack(draw.rollout)
-                logprobs = scorer.score(state, draw.rollout, packed)
+                logprobs = logprob_stage.compute(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
                 state, experience, packed, row = to_experience(state, draw, packed, rewarded, logprobs)
 
@@ -104,8 +102,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
 
             with loop.stage('update'):  # only here do parameters change
                 state, learned = learner.update(state, experience, packed)
-                row |= measure(step, draw, rewarded, experience) | observed | jax.device_get(learned)
-                row |= {'reference_renewed': renewed}
+                row |= measure(step, draw, rewarded, experience) | renewed | observed | jax.device_get(learned)
 
             loop.dump_if_due(step, draw, rewarded, experience)
             loop.log(step, row, speeds(draw, loop.seconds))
@@ -154,8 +151,8 @@ def make_experience_stage(
         grouping = draw.grouping
         shaped = rewards.shape_rewards(reward_functions, rewarded, grouping)
         dead = dead_groups(gate, rewarded, grouping)
-        of_prompts = np.array([places[example.id] for example in draw.prompts])
-        state, baselines = read_history(algorithm, state, of_prompts, shaped)
+        prompt_places = np.array([places[example.id] for example in draw.prompts])
+        state, baselines = read_history(algorithm, state, prompt_places, shaped)
         inputs = {'dead': dead, **baselines} | rewards.advantage_inputs(
             reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, run.model.tokenizer, grouping
         )
@@ -167,12 +164,12 @@ def make_experience_stage(
     return to_experience
 
 
-def executables(collector, learner, observers, evaluator, scorer) -> list[Executable]:
+def executables(collector, learner, observers, evaluator, logprob_stage) -> list[Executable]:
     """All that a step and an evaluation run, in the order in which they are compiled."""
-    engines = [collector.engine] if collector.engine else []
+    engines = [*collector.programs.values()], [evaluator.engine]
+    sampling, evaluating = ([e for engine in some for e in engine.programs.executables] for some in engines)
     programs = [*learner.programs.values(), *observers.programs.values()]
-    sampling = [executable for engine in engines for executable in engine.programs.executables]
-    return [*sampling, *programs, *evaluator.engine.programs.executables, *scorer.programs.values()]
+    return [*sampling, *programs, *evaluating, *logprob_stage.programs.values()]
 
 
 def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[str, Any]) -> None:

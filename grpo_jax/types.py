@@ -112,13 +112,27 @@ class LabelledBatch(Pytree):
 
 @pytree
 class TrainState(Pytree):
-    """All that a checkpoint needs; the data position is a function of step."""
+    """All that lasts from step to step, and so all that a checkpoint holds.
 
-    step: Int[Array, '']
+    Of params and ref_params a checkpoint has what is trained; beside adapters, the frozen weights have a digest there.
+    aux has these keys, each where the algorithm or the config asks for it, but for the first four, which are in all:
+
+        bad_steps i32[]        updates skipped since loss, gradient or result was not finite    learner/update.py
+        coefficients {f32[]}   kl_coef, entropy_coef, entropy_acts: numbers that may adapt      learner/update.py
+        initial_entropy f32[]  of the policy in the first step                                  learner/update.py
+        position i32[]         prompts visited so far: the place in the data                    collect/draw.py
+        critic                 its params and opt_state (PPO)                                   learner/critic.py
+        tries, hits i32[N]     completions of each example, and right ones (curriculum)         collect/draw.py
+        kept                   groups of earlier steps (resample, replay)                       collect/select.py
+        history                moving averages of rewards, of the run and of each prompt        learner/experience.py
+        probe                  prompts with their first right completions                       run/observers.py
+    """
+
+    step: Int[Array, '']  # the next one
     params: Any  # float32 master weights
     opt_state: Any
-    ref_params: Any  # the same tree as params, or None
-    aux: dict[str, Any]  # bad_steps i32[]: updates skipped because loss or gradient was not finite
+    ref_params: Any  # of the reference policy: the tree that is trained of params; None: there is none
+    aux: dict[str, Any]
 
 
 class Param(NamedTuple):

@@ -14,7 +14,7 @@ from grpo_jax import algorithms, evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
 from grpo_jax.models import families, hf, transformer
-from grpo_jax.run.open import open_config, open_split, record_run
+from grpo_jax.run.open import open_config
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
 from grpo_jax.tools import export
@@ -22,13 +22,6 @@ from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODEL = os.path.join(ROOT, 'configs/models/characters')
-
-
-def begin(config, workdir):
-    """Makes workdir that of a run of the config, which has taken no step."""
-    run, recorded = open_config(config, workdir), Settings.from_config(config).recorded
-    record_run(workdir, recorded, run.model.folder, run.settings.data.origins, open_split(run, 'train'), 0)
-
 
 # what a command line can get wrong: (arguments, words of the message)
 COMMANDS = {
@@ -154,7 +147,7 @@ def test_tokenizer_larger_than_the_model(tmp_path):
 
 
 def test_workdir_of_another_config_is_refused_and_left_alone(tmp_path):
-    begin(tiny_run.config(), str(tmp_path / 'run'))
+    tiny_run.record(open_config(tiny_run.config(), str(tmp_path / 'run')))
     before = (tmp_path / 'run' / 'config.json').read_bytes()
     with pytest.raises(BadInput, match=r'rollout.group_size = 8.*was 4'):
         open_config(tiny_run.config(rollout__group_size=8), str(tmp_path / 'run'))
@@ -164,7 +157,7 @@ def test_workdir_of_another_config_is_refused_and_left_alone(tmp_path):
 def test_workdir_that_is_a_file(tmp_path):
     (tmp_path / 'run').write_text('mine')
     with pytest.raises(BadInput, match='is a file'):
-        begin(tiny_run.config(), str(tmp_path / 'run'))
+        tiny_run.record(open_config(tiny_run.config(), str(tmp_path / 'run')))
     assert (tmp_path / 'run').read_text() == 'mine'
 
 
@@ -206,7 +199,7 @@ def test_a_moved_key_in_a_preset_of_ones_own_is_refused(key):
 
 
 def test_a_workdir_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
-    begin(tiny_run.config(), str(tmp_path / 'run'))
+    tiny_run.record(open_config(tiny_run.config(), str(tmp_path / 'run')))
     path = tmp_path / 'run' / 'config.json'
     recorded = json.loads(path.read_text())
     del recorded['collection']

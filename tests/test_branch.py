@@ -14,7 +14,7 @@ from grpo_jax import train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock
 from grpo_jax.run import branch, checkpoint
-from grpo_jax.run.open import MAKING, open_config, open_split, record_run
+from grpo_jax.run.open import MAKING, open_config
 from grpo_jax.run.rows import recorded_events
 from grpo_jax.run.steering import Steering
 from grpo_jax.run.writer import Writer
@@ -93,9 +93,7 @@ NEW: dict[str, Any] = dict(optimizer__learning_rate=3e-3, rollout__temperature=0
 def test_an_amended_run_is_the_old_one_to_that_step_and_the_new_one_from_there(old, copy, tmp_path, monkeypatch):
     # the new config alone, on the old run's checkpoint
     new = tmp_path / 'new'
-    opened = open_config(config(6, **NEW), str(new))
-    origins, split = opened.settings.data.origins, open_split(opened, 'train')
-    record_run(str(new), opened.settings.recorded, opened.model.folder, origins, split, 0)
+    tiny_run.record(open_config(config(6, **NEW), str(new)))
     shutil.copytree(old / 'checkpoints', new / 'checkpoints')
     expected = run(new, **NEW)
     with monkeypatch.context() as patch:
@@ -201,7 +199,7 @@ def test_the_same_command_goes_on_with_the_branch(long, copy, tmp_path, monkeypa
     child = tmp_path / 'child'
     steered = Steering(branch=str(child))
     with monkeypatch.context() as patch:
-        patch.setattr(branch, 'record_run', lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(branch, 'make_workdir', lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             run(copy, 6, steered, seed=5)
     assert not child.exists()

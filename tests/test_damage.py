@@ -220,12 +220,13 @@ def test_threads_share_the_arenas_of_memory():
 def test_an_earlier_orbax_is_left_alone(monkeypatch):
     """0.12.4 merged no files of processes with these replacements, and its checkpoints could not be read."""
     orbax = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')
+    spare = checkpoint.spare_memory.__wrapped__  # which is done once a process
     monkeypatch.setattr(importlib.metadata, 'version', lambda _: '0.12.4')
     monkeypatch.setattr(orbax, 'ts', tensorstore)
-    checkpoint.spare_memory()
+    spare()
     assert orbax.ts is tensorstore
     monkeypatch.setattr(importlib.metadata, 'version', lambda _: '0.13.0rc1')
-    checkpoint.spare_memory()
+    spare()
     assert orbax.ts is not tensorstore
 
 

@@ -348,5 +348,6 @@ def test_input_that_cannot_be_evaluated(workdir, tmp_path):
             evaluate.run(*given, 0, 'test')
     config = tiny_run.config(evaluation__prompts=0)
     with pytest.raises(BadInput, match=r'evaluation.prompts = 0'):
-        evaluate.make(open_experiment(config, out), 1)
+        opened = open_config(config, out)
+        evaluate.make_evaluator(opened, open_split(opened, 'test'), 'test', 1)
     assert not os.listdir(tmp_path)

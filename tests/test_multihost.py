@@ -304,7 +304,10 @@ def test_shares_of_groups_are_together_all(monkeypatch):
     assert [column for _, (_, column) in gathered] == [rows for rows, _ in gathered]
 
 
-HANG = 'import time; from grpo_jax.run import signals\nwith signals.Signals(0.2) as w:\n    w.step("step 7")\n    time.sleep(60)'
+HANG = (
+    'import time; from grpo_jax.run.signals import Signals\n'
+    'with Signals(0.2) as s:\n    s.step("step 7")\n    time.sleep(60)'
+)
 
 
 def test_a_step_that_hangs_ends_the_process_with_all_stacks():

@@ -22,7 +22,7 @@ CASE = tpu_peers.Case('update', '0.5B', 'v5e:2x2', microbatches=2, rows=16, toke
 PLAN = types.SimpleNamespace(
     mesh=types.SimpleNamespace(size=4),
     chip=chips.Chip(memory=123),
-    experiment=types.SimpleNamespace(model_config=types.SimpleNamespace(vocab_size=32, width=128)),
+    run=types.SimpleNamespace(model=types.SimpleNamespace(config=types.SimpleNamespace(vocab_size=32, width=128))),
 )
 
 

@@ -196,7 +196,7 @@ def test_killed_in_each_stage_it_ends_with_the_same_bits(long, tmp_path):
     assert process.returncode == 0 and errors.count('stage ') == 1, errors  # the last alone
     for stage in {*NAMES} - {'samples'}:
         policies = [
-            jax.device_get(evaluate.load_policy(evaluate.reopen(pipeline.run_folder(workdir, stage))))
+            jax.device_get(evaluate.open_policy(evaluate.open_recorded(pipeline.run_folder(workdir, stage)))[0])
             for workdir in (straight, killed)
         ]
         jax.tree.map(np.testing.assert_array_equal, *policies)

@@ -1,6 +1,5 @@
 """Counts of operations and traffic, the plan of a run, verdict and advice; the whole command where libtpu is."""
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -13,12 +12,11 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 import pytest
 
-from grpo_jax import train
+from grpo_jax.collect.draw import abstract_aux
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import families, hf, linear, lora, transformer
-from grpo_jax.run.collect import abstract_aux, step_shapes
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import make_run_learner, make_run_sampler, open_run
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import chips, compiled
 from grpo_jax.tools.preflight import __main__ as preflight
@@ -140,15 +138,13 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     config = tiny_run.config(mesh__fsdp=4)
     made = plan.make(config, 'v5e:2x2')
     jobs, held = plan.jobs_of(made)
-    experiment = open_experiment(config, str(tmp_path / 'run'))
-    experiment = dataclasses.replace(experiment, devices=experiment.devices._replace(compile_now=False))
-    algorithm = train.choose_algorithm(config)
-    shapes = step_shapes(experiment, algorithm)
-    learner = experiment.learner(algorithm, shapes, abstract_aux(experiment.settings.collection, shapes, 40))
+    run = open_run(config, str(tmp_path / 'run'))
+    shapes = run.settings.step_shapes(run.algorithm)
+    learner = make_run_learner(run, abstract_aux(run.settings.collection, shapes, 40))
     planned = next(job for job in jobs if job.name == 'learner.update')
     assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
     # and of the sampler's programs, those planned are among those that training compiles
-    engine = experiment.sampler(shapes)
+    engine = make_run_sampler(run, shapes)
     compiled = {f'rollout: {key}' for key in schedule.reachable(engine.schedule)}
     planned = {job.name for job in jobs if job.phase == 'rollout'}
     assert len(planned) >= 5 and planned <= compiled
@@ -157,10 +153,8 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
 
 def test_stop_strings_and_thinking_need_no_tokenizer(slices):
     config = tiny_run.config(rollout__stop_strings=('ab', 'b'), rollout__thinking_tokens=4, rollout__thinking_end='#')
-    assert {name: x.shape for name, x in plan.make(config, 'v5e:2x2').experiment.automata().items()} == {
-        'stop': (3, 99),
-        'thinking': (2, 99),
-    }
+    automata = plan.make(config, 'v5e:2x2').engine.programs.setup.tables
+    assert {name: x.shape for name, x in automata.items()} == {'stop': (3, 99), 'thinking': (2, 99)}
 
 
 def test_a_mesh_is_chosen_where_the_config_has_none(slices):

@@ -1,6 +1,5 @@
 """What a run was made from, and whether its files are whole."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -10,12 +9,11 @@ import sys
 import pytest
 
 from grpo_jax import train
+from grpo_jax.collect.draw import abstract_aux
 from grpo_jax.errors import BadInput
-from grpo_jax.run import collect
-from grpo_jax.run.experiment import open_experiment
+from grpo_jax.run.open import make_run_learner, make_run_sampler, open_run
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import compiled
-from grpo_jax.sharding.mesh import Devices
 from grpo_jax.tools import provenance
 from tests import tiny_run
 
@@ -106,12 +104,10 @@ def test_two_runs_differ_in_settings_and_programs(long, made, tmp_path):
 def lowered_hashes(workdir, **changes):
     """The hash of each program of a run of the preset grpo, and of it with other settings; nothing is compiled."""
     config = tiny_run.config(**({'preset': 'grpo'} | changes))
-    experiment = open_experiment(config, str(workdir))
-    experiment = dataclasses.replace(experiment, devices=Devices(experiment.mesh, compile_now=False))
-    algorithm = train.choose_algorithm(config)
-    shapes = collect.step_shapes(experiment, algorithm)
-    learner = experiment.learner(algorithm, shapes, collect.abstract_aux(experiment.settings.collection, shapes, 40))
-    engine = experiment.sampler(shapes)
+    run = open_run(config, str(workdir))
+    shapes = run.settings.step_shapes(run.algorithm)
+    learner = make_run_learner(run, abstract_aux(run.settings.collection, shapes, 40))
+    engine = make_run_sampler(run, shapes)
     traced = [engine.programs.trace(key) for key in schedule.largest(engine.schedule)]
     sample = compiled.hashed(' '.join(program.lower().as_text() for program in traced))
     own = {name: getattr(learner, name).traced.lower().as_text() for name in ('logprobs', 'update')}

@@ -4,7 +4,7 @@ import json
 import os
 
 from grpo_jax.configs import arithmetic
-from grpo_jax.run.open import open_train_split, record_run
+from grpo_jax.run.open import make_workdir, open_train_split
 
 # on the command line, what all small runs of the arithmetic demo share
 FLAGS = [
@@ -38,8 +38,7 @@ def config(**changes):
 
 def record(run, step=0, steering=None):
     """Makes the workdir of a Run that of one that has begun, as train.run does."""
-    train, origins = open_train_split(run, steering), run.settings.data.origins
-    record_run(run.workdir, run.settings.recorded, run.model.folder, origins, train, step)
+    make_workdir(run, open_train_split(run, steering), step)
 
 
 def rows(workdir, name='metrics.jsonl'):

@@ -34,21 +34,22 @@ from grpo_jax.types import Prompts, Rollout, TrainState
 
 logger = logging.getLogger('grpo_jax')
 TEACHER = 'teacher.json'  # in the workdir
+RENEWED = 'reference_renewed'  # a metric
 NEEDED = "set algorithm.teacher_coef, or algorithm.regularizers=('distill',), as the presets opd and opd_reward do"
 
 Fields = dict[str, jax.Array]  # of Experience, by name
 
 
-class Scorer(NamedTuple):
+class Logprobs(NamedTuple):
     """Computes the logprobs of a rollout that an algorithm reads, by whoever knows them."""
 
-    score: Callable[[TrainState, Rollout, Any], Fields]  # of the step's state, its rollout, and the packed rows
+    compute: Callable[[TrainState, Rollout, Any], Fields]  # of the step's state, its rollout, and the packed rows
     programs: dict[str, Executable]  # by name, besides the learner's own
     records: dict[str, Any]  # what the workdir is to know of it: JSON by file
 
 
-def make_scorer(run: Any, learner: Learner, engine: Engine | None) -> Scorer:
-    """The Scorer of a Run: the learner, then a teacher and the sampler's programs where they are asked for.
+def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs:
+    """The Logprobs of a Run: by the learner, then a teacher and the sampler's programs where they are asked for.
 
     BadInput for a teacher of other weights than those that the run began with.
     """
@@ -64,13 +65,13 @@ def make_scorer(run: Any, learner: Learner, engine: Engine | None) -> Scorer:
         key = jax.random.key(settings.seed)
         scorers.append(decode_again(engine, key, settings.group_size, run.mesh, algorithm.needs_reference))
 
-    def score(state, rollout, packed):
+    def compute(state, rollout, packed):
         fields = {}
         for scorer in scorers:
             fields |= scorer(state, rollout, packed)
         return fields
 
-    return Scorer(score, programs, records)
+    return Logprobs(compute, programs, records)
 
 
 def decode_again(
@@ -228,8 +229,10 @@ def _as_teacher(path):
         raise BadInput(name, path if name == 'teacher.path' else error.args[1], error.args[2]) from None
 
 
-def make_renewal(run: Any, checkpoints: Any, abstract: TrainState) -> Callable[[TrainState], tuple[TrainState, bool]]:
-    """state -> (TrainState, whether its reference was renewed) before a step of a Run.
+def make_renewal(
+    run: Any, checkpoints: Any, abstract: TrainState
+) -> Callable[[TrainState], tuple[TrainState, dict[str, bool]]]:
+    """state -> (TrainState, {'reference_renewed': whether its reference was}) before a step of a Run.
 
     The new reference is read from the policy's checkpoint of that step. hard: the policy itself, every reference_every
     steps (DeepSeek-R1, arXiv 2501.12948: 400), and the adaptive kl_coef begins anew. polyak: ref + reference_mix
@@ -242,7 +245,7 @@ def make_renewal(run: Any, checkpoints: Any, abstract: TrainState) -> Callable[[
     def renew(state):
         step = int(state.step)
         if state.ref_params is None or not every or step == 0 or step % every:
-            return state, False
+            return state, {RENEWED: False}
         with foreign_writing(checkpoints.directory):
             if checkpoints.latest_step() != step:
                 checkpoint.save(checkpoints, state)
@@ -251,14 +254,16 @@ def make_renewal(run: Any, checkpoints: Any, abstract: TrainState) -> Callable[[
         if options.reference == 'hard':
             policy = checkpoint.read_tree(path, {'params': abstract.ref_params}, partial=True)['params']
             coefficients = state.aux['coefficients'] | {'kl_coef': jnp.float32(kl_coef)}
-            return state.replace(ref_params=policy, aux=state.aux | {'coefficients': coefficients}), True
+            return state.replace(ref_params=policy, aux=state.aux | {'coefficients': coefficients}), {RENEWED: True}
         policy = checkpoint.read_tree(path, {'params': abstract.params}, partial=True)['params']
 
         def mixed(old, new, like):
             old = jax.device_put(old, new.sharding)  # it may wait in the hosts' memory
             return jax.device_put(old + share * (new - old), like.sharding)
 
-        return state.replace(ref_params=jax.tree.map(mixed, state.ref_params, policy, abstract.ref_params)), True
+        return state.replace(ref_params=jax.tree.map(mixed, state.ref_params, policy, abstract.ref_params)), {
+            RENEWED: True
+        }
 
     return renew
 

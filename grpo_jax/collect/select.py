@@ -35,6 +35,7 @@ class Collector(NamedTuple):
     collect: Callable[[TrainState, Progress], tuple[Draw, TrainState]]  # its rewards may still be computed
     engine: Engine | None  # that samples; None: completions are read from the data
     examples: Sequence[Example]  # that prompts are taken from
+    programs: dict[str, Engine]  # by name
     aux: dict[str, Any]  # ShapeDtypeStructs of what it keeps in TrainState.aux, zeros at the start
 
 
@@ -65,7 +66,8 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
         collect = make_exchange(drawer)
     else:
         collect = draw_once(drawer)
-    return Collector(collect, engine, dataset.examples, abstract_aux(options, shapes, len(dataset.examples)))
+    programs = {} if engine is None else {'sample': engine}
+    return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))
 
 
 def draw_once(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:

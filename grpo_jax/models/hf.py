@@ -202,11 +202,11 @@ def save(
     params: Mapping[str, Any],
     c: transformer.ModelConfig,
     dtype: Any,
-    **settings: Any,
+    **changes: Any,
 ) -> None:
     """Writes a folder that transformers loads: weights as `dtype`, and the config and tokenizer files of `source`.
 
-    Params with a value_head become a sequence classification with one label. settings replace those of config.json.
+    Params with a value_head become a sequence classification with one label. changes replace values of config.json.
     """
     os.makedirs(folder, exist_ok=True)
     copy_files(source, folder)
@@ -231,7 +231,7 @@ def save(
             'id2label': {'0': 'score'},
             'label2id': {'score': 0},
         }
-    config |= settings
+    config |= changes
     with open(path, 'w', encoding='utf8') as file:
         json.dump(config, file, indent=2)
 

@@ -16,7 +16,7 @@ from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.run import checkpoint, digest, rows, steering
-from grpo_jax.run.open import MAKING, Run, are_same_data, barrier, make_whole_policy, record_run
+from grpo_jax.run.open import MAKING, Run, are_same_data, barrier, make_whole_policy, make_workdir
 from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
@@ -95,7 +95,7 @@ def _make_contents(run, parent, changes, learner, train, folder):
         checkpoint.save(checkpoints, state)
     differences = {change.key: [change.old, change.new] for change in changes}
     rows.append_event(folder, step, 'branched', parent=os.path.abspath(parent), changes=differences)
-    record_run(folder, settings.config.to_dict(), model.folder, settings.data.origins, train, step)
+    make_workdir(run, train, step, folder)
     return step
 
 

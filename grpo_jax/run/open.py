@@ -488,29 +488,23 @@ def _flat(tree, prefix):
             yield prefix + name, value
 
 
-def record_run(
-    workdir: str,
-    recorded: Mapping[str, Any],
-    model_folder: str,
-    origins: Sequence[data.Origin],
-    train: data.Dataset,
-    step: int | None,
-) -> None:
-    """Makes a workdir a run's: environment.json, the model's files but weights, data.json, events, config.json.
+def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = '') -> None:
+    """Makes the workdir, or another folder, a Run's: environment, the model's files but weights, data.json, events.
 
     Called when everything else has been checked, so that a refused config leaves no trace. CannotWrite when the disk
-    refuses a file. recorded: the config, which comes last: until then the workdir is as it was. step: that the run goes
-    on from, with which amendments are recorded.
+    refuses a file. train: the split, whose digest is recorded; step: that the run goes on from, with which amendments
+    are recorded. config.json comes last: until then the folder is as it was.
     """
+    workdir, settings = folder or run.workdir, run.settings
     lock.check(workdir, settled=True)
     with files.writing(workdir):
         os.makedirs(workdir, exist_ok=True)
         if processes.is_first():
             steering.record_environment(workdir)
-            hf.copy_files(model_folder, os.path.join(workdir, 'model'))
-    record_origins(workdir, with_digests(origins, train, workdir))
-    steering.record(workdir, step or 0, steering.changes(workdir, recorded))
-    json_file.write(os.path.join(workdir, 'config.json'), recorded)
+            hf.copy_files(run.model.folder, os.path.join(workdir, 'model'))
+    record_origins(workdir, with_digests(settings.data.origins, train, workdir))
+    steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded))
+    json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)
 
 
 def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:

@@ -49,7 +49,7 @@ class Stats(NamedTuple):
 
 
 @dataclasses.dataclass
-class _Run:
+class _Ongoing:
     """One rollout under way; state and the numbers after it change with every segment."""
 
     weights: Any
@@ -132,7 +132,7 @@ class Engine:
         progress(tokens, live rows, rows of the batch) at every host visit.
         """
         state = self.programs.new_state(prompts, key, step, given, limit)
-        return self._finish_rows(params, _Run(self.programs.weights(params), state, step, finished, progress), 0)
+        return self._finish_rows(params, _Ongoing(self.programs.weights(params), state, step, finished, progress), 0)
 
     def resume(
         self,
@@ -152,8 +152,8 @@ class Engine:
         it would have had without, if the weights are the same. New tokens carry version `step`.
         """
         state = self.programs.resume_state(rollout, prompts, key, limit)
-        run = _Run(self.programs.weights(params), state, step, finished, progress)
-        return self._finish_rows(params, run, self.schedule.prompts)
+        ongoing = _Ongoing(self.programs.weights(params), state, step, finished, progress)
+        return self._finish_rows(params, ongoing, self.schedule.prompts)
 
     def replay(self, params: Any, rollout: Rollout, prompts: Prompts, key: Any) -> Rollout:
         """The Rollout with logprobs computed anew by the same decode steps, its tokens given.
@@ -165,59 +165,61 @@ class Engine:
         given = jnp.where(rollout.completion_mask, tokens, -1)
         return self(params, prompts, key, rollout.version[0, 0], given=given)
 
-    def _finish_rows(self, params, run, opened):
-        """(Rollout, Stats) of a _Run in which the first `opened` prompts have begun."""
-        inspection = self.programs.inspect(run.weights, params)
+    def _finish_rows(self, params, ongoing, opened):
+        """(Rollout, Stats) of an _Ongoing rollout in which the first `opened` prompts have begun."""
+        inspection = self.programs.inspect(ongoing.weights, params)
         began, fresh = time.monotonic(), self.schedule.fresh_batch()
-        run.unfinished, run.longest, run.tokens = _on_host(self.programs.count_remaining(run.state))
-        while run.unfinished:
+        ongoing.unfinished, ongoing.longest, ongoing.tokens = _on_host(self.programs.count_remaining(ongoing.state))
+        while ongoing.unfinished:
             if opened < self.schedule.prompts:
                 size, length = fresh, 0
-                batch = self.programs.open_batch(run.weights, run.state, opened // size.prompts, size)
+                batch = self.programs.open_batch(ongoing.weights, ongoing.state, opened // size.prompts, size)
                 opened += size.prompts
             else:
-                size, length = self.schedule.resumed_batch(run.unfinished, run.longest), run.longest
-                batch = self.programs.resume_rows(run.weights, run.state, length, size)
-            run.count(decode_batches=1)
-            self._decode(run, batch, size, length)
+                size, length = self.schedule.resumed_batch(ongoing.unfinished, ongoing.longest), ongoing.longest
+                batch = self.programs.resume_rows(ongoing.weights, ongoing.state, length, size)
+            ongoing.count(decode_batches=1)
+            self._decode(ongoing, batch, size, length)
         seconds = time.monotonic() - began
-        return self.programs.finish(run.state), Stats(
-            tokens=run.tokens, seconds=seconds, inspection=inspection, **run.counts
+        return self.programs.finish(ongoing.state), Stats(
+            tokens=ongoing.tokens, seconds=seconds, inspection=inspection, **ongoing.counts
         )
 
-    def _decode(self, run, batch, size, length):
+    def _decode(self, ongoing, batch, size, length):
         """Decodes a batch that stands at own column `length` until its rows have ended or are preempted."""
         schedule, live, rows_at_start = self.schedule, size.rows, size.rows
         while live:
             if length == sum(schedule.chunks[: size.chunks]):
                 admitting = schedule.admitting_batch(size)
-                run.count(preempted=max(live - admitting.rows, 0))
-                batch = self._shrink(run, batch, size, admitting)
+                ongoing.count(preempted=max(live - admitting.rows, 0))
+                batch = self._shrink(ongoing, batch, size, admitting)
                 size = admitting._replace(chunks=size.chunks + 1)
                 batch = self.programs.add_chunk(batch, size)
-            run.reach(schedule.bytes(*size))
-            batch, run.state, report = self.programs.decode(run.weights, batch, run.state, run.step, size)
-            live, steps, run.unfinished, run.longest, run.tokens = _on_host(report)
+            ongoing.reach(schedule.bytes(*size))
+            batch, ongoing.state, report = self.programs.decode(
+                ongoing.weights, batch, ongoing.state, ongoing.step, size
+            )
+            live, steps, ongoing.unfinished, ongoing.longest, ongoing.tokens = _on_host(report)
             columns = size.prompts * schedule.prompt_columns + size.rows * (length + steps // 2)
             step_bytes = self.programs.weight_bytes + schedule.column_bytes * columns
-            run.count(steps=steps, slot_steps=steps * size.rows * self._shards, bytes_read=steps * step_bytes)
+            ongoing.count(steps=steps, slot_steps=steps * size.rows * self._shards, bytes_read=steps * step_bytes)
             length += steps
-            run.report(self.programs, live, size.rows)
+            ongoing.report(self.programs, live, size.rows)
             # the last few rows of all batches go on together; so do those that are short of columns because they
             # began beside a longer row
-            few = live * 8 <= rows_at_start and run.unfinished > live
+            few = live * 8 <= rows_at_start and ongoing.unfinished > live
             if live and (few or length == sum(schedule.chunks)):
-                run.count(preempted=live)
+                ongoing.count(preempted=live)
                 return
             if live:
                 smaller = schedule.shrunk_batch(size, live)
-                batch, size = self._shrink(run, batch, size, smaller), smaller
+                batch, size = self._shrink(ongoing, batch, size, smaller), smaller
 
-    def _shrink(self, run, batch, size, smaller):
+    def _shrink(self, ongoing, batch, size, smaller):
         """The batch in the smaller size."""
         if smaller == size:
             return batch
-        run.reach(self.schedule.bytes(*size) + self.schedule.copy_bytes(smaller.rows, size.chunks))
+        ongoing.reach(self.schedule.bytes(*size) + self.schedule.copy_bytes(smaller.rows, size.chunks))
         return self.programs.shrink(batch, size, smaller)
 
 
