@@ -1,4 +1,4 @@
-"""What a run writes down: files that are closed whatever happens, and the writer of the other processes."""
+"""What a run writes down: files that are closed whatever happens, and the first process alone writes them."""
 
 import fnmatch
 import re

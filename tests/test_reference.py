@@ -31,9 +31,9 @@ def refreshed(tmp_path, section, state):
     checkpoints = checkpoint.manager(str(tmp_path), keep=2)
     settings = Settings.from_config(tiny_run.config(preset='grpo', algorithm__kl_coef=0.5))
     settings = settings._replace(collection=Collection(**{'reference_mix': 0.25} | section))
-    new, renewed = make_renewal(SimpleNamespace(settings=settings), checkpoints, state)(state)
+    new, row = make_renewal(SimpleNamespace(settings=settings), checkpoints, state)(state)
     checkpoints.close()
-    return np.asarray(new.ref_params['w']), float(new.aux['coefficients']['kl_coef']), renewed
+    return np.asarray(new.ref_params['w']), float(new.aux['coefficients']['kl_coef']), row
 
 
 HARD = {'reference': 'hard', 'reference_every': 4}
@@ -53,7 +53,7 @@ HARD = {'reference': 'hard', 'reference_every': 4}
 def test_schedule(tmp_path, section, step, expected, kl_coef, renewed):
     found = refreshed(tmp_path, section, state_of(step, 2.0, 1.0))
     np.testing.assert_array_equal(found[0], expected)
-    assert found[1:] == (kl_coef, renewed)
+    assert found[1:] == (kl_coef, {'reference_renewed': renewed})
 
 
 def test_the_policy_comes_from_its_checkpoint(tmp_path):

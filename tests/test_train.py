@@ -258,9 +258,10 @@ def test_show_prints_text_and_ids():
 
 
 def test_the_main_loop_fits_on_one_screen_and_a_half():
-    (function,) = ast.parse(inspect.getsource(train.run)).body
-    docstring, *_ = function.body
-    assert function.end_lineno - docstring.end_lineno <= 60
+    source = inspect.getsource(train.run)
+    (function,) = ast.parse(source).body
+    lines = [line.strip() for line in source.splitlines()[function.body[0].end_lineno :]]
+    assert len([line for line in lines if line and line[0] != '#']) <= 60  # of code, behind the docstring
 
 
 def test_every_config_key_is_read(tmp_path):

@@ -44,6 +44,7 @@ def asked(teacher, rollout, vocab_size, shape=(1, 1, 1, 1), **options):
     if learning.pack_columns:
         sizes = packing.Packing(1, 64, 64, 2, 6, 10, whole_groups=False)  # blocks of a CPU
         packed = packing.pack(np.asarray(rollout.prompt_mask), np.asarray(rollout.completion_mask), sizes, 1)
+        packed = jax.device_put(packed, specs.replicated(mesh))
     return jax.device_get(program(params, batches.put_rows(rollout, mesh), packed))
 
 

@@ -20,7 +20,7 @@ class FakePrograms:
     when they end.
     """
 
-    hash, device_kind, weight_bytes, inspection = '', 'none', 1, None
+    hash, device_kind, weight_bytes = '', 'none', 1
 
     def __init__(self, sizes, lengths):
         self.sizes, self.lengths, self.requested = sizes, np.asarray(lengths), []
@@ -28,6 +28,9 @@ class FakePrograms:
 
     def weights(self, params):
         self.requested.append(schedule.WEIGHTS)
+
+    def inspect(self, weights, params):
+        return None
 
     def new_state(self, prompts, key, step, given, limit):
         self.requested.append(schedule.STATE)
@@ -122,11 +125,10 @@ def test_every_program_that_an_engine_asks_for_is_reachable(workload):
         hypothesis.assume(False)
     programs = FakePrograms(sizes, lengths)
     engine = Engine(sizes, programs, shards=len(lengths))
-    rollout = engine(None, PROMPTS, None, 0)
+    rollout, stats = engine.sample(None, PROMPTS, None, 0)
     np.testing.assert_array_equal(rollout.tokens, lengths)
     assert set(programs.requested) <= set(reachable) and len(reachable) == len(set(reachable))
     assert set(schedule.largest(sizes)) <= set(reachable)
-    stats = engine.stats
     assert stats.tokens == np.sum(lengths) and stats.peak_bytes == programs.cache_bytes
     assert stats.peak_bytes <= (sizes.budget or np.inf)
 
