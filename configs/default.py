@@ -12,50 +12,18 @@ from grpo_jax.errors import BadInput
 DATA = os.environ.get('GRPO_JAX_DATA', 'data')  # folder of the data sets and small models
 
 
-# keys of earlier versions -> where they are now
-MOVED = {
-    **{key: f'collection.{key}' for key in ('source', 'dead_groups', 'max_draws', 'max_staleness', 'retire_above',
-                                            'reference', 'reference_every', 'reference_mix')},
-    'critic': 'critic_optimizer', 'length': 'reward.length_shaping', 'length_weight': 'reward.length_shaping_weight',
-    'truncated': 'reward.truncated_reward', 'steps': 'supervised.updates or, of rewards, reward.step_rewards'}
-
-
-class Config(ConfigDict):
-    """A ConfigDict that says where a key of an earlier version is now."""
-
-    def __getitem__(self, key):
-        try:
-            return super().__getitem__(key)
-        except KeyError:
-            raise_if_moved(key)
-            raise
-
-    def __setitem__(self, key, value):
-        try:
-            super().__setitem__(key, value)
-        except KeyError:
-            raise_if_moved(key)
-            raise
-
-
-def raise_if_moved(key):
-    """BadInput for a key of an earlier version."""
-    if key in MOVED:
-        raise BadInput('config key', key, f'has moved; it is {MOVED[key]} now')
-
-
 def get_config(preset='grpo'):
     """The default config with the algorithm of configs/algorithms/<preset>.py."""
-    config = Config()
+    config = ConfigDict()
     config.seed = 0                      # of sampling noise, data order and random initialization
     config.steps = 100                   # steps of the loop: rollout, reward, update
 
-    config.model = Config()
+    config.model = ConfigDict()
     config.model.path = ''               # Hugging Face folder or hub name: config.json, tokenizer, weights
     config.model.random_init = False     # draw the weights instead of reading them
     config.model.dtype = 'float32'       # of computation: float32 or bfloat16; master weights are float32
 
-    config.model.lora = Config()         # low-rank adapters, which are trained while the model's weights are frozen
+    config.model.lora = ConfigDict()     # low-rank adapters, which are trained while the model's weights are frozen
     config.model.lora.rank = 0           # of the adapters; 0: none, all weights are trained
     config.model.lora.alpha = 32.0       # an adapter's product is multiplied by alpha / rank
     config.model.lora.targets = '.*'     # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
@@ -63,9 +31,9 @@ def get_config(preset='grpo'):
     config.model.lora.path = ''          # PEFT folder of adapters to begin with; '': new ones
     config.model.lora.base_dtype = ''    # of the frozen matrices beside adapters: int8, or '' for model.dtype
 
-    config.data = Config()
+    config.data = ConfigDict()
     config.data.name = 'arithmetic'      # file in grpo_jax/data, or FILE.py of yours
-    config.data.options = Config()       # arguments of its examples()
+    config.data.options = ConfigDict()   # arguments of its examples()
     config.data.path = ''                # Hugging Face data set, for what data.options.folder does not hold; '': none
     config.data.revision = ''            # its commit or tag, read whatever the folder holds; '': the newest
     config.data.prompts_per_step = 32    # P
@@ -76,7 +44,7 @@ def get_config(preset='grpo'):
     config.data.thinking = 'auto'        # on or off: a chat template's switch of thinking; auto: as it is by itself
     config.data.strict = False           # stop at the first malformed row; else they are left out and counted
 
-    config.rollout = Config()
+    config.rollout = ConfigDict()
     config.rollout.group_size = 8        # G, completions of a prompt
     config.rollout.max_tokens = 64       # C, the completion budget
     config.rollout.temperature = 1.0     # logprobs are those of softmax(logits / temperature)
@@ -95,9 +63,9 @@ def get_config(preset='grpo'):
     config.rollout.kernels = 'auto'      # Pallas kernels prefill and decode: on, off, or auto: prefills on
                                          # TPUs, decoding on those with two cores a chip
 
-    config.reward = Config()
+    config.reward = ConfigDict()
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
-    config.reward.options = Config({  # of rewards by name; see docs/rewards.md
+    config.reward.options = ConfigDict({  # of rewards by name; see docs/rewards.md
         'format': {'tags': ('think', 'answer')},  # in this order, each once
         'language': {'target': 'en'},    # a language, or a script like latin
         'repetition': {'n': 3},          # words of an n-gram
@@ -123,9 +91,9 @@ def get_config(preset='grpo'):
     config.reward.length_shaping_weight = 1.0  # what it is multiplied by before it is added
     config.reward.verifier = 'numeric'   # the part that decides correct; '' when there is none
     config.reward.correct_at = 1.0       # value of that part from which a completion is correct
-    config.reward.by_source = Config()   # source of the data -> parts, verifier, correct_at of its own; docs/rewards.md
+    config.reward.by_source = ConfigDict()  # source of the data -> parts, verifier, correct_at of its own
 
-    config.collection = Config()     # what a step learns from, and which policies are beside the one that learns
+    config.collection = ConfigDict() # what a step learns from, and which policies are beside the one that learns
     config.collection.source = 'policy'  # of completions: policy, reference (a frozen sampler), or read from the
                                          # data: demonstrations, pairs
     config.collection.gate = 'auto'      # a group is dead by outcome: all right or all wrong; reward: all rewards are
@@ -146,16 +114,16 @@ def get_config(preset='grpo'):
     config.collection.reference_every = 0   # steps between two renewals of the reference; of hard and polyak
     config.collection.reference_mix = 0.6   # share of the policy in polyak
 
-    config.reference = Config()      # the policy that a KL term keeps the learning one near to
+    config.reference = ConfigDict()  # the policy that a KL term keeps the learning one near to
     config.reference.path = ''           # folder or hub name of a model, workdir or checkpoint of a run, that it begins
                                          # as; '': the policy that the run begins with
 
-    config.teacher = Config()        # a model whose logprobs of the policy's own completions are learned from
+    config.teacher = ConfigDict()    # a model whose logprobs of the policy's own completions are learned from
     config.teacher.path = ''             # folder or hub name of a model with the policy's tokenizer; '': none
     config.teacher.dtype = 'float32'     # of its computation: float32 or bfloat16; its weights are float32
     config.teacher.park = False          # its weights wait in the hosts' memory until they are used
 
-    config.algorithm = Config()      # pieces: functions of grpo_jax/algorithms; then their numbers
+    config.algorithm = ConfigDict()  # pieces: functions of grpo_jax/algorithms; then their numbers
     config.algorithm.advantage = 'group_norm'
     config.algorithm.ratio = 'token'
     config.algorithm.ratio_base = 'old'  # what the ratio is taken to: old, or sampler (then without a correction)
@@ -235,7 +203,7 @@ def get_config(preset='grpo'):
         if name not in config.algorithm:
             config.algorithm[name] = value
 
-    config.learner = Config()
+    config.learner = ConfigDict()
     config.learner.epochs = 1            # passes over a step's rollout
     config.learner.minibatches = 1       # optimizer updates a pass
     config.learner.microbatches = 1      # gradients that add up to one update, of padded rows; above 1 rows are padded
@@ -257,29 +225,29 @@ def get_config(preset='grpo'):
     config.optimizer = _optimizer(learning_rate=1e-6)
     config.critic_optimizer = _optimizer(learning_rate=1e-5)  # of algorithms with a critic
 
-    config.supervised = Config()     # cold start on the data set's demonstrations
+    config.supervised = ConfigDict() # cold start on the data set's demonstrations
     config.supervised.updates = 0        # 0: none
     config.supervised.batch = 128        # demonstrations an update
     config.supervised.optimizer = _optimizer(learning_rate=1e-3)
 
-    config.reward_model = Config()   # trained by grpo_jax.reward_model, with the numbers of supervised
+    config.reward_model = ConfigDict()   # trained by grpo_jax.reward_model, with the numbers of supervised
     config.reward_model.objective = 'pairwise'  # pairwise, pointwise, steps
     config.reward_model.separator = '\n'  # between steps
     config.reward_model.replay = 0.1     # share of older rollouts that grpo-jax iterate trains it on
     config.reward_model.after_error = 'masked'  # steps after the first wrong one: masked, or wrong
 
-    config.evaluation = Config()
+    config.evaluation = ConfigDict()
     config.evaluation.every = 0          # steps between evaluations; 0: before and after only
     config.evaluation.prompts = 256      # of the test split
     config.evaluation.samples = 8        # k of pass@k and maj@k; drawn at rollout.temperature
 
-    config.checkpoint = Config()
+    config.checkpoint = ConfigDict()
     config.checkpoint.every = 50         # steps; the last step is always saved
     config.checkpoint.keep = 2           # the newest ones; older ones are deleted
 
-    config.mesh = Config({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})  # devices along each axis; 1: not cut
+    config.mesh = ConfigDict({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})  # devices along each axis; 1: not cut
 
-    config.diagnose = Config()       # monitors of the metrics; docs/troubleshooting.md has what they see
+    config.diagnose = ConfigDict()   # monitors of the metrics; docs/troubleshooting.md has what they see
     config.diagnose.on = 'say'           # what a diagnosis does besides: say, save (a checkpoint), stop, or off
     config.diagnose.window = 10          # steps over which a mean is taken, and compared with earlier ones
     config.diagnose.patience = 3         # steps in a row that a state must last
@@ -307,7 +275,7 @@ def get_config(preset='grpo'):
     config.diagnose.generalization_gap = 0.2  # by which accuracy in training leaves pass@1 behind
     config.diagnose.retired = 0.9        # of prompts
 
-    config.log = Config()
+    config.log = ConfigDict()
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
     config.log.kl_observe = 0            # steps between looks at the KL to a reference that no penalty needs, which is
                                          # kept for it; the policy learns the same; 0: never
@@ -323,7 +291,7 @@ def get_config(preset='grpo'):
 
 
 def _optimizer(learning_rate):
-    return Config({
+    return ConfigDict({
         'learning_rate': learning_rate,  # after warm-up
         'schedule': 'constant',          # after warm-up: constant, linear or cosine to zero
         'warmup': 0,                     # updates

@@ -125,10 +125,10 @@ log = loop.Loop.log
 
 
 def test_the_second_ctrl_c_stops_at_once(capsys):
-    with signals.Signals(0) as watched:
+    with signals.Signals(0) as heard:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
-        assert watched.stopping
+        assert heard.stopping
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1.0)
@@ -138,20 +138,20 @@ def test_the_second_ctrl_c_stops_at_once(capsys):
 def test_a_background_job_goes_on_ignoring_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with signals.Signals(0) as watched:
+        with signals.Signals(0) as heard:
             os.kill(os.getpid(), signal.SIGINT)
-            assert not watched.stopping
+            assert not heard.stopping
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_another_thread_may_watch_but_hears_no_signal():
+def test_another_thread_may_listen_but_hears_no_signal():
     stopping = []
 
     def loop():
-        with signals.Signals(0) as watched:
-            stopping.append(watched.stopping)
+        with signals.Signals(0) as heard:
+            stopping.append(heard.stopping)
 
     thread = threading.Thread(target=loop)
     thread.start()
@@ -163,7 +163,7 @@ def test_another_thread_may_watch_but_hears_no_signal():
 COMMAND = """
 import hashlib, sys, threading, time
 from grpo_jax.hosts import lock
-from grpo_jax.run import cli, watch
+from grpo_jax.run import cli, signals
 
 def compute():  # as a compiler does: no handler of Python's runs before its end
     print('begun', flush=True)
@@ -177,10 +177,10 @@ def run():
         compute()
 
 def step():
-    with lock.own(sys.argv[1]), watch.Watch(0) as watched:
-        watched.underway = True
+    with lock.own(sys.argv[1]), signals.Signals(0) as heard:
+        heard.underway = True
         print('begun', flush=True)
-        while not watched.stopping:
+        while not heard.stopping:
             time.sleep(0.01)
         print('asked', flush=True)
         compute()

@@ -107,7 +107,7 @@ def test_the_commands_refuse_in_one_line_that_names_file_and_flag(run, tmp_path,
 )
 def test_a_workdir_with_a_config_of_wrong_types_is_refused(run, damage):
     change(run[0], damage)
-    with pytest.raises(BadInput, match=r'bring back|earlier version'):
+    with pytest.raises(BadInput, match=r'bring back|was begun by'):
         config_file.read_recorded(str(run[0]), trust=True)
 
 

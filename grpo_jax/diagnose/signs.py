@@ -92,14 +92,13 @@ class Context(NamedTuple):
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
         optimization = config['optimizer'] if optimizer == 'optimizer' else config['supervised']['optimizer']
-        section = config['diagnose'] if 'diagnose' in config else DiagnoseOptions()._asdict()  # earlier runs lack it
         return cls(
-            options=DiagnoseOptions.from_config(section),
+            options=DiagnoseOptions.from_config(config['diagnose']),
             evaluations=evaluations,
             group_size=rollout['group_size'],
             updates=learner['epochs'] * learner['minibatches'],
             source=collection['source'],
-            taught=bool(config['teacher']['path']) if 'teacher' in config else False,  # earlier runs lack it
+            taught=bool(config['teacher']['path']),
             stale=bool(collection['max_staleness']) or collection['source'] != 'policy',
             exact=config['model']['dtype'] == 'float32',
             quantized=bool(rollout['cache_dtype'] or rollout['weights_dtype']),

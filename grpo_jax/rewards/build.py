@@ -53,7 +53,7 @@ class RewardOptions(NamedTuple):
     def from_config(cls, section: Any) -> 'RewardOptions':
         """The options of config.reward; BadInput for a value that cannot work, whatever the rewards."""
         values = ranges.read_section(cls, section, 'reward', elsewhere=['by_source'])
-        parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section.get('by_source', {}))
+        parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section['by_source'])
         pairs = _check_same(parts, by_source)
         users = {custom.name_of(path) for path, _ in pairs if custom.is_file(path)}
         _check_options({name: options for name, options in section['options'].items() if name not in users})

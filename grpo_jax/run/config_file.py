@@ -20,6 +20,7 @@ from ml_collections import ConfigDict, config_dict
 from grpo_jax import PACKAGE, data, ranges, rewards
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file
+from grpo_jax.run import steering
 
 CONFIGS = os.path.join(PACKAGE, 'configs')
 OVERRIDE = re.compile(r'--?(?:no)?config\.([\w.]+)(?:=(.*))?', re.DOTALL)
@@ -209,7 +210,7 @@ def code_files(config: Mapping[str, Any]) -> Iterator[str]:
         options = source.get('options')
         nested = options.get('sources') if isinstance(options, dict) else None
         sources += nested if isinstance(nested, list) else []
-    by_source = config['reward'].get('by_source', {})
+    by_source = config['reward']['by_source']
     judges = [config['reward'], *(own for own in by_source.values() if isinstance(own, dict))]
     every = [part for own in judges for part in own.get('parts', ()) if isinstance(part, list) and part]
     parts = [part[0] for part in every]
@@ -221,13 +222,12 @@ def code_files(config: Mapping[str, Any]) -> Iterator[str]:
 def _check_recorded(recorded, known, workdir, prefix):
     """BadInput where a recorded section lacks a key of the known one, or has a value of another type."""
     for key, value in known.items():
-        if key not in recorded and value == {}:  # what an earlier version lacked
-            continue
         if key not in recorded:
             raise BadInput(
                 '--workdir',
                 workdir,
-                f'was begun by an earlier version, without {prefix}{key}; read it with that one, or begin a new run',
+                f'was begun by grpo_jax {steering.begun_with(workdir)}, without {prefix}{key}; read it with that one, '
+                'or begin a new run',
             )
         types = {tuple: list, float: (int, float)}.get(type(value), type(value))
         if value is not None and (

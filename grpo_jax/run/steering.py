@@ -249,6 +249,13 @@ def code_name(code: dict[str, Any]) -> str:
     return f'{code.get("version")}' + (f' at commit {commit[:12]}{edits}' if commit else '')
 
 
+def begun_with(workdir: str) -> str:
+    """The code that began the run in workdir, in words; 'of an unknown version' where nothing tells it."""
+    path = os.path.join(workdir, ENVIRONMENT)
+    entries = _read_environments(path) if os.path.exists(path) else []
+    return code_name(entries[0].get('code', {})) if entries else 'of an unknown version'
+
+
 def describe_environment() -> dict[str, Any]:
     """The environment of this process, as JSON takes it."""
     devices = jax.devices()
