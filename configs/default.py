@@ -1,4 +1,4 @@
-"""Every key once. An experiment imports this file and changes a few lines; a preset changes `algorithm` only."""
+"""Every key once. An experiment imports this file and changes a few lines; a preset, `algorithm` and at times `collection`."""
 import contextlib
 import importlib
 import inspect
@@ -220,7 +220,7 @@ def get_config(preset='grpo'):
     config.learner.offload = ()          # waits in the hosts' memory until it is used: optimizer, reference
     config.learner.old_logprobs = 'forward'  # of a step's rollout: forward, in one pass; decode, by the sampler's
                                          # programs again, token by token, bit-equal to the sampler's own
-    config.learner.max_bad_steps = 10    # skipped non-finite updates that stop the run
+    config.learner.max_bad_steps = 10    # more non-finite updates than this, in the whole run, stop it
 
     config.optimizer = _optimizer(learning_rate=1e-6)
     config.critic_optimizer = _optimizer(learning_rate=1e-5)  # of algorithms with a critic

@@ -102,6 +102,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
 
             with loop.stage('update'):  # only here do parameters change
                 state, learned = learner.update(state, experience, packed)
+                # left to right: measured on the host while the devices update
                 row |= measure(step, draw, rewarded, experience) | renewed | observed | jax.device_get(learned)
 
             loop.dump_if_due(step, draw, rewarded, experience)

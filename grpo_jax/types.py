@@ -115,12 +115,13 @@ class TrainState(Pytree):
     """All that lasts from step to step, and so all that a checkpoint holds.
 
     Of params and ref_params a checkpoint has what is trained; beside adapters, the frozen weights have a digest there.
-    aux has these keys, each where the algorithm or the config asks for it, but for the first four, which are in all:
+    aux has these keys: the first always, the next three for every policy (a cold start has no position), the others where
+    the algorithm or the config asks for them:
 
         bad_steps i32[]        updates skipped since loss, gradient or result was not finite    learner/update.py
         coefficients {f32[]}   kl_coef, entropy_coef, entropy_acts: numbers that may adapt      learner/update.py
         initial_entropy f32[]  of the policy in the first step                                  learner/update.py
-        position i32[]         prompts visited so far: the place in the data                    collect/draw.py
+        position i32[]         places visited so far in the data's shuffled order                     collect/draw.py
         critic                 its params and opt_state (PPO)                                   learner/critic.py
         tries, hits i32[N]     completions of each example, and right ones (curriculum)         collect/draw.py
         kept                   groups of earlier steps (resample, replay)                       collect/select.py

@@ -99,7 +99,7 @@ def test_after_a_kill_anywhere_the_same_command_goes_on_and_repeats_nothing(tmp_
         monkeypatch.setattr(module, 'run', lambda _, place: act(os.path.relpath(place, workdir), place))
         monkeypatch.setattr(module, 'finished', lambda _, place: os.path.isdir(place))
     monkeypatch.setattr(export, 'export', lambda _, place, *__, **___: act(os.path.relpath(place, workdir), place))
-    monkeypatch.setattr(pipeline.metrics, 'read_rows', lambda _: [{}])
+    monkeypatch.setattr(pipeline, 'read_rows', lambda _: [{}])
     for _ in range(5):
         with pytest.raises(Killed):
             pipeline.run(three_stages(), workdir)

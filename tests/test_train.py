@@ -78,7 +78,7 @@ def test_profile_steps_are_two_rising_numbers():
 
 
 def test_an_option_of_the_learner_is_one_field_and_one_key():
-    # with its use these are the three edits that a new one takes: options.py, default.py, where it acts
+    # what a new one takes: these two, its kind in run/steering.py, and its use
     elsewhere = {'dtype', 'lora', 'temperature', 'value_clip', 'critic_warmup'}  # of model, rollout, algorithm
     assert set(Learning._fields) - elsewhere == set(tiny_run.config().learner)
 

@@ -256,6 +256,7 @@ def _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficient
 
 
 def _terms(algorithm, inputs, coefficients):
+    # a piece is called with the inputs that its parameters name, see pieces.call
     correction = jax.lax.stop_gradient(pieces.call(algorithm.correction, inputs))
     terms = {'surrogate': pieces.call(algorithm.surrogate, inputs) * correction * inputs['selected']}
     if algorithm.kl_coef and algorithm.kl_placement == 'loss':
@@ -277,6 +278,8 @@ def policy_loss(
     top_logprobs: Float[Array, 'B C k'] | None = None,
 ) -> tuple[Float[Array, ''], dict[str, Float[Array, '']]]:
     """(loss f32[], metrics) of logprobs f32[B, C]; differentiable in logprobs alone, no model in sight.
+
+    For notebooks and loops of one's own; a run's learner calls token_losses for microbatches (learner/update.py).
 
     entropy f32[B, C] is for algorithms with an entropy bonus, top_logprobs f32[B, C, k] for those with teacher_top_k.
     """

@@ -1,4 +1,7 @@
-"""Other policies beside the one that learns: the reference and its renewals, a teacher, and the sampler's own numbers.
+"""Other policies beside the one that learns: the reference and its renewals, a teacher, and logprobs by any of them.
+
+`make_logprobs` is the stage of a step that computes them: by the learner's programs, or by the sampler's engine, which
+decodes the same tokens again (`learner.old_logprobs`).
 
 A teacher is another model with the policy's tokenizer (on-policy distillation). It never changes, so no checkpoint
 holds it: each start of a run reads it from config.teacher.path, and the workdir knows the digest of the weights that

@@ -1,7 +1,8 @@
-"""Which groups a step learns from: the loops around a draw that config.collection.dead_groups names.
+"""What a step collects, by make_collector: a draw, or the loop around draws that config.collection.dead_groups names.
 
 `resample` draws again until the groups differ, `replay` exchanges groups for those of earlier steps: pure functions of
-what a draw gives. Groups that are left lie in TrainState.aux['kept'] until a later step.
+what a draw gives. What must know rewards waits for them, as the retirement of prompts does (`collect/draw.py`).
+Groups that are left lie in TrainState.aux['kept'] until a later step.
 """
 
 from collections.abc import Callable, Sequence

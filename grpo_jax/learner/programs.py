@@ -1,4 +1,4 @@
-"""The learner's programs: the one place that applies jit and shardings to its mathematics.
+"""The learner's programs: where jit and shardings are applied to its mathematics.
 
 A program is compiled once, for fixed shapes, before the first step; a compiled program refuses any other shape by name,
 so nothing recompiles silently.

@@ -1,4 +1,4 @@
-"""The update of the policy, and of the critic where the algorithm has one, from a step's experience."""
+"""The update of the policy, and of the critic where the algorithm has one: the gradient of the loss, and its use."""
 
 from typing import Any, NamedTuple
 

@@ -4,7 +4,7 @@ A part is a module of this package, a function FILE.py:NAME of the user's, or a 
 
     reward(completion, example, **options) -> float | None          None: it cannot tell
     async def reward(completion, example, **options)                awaited, many at a time
-    reward(completions, examples, **options) -> list                called once a step
+    reward(completions, examples, **options) -> list                called once a draw, by each process with its own
 
 A user's function may name other things, see rewards.binding: `def reward(prompts, completions, **kwargs)` gets these as
 lists, and each column of the data set.

@@ -1,1 +1,1 @@
-"""What the loop of a run stands on."""
+"""What stands around the steps of a run: config and settings, opening, checkpoints, files, console, signals."""

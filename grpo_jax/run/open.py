@@ -1,6 +1,7 @@
 """What a config and a workdir stand for, opened and checked: a Run; and what a workdir records of it.
 
-Builders take a Run; every other function takes what it reads of it.
+Also what is made of a Run once: its sampler, its learner, the weights and the state. Builders take a Run; every other
+function takes what it reads of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,6 +5,9 @@ and half its rows go when no more than half are live, so that memory and work fo
 outgrow its budget, rows are preempted: their tokens stay in the RolloutState, and a later batch prefills them. Prompts
 that wait for memory form further batches. The host visits once a segment. Every decision is a function of numbers that
 all shards share, so that all processes agree.
+
+Each call of `sample` or `resume` makes the weights' copy that it decodes with (dtype, layout, quantization, adapters
+merged), and lets go of it when it returns.
 """
 
 from collections.abc import Callable, Mapping

@@ -35,7 +35,8 @@ class ProgramKey(NamedTuple):
 
 
 WEIGHTS, STATE, REMAINING, FINISH = (ProgramKey(kind) for kind in ('weights', 'state', 'remaining', 'finish'))
-# compiled when they are first needed: a training run needs none of them, but the last where there are adapters
+# compiled when they are first needed: of a training run only by learner.old_logprobs = 'decode' (given tokens), and the
+# last where there are adapters
 GIVEN_STATE, RESUMED_STATE = ProgramKey('given state'), ProgramKey('resumed state')
 INSPECT = ProgramKey('inspect')
 
