@@ -1,4 +1,4 @@
-"""Every key once. An experiment imports this file and changes a few lines; a preset, `algorithm` and at times `collection`."""
+"""Every key once. An experiment imports this file and changes a few lines; of `algorithm` a preset."""
 import contextlib
 import importlib
 import inspect

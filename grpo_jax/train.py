@@ -51,37 +51,42 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     """
     run = open_run(config, workdir, algorithm, functions, steering)  # config checked; model, tokenizer, rewards, mesh
     settings, algorithm = run.settings, run.algorithm  # given, or as the config says
-    splits = open_splits(run, steering)  # the examples to learn from, and to be evaluated on
+    splits = open_splits(run, steering)  # examples to learn from and to be evaluated on; a run's data may be amended
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
+    # aux: what the others keep in the TrainState beside the learner's own
     learner = make_run_learner(run, collector.aux | abstract_history(algorithm, len(collector.examples)))
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # by the policy, the reference, a teacher
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # of other policies; the engine may decode again
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # measurements just before an update
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test', settings.evaluation.samples)
 
+    # Those whose numbers the run depends on: alike on all hosts, and on record.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
-    branch.make_branch(run, workdir, learner, splits.train)  # only where steering names a branch that is not begun
+    # With steering(branch=folder), run.workdir is that folder, and is made here from the run in workdir.
+    branch.make_branch(run, workdir, learner, splits.train)
 
     with (
         run.rewards,  # the threads and processes that judge
-        BackgroundCompiler() as compiler,
+        BackgroundCompiler() as compiler,  # compiles while weights are read
         Shell(run.workdir, settings.cadence.keep) as shell,  # checkpoints, then files; closed whatever ends the run
     ):
-        barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)  # all hosts alike
+        # All hosts have the same step, config, data and programs, or the run ends here.
+        barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
         if shell.newest is not None or not settings.supervised.updates:
             compiler.start()  # else behind the cold start, whose own programs come first
-        # From the newest checkpoint in the workdir; without one, the policy of the model, or what the cold start makes.
+        # From the newest checkpoint in the workdir, where amended numbers begin anew; without one, the policy of the
+        # model, or what the cold start makes of it.
         state = open_state(run, shell.checkpoints, learner.state, branch.make_reader(run, learner))
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
-        branch.refuse_fewer_steps(settings.steps, int(state.step))
+        branch.refuse_fewer_steps(settings.steps, int(state.step))  # a config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
-        make_workdir(run, splits.train, int(state.step))  # config.json and the rest of what a workdir knows of its run
+        make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
         record_programs(run.workdir, programs, logprob_stage.records)
-        renew_reference = make_renewal(run, shell.checkpoints, learner.state)
+        renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # by way of a checkpoint
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
@@ -92,12 +97,12 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 draw, state = collector.collect(state, loop.progress)
 
             with loop.stage('reward'):  # logprobs first: the devices compute them while the last rewards are awaited
-                packed = learner.pack(draw.rollout)
+                packed = learner.pack(draw.rollout)  # rows without padding; None where the config pads them
                 logprobs = logprob_stage.compute(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
                 state, experience, packed, row = to_experience(state, draw, packed, rewarded, logprobs)
 
-            with loop.stage('observe'):
+            with loop.stage('observe'):  # the state keeps the probe, completions of the first step
                 state, observed = observers.observe(state, experience, packed, draw)
 
             with loop.stage('update'):  # only here do parameters change

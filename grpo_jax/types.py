@@ -115,8 +115,8 @@ class TrainState(Pytree):
     """All that lasts from step to step, and so all that a checkpoint holds.
 
     Of params and ref_params a checkpoint has what is trained; beside adapters, the frozen weights have a digest there.
-    aux has these keys: the first always, the next three for every policy (a cold start has no position), the others where
-    the algorithm or the config asks for them:
+    aux has these keys: the first always, the next three for every policy (a cold start has no position), the others
+    where the algorithm or the config asks for them:
 
         bad_steps i32[]        updates skipped since loss, gradient or result was not finite    learner/update.py
         coefficients {f32[]}   kl_coef, entropy_coef, entropy_acts: numbers that may adapt      learner/update.py
