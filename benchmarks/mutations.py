@@ -88,9 +88,7 @@ MISTAKES = {
     ),
     'draws': Mistake('or draws == max_draws:', 'or draws > max_draws:', 'tests/test_collect.py'),
     'replay': Mistake('key=lambda group: -group.priority', 'key=lambda group: group.priority', 'tests/test_collect.py'),
-    'retired': Mistake(
-        '>= collection.retire_above * tries', '> collection.retire_above * tries', 'tests/test_collect.py'
-    ),
+    'retired': Mistake('(tries > 0) & (hits >= ', '(tries > 0) & (hits > ', 'tests/test_collect.py'),
     'history': Mistake(
         "decay * averages['weight'][place] + 1", "decay * (averages['weight'][place] + 1)", 'tests/test_history.py'
     ),
@@ -125,8 +123,8 @@ MISTAKES = {
         'if digest.combined(frozen) != ', 'if digest.combined(frozen) == ""  != ', 'tests/test_adapters.py'
     ),
     'steps without a reward': Mistake(
-        'all(step - k in before for k in range(1, MOST))',
-        'all(step - k in before for k in range(0, MOST))',
+        'all(step - k in before for k in range(1, ',
+        'all(step - k in before for k in range(0, ',
         'tests/test_unrewarded.py',
     ),
 }

@@ -369,7 +369,7 @@ def test_an_interrupt_does_not_wait_for_the_compiler(monkeypatch):
     compiling, waited = threading.Event(), threading.Event()
 
     class Slow(compiled.Executable):
-        def finish(self, lowered):
+        def compile_lowered(self, lowered):
             compiling.set()
             waited.wait(60)
 
