@@ -11,7 +11,9 @@ import pytest
 from grpo_jax import diagnose
 from grpo_jax.configs import arithmetic, default
 from grpo_jax.diagnose import MONITORS, Context
+from grpo_jax.errors import BadInput
 from grpo_jax.run import steering
+from grpo_jax.run.settings import Settings
 from tests import doc_examples
 from tests.diagnose import streams
 from tests.diagnose.streams import MUST, SILENT, rows
@@ -167,10 +169,12 @@ def test_numbers_of_a_remedy_are_those_of_the_run():
     assert diagnosis.remedy == '--workdir=NEW --config.optimizer.learning_rate=0.1'
 
 
-def test_a_run_of_an_earlier_version_is_judged_by_the_defaults():
-    config = arithmetic.get_config().to_dict()
-    del config['diagnose']
-    assert Context.from_config(config) == Context.from_config(arithmetic.get_config())
+def test_a_config_without_the_section_is_refused():
+    config = arithmetic.get_config()
+    with config.unlocked():
+        del config['diagnose']
+    with pytest.raises(BadInput, match=r'^diagnose = None: is missing'):
+        Settings.from_config(config)
 
 
 def test_what_is_inert_is_read_from_the_algorithm_where_the_config_makes_one():
