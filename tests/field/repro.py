@@ -1,0 +1,333 @@
+"""Shows each failure of the issue on inputs of a few lines. From a clone of the project, with it installed or not:
+
+    python PATH/TO/field/repro.py            # all, about six minutes on two cores
+    python PATH/TO/field/repro.py tags tied  # some
+
+Each case prints what was done, what a user expects, and what is seen. Works in a temporary folder, with the clone's own tiny models.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE, CLONE = os.path.dirname(os.path.abspath(__file__)), os.getcwd()
+LAB = tempfile.mkdtemp(prefix='bugs_')
+shutil.copytree(HERE, LAB, dirs_exist_ok=True)
+os.environ['PYTHONPATH'] = CLONE if os.path.isdir('grpo_jax') else ''
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(LAB, 'cache'))
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+if os.path.isdir('grpo_jax'):
+    sys.path.insert(0, CLONE)
+os.chdir(LAB)
+
+from grpo_jax import rewards  # noqa: E402
+from grpo_jax.configs import default  # noqa: E402
+from grpo_jax.example import Example  # noqa: E402
+from grpo_jax.models import hf  # noqa: E402
+
+CASES = {}
+SMALL = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+CHATML = (
+    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}<e>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def model(name, added=(), special=False, **settings):
+    """The demo's folder, smaller, with added tokens; settings go into tokenizer_config.json."""
+    out = f'm/{name}'
+    shutil.copytree(hf.find('configs/models/characters'), out, dirs_exist_ok=True)
+    tok, c = json.load(open(f'{out}/tokenizer.json')), json.load(open(f'{out}/config.json'))
+    n = 1 + max([*tok['model']['vocab'].values(), *(t['id'] for t in tok['added_tokens'])])
+    for i, text in enumerate(added):
+        tok['added_tokens'].append(dict(id=n + i, content=text, single_word=False, lstrip=False, rstrip=False, normalized=False, special=special))
+    json.dump(tok, open(f'{out}/tokenizer.json', 'w'))
+    write(out, vocab_size=n + len(added), **SMALL)
+    t = json.load(open(f'{out}/tokenizer_config.json')) | settings
+    json.dump({k: v for k, v in t.items() if v is not None}, open(f'{out}/tokenizer_config.json', 'w'))
+    return out
+
+
+def write(folder, **changes):
+    c = json.load(open(f'{folder}/config.json')) | changes
+    json.dump(c, open(f'{folder}/config.json', 'w'))
+
+
+def judge(folder, texts, example, parts, verifier=''):
+    """What a run pays for the tokens of these texts: the run's own RewardStream."""
+    c = default.get_config('dr_grpo')
+    with c.unlocked():
+        c.reward.parts, c.reward.verifier, c.reward.workers = parts, verifier, 1
+    t = hf.load_tokenizer(folder)
+    with rewards.build(rewards.RewardOptions.from_config(c.reward), 512) as functions:
+        stream = rewards.RewardStream(functions, [example], len(texts), t)
+        for i, text in enumerate(texts):
+            stream.add(i, t.encode(text, add_special_tokens=False) + [t.eos_token_id], False)
+        r = stream.results()
+    return [(seen, {k: float(v[i]) for k, v in r.parts.items()}) for i, seen in enumerate(r.texts)]
+
+
+def pays(gold, texts, part='math'):
+    c = default.get_config('dr_grpo')
+    with c.unlocked():
+        c.reward.parts, c.reward.verifier, c.reward.workers = ((part, 1.0),), part, 1
+    with rewards.build(rewards.RewardOptions.from_config(c.reward), 512) as functions:
+        r = rewards.compute_rewards(functions, [Example('?', gold, 0, {})], texts, [False] * len(texts), [5] * len(texts))
+    return {t: float(x) for t, x in zip(texts, r.parts[part])}
+
+
+def command(*args, lines=2, keep=('error', 'Error', 'text', 'model', 'train: ', 'gold self')):
+    """Runs a command of the project and prints its last lines of those kinds."""
+    done = subprocess.run([sys.executable, '-m', 'grpo_jax', *args], capture_output=True, text=True)
+    out = [line for line in (done.stdout + done.stderr).replace('\r', '\n').split('\n') if any(k in line for k in keep)]
+    print('  $', args[0], *args[1:])
+    print(f'    status {done.returncode}', *(f'\n    {line[:400]}' for line in out[len(out) - lines :] if lines))
+
+
+def train(*flags, **more):
+    shutil.rmtree('w', ignore_errors=True)
+    command('train', '--config=tiny.py', '--workdir=w', *flags, **more)
+
+
+@case
+def spaces():
+    """clean_up_tokenization_spaces=true (every Llama 3 folder on the hub): the reward judges another text than was written.
+    Expected: 1.0 for the right program in both folders, and `show` prints the exact text."""
+    meta = {'before': '', 'setup': '', 'tests': ["assert glue(['a', 'b']) == 'a , b'"], 'names': {'glue': 'glue'}}
+    program = "```python\ndef glue(x):\n    return ' , '.join(x)\n```"
+    for folder in (model('plain'), model('cleaned', clean_up_tokenization_spaces=True)):
+        print(' ', folder, judge(folder, [program], Example('Join.', '', 0, meta), (('code', 1.0),)))
+    command('show', '--config=tiny.py', '--prompts=1', '--config.model.path=m/cleaned', '--config.data.template={prompt} !', lines=1)
+
+
+@case
+def tags():
+    """<think>, <answer> as special tokens of the tokenizer: they are cut out before rewards see the text.
+    Expected: math 1.0 and format 1.0 for the right one, math 0.0 for the wrong one, whatever the flag `special`."""
+    names = ('<think>', '</think>', '<answer>', '</answer>')
+    texts = ['<think>\\boxed{4}? no, 5</think><answer>5</answer>', '<think>\\boxed{5}? no</think><answer>4</answer>']
+    for special in (False, True):
+        folder = model(f'tags_{special}', names, special)
+        for name, seen in zip(('right', 'wrong'), judge(folder, texts, Example('2+3?', '5', 0, {}), (('math', 1.0), ('format', 0.2)), 'math')):
+            print(f'  special={special}', name, seen)
+
+
+@case
+def prefilled():
+    """A chat template that opens <think> itself (DeepSeek-R1 distills, Qwen3-Thinking-2507, Qwen3.5): format pays 0 for ever.
+    Expected: 1.0 for well-formed completions of such a prompt, or a refusal before the run."""
+    folder = model('r1', ('<think>', '</think>', '<s>', '<e>'), chat_template=CHATML.replace('assistant\n{% endif', 'assistant\n<think>\n{% endif'))
+    command('show', '--config=tiny.py', '--prompts=1', f'--config.model.path={folder}', '--config.data.chat=True', lines=1)
+    for text in ('2 and 3\n</think>\n<answer>5</answer>', '<think>2 and 3</think>\n<answer>5</answer>'):
+        print(' ', judge(folder, [text], Example('2+3?', '5', 0, {}), (('format', 1.0),)))
+
+
+@case
+def splits():
+    """Data sets that have a train split alone (DAPO, Countdown, OpenR1-Math, DeepScaleR, RLVR-GSM, ...), and sets with test alone.
+    Expected: training without held-out data, or a held-out share by config; `show` of a test split."""
+    subprocess.run([sys.executable, 'field.py', 'field'], check=True)
+    files = ('--config.data.name=files', '--config.reward.verifier=numeric')
+    train(*files, '--config.data.options.folder=field/dapo_processed.jsonl', '--config.data.options.answer_field=solution')
+    shutil.copy('field/dapo_processed.jsonl/train.jsonl', 'field/dapo_processed.jsonl/test.jsonl')
+    train(*files, '--config.data.options.folder=field/dapo_processed.jsonl', '--config.data.options.answer_field=solution')
+    train(*files, '--config.data.options.folder=field/dapo_raw_name.parquet', '--config.data.options.answer_field=reward_model.ground_truth')
+    command('show', '--config=tiny.py', *files, '--config.data.options.folder=field/math500.jsonl', '--config.data.options.prompt_field=problem')
+
+
+@case
+def files():
+    """A user's own files are loaded in a way that valid Python does not survive.
+    Expected: they run as they do under `python FILE.py`."""
+    for name in ('future_dataclass:score', 'pickled:score', 'procs:score', 'sibling:score', 'pack/rel:score', 'acall:score'):
+        file, function = name.split(':')
+        train(f"--config.reward.parts=(('numeric', 1.0), ('rewards/{file}.py:{function}', 0.1))", lines=1)
+    for name in ('future_dataclass', 'sibling', 'key_error', 'meta_none', 'int_answer'):
+        train(f'--config.data.name=datasets/{name}.py', lines=1, keep=('error', 'Error'))
+    for name in ('future_dataclass', 'sibling'):
+        command('show', f'--config=experiments/{name}.py', '--prompts=1', lines=1)
+
+
+@case
+def ends():
+    """What ends a turn. Expected: eos_token_id of config.json counts where generation_config.json is absent (as in transformers), the
+    chat template's own end counts (docs/models.md), demonstrations of a chat end as its template ends, no traceback without eos_token."""
+    folder = model('turns', ('<s>', '<e>'), chat_template=CHATML)
+    t = hf.load_tokenizer(folder)
+    end = t.convert_tokens_to_ids('<e>')
+    write(folder, eos_token_id=[end, t.eos_token_id])
+    print('  config.json says', [t.convert_ids_to_tokens(i) for i in (end, t.eos_token_id)])
+    command('show', '--config=tiny.py', '--prompts=1', f'--config.model.path={folder}', '--config.data.chat=True', keep=('model',), lines=1)
+    whole = t.apply_chat_template([{'role': 'user', 'content': '1+1='}, {'role': 'assistant', 'content': '2'}], tokenize=False)
+    print('  a turn by the template', repr(whole), '  a demonstration (run/demonstrations.py:20) ends with', repr(t.convert_ids_to_tokens(t.eos_token_id)))
+    without = model('no_eos', eos_token=None)
+    json.dump({'eos_token_id': 1}, open(f'{without}/generation_config.json', 'w'))
+    train(f'--config.model.path={without}', '--config.supervised.updates=1', lines=1)
+
+
+@case
+def budget():
+    """rollout.thinking_tokens where the prompt has closed thinking (data.thinking=off), or a model that does not think.
+    Expected: no </think> is forced into an answer."""
+    template = CHATML.replace('assistant\n{% endif', "assistant\n{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n{% endif %}{% endif")
+    folder = model('budget', ('<think>', '</think>', '<s>', '<e>'), chat_template=template)
+    train(f'--config.model.path={folder}', '--config.data.chat=True', '--config.data.thinking=off', '--config.rollout.thinking_tokens=4', lines=0)
+    print('  completions', [json.loads(line)['completion'] for line in open('w/rollouts/000000.jsonl')][:3])
+
+
+@case
+def tied():
+    """config.json ties head and embedding, and the file holds two different tensors (fine-tuned head).
+    Expected: as transformers 5, which keeps both and says so; or a refusal. Seen: the head is dropped without a word."""
+    import jax
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    from grpo_jax.models import families, transformer
+
+    folder = model('tied')
+    c = families.load_config(folder)
+    hf.save(folder, folder, jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), c), c, np.float32)
+    weights = load_file(f'{folder}/model.safetensors')
+    weights['lm_head.weight'] = -weights['model.embed_tokens.weight']
+    save_file(weights, f'{folder}/model.safetensors', metadata={'format': 'pt'})
+    hf.check_weights(folder, c)
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    table = jax.tree.map(lambda _: place, transformer.param_table(c), is_leaf=lambda x: isinstance(x, transformer.Param))
+    print('  loaded, without a warning:', sorted(k for k in hf.load_params(folder, c, table) if k != 'layers'))
+    try:
+        import torch
+        import transformers
+
+        m = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        print('  transformers: head and embedding are one:', m.lm_head.weight is m.model.embed_tokens.weight)
+    except ImportError:
+        print('  (transformers can be asked where torch is installed)')
+
+
+@case
+def resumed():
+    """Train rows, gold answers, test rows and the reward's file change between two starts of a run, under the same paths.
+    Expected: refused like a changed path (docs/checkpoints.md: 'the examples are those of data.json; else as fixed'), or a warning."""
+    def rows(split, count, add=0):
+        with open(f'd/{split}.jsonl', 'w') as f:
+            f.writelines(json.dumps({'prompt': f'{i}+{3 + (split == "test")}=', 'answer': i + 3 + (split == 'test') + add}) + '\n' for i in range(count))
+
+    os.makedirs('d', exist_ok=True)
+    rows('train', 40), rows('test', 8)
+    open('mine.py', 'w').write('def mine(completion, example):\n    return 0.0\n')
+    flags = ('--config=tiny.py', '--workdir=w2', '--config.data.name=files', '--config.data.options.folder=d')
+    flags += ("--config.reward.parts=(('numeric', 1.0), ('mine.py:mine', 1.0))",)
+    command('train', *flags, '--config.steps=1', lines=1)
+    rows('train', 41, add=7), rows('test', 7)
+    open('mine.py', 'w').write('def mine(completion, example):\n    return 5.0\n')
+    command('train', *flags, '--config.steps=2', lines=9, keep=('warning', 'error', 'train: 2'))
+    command('provenance', '--verify', '--workdir=w2', lines=1, keep=('verified', 'error'))
+
+
+@case
+def language():
+    """Answers in other languages than English, gold 30. Expected: 1.0 each ('numeric' gives 1.0 for all but м^2)."""
+    texts = ['答案：30', '答案：30。', '答案是30。', '答案是 30 个。', '所以一共有30个。', '综上所述，答案为 $30$。', '\\boxed{30\\text{个}}', '\\boxed{30元}', '答えは30です。']
+    texts += ['정답은 30입니다.', 'Ответ: 30 груш.', '\\boxed{30\\text{ руб.}}', '\\boxed{30 \\, \\text{м}^2}', 'उत्तर 30 है।', 'الجواب هو 30']
+    print('  math   ', pays('30', texts))
+    print('  numeric', pays('30', texts, 'numeric'))
+    print('  gold 30个', pays('30个', ['\\boxed{30}']))
+
+
+@case
+def choice():
+    """Multiple choice as AMC, NuminaMath and instruction models write it. Expected: 1.0 each."""
+    print('  gold B', pays('B', ['\\boxed{B}', '\\boxed{B. 30}', '\\boxed{B) 30}', '\\boxed{\\textbf{(B) } 30}', 'B) 30', 'Option B', 'Therefore, B is correct.']))
+    print('  gold of a solution', pays('She picks $\\boxed{\\textbf{(B) } 30}$.', ['\\boxed{\\textbf{(B) } 30}', '\\boxed{B}', '\\boxed{30}']))
+
+
+@case
+def golds():
+    """Gold answers that the self-test passes, since it asks them about themselves, and that no usual answer meets.
+    Expected: misjudged before the run, as '{"ground_truth": "30"}', '30 (thirty)' and 'A: 30' are, or understood."""
+    for gold, answers in {'30个': ['\\boxed{30}'], '答案是30': ['\\boxed{30}'], '["A", "C"]': ['\\boxed{A, C}', '\\boxed{AC}'], 'B. 30': ['\\boxed{B}', '\\boxed{30}'], 'proof': ['\\boxed{proof}']}.items():
+        print('  gold', repr(gold), 'itself', pays(gold, [gold])[gold], pays(gold, answers))
+
+
+@case
+def needs():
+    """A built-in reward on data without what it reads. Expected: refused before the run, as a user's own reward is (binding.check_supplied)."""
+    model('plain')
+    for part, text in (('countdown', '3+5'), ('code', '```python\nx = 1\n```')):
+        try:
+            print(' ', part, judge('m/plain', [text], Example('?', '8', 0, {'nums': [3, 5], 'target': 8}), ((part, 1.0),)))
+        except KeyError as error:
+            print(' ', part, repr(text), 'KeyError', error)
+
+
+@case
+def unknown():
+    """None of one of two parts. Expected (docs/rewards.md): such a completion is left out of the group's statistics. Seen: it counts as 0."""
+    verdict = {'right': 1.0, 'wrong': 0.0, 'no idea': None}
+    c = default.get_config('grpo')
+    with c.unlocked():
+        c.reward.parts, c.reward.workers, c.reward.verifier = (('judged', 1.0), ('polite', 0.2)), 1, ''
+    functions = {'judged': lambda completion, example: verdict[completion], 'polite': lambda completion, example: 1.0}
+    with rewards.build(rewards.RewardOptions.from_config(c.reward), 64, functions=functions) as built:
+        r = rewards.compute_rewards(built, [Example('?', '1', 0, {})], list(verdict), [False] * 3, [1] * 3)
+    print(' ', dict(zip(verdict, map(float, r.rewards))))
+
+
+@case
+def solved():
+    """Prompt columns that are no prompts. Expected: a word about gold answers within prompts, one prompt for all rows, chats in a text,
+    a template without a generation prompt."""
+    subprocess.run([sys.executable, 'field.py', 'field'], check=True)
+    folder = model('chat', ('<s>', '<e>'), chat_template=CHATML)
+    chat = ('--config=tiny.py', '--prompts=1', '--config.data.name=files', f'--config.model.path={folder}', '--config.data.chat=True')
+    command('show', *chat, '--config.data.options.folder=field/numina_cot.parquet', '--config.data.options.prompt_field=messages', '--config.data.options.answer_field=solution', lines=1)
+    command('show', *chat[:1], '--prompts=2', *chat[2:], '--config.data.options.folder=field/alpaca.jsonl', '--config.data.options.prompt_field=instruction', '--config.data.options.answer_field=output')
+    os.makedirs('j', exist_ok=True)
+    open('j/train.jsonl', 'w').write(json.dumps({'prompt': json.dumps([{'role': 'user', 'content': '1+3='}]), 'answer': 4}) + '\n')
+    command('show', *chat, '--config.data.options.folder=j', lines=1)
+    model('no_turn', ('<s>', '<e>'), chat_template=CHATML.partition('{% if add')[0])
+    command('show', *chat[:3], '--config.model.path=m/no_turn', '--config.data.chat=True', '--config.data.options.folder=j', lines=1)
+
+
+@case
+def plus():
+    """HumanEval+ and MBPP+ in evalplus's form. Expected: read; or refused, not judged by a part of their tests."""
+    from grpo_jax.data import code, records
+
+    subprocess.run([sys.executable, 'field.py', 'field'], check=True)
+    os.makedirs('c', exist_ok=True)
+    shutil.copy('field/humanevalplus.jsonl/test.jsonl', 'c/humaneval.jsonl'), shutil.copy('field/mbppplus.jsonl/test.jsonl', 'c/mbpp.jsonl')
+    for name in ('humaneval', 'mbpp'):
+        sound, bad = records.split_malformed(code.examples('test', folder='c', name=name))
+        print(' ', name, len(sound), 'read', len(bad), 'malformed', *map(str, bad[:1]))
+    c = default.get_config('dr_grpo')
+    with c.unlocked():
+        c.reward.parts, c.reward.verifier, c.reward.workers = (('code', 1.0),), 'code', 1
+    with rewards.build(rewards.RewardOptions.from_config(c.reward), 512) as functions:
+        r = rewards.compute_rewards(functions, sound[:1], ['```python\ndef add0(x):\n    return 1 if x == 1 else 9\n```'], [False], [5])
+    print('  MBPP+: a program that fails the added tests is paid', float(r.parts['code'][0]))
+
+
+@case
+def pipe():
+    """python -m grpo_jax show ... | head -1. Expected: one line, no traceback."""
+    done = subprocess.run(f'{sys.executable} -m grpo_jax show --config=tiny.py --prompts=40 | head -1', shell=True, capture_output=True, text=True)
+    print('  stderr ends', repr(done.stderr.strip().split('\n')[-1]))
+
+
+if __name__ == '__main__':
+    try:
+        for name in sys.argv[1:] or CASES:
+            print(f'\n== {name}: {CASES[name].__doc__}', flush=True)
+            CASES[name]()
+    finally:
+        shutil.rmtree(LAB, ignore_errors=True)
