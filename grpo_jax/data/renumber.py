@@ -6,9 +6,9 @@ from fractions import Fraction
 import random
 import re
 
-from grpo_jax.data.expressions import value_of
 from grpo_jax.data.records import number_text
 from grpo_jax.example import Example
+from grpo_jax.expressions import value_of
 
 # a number that stands alone: no part of 1,000 or 1.2.3, of 2nd or B12, of 5:30 or 1e5
 NUMBER = re.compile(r'(?<![\w.,:])[0-9]+(?:\.[0-9]+)?(?![\w:]|[.,][0-9])')

@@ -4,8 +4,8 @@ from fractions import Fraction
 import itertools
 import re
 
-from grpo_jax.data.expressions import LONGEST, value_of
 from grpo_jax.example import Example
+from grpo_jax.expressions import LONGEST, value_of
 
 # an expression, and its value if one follows, or signs alone; the value is optional, so that a text is never scanned
 # twice

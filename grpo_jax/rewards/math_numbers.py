@@ -3,7 +3,7 @@
 from fractions import Fraction
 import re
 
-from grpo_jax.data.expressions import value_of
+from grpo_jax.expressions import value_of
 from grpo_jax.rewards.calculator import ARITHMETIC
 
 LAYERS = 8  # of fractions within fractions

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from grpo_jax.data import renumber
-from grpo_jax.data.expressions import value_of
+from grpo_jax.expressions import value_of
 from grpo_jax.types import Example
 
 ROPE = Example('A rope of 7.5 m is cut into 3 parts. How long is a part?', '2.5', 4, {'demonstration': '7.5 / 3 = 2.5'})

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
+from grpo_jax import expressions
 from grpo_jax.data import countdown as problems
-from grpo_jax.data import expressions
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import calculator, countdown, format, gold
 from grpo_jax.types import Example

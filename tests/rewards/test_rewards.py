@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from grpo_jax import rewards
+from grpo_jax import expressions, rewards
 from grpo_jax.algorithms import Grouping
 from grpo_jax.configs import default
-from grpo_jax.data import expressions
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import calculator, contains, length, numeric
 from grpo_jax.types import Example
