@@ -124,7 +124,7 @@ MISTAKES = {
     ),
     'steps without a reward': Mistake(
         'all(step - k in before for k in range(1, ',
-        'all(step - k in before for k in range(0, ',
+        'all(step - k in before for k in range(2, ',
         'tests/test_unrewarded.py',
     ),
 }
