@@ -1,4 +1,4 @@
-"""Whether the tests still notice: thirty mistakes of one line in the core, each of which some test must catch.
+"""Makes thirty mistakes in the core, one line each, and shows whether the tests catch every one.
 
 A mistake is a text of the package, whatever its file, and what stands in its place. The tests beside it run in a copy
 of a commit in which it was made. A mistake that no test catches is printed, and the exit status is 1.

@@ -3,7 +3,7 @@
     python examples/train_loop.py --workdir=runs/sums            # once more: it goes on where it was stopped
     python examples/train_loop.py --workdir=runs/sums8 --fsdp=8
 
-A small model of characters first imitates demonstrations of one-digit sums, of which most are wrong; then it learns
+A small model of characters first imitates demonstrations of one-digit sums, and most of them are wrong; then it learns
 from its own samples which ones are right. grpo_jax/train.py adds configs, data sets, evaluation, monitors, and what
 survives signals, full disks and changed settings.
 """
@@ -59,7 +59,7 @@ def reward(completion, answer):
 
 
 def imitate(params, model_config, tokenizer, sampling, mesh):
-    """The parameters after IMITATED updates on demonstrations, of which six in ten are wrong: supervised training."""
+    """The parameters after IMITATED supervised updates on demonstrations; six in ten of these are wrong."""
     shapes = SHAPES._replace(prompts=64, group_size=1)
     optimizer = build_optimizer(Optimization(3e-3, schedule='cosine', warmup=10), IMITATED)
     learner = make_learner(model_config, SFT, Optimizers(optimizer), mesh, shapes, Learning(pack_columns=0))

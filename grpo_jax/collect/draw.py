@@ -155,7 +155,7 @@ class Drawer:
         return rewarded
 
     def earlier_samples(self, indices: Int[np.ndarray, ' P']) -> Int[np.ndarray, ' P']:
-        """The number that the first sample of each prompt has: above those of its earlier places in the draw."""
+        """The number of each place's first sample; a prompt's second place counts on, so that no noise repeats."""
         return (Grouping.by_ids(indices).place * self.shapes.prompts * self.shapes.group_size).astype(np.int32)
 
     def count_passes(

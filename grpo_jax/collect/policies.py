@@ -44,7 +44,7 @@ Fields = dict[str, jax.Array]  # of Experience, by name
 
 
 class Logprobs(NamedTuple):
-    """Computes the logprobs of a rollout that an algorithm reads, by whoever knows them."""
+    """Computes the logprobs that an algorithm reads: by the policy, the reference and the teacher."""
 
     compute: Callable[[TrainState, Rollout, Any], Fields]  # of the step's state, its rollout, and the packed rows
     programs: dict[str, Executable]  # by name, besides the learner's own
@@ -203,7 +203,7 @@ def check_teacher_model(
 
 
 def teacher_config(folder: str, path: str, vocab_size: int, columns: int, mesh: Any) -> transformer.ModelConfig:
-    """The ModelConfig of a teacher's folder; BadInput where its sizes do not fit those of the policy and the mesh."""
+    """The ModelConfig in a teacher's folder; BadInput where the teacher does not fit the policy or the mesh."""
     with _as_teacher(path):
         config, context = families.load_config(folder), families.context_length(folder)
         specs.params(transformer.param_table(config), mesh)  # raises where an axis does not divide

@@ -225,7 +225,7 @@ def load_kept(kept: dict[str, Any], oldest: int, drawer: Drawer) -> list[Group]:
 
 
 def store_kept(groups: Sequence[Group], examples: Sequence[Example], like: dict[str, Any]) -> dict[str, Any]:
-    """aux['kept'] of at most P groups, of arrays like those of `like`."""
+    """The groups, at most P, as arrays for aux['kept']; `like` has their shapes and dtypes."""
     index_of = {example.id: index for index, example in enumerate(examples)}
     kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     for slot, group in enumerate(groups):

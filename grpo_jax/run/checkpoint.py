@@ -353,7 +353,7 @@ def bad_batch_path(workdir: str, step: int) -> str:
 
 
 def dump_bad_batch(workdir: str, step: int, experience: Experience) -> None:
-    """Writes the batch of a step of which an update was skipped; all processes must call it."""
+    """Writes the batch of a step that skipped an update; all processes must call it."""
     path, leaves = bad_batch_path(workdir, step), jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
     if processes.is_first():
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -1,6 +1,6 @@
 """What --config=NAME[:PRESET] stands for: a file or a name of one in configs/; and the config that a workdir records.
 
-Keys that options declare are added. A recorded config comes from whoever wrote the workdir, so it is checked first.
+Keys that options declare are added. Anybody may have written a recorded config, so it is checked before it is used.
 """
 
 import ast

@@ -402,7 +402,7 @@ def _recorded_rows(path):
 
 
 def check_rewarded(workdir: str | os.PathLike, step: int, rewarded: Rewards) -> None:
-    """Records and reports a step of which no completion has a finite reward, from which nothing can be learned.
+    """Records and reports a step in which no completion has a finite reward, so that nothing can be learned.
 
     BadInput at the last of MOST_UNREWARDED in a row; those before count by their events, also when a run was stopped
     between.

@@ -316,5 +316,5 @@ def _merged(inspection):
 
 
 def _known_mean(values):
-    """The mean of those of a part's rewards that are numbers; NaN where none is."""
+    """The mean of a part's rewards without NaN; NaN where none is finite."""
     return np.nanmean(values) if np.isfinite(values).any() else np.nan

@@ -226,7 +226,7 @@ def _open_branch(config, workdir, functions, steered):
 
 
 def make_algorithm(config: Any, algorithm: Algorithm | None = None) -> Algorithm:
-    """The Algorithm of a run: the given one, or that of config.algorithm, with what config.collection says.
+    """The Algorithm of a run: the given one, or the one that config.algorithm and config.collection describe.
 
     BadInput for whatever of the config cannot work, and when the given one collects in another way than the config.
     """
@@ -414,7 +414,7 @@ def make_policy(run: Run, weights: Any = None) -> Any:
 
 
 def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> Any:
-    """The policy of a checkpoint's folder, of which `trained` was read, in a Run's workdir or another one.
+    """The whole policy of a checkpoint: `trained`, which was read from it, and the frozen weights beside adapters.
 
     Beside adapters, the weights that they leave frozen are read from where they came from: config.model.path, the cold
     start's checkpoint, or drawn again. BadInput when these are not those with which it was saved. All processes must
@@ -546,7 +546,7 @@ def digest_of(dataset: data.Dataset) -> str:
 
 
 def are_same_data(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> bool:
-    """Whether data are those of a workdir's data.json: by commits of the hub, else by the examples."""
+    """Whether the data are the ones that a workdir's data.json names: the hub's commits decide, else the examples."""
     began = recorded_origins(workdir)
     if len(origins) == len(began) and all(
         now.commit and now.commit == then.commit for now, then in zip(origins, began, strict=True)

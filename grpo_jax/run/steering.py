@@ -27,7 +27,7 @@ from grpo_jax.run.rows import append_event, recorded_events, rewrite_events
 logger = logging.getLogger('grpo_jax')
 
 ENVIRONMENT = 'environment.json'  # in the workdir
-# those of them that are installed
+# the record names the versions of those that are installed
 PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
 FREE, AMENDABLE, FIXED = 'free', 'amendable', 'fixed'
 PATH = 'free where it leads to the same content, else fixed'
