@@ -202,13 +202,12 @@ def _rows(tokenizer, dataset, judged):
                     'parts': {name: json_float(x[row]) for name, x in rewarded.parts.items()},
                     'failed': [name for name, failed in rewarded.failures.items() if failed[row]],
                     'extracted': answers[''][index, sample] if '' in answers else None,
-                    **{f'{prefix}correct': _verdict(hits[index, sample]) for prefix, hits in correct.items()},
+                    # None where the source of the prompt has no such verifier
+                    **{
+                        f'{prefix}correct': None if hits[index, sample] is None else bool(hits[index, sample])
+                        for prefix, hits in correct.items()
+                    },
                 }
-
-
-def _verdict(hit):
-    """A verdict as JSON has it; None where the source of the prompt has no such verifier."""
-    return None if hit is None else bool(hit)
 
 
 def print_report(content: dict[str, Any]) -> None:

@@ -90,7 +90,11 @@ class Drawer:
         chosen, aux = self.choose(int(state.step), aux, index)
         indices = chosen.indices
         if self.completions is not None:
-            draw = self._read(indices)
+            examples, prompts = self._prompts(indices)
+            completions = [self.completions[index] for index in indices]
+            rollout = demonstrations.as_rollout(prompts, completions, self.shapes, self.pad_token)
+            judge = functools.partial(self.judge, examples, rollout)
+            draw = Draw(examples, batches.put_rows(rollout, self.mesh), judge)
         elif self.options.allocation == 'pass_rate':
             tries, hits = (np.asarray(aux[name])[indices] for name in ('tries', 'hits'))
             unit = self.shapes.group_size
@@ -134,15 +138,6 @@ class Drawer:
     def _prompts(self, indices):
         """(examples, Prompts on the host) of these indices."""
         return data.prompts(self.dataset, indices, self.shapes.queries, self.pad_token)
-
-    def _read(self, indices):
-        """The Draw of completions that come with the data."""
-        assert self.completions is not None, 'completions are read'
-        examples, prompts = self._prompts(indices)
-        chosen = [self.completions[index] for index in indices]
-        rollout = demonstrations.as_rollout(prompts, chosen, self.shapes, self.pad_token)
-        finish = functools.partial(self.judge, examples, rollout)
-        return Draw(examples, batches.put_rows(rollout, self.mesh), finish)
 
     def judge(self, examples: Sequence[Example], rollout: Rollout) -> rewards.Rewards:
         """The Rewards of a rollout on the host."""

@@ -37,12 +37,29 @@ class Collection(NamedTuple):
 
         corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
         """
-        collection = cls(**ranges.read_section(cls, section, 'collection'))
-        _check_reference(collection)
-        if collection.gate == 'outcome' and not reward_options.verifies_all:
+        collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifies_all
+        if (collection.reference == 'frozen') != (collection.reference_every == 0):
+            raise BadInput(
+                'collection.reference_every',
+                collection.reference_every,
+                f'does not fit collection.reference={collection.reference!r}: '
+                'use 0 with frozen, and 1 or more steps with hard and polyak',
+            )
+        if collection.gate == 'outcome' and not verifier:
             raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one')
-        _check_retirement(collection, reward_options.verifies_all)
-        _check_allocation(collection, group_size, reward_options.verifies_all)
+        if collection.retire_above and not verifier:
+            raise BadInput(
+                'collection.retire_above',
+                collection.retire_above,
+                'needs a reward.verifier to know pass rates; name one, or use 0',
+            )
+        if collection.revisit and not collection.retire_above:
+            raise BadInput(
+                'collection.revisit',
+                collection.revisit,
+                'gives places to retired prompts; set collection.retire_above, or use 0',
+            )
+        _check_allocation(collection, group_size, verifier)
         if collection.dead_groups == 'replay' and collection.max_staleness < 1:
             raise BadInput(
                 'collection.max_staleness',
@@ -69,31 +86,6 @@ class Collection(NamedTuple):
     def keeps_groups(self) -> bool:
         """Whether groups are kept from step to step."""
         return self.dead_groups in ('resample', 'replay') and self.max_staleness > 0
-
-
-def _check_reference(collection):
-    """BadInput for a schedule that never or always acts."""
-    schedule, every = collection.reference, collection.reference_every
-    if (schedule == 'frozen') != (every == 0):
-        raise BadInput(
-            'collection.reference_every',
-            every,
-            f'does not fit collection.reference={schedule!r}: '
-            'use 0 with frozen, and 1 or more steps with hard and polyak',
-        )
-
-
-def _check_retirement(collection, verifier):
-    """BadInput for prompts that would retire by unknown pass rates, and for visits of retired prompts without any."""
-    retire_above, revisit = collection.retire_above, collection.revisit
-    if retire_above and not verifier:
-        raise BadInput(
-            'collection.retire_above', retire_above, 'needs a reward.verifier to know pass rates; name one, or use 0'
-        )
-    if revisit and not retire_above:
-        raise BadInput(
-            'collection.revisit', revisit, 'gives places to retired prompts; set collection.retire_above, or use 0'
-        )
 
 
 def _check_allocation(collection, group_size, verifier):

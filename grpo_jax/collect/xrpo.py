@@ -139,7 +139,11 @@ def seed(
     """
     if prompt_format.chat:
         system, turns = _split_system(write_messages(example.prompt, prompt_format, example.messages))
-        before = [message for one in exemplars for message in _turns(prompt_format, one)]
+        before = []
+        for one in exemplars:
+            _, own = _split_system(write_messages(one.example.prompt, prompt_format, one.example.messages))
+            begun = own.pop()['content'] if own[-1]['role'] == 'assistant' else ''  # which the completion goes on with
+            before += [*own, {'role': 'assistant', 'content': begun + one.completion}]
         seeded = example._replace(messages=(*system, *before, *turns))
         plain = prompt_format._replace(template='{prompt}')  # the template is around each prompt already
         asked = next(message['content'] for message in reversed(turns) if message['role'] == 'user')
@@ -150,13 +154,6 @@ def seed(
         seeded = example._replace(prompt=BETWEEN.join([*texts, own]))
         tokens = encode_prompt(tokenizer, seeded.prompt, prompt_format._replace(template='{prompt}'))
     return None if len(tokens) > longest else (seeded, tokens)
-
-
-def _turns(prompt_format, one):
-    """The messages of a solved prompt: its chat without a system message, and the completion."""
-    _, turns = _split_system(write_messages(one.example.prompt, prompt_format, one.example.messages))
-    begun = turns.pop()['content'] if turns[-1]['role'] == 'assistant' else ''  # which the completion goes on with
-    return [*turns, {'role': 'assistant', 'content': begun + one.completion}]
 
 
 def _split_system(messages):

@@ -58,14 +58,12 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, lea
         return jax.lax.scan(one_update, carry, parts)
 
     carry, metrics = jax.lax.scan(one_epoch, (params, opt_state, jnp.int32(0)), length=cut.epochs)
-    return *carry, {name: _over_minibatches(name, x) for name, x in metrics.items()}
-
-
-def _over_minibatches(name, values):
-    """f32[] of a metric's values in all minibatches."""
-    if isinstance(values, PooledMean):
-        return values.value
-    return jnp.max(values) if name.endswith('_max') else jnp.mean(values)
+    for name, values in metrics.items():  # of all minibatches
+        if isinstance(values, PooledMean):
+            metrics[name] = values.value
+        else:
+            metrics[name] = jnp.max(values) if name.endswith('_max') else jnp.mean(values)
+    return *carry, metrics
 
 
 def _norms_by_part(grads):

@@ -74,7 +74,16 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
     block = math.gcd(columns // along, BLOCK[platform])
     rows = learning.pack_rows * devices_along(mesh, BATCH_AXES)
     sizes = Packing(rows, columns, block, shapes.group_size, shapes.queries, shapes.tokens, whole_groups)
-    _check(sizes)
+    least = sizes.queries + sizes.tokens * (sizes.group_size if whole_groups else 1)
+    if columns < least:
+        behind = 'its group' if whole_groups else 'a completion'
+        raise BadInput(
+            'learner.pack_columns',
+            columns,
+            f'holds no prompt of {sizes.queries} tokens with {behind}, {least} in all; choose at least that',
+        )
+    if learning.pack_rows < 1:
+        raise BadInput('learner.pack_rows', learning.pack_rows, 'must be at least 1')
     if columns % (8 * along):
         raise BadInput(
             'learner.pack_columns',
@@ -121,20 +130,6 @@ def cut_padded(packing: Packing, share: int) -> int:
     """The fewest equal parts of a device's padded rows that have no more tokens than a packed row, or one row each."""
     width = packing.queries + packing.tokens
     return next(n for n in range(1, share + 1) if share % n == 0 and share // n * width <= max(packing.columns, width))
-
-
-def _check(packing):
-    """BadInput for sizes that cannot work."""
-    least = packing.queries + packing.tokens * (packing.group_size if packing.whole_groups else 1)
-    if packing.columns < least:
-        behind = 'its group' if packing.whole_groups else 'a completion'
-        raise BadInput(
-            'learner.pack_columns',
-            packing.columns,
-            f'holds no prompt of {packing.queries} tokens with {behind}, {least} in all; choose at least that',
-        )
-    if packing.rows < 1:
-        raise BadInput('learner.pack_rows', packing.rows, 'must be at least 1')
 
 
 def pack(prompt_mask, completion_mask, packing: Packing, minibatches: int) -> PackedRows:

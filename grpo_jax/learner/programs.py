@@ -26,7 +26,7 @@ from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable, abstract, abstract_params
 from grpo_jax.sharding.mesh import BATCH_AXES
-from grpo_jax.types import LabelledBatch, Rollout, TrainState
+from grpo_jax.types import LabelledBatch, TrainState
 
 
 class Learner(NamedTuple):
@@ -91,8 +91,12 @@ def make_learner(
     def updated(state, experience, packed):
         return update(state, experience, packed, setup)
 
-    def pack(rollout):
-        return _pack(rollout, setup, mesh)
+    def pack(rollout):  # chosen on the host
+        if sizes is None:
+            return None
+        prompt_mask, completion_mask = processes.fetch((rollout.prompt_mask, rollout.completion_mask))
+        packed = packing.pack(prompt_mask, completion_mask, sizes, learning.minibatches)
+        return jax.tree.map(processes.put, packed, _packed_shardings(mesh))
 
     scored = state, experience.rollout, packed
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
@@ -129,12 +133,18 @@ def _choose_sizes(learning, model_config, algorithm, mesh, shapes):
 
 
 def _make_reference_observer(setup, scored, mesh):
-    """Learner.reference; None where the update has the KL itself, or nobody asks for it."""
+    """Learner.reference, algorithms.reference_metrics of a rollout under the state's policy and its reference.
+
+    None where the update has the KL itself, or nobody asks for it.
+    """
     if setup.algorithm.needs_reference or not setup.observed.reference:
         return None
 
     def observe_reference(state, rollout, packed):
-        return _observe_reference(state, rollout, packed, setup)
+        policy, *_ = _token_logprobs(state.params, rollout, packed, setup)
+        reference, *_ = _token_logprobs(reference_params(state, setup.learning), rollout, packed, setup)
+        metrics = algorithms.reference_metrics(policy, reference, rollout.loss_mask)
+        return {name: x.value if isinstance(x, algorithms.PooledMean) else x for name, x in metrics.items()}
 
     replicated = specs.replicated(mesh)
     return compiled.make_executable("the learner's reference", observe_reference, scored, mesh, replicated)
@@ -292,15 +302,6 @@ def _abstract_packed(sizes, minibatches, mesh, shapes):
     )
 
 
-def _pack(rollout: Rollout, setup, mesh):
-    """PackedRows of a rollout's completions, chosen on the host and put on the mesh; None where rows are padded."""
-    if setup.packing is None:
-        return None
-    prompt_mask, completion_mask = processes.fetch((rollout.prompt_mask, rollout.completion_mask))
-    packed = packing.pack(prompt_mask, completion_mask, setup.packing, setup.learning.minibatches)
-    return jax.tree.map(processes.put, packed, _packed_shardings(mesh))
-
-
 def _known_first(state, rollout, packed, setup, needed):
     """The fields of Experience that `needed` names, and the critic's values where there is one."""
     learning, model_config, fields = setup.learning, setup.model_config, {}
@@ -320,14 +321,6 @@ def _known_first(state, rollout, packed, setup, needed):
             collectives=setup.collectives,
         )
     return fields
-
-
-def _observe_reference(state, rollout, packed, setup):
-    """algorithms.reference_metrics of a rollout, f32[] by name, under the state's policy and its reference."""
-    policy, *_ = _token_logprobs(state.params, rollout, packed, setup)
-    reference, *_ = _token_logprobs(reference_params(state, setup.learning), rollout, packed, setup)
-    metrics = algorithms.reference_metrics(policy, reference, rollout.loss_mask)
-    return {name: x.value if isinstance(x, algorithms.PooledMean) else x for name, x in metrics.items()}
 
 
 def _token_logprobs(params, rollout, packed, setup):

@@ -73,7 +73,13 @@ def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) ->
                     os.rmdir(child)
         raise
     if processes.is_first():
-        _move_up(temporary, child)
+        # config.json, with which the run is begun, comes last
+        for name in sorted(os.listdir(temporary), key=lambda name: name == 'config.json'):
+            target = os.path.join(child, name)
+            if os.path.isdir(target):
+                shutil.rmtree(target)  # moved there by a process that was killed
+            os.replace(os.path.join(temporary, name), target)
+        os.rmdir(temporary)
     processes.exchange(f'the branch {child}', '')
     logger.warning('%s begins from step %d of %s', child, step, parent)
     for change in changes:
@@ -112,16 +118,6 @@ def _clear(folder):
             shutil.rmtree(entry)
         else:
             os.remove(entry)
-
-
-def _move_up(folder, workdir):
-    """Moves what lies in a folder to the workdir around it; config.json, with which the run is begun, comes last."""
-    for name in sorted(os.listdir(folder), key=lambda name: name == 'config.json'):
-        target = os.path.join(workdir, name)
-        if os.path.isdir(target):
-            shutil.rmtree(target)  # moved there by a process that was killed
-        os.replace(os.path.join(folder, name), target)
-    os.rmdir(folder)
 
 
 def _inherit(run, parent, changes, learner, train):

@@ -130,9 +130,15 @@ def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
         digests = recorded_digests(path)
         problem = _check_kinds(path, abstract, digests, partial)
         if not problem:
+            arguments = ocp.args.PyTreeRestore(
+                abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=partial
+            )
             with during(f'reading the checkpoint of step {os.path.basename(path)}'):
-                tree = _restore(path, abstract, partial)
-            problem = _difference(tree, digests)
+                tree = ocp.PyTreeCheckpointHandler().restore(epath.Path(path) / ITEM, args=arguments)
+            for name, one in digest.digests(tree).items():
+                if one.sums != digests[name][1]:
+                    problem = f'{name} has digest {one.sums} and was saved with {digests[name][1]}'
+                    break
     except BadInput:
         raise
     except Exception as error:  # tensorstore and Orbax raise whatever bytes that make no sense lead to
@@ -183,13 +189,6 @@ def abstract_tree(path: str, sharding: Any) -> Any:
 def _described_tree(path):
     """What Orbax says of the arrays in a checkpoint's folder; an error of any kind for what makes no sense."""
     return ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree
-
-
-def _restore(path, abstract, partial):
-    arguments = ocp.args.PyTreeRestore(
-        abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=partial
-    )
-    return ocp.PyTreeCheckpointHandler().restore(epath.Path(path) / ITEM, args=arguments)
 
 
 def _ignore_late_callbacks():
@@ -258,23 +257,17 @@ def _kinds(tree):
     return {name: digest.kind_of(leaf) for name, leaf in digest.leaves_by_name(tree).items()}
 
 
-def _difference(tree, digests):
-    """The first array of a tree that is not what its digest says; '' if there is none."""
-    for name, one in digest.digests(tree).items():
-        if one.sums != digests[name][1]:
-            return f'{name} has digest {one.sums} and was saved with {digests[name][1]}'
-    return ''
-
-
 def _set_aside_unreadable(workdir):
     """Moves away what stands among the checkpoints and cannot be one; Damaged if it is all that is there."""
     folder = os.path.join(workdir, FOLDER)
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise BadInput('checkpoints', folder, 'is no folder; move it away')
     problems = {step: problem for step in steps(workdir) if (problem := _unreadable(path_of(workdir, step)))}
-    content = [step for step in problems if _has_content(path_of(workdir, step))]
-    if content and len(problems) == len(steps(workdir)):
-        raise Damaged(path_of(workdir, content[0]), problems[content[0]])
+    if len(problems) == len(steps(workdir)):
+        for step, problem in problems.items():
+            path = path_of(workdir, step)
+            if not os.path.isdir(path) or os.listdir(path):  # an empty folder is no checkpoint that somebody lost
+                raise Damaged(path, problem)
     for step, problem in problems.items():
         _set_aside(workdir, step, problem)
 
@@ -291,10 +284,6 @@ def _unreadable(path):
 
 def _described(error):
     return f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'
-
-
-def _has_content(path):
-    return not os.path.isdir(path) or bool(os.listdir(path))
 
 
 def _set_aside(workdir, step, problem):
@@ -429,17 +418,14 @@ def _resolved(text):
     return tensorstore.KvStore.Spec(json.loads(text)).to_json()
 
 
-def _orbax_version():
-    return tuple(map(int, re.findall(r'\d+', importlib.metadata.version('orbax-checkpoint'))[:3]))
-
-
 @functools.cache
 def spare_memory() -> None:
     """From now on Orbax asks less and threads share arenas; nothing changes where Orbax or libc are of another kind."""
     if 'arena_max' not in os.environ.get('GLIBC_TUNABLES', '') and 'MALLOC_ARENA_MAX' not in os.environ:
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
-    if _orbax_version() < ORBAX:
+    version = importlib.metadata.version('orbax-checkpoint')
+    if tuple(map(int, re.findall(r'\d+', version)[:3])) < ORBAX:
         return
     try:
         orbax: Any = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')

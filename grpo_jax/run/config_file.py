@@ -40,7 +40,10 @@ class Parser(flags.ArgumentParser):
         """The config of NAME[:PRESET]; BadInput for a file that is not there or raises, and for an unknown key."""
         file, _, preset = argument.partition(':')
         config = read_config(locate(file), *([preset] if preset else []))
-        overrides = dict(_overrides(sys.argv if self._argv is None else self._argv))
+        overrides: dict[str, str | None] = {}  # dotted key -> text; None for a text that is the next argument
+        for text in sys.argv if self._argv is None else self._argv:
+            if match := OVERRIDE.fullmatch(text):
+                overrides[match[1]] = match[2]
         with config.unlocked():
             add_declared(config, overrides)
         for key, value in overrides.items():
@@ -84,7 +87,11 @@ def read_config(path: str, *preset: str) -> ConfigDict:
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:
     """What a function of a config file returns; BadInput that names the line for whatever the file raises."""
-    _alias_configs()
+    # lets a config file say `from configs import ...`, unless the user has a package of that name
+    spec = importlib.util.find_spec('configs')
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    if spec is None or [os.path.realpath(place) for place in places] == [os.path.realpath(CONFIGS)]:
+        sys.modules['configs'] = importlib.import_module('grpo_jax.configs')
     try:
         spec: Any = importlib.util.spec_from_file_location('config_file', path)
         module = importlib.util.module_from_spec(spec)
@@ -99,22 +106,6 @@ def call_function(path: str, name: str, *arguments: Any) -> Any:
         raise BadInput(f'{path}, line {line}', type(error).__name__, f'{text}; mend the config file') from None
 
 
-def _alias_configs():
-    """Lets a config file say `from configs import ...`, unless the user has a package of that name."""
-    spec = importlib.util.find_spec('configs')
-    places = [] if spec is None else list(spec.submodule_search_locations or [])
-    if spec is None or [os.path.realpath(place) for place in places] == [os.path.realpath(CONFIGS)]:
-        sys.modules['configs'] = importlib.import_module('grpo_jax.configs')
-
-
-def _overrides(argv) -> Iterator[tuple[str, str | None]]:
-    """(dotted key, text) of each --config.KEY=TEXT; None for a text that is the next argument."""
-    for argument in argv:
-        match = OVERRIDE.fullmatch(argument)
-        if match:
-            yield match[1], match[2]
-
-
 def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
     """Adds the overridden keys that the chosen data set and rewards declare, with their defaults.
 
@@ -127,7 +118,12 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
         if name != own:
             config.data.options = {key: value for key, value in config.data.options.items() if key in declared}
         _add(config.data.options, 'data.options.', declared, overrides)
-    parts = _literal(overrides.get('reward.parts'), config.reward.parts)
+    parts, text = config.reward.parts, overrides.get('reward.parts')
+    if text is not None:
+        try:
+            parts = ast.literal_eval(text)
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            raise BadInput('--config.reward.parts', text, "must be like (('numeric', 1.0), ('format', 0.5))") from None
     ranges.check_value('reward.parts', parts, rewards.RewardOptions.__annotations__['parts'])
     for path, _ in parts:
         prefix = f'reward.options.{rewards.name_of(path)}.'
@@ -137,28 +133,14 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
             _add(config.reward.options[rewards.name_of(path)], prefix, rewards.options_of(path), overrides)
 
 
-def _literal(text, default):
-    """The Python value that a text of the command line stands for; the default without a text."""
-    if text is None:
-        return default
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise BadInput('--config.reward.parts', text, "must be like (('numeric', 1.0), ('format', 0.5))") from None
-
-
 def _add(section, prefix, declared, overrides):
     for name, parameter in declared.items():
-        if prefix + name in overrides and name not in section:
-            section[name] = _empty(parameter)
-
-
-def _empty(parameter):
-    """A value of the parameter's type, whose place the command line's takes."""
-    if parameter.default not in (parameter.empty, None):
-        return parameter.default
-    kind = getattr(parameter.annotation, '__origin__', parameter.annotation)
-    return EMPTY.get(kind, config_dict.placeholder(object))
+        if prefix + name not in overrides or name in section:
+            continue
+        section[name] = parameter.default
+        if parameter.default in (parameter.empty, None):  # a value of its type, whose place the command line's takes
+            kind = getattr(parameter.annotation, '__origin__', parameter.annotation)
+            section[name] = EMPTY.get(kind, config_dict.placeholder(object))
 
 
 def _check_key(config, key, value):

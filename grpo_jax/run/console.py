@@ -290,7 +290,13 @@ def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequ
     known = {name: value for name, value in row.items() if value is not None}
     cells = ['update skipped'] if known.get('finite', 1) < 1 else []
     cells += [f'reward {known["reward"]:.3f}'] if 'reward' in known else []
-    cells += _dead(known) + _parts(known)
+    if known.get('dead_groups'):  # groups without a difference, by what they are where a verifier tells
+        kinds = {word: known[f'groups_all_{word}'] for word in ('right', 'wrong') if known.get(f'groups_all_{word}')}
+        text = ' '.join(f'{share:.0%} {word}' for word, share in kinds.items())
+        cells.append(f'dead {text or format(known["dead_groups"], ".0%")}')
+    parts = {name.removeprefix('reward/'): value for name, value in known.items() if name.startswith('reward/')}
+    if list(parts.values()) != [known.get('reward')]:  # else it is the only part, which is the reward
+        cells += [f'{name} {value:.3f}' for name, value in parts.items()]
     cells += [f'length {known["length"]:.1f}'] if 'length' in known else []
     cells += [f'truncated {known["truncated"]:.0%}'] if known.get('truncated', 0) >= 0.005 else []
     for name, heading in (('entropy', 'entropy'), ('kl_ref', 'kl')):
@@ -298,23 +304,6 @@ def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequ
     if known.get('tokens') and timings.get('sample'):
         cells.append(f'{known["tokens"] / timings["sample"]:.0f} tokens/s')
     return cells
-
-
-def _dead(row):
-    """The share of groups without a difference, by what they are where a verifier tells."""
-    if not row.get('dead_groups'):
-        return []
-    kinds = {word: row[f'groups_all_{word}'] for word in ('right', 'wrong') if row.get(f'groups_all_{word}')}
-    text = ' '.join(f'{share:.0%} {word}' for word, share in kinds.items())
-    return [f'dead {text or format(row["dead_groups"], ".0%")}']
-
-
-def _parts(row):
-    """The parts of a reward, unless there is one alone, which is the reward."""
-    parts = {name.removeprefix('reward/'): value for name, value in row.items() if name.startswith('reward/')}
-    if list(parts.values()) == [row.get('reward')]:
-        return []
-    return [f'{name} {value:.3f}' for name, value in parts.items()]
 
 
 def make_table(
@@ -394,7 +383,8 @@ def print_outcome(workdir: str) -> None:
     curves = {name: _read(workdir, name) for name in ('reward', 'length')}
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
     width = max(map(len, curves))
-    show_tables(*_changes(workdir), *(f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()))
+    lines = [f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()]
+    show_tables(*_evaluation_table(workdir), *lines)
     report = f'report: python -m grpo_jax report --workdir={shlex.quote(workdir)}'
     # whole, however narrow the terminal is
     print(*map(escape, f'{curve}{report}\neverything the run wrote: {workdir}'.split('\n')), sep='\n')
@@ -409,7 +399,10 @@ def text_curve(values: Float[np.ndarray, ' N']) -> str:
     known = values[np.isfinite(values)]
     if not len(known):
         return 'no finite number'
-    means = [_mean(part) for part in np.array_split(values, min(COLUMNS, len(values)))]
+    means = []
+    for part in np.array_split(values, min(COLUMNS, len(values))):
+        finite = part[np.isfinite(part)]
+        means.append(finite.mean() if len(finite) else math.nan)
     least, span = np.nanmin(means), np.nanmax(means) - np.nanmin(means)
     heights = [' ' if math.isnan(x) else BLOCKS[int(x > least and (x - least) / span * 7.99)] for x in means]
     ends = [f'{known[0]:.3g}', ''.join(heights), f'{known[-1]:.3g}']
@@ -463,32 +456,24 @@ def _evaluations(workdir):
     return series(workdir, 'step', 'evaluations.jsonl'), figures
 
 
-def _changes(workdir):
-    """A table of the first and the last row of evaluations.jsonl; nothing where there is no row."""
+def _evaluation_table(workdir):
+    """[table of the first and the last evaluation, the figures that a short one has]; [] where there is none."""
     path = os.path.join(workdir, 'evaluations.jsonl')
     evaluations = read_rows(path) if os.path.isfile(path) else []
-    for first, last in [(evaluations[0], evaluations[-1])] if evaluations else []:
-        rows = [
-            [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']
-            for name in _important(first)
-            if name in last
-        ]
-        headings = ['', f'step {first["step"]}', f'step {last["step"]}', 'change']
-        yield make_table(headings, rows, title='held-out prompts')
-
-
-def _important(figures):
-    """The names of an evaluation's figures that a short table has; the report has all."""
-    passes = [name for name in figures if name.startswith('pass@')]  # by rising k
+    if not evaluations:
+        return []
+    first, last = evaluations[0], evaluations[-1]
+    passes = [name for name in first if name.startswith('pass@')]  # by rising k
     names = dict.fromkeys(['greedy', *passes[:1], *passes[-1:], 'reward', 'length', 'truncated'])
-    if passes and figures.get('reward') == figures[passes[0]]:  # of a reward that is the verdict
+    if passes and first.get('reward') == first[passes[0]]:  # of a reward that is the verdict
         del names['reward']
-    return [name for name in names if name in figures]
-
-
-def _mean(values):
-    known = values[np.isfinite(values)]
-    return known.mean() if len(known) else math.nan
+    rows = [
+        [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']
+        for name in names
+        if name in first and name in last
+    ]
+    headings = ['', f'step {first["step"]}', f'step {last["step"]}', 'change']
+    return [make_table(headings, rows, title='held-out prompts')]
 
 
 def _can_print(text):

@@ -283,20 +283,14 @@ class Loop:
         if diagnosed:
             self._shell.wait()
             raise Diagnosed(self._workdir, step)
-        if skipped:
-            self._check_skipped(step, int(state.aux['bad_steps']))
-
-    def _check_skipped(self, step, count):
-        """FloatingPointError when more updates were skipped than may be."""
-        if count > self._most_skipped:
-            path = checkpoint.bad_batch_path(self._workdir, step)
-            advice = f'. python -m grpo_jax replay_bad --workdir={self._workdir} --step={step} looks into the last'
-            raise FloatingPointError(
+        if skipped and (count := int(state.aux['bad_steps'])) > self._most_skipped:
+            text = (
                 f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
                 f'learner.max_bad_steps = {self._most_skipped}; lower the learning rate, which --amend lets you do'
-                + advice
-                * os.path.isfile(path)
             )
+            if os.path.isfile(checkpoint.bad_batch_path(self._workdir, step)):
+                text += f'. python -m grpo_jax replay_bad --workdir={self._workdir} --step={step} looks into the last'
+            raise FloatingPointError(text)
 
 
 class _Trace:
@@ -356,10 +350,11 @@ class Monitors:
         self._workdir, self._context, self._on, self._writer = workdir, context, on, writer
         self._asks = False  # for what `on` names, at the step at hand
         self._speaks = on != 'off' and processes.is_first()
-        self._rows, self._evaluations = (
-            _recorded_rows(os.path.join(workdir, f'{name}.jsonl')) if self._speaks else []
-            for name in ('metrics', 'evaluations')
-        )
+        self._rows, self._evaluations = [], []
+        for name, monitored in (('metrics', self._rows), ('evaluations', self._evaluations)):
+            path = os.path.join(workdir, f'{name}.jsonl')
+            if self._speaks and os.path.exists(path):
+                monitored += [_monitored(row, row['step']) for row in rows.read_rows(path)]
 
     def step(self, step: int, row: Mapping[str, Any]) -> None:
         """Takes a step's row. CannotWrite when a diagnosis cannot be recorded."""
@@ -395,10 +390,6 @@ def _monitored(row, step):
     """A row as monitors read it, the same before it is written and after: what is no number is not there."""
     numbers = {name: rows.json_float(value) for name, value in row.items() if value is not None}
     return {name: value for name, value in numbers.items() if value is not None} | {'step': step}
-
-
-def _recorded_rows(path):
-    return [_monitored(row, row['step']) for row in rows.read_rows(path)] if os.path.exists(path) else []
 
 
 def check_rewarded(workdir: str | os.PathLike, step: int, rewarded: Rewards) -> None:

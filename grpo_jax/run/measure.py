@@ -276,8 +276,9 @@ def host_mib() -> float:
 
 def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
     """Means of the parts and failures of a reward, and lengths and truncation, by name."""
-    lengths = rewarded.lengths
-    row = {f'reward/{name}': _known_mean(values) for name, values in rewarded.parts.items()}
+    lengths, row = rewarded.lengths, {}
+    for name, values in rewarded.parts.items():
+        row[f'reward/{name}'] = np.nanmean(values) if np.isfinite(values).any() else np.nan
     row |= {f'reward_{name}': failed.mean() for name, failed in rewarded.failures.items()}
     return row | {
         'length': lengths.mean(),
@@ -289,32 +290,25 @@ def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
 
 
 def sampler_metrics(stats: Stats | None) -> dict[str, Any]:
-    """The schedule of a rollout by name, a function of the completions' lengths; {} where nothing was sampled."""
+    """The schedule of a rollout by name, a function of the completions' lengths; {} where nothing was sampled.
+
+    With adapters also what became of them in the sampler's weights; RuntimeError where they were not merged.
+    """
     if stats is None:
         return {}
-    return {
+    row = {
         'sampler/steps': stats.steps,
         'sampler/utilisation': stats.utilisation,
         'sampler/decode_batches': stats.decode_batches,
         'sampler/preempted': stats.preempted,
         'sampler/cache_mib': stats.peak_bytes / 2**20,
-        **_merged(stats.inspection),
     }
-
-
-def _merged(inspection):
-    """What became of adapters in the sampler's weights by name; RuntimeError where they were not merged."""
-    if inspection is None:
-        return {}
-    checksum, share, due = processes.fetch(inspection)
+    if stats.inspection is None:
+        return row
+    checksum, share, due = processes.fetch(stats.inspection)
     if share < 0.5 * due:
         raise RuntimeError(
             f"{share:.1%} of the sampler's adapted weights differ from the frozen ones, and {due:.1%} would with its "
             'adapters: they were not merged'
         )
-    return {'sampler/checksum': int(checksum), 'sampler/merged_share': float(share)}
-
-
-def _known_mean(values):
-    """The mean of a part's rewards without NaN; NaN where none is finite."""
-    return np.nanmean(values) if np.isfinite(values).any() else np.nan
+    return row | {'sampler/checksum': int(checksum), 'sampler/merged_share': float(share)}

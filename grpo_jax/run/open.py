@@ -19,7 +19,6 @@ from grpo_jax.algorithms import Algorithm, pieces
 from grpo_jax.algorithms.validation import SECTIONS
 from grpo_jax.collect import policies
 from grpo_jax.collect.demonstrations import SFT
-from grpo_jax.collect.options import Collection
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
@@ -114,7 +113,9 @@ def open_config(
     saved = bool(checkpoint.steps(workdir))
     read = settings.model.lora.rank or not saved  # in each start, where they stay frozen
     weights = folder is None and not settings.model.random_init and read
-    begun = _begun_model(workdir, changes) if saved else ''
+    begun = ''  # the workdir's copy of the files of the model that its run was begun with
+    if saved and _is_begun(workdir) and not any(change.key == 'model.path' for change in changes):
+        begun = os.path.join(workdir, 'model') if os.path.isdir(os.path.join(workdir, 'model')) else ''
     folder = folder or begun or hf.find(settings.model.path)
     model = Model(families.load_config(folder), hf.load_tokenizer(folder), folder)
     check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
@@ -139,13 +140,6 @@ def _check_workdir(recorded, workdir, steering_given):
     changes = steering.changes(workdir, recorded)
     steering.check(changes, workdir, steering_given)
     return changes
-
-
-def _begun_model(workdir, changes):
-    """The workdir's copy of the files of the model that its run was begun with, or '' where it has none or another."""
-    copy = os.path.join(workdir, 'model')
-    changed = any(change.key == 'model.path' for change in changes)
-    return copy if _is_begun(workdir) and os.path.isdir(copy) and not changed else ''
 
 
 def _is_begun(workdir):
@@ -270,7 +264,16 @@ def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
             section.fixed_length,
             settings.sampling.max_tokens,
         )
-    _check_adapters(settings.model.lora.rank, settings.collection, algorithm)
+    if (rank := settings.model.lora.rank) and algorithm.needs_values:
+        raise BadInput(
+            'model.lora.rank', rank, 'a critic would be a second model, trained as a whole; use 0, or another preset'
+        )
+    if rank and settings.collection.reference == 'polyak':
+        raise BadInput(
+            'collection.reference',
+            'polyak',
+            'the mean of two adapters is not that of their weights; use hard or frozen',
+        )
     kept = algorithm.keeps_reference or settings.cadence.kl_observe > 0
     policies.check_reference(settings.reference.path, kept, run.workdir, settings.model, run.model.config, run.mesh)
     policies.check_teacher(settings.teacher, algorithm, run.model.config.vocab_size)
@@ -293,20 +296,6 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
             minibatches,
             f'cuts the larger groups of collection.allocation={allocation!r} apart, and algorithm.weights={weights!r} '
             'averages over whole ones; use 1, or token_mean',
-        )
-
-
-def _check_adapters(rank: int, options: Collection, algorithm: Algorithm):
-    """BadInput for what cannot be beside adapters."""
-    if rank and algorithm.needs_values:
-        raise BadInput(
-            'model.lora.rank', rank, 'a critic would be a second model, trained as a whole; use 0, or another preset'
-        )
-    if rank and options.reference == 'polyak':
-        raise BadInput(
-            'collection.reference',
-            'polyak',
-            'the mean of two adapters is not that of their weights; use hard or frozen',
         )
 
 

@@ -110,7 +110,10 @@ def rollout_rows(
     texts = token_texts(tokenizer, [tokens[i][mask[i]] for i in range(detailed)])
     rows = []
     for i, completion in enumerate(rewarded.texts):
-        example, length = examples[i // group], int(rewarded.lengths[i])
+        example, length, advantage = examples[i // group], int(rewarded.lengths[i]), None
+        if advantages is not None:  # a number of the completion, or one of each of its tokens
+            one = advantages.shape[1] == 1
+            advantage = json_float(advantages[i, 0]) if one else _rounded(advantages[i, :length])
         row = {
             'id': example.id,
             'prompt': example.prompt,
@@ -120,7 +123,7 @@ def rollout_rows(
             'reward': json_float(rewarded.rewards[i]),
             'correct': None if np.isnan(rewarded.correct[i]) else bool(rewarded.correct[i]),
             'parts': {name: json_float(values[i]) for name, values in rewarded.parts.items()},
-            'advantage': None if advantages is None else _advantage(advantages[i], length),
+            'advantage': advantage,
             'length': length,
             'truncated': bool(rewarded.truncated[i]),
         }
@@ -168,11 +171,6 @@ def _join_characters(completion, text_of, decode):
             end = place + 1
         place = end
     return texts
-
-
-def _advantage(row, length):
-    """The number of a completion, or the list of those of its tokens."""
-    return json_float(row[0]) if len(row) == 1 else _rounded(row[:length])
 
 
 def _rounded(values):

@@ -96,8 +96,10 @@ class Listener:
 
     def _hear(self, number, workdir):
         """The first signal is obeyed when the step is finished, if there is one worth that; all others at once."""
-        if number == signal.SIGHUP:
-            self._leave_terminal()
+        if number == signal.SIGHUP:  # the terminal is gone: what went there goes nowhere
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for descriptor in self._terminals:
+                os.dup2(nothing, descriptor)
         if self._asked:
             stop_now(f'{NAMES[number]} once more: stopped at once; the same command goes on', 128 + number)
         self._asked = True
@@ -107,12 +109,6 @@ class Listener:
         for signals in _underway:
             signals.stopping = True
         console.print(f'{NAMES[number]}: {PROMISE}')
-
-    def _leave_terminal(self):
-        """Writes into nothing what went to a terminal that is gone."""
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in self._terminals:
-            os.dup2(nothing, descriptor)
 
     def _in_main_thread(self, number, _):
         """Where no run is under way, a signal does what it does elsewhere."""

@@ -189,7 +189,10 @@ def true_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> l
     true, settled = [], set()
     for row in reversed(rows):
         if row['event'] == 'amended' and row['key'] not in settled:
-            if _value(config, row['key']) != row['new']:
+            value: Any = config
+            for name in row['key'].split('.'):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value != row['new']:
                 continue
             settled.add(row['key'])
         true.append(row)
@@ -205,12 +208,6 @@ def amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Chang
     return keys | {change.key for change in changed if change.kind == AMENDABLE}
 
 
-def _value(tree, key):
-    for name in key.split('.'):
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
-
-
 def record_environment(workdir: str) -> None:
     """Adds this process to the list in workdir/environment.json, which has an entry for each time that the run began.
 
@@ -220,9 +217,15 @@ def record_environment(workdir: str) -> None:
     entries = _read_environments(path) if os.path.exists(path) else []
     entry = describe_environment()
     json_file.write(path, [*entries, entry])
-    if entries:
-        for name, then, now in _environment_differences(entries[0], entry):
-            logger.warning('%s was begun with %s %s, and goes on with %s', workdir, name, then, now)
+    if not entries:
+        return
+    then, now = (
+        {'grpo_jax': code_name(one.get('code', {})), 'jax': one.get('packages', {}).get('jax')}
+        for one in (entries[0], entry)
+    )
+    for name in then:
+        if then[name] != now[name]:
+            logger.warning('%s was begun with %s %s, and goes on with %s', workdir, name, then[name], now[name])
 
 
 def _read_environments(path):
@@ -231,16 +234,6 @@ def _read_environments(path):
         if all(isinstance(entry, dict) for entry in entries):
             return entries
     raise BadInput('environment of the run', path, 'is no list of environments; move the file away')
-
-
-def _environment_differences(first, now):
-    """(name, value then, value now) of the code and of jax, where they differ."""
-    for name, read in [
-        ('grpo_jax', lambda entry: code_name(entry.get('code', {}))),
-        ('jax', lambda entry: entry.get('packages', {}).get('jax')),
-    ]:
-        if read(first) != read(now):
-            yield name, read(first), read(now)
 
 
 def code_name(code: dict[str, Any]) -> str:
@@ -258,13 +251,16 @@ def begun_with(workdir: str) -> str:
 
 def describe_environment() -> dict[str, Any]:
     """The environment of this process, as JSON takes it."""
-    devices = jax.devices()
+    devices, packages = jax.devices(), {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
     return {
         'begun': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
         'command': shlex.join(sys.orig_argv),
         'code': {'version': __version__} | _commit(os.path.dirname(PACKAGE)),
         'python': platform.python_version(),
-        'packages': {name: version for name in PACKAGES if (version := _installed_version(name))},
+        'packages': packages,
         'devices': {
             'platform': devices[0].platform,
             'kind': devices[0].device_kind,
@@ -272,13 +268,6 @@ def describe_environment() -> dict[str, Any]:
             'processes': jax.process_count(),
         },
     }
-
-
-def _installed_version(name):
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _commit(root: str) -> dict[str, Any]:

@@ -117,10 +117,10 @@ class Board:
             if len(known):
                 summaries.append(summary.histogram(f'rollout/{name}', known, bins=30))
         self._write(step, summaries)
-        shown = [
-            cut(f'{_number(row.get("reward"))}  {row["prompt"]} -> {row["completion"]}', LONGEST)
-            for row in rows[:SAMPLES]
-        ]
+        shown = []
+        for row in rows[:SAMPLES]:
+            reward = '?' if row.get('reward') is None else f'{row["reward"]:.3g}'
+            shown.append(cut(f'{reward}  {row["prompt"]} -> {row["completion"]}', LONGEST))
         self.text(step, 'rollout/completions', '\n'.join(shown))
 
     def close(self) -> None:
@@ -153,10 +153,6 @@ def _flat(tree, prefix=''):
             yield from _flat(value, f'{prefix}{name}.')
         else:
             yield prefix + name, value if isinstance(value, (bool, int, float, str)) else repr(value)
-
-
-def _number(value):
-    return '?' if value is None else f'{value:.3g}'
 
 
 def _record(event):

@@ -56,7 +56,14 @@ class Sampling(NamedTuple):
         for name, value in ranges.take(section, list(kinds), 'rollout').items():
             ranges.check_value(f'rollout.{name}', value, kinds[name])
         _check_bias(section, corrected)
-        _check_lengths(section)
+        if section.thinking_tokens and not section.thinking_end:
+            raise BadInput('rollout.thinking_end', '', 'an empty text is everywhere; name the text that ends thinking')
+        if section.min_tokens > section.max_tokens or section.thinking_tokens >= section.max_tokens:
+            raise BadInput(
+                'rollout.min_tokens, thinking_tokens',
+                (section.min_tokens, section.thinking_tokens),
+                f'must lie between 0 and rollout.max_tokens = {section.max_tokens}',
+            )
         return cls(
             **values,
             stop_tokens=(),
@@ -101,18 +108,6 @@ def _check_bias(section, corrected):
                 'samples from another distribution than the one that is '
                 f'trained, which biases the gradient; use {neutral!r} or set rollout.accept_bias=True',
             )
-
-
-def _check_lengths(section):
-    """BadInput for counts of tokens that are beyond the completion, and for an end of thinking that is empty."""
-    if section.thinking_tokens and not section.thinking_end:
-        raise BadInput('rollout.thinking_end', '', 'an empty text is everywhere; name the text that ends thinking')
-    if section.min_tokens > section.max_tokens or section.thinking_tokens >= section.max_tokens:
-        raise BadInput(
-            'rollout.min_tokens, thinking_tokens',
-            (section.min_tokens, section.thinking_tokens),
-            f'must lie between 0 and rollout.max_tokens = {section.max_tokens}',
-        )
 
 
 def draw(

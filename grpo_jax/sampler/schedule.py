@@ -4,7 +4,6 @@ Pure functions of plain numbers. The engine asks a Schedule what to do next, and
 choices from the first batch on, so that what can be asked for is known before anything runs.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from grpo_jax.errors import BadInput
@@ -202,20 +201,16 @@ def reachable(schedule: Schedule) -> list[ProgramKey]:
             continue
         visited.add(size)
         keys[schedule.decode_key(size)] = None
-        for next_keys, next_size in _transitions(schedule, size):
-            keys |= dict.fromkeys(next_keys)
-            unvisited.append(next_size)
+        # what may happen to a batch between two segments: it grows by a chunk, or shrinks
+        if size.chunks < len(schedule.chunks):
+            admitting = schedule.admitting_batch(size)
+            grown = admitting._replace(chunks=size.chunks + 1)
+            keys |= dict.fromkeys([*schedule.shrink_keys(size, admitting), schedule.add_key(grown)])
+            unvisited.append(grown)
+        for smaller in schedule.smaller_batches(size):
+            keys |= dict.fromkeys(schedule.shrink_keys(size, smaller))
+            unvisited.append(smaller)
     return [*keys, FINISH]
-
-
-def _transitions(schedule, size) -> Iterator[tuple[list[ProgramKey], BatchSize]]:
-    """(programs, the batch after them) of what may happen to a batch between two segments."""
-    if size.chunks < len(schedule.chunks):
-        admitting = schedule.admitting_batch(size)
-        grown = admitting._replace(chunks=size.chunks + 1)
-        yield [*schedule.shrink_keys(size, admitting), schedule.add_key(grown)], grown
-    for smaller in schedule.smaller_batches(size):
-        yield schedule.shrink_keys(size, smaller), smaller
 
 
 def largest(schedule: Schedule) -> list[ProgramKey]:
