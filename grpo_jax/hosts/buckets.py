@@ -1,6 +1,6 @@
 """Folders in buckets, gs://BUCKET/PATH and the like: read into a cache of this machine, and never written to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import contextlib
 import fcntl
 import fnmatch
@@ -51,10 +51,15 @@ def download(thing: str, url: str, patterns: Sequence[str]) -> str:
     wanted = {name: (path, listed[path]) for path, name in names.items() if _matches(name, chosen)}
     if not wanted:
         raise BadInput(thing, url, f'has {len(names)} files, and none of {", ".join(patterns)}; name their folder')
-    home = _cache(url)
-    with files.writing(home), _alone(home):
-        _download(thing, url, system, {os.path.join(home, name): entry for name, entry in wanted.items()})
-        _remove_others(home, wanted, patterns)
+    caches = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
+    folder = f'{posixpath.basename(url.rstrip("/"))[-100:]}-{hashlib.sha256(url.encode()).hexdigest()[:16]}'
+    home = os.path.join(caches, 'grpo_jax', 'buckets', folder)
+    with files.writing(home):
+        os.makedirs(home, exist_ok=True)
+        with open(os.path.join(home, f'{LISTING}.lock'), 'w', encoding='ascii') as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one process of this machine is here at a time
+            _download(thing, url, system, {os.path.join(home, name): entry for name, entry in wanted.items()})
+            _remove_others(home, wanted, patterns)
     return os.path.join(home, *wanted) if single else home
 
 
@@ -95,22 +100,6 @@ def _matches(name, patterns):
         return False
     base = posixpath.basename(name)
     return not base.startswith(LISTING) and any(fnmatch.fnmatch(base, pattern) for pattern in patterns)
-
-
-def _cache(url):
-    """The folder of this machine for what a URL names."""
-    home = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
-    name = f'{posixpath.basename(url.rstrip("/"))[-100:]}-{hashlib.sha256(url.encode()).hexdigest()[:16]}'
-    return os.path.join(home, 'grpo_jax', 'buckets', name)
-
-
-@contextlib.contextmanager
-def _alone(folder) -> Iterator[None]:
-    """A context that one process of this machine is in at a time."""
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, f'{LISTING}.lock'), 'w', encoding='ascii') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _download(thing, url, system, entries):

@@ -210,22 +210,18 @@ def release_all() -> None:
 
 def _identity() -> dict[str, Any]:
     """This process, so that it can be told from all others, also from a later one of the same number."""
+    try:  # process numbers mean the same within a boot of a kernel, and a container in it
+        with open('/proc/sys/kernel/random/boot_id', encoding='utf8') as file:
+            machine = f'{file.read().strip()} {os.readlink("/proc/self/ns/pid")}'
+    except OSError:
+        machine = socket.gethostname()
     return {
         'host': socket.gethostname(),
         'process': os.getpid(),
-        'machine': _machine(),
+        'machine': machine,
         'birth': _birth(os.getpid()),
         'token': uuid.uuid4().hex,
     }
-
-
-def _machine():
-    """Where process numbers mean the same: a boot of a kernel, and a container in it; or the host's name."""
-    try:
-        with open('/proc/sys/kernel/random/boot_id', encoding='utf8') as file:
-            return f'{file.read().strip()} {os.readlink("/proc/self/ns/pid")}'
-    except OSError:
-        return socket.gethostname()
 
 
 def _birth(process):
@@ -248,15 +244,11 @@ def _alive_here(owner, own):
     """Whether the owner lives; None where this machine cannot know."""
     if owner.get('machine') != own['machine'] or not isinstance(owner.get('process'), int):
         return None
-    if _is_this_process(owner):
+    mine = _identity()
+    if all(owner.get(name) == mine[name] for name in ('process', 'machine', 'birth')):
         return False  # of a run in this process that has ended
     birth = _birth(owner['process'])
     return birth is not None and (not birth or not owner.get('birth') or birth == owner['birth'])
-
-
-def _is_this_process(owner):
-    mine = _identity()
-    return all(owner.get(name) == mine[name] for name in ('process', 'machine', 'birth'))
 
 
 def _describe(owner):

@@ -199,31 +199,25 @@ def attend_cached(
     grouped = q.reshape(b, heads, n // heads, h)
     shape = grouped.shape[:3]
     running = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
-    starts, own_first = _first_columns(cache, rule.window)
-    prompt_columns = _Columns(0, starts[0], cache.prompt.columns - 1, jnp.min(starts[0]) // cache.prompt.block)
+    # the first columns that the newest tokens attend to, in the prompt and of their own
+    prompt_start, own_start, least_own = cache.prompt_start, cache.start, 0
+    if rule.window is not None:
+        own_start = jnp.maximum(cache.start, cache.length + 1 - rule.window)
+        # i32[P, B / P], since the window ends at another column for each row: a row's own column `start` follows the
+        # last column of its prompt
+        prompt_start = cache.prompt.columns + cache.length - cache.start + 1 - rule.window
+        prompt_start = jnp.maximum(prompt_start.reshape(len(cache.prompt_start), -1), cache.prompt_start[:, None])
+        least_own = jnp.min(own_start)
+    prompt_columns = _Columns(0, prompt_start, cache.prompt.columns - 1, jnp.min(prompt_start) // cache.prompt.block)
     running = _absorb(running, grouped, cache.prompt, layer, prompt_columns, rule, cache.at_once)
     offset = 0
     for chunk in cache.chunks:
-        first_block = 0 if rule.window is None else jnp.maximum(own_first - offset, 0) // chunk.block
-        columns = _Columns(offset, starts[1], cache.length, first_block)
+        first_block = 0 if rule.window is None else jnp.maximum(least_own - offset, 0) // chunk.block
+        columns = _Columns(offset, own_start, cache.length, first_block)
         running = _absorb(running, grouped, chunk, layer, columns, rule, cache.at_once)
         offset += chunk.columns
     _, total, out = running
     return (out / total[..., None]).reshape(b, n, h).astype(q.dtype)
-
-
-def _first_columns(cache, window):
-    """(first columns that the newest tokens attend to, in the prompt and of their own; the least of the latter).
-
-    The former are i32[P], or i32[P, B / P] with a window, which ends at another column for each row; the latter i32[B].
-    """
-    if window is None:
-        return (cache.prompt_start, cache.start), 0
-    own = jnp.maximum(cache.start, cache.length + 1 - window)
-    # a row's own column `start` follows the last column of its prompt
-    prompt = cache.prompt.columns + cache.length - cache.start + 1 - window
-    prompt = jnp.maximum(prompt.reshape(len(cache.prompt_start), -1), cache.prompt_start[:, None])
-    return (prompt, own), jnp.min(own)
 
 
 class _Columns(NamedTuple):
@@ -264,7 +258,8 @@ def _absorb(running, q, chunk, layer, valid_columns, rule, at_once):
         valid = (columns >= start[..., None]) & (columns <= last)
         # [R, M, S] or, where it is the same for all queries of a row, [R, 1, S]
         valid = jnp.repeat(valid, group, -2) if start.ndim > 1 else valid[..., None, :]
-        keys, values = _like(q, read(chunk.k)), _like(q, read(chunk.v))
+        # int8 goes into the products as the dtype of q; XLA fuses the conversion into the read
+        keys, values = read(chunk.k).astype(q.dtype), read(chunk.v).astype(q.dtype)
         scores = jnp.einsum('...rkmh,...rkhs->...rkms', q, keys, preferred_element_type=jnp.float32) * scale
         if chunk.k_scale is not None:
             scores = scores * read(chunk.k_scale)[..., None, :]
@@ -293,8 +288,3 @@ def _absorb(running, q, chunk, layer, valid_columns, rule, at_once):
         blocks = jnp.clip((last - offset) // block + 1, 0, chunk.k.shape[1])
         running = jax.lax.fori_loop(first_block, blocks, absorb_block, running)
     return jax.tree.map(unfolded, running) if fold > 1 else running
-
-
-def _like(q, stored):
-    """int8 goes into the product as the dtype of q; XLA fuses the conversion into the read."""
-    return stored.astype(q.dtype)

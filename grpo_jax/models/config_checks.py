@@ -135,7 +135,18 @@ def rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tuple[flo
         raise BadInput(f'rope_type in {path}', kind, f'not supported; one of {", ".join(ROPE_TYPES)} is')
     if kind in ('yarn', 'longrope') and parameters.get('original_max_position_embeddings') is None:
         parameters['original_max_position_embeddings'] = hf.max_position_embeddings
-    own = _longrope(hf, path, parameters, numbers_rotated) if kind == 'longrope' else {}
+    own: dict[str, Any] = {}
+    if kind == 'longrope':
+        original, short = parameters['original_max_position_embeddings'], parameters.get('short_factor')
+        if type(original) is not int or original < 2:
+            raise BadInput(f'original_max_position_embeddings in {path}', original, 'must be a whole number above 1')
+        if not isinstance(short, list) or len(short) != numbers_rotated // 2 or not all(map(_is_positive, short)):
+            raise BadInput(
+                f'short_factor in {path}', short, f'must be a list of {numbers_rotated // 2} numbers above 0'
+            )
+        own['short_factor'] = tuple(short)
+        if parameters.get('factor') is None:
+            parameters['factor'] = hf.max_position_embeddings / original
     needed, possible = ROPE_TYPES[kind]
     numbers: dict[str, Any] = {name: parameters.get(name) for name in needed}
     numbers |= {name: parameters[name] for name in possible if parameters.get(name) is not None}
@@ -153,18 +164,6 @@ def rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tuple[flo
     if kind == 'yarn' and 'truncate' in parameters:
         own['truncate'] = parameters['truncate']
     return float(theta), {} if kind == 'default' else {'rope_type': kind, **numbers, **own}
-
-
-def _longrope(hf, path, parameters, numbers_rotated):
-    """What rope adds for LongRoPE: factors of the frequencies of short texts. Sets the parameters' factor."""
-    original, short = parameters['original_max_position_embeddings'], parameters.get('short_factor')
-    if type(original) is not int or original < 2:
-        raise BadInput(f'original_max_position_embeddings in {path}', original, 'must be a whole number above 1')
-    if not isinstance(short, list) or len(short) != numbers_rotated // 2 or not all(map(_is_positive, short)):
-        raise BadInput(f'short_factor in {path}', short, f'must be a list of {numbers_rotated // 2} numbers above 0')
-    if parameters.get('factor') is None:
-        parameters['factor'] = hf.max_position_embeddings / original
-    return {'short_factor': tuple(short)}
 
 
 def _is_number(value):

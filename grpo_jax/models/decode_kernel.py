@@ -145,7 +145,8 @@ def _attend(q, k, v, factors, cache, layer):
         cache.prompt_start,
     )
     inputs = (
-        _by_query(q, heads),
+        # [B, N / K, K * H]: the i-th query of every head of keys side by side
+        q.reshape(b, heads, n // heads, h).swapaxes(1, 2).reshape(b, n // heads, width),
         *(x.reshape(b, 1, width) for x in (k, v, *factors)),
         *(array for chunk in chunks for array in (chunk.k, chunk.v)),
     )
@@ -176,9 +177,16 @@ def _attend(q, k, v, factors, cache, layer):
 def _cut(q, heads, cache):
     """_Tiling of queries [B, N, H] over a KVCache."""
     chunks, fold = (cache.prompt, *cache.chunks), q.shape[0] // cache.prompt_start.shape[0]
-    blocks = [chunk.k.shape[1] for chunk in chunks]
+    blocks, rows = [chunk.k.shape[1] for chunk in chunks], q.shape[0]
+    # rows of a tile: the most that fit, of whole groups or of parts of one, with work for two cores
+    prompt, *own = (2 * 2 * math.prod(chunk.k.shape[3:]) * chunk.k.dtype.itemsize for chunk in chunks)
+    fitting = [
+        n
+        for n in range(1, max(rows // 2, 1) + 1)
+        if rows % n == 0 and (n % fold == 0 or fold % n == 0) and -(-n // fold) * prompt + n * sum(own) <= MEMORY
+    ]
     return _Tiling(
-        rows=_rows_at_once(q.shape[0], fold, chunks),
+        rows=max(fitting, default=1),
         fold=fold,
         heads=heads,
         lines=-(-q.shape[1] // heads // 8) * 8,
@@ -186,17 +194,6 @@ def _cut(q, heads, cache):
         first=[sum(blocks[:i]) for i in range(len(chunks))],
         offsets=[sum(chunk.columns for chunk in chunks[1:i]) for i in range(len(chunks))],
     )
-
-
-def _rows_at_once(b, fold, chunks):
-    """Rows of a grid step: the most that fit, of whole groups or of parts of one, with work for two cores."""
-    prompt, *own = (2 * 2 * math.prod(chunk.k.shape[3:]) * chunk.k.dtype.itemsize for chunk in chunks)
-    fitting = [
-        n
-        for n in range(1, max(b // 2, 1) + 1)
-        if b % n == 0 and (n % fold == 0 or fold % n == 0) and -(-n // fold) * prompt + n * sum(own) <= MEMORY
-    ]
-    return max(fitting, default=1)
 
 
 def _block_specs(tiling, chunks, queries):
@@ -231,12 +228,6 @@ def _block_specs(tiling, chunks, queries):
     new_lines = pl.BlockSpec((1, 1, tiling.rows, LINES, width), new_index)
     in_specs = [by_query, *[by_row] * 4, *(spec for spec in by_chunk for _ in 'kv')]
     return in_specs, [by_query, new_lines, new_lines]
-
-
-def _by_query(q, heads):
-    """[B, N, H] -> [B, N / K, K * H]: the i-th query of every head of keys side by side."""
-    b, n, h = q.shape
-    return q.reshape(b, heads, n // heads, h).swapaxes(1, 2).reshape(b, n // heads, heads * h)
 
 
 def _cost(q, lines, tiles, chunks):

@@ -115,7 +115,9 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
         **_rotary_fields(FAMILIES[family], hf, path),
         **own,
     )
-    parameters = sum(math.prod(p.shape) for p in jax.tree.leaves(transformer.param_table(c), is_leaf=_is_param))
+    table = transformer.param_table(c)
+    params = jax.tree.leaves(table, is_leaf=lambda node: isinstance(node, transformer.Param))
+    parameters = sum(math.prod(param.shape) for param in params)
     if parameters > MOST_PARAMETERS:
         raise BadInput(
             path, f'{parameters} parameters', 'is no model that anybody has; take it from the published model'
@@ -169,7 +171,3 @@ def context_length(folder: str | os.PathLike[str]) -> int:
     if isinstance(parameters, dict) and parameters.get('rope_type') == 'longrope':
         return min(hf.max_position_embeddings, parameters['original_max_position_embeddings'])
     return hf.max_position_embeddings
-
-
-def _is_param(node):
-    return isinstance(node, transformer.Param)

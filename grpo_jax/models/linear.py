@@ -79,20 +79,18 @@ def matmul(
     preferred_element_type is given. The result is named PRODUCT, for policies of jax.checkpoint, which do not see the
     product with a Cut.
     """
-    return checkpoint_name(_matmul(spec, x, w, preferred_element_type), PRODUCT)
-
-
-def _matmul(spec, x, w, preferred_element_type):
     if isinstance(w, Int8):
         y = jnp.einsum(spec, x, w.values.astype(x.dtype), preferred_element_type=preferred_element_type)
-        return y * _row_of_scales(spec, w).astype(y.dtype)
-    if isinstance(w, Adapted):
-        return _adapted_product(spec, x, w, preferred_element_type)
-    if isinstance(w, Cut):
-        return _cut_product(spec, w.exchange, x, w.part)
-    if preferred_element_type is not None:
-        return jnp.einsum(spec, x, w, preferred_element_type=preferred_element_type)
-    return _product(spec, x, w)
+        y = y * _row_of_scales(spec, w).astype(y.dtype)
+    elif isinstance(w, Adapted):
+        y = _adapted_product(spec, x, w, preferred_element_type)
+    elif isinstance(w, Cut):
+        y = _cut_product(spec, w.exchange, x, w.part)
+    elif preferred_element_type is not None:
+        y = jnp.einsum(spec, x, w, preferred_element_type=preferred_element_type)
+    else:
+        y = _product(spec, x, w)
+    return checkpoint_name(y, PRODUCT)
 
 
 def lookup(table: Float[Array, 'V D'] | Int8, index: Int[Array, '*B'], dtype: Any) -> Float[Array, '*B D']:

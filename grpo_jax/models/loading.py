@@ -57,14 +57,12 @@ def _part(axes, shape, place, array):
     out = stored.reshape([math.prod(places[axis][1] - places[axis][0] for axis in group) for group in groups])
     if not np.may_share_memory(out, array):
         raise ValueError(f'{axes}: axes that are stored as one must be neighbours')
-    rows, columns = (_span(group, sizes, places) for group in groups)
+    spans = []
+    for group in groups:
+        if any(places[axis] != (0, sizes[axis]) for axis in group[1:]):
+            raise ValueError(f'{group}: of axes that are stored as one, the first alone may be split')
+        inner = math.prod(sizes[axis] for axis in group[1:])
+        start, end = places[group[0]] if group else (0, 1)
+        spans.append(slice(start * inner, end * inner))
+    rows, columns = spans
     return Part(rows, columns, out)
-
-
-def _span(group, sizes, places):
-    """The slice of the axis that a group of axes is stored as; the first of them may be a part of its size."""
-    if any(places[axis] != (0, sizes[axis]) for axis in group[1:]):
-        raise ValueError(f'{group}: of axes that are stored as one, the first alone may be split')
-    inner = math.prod(sizes[axis] for axis in group[1:])
-    start, end = places[group[0]] if group else (0, 1)
-    return slice(start * inner, end * inner)

@@ -113,14 +113,12 @@ def _adapted(param, summed, options):
         return Param(shape, axes, spread)
 
     a, b = factor([layers, *inputs, rank], spread), factor([layers, rank, *outputs], 0.0)
-    return Adapted(_int8_params(param, summed) if options.base_dtype else param, a, b, options.scale)
-
-
-def _int8_params(param, summed):
-    """The Params of linear.to_int8 of a Param's array."""
-    rows = [(1, None) if i in summed else row for i, row in enumerate(zip(param.shape, param.axes, strict=True))]
-    shape, axes = zip(*rows, strict=True)
-    return Int8(param, Param(shape, axes, 0.0))
+    base = param
+    if options.base_dtype:  # the Params of linear.to_int8 of the array
+        rows = zip(param.shape, param.axes, strict=True)
+        scale_rows = [(1, None) if i in summed else row for i, row in enumerate(rows)]
+        base = Int8(param, factor(scale_rows, 0.0))
+    return Adapted(base, a, b, options.scale)
 
 
 def abstract_params(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:
@@ -156,21 +154,20 @@ def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
 
 def freeze(params: Any, options: LoraOptions, dtype: Any) -> Any:
     """The frozen tree of a model's plain parameters, in dtype, and in options.base_dtype where that is another."""
-
-    def frozen(name, w):
-        if not _is_target(name, options):
-            return w.astype(dtype)
-        base = _quantized(w, SUMMED_AXES[name]) if options.base_dtype else w.astype(dtype)
-        return Adapted(base, None, None, options.scale)
-
     rest = in_dtype({name: w for name, w in params.items() if name != 'layers'}, dtype)
-    return rest | {'layers': {name: frozen(name, w) for name, w in params['layers'].items()}}
-
-
-def _quantized(w, summed):
-    """The Int8 of a matrix, where the matrix lies."""
-    shardings = int8_sharding(w.sharding, w.ndim, summed) if isinstance(w.sharding, NamedSharding) else None
-    return jax.jit(to_int8, static_argnums=1, out_shardings=shardings)(w, summed)
+    layers = {}
+    for name, w in params['layers'].items():
+        if not _is_target(name, options):
+            layers[name] = w.astype(dtype)
+            continue
+        if options.base_dtype:  # the Int8 lies where the matrix lies
+            summed = SUMMED_AXES[name]
+            shardings = int8_sharding(w.sharding, w.ndim, summed) if isinstance(w.sharding, NamedSharding) else None
+            base = jax.jit(to_int8, static_argnums=1, out_shardings=shardings)(w, summed)
+        else:
+            base = w.astype(dtype)
+        layers[name] = Adapted(base, None, None, options.scale)
+    return rest | {'layers': layers}
 
 
 def split(params: Any) -> tuple[Any, Any]:
@@ -229,9 +226,14 @@ def inspect(
 
     def one_layer(inputs):
         sampled, layer = jax.tree.map(lambda x: x[None], inputs)
-        frozen, merged = (as_sampled({name: f(w) for name, w in layer.items()}) for f in (_frozen, _merged))
+        bases = {name: to_float(w.base) if isinstance(w.base, Int8) else w.base for name, w in layer.items()}
+        frozen = as_sampled(bases)
+        merged = as_sampled({name: _merged(w) for name, w in layer.items()})
         triples = [tuple(map(_values, (sampled[name], frozen[name], merged[name]))) for name in layer]
-        bits = sum((_sum_of_bits(x) for x, _, _ in triples), jnp.uint32(0))
+        bits = jnp.uint32(0)
+        for x, _, _ in triples:
+            kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+            bits += jnp.sum(jax.lax.bitcast_convert_type(x, kind), dtype=jnp.uint32)
         changed, due = (sum(jnp.sum(t[i] != t[1], dtype=jnp.float32) for t in triples) for i in (0, 2))
         return bits, changed, due
 
@@ -244,14 +246,5 @@ def inspect(
     return Inspection(jnp.sum(bits, dtype=jnp.uint32), jnp.sum(changed) / float(size), jnp.sum(due) / float(size))
 
 
-def _frozen(w):
-    return to_float(w.base) if isinstance(w.base, Int8) else w.base
-
-
 def _values(w):
     return w.values if isinstance(w, Int8) else w
-
-
-def _sum_of_bits(x):
-    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-    return jnp.sum(jax.lax.bitcast_convert_type(x, kind), dtype=jnp.uint32)

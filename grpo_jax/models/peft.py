@@ -50,7 +50,13 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
         value, theirs = getattr(options, key), config.get(name, False)  # earlier folders lack use_rslora
         if theirs != value:
             raise BadInput(f'model.lora.{key}', value, f'is not {name} = {theirs} in {folder}; use that')
-    expected, stored = _expected(c, options), _headers(folder)
+    expected = {}  # tensor name -> shape, of all adapters
+    for matrix, factors in lora.split(lora.policy_table(c, options))[0]['layers'].items():
+        for factor, param in factors.items():
+            expected |= dict.fromkeys(_tensor_names(matrix, factor, c), _their_shape(factor, param.shape))
+    with _open(folder) as tensors:
+        slices = {name: tensors.get_slice(name) for name in tensors.keys()}
+        stored = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     missing, extra = sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys())
     if missing or extra:
         raise BadInput(
@@ -65,16 +71,6 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
             raise BadInput(f'{name} in {folder}', stored[name][1], f'is none of {", ".join(DTYPES)}')
 
 
-def _expected(c, options):
-    """Tensor name -> shape, of all adapters."""
-    table, expected = lora.split(lora.policy_table(c, options))[0], {}
-    for matrix, factors in table['layers'].items():
-        for factor, param in factors.items():
-            shape = _their_shape(factor, param.shape)
-            expected |= dict.fromkeys(_tensor_names(matrix, factor, c), shape)
-    return expected
-
-
 def _their_shape(factor, shape):
     """[rank, inputs] of our A [L, inputs ..., rank], [outputs, rank] of our B [L, rank, outputs ...]."""
     return (shape[-1], math.prod(shape[1:-1])) if factor == 'a' else (math.prod(shape[2:]), shape[1])
@@ -84,13 +80,6 @@ def _tensor_names(matrix, factor, c):
     """The names of a matrix's factor in each layer."""
     module = tensor_names.LAYER_NAMES[matrix][0].removesuffix('.weight')
     return [f'base_model.model.model.layers.{i}.{module}.lora_{factor.upper()}.weight' for i in range(c.layers)]
-
-
-def _headers(folder):
-    """Tensor name -> (shape, dtype)."""
-    with _open(folder) as tensors:
-        slices = {name: tensors.get_slice(name) for name in tensors.keys()}
-        return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def _open(folder) -> Any:

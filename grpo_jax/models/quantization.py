@@ -24,9 +24,21 @@ def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTen
     key = next((key for key in KEYS if settings.get(key) is not None), KEYS[0])
     described = settings.get(key)
     described = described if isinstance(described, dict) else {}  # of anything else nothing depends
-    if described:
-        _check_method(described, f'{key} in {path}')
-    block = _block_size(described.get('weight_block_size'), path)
+    method, form = described.get('quant_method'), described.get('format')
+    known = isinstance(method, str) and method in METHODS and METHODS[method] in (None, form)
+    if described and not known:
+        kinds = ', '.join(f'{name} ({form})' if form else name for name, form in METHODS.items())
+        value = f'{method} ({form})' if form else method
+        raise BadInput(
+            f'{key} in {path}', value, f'is not read, only {kinds} in fp8; take the weights that were not quantized'
+        )
+    block = described.get('weight_block_size')
+    if block is not None:
+        if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+            raise BadInput(
+                f'weight_block_size in {path}', block, f'must be two whole numbers above 0; {folders.REMEDY}'
+            )
+        block = block[0], block[1]
     weights = {name: tensor for name, tensor in stored.items() if tensor.dtype in FP8}
     used = {name.removesuffix('.weight') + end for name in weights for end in UNREAD}
     for name, tensor in weights.items():
@@ -37,25 +49,6 @@ def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTen
         elif described:
             raise BadInput(name, tensor.dtype, f'lacks {name}{SCALES[0]}, its scale, in {folder}; {folders.REMEDY}')
     return {name: weights.get(name, tensor) for name, tensor in stored.items() if name not in used}
-
-
-def _check_method(described, place):
-    """BadInput for what is no description of fp8 weights with scales."""
-    method, form = described.get('quant_method'), described.get('format')
-    if isinstance(method, str) and method in METHODS and METHODS[method] in (None, form):
-        return
-    kinds = ', '.join(f'{name} ({form})' if form else name for name, form in METHODS.items())
-    value = f'{method} ({form})' if form else method
-    raise BadInput(place, value, f'is not read, only {kinds} in fp8; take the weights that were not quantized')
-
-
-def _block_size(block, path):
-    """The pair of weight_block_size of a config.json, None without one."""
-    if block is None:
-        return None
-    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
-        raise BadInput(f'weight_block_size in {path}', block, f'must be two whole numbers above 0; {folders.REMEDY}')
-    return block[0], block[1]
 
 
 def _scaled_block(tensor, scale, block):

@@ -69,10 +69,14 @@ def _read_index(folder):
     path = os.path.join(folder, folders.INDEX)
     if not os.path.isfile(path):
         if not os.path.isfile(os.path.join(folder, 'model.safetensors')):
+            hint = ''  # of what is there in their place
+            shards = sorted(name for name in os.listdir(folder) if name.endswith('.safetensors'))
+            if shards:
+                hint = f'its {shards[0]} needs {folders.INDEX}: fetch the folder again, or '
+            elif pickled := folders.pickled_weights(folder):
+                hint = f'{pickled[0]} is pickled, a program as much as weights, and is not read: convert it, or '
             raise BadInput(
-                'model.path',
-                folder,
-                f'has no model.safetensors; {_hint(folder)}add the weights or set model.random_init=True',
+                'model.path', folder, f'has no model.safetensors; {hint}add the weights or set model.random_init=True'
             )
         return {}
     index = folders.read_settings(folder, folders.INDEX, 'it is no index of weights; fetch it again')
@@ -85,17 +89,6 @@ def _read_index(folder):
         count = f'{len(absent)} of the {len(paths)} safetensors files that the index names are absent'
         raise BadInput('model.path', absent[0], f'is not there: {count}; fetch the folder again')
     return {name: paths[shard] for name, shard in shards.items()}
-
-
-def _hint(folder):
-    """What a folder without model.safetensors and without an index has in their place; '' for nothing."""
-    shards = sorted(name for name in os.listdir(folder) if name.endswith('.safetensors'))
-    if shards:
-        return f'its {shards[0]} needs {folders.INDEX}: fetch the folder again, or '
-    return ''.join(
-        f'{name} is pickled, a program as much as weights, and is not read: convert it, or '
-        for name in folders.pickled_weights(folder)[:1]
-    )
 
 
 def read_header(path: str) -> list[StoredTensor]:
@@ -145,8 +138,10 @@ def read_parts(tensor: StoredTensor, parts: Sequence[Part]) -> None:
     narrower than LEAST_READ bytes are read whole. BadInput where a number is not finite or too large for float32, and
     for a file that ends too early or cannot be read.
     """
-    scale = None if tensor.scale is None else read_tensor(tensor.scale).reshape(_scale_shape(tensor))
-    wrong = 0
+    scale, wrong = None, 0
+    if tensor.scale is not None:
+        sizes = zip(two_axes(tensor.shape), tensor.block, strict=True)
+        scale = read_tensor(tensor.scale).reshape([-(-size // block) for size, block in sizes])
     try:
         # not a mapping of the file, whose pages would count as this process's memory
         with open(tensor.file, 'rb', buffering=0) as file:
@@ -169,10 +164,6 @@ def read_parts(tensor: StoredTensor, parts: Sequence[Part]) -> None:
             f'{wrong} of {math.prod(tensor.shape)} numbers in {tensor.file}',
             'are NaN or infinite as float32; take the weights again from where they were published',
         )
-
-
-def _scale_shape(tensor):
-    return [-(-size // block) for size, block in zip(two_axes(tensor.shape), tensor.block, strict=True)]
 
 
 def _rectangles(tensor, parts):

@@ -55,7 +55,15 @@ def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax
     # Auto: make_mesh's newer default, Explicit, refuses embedding look-ups with sharded tokens
     auto = (AxisType.Auto,) * len(AXES)
     if slices > 1:
-        grid = _over_slices(devices, shape, slices)
+        if shape[0] % slices:
+            raise BadInput(
+                'mesh.data',
+                shape[0],
+                f'must be a multiple of the {slices} slices, so that only data crosses '
+                f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}',
+            )
+        between = (slices,) + (1,) * (len(AXES) - 1)
+        grid = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), between, devices=devices)
     elif max(shape) == len(devices) == 16 and devices[0].platform == 'tpu':
         # make_mesh winds a ring through 4x4; as a grid of lines, a scatter takes 3 + 3 hops and not 15
         grid = np.array(sorted(devices, key=lambda device: device.coords)).reshape(shape)
@@ -65,16 +73,3 @@ def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax
         except NotImplementedError:  # an axis is not the product of sides of the torus, like 2 in 4x4x4
             grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return jax.sharding.Mesh(grid, AXES, axis_types=auto)
-
-
-def _over_slices(devices, shape, slices):
-    """Devices of several slices in that shape, of which axis data goes over the slices first."""
-    if shape[0] % slices:
-        raise BadInput(
-            'mesh.data',
-            shape[0],
-            f'must be a multiple of the {slices} slices, so that only data crosses '
-            f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}',
-        )
-    between = (slices,) + (1,) * (len(AXES) - 1)
-    return mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), between, devices=devices)
