@@ -35,7 +35,10 @@ def examples(
         # a fixed tenth of all sums is held out, whatever the counts
         if (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test'):
             text = _demonstration(rng, a, b, blurts, wrong)
-            demonstrations.setdefault((a, b), _in_tags(text) if tags else text)
+            if tags:
+                columns, _, answer = text.rpartition(' ')
+                text = f'<think>{columns}</think><answer>{answer}</answer>'
+            demonstrations.setdefault((a, b), text)
     return [
         Example(f'{a}+{b}=', str(a + b), i, {'demonstration': text})
         for i, ((a, b), text) in enumerate(demonstrations.items())
@@ -50,11 +53,6 @@ def work_out(a: int, b: int) -> str:
         columns.append(f'{left % 10}+{right % 10}{"+1" if carry else ""}={column}')
         carry, left, right = column // 10, left // 10, right // 10
     return ' '.join([*columns, str(a + b)])
-
-
-def _in_tags(demonstration):
-    columns, _, answer = demonstration.rpartition(' ')
-    return f'<think>{columns}</think><answer>{answer}</answer>'
 
 
 def _demonstration(rng, a, b, blurts, wrong):

@@ -20,16 +20,12 @@ def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: S
         text = example.meta['demonstration']
         right = arithmetic.work_out(*map(int, example.prompt[:-1].split('+'))).split(' ')
         if ' ' in text and rng.random() < slips:
-            text = _slip(rng, text)
+            places = [i for i, mark in enumerate(text) if mark.isdigit()]
+            place = places[rng.integers(len(places))]
+            digit = (int(text[place]) + rng.integers(1, 10)) % 10
+            text = text[:place] + str(digit) + text[place + 1 :]
         steps = text.split(' ')
         same = [a == b for a, b in zip(steps, right[-len(steps) :], strict=True)]
         labels = step_labels.label_until(same.index(False) if False in same else len(same), len(same))
         labelled.append(example._replace(meta={'steps': steps, 'labels': labels}))
     return labelled
-
-
-def _slip(rng, text):
-    """The text with one digit changed."""
-    places = [i for i, mark in enumerate(text) if mark.isdigit()]
-    place = places[rng.integers(len(places))]
-    return text[:place] + str((int(text[place]) + rng.integers(1, 10)) % 10) + text[place + 1 :]

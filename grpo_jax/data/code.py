@@ -55,7 +55,13 @@ def _humaneval(row, i, where):
     setup = [part for part in _parse(prompt, where).body if getattr(part, 'name', '') != name]
     setup += [part for part in tree.body if part is not checks[0]]
     called = checks[0].args.args[0].arg
-    tests = _tests(checks[0].body)
+    # each assertion together with what comes before it
+    tests, pending = [], []
+    for statement in checks[0].body:
+        pending.append(ast.unparse(statement))
+        if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
+            tests.append('\n'.join(pending))
+            pending = []
     if called not in _names('\n'.join(tests), where):
         raise BadInput(where, shorten(test), f'has no assert that calls {called}; mend or remove the row')
     meta = {
@@ -66,17 +72,6 @@ def _humaneval(row, i, where):
         'demonstration': solution,
     }
     return Example(prompt, solution, i, meta)
-
-
-def _tests(body):
-    """Sources of the statements, each assertion together with what comes before it."""
-    tests, pending = [], []
-    for statement in body:
-        pending.append(ast.unparse(statement))
-        if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
-            tests.append('\n'.join(pending))
-            pending = []
-    return tests
 
 
 def _mbpp(row, _, where):

@@ -71,7 +71,13 @@ def examples(
         shown = solution
         if slips.random() < wrong:
             steps, shown = _other(slips, given, operations, solution.value) or (steps, solution)
-        prompt, demonstration = _texts(given, solution.value, steps, shown.text, operations, short)
+        if short:
+            prompt, demonstration = f'{",".join(map(str, given))}={solution.value}:', shown.text
+        else:
+            prompt = PROMPT.format(
+                target=solution.value, numbers=', '.join(map(str, given)), operations=' '.join(operations)
+            )
+            demonstration = f'<think>{", ".join(steps)}</think>\n<answer>{shown.text}</answer>'
         examples[problem] = Example(
             prompt,
             solution.text,
@@ -107,11 +113,3 @@ def _other(rng, numbers, operations, target):
     """(steps, Term) of an expression that misses the target; None when none is drawn."""
     drawn = (_expression(rng, numbers, operations) for _ in range(100))
     return next((result for result in drawn if result[1].value not in (0, target)), None)
-
-
-def _texts(numbers, target, steps, expression, operations, short):
-    """(prompt, demonstration)."""
-    if short:
-        return f'{",".join(map(str, numbers))}={target}:', expression
-    prompt = PROMPT.format(target=target, numbers=', '.join(map(str, numbers)), operations=' '.join(operations))
-    return prompt, f'<think>{", ".join(steps)}</think>\n<answer>{expression}</answer>'

@@ -98,12 +98,7 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
     ]
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
-    written = _write(tokenizer, options.prompt_format, rows)
-    rows = [
-        row if isinstance(row, BadInput) else _encode(tokenizer, row, options, split, text)
-        for row, text in zip(rows, written, strict=True)
-    ]
-    encoded = drop_malformed(rows, options.strict, split)
+    encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split), options.strict, split)
     if not encoded:
         raise BadInput('data.options', options.options, f'gives no example of the {split} split')
     sound, tokens = map(list, zip(*encoded, strict=True))
@@ -138,22 +133,24 @@ def _check_examples(name, rows):
         raise BadInput('data.name', name, 'gives examples ids that are not distinct, or not in 0..2^31-1')
 
 
-def _write(tokenizer, prompt_format, rows):
-    """Of each row what the chat template makes of its prompt; None where there is no chat."""
-    written: list[Any] = [None] * len(rows)
+def _encode(tokenizer, rows, prompt_format, split):
+    """(example, token ids of its prompt) of each row, or the BadInput that it is, or that names it."""
+    written: list[Any] = [None] * len(rows)  # what the chat template makes of the prompts, where there is a chat
     chosen = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
     for i, text in zip(chosen, render_prompts(tokenizer, prompt_format, [rows[i] for i in chosen]), strict=True):
         written[i] = text
-    return written
-
-
-def _encode(tokenizer, example, options, split, written):
-    """(example, token ids of its prompt), or the BadInput that names it."""
-    where, prompt_format = f'example {example.id} of the {split} split', options.prompt_format
-    try:
-        return example, encode_prompt(tokenizer, example.prompt, prompt_format, example.messages, where, written)
-    except BadInput as error:
-        return error.with_traceback(None)
+    encoded = []
+    for row, text in zip(rows, written, strict=True):
+        if isinstance(row, BadInput):
+            encoded.append(row)
+            continue
+        where = f'example {row.id} of the {split} split'
+        try:
+            tokens = encode_prompt(tokenizer, row.prompt, prompt_format, row.messages, where, text)
+            encoded.append((row, tokens))
+        except BadInput as error:
+            encoded.append(error.with_traceback(None))
+    return encoded
 
 
 def check_shared(train: Dataset, test: Dataset) -> None:
@@ -194,11 +191,7 @@ def _check_options(module, options, bind=inspect.Signature.bind_partial):
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The options of a data set, by name, as its `examples` declares them; BadInput for an unknown data set."""
-    return _keywords(_import(name).examples)
-
-
-def _keywords(function):
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(_import(name).examples).parameters
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 

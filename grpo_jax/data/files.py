@@ -82,13 +82,18 @@ def has_split(folder: str, split: str) -> bool:
 
 
 def _paths(folder, split, prefix, own):
-    """The files of a split, in order."""
+    """The files of a split, in order; BadInput without any, and where they are shards and some are missing."""
     for saved in (os.path.join(folder, split), folder):
         if os.path.isfile(os.path.join(saved, 'state.json')):
             return _saved(saved, split, own or saved != folder)
     paths = _named(folder, split, prefix)
     if paths:
-        return _check_complete(paths)
+        shards = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
+        if shards and int(shards[1]) != len(paths):
+            raise BadInput(
+                'data file', paths[0], f'is one of {int(shards[1])} shards, but {len(paths)} are there; fetch all'
+            )
+        return paths
     raise BadInput(
         'data.options.folder',
         folder,
@@ -132,13 +137,3 @@ def _saved(folder, split, own):
     if not names or not all(isinstance(name, str) for name in names):
         raise BadInput(path, shorten(entries), 'its _data_files must name the files; save the data set again')
     return [os.path.join(folder, str(name)) for name in names]
-
-
-def _check_complete(paths):
-    """The paths; BadInput when they are shards and some are missing."""
-    count = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
-    if count and int(count[1]) != len(paths):
-        raise BadInput(
-            'data file', paths[0], f'is one of {int(count[1])} shards, but {len(paths)} are there; fetch all'
-        )
-    return paths

@@ -23,7 +23,12 @@ def read(path: str) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(_lines(file), 1):
             where = f'{path}, line {number}'
             try:
-                row = _parse(line, 'utf-8-sig' if number == 1 else 'utf8')
+                if len(line) > LONGEST:
+                    raise ValueError(f'the line is longer than {LONGEST} bytes')
+                text = line.decode('utf-8-sig' if number == 1 else 'utf8').strip()
+                if not text:
+                    raise ValueError('the line is empty')
+                row = _checked(json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse), text)
             except (ValueError, RecursionError) as error:  # ValueError: also of the encoding
                 row = BadInput(where, line[:80], f'{error}; mend or remove the row')
             yield where, row
@@ -62,15 +67,6 @@ def _lines(file):
         while len(rest) > LONGEST and not rest.endswith(b'\n'):
             rest = file.readline(LONGEST + 1)
         yield line
-
-
-def _parse(line, encoding):
-    if len(line) > LONGEST:
-        raise ValueError(f'the line is longer than {LONGEST} bytes')
-    text = line.decode(encoding).strip()
-    if not text:
-        raise ValueError('the line is empty')
-    return _checked(json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse), text)
 
 
 def _checked(row, text):

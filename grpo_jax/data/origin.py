@@ -45,7 +45,12 @@ def choose_folder(
             key, value = ('data.path', path) if path else ('data.revision', revision)
             raise BadInput(key, value, f'the data set {name} reads no files; leave path and revision empty')
         return options, Origin('', '', '', '')
-    _check_id(path, revision)
+    if revision and not path:
+        raise BadInput('data.revision', revision, 'needs data.path, the data set that it is a revision of')
+    if path and not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
+        raise BadInput(
+            'data.path', path, 'is no id of a data set on the hub, like openai/gsm8k; a folder is data.options.folder'
+        )
     named = options.get('folder') or ''  # what is recorded: for a bucket its URL, and not the folder of its cache
     folder = _fetch_folder(named)
     options = options | {'folder': folder} if folder != named else options
@@ -89,16 +94,6 @@ def _remedy(name, revision, commit, missing):
         f'{missing} has no file of the data set {name}, ' * bool(missing)
         + '{hub}, or name the folder of its files in data.options.folder, or the one above it in GRPO_JAX_DATA'
     )
-
-
-def _check_id(path, revision):
-    """BadInput for what is no data set of the hub."""
-    if revision and not path:
-        raise BadInput('data.revision', revision, 'needs data.path, the data set that it is a revision of')
-    if path and not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
-        raise BadInput(
-            'data.path', path, 'is no id of a data set on the hub, like openai/gsm8k; a folder is data.options.folder'
-        )
 
 
 def _holds(folder, module, options):

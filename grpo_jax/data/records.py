@@ -80,10 +80,7 @@ def get_field(row: Mapping, field: str) -> Any:
 
 def text_field(row: Mapping, field: str, where: str) -> str:
     """The field's text or number as text; BadInput when it is missing, empty, not finite or of another type."""
-    return _text(get_field(row, field), row, field, where)
-
-
-def _text(value, row, field, where):
+    value = get_field(row, field)
     if isinstance(value, bool) or not isinstance(value, (str, int, float, decimal.Decimal)):
         raise BadInput(where, shorten(value), f'field {field!r} must be text or a number; the row has {sorted(row)}')
     if not isinstance(value, str):

@@ -29,7 +29,9 @@ def renumbered(example: Example, number: int) -> Example | None:
     expression, equals, _ = str(example.meta.get('demonstration', '')).partition(' = ')
     texts = list(dict.fromkeys(NUMBER.findall(example.prompt)))
     old = value_of(expression)
-    if old is None or not set(NUMBER.findall(expression)) <= set(texts) or _number(example.answer) != old:
+    if old is None or not set(NUMBER.findall(expression)) <= set(texts):
+        return None
+    if not NUMBER.fullmatch(example.answer.removeprefix('-')) or Fraction(example.answer) != old:
         return None
     if len(texts) > MOST or max(map(len, texts), default=0) > LONGEST:
         return None
@@ -45,10 +47,6 @@ def renumbered(example: Example, number: int) -> Example | None:
             shown = f'{changed} = {answer}' if equals else changed
             return Example(_replace(example.prompt, new), answer, number, example.meta | {'demonstration': shown})
     return None
-
-
-def _number(text):
-    return Fraction(text) if NUMBER.fullmatch(text.removeprefix('-')) else None
 
 
 def _replace(text, new):

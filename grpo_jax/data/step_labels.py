@@ -44,8 +44,14 @@ def examples(
 
 def _example(task, row, index, where):
     problem, answer, marked, base = MR_GSM8K if 'question' in row else BIG_BENCH
-    steps = row.get('steps')
-    labels = _labels(steps, row.get(marked), base, where)
+    steps, wrong = row.get('steps'), row.get(marked)
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts")
+    if wrong is not None and (type(wrong) is not int or not base <= wrong < len(steps) + base):
+        raise BadInput(
+            where, shorten(wrong), f'the first wrong step must be one of {base} to {len(steps) + base - 1}, or null'
+        )
+    labels = label_until(len(steps) if wrong is None else wrong - base, len(steps))
     filled = [i for i, step in enumerate(steps) if step.strip()]  # a blank line is no step
     meta = {'task': task, 'steps': [steps[i] for i in filled], 'labels': [labels[i] for i in filled]}
     return Example(f'{text_field(row, problem, where)}\n', text_field(row, answer, where), index, meta)
@@ -62,19 +68,6 @@ def _exchange(example, order):
     table = str.maketrans(''.join(KINDS), ''.join(KINDS[i] for i in order))
     meta = example.meta | {'steps': [step.translate(table) for step in example.meta['steps']]}
     return example._replace(prompt=example.prompt.translate(table), answer=example.answer.translate(table), meta=meta)
-
-
-def _labels(steps, marked, base, where):
-    """Labels of steps, of which the marked one, counted from base, is the first wrong one; none is, if it is None."""
-    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
-        raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts")
-    if marked is None:
-        return label_until(len(steps), len(steps))
-    if type(marked) is not int or not base <= marked < len(steps) + base:
-        raise BadInput(
-            where, shorten(marked), f'the first wrong step must be one of {base} to {len(steps) + base - 1}, or null'
-        )
-    return label_until(marked - base, len(steps))
 
 
 def label_until(first: int, count: int) -> list[float | None]:

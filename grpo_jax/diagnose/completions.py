@@ -62,16 +62,13 @@ def length_hacking(rows: Rows, context: Context) -> Sign | None:
         return None
     for before, now in spans(rows, options.window):
         old, new = average(before, 'length'), average(now, 'length')
-        if old and new and new >= options.length_growth * old and not _more_right(before, now, context):
+        grown = old and new and new >= options.length_growth * old
+        # where no verifier tells, no more are right
+        if grown and not (context.accuracy in now[-1] and improved(before, now, context)):
             evidence = f'{change("length", before, now)}; length_reward_correlation {correlation:.2f}'
             evidence += f'; {change(context.accuracy, before, now)}' if context.accuracy in rows[-1] else ''
             return Sign('completions get longer, are paid for it, and no more of them are right', evidence)
     return None
-
-
-def _more_right(before, now, context):
-    """Whether more completions are right; no, where no verifier tells."""
-    return context.accuracy in now[-1] and improved(before, now, context)
 
 
 def wrong_answers_growing(rows: Rows, context: Context) -> Sign | None:

@@ -24,7 +24,8 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
     """Every group is dead, some steps in a row, and not because all are right."""
     count = context.options.patience
     recent = rows[-count:]
-    if not context.samples or context.taught or len(recent) < count or not all(map(_is_dead, recent)):
+    dead = [row.get('dead_groups') == 1 or row.get('advantage_abs') == 0 for row in recent]
+    if not context.samples or context.taught or len(recent) < count or not all(dead):
         return None
     if all((row.get('groups_all_right') or 0) > HALF for row in recent):
         return None
@@ -36,10 +37,6 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
     evidence = f'no group with an advantage in {steps(recent)}, reward {"none" if now is None else number(now)}'
     evidence += f' after {best["reward"]:.3g} at best' if answer == 'broken' else _wrongness(recent, answer)
     return Sign('all completions of every prompt get the same reward: nothing is learned', evidence, answer)
-
-
-def _is_dead(row):
-    return row.get('dead_groups') == 1 or row.get('advantage_abs') == 0
 
 
 def _why_wrong(rows):

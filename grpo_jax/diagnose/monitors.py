@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grpo_jax.diagnose import completions, groups, pay, policy, updates
-from grpo_jax.diagnose.signs import Context, Diagnosis, Rows, newest_step
+from grpo_jax.diagnose.signs import Context, Diagnosis, Rows
 
 MONITORS = {
     monitor.name: monitor for module in (groups, policy, completions, pay, updates) for monitor in module.MONITORS
@@ -19,7 +19,10 @@ def new(rows: Rows, context: Context) -> list[Diagnosis]:
     begun = []
     for monitor in MONITORS.values():
         diagnosis = monitor.judge(rows, context)
-        if diagnosis and not any(monitor.judge(*past) for past in _pasts(rows, context)):
+        if not diagnosis:
+            continue
+        earlier = range(diagnosis.step - 1, diagnosis.step - 1 - context.options.repeat_after, -1)
+        if not any(monitor.judge(*_until(rows, context, time)) for time in earlier):
             begun.append(diagnosis)
     return begun
 
@@ -28,13 +31,6 @@ def history(rows: Rows, context: Context) -> list[Diagnosis]:
     """All Diagnoses of a run in the order in which they set in."""
     times = sorted({row['step'] for row in (*rows, *context.evaluations)})
     return [diagnosis for time in times for diagnosis in new(*_until(rows, context, time))]
-
-
-def _pasts(rows, context):
-    """(rows, Context) as they were one step before the newest, two steps before, and so on."""
-    now = newest_step(rows, context)
-    for time in range(now - 1, now - 1 - context.options.repeat_after, -1):
-        yield _until(rows, context, time)
 
 
 def _until(rows: Sequence, context, step):

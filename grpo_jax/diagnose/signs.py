@@ -91,6 +91,10 @@ class Context(NamedTuple):
         """The Context of a run with a config, a ConfigDict or what config.json holds; optimizer: its section there."""
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
+        try:
+            inert = tuple(validation.inert(algorithms.make(algorithm, collection)))
+        except BadInput:  # this config makes none, since the run was given another algorithm
+            inert = ()
         optimization = config['optimizer'] if optimizer == 'optimizer' else config['supervised']['optimizer']
         return cls(
             options=DiagnoseOptions.from_config(config['diagnose']),
@@ -103,7 +107,7 @@ class Context(NamedTuple):
             exact=config['model']['dtype'] == 'float32',
             quantized=bool(rollout['cache_dtype'] or rollout['weights_dtype']),
             chat=config['data']['chat'],
-            inert=_inert(algorithm, collection),
+            inert=inert,
             **{key: algorithm[key] for key in ('kl', 'correction', 'weights', 'kl_coef', 'critic_warmup')},
             optimizer=optimizer,
             **{key: optimization[key] for key in ('learning_rate', 'max_grad_norm')},
@@ -148,14 +152,6 @@ class Context(NamedTuple):
         """The parts of the reward as a flag has them; the weights of those that the verifier is not, by a factor."""
         weights = [(name, weight * (1.0 if name == self.verifier else factor)) for name, weight in self.parts]
         return ' '.join(f'({name!r}, {weight:g}),' for name, weight in weights)
-
-
-def _inert(algorithm, collection):
-    """What of config.algorithm is inert; nothing where the config makes none, since the run was given another one."""
-    try:
-        return tuple(validation.inert(algorithms.make(algorithm, collection)))
-    except BadInput:
-        return ()
 
 
 class Monitor(NamedTuple):

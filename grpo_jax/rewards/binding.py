@@ -32,7 +32,12 @@ def bind_names(function: Callable, thing: str) -> Callable:
     names = [p.name for p in named]
     if (names in USUAL and not rest) or (not names and _kinds(parameters, 'VAR_POSITIONAL')):
         return function
-    batched = _is_batched(names, bool(rest), thing)
+    one, several = ([name for name in names if name in kind] for kind in (ONE, ALL))
+    if one and several:
+        raise BadInput(
+            'reward', thing, f'names one completion ({one[0]}) and all ({several[0]}); choose one of the two'
+        )
+    batched = bool(several) or (bool(rest) and not one)
 
     def arguments(completions: Any, examples: Any):
         known = _known(completions, examples, batched)
@@ -71,16 +76,6 @@ def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Exampl
 
 def _kinds(parameters, kind):
     return [parameter for parameter in parameters if parameter.kind.name == kind]
-
-
-def _is_batched(names, rest, thing):
-    """Whether a function of these parameters takes all completions; BadInput where they contradict each other."""
-    one, several = ([name for name in names if name in kind] for kind in (ONE, ALL))
-    if one and several:
-        raise BadInput(
-            'reward', thing, f'names one completion ({one[0]}) and all ({several[0]}); choose one of the two'
-        )
-    return bool(several) or (rest and not one)
 
 
 def _known(completions, examples, batched):

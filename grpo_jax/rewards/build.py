@@ -54,8 +54,16 @@ class RewardOptions(NamedTuple):
         """The options of config.reward; BadInput for a value that cannot work, whatever the rewards."""
         values = ranges.read_section(cls, section, 'reward', elsewhere=['by_source'])
         parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section['by_source'])
-        pairs = _check_same(parts, by_source)
-        users = {custom.name_of(path) for path, _ in pairs if custom.is_file(path)}
+        # sources weigh a part alike, and name it by one file
+        pairs = {custom.name_of(path): (path, weight) for path, weight in parts}
+        for source, own in by_source.items():
+            for path, weight in own.parts:
+                known = pairs.setdefault(custom.name_of(path), (path, weight))
+                if known != (path, weight):
+                    raise BadInput(
+                        f'reward.by_source.{source}.parts', (path, weight), f'is {known} elsewhere; use that'
+                    )
+        users = {name for name, (path, _) in pairs.items() if custom.is_file(path)}
         _check_options({name: options for name, options in section['options'].items() if name not in users})
         if section['steps_with_outcome'] and not section['step_rewards']:
             raise BadInput('reward.steps_with_outcome', True, 'needs reward.step_rewards; name one, or use False')
@@ -107,17 +115,6 @@ def _read_sources(section):
     return sources
 
 
-def _check_same(parts, by_source):
-    """All pairs of a part and its weight; BadInput for a part that sources do not weigh alike, or name by two files."""
-    pairs = {custom.name_of(path): (path, weight) for path, weight in parts}
-    for source, own in by_source.items():
-        for path, weight in own.parts:
-            if pairs.setdefault(custom.name_of(path), (path, weight)) != (path, weight):
-                known = pairs[custom.name_of(path)]
-                raise BadInput(f'reward.by_source.{source}.parts', (path, weight), f'is {known} elsewhere; use that')
-    return tuple(pairs.values())
-
-
 def _check_options(options):
     """BadInput for an option of a reward of this package that is out of its range, whether the reward is chosen or not.
 
@@ -127,20 +124,17 @@ def _check_options(options):
         ranges.check_value(f'reward.options.{name}', values, Mapping)
         functions = [getattr(_import(name), key, None) for key in OPTIONED] + [getattr(length, name, None)]
         functions = list(filter(inspect.isfunction, functions))
-        known = {option for function in functions for option in _options(function)}
+        known = set()
+        for function in functions:
+            for option, parameter in inspect.signature(function).parameters.items():
+                if parameter.kind is parameter.KEYWORD_ONLY and option not in LENT:
+                    known.update(getattr(parameter.annotation, '_fields', (option,)))  # a NamedTuple's stand for it
         for option in values if functions else ():
             if option not in known:
                 choices = ', '.join(sorted(known)) or 'none'
                 raise BadInput(f'reward.options.{name}.{option}', values[option], f'is no option; it has {choices}')
         for function in functions:
             ranges.check(function, values, f'reward.options.{name}')
-
-
-def _options(function):
-    """The names of a function's options; those of a NamedTuple stand for it."""
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in LENT:
-            yield from getattr(parameter.annotation, '_fields', (name,))
 
 
 def _import(name):
@@ -231,10 +225,19 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     bind = functools.partial(_bind, options=options.options, shared=shared)
     weights = {custom.name_of(path): (path, weight) for source in options.sources for path, weight in source.parts}
     modules = {name: find(path) for name, (path, _) in weights.items()}
-    parts = {
-        name: _part(name, bind(name, custom.check_results(_function(module, weights[name][1]), name)), weights[name][1])
-        for name, module in modules.items()
-    }
+    parts = {}
+    for name, module in modules.items():
+        weight = weights[name][1]
+        chosen = module.reward if weight else getattr(module, 'measure', module.reward)
+        function = bind(name, custom.check_results(chosen, name))
+        parameters = inspect.signature(function).parameters
+        asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
+        if asynchronous and batched:
+            raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
+        columns = getattr(function.func, 'columns', ())
+        parts[name] = Part(
+            function, weight, asynchronous, batched, reads_correct='correct' in parameters, columns=columns
+        )
 
     def bind_source(source, key):
         own = {custom.name_of(path): parts[custom.name_of(path)] for path, _ in source.parts}
@@ -313,20 +316,6 @@ def _bind(name, function, options, shared):
     if missing:
         raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), f'lacks {", ".join(sorted(missing))}')
     return functools.partial(function, **bound)
-
-
-def _function(source, weight):
-    """A source's reward; at weight 0 its measure, where it has one."""
-    return source.reward if weight else getattr(source, 'measure', source.reward)
-
-
-def _part(name, function, weight):
-    parameters = inspect.signature(function).parameters
-    asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
-    if asynchronous and batched:
-        raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
-    columns = getattr(function.func, 'columns', ())
-    return Part(function, weight, asynchronous, batched, reads_correct='correct' in parameters, columns=columns)
 
 
 def _check_verifier(verifier, parts, key):

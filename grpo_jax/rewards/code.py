@@ -62,19 +62,15 @@ def _constant_share(meta, share):
     """The greatest share of the tests that a program of one constant result passes, computed once an example."""
     key = json.dumps([meta[name] for name in ('before', 'setup', 'names', 'tests')])
     if key not in _constant_shares:
-        best = 0.0
+        best, names = 0.0, sorted(set(meta['names'].values()))
         for constant in _constants(meta['tests']):
+            program = ''.join(f'\ndef {name}(*_, **__): return {constant}\n' for name in names)
             with contextlib.suppress(Expired, Died):
-                best = max(best, share(_constant_program(meta['names'], constant)))
+                best = max(best, share(program))
         if len(_constant_shares) >= REMEMBERED:
             _constant_shares.clear()
         _constant_shares[key] = best
     return _constant_shares[key]
-
-
-def _constant_program(names, constant):
-    functions = (f'\ndef {name}(*_, **__): return {constant}\n' for name in sorted(set(names.values())))
-    return ''.join(functions)
 
 
 def _constants(tests):

@@ -114,14 +114,9 @@ def _dedent(source, indent):
 
 
 def _defines(source, names):
-    """Whether a source defines one of the names, or with none, anything."""
-    defined = _defined(source)
+    """Whether a source defines one of the names, or with none, anything; what is inside of others does not count."""
+    defined = {*DEFINITION.findall(source), *ASSIGNMENT.findall(source)}
     return bool(defined & set(names)) if names else bool(defined)
-
-
-def _defined(source):
-    """Names of a source's functions, classes and variables, but for those inside of others."""
-    return {*DEFINITION.findall(source), *ASSIGNMENT.findall(source)}
 
 
 def _join(blocks, solution):

@@ -120,22 +120,18 @@ def naming_line(
         raise
     except kinds as error:
         wrong = isinstance(error, WrongResult)
-        place, source = (None if wrong else _frame(error, file)) or (_first_line(function), '')
+        frame = None if wrong else _frame(error, file)
+        if frame is None:
+            code = getattr(inspect.unwrap(function), '__code__', None) if function else None
+            frame = getattr(code, 'co_firstlineno', None), ''
+        place, source = frame
         name = '' if wrong else type(error).__name__
         where = f'{file}, line {place}' if place else file
-        line = ': '.join(filter(None, [where, name, _text(error)])) + f', in `{source[:LONGEST]}`' * bool(source)
+        text = 'which cannot be printed'
+        with contextlib.suppress(Exception):  # a user's exception may fail to say what it is
+            text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
+        line = ': '.join(filter(None, [where, name, text])) + f', in `{source[:LONGEST]}`' * bool(source)
         raise BadInput('reward', path, f'{line}; mend the file') from error
-
-
-def _text(error):
-    """What an exception says, which may fail itself."""
-    with contextlib.suppress(Exception):
-        return ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
-    return 'which cannot be printed'
-
-
-def _first_line(function):
-    return getattr(getattr(inspect.unwrap(function), '__code__', None), 'co_firstlineno', None) if function else None
 
 
 def _frame(error, file):

@@ -65,12 +65,11 @@ def _words(target):
     single = ''.join(SCRIPTS[script] for script in others if script in SPACELESS)
     spaced = ''.join(SCRIPTS[script] for script in others if script not in SPACELESS)
     letters = ''.join(SCRIPTS.values())
+    words = []
+    for script in targets:
+        own = SCRIPTS[script]
+        words.append(f'[{own}]' if script in SPACELESS else f'[{own}][{own}{ACCENTS}]*+')
     return re.compile(
-        f'({"|".join(map(_word, targets))})|[{single}]|'
+        f'({"|".join(words)})|[{single}]|'
         rf'(?:[{spaced}]|(?![{letters}{SIGNS}])[^\W\d_])[{spaced}{ACCENTS}]*+'
     )
-
-
-def _word(script):
-    letters = SCRIPTS[script]
-    return f'[{letters}]' if script in SPACELESS else f'[{letters}][{letters}{ACCENTS}]*+'

@@ -92,9 +92,9 @@ def decide(gold: str, answer: str) -> bool | None:
     if a is not None and b is not None:
         return _same_fraction(a, b)
     if a is not None and COMMA.fullmatch(answer):
-        return not answer.endswith('0') and a == _with_point(answer)
+        return not answer.endswith('0') and a == Fraction(answer.replace(',', '.'))
     if b is not None and COMMA.fullmatch(gold):
-        return gold.startswith(('0,0', '0,1')) and len(gold) > 4 and b == _with_point(gold)
+        return gold.startswith(('0,0', '0,1')) and len(gold) > 4 and b == Fraction(gold.replace(',', '.'))
     if CLOCK.fullmatch(gold) and CLOCK.fullmatch(answer):
         return gold.lstrip('0') == answer.lstrip('0')
     if all(number is not None or NAME.fullmatch(text) for number, text in ((a, gold), (b, answer))):
@@ -118,10 +118,6 @@ def _decide_forms(gold, answer, a, b):
         if not equals and '\\' not in text and (free or not re.search('[0-9]', text)):
             return False
     return False if statement(gold) != statement(answer) else None
-
-
-def _with_point(text):
-    return Fraction(text.replace(',', '.'))
 
 
 @functools.lru_cache(CACHED)

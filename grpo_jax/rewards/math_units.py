@@ -94,7 +94,7 @@ def split_unit(text: str) -> tuple[str, str]:
     words = re.findall('[a-z]+', spelled)
     if not STATING.isdisjoint(words) or re.search(r'[0-9,;=<>+]', spelled):
         return text, ''
-    words = [_singular(word) for word in words]
+    words = [word.removesuffix('s') if len(word) > 2 and word not in SCALES else word for word in words]
     head, equals, side = value.rpartition('=')
     number = work_out(SPACE.sub('', side))
     scale = Fraction(1)
@@ -142,7 +142,3 @@ def statement(text: str) -> frozenset[str]:
     side = text.rpartition('=')[2]
     words = {word for inner in TEXT.findall(side) for word in re.findall('[a-z]+', inner.lower())}
     return frozenset(words | {word for word in map(str.lower, PLAIN.findall(side)) if word in STATING})
-
-
-def _singular(word):
-    return word.removesuffix('s') if len(word) > 2 and word not in SCALES else word

@@ -94,7 +94,10 @@ def load(models: dict, source: Source) -> RewardModel:
 def _read(source):
     folder = hf.find(source.folder)
     model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
-    device = _find_device(source.device)
+    devices = jax.local_devices()
+    if not 0 <= source.device < len(devices):
+        raise BadInput('device of a reward model', source.device, f'{len(devices)} devices are here, counted from 0')
+    device = devices[source.device]
     table = transformer.map_table(lambda *_: device, heads.param_table(model_config))
     params = jax.tree.map(lambda x: x.astype(source.dtype), hf.load_params(folder, model_config, table))
     texts: dict[str, Any] = {
@@ -123,13 +126,6 @@ def _read(source):
         families.context_length(folder),
         source.batch,
     )
-
-
-def _find_device(index):
-    devices = jax.local_devices()
-    if not 0 <= index < len(devices):
-        raise BadInput('device of a reward model', index, f'{len(devices)} devices are here, counted from 0')
-    return devices[index]
 
 
 def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> list[list[int]]:

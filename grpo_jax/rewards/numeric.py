@@ -36,7 +36,7 @@ def gold(example: Example) -> tuple[str, ...]:
 
     1/2 would be read as 2, and 1e-05 as -5.
     """
-    text = _after_mark(example.answer)
+    text = example.answer.rpartition('####')[2].strip()
     if re.search(r'\d', text) and not PLAIN.fullmatch(text):
         raise BadInput(
             f'answer of example {example.id}',
@@ -48,9 +48,5 @@ def gold(example: Example) -> tuple[str, ...]:
 
 def plain(answer: str) -> str | None:
     """The number that a gold answer is, or has behind ####, in canonical form; None for any other text."""
-    text = _after_mark(answer)
+    text = answer.rpartition('####')[2].strip()
     return extract(text) if PLAIN.fullmatch(text) else None
-
-
-def _after_mark(answer):
-    return answer.rpartition('####')[2].strip()

@@ -146,12 +146,13 @@ def _add_up(reward_functions, owners, columns, started):
         else:
             values = [_wait(started[row][name]) for row in rows]
         for row, value in zip(rows, values, strict=True):
-            if isinstance(value, Exception):
-                failures[_kind(value)][row] = True
+            failed = isinstance(value, Exception)
+            if failed:
+                counted_as = next(counted for failure, counted in FAILURES.items() if isinstance(value, failure))
+                failures[counted_as][row] = True
             if name == functions[row].verifier:
                 verdict = _is_correct(functions[row], value)
                 correct[row] = np.nan if verdict is None else verdict
-            failed = isinstance(value, Exception)
             parts[name][row] = options.failed if failed else np.nan if value is None else value
     weights = np.array([part.weight for part in reward_functions.every_part.values()])
     stacked, truncated = np.stack(list(parts.values())), np.asarray(truncated, bool)
@@ -168,10 +169,6 @@ def _wait(value):
         return value.result()
     except tuple(FAILURES) as failure:
         return failure
-
-
-def _kind(failure):
-    return next(name for kind, name in FAILURES.items() if isinstance(failure, kind))
 
 
 def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, grouping: Grouping) -> Float[np.ndarray, 'P G']:
