@@ -48,8 +48,11 @@ def convolution(i: Instruction, scope: Scope) -> int:
     groups = re.search(r'batch_group_count=(\d+)', i.attributes)
     for axis in range(len(input_axes) - 2):
         side = {name: options[name].split('x')[axis] for name in options}
-        size, before = int(side['size']), int(side.get('pad', '0_0').split('_')[0])
-        stride, spread, apart = (int(side.get(name, 1)) for name in ('stride', 'lhs_dilate', 'rhs_dilate'))
+        size = int(side['size'])
+        before = int(side.get('pad', '0_0').split('_')[0])
+        stride = int(side.get('stride', 1))
+        spread = int(side.get('lhs_dilate', 1))
+        apart = int(side.get('rhs_dilate', 1))
         outputs = result[result_axes.index(str(axis))]
         length = (inputs[input_axes.index(str(axis))] - 1) * spread + 1
         places = [out * stride - before + at * apart for out in range(outputs) for at in range(size)]
