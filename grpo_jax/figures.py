@@ -102,20 +102,17 @@ def _read(reward_functions, extract, completions, shape):
     """The answer that each completion gives, or None; spellings of one answer are one."""
     answers = np.full(len(completions), None)
     answers[:] = [extract(text) for text in completions]
-    answers = answers.reshape(shape)
-    return _join(answers, reward_functions.same) if reward_functions.same else answers
-
-
-def _join(answers, same):
-    """The answers, each replaced by the first of its prompt that the verifier takes for the same."""
-    joined = answers.copy()
-    for row in joined:
+    answers, same = answers.reshape(shape), reward_functions.same
+    if not same:
+        return answers
+    for row in answers:  # each becomes the first of its prompt that the verifier takes for the same
         firsts = []
         for i, answer in enumerate(row):
             if answer is not None:
                 row[i] = next((first for first in firsts if first == answer or same(first, answer)), answer)
-                firsts += [] if row[i] in firsts else [row[i]]
-    return joined
+                if row[i] not in firsts:
+                    firsts.append(row[i])
+    return answers
 
 
 def _compute_rewards(reward_functions, examples, completions):

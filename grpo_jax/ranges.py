@@ -87,7 +87,8 @@ def read_section(declared: Callable, section: Any, name: str, elsewhere: Sequenc
 
     elsewhere: the fields that are no keys of the section.
     """
-    values = take(section, [field for field in _parameters(declared) if field not in elsewhere], name)
+    fields = inspect.signature(declared).parameters
+    values = take(section, [field for field in fields if field not in elsewhere], name)
     check(declared, values, name)
     return values
 
@@ -108,15 +109,11 @@ def check(declared: Callable, values: Any, section: str) -> None:
     What is not annotated, or by a name that only the user's file knows, may be anything. A parameter that is an options
     type stands for its fields.
     """
-    for name, parameter in _parameters(declared).items():
+    for name, parameter in inspect.signature(declared).parameters.items():
         if hasattr(parameter.annotation, '_fields'):
             check(parameter.annotation, values, section)
         elif name in values:
             check_value(f'{section}.{name}', values[name], parameter.annotation)
-
-
-def _parameters(declared):
-    return inspect.signature(declared).parameters
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:
@@ -173,15 +170,13 @@ def _fits(value, annotation):
     if _is_section(annotation):
         return _is_mapping(value)
     if annotation is float:
-        return type(value) is not bool and isinstance(value, (int, float)) and _is_float32(value)
+        if type(value) is bool or not isinstance(value, (int, float)):
+            return False
+        # float32 holds it as what it is: neither as infinity nor as 0
+        return value == 0 or SMALLEST <= abs(value) <= LARGEST
     if annotation is int:
         return type(value) is not bool and isinstance(value, int)
     return isinstance(value, annotation) if isinstance(annotation, type) and annotation in PLAIN else True
-
-
-def _is_float32(value):
-    """Whether float32 holds a number as what it is: neither as infinity nor as 0."""
-    return value == 0 or SMALLEST <= abs(value) <= LARGEST
 
 
 def _is_sequence(annotation):

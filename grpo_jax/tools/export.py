@@ -92,7 +92,13 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
     origins = _read(workdir, 'data.json')
     origins = [_object(origin) for origin in origins] if isinstance(origins, list) else []
     # supervised training has no evaluations, and a run has one before its first step
-    rows = [row for row in _rows(workdir) if row.get('step', 0) <= step]
+    rows = []
+    with contextlib.suppress(OSError), open(os.path.join(workdir, 'evaluations.jsonl'), encoding='utf8') as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a run that was killed may leave half a row
+                row = _object(json.loads(line))
+                if row.get('step', 0) <= step:
+                    rows.append(row)
     with files.atomic_write(os.path.join(folder, FILE)) as file:
         for section in (
             _front_matter(config, origins, bool(rows), adapter),
@@ -111,14 +117,6 @@ def _read(workdir, name) -> Any:
     with contextlib.suppress(BadInput):
         return json_file.read(os.path.join(workdir, name))
     return None
-
-
-def _rows(workdir) -> Iterator[dict[str, Any]]:
-    """The rows of evaluations.jsonl; a run that was killed may leave half a one."""
-    with contextlib.suppress(OSError), open(os.path.join(workdir, 'evaluations.jsonl'), encoding='utf8') as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                yield _object(json.loads(line))
 
 
 def _object(value) -> dict[str, Any]:

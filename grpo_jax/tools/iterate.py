@@ -40,7 +40,10 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
     for i in range(iterations):
         folders = {name: os.path.join(workdir, str(i), name) for name in ('reward_model', 'policy', 'exported')}
         learning = reward_model_config(config, i, reward_folder, rollouts)
-        reward_folder = _train_reward_model(learning, folders['reward_model'])
+        reward_folder = os.path.join(folders['reward_model'], 'reward_model')
+        if not os.path.isdir(reward_folder):
+            reward_model.run(learning, folders['reward_model'])
+            processes.agree(f'the reward model in {folders["reward_model"]}', {})
         learning = policy_config(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
             export.check_whole(folders['exported'], folders['policy'], config.steps)
@@ -126,15 +129,6 @@ def _changed(config, i, folder):
     changed = copy.deepcopy(config)
     changed.seed, changed.model.path = config.seed + i, folder
     return changed
-
-
-def _train_reward_model(config, workdir):
-    """The folder of a trained reward model."""
-    folder = os.path.join(workdir, 'reward_model')
-    if not os.path.isdir(folder):
-        reward_model.run(config, workdir)
-        processes.agree(f'the reward model in {workdir}', {})
-    return folder
 
 
 def _check_rollouts(workdir, steps):

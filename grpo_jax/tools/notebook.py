@@ -88,7 +88,7 @@ class LivePlot:
         self._rows = read_rows(path) if os.path.exists(path) else []
         self._names, self._drawn = names, time.monotonic()
         self._image: Any = display.Image
-        self._handle: Any = display.display(self._picture(), display_id=True)
+        self._handle: Any = display.display(self._image(plot_rows(self._rows, self._names)), display_id=True)
 
     def __call__(self, step: int, row: Mapping[str, Any]) -> None:
         """Adds a step, and draws at most once in REDRAW_SECONDS."""
@@ -100,10 +100,7 @@ class LivePlot:
         """Draws now."""
         self._drawn = time.monotonic()
         if self._handle is not None:  # there is none outside of a notebook
-            self._handle.update(self._picture())
-
-    def _picture(self):
-        return self._image(plot_rows(self._rows, self._names))
+            self._handle.update(self._image(plot_rows(self._rows, self._names)))
 
 
 def plot_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bytes:
@@ -141,10 +138,12 @@ def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> st
             raise BadInput('by', by, 'is not in this dump; advantage always is')
         numbers = [*numbers, *[numbers[-1] if numbers else 0.0] * len(tokens)][: len(tokens)]
         largest = max(map(abs, numbers), default=0.0) or 1.0
-        spans = [
-            _span(token, number, number / largest)
-            for token, number in zip(tokens[:MOST_TOKENS], numbers[:MOST_TOKENS], strict=True)
-        ]
+        spans = []
+        for token, number in zip(tokens[:MOST_TOKENS], numbers[:MOST_TOKENS], strict=True):
+            share = number / largest
+            colour = '42,111,187' if share > 0 else '217,130,43'
+            style = f'background:rgba({colour},{min(abs(share), 1.0) * 0.6:.2f})'
+            spans.append(f'<span style="{style}" title="{number:.4g}">{_inert(token)}</span>')
         reward = 'none' if row.get('reward') is None else f'{row["reward"]:.3g}'
         lines.append(
             f'<div style="margin:4px 0"><b>{reward}</b> <span style="opacity:.6">{_inert(row["prompt"])}</span>'
@@ -178,12 +177,6 @@ COLOURS: dict[str, Callable[[Mapping[str, Any]], list[float] | None]] = {
     ),
     'kl': _kl,
 }
-
-
-def _span(token, number, share):
-    colour = '42,111,187' if share > 0 else '217,130,43'
-    style = f'background:rgba({colour},{min(abs(share), 1.0) * 0.6:.2f})'
-    return f'<span style="{style}" title="{number:.4g}">{_inert(token)}</span>'
 
 
 def _inert(text):

@@ -74,7 +74,17 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
                 export.check_whole(policy_folder(workdir, stage.name), folder, updates)
             if processes.is_first():
                 print(f'stage {i + 1} of {len(stages)}: {stage.name}', file=sys.stderr, flush=True)
-            _run_stage(stages[:i], stage, workdir)
+            if stage.command == 'sample':
+                sample.run(None, run_folder(workdir, stage.of), folder, stage.request, trust=True)
+                json_file.write(os.path.join(workdir, stage.name, SAMPLED), stage.request._asdict())
+            else:
+                own = stage.config.data.to_dict()
+                earlier = [other for other in stages[:i] if other.config is not None]
+                same = [other.name for other in earlier if other.config.data.to_dict() == own]
+                if same and not recorded_origins(folder):
+                    # the commits of the hub that the first stage with the same data read
+                    record_origins(folder, recorded_origins(run_folder(workdir, same[0])))
+                COMMANDS[stage.command].run(stage.config, folder)
         if stage.command == 'sample':
             continue
         policy = policy_folder(workdir, stage.name)
@@ -92,16 +102,6 @@ def _finished(stage, folder):
         path = os.path.join(os.path.dirname(folder), SAMPLED)
         return os.path.isfile(path) and json_file.read(path) == stage.request._asdict()
     return COMMANDS[stage.command].finished(stage.config, folder)
-
-
-def _run_stage(earlier, stage, workdir):
-    folder = run_folder(workdir, stage.name)
-    if stage.command == 'sample':
-        sample.run(None, run_folder(workdir, stage.of), folder, stage.request, trust=True)
-        json_file.write(os.path.join(os.path.dirname(folder), SAMPLED), stage.request._asdict())
-    else:
-        _read_the_same_data(earlier, stage, workdir)
-        COMMANDS[stage.command].run(stage.config, folder)
 
 
 def check(stages: Sequence[Stage], workdir: str) -> None:
@@ -127,32 +127,22 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
             make_algorithm(stage.config)
         if stage.command == 'supervised' and not settings.supervised.updates:
             raise BadInput(f'supervised.updates of stage {stage.name}', 0, 'nothing to do; set the number of updates')
+        options = settings.model.lora
         for name, earlier in trained.items():
-            if settings.model.path == policy_folder(workdir, name):
-                _check_adapters(stage.name, settings.model.lora, name, earlier)
-        trained[stage.name] = settings.model.lora
-
-
-def _check_adapters(stage, options, name, earlier):
-    """BadInput for LoraOptions of a stage that begins as the policy of an earlier one, whose adapters are merged."""
-    if options.path and options.path == earlier.path:
-        remedy = f"is in the weights of stage {name} already; use begin_with, or ''"
-        raise BadInput(f'model.lora.path of stage {stage}', options.path, remedy)
-    if options.base_dtype and earlier.base_dtype:
-        remedy = f"rounds weights in which adapters of stage {name} are merged, so that little of them is left; use ''"
-        raise BadInput(f'model.lora.base_dtype of stage {stage}', options.base_dtype, remedy)
-
-
-def _read_the_same_data(earlier, stage, workdir):
-    """Lets a stage read the commits of the hub that the first stage with the same data read."""
-    folder = run_folder(workdir, stage.name)
-    same = [
-        other
-        for other in earlier
-        if other.config is not None and other.config.data.to_dict() == stage.config.data.to_dict()
-    ]
-    if same and not recorded_origins(folder):
-        record_origins(folder, recorded_origins(run_folder(workdir, same[0].name)))
+            if settings.model.path != policy_folder(workdir, name):
+                continue
+            # the stage begins as the policy of an earlier one, whose adapters are merged
+            if options.path and options.path == earlier.path:
+                remedy = f"is in the weights of stage {name} already; use begin_with, or ''"
+                raise BadInput(f'model.lora.path of stage {stage.name}', options.path, remedy)
+            if options.base_dtype and earlier.base_dtype:
+                raise BadInput(
+                    f'model.lora.base_dtype of stage {stage.name}',
+                    options.base_dtype,
+                    f'rounds weights in which adapters of stage {name} are merged, so that little of them is left; '
+                    "use ''",
+                )
+        trained[stage.name] = options
 
 
 def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:

@@ -104,7 +104,16 @@ def verify(workdir: str) -> Iterator[str]:
     for name in sorted(os.listdir(dumps)) if os.path.isdir(dumps) else []:
         yield from _check_rows(dumps, name)
     for step in checkpoint.steps(workdir):
-        yield from _check_checkpoint(workdir, step)
+        path = checkpoint.path_of(workdir, step)
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        try:
+            checkpoint.read_tree(path, checkpoint.abstract_tree(path, device))
+        except BadInput as error:
+            yield str(error)
+            continue
+        rows = len(_rows(workdir, 'metrics.jsonl'))
+        if _begun_at(workdir) + rows < step:
+            yield f'{path}: is of step {step}, and writer.jsonl has {rows} rows'
     nested = os.path.join(workdir, 'cold_start')
     if os.path.isfile(os.path.join(nested, 'config.json')):
         yield from verify(nested)
@@ -129,19 +138,6 @@ def _check_rows(folder, name):
         odd = next((i for i, step in enumerate(steps) if step != begun + i), None)
         if odd is not None:
             yield f'{path}, line {odd + 1}: has step {steps[odd]} in place of {begun + odd}'
-
-
-def _check_checkpoint(workdir, step):
-    path = checkpoint.path_of(workdir, step)
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    try:
-        checkpoint.read_tree(path, checkpoint.abstract_tree(path, device))
-    except BadInput as error:
-        yield str(error)
-        return
-    rows = len(_rows(workdir, 'metrics.jsonl'))
-    if _begun_at(workdir) + rows < step:
-        yield f'{path}: is of step {step}, and writer.jsonl has {rows} rows'
 
 
 def _begun_at(workdir):

@@ -93,7 +93,7 @@ def run(
     outcomes: dict[tuple[str, int], str | None] = {}  # of the runs so far: the message of a failure, or None
     rows: Rows = []
     for number, ((preset, seed), config) in enumerate(configs.items(), 1):
-        folder = _folder(workdir, preset, seed)
+        folder = os.path.join(workdir, preset, str(seed))
         outcomes[preset, seed] = None
         try:
             if not train.finished(config, folder):
@@ -141,9 +141,12 @@ def summarize(
     for preset in dict.fromkeys(preset for preset, _ in outcomes):
         failures = {seed: text for (name, seed), text in outcomes.items() if name == preset and text is not None}
         finished = [seed for (name, seed), text in outcomes.items() if name == preset and text is None]
-        folders = [_folder(workdir, preset, seed) for seed in finished]
+        folders = [os.path.join(workdir, preset, str(seed)) for seed in finished]
         runs = {seed: _measure(folder) for seed, folder in zip(finished, folders, strict=True)}
-        row = {name: _spread([numbers[name] for numbers in runs.values()]) for name in COLUMNS}
+        row = {}
+        for name in COLUMNS:
+            values = [numbers[name] for numbers in runs.values() if not math.isnan(numbers[name])]
+            row[name] = (_mean(values), float(min(values)), float(max(values))) if values else (math.nan,) * 3
         status = f'{len(failures)}/{seeds} failed' if failures else f'{len(folders)}/{seeds}'
         curves = np.array([series(folder, 'reward') for folder in folders])
         rows.append(
@@ -172,7 +175,7 @@ def write_table(rows: Rows, workdir: str) -> None:
         for row in rows:
             numbers = ['' if math.isnan(x) else x for name in COLUMNS for x in row[name]]
             writer.writerow([row['preset'], row['status'], *numbers, '; '.join(row['failures'].values())])
-    used = _used(rows)
+    used = [name for name in COLUMNS if any(not math.isnan(row[name][0]) for row in rows)]
     lines = [['preset', *(COLUMNS[name][0] for name in used), 'status'], ['---', *['---:'] * len(used), '---']]
     lines += [[f'`{row["preset"]}`{row["mark"]}', *(_cell(row, name) for name in used), row['status']] for row in rows]
     with open(os.path.join(workdir, 'table.md'), 'w', encoding='utf8') as file:
@@ -286,10 +289,6 @@ def _seeded(config, seed):
     return config
 
 
-def _folder(workdir, preset, seed):
-    return os.path.join(workdir, preset, str(seed))
-
-
 def _cold_start(get_config, seed, workdir, origins, functions):
     """The folder of the seed's cold start, which is the same for every preset."""
     folder = os.path.join(workdir, 'cold_start', str(seed))
@@ -321,17 +320,6 @@ def _measure(folder):
 def _mean(values):
     values = np.asarray(values)[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
-
-
-def _spread(values):
-    """(mean, min, max) of the values that are numbers."""
-    values = [x for x in values if not math.isnan(x)]
-    return (_mean(values), float(min(values)), float(max(values))) if values else (math.nan,) * 3
-
-
-def _used(rows):
-    """The columns that any row has a number for."""
-    return [name for name in COLUMNS if any(not math.isnan(row[name][0]) for row in rows)]
 
 
 def _cell(row, name, spread=True, cut=0):

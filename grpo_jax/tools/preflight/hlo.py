@@ -92,15 +92,13 @@ def _instruction(line):
     op, rest = rest[: rest.index('(')], rest[rest.index('(') :]
     end = _closing(rest)
     inside = rest[1 : end - 1]
-    return Instruction(
-        head[2],
-        op,
-        [_array(*leaf) for leaf in re.findall(r'(\w+)\[([\d,]*)\](?:\{([^}]*)\})?', shape)],
-        re.findall(r'%([\w.-]+)', inside),
-        inside,
-        rest[end:],
-        bool(head[1]),
-    )
+    arrays = []
+    for kind, dims, layout in re.findall(r'(\w+)\[([\d,]*)\](?:\{([^}]*)\})?', shape):
+        sizes, order = (tuple(int(n) for n in re.findall(r'\d+', part)) for part in (dims, layout.partition(':')[0]))
+        tile = re.search(r':T\(([\d,]+)\)', layout)
+        tiling = tuple(map(int, tile[1].split(','))) if tile else ()
+        arrays.append(Array(ITEM.get(kind, 0), sizes, order, tiling, 'S(' not in layout))
+    return Instruction(head[2], op, arrays, re.findall(r'%([\w.-]+)', inside), inside, rest[end:], bool(head[1]))
 
 
 def match(pattern: str, text: str) -> re.Match[str]:
@@ -119,13 +117,6 @@ def _closing(text):
         if not depth:
             return i + 1
     raise ValueError(text)
-
-
-def _array(kind, dims, layout):
-    sizes, order = (tuple(int(n) for n in re.findall(r'\d+', part)) for part in (dims, layout.partition(':')[0]))
-    tile = re.search(r':T\(([\d,]+)\)', layout)
-    tiling = tuple(map(int, tile[1].split(','))) if tile else ()
-    return Array(ITEM.get(kind, 0), sizes, order, tiling, 'S(' not in layout)
 
 
 def root(scope: Scope) -> Instruction:
@@ -201,7 +192,9 @@ def trip_count(loop: Instruction, scope: Scope, computations: Computations) -> i
     test = root(condition)
     if test.op != 'compare' or 'direction=LT' not in test.attributes:
         return None
-    entered = _carried(condition, lambda place: _entering(loop, scope, computations, place))
+    start, entered = scope[loop.operands[0]], {}
+    for name, place in _carried(condition).items():  # the numbers with which the loop is entered
+        entered[name] = evaluate(start.operands[place], scope, computations, {}) if start.op == 'tuple' else None
     limit = evaluate(test.operands[1], condition, computations, entered)
     if limit is None:
         return None
@@ -210,20 +203,15 @@ def trip_count(loop: Instruction, scope: Scope, computations: Computations) -> i
         return limit
     body = computations[loop.called('body')]
     following = root(body).operands[number.index] if root(body).op == 'tuple' else root(body).name
-    step = evaluate(following, body, computations, _carried(body, lambda place: 0 if place == number.index else None))
+    from_zero = {name: 0 if place == number.index else None for name, place in _carried(body).items()}
+    step = evaluate(following, body, computations, from_zero)
     return max(-(-(limit - (entered[number.name] or 0)) // (step or 1)), 0)
 
 
-def _entering(loop, scope, computations, place):
-    """The number in a place of the tuple with which a loop is entered, where it is known."""
-    entered = scope[loop.operands[0]]
-    return evaluate(entered.operands[place], scope, computations, {}) if entered.op == 'tuple' else None
-
-
-def _carried(scope, number_of):
-    """{name: number_of(its place)} of what a computation takes from the tuple that is its parameter."""
+def _carried(scope):
+    """{name: its place} of what a computation takes from the tuple that is its parameter."""
     taken = [i for i in scope.values() if i.op == 'get-tuple-element' and scope[i.operands[0]].op == 'parameter']
-    return {i.name: number_of(i.index) for i in taken}
+    return {i.name: i.index for i in taken}
 
 
 SAME = 'copy', 'bitcast', 'reshape', 'convert', 'copy-done', 'copy-start'

@@ -74,13 +74,27 @@ class _Sizes(NamedTuple):
 
 def guess(plan: plans.PlannedRun, setting: Setting) -> Guess:
     """Guess of a setting for the plan's model, batch and slice."""
-    sizes = _sizes(plan, setting)
+    sizes, shapes, chip = _sizes(plan, setting), plan.shapes, plan.chip
+    forward, matrices = sizes.forward, sizes.matrices
+    prompts, sampled = sizes.rows / shapes.group_size, sizes.rows * shapes.tokens
+    read = prompts * shapes.queries + sampled / 2  # of the cache at each step, in the mean
+    passes, shard = PASSES[setting.remat], sizes.gradients / setting.fsdp
+    updates = plan.config.learner.epochs * plan.config.learner.minibatches
+    once = TOUCHES[setting.remat] * matrices + sizes.gradients + 3 * shard  # moved by a microbatch
+    crossing = (2 * matrices + sizes.gradients / 2) * _ring(setting.fsdp) + 2 * _ring(setting.data) * shard
     amounts = {
-        'rollout': _rollout(plan, setting, sizes),
-        'logprobs': sizes.forward | {'sent': sizes.forward['sent'] + sizes.matrices * _ring(setting.fsdp)},
-        'update': _update(plan, setting, sizes),
+        'rollout': {
+            'products': matrices / HALF * 2 * (sampled + prompts * shapes.queries),
+            'HBM': shapes.tokens * (matrices + read * sizes.cached),
+            'sent': matrices * _ring(setting.fsdp) + sampled * sizes.along,
+        },
+        'logprobs': forward | {'sent': forward['sent'] + matrices * _ring(setting.fsdp)},
+        'update': {
+            'products': forward['products'] * passes,
+            'HBM': forward['HBM'] * passes + sizes.microbatches * once + 7 * shard * updates,  # the optimizer's seven
+            'sent': forward['sent'] * (2 + (setting.remat == 'full')) + sizes.microbatches * crossing,
+        },
     }
-    chip = plan.chip
     speeds = {'products': chip.flops, 'HBM': chip.bandwidth, 'sent': plan.links[1] or math.inf}
     seconds = {phase: {name: n / speeds[name] for name, n in kinds.items()} for phase, kinds in amounts.items()}
     return Guess(seconds, _memory(plan, setting, sizes))
@@ -88,15 +102,24 @@ def guess(plan: plans.PlannedRun, setting: Setting) -> Guess:
 
 def _sizes(plan, setting):
     model_config, shapes, tensor = plan.run.model.config, plan.shapes, setting.tensor
+    learner = plan.config.learner
     rows = shapes.prompts * shapes.group_size / setting.data / setting.fsdp / plan.mesh.shape['context']
-    microbatches, tokens = _cells(plan, setting, rows)
+    updates = learner.epochs * learner.minibatches
+    columns = learner.pack_rows * (setting.pack_columns if setting.pack_columns >= 0 else own_columns(plan))
+    if columns:
+        real = rows * ((plan.mean_tokens or shapes.tokens) + shapes.queries / shapes.group_size)
+        microbatches = updates * math.ceil(real / FILLED / columns / learner.minibatches)
+        tokens = microbatches * columns
+    else:
+        microbatches = updates * setting.microbatches
+        tokens = learner.epochs * rows * (shapes.queries + shapes.tokens)
     weights, logits = count_parameters(model_config), model_config.vocab_size
     embedding = logits * model_config.width * (not model_config.tie_embeddings)  # rows are looked up, not multiplied
     heads = model_config.heads * model_config.head_dim
     scores = tokens * (shapes.queries + shapes.tokens) * model_config.layers  # half of all pairs, queries and values
     numbers = 4 * model_config.width + (3 * model_config.mlp + 4 * heads) / tensor
     moved = tokens * HALF * (model_config.layers * numbers + logits / tensor)
-    if plan.config.learner.attention == 'xla':
+    if learner.attention == 'xla':
         moved += scores * model_config.heads / tensor * FLOAT * SCORES
     along = model_config.layers * 2 * model_config.width * HALF * 2 * _ring(tensor)
     return _Sizes(
@@ -115,18 +138,6 @@ def _sizes(plan, setting):
     )
 
 
-def _cells(plan, setting, rows):
-    """(microbatches of a step, tokens of a chip in it, padding and all)."""
-    shapes, learner = plan.shapes, plan.config.learner
-    updates = learner.epochs * learner.minibatches
-    columns = learner.pack_rows * (setting.pack_columns if setting.pack_columns >= 0 else own_columns(plan))
-    if not columns:
-        return updates * setting.microbatches, learner.epochs * rows * (shapes.queries + shapes.tokens)
-    real = rows * ((plan.mean_tokens or shapes.tokens) + shapes.queries / shapes.group_size)
-    microbatches = updates * math.ceil(real / FILLED / columns / learner.minibatches)
-    return microbatches, microbatches * columns
-
-
 def own_columns(plan: plans.PlannedRun) -> int:
     """Columns of the packed rows of the plan's own setting; 0 where rows are padded."""
     return plan.learner.packing.columns if plan.learner.packing else 0
@@ -135,29 +146,6 @@ def own_columns(plan: plans.PlannedRun) -> int:
 def _ring(devices):
     """The share of an array that a device sends to gather or scatter it."""
     return (devices - 1) / devices
-
-
-def _update(plan, setting, sizes):
-    passes, shard = PASSES[setting.remat], sizes.gradients / setting.fsdp
-    updates = plan.config.learner.epochs * plan.config.learner.minibatches
-    once = TOUCHES[setting.remat] * sizes.matrices + sizes.gradients + 3 * shard
-    crossing = (2 * sizes.matrices + sizes.gradients / 2) * _ring(setting.fsdp) + 2 * _ring(setting.data) * shard
-    return {
-        'products': sizes.forward['products'] * passes,
-        'HBM': sizes.forward['HBM'] * passes + sizes.microbatches * once + 7 * shard * updates,  # the optimizer's seven
-        'sent': sizes.forward['sent'] * (2 + (setting.remat == 'full')) + sizes.microbatches * crossing,
-    }
-
-
-def _rollout(plan, setting, sizes):
-    shapes = plan.shapes
-    prompts, sampled = sizes.rows / shapes.group_size, sizes.rows * shapes.tokens
-    read = prompts * shapes.queries + sampled / 2  # of the cache at each step, in the mean
-    return {
-        'products': sizes.matrices / HALF * 2 * (sampled + prompts * shapes.queries),
-        'HBM': shapes.tokens * (sizes.matrices + read * sizes.cached),
-        'sent': sizes.matrices * _ring(setting.fsdp) + sampled * sizes.along,
-    }
 
 
 def _memory(plan, setting, sizes):

@@ -335,7 +335,9 @@ def sampler_jobs(engine, phase, state, params):
         elif key.kind == 'decode':
             segments = math.ceil(sum(engine.schedule.chunks) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
-            trip_counts = _loop_trip_counts(engine.schedule, batches_of[key].cache)
+            cache = batches_of[key].cache  # kernels have no loops over its blocks
+            blocks = () if cache.prompt.flat else tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks))
+            trip_counts = (engine.schedule.segment, *blocks)
         elif key.kind != 'resume':  # what these read is among what is alive
             alive, arguments = state + sum(sizes.values()), False
         if phase == 'rollout' or (key.kind == 'decode' and runs):
@@ -355,9 +357,3 @@ def sampler_jobs(engine, phase, state, params):
                 )
             )
     return jobs, sizes
-
-
-def _loop_trip_counts(sizes, cache):
-    """The most trips of a decode program's loops: over steps and, outside of kernels, blocks of prompt and chunks."""
-    blocks = () if cache.prompt.flat else tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks))
-    return (sizes.segment, *blocks)

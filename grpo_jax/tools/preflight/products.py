@@ -48,19 +48,14 @@ def convolution(i: Instruction, scope: Scope) -> int:
     groups = re.search(r'batch_group_count=(\d+)', i.attributes)
     for axis in range(len(input_axes) - 2):
         side = {name: options[name].split('x')[axis] for name in options}
-        products *= _pairs(
-            inputs[input_axes.index(str(axis))],
-            result[result_axes.index(str(axis))],
-            int(side['size']),
-            before=int(side.get('pad', '0_0').split('_')[0]),
-            stride=int(side.get('stride', 1)),
-            spread=int(side.get('lhs_dilate', 1)),
-            apart=int(side.get('rhs_dilate', 1)),
-        )
+        size = int(side['size'])
+        before = int(side.get('pad', '0_0').split('_')[0])
+        stride = int(side.get('stride', 1))
+        spread = int(side.get('lhs_dilate', 1))
+        apart = int(side.get('rhs_dilate', 1))
+        outputs = result[result_axes.index(str(axis))]
+        length = (inputs[input_axes.index(str(axis))] - 1) * spread + 1
+        places = [out * stride - before + at * apart for out in range(outputs) for at in range(size)]
+        # how many elements of the input meet one of the window, over all outputs along the axis
+        products *= sum(0 <= place < length and place % spread == 0 for place in places)
     return 2 * products // (int(groups[1]) if groups else 1)
-
-
-def _pairs(inputs, outputs, size, *, before, stride, spread, apart):
-    """How many elements of the input meet one of the window, over all outputs along an axis."""
-    places = [out * stride - before + at * apart for out in range(outputs) for at in range(size)]
-    return sum(0 <= place < (inputs - 1) * spread + 1 and place % spread == 0 for place in places)

@@ -113,6 +113,9 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
             continue
         bounds = verdicts.bounds(measured, verdict.plan)
         sizes = [measured.arguments, measured.outputs, measured.temporaries, measured.peak, measured.fragmentation]
+        # collectives that send at least 5 MB
+        sent = [f'{op} {size / 1e9:.2f}' for op, size in sorted(measured.within.items()) if size >= 5e6]
+        sent += [f'{op} between slices {size / 1e9:.2f}' for op, size in sorted(measured.across.items()) if size >= 5e6]
         rows.append(
             [
                 *head,
@@ -120,7 +123,7 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
                 in_use,
                 operations,
                 f'{measured.traffic / 1e9:.1f}',
-                _collectives(measured),
+                ', '.join(sent),
                 f'{bounds["products"] * 1e3:.1f}',
                 f'{bounds["HBM"] * 1e3:.1f}',
                 _sent(bounds, 1e3, 1),
@@ -136,13 +139,6 @@ def _sent(bounds, unit, digits):
     ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
     between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
     return (ends[0] if ends[0] == ends[1] else ' to '.join(ends)) + between
-
-
-def _collectives(measured):
-    """Text of the collectives that send at least 5 MB."""
-    kinds = [f'{op} {size / 1e9:.2f}' for op, size in sorted(measured.within.items()) if size >= 5e6]
-    kinds += [f'{op} between slices {size / 1e9:.2f}' for op, size in sorted(measured.across.items()) if size >= 5e6]
-    return ', '.join(kinds)
 
 
 def phases_table(verdict: Verdict) -> rich.table.Table:

@@ -79,7 +79,8 @@ def settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
     kept = [(), ('optimizer',)] + [('optimizer', 'reference')] * (plan.learner.state.ref_params is not None)
     for data, fsdp, tensor in meshes(plan):
         shards = data * fsdp
-        batches = [(n, 0) for n in _powers(rows // shards) if rows % (n * shards) == 0]
+        powers = [2**k for k in range((rows // shards).bit_length())]
+        batches = [(n, 0) for n in powers if rows % (n * shards) == 0]
         batches += [(config.learner.microbatches, columns) for columns in row_lengths(shapes)]
         for (microbatches, columns), chunk, remat, offload in itertools.product(batches, CHUNKS, advice.SAVED, kept):
             yield model.Setting(data, fsdp, tensor, microbatches, columns, chunk, remat, offload)
@@ -107,10 +108,6 @@ def row_lengths(shapes: Any) -> list[int]:
 
 def _divisors(n):
     return [k for k in range(1, n + 1) if n % k == 0]
-
-
-def _powers(n):
-    return [2**k for k in range(n.bit_length()) if 2**k <= n]
 
 
 def flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
@@ -202,17 +199,19 @@ def print_rows(plan: plans.PlannedRun, rows: list[dict[str, Any]], host_seconds:
         'fits',
         'flags',
     ]
-    lines = [
-        [
-            f'{row["step"] + host_seconds:.2f}',
-            *(_phase(row['phases'].get(phase)) for phase in PHASES),
-            f'{row["guess"]:.2f}',
-            f'{row["in_use"] / GIB:.2f}',
-            'yes' if row['fits'] else 'no',
-            row['flags'],
-        ]
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        bounds = [row['phases'].get(phase) for phase in PHASES]
+        lines.append(
+            [
+                f'{row["step"] + host_seconds:.2f}',
+                *(f'{bound[1]:.2f} {bound[0]}' if bound else '' for bound in bounds),
+                f'{row["guess"]:.2f}',
+                f'{row["in_use"] / GIB:.2f}',
+                'yes' if row['fits'] else 'no',
+                row['flags'],
+            ]
+        )
     title = f"Settings that were compiled for {plan.topology}; bounds from the makers' figures, not measurements"
     best = rows[0]
     outcome = (
@@ -221,7 +220,3 @@ def print_rows(plan: plans.PlannedRun, rows: list[dict[str, Any]], host_seconds:
     console.show_tables(
         console.make_table(headings, lines, title=title, dense=True, wrapped=('flags',)), outcome, width=WIDTH
     )
-
-
-def _phase(bound):
-    return f'{bound[1]:.2f} {bound[0]}' if bound else ''

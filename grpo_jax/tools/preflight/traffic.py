@@ -88,8 +88,10 @@ class Traffic:
             return 0  # in place: the rest stays where it is
         if i.op == 'fusion':
             inner = self._program.computations[i.called('calls')]
+            if 'custom_call_target="AsyncCollectiveDone"' in hlo.root(inner).attributes:
+                return 0  # it only waits for the end of a collective that another fusion has started
             name = hlo.parameters(inner)[position]
-            return 0 if _only_waits(inner) else self._used(inner, name, name in self._handed_on(i)[1])
+            return self._used(inner, name, name in self._handed_on(i)[1])
         return whole
 
     def _used(self, inner, name, handed_on=False):
@@ -151,8 +153,3 @@ class Traffic:
             if leaf.op == 'parameter' or leaf.op in collectives.SENT:
                 handed.add(names[operand])
         return outputs, handed
-
-
-def _only_waits(inner):
-    """Whether a fused computation ends a collective that another one has started."""
-    return 'custom_call_target="AsyncCollectiveDone"' in hlo.root(inner).attributes

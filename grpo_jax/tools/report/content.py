@@ -53,7 +53,12 @@ def facts(variant: Variant) -> Iterator[tuple[str, str]]:
     run, seeds = variant.runs[0], [str(run.config.get('seed')) for run in variant.runs]
     yield 'seeds' if len(seeds) > 1 else 'seed', ', '.join(seeds)
     for name, keys in FACTS.items():
-        values = [_value(run.config, key) for key in keys]
+        values = []
+        for key in keys:
+            value: Any = run.config
+            for part in key.split('.'):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            values.append(os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value)
         if text := ' '.join(str(value) for value in values if value not in (None, '')):
             yield name, text
     for entry in run.environment[:1]:
@@ -72,7 +77,11 @@ def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
         for run in variant.runs:
             where = f'{variant.name}, seed {run.config.get("seed")}' if several else ''
             for row in run.events:
-                rest = {name: _text(value) for name, value in row.items() if name not in ('step', 'event')}
+                rest = {
+                    name: value if isinstance(value, str) else repr(value)
+                    for name, value in row.items()
+                    if name not in ('step', 'event')
+                }
                 title = rest.pop('monitor', '') if row['event'] == 'diagnosis' else ''
                 kind = row['event'].replace('_', ' ')
                 yield {
@@ -106,13 +115,3 @@ def make_data(variants: Sequence[Variant]) -> dict[str, Any]:
 def shown_runs(variants: Sequence[Variant]) -> list[tuple[str, Run]]:
     """(name, run) of the runs whose rollouts a report shows: of each variant the first seed's."""
     return [(variant.name, variant.runs[0]) for variant in variants[:SHOWN_VARIANTS]]
-
-
-def _value(config: Mapping[str, Any], key):
-    for name in key.split('.'):
-        config = config.get(name) if isinstance(config, Mapping) else None  # pyright: ignore[reportAssignmentType]
-    return os.path.basename(config) if isinstance(config, str) and os.path.isabs(config) else config
-
-
-def _text(value):
-    return value if isinstance(value, str) else repr(value)

@@ -1,9 +1,10 @@
 """The page of a report: one file with its styles, scripts and data, which opens without any request."""
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -43,14 +44,9 @@ def write_page(
     assert marked, 'the template has a place for the data'
     with atomic_write(path) as file:
         file.write(before)
-        for name, text in _blocks(data, inline):
+        for name, text in itertools.chain([('report-data', as_json(data))], inline):
             file.write(f'<script type="application/json" id="{escape(name)}">{text}</script>\n')
         file.write(after)
-
-
-def _blocks(data, inline) -> Iterator[tuple[str, str]]:
-    yield 'report-data', as_json(data)
-    yield from inline
 
 
 def _render(header, beside):
@@ -61,7 +57,8 @@ def _render(header, beside):
     )
     environment.finalize = lambda value: _shown(value) if type(value) is str else value
     scripts = [_read(name) for name in SCRIPTS]
-    sources = ' '.join(f"'sha256-{_digest(text)}'" for text in scripts) + " 'self' file:" * beside
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    sources = ' '.join(f"'sha256-{digest}'" for digest in digests) + " 'self' file:" * beside
     styles = [_read(name) for name in STYLES]
     # texts of this package, and no data: they must stand as they are
     own = {'scripts': [_Own(text) for text in scripts], 'styles': [_Own(text) for text in styles], 'sources': sources}
@@ -84,7 +81,3 @@ class _Own(str):
 def _read(name):
     with open(os.path.join(FOLDER, name), encoding='utf8') as file:
         return file.read()
-
-
-def _digest(text):
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -5,12 +5,11 @@ import fnmatch
 import glob
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
 import numpy as np
 
 from grpo_jax.text import escape
 from grpo_jax.tools.report import verdict
-from grpo_jax.tools.report.read import Rows, Variant, number
+from grpo_jax.tools.report.read import Variant, number
 
 POINTS = 1000  # of a curve; what has more is drawn as means over neighbouring steps, with their least and greatest
 DIGITS = 6
@@ -110,7 +109,10 @@ def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     metric.
     """
     files = {panel.file for panels in SECTIONS.values() for panel in panels}
-    left = {file: _names(variants, file) for file in files}
+    left = {}  # names of all numbers in a file of the runs
+    for file in files:
+        rows = [row for variant in variants for run in variant.runs for row in getattr(run, file)]
+        left[file] = sorted({name for row in rows for name in row if not np.isnan(number(row[name]))} - {'step'})
     sections = []
     for heading, panels in SECTIONS.items():
         drawn = [content for panel in panels for content in _draw(panel, variants, left[panel.file])]
@@ -124,15 +126,13 @@ def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     return sections
 
 
-def _names(variants, file):
-    """The names of all numbers in a file of the runs, sorted."""
-    rows = [row for variant in variants for run in variant.runs for row in getattr(run, file)]
-    return sorted({name for row in rows for name in row if not np.isnan(number(row[name]))} - {'step'})
-
-
 def _draw(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
     """Yields the panel's content, one for all its metrics or one for each; takes the metrics from names."""
-    chosen = [name for pattern in panel.metrics for name in _matching(names, pattern)]
+    chosen = []
+    for pattern in panel.metrics:
+        matching = fnmatch.filter(names, pattern)
+        # pass@16 comes behind pass@8
+        chosen += sorted(matching, key=lambda name: (len(name), name) if '@' in name else (0, name))
     chosen = list(dict.fromkeys(chosen))
     if 'groups_mixed' in chosen and {*BELOW} & {*chosen}:
         chosen.remove('groups_mixed')  # it is their sum
@@ -151,18 +151,16 @@ def _draw(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
         yield own | {'stacked': stacked, 'logarithmic': panel.logarithmic, 'points': panel.file == 'evaluations'}
 
 
-def _matching(names, pattern):
-    """The names that a pattern fits, pass@16 behind pass@8."""
-    return sorted(fnmatch.filter(names, pattern), key=lambda name: (len(name), name) if '@' in name else (0, name))
-
-
 def make_line(variant: Variant, file: str, name: str) -> dict[str, Any] | None:
     """{'steps', 'values', 'low', 'high'} of a metric over a variant's seeds; None where it has no number.
 
     low and high are the least and the greatest over seeds; of a share in the evaluations of one run, its interval over
     prompts; of a long curve, also over the steps that a point stands for; None where there is none.
     """
-    tables = [_values(getattr(run, file), name) for run in variant.runs]
+    tables = []  # {step: value} of each run
+    for run in variant.runs:
+        table = {row['step']: number(row.get(name)) for row in getattr(run, file)}
+        tables.append({step: value for step, value in table.items() if not np.isnan(value)})
     steps = np.array(sorted({step for table in tables for step in table}), float)
     if not len(steps):
         return None
@@ -173,27 +171,15 @@ def make_line(variant: Variant, file: str, name: str) -> dict[str, Any] | None:
         low, high = np.array(low), np.array(high)
     else:
         low, high = np.nanmin(values, 0), np.nanmax(values, 0)
-    steps, mean, low, high = _thinned(steps, np.nanmean(values, 0), low, high)
-    wide = bool(np.any(high > low))
-    line = {'steps': steps, 'values': mean} | ({'low': low, 'high': high} if wide else {})
-    return {'low': None, 'high': None} | {key: _plain(numbers) for key, numbers in line.items()}
-
-
-def _values(rows: Rows, name):
-    """{step: value} of the rows in which it is a number."""
-    table = {row['step']: number(row.get(name)) for row in rows}
-    return {step: value for step, value in table.items() if not np.isnan(value)}
-
-
-def _thinned(steps, mean, low, high) -> list[Float[np.ndarray, ' N']]:
-    """The four arrays with at most POINTS numbers."""
-    if len(steps) <= POINTS:
-        return [steps, mean, low, high]
-    ways = (np.mean, np.mean, np.min, np.max)
-    cuts = [np.array_split(values, POINTS) for values in (steps, mean, low, high)]
-    return [np.array([way(part) for part in parts]) for way, parts in zip(ways, cuts, strict=True)]
-
-
-def _plain(values):
-    """The numbers as JSON takes them, with few digits."""
-    return [float(f'{value:.{DIGITS}g}') if np.isfinite(value) else None for value in values]
+    curves = {'steps': steps, 'values': np.nanmean(values, 0), 'low': low, 'high': high}
+    if len(steps) > POINTS:
+        ways = {'low': np.min, 'high': np.max}
+        for key, curve in curves.items():
+            way = ways.get(key, np.mean)
+            curves[key] = np.array([way(part) for part in np.array_split(curve, POINTS)])
+    wide = bool(np.any(curves['high'] > curves['low']))
+    line: dict[str, Any] = {'low': None, 'high': None}
+    for key, curve in curves.items():
+        if wide or key in ('steps', 'values'):
+            line[key] = [float(f'{value:.{DIGITS}g}') if np.isfinite(value) else None for value in curve]
+    return line

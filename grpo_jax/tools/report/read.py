@@ -81,19 +81,15 @@ def find_runs(folder: str) -> list[str]:
 def read_run(folder: str) -> Run:
     """The Run of a folder with a config.json; BadInput where that is no config."""
     notes: list[str] = []
-
-    def rows(name):
-        return _read_rows(os.path.join(folder, name), notes)
-
     config = json_file.read_object(os.path.join(folder, 'config.json'))
     return Run(
         folder=folder,
         config=config,
-        metrics=rows('metrics.jsonl'),
-        timings=rows('timings.jsonl'),
-        evaluations=rows('evaluations.jsonl'),
-        events=[row for row in rows(EVENTS) if isinstance(row.get('event'), str)],
-        cold_start=rows(os.path.join('cold_start', 'metrics.jsonl')),
+        metrics=_read_rows(folder, 'metrics.jsonl', notes),
+        timings=_read_rows(folder, 'timings.jsonl', notes),
+        evaluations=_read_rows(folder, 'evaluations.jsonl', notes),
+        events=[row for row in _read_rows(folder, EVENTS, notes) if isinstance(row.get('event'), str)],
+        cold_start=_read_rows(os.path.join(folder, 'cold_start'), 'metrics.jsonl', notes),
         environment=_read_environment(folder, notes),
         notes=notes,
     )
@@ -128,16 +124,16 @@ def number(value: Any) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def _read_rows(path, notes):
+def _read_rows(folder, name, notes):
     """The rows of a file that have a step, one a step, by step; events may have several."""
-    rows = []
+    rows, path = [], os.path.join(folder, name)
     for row in read_lines(path, notes):
         if isinstance(row.get('step'), int) and not isinstance(row['step'], bool) and 0 <= row['step'] < 2**53:
             rows.append(row)
         else:
             notes.append(f'{path} has a row without a step, which is left out')
     rows.sort(key=lambda row: row['step'])
-    if os.path.basename(path) == EVENTS:
+    if name == EVENTS:
         return rows
     return list({row['step']: row for row in rows}.values())
 

@@ -33,7 +33,8 @@ def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             'answer': _text(row.get('answer')),
         }
         if row.get('messages'):
-            head['chat'] = _chat(row['messages'])
+            messages = row['messages'] if isinstance(row['messages'], list) else []
+            head['chat'] = [[_text(m.get('role')), _text(m.get('content'))] for m in messages if isinstance(m, dict)]
         if not groups or any(groups[-1].get(key) != value for key, value in head.items()):
             groups.append(head | {'rows': []})
         groups[-1]['rows'].append(make_row(row))
@@ -82,10 +83,3 @@ def _rounded(value):
 
 def _text(value):
     return value if isinstance(value, str) else '' if value is None else str(value)
-
-
-def _chat(messages):
-    """[role, content] of the messages of a chat."""
-    if not isinstance(messages, list):
-        return []
-    return [[_text(m.get('role')), _text(m.get('content'))] for m in messages if isinstance(m, dict)]

@@ -97,7 +97,12 @@ def headline(variant: Variant) -> tuple[str, str]:
     changed = change(variant, name) if name else None
     if changed is None:
         return _without_evaluation(variant), ''
-    ends = [f'{show(name, end[0])}{_range(name, end)}' for end in (changed.first, changed.last)]
+    ends = []
+    for value, low, high in (changed.first, changed.last):
+        end = show(name, value)
+        if not math.isnan(low) and low != high:
+            end += f' ({show(name, low).removesuffix(" %")} to {show(name, high).removesuffix(" %")})'
+        ends.append(end)
     text = f'{MEANINGS[name]} {changed.direction} from {ends[0]} to {ends[1]} in {changed.steps[1]} steps.'
     if changed.seeds > 1:
         return text, f'Means over {changed.seeds} seeds, with the least and the greatest in brackets.'
@@ -126,14 +131,6 @@ def show(name: str, value: float) -> str:
     """A figure as text: shares in percent."""
     is_share = name.removeprefix('strict/').removeprefix('greedy/').startswith(SHARES)
     return f'{100 * value:.1f} %' if is_share else f'{value:.3g}'
-
-
-def _range(name, end):
-    _, low, high = end
-    if math.isnan(low) or low == high:
-        return ''
-    ends = (show(name, low), show(name, high))
-    return f' ({ends[0].removesuffix(" %")} to {ends[1].removesuffix(" %")})'
 
 
 def _without_evaluation(variant):

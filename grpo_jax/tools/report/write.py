@@ -29,7 +29,10 @@ def watch(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
     """The path of the report, which is written again whenever a run writes, until all runs are finished."""
     stamp, seen = 0, None
     while True:
-        state = _state(folders)
+        # what changes when a run writes: sizes and times of the files that a report reads
+        runs = [run for folder in folders for run in find_runs(folder)]
+        paths = [os.path.join(run, name) for run in runs for name in WATCHED]
+        state = [(path, os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in paths if os.path.exists(path)]
         if state != seen:
             variants = read_variants(folders)
             done = all(run.finished for variant in variants for run in variant.runs)
@@ -83,10 +86,3 @@ def _write_beside(folder, blocks):
     for key, text in blocks:
         with atomic_write(os.path.join(folder, f'{key}.js')) as file:
             file.write(page.as_script(key, text))
-
-
-def _state(folders):
-    """What changes when a run writes: sizes and times of the files that a report reads."""
-    runs = [run for folder in folders for run in find_runs(folder)]
-    paths = [os.path.join(run, name) for run in runs for name in WATCHED]
-    return [(path, os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in paths if os.path.exists(path)]
