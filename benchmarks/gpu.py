@@ -22,7 +22,8 @@ import numpy as np
 from benchmarks import environment
 from benchmarks.learner import build_learner, count_products, experience_of
 from grpo_jax import sampler
-from grpo_jax.models import families, transformer
+from grpo_jax.models import transformer
+from grpo_jax.models.hf import families
 from grpo_jax.sampler import programs
 from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, compiled, mesh

@@ -87,7 +87,8 @@ def our_model(case):
     import jax
 
     from benchmarks.rollout import MODEL
-    from grpo_jax.models import families, hf, transformer
+    from grpo_jax.models import hf, transformer
+    from grpo_jax.models.hf import families
     from grpo_jax.sharding import mesh, specs
 
     if not case['folder']:

@@ -27,7 +27,9 @@ from safetensors.numpy import save_file
 
 from benchmarks import environment
 from grpo_jax.hosts import processes
-from grpo_jax.models import families, hf, tensor_names, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
+from grpo_jax.models.hf import names as tensor_names
 from grpo_jax.sharding import mesh, specs
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -22,7 +22,8 @@ from benchmarks import environment
 from benchmarks.rollout import MODEL
 from grpo_jax import sampler
 from grpo_jax.data import gsm8k
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, mesh, specs
 from grpo_jax.types import Prompts

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from grpo_jax import sampler
-from grpo_jax.models import families
+from grpo_jax.models.hf import families
 from grpo_jax.sampler import schedule
 from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, compiled

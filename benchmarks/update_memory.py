@@ -18,7 +18,7 @@ from grpo_jax import algorithms
 from grpo_jax.configs import default
 from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.programs import make_learner
-from grpo_jax.models import families
+from grpo_jax.models.hf import families
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.tools.preflight import compiler, topology
 from grpo_jax.tools.preflight import plan as plans

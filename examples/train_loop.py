@@ -24,7 +24,8 @@ from grpo_jax.collect.draw import decode_completions
 from grpo_jax.learner import Learning, Optimization, Optimizers, build_optimizer
 from grpo_jax.learner.experience import make_experience
 from grpo_jax.learner.programs import make_learner
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.run import checkpoint
 from grpo_jax.sampler import Sampling
 from grpo_jax.sampler.engine import make_sampler

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_jax import sampler
 from grpo_jax.learner import partition
-from grpo_jax.models import attention, families
+from grpo_jax.models import attention
+from grpo_jax.models.hf import families
 from grpo_jax.sampler import schedule
 from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches

@@ -6,7 +6,8 @@ import os
 import jax
 import numpy as np
 
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 
 CHARACTERS = 'configs/models/characters'
 SMALL = {

@@ -10,7 +10,8 @@ import pytest
 
 from grpo_jax import evaluate, reward_model, train
 from grpo_jax.errors import BadInput
-from grpo_jax.models import families, hf, lora, peft, transformer
+from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models.hf import families, peft
 from grpo_jax.run import checkpoint
 from grpo_jax.run.open import make_policy, open_config, open_run
 from grpo_jax.run.steering import Steering

@@ -13,7 +13,8 @@ import pytest
 from grpo_jax import algorithms, evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.run.open import open_config
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled

@@ -13,7 +13,8 @@ import pytest
 from grpo_jax import data, train
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import buckets
-from grpo_jax.models import families, hf
+from grpo_jax.models import hf
+from grpo_jax.models.hf import families
 from tests import hub_cache as rows
 from tests import small_model, tiny_run
 from tests.hub_cache import options

@@ -20,7 +20,8 @@ from grpo_jax import algorithms, supervised, train
 from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.configs import default
 from grpo_jax.diagnose import MONITORS, PUBLISHED, DiagnoseOptions
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.tools import sweep
 from tests import doc_examples, small_model
 from tests.doc_examples import PAGES, ROOT
@@ -466,7 +467,7 @@ def test_the_table_says_how_many_files_and_lines_each_takes():
         'preset': ['configs/algorithms/unclipped.py'],
         'variant': ['grpo_jax/algorithms/surrogates.py', 'configs/algorithms/squash.py'],
         'experiment': ['two_digits.py'],
-        'model family': ['grpo_jax/models/families.py'],
+        'model family': ['grpo_jax/models/hf/families.py'],
     }.items():
         count = re.search(rf'^\| \[{row}\].*?\| .*?\| (\d+) \|', text, re.MULTILINE)[1]
         assert int(count) == sum(lines.pop(file) for file in files), row

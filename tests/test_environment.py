@@ -1,5 +1,6 @@
 """What a run was begun and went on with is recorded, and a change of code or jax is named."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -37,7 +38,8 @@ def test_a_run_that_goes_on_with_another_jax_or_code_says_so(tmp_path, caplog, m
     monkeypatch.setattr(steering, '_commit', lambda _: {'commit': '1' * 40, 'edited': False})
     steering.record_environment(str(tmp_path))
     monkeypatch.setattr(steering, '_commit', lambda _: {'commit': '1' * 40, 'edited': True})
-    monkeypatch.setattr(steering, '_installed_version', lambda name: '9.9.9' if name == 'jax' else None)
+    installed = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, 'version', lambda name: '9.9.9' if name == 'jax' else installed(name))
     steering.record_environment(str(tmp_path))
     version = grpo_jax.__version__
     assert caplog.messages == [

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from grpo_jax import evaluate
 from grpo_jax.errors import BadInput, CannotWrite, InUse, Stopped
 from grpo_jax.hosts import lock, processes
-from grpo_jax.models import families
+from grpo_jax.models.hf import families
 from grpo_jax.run import signals
 from tests import family_model, quick_compile, tiny_run
 
@@ -189,7 +189,8 @@ import jax
 import numpy as np
 from grpo_jax.hosts import processes
 from grpo_jax.sharding import mesh, specs
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 
 address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 with processes.session(address, 2, process):

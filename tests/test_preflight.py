@@ -15,7 +15,8 @@ import pytest
 from grpo_jax.collect.draw import abstract_aux
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
-from grpo_jax.models import families, hf, linear, lora, transformer
+from grpo_jax.models import hf, linear, lora, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.run.open import make_run_learner, make_run_sampler, open_run
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import chips, compiled

@@ -8,7 +8,7 @@ from grpo_jax import PACKAGE, data, diagnose
 from grpo_jax.configs import default
 from grpo_jax.configs.recipes import settings
 from grpo_jax.learner.programs import check_sizes
-from grpo_jax.models import families
+from grpo_jax.models.hf import families
 from grpo_jax.run.open import check_context, make_algorithm
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import mesh

@@ -13,7 +13,8 @@ import pytest
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.run import config_file, steering
 from grpo_jax.run.open import open_config, open_train_split
 from grpo_jax.run.rows import recorded_events

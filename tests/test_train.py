@@ -20,7 +20,8 @@ from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.run import checkpoint, cli
 from grpo_jax.run.open import open_split
 from grpo_jax.tools import export, show

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Float32
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, row_inputs, validation, weights
+from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, validation, weights
 from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.grouping import Grouping
@@ -187,7 +187,7 @@ def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Arr
             'mask': mask,
             'advantages': experience.advantages,
             'group_ids': experience.group_ids,
-            'correct': row_inputs.correct_of(experience),
+            'correct': correct_of(experience),
             'old_logprobs': old_logprobs,
             'old_entropy': experience.old_entropy,
             'log_rho': lambda: jnp.where(mask, old_logprobs - rollout.logprobs, 0.0),
@@ -251,7 +251,7 @@ def loss_terms(
 
 def _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs=None):
     acts = coefficients.get('entropy_acts', 1.0)
-    inputs = row_inputs.make_inputs(algorithm, logprobs, entropy, experience, top_logprobs) | prepared
+    inputs = make_inputs(algorithm, logprobs, entropy, experience, top_logprobs) | prepared
     return inputs | {**coefficients, 'entropy_coef': coefficients['entropy_coef'] * acts}
 
 
@@ -312,7 +312,7 @@ def metrics(
 ) -> dict[str, Float[Array, '']]:
     """Diagnostics of one minibatch as f32[] scalars: token means over the completion mask unless named otherwise."""
     mask = experience.rollout.loss_mask
-    inputs = row_inputs.make_inputs(algorithm, logprobs, entropy, experience)
+    inputs = make_inputs(algorithm, logprobs, entropy, experience)
 
     def mean(x):
         return reductions.batch_mean(x, mask)
@@ -355,9 +355,7 @@ def _clipped(algorithm, logprobs, entropy, experience):
     """bool[B, C]: tokens whose surrogate has lost its gradient, whichever surrogate it is."""
 
     def surrogate(logprobs):
-        return jnp.sum(
-            pieces.call(algorithm.surrogate, row_inputs.make_inputs(algorithm, logprobs, entropy, experience))
-        )
+        return jnp.sum(pieces.call(algorithm.surrogate, make_inputs(algorithm, logprobs, entropy, experience)))
 
     return (jax.grad(surrogate)(logprobs) == 0) & experience.rollout.loss_mask
 
@@ -366,3 +364,63 @@ def kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], mo
     """Where a clamp acts on a KL term: that of the difference, or that of k3 at `most`."""
     d = reference - logprobs
     return (jnp.abs(d) > reductions.MAX_LOG_RATIO) | (reductions.clamped_exp(d) - d - 1 > most)
+
+
+def make_inputs(algorithm, logprobs, entropy, experience, top_logprobs=None) -> pieces.Inputs:
+    """What a row's pieces may read, 0 where masked: masked before any exp, or masked tokens' gradients were NaN.
+
+    top_logprobs are the policy's of experience.teacher_ids.
+    """
+    rollout, mask = experience.rollout, experience.rollout.loss_mask
+
+    def masked(x) -> Any:
+        return None if x is None else jnp.where(mask, x, 0.0)
+
+    def fixed(x) -> Any:
+        return None if x is None else jax.lax.stop_gradient(masked(x))
+
+    live, sampler = masked(logprobs), fixed(rollout.logprobs)
+    old = fixed(logprobs if experience.old_logprobs is None else experience.old_logprobs)
+    base = sampler if algorithm.ratio_base == 'sampler' else old
+    inputs = pieces.Inputs(
+        {
+            'logprobs': live,
+            'entropy': masked(entropy),
+            'base_logprobs': base,
+            'log_ratio': live - base,
+            'sampler_logprobs': sampler,
+            'ref_logprobs': fixed(experience.ref_logprobs),
+            'log_rho': old - sampler,
+            'drift': sampler - fixed(logprobs),
+            'mask': mask,
+            'rewards': experience.rewards,
+            'correct': correct_of(experience),
+            'advantages': jax.lax.stop_gradient(experience.advantages),
+            'group_ids': experience.group_ids,
+            'token_ratio': lambda: ratios.token(inputs['log_ratio']),
+            'ratio': lambda: pieces.call(algorithm.ratio, inputs),
+            'teacher_kl': lambda: _teacher_kl(live, inputs['token_ratio'], experience, top_logprobs),
+        }
+    )
+    return inputs
+
+
+def correct_of(experience):
+    """f32[B]: 1 for right completions by the verifier, else by their reward."""
+    return experience.rewards if experience.correct is None else jnp.nan_to_num(experience.correct)
+
+
+def _teacher_kl(logprobs, ratio, experience, top_logprobs):
+    """f32[B, C] whose expectation, and that of whose gradient, is KL(policy, teacher) in each token's place.
+
+    The sum over the teacher's likeliest tokens is exact. For all others, which weigh the less the more these are,
+    stands the sampled token.
+    """
+    rollout, mask = experience.rollout, experience.loss_mask
+    beyond = ratio * (logprobs - jnp.where(mask, experience.teacher_logprobs, 0.0))
+    if top_logprobs is None:
+        return jnp.where(mask, beyond, 0.0)
+    sampled = rollout.tokens[:, rollout.prompt_mask.shape[1] :]
+    among = jnp.any(experience.teacher_ids == sampled[..., None], -1)
+    terms = jnp.where(mask[..., None], jnp.exp(top_logprobs) * (top_logprobs - experience.teacher_top), 0.0)
+    return jnp.where(mask, jnp.sum(terms, -1) + jnp.where(among, 0.0, beyond), 0.0)

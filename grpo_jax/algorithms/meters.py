@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from grpo_jax.algorithms import kl, reductions, row_inputs
+from grpo_jax.algorithms import kl, losses, reductions
 from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.types import Array, Experience
 
@@ -35,7 +35,7 @@ def pooled_metrics(
     """
     # apart from losses.metrics, whose sums XLA would otherwise take over rows first, and round in another order
     logprobs, entropy = jax.lax.optimization_barrier((logprobs, entropy))
-    inputs = row_inputs.make_inputs(algorithm, logprobs, entropy, experience)
+    inputs = losses.make_inputs(algorithm, logprobs, entropy, experience)
     mask, correct, ratio = inputs['mask'], experience.correct, inputs['ratio']
     metrics: dict[str, Any] = {'logprob': _mean(logprobs, mask)}
     if correct is not None:

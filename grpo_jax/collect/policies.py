@@ -26,7 +26,8 @@ from grpo_jax.hosts.files import foreign_writing
 from grpo_jax.learner.options import Learning
 from grpo_jax.learner.programs import Learner, make_teacher
 from grpo_jax.learner.state import fetch_reference
-from grpo_jax.models import families, hf, lora, transformer
+from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.models.lora import OFF
 from grpo_jax.run import checkpoint, digest
 from grpo_jax.sampler import Sampling

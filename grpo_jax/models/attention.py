@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import functools
+import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from grpo_jax.models import gather, splash
+from grpo_jax.models import gather
 from grpo_jax.types import Array, Pytree, pytree
 
 QUERY_CHUNK = 512  # queries of a long row whose weights exist at once; the backward pass recomputes the weights
@@ -27,7 +28,7 @@ class Rule(NamedTuple):
     scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(H)
     cap: float = 0.0  # soft cap of the scaled products; 0: none
     window: Int[Array, ''] | None = None  # positions that a query attends to, of which its own is the last; None: all
-    by: str = 'xla'  # what computes it: xla; splash: models.splash; cudnn: NVIDIA's kernels, where they can
+    by: str = 'xla'  # what computes it: xla; splash: models.kernels.splash; cudnn: NVIDIA's kernels, where they can
 
 
 LLAMA = Rule()
@@ -67,6 +68,7 @@ def attend(
     if rule.by == 'splash':
         runs, touched = _runs(visible, rule.window, first, q.shape[1])
         scale = 1 / math.sqrt(q.shape[-1]) if rule.scale is None else rule.scale
+        splash = importlib.import_module('grpo_jax.models.kernels.splash')  # loads Pallas, where it is chosen
         return splash.attend_runs(q, k, v, runs, scale=scale, cap=rule.cap, touched=touched)
     if isinstance(visible, Packed):
         return _attend_packed(q, k, v, visible, rule, first)

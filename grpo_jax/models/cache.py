@@ -4,10 +4,11 @@ Columns lie in blocks: keys [L, J, R, K, H, S] and values [L, J, R, K, S, H] hol
 for R rows, so that a block of a layer is one contiguous piece, and a dynamic number of blocks is read.
 The cache is [prompts, stored once per group | own chunks]; a chunk that is full is never written or
 copied again. All rows write the same column, since XLA turns writes at a column per row into copies
-of the cache; each row has a first valid column (`start`) instead. Flat chunks are for models.decode_kernel.
+of the cache; each row has a first valid column (`start`) instead. Flat chunks are for models.kernels.decode_kernel.
 """
 
 import dataclasses
+import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -16,10 +17,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from grpo_jax.models import attention, decode_kernel
+from grpo_jax.models import attention
 from grpo_jax.models.attention import MASKED
 from grpo_jax.models.linear import to_int8
 from grpo_jax.types import Array, Pytree, pytree
+
+# of flat chunks: lanes of a vector register, and lines that are written at once, of a bfloat16 tile
+LANES, LINES = 128, 16
 
 
 @pytree
@@ -142,6 +146,13 @@ def _quantize(x):
     return values, scale[..., 0]
 
 
+def rope_factors(angles: attention.Angles, heads: int) -> list[Float[Array, 'B W']]:
+    """Factors that rotate flat keys, W = K * H: of a lane, and of the lane that it pairs with (attention.rotate)."""
+    cos, sin = (angle[:, 0, 0] for angle in angles)
+    factors = [jnp.tile(jnp.concatenate(halves, -1), heads) for halves in ((cos, cos), (-sin, sin))]
+    return jax.lax.optimization_barrier(factors)  # or XLA repeats them in every layer
+
+
 def extend(
     q: Float[Array, 'B 1 N H'],
     k: Float[Array, 'B 1 K H'],
@@ -154,12 +165,13 @@ def extend(
     """(attention output, the last chunk with the newest token) of the newest token's q, k and v.
 
     q and k are not yet rotated. The angles are those of attention.rope_angles; for flat chunks, whose kernel knows no
-    rule, they are decode_kernel.rope_factors.
+    rule, they are those of rope_factors.
     """
     if isinstance(cache.prompt, ByLayer):
         out, chunk = extend(q, k, v, angles, cache.one_layer(int(layer)), 0, rule)
         return out, cache.chunks[-1].with_layer(int(layer), chunk)
     if cache.prompt.flat:
+        decode_kernel = importlib.import_module('grpo_jax.models.kernels.decode_kernel')  # where it is chosen
         out, chunk = decode_kernel.attend(q[:, 0], k[:, 0], v[:, 0], angles, cache, layer)
         return out[:, None], chunk
     q, k = attention.rotate(q, angles), attention.rotate(k, angles)

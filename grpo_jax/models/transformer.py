@@ -2,7 +2,7 @@
 
 One table (`param_table`) is the only place that spells a parameter's name, shape and mesh axes; init,
 shardings, Hugging Face names and counts are maps over it. Layers are stacked on a leading axis and
-run by `lax.scan`; what differs from layer to layer is an array that the scan reads beside them (`layer_kinds`).
+run by `lax.scan`; what differs from layer to layer is an array that the scan reads beside them (`LayerKind`).
 `forward` (learner), `prefill` and `decode` (sampler) share one `block`; they differ in which tokens attend to which.
 """
 
@@ -11,14 +11,14 @@ import dataclasses
 import functools
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 import zlib
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from grpo_jax.models import attention, decode_kernel, layer_kinds
+from grpo_jax.models import attention
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.linear import PRODUCT, lookup, matmul
@@ -29,7 +29,7 @@ Params = Mapping[str, Any]  # arrays by name, as param_table nests them
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape and constants of a decoder; every field comes from a checkpoint (models.families.load_config).
+    """Shape and constants of a decoder; every field comes from a checkpoint (models.hf.families.load_config).
 
     What has a default is one that changes nothing, which is Llama's.
     """
@@ -73,6 +73,7 @@ class ModelConfig:
         return not own and self.attention_scale is None and self.logit_divisor == 1 and not self.logit_cap
 
 
+ENDLESS = 2**30  # positions of a window in layers without one
 ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': functools.partial(jax.nn.gelu, approximate=True)}
 # What the backward pass computes again of a layer. none: nothing. dots: all but its products with weights, which is
 # attention and the elementwise operations. full: all of it.
@@ -157,6 +158,46 @@ def positions_of(mask: Bool[Array, 'B T']) -> Int[Array, 'B T']:
     return jnp.maximum(jnp.cumsum(mask, -1) - 1, 0).astype(jnp.int32)
 
 
+class LayerKind(NamedTuple):
+    """Values of all layers, or of one; None: layers do not differ."""
+
+    window: Int[Array, '*L'] | None
+    rope: Int[Array, '*L'] | None  # which of the model's rotary positions
+
+
+def make_kinds(c: ModelConfig) -> LayerKind:
+    """The LayerKind of all layers of a ModelConfig."""
+    windows = c.windows or (0,) * c.layers
+    window = jnp.asarray([window or ENDLESS for window in windows], jnp.int32) if c.windows else None
+    if not c.local_rope and not c.unrotated:
+        return LayerKind(window, None)
+    last = len(_ropes(c)) - 1
+    ropes = [last if i in c.unrotated else int(bool(c.local_rope and windows[i])) for i in range(c.layers)]
+    return LayerKind(window, jnp.asarray(ropes, jnp.int32))
+
+
+def _ropes(c):
+    """(theta, scaling) of each rotary embedding in the model: the common one, the local one, and none at all."""
+    return [(c.rope_theta, c.rope_scaling), *[c.local_rope] * bool(c.local_rope), *[(0.0, ())] * bool(c.unrotated)]
+
+
+def make_angles(positions: Int[Array, 'B T'], c: ModelConfig) -> tuple[Float[Array, '...'], Float[Array, '...']]:
+    """attention.Angles of the positions; where layers differ, those of each rotary embedding, stacked."""
+    size = c.rotary_dim or c.head_dim
+    angles = [attention.rope_angles(positions, size, *rope) for rope in _ropes(c)]
+    return angles[0] if len(angles) == 1 else jax.tree.map(lambda *kinds: jnp.stack(kinds), *angles)
+
+
+def choose_angles(angles: Any, kind: LayerKind) -> Any:
+    """A layer's own of what make_angles gave."""
+    return angles if kind.rope is None else jax.tree.map(lambda kinds: kinds[kind.rope], angles)
+
+
+def make_rule(c: ModelConfig, kind: LayerKind) -> attention.Rule:
+    """What a layer's attention computes."""
+    return attention.Rule(c.attention_scale, c.attention_cap, kind.window)
+
+
 def forward(
     params: Params,
     tokens: Int[Array, 'B T'],
@@ -172,21 +213,21 @@ def forward(
     visible marks the valid tokens of causal attention, or is an attention.Packed. Computes in the dtype of params;
     norms and softmax are float32. remat is a key of REMAT.
     """
-    angles = layer_kinds.make_angles(positions, c)
+    angles = make_angles(positions, c)
 
     def layer_step(x, inputs):
         weights, kind = inputs
 
         def attend(q, k, v):
-            return collectives.attend(q, k, v, visible, layer_kinds.make_rule(c, kind)), None
+            return collectives.attend(q, k, v, visible, make_rule(c, kind)), None
 
-        x, _ = block(collectives.weights(weights), x, layer_kinds.choose_angles(angles, kind), c, attend)
+        x, _ = block(collectives.weights(weights), x, choose_angles(angles, kind), c, attend)
         return collectives.hidden(x), None
 
     with jax.named_scope('embed'):
         x = collectives.hidden(collectives.embed(params['embed'], tokens, params['final_norm'].dtype))
         x = _scaled(x, c)
-    x, _ = jax.lax.scan(REMAT[remat](layer_step), x, (params['layers'], layer_kinds.make_kinds(c)))
+    x, _ = jax.lax.scan(REMAT[remat](layer_step), x, (params['layers'], make_kinds(c)))
     return _norm(x, params['final_norm'], c)
 
 
@@ -200,17 +241,17 @@ def prefill(
     attend_by: str = 'xla',
 ) -> tuple[Float[Array, 'L B K T H'], Float[Array, 'L B K T H']]:
     """Keys and values of all layers; arguments as in forward, and attention.Rule.by."""
-    angles = layer_kinds.make_angles(positions, c)
+    angles = make_angles(positions, c)
 
     def layer_step(x, inputs):
         weights, kind, _ = inputs
 
         def attend(q, k, v):
             keys_values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-            rule = layer_kinds.make_rule(c, kind)._replace(by=attend_by)
+            rule = make_rule(c, kind)._replace(by=attend_by)
             return attention.attend(q, k, v, visible, rule), keys_values
 
-        return block(weights, x, layer_kinds.choose_angles(angles, kind), c, attend)
+        return block(weights, x, choose_angles(angles, kind), c, attend)
 
     return _over_layers(layer_step, _embed(params, tokens, c), params['layers'], c)[1]
 
@@ -223,16 +264,16 @@ def decode(
     Its keys and values are written to the cache's next column, in the scan's carry: through scan
     inputs and outputs XLA would copy the whole cache. Where each layer has arrays of its own, so has the cache.
     """
-    angles = layer_kinds.make_angles(positions[:, None], c)
+    angles = make_angles(positions[:, None], c)
     if cache.prompt.flat:
-        angles = decode_kernel.rope_factors(angles, c.kv_heads)
+        angles = kv_cache.rope_factors(angles, c.kv_heads)
 
     def layer_step(carry, inputs):
         (x, last_chunk), (weights, kind, layer) = carry, inputs
-        now, rule = cache.with_last_chunk(last_chunk), layer_kinds.make_rule(c, kind)
+        now, rule = cache.with_last_chunk(last_chunk), make_rule(c, kind)
 
         def attend(q, k, v):
-            return kv_cache.extend(q, k, v, layer_kinds.choose_angles(angles, kind), now, layer, rule)
+            return kv_cache.extend(q, k, v, choose_angles(angles, kind), now, layer, rule)
 
         return block(weights, x, None, c, attend), None
 
@@ -244,7 +285,7 @@ def decode(
 
 def _over_layers(step, carry, layers, c):
     """jax.lax.scan of step(carry, (weights, kind, number of the layer)), or a loop where layers are a tuple."""
-    kinds = layer_kinds.make_kinds(c)
+    kinds = make_kinds(c)
     if not isinstance(layers, tuple):
         return jax.lax.scan(step, carry, (layers, kinds, jnp.arange(c.layers)))
     outputs = []

@@ -20,7 +20,8 @@ from grpo_jax import data, ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
-from grpo_jax.models import families, heads, hf, transformer
+from grpo_jax.models import heads, hf, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.ranges import Count, Natural, OneOf, Range
 from grpo_jax.sharding import compiled
 

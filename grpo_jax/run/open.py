@@ -24,7 +24,8 @@ from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.learner.state import without_frozen
-from grpo_jax.models import families, hf, lora, peft, transformer
+from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models.hf import families, peft
 from grpo_jax.run import checkpoint, console, digest, rows, steering
 from grpo_jax.run.observers import abstract_probe
 from grpo_jax.run.settings import Settings

@@ -1,13 +1,15 @@
 """Decoding a DecodeBatch: a segment of many steps, the choice of a token, and what a token changes."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+import importlib
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int, Key
 
 from grpo_jax.models import transformer
-from grpo_jax.sampler import draw_kernel, sampling, stops
+from grpo_jax.sampler import sampling, stops
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.state import DecodeBatch, RolloutState, count_remaining
 from grpo_jax.types import Array
@@ -79,7 +81,8 @@ def _choose_token(params, hidden, batch, n, choice, model_config, options):
     written, forced = _written_tokens(batch, n, choice.given_tokens, options)
     keys = jax.vmap(jax.random.fold_in)(choice.keys, n)
     head = transformer.head_weights(params, model_config)
-    if batch.cache.prompt.flat and draw_kernel.fits(head, options, keys):
+    if batch.cache.prompt.flat and fits_kernel(head, options, keys):
+        draw_kernel = importlib.import_module('grpo_jax.models.kernels.draw_kernel')  # loads Pallas, where it is chosen
         return *draw_kernel.draw(hidden, head, keys, written, options.temperature), forced
     # a barrier, or XLA multiplies with the head once for the draw and once for the logprob
     logits = jax.lax.optimization_barrier(transformer.unembed(params, hidden, model_config))
@@ -100,6 +103,20 @@ def _choose_token(params, hidden, batch, n, choice, model_config, options):
     )
     token = jnp.where(written >= 0, written, token)
     return token, sampling.logprob(logits, token, options.temperature), forced
+
+
+def fits_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Array, ' B']) -> bool:
+    """Whether the kernel can draw: from the whole distribution, by vectors and keys of the kinds that it reads."""
+    ((name, weights),) = head.items()
+    return (
+        not options.truncates
+        and options.temperature > 0
+        and not options.greedy
+        and isinstance(weights, jax.Array)
+        and str(jax.random.key_impl(keys)) == 'threefry2x32'
+        and jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+        and weights.shape[name == 'lm_head'] % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0
+    )
 
 
 def _written_tokens(batch, n, given_tokens, options):

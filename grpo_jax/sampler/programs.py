@@ -11,7 +11,8 @@ import numpy as np
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.models import decode_kernel, lora, transformer
+from grpo_jax.models import lora, transformer
+from grpo_jax.models.cache import LANES, LINES
 from grpo_jax.sampler import schedule, state
 from grpo_jax.sampler.definitions import SamplerSetup, cuts_heads, without_chunks
 from grpo_jax.sampler.sampling import Sampling
@@ -78,9 +79,9 @@ def _decodes_in_kernels(model_config, mesh, choice, block, cache_dtype):
         "windows, soft caps, or scales and rotary positions that are not Llama's": not model_config.is_plain,
         'an int8 cache': cache_dtype == jnp.int8,
         f'{model_config.kv_heads} heads of keys on mesh.tensor = {tensor}': not cuts_heads(model_config, mesh),
-        f'blocks of {block} columns, which 16 does not divide': block % decode_kernel.LINES,
+        f'blocks of {block} columns, which 16 does not divide': block % LINES,
         'heads of keys on a device that do not fill 128 lanes': device.platform == 'tpu'
-        and model_config.kv_heads // tensor * model_config.head_dim % decode_kernel.LANES,
+        and model_config.kv_heads // tensor * model_config.head_dim % LANES,
     }
     reasons = [reason for reason, hinders in hindered.items() if hinders]
     if choice == 'on' and reasons:

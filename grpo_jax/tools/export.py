@@ -20,7 +20,8 @@ from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, hub, json_file, processes
 from grpo_jax.hosts.files import atomic_folder
-from grpo_jax.models import hf, lora, peft
+from grpo_jax.models import hf, lora
+from grpo_jax.models.hf import peft
 from grpo_jax.run import checkpoint, cli, config_file, steering
 from grpo_jax.text import escape
 

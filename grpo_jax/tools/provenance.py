@@ -113,7 +113,7 @@ def verify(workdir: str) -> Iterator[str]:
             continue
         rows = len(_rows(workdir, 'metrics.jsonl'))
         if _begun_at(workdir) + rows < step:
-            yield f'{path}: is of step {step}, and writer.jsonl has {rows} rows'
+            yield f'{path}: is of step {step}, and metrics.jsonl has {rows} rows'
     nested = os.path.join(workdir, 'cold_start')
     if os.path.isfile(os.path.join(nested, 'config.json')):
         yield from verify(nested)

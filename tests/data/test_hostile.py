@@ -17,7 +17,9 @@ from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import code, files, records
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.models import families, hf, tensor_files
+from grpo_jax.models import hf
+from grpo_jax.models.hf import families
+from grpo_jax.models.hf import tensors as tensor_files
 from tests import tiny_run
 
 MODEL = os.path.join(os.path.dirname(demo.__file__), 'models', 'characters')

@@ -191,7 +191,8 @@ def tied():
     import numpy as np
     from safetensors.numpy import load_file, save_file
 
-    from grpo_jax.models import families, transformer
+    from grpo_jax.models import transformer
+    from grpo_jax.models.hf import families
 
     folder = model('tied')
     c = families.load_config(folder)

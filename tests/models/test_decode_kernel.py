@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.models import attention, decode_kernel
+from grpo_jax.models import attention
 from grpo_jax.models import cache as kv_cache
+from grpo_jax.models.kernels import decode_kernel
 from grpo_jax.tools.preflight import flops
 
 B, HEADS, H, LAYERS, BLOCK = 8, 2, 16, 2, 16

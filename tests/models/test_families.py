@@ -20,7 +20,9 @@ from test_transformer import decode, jit, logits, prompts_and_completions, whole
 from grpo_jax import sampler
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import logprobs, packing
-from grpo_jax.models import attention, families, hf, tensor_files, transformer
+from grpo_jax.models import attention, hf, transformer
+from grpo_jax.models.hf import families
+from grpo_jax.models.hf import tensors as tensor_files
 from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes

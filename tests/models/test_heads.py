@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 from test_hf import change_config, refused, unpack
 
 from grpo_jax.learner import critic
-from grpo_jax.models import families, heads, hf, transformer
+from grpo_jax.models import heads, hf, transformer
+from grpo_jax.models.hf import families
 from tests.golden import make_golden
 
 FAMILIES = {

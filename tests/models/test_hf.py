@@ -15,7 +15,10 @@ from test_transformer import logits
 from transformers import AutoTokenizer
 
 from grpo_jax.errors import BadInput
-from grpo_jax.models import families, hf, tensor_files, tensor_names, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
+from grpo_jax.models.hf import names as tensor_names
+from grpo_jax.models.hf import tensors as tensor_files
 from tests.golden import make_golden
 
 GOLDEN = os.path.dirname(make_golden.__file__)

@@ -14,8 +14,10 @@ from test_hf import change_config, load, refused, shard, unpack
 
 from benchmarks import loading as benchmark
 from grpo_jax.errors import BadInput
-from grpo_jax.models import families, hf, tensor_files, transformer
-from grpo_jax.models import loading as weights
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
+from grpo_jax.models.hf import tensors as tensor_files
+from grpo_jax.models.hf import tensors as weights
 from grpo_jax.sharding import mesh, specs
 
 # 27 million parameters, 103 MiB as float32: the noise of a process is some MiB

@@ -14,7 +14,8 @@ from test_hf import load, unpack
 from test_transformer import logits
 
 from grpo_jax.errors import BadInput
-from grpo_jax.models import lora, peft
+from grpo_jax.models import lora
+from grpo_jax.models.hf import peft
 from grpo_jax.models.lora import LoraOptions
 from tests.golden import make_golden, make_peft
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.models import attention, splash
+from grpo_jax.models import attention
 from grpo_jax.models.attention import Packed, Rule
+from grpo_jax.models.kernels import splash
 
 
 def draw(rng, b, t, n, kv_heads, h):

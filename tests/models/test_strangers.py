@@ -14,7 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files
-from grpo_jax.models import families, folders, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
+from grpo_jax.models.hf import folder as folders
 from grpo_jax.run.open import make_policy, open_config, open_split
 from grpo_jax.sharding import compiled
 from grpo_jax.workers import chat_templates

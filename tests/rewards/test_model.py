@@ -13,7 +13,8 @@ from grpo_jax import rewards
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
-from grpo_jax.models import families, hf, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.rewards import model, process
 from grpo_jax.types import Example
 from tests import small_model

@@ -17,7 +17,8 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner import packing
 from grpo_jax.learner.experience import abstract_history
 from grpo_jax.learner.programs import Learner
-from grpo_jax.models import families, hf, lora, transformer
+from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models.hf import families
 from grpo_jax.run.open import (
     Model,
     Run,

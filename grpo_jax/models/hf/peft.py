@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, processes
-from grpo_jax.models import lora, tensor_names, transformer
+from grpo_jax.models import lora, transformer
+from grpo_jax.models.hf import names
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 DTYPES = ('F64', 'F32', 'F16', 'BF16')  # as safetensors spells them
@@ -78,7 +79,7 @@ def _their_shape(factor, shape):
 
 def _tensor_names(matrix, factor, c):
     """The names of a matrix's factor in each layer."""
-    module = tensor_names.LAYER_NAMES[matrix][0].removesuffix('.weight')
+    module = names.LAYER_NAMES[matrix][0].removesuffix('.weight')
     return [f'base_model.model.model.layers.{i}.{module}.lora_{factor.upper()}.weight' for i in range(c.layers)]
 
 
@@ -119,7 +120,7 @@ def save_adapters(
     """Writes adapters, on the host, as a folder that peft loads onto the model `base`, a folder or a hub name."""
     tensors, modules = {}, []
     for matrix, factors in trained['layers'].items():
-        modules.append(tensor_names.LAYER_NAMES[matrix][0].removesuffix('.weight').rsplit('.', 1)[-1])
+        modules.append(names.LAYER_NAMES[matrix][0].removesuffix('.weight').rsplit('.', 1)[-1])
         for factor, stacked in factors.items():
             stacked = np.asarray(stacked).astype(dtype)
             rows, columns = _their_shape(factor, stacked.shape)

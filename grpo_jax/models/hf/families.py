@@ -1,10 +1,18 @@
-"""What a config.json may say: sizes that a decoder can have, and rotary embeddings that it computes."""
+"""The families of decoders: config.json to ModelConfig, and what a config.json may say.
 
-from collections.abc import Mapping
+Every field of ModelConfig is read from config.json through transformers, whose defaults are the family's own.
+"""
+
+from collections.abc import Callable, Mapping
 import math
-from typing import Any
+import os
+from typing import Any, NamedTuple
+
+import jax
 
 from grpo_jax.errors import BadInput
+from grpo_jax.models import transformer
+from grpo_jax.models.hf import folder as folders
 
 SIZES = {
     'vocab_size': 2**31 - 1,
@@ -48,6 +56,165 @@ ROPE_TYPES = {
 }
 
 
+def _biases(hf):
+    """Biases of attention, as config.json says."""
+    return {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias}
+
+
+def _llama(hf):
+    return _biases(hf) | {'mlp_bias': hf.mlp_bias}
+
+
+def _granite(hf):
+    return _llama(hf) | {
+        'embed_scale': float(hf.embedding_multiplier),
+        'residual_scale': float(hf.residual_multiplier),
+        'attention_scale': float(hf.attention_multiplier),
+        'logit_divisor': float(hf.logits_scaling),
+    }
+
+
+def _smollm3(hf):
+    """NoPE: some layers are not rotated."""
+    return _llama(hf) | {
+        'unrotated': tuple(i for i, on in enumerate(hf.no_rope_layers[: hf.num_hidden_layers]) if not on)
+    }
+
+
+def _olmo2(hf):
+    return _biases(hf) | {'norms': 'after', 'norm_in_float32': True, 'qk_norm': True, 'qk_norm_over_heads': True}
+
+
+def _gemma2(hf):
+    return _biases(hf) | {
+        'activation': hf.hidden_activation,
+        'norms': 'around',
+        'norm_offset': 1.0,
+        'norm_in_float32': True,
+        'embed_scale': hf.hidden_size**0.5,
+        'attention_scale': hf.query_pre_attn_scalar**-0.5,
+        'attention_cap': float(hf.attn_logit_softcapping or 0),
+        'logit_cap': float(hf.final_logit_softcapping or 0),
+    }
+
+
+class Family(NamedTuple):
+    """A family of decoders: what differs from Llama without biases."""
+
+    fields: Callable[[Any], dict[str, Any]]  # of its config, fields of ModelConfig
+    windows: str = ''  # each layer has the sliding_window that layer_types gives it ('by type'), or 'all' have it
+    local_rope: bool = False  # rope_parameters are by layer type
+    partial_rotary: bool = False  # partial_rotary_factor is obeyed
+
+
+# model_type -> Family
+FAMILIES = {
+    'llama': Family(_llama),
+    'mistral': Family(lambda hf: {}, windows='all'),
+    'qwen2': Family(lambda hf: {'qkv_bias': True}, windows='by type'),
+    'qwen3': Family(lambda hf: _biases(hf) | {'qk_norm': True}, windows='by type'),
+    'phi3': Family(lambda hf: {'fused': True}, windows='all', partial_rotary=True),
+    'smollm3': Family(_smollm3, windows='by type'),
+    'granite': Family(_granite),
+    'olmo2': Family(_olmo2),
+    'olmo3': Family(_olmo2, windows='by type', local_rope=True),
+    'gemma2': Family(_gemma2, windows='by type'),
+    'gemma3_text': Family(lambda hf: _gemma2(hf) | {'qk_norm': True}, windows='by type', local_rope=True),
+}
+MOST_PARAMETERS = 2**43  # some twenty times those of the largest model
+
+
+def import_transformers() -> Any:
+    """The library; importing it takes a second, and prints advice for those without torch unless it is told not to."""
+    os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+    import transformers
+
+    return transformers
+
+
+def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
+    """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
+    path = os.path.join(folder, 'config.json')
+    family, hf = read_config(folder, path)
+    check_config(hf, path)
+    own: dict[str, Any] = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False)
+    own |= FAMILIES[family].fields(hf)
+    key = 'hidden_activation' if 'activation' in own else 'hidden_act'
+    own['activation'] = getattr(hf, key)
+    if own['activation'] not in list(transformer.ACTIVATIONS):
+        known = ', '.join(transformer.ACTIVATIONS)
+        raise BadInput(f'{key} in {path}', own['activation'], f'not supported; one of {known} is')
+    c = transformer.ModelConfig(
+        vocab_size=hf.vocab_size,
+        width=hf.hidden_size,
+        layers=hf.num_hidden_layers,
+        heads=hf.num_attention_heads,
+        kv_heads=hf.num_key_value_heads,
+        head_dim=read_head_dim(hf, path),
+        mlp=hf.intermediate_size,
+        norm_eps=hf.rms_norm_eps,
+        tie_embeddings=hf.tie_word_embeddings,
+        **_rotary_fields(FAMILIES[family], hf, path),
+        **own,
+    )
+    table = transformer.param_table(c)
+    params = jax.tree.leaves(table, is_leaf=lambda node: isinstance(node, transformer.Param))
+    parameters = sum(math.prod(param.shape) for param in params)
+    if parameters > MOST_PARAMETERS:
+        raise BadInput(
+            path, f'{parameters} parameters', 'is no model that anybody has; take it from the published model'
+        )
+    return c
+
+
+def _rotary_fields(family, hf, path):
+    """The fields of ModelConfig about windows and rotary positions."""
+    windows = read_windows(hf, path, family.windows)
+    rotary_dim = read_rotary_dim(hf, path) if family.partial_rotary else 0
+    parameters, local = getattr(hf, 'rope_parameters', None), None
+    if family.local_rope and isinstance(parameters, dict):
+        parameters, local = parameters.get('full_attention'), parameters.get('sliding_attention')
+
+    def rope(parameters):
+        theta, scaling = read_rope(hf, path, parameters, rotary_dim or read_head_dim(hf, path))
+        return theta, tuple(sorted(scaling.items()))
+
+    theta, scaling = rope(parameters)
+    fields = {'rope_theta': theta, 'rope_scaling': scaling, 'windows': windows, 'rotary_dim': rotary_dim}
+    if family.local_rope and any(windows):
+        fields['local_rope'] = rope(local)
+    return fields
+
+
+def read_config(folder, path):
+    """(model_type, the config as transformers reads it); BadInput for what it cannot read, and other families."""
+    if not os.path.isfile(path):
+        raise BadInput('model.path', folder, 'has no config.json; give the folder that holds it beside the weights')
+    folders.check(folder)
+    config = folders.read_settings(folder, 'config.json')
+    check_sizes(config, path)  # before transformers makes a list of so many layers
+    family = config.get('model_type')
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
+    config = {name: value for name, value in config.items() if name in READ}
+    try:
+        return family, import_transformers().AutoConfig.for_model(family, **config, name_or_path=os.fspath(folder))
+    except Exception as error:  # transformers raises a different type for each way of being wrong
+        raise BadInput(path, 'unreadable', f'{str(error)[:200]}; {folders.REMEDY}') from None
+
+
+def context_length(folder: str | os.PathLike[str]) -> int:
+    """Number of positions that the model is for (max_position_embeddings).
+
+    With LongRoPE, those of short texts: beyond them all frequencies are others, those of earlier tokens too.
+    """
+    hf = read_config(folder, os.path.join(folder, 'config.json'))[1]
+    parameters = getattr(hf, 'rope_parameters', None)
+    if isinstance(parameters, dict) and parameters.get('rope_type') == 'longrope':
+        return min(hf.max_position_embeddings, parameters['original_max_position_embeddings'])
+    return hf.max_position_embeddings
+
+
 def check_sizes(config: Mapping[str, Any], path: str) -> None:
     """BadInput for a size that no decoder can have, among those that config.json gives."""
     for name, most in SIZES.items():
@@ -56,7 +223,7 @@ def check_sizes(config: Mapping[str, Any], path: str) -> None:
             raise BadInput(f'{path}, {name}', size, f'must be a whole number of 1 to {most}')
 
 
-def check(hf: Any, path: str) -> None:
+def check_config(hf: Any, path: str) -> None:
     """BadInput for a size, a number or a switch that no decoder can have; hf is the config as transformers reads it."""
     check_sizes({name: getattr(hf, name, 0) or 0 for name in SIZES}, path)
     if not _is_number(hf.rms_norm_eps) or not 0 < hf.rms_norm_eps < 1:
@@ -80,7 +247,7 @@ def check(hf: Any, path: str) -> None:
         )
 
 
-def head_dim(hf: Any, path: str) -> int:
+def read_head_dim(hf: Any, path: str) -> int:
     """The width of a head; BadInput where it is not even, as rotary embeddings need it."""
     size = getattr(hf, 'head_dim', None)
     if size is None:
@@ -94,7 +261,7 @@ def head_dim(hf: Any, path: str) -> int:
     return size
 
 
-def windows(hf: Any, path: str, which: str) -> tuple[int, ...]:
+def read_windows(hf: Any, path: str, which: str) -> tuple[int, ...]:
     """The window of each layer, 0 without one; () where no layer has one.
 
     which is that of families.Family: '' for a family without windows. BadInput for layer_types of another kind.
@@ -114,9 +281,9 @@ def windows(hf: Any, path: str, which: str) -> tuple[int, ...]:
     return tuple(size if kind == 'sliding_attention' else 0 for kind in kinds)
 
 
-def rotary_dim(hf: Any, path: str) -> int:
+def read_rotary_dim(hf: Any, path: str) -> int:
     """How many numbers of a head are rotated, by partial_rotary_factor; 0 for all. BadInput where it is not even."""
-    parameters, size = getattr(hf, 'rope_parameters', None), head_dim(hf, path)
+    parameters, size = getattr(hf, 'rope_parameters', None), read_head_dim(hf, path)
     factor = parameters.get('partial_rotary_factor') if isinstance(parameters, dict) else None
     if factor in (None, 1):
         return 0
@@ -125,7 +292,7 @@ def rotary_dim(hf: Any, path: str) -> int:
     return int(size * factor)
 
 
-def rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tuple[float, dict[str, Any]]:
+def read_rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tuple[float, dict[str, Any]]:
     """(theta, the other parameters of a rotary embedding of so many numbers; {} for plain ones)."""
     if not isinstance(parameters, dict):
         raise BadInput(f'rope_parameters in {path}', parameters, 'must be an object with rope_theta')
@@ -157,7 +324,7 @@ def rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tuple[flo
     if kind == 'llama3' and numbers['low_freq_factor'] >= numbers['high_freq_factor']:
         raise BadInput(f'low_freq_factor in {path}', numbers['low_freq_factor'], 'must be below high_freq_factor')
     factor = parameters.pop('partial_rotary_factor', None)
-    if factor not in (None, 1) and numbers_rotated == head_dim(hf, path):
+    if factor not in (None, 1) and numbers_rotated == read_head_dim(hf, path):
         raise BadInput(f'partial_rotary_factor in {path}', factor, 'not supported in this family; 1 alone is')
     if not isinstance(parameters.get('truncate', True), bool):
         raise BadInput(f'truncate of rope_parameters in {path}', parameters['truncate'], 'must be true or false')

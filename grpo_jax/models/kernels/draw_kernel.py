@@ -18,9 +18,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int, Key
 import numpy as np
 
-from grpo_jax.models import pallas
 from grpo_jax.models.attention import MASKED
-from grpo_jax.sampler.sampling import Sampling
+from grpo_jax.models.kernels import pallas
 from grpo_jax.types import Array
 
 CORES = 2  # of a chip; they share the vocabulary
@@ -38,20 +37,6 @@ class TileSizes(NamedTuple):
     steps: int  # of a core
     transposed: bool  # weights are [D, V], not [V, D]
     temperature: float
-
-
-def fits(head: Mapping[str, Any], sampling: Sampling, keys: Key[Array, ' B']) -> bool:
-    """Whether the kernel can draw: from the whole distribution, by vectors and keys of the kinds that it reads."""
-    ((name, weights),) = head.items()
-    return (
-        not sampling.truncates
-        and sampling.temperature > 0
-        and not sampling.greedy
-        and isinstance(weights, jax.Array)
-        and str(jax.random.key_impl(keys)) == 'threefry2x32'
-        and jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
-        and weights.shape[name == 'lm_head'] % jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 0
-    )
 
 
 def draw(

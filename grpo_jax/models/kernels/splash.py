@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
-from grpo_jax.models import pallas
+from grpo_jax.models.kernels import pallas
 from grpo_jax.types import Array
 
 LANES = 128

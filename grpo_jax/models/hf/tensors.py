@@ -1,19 +1,24 @@
-"""The safetensors files of a folder: what their headers say of each tensor, and its numbers, read where they lie."""
+"""The safetensors files of a folder: what their headers say, and their numbers, straight onto the mesh.
 
-from collections.abc import Sequence
+Numbers are read where they lie: a process reads of each tensor what its own devices hold, and holds that once. Of
+quantized weights those in fp8 are read, with their scales; every other quantization is refused.
+"""
+
+from collections.abc import Mapping, Sequence
 import json
 import math
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 from jaxtyping import Float
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import files
-from grpo_jax.models import folders
+from grpo_jax.hosts import files, processes
+from grpo_jax.models.hf import folder as folders
 
 # numbers that are weights as they are stored, as safetensors spells their dtypes
 DTYPES = {
@@ -27,6 +32,12 @@ DTYPES = {
 FP8 = ('F8_E4M3', 'F8_E5M2')
 BLOCK = 2**20  # bytes that are read at once
 LEAST_READ = 512  # bytes of a row; for fewer, the row is read whole: a disk has no smaller sectors
+SCALES = ('_scale_inv', '_scale')  # ends of the names of what an fp8 weight is multiplied with
+UNREAD = ('.input_scale', '.input_scale_ub', '.activation_scale')  # for products in fp8, which are not made here
+# quant_method of config.json whose fp8 weights are read -> the format that it must have, where it has several
+METHODS = {'fp8': None, 'fbgemm_fp8': None, 'compressed-tensors': 'float-quantized'}
+KEYS = ('quantization_config', 'compression_config')  # of config.json
+ALIGNED = 64  # bytes; from such an address on, jax on CPUs takes an array of numpy as it is, without a copy
 
 
 class StoredTensor(NamedTuple):
@@ -227,3 +238,110 @@ def _copy_common(numbers, rows, columns, part):
             first - part.rows.start : end - part.rows.start, left - part.columns.start : right - part.columns.start
         ]
         target[...] = numbers[first - rows[0] : end - rows[0], left - columns[0] : right - columns[0]]
+
+
+def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The folder's tensors; fp8 weights have their scales in them, which are then no tensors of their own.
+
+    BadInput for another quantization in config.json than fp8, and where a scale is absent or does not fit.
+    """
+    path, settings = os.path.join(folder, 'config.json'), folders.read_settings(folder, 'config.json')
+    key = next((key for key in KEYS if settings.get(key) is not None), KEYS[0])
+    described = settings.get(key)
+    described = described if isinstance(described, dict) else {}  # of anything else nothing depends
+    method, form = described.get('quant_method'), described.get('format')
+    known = isinstance(method, str) and method in METHODS and METHODS[method] in (None, form)
+    if described and not known:
+        kinds = ', '.join(f'{name} ({form})' if form else name for name, form in METHODS.items())
+        value = f'{method} ({form})' if form else method
+        raise BadInput(
+            f'{key} in {path}', value, f'is not read, only {kinds} in fp8; take the weights that were not quantized'
+        )
+    block = described.get('weight_block_size')
+    if block is not None:
+        if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+            raise BadInput(
+                f'weight_block_size in {path}', block, f'must be two whole numbers above 0; {folders.REMEDY}'
+            )
+        block = block[0], block[1]
+    weights = {name: tensor for name, tensor in stored.items() if tensor.dtype in FP8}
+    used = {name.removesuffix('.weight') + end for name in weights for end in UNREAD}
+    for name, tensor in weights.items():
+        scale = next((name + end for end in SCALES if name + end in stored), None)
+        if scale is not None:
+            weights[name] = tensor._replace(scale=stored[scale], block=_scaled_block(tensor, stored[scale], block))
+            used.add(scale)
+        elif described:
+            raise BadInput(name, tensor.dtype, f'lacks {name}{SCALES[0]}, its scale, in {folder}; {folders.REMEDY}')
+    return {name: weights.get(name, tensor) for name, tensor in stored.items() if name not in used}
+
+
+def _scaled_block(tensor, scale, block):
+    """Rows and columns of a tensor that share a number of its scale; BadInput for a scale that does not fit."""
+    rows, columns = two_axes(tensor.shape)
+    if scale.dtype in DTYPES and scale.dtype not in FP8:
+        if math.prod(scale.shape) == 1:
+            return rows, columns
+        if scale.shape in ((rows,), (rows, 1)):
+            return 1, columns
+        if block and scale.shape == (-(-rows // block[0]), -(-columns // block[1])):
+            return block
+    raise BadInput(
+        scale.name,
+        (scale.dtype, *scale.shape),
+        f'is no scale of {tensor.shape} in blocks of weight_block_size {block}; {folders.REMEDY}',
+    )
+
+
+def load_parameter(
+    tensors: Sequence[StoredTensor], axes: str, shape: tuple[int, ...], sharding: Any, first: int = 0
+) -> jax.Array:
+    """The float32 parameter of that shape on its devices (sharding may be a device), from the tensors it is stored as.
+
+    axes 'dnh->nh,d': [D, N, H] is stored as [N * H, D]. A shape of one axis more has the tensors as its layers. first:
+    the row of a tensor at which the parameter begins, where others share the tensor.
+    BadInput as read_parts.
+    """
+    stacked = len(shape) > len(axes.split('->')[0])
+    places = processes.local_parts(sharding, shape)
+    arrays = {place: _aligned(tuple(end - start for start, end in place)) for place in places}
+    for layer, tensor in enumerate(tensors):
+        parts = []
+        for place, array in arrays.items():
+            if not stacked:
+                parts.append(_part(axes, shape, place, array))
+            elif place[0][0] <= layer < place[0][1]:
+                parts.append(_part(axes, shape[1:], place[1:], array[layer - place[0][0]]))
+        parts = [part._replace(rows=slice(part.rows.start + first, part.rows.stop + first)) for part in parts]
+        if parts:
+            read_parts(tensor, parts)
+    # a device that copies does so before the next parameter is read
+    return jax.block_until_ready(processes.put_parts(arrays, sharding, shape))
+
+
+def _aligned(shape):
+    """An array of numpy for float32 numbers to come."""
+    size = math.prod(shape) * 4
+    raw = np.empty(size + ALIGNED, np.uint8)
+    start = -raw.ctypes.data % ALIGNED
+    return raw[start : start + size].view(np.float32).reshape(shape)
+
+
+def _part(axes, shape, place, array):
+    """The Part of the stored tensor that is at this place, (start, end) an axis, of a parameter of that shape."""
+    ours, theirs = axes.split('->')
+    sizes, places = dict(zip(ours, shape, strict=True)), dict(zip(ours, place, strict=True))
+    groups = theirs.split(',') if ',' in theirs else ['', theirs]
+    stored = array.transpose([ours.index(axis) for axis in ''.join(groups)])
+    out = stored.reshape([math.prod(places[axis][1] - places[axis][0] for axis in group) for group in groups])
+    if not np.may_share_memory(out, array):
+        raise ValueError(f'{axes}: axes that are stored as one must be neighbours')
+    spans = []
+    for group in groups:
+        if any(places[axis] != (0, sizes[axis]) for axis in group[1:]):
+            raise ValueError(f'{group}: of axes that are stored as one, the first alone may be split')
+        inner = math.prod(sizes[axis] for axis in group[1:])
+        start, end = places[group[0]] if group else (0, 1)
+        spans.append(slice(start * inner, end * inner))
+    rows, columns = spans
+    return Part(rows, columns, out)

@@ -31,21 +31,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
-from grpo_jax.models import pallas
-from grpo_jax.models.attention import MASKED, Angles
+from grpo_jax.models.attention import MASKED
+from grpo_jax.models.cache import LANES, LINES
+from grpo_jax.models.kernels import pallas
 from grpo_jax.types import Array
 
-LANES = 128  # of a vector register
-LINES = 16  # that are written at once: of a bfloat16 tile
 MEMORY = 8 * 2**20  # bytes of blocks on the chip, with those that are on their way
 LAYER, LENGTH, FIRST_BLOCK = range(3)  # places in sizes: layer, own columns written, first prompt block to read
-
-
-def rope_factors(angles: Angles, heads: int) -> Sequence[Float[Array, 'B W']]:
-    """Factors that rotate flat keys, W = K * H: of a lane, and of the lane that it pairs with (attention.rotate)."""
-    cos, sin = (angle[:, 0, 0] for angle in angles)
-    factors = [jnp.tile(jnp.concatenate(halves, -1), heads) for halves in ((cos, cos), (-sin, sin))]
-    return jax.lax.optimization_barrier(factors)  # or XLA repeats them in every layer
 
 
 def attend(

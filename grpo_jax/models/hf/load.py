@@ -19,8 +19,11 @@ import tokenizers
 from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import buckets, files, hub
-from grpo_jax.models import families, folders, heads, loading, quantization, tensor_files, tensor_names, transformer
-from grpo_jax.models.tensor_names import NAMES
+from grpo_jax.models import heads, transformer
+from grpo_jax.models.hf import families
+from grpo_jax.models.hf import folder as folders
+from grpo_jax.models.hf import tensors as tensor_files
+from grpo_jax.models.hf.names import NAMES, find_tensors, to_theirs
 from grpo_jax.text import during
 
 PATTERNS = ('*.json', '*.safetensors', '*.txt', '*.model', '*.jinja')  # files of a model that are fetched
@@ -145,7 +148,7 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
     def leaf(key, param, sharding):
         place = names[keystr(key, simple=True, separator='/')]
         tensors = [stored[name] for name in place.names]
-        array = loading.load_parameter(tensors, place.axes, param.shape, sharding, first=place.rows.start or 0)
+        array = tensor_files.load_parameter(tensors, place.axes, param.shape, sharding, first=place.rows.start or 0)
         reading.done += 1
         return array
 
@@ -164,12 +167,12 @@ def check_weights(folder: str | os.PathLike[str], c: transformer.ModelConfig, he
 
 
 def _check(folder, table, c):
-    """(the tensors of the folder by name, tensor_names.find_tensors) when they fit; else BadInput.
+    """(the tensors of the folder by name, find_tensors) when they fit; else BadInput.
 
     A tied head may be there, or be all that is there of head and embedding; and so may rotary frequencies.
     """
-    stored = quantization.attach_scales(folder, tensor_files.list_tensors(folder))
-    names = tensor_names.find_tensors(table, c)
+    stored = tensor_files.attach_scales(folder, tensor_files.list_tensors(folder))
+    names = find_tensors(table, c)
     embedding, head = NAMES['embed'][0], NAMES['lm_head'][0]
     if c.tie_embeddings and head in stored:
         stored = {embedding: stored[head]} | stored
@@ -210,19 +213,19 @@ def save(
     """
     os.makedirs(folder, exist_ok=True)
     copy_files(source, folder)
-    names = tensor_names.find_tensors(_table(params, c), c)
+    names = find_tensors(_table(params, c), c)
     tensors = {}
     for key, value in jax.tree_util.tree_leaves_with_path(params):
         path = keystr(key, simple=True, separator='/')
         layers, axes, shape, rows = names[path]
         value = np.asarray(value).astype(dtype)
         for name, array in zip(layers, value if path.startswith('layers/') else [value], strict=True):
-            tensors.setdefault(name, np.empty(shape, dtype))[rows] = tensor_names.to_theirs(axes, array)
+            tensors.setdefault(name, np.empty(shape, dtype))[rows] = to_theirs(axes, array)
     save_file(tensors, os.path.join(folder, 'model.safetensors'), metadata={'format': 'pt'})
     path = os.path.join(folder, 'config.json')
     with open(path, encoding='utf8') as file:
         config = json.load(file)
-    for key in ('torch_dtype', *quantization.KEYS):  # of what was read, and not of what is written
+    for key in ('torch_dtype', *tensor_files.KEYS):  # of what was read, and not of what is written
         config.pop(key, None)
     config['dtype'] = str(np.dtype(dtype))
     if 'value_head' in params:

@@ -1,0 +1,1 @@
+"""Pallas kernels for TPUs, of which each is loaded where it is chosen."""
