@@ -7,14 +7,17 @@ Examples:
     python -m grpo_jax.train --config=gsm8k:dapo --workdir=runs/gsm8k --config.rollout.group_size=16 --profile=3:5
 """
 
-# Where the mathematics of a step is, and what stands between `run` and it:
-#   a step's prompts   collect/draw.py (Drawer.draw, choose), data/order.py (walk)
-#   the decode loop    sampler/engine.py (Engine.sample, on the host), sampler/decode.py (decode_segment, on the device)
-#   rewards            rewards/scoring.py (RewardStream, add_up), rewards/build.py (what config.reward names)
-#   the advantage      learner/experience.py (make_experience), algorithms/losses.py (compute_advantages), advantages.py
-#   the loss           learner/update.py (policy_gradient), algorithms/losses.py (token_losses), surrogates.py (clip)
-#   the optimizer      learner/descent.py (descend)
-#   a checkpoint       types.py (TrainState: all that is in it), run/checkpoint.py (save, restore), run/open.py (open_state)
+# Where the parts of a step are:
+#   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk)
+#   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device
+#   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream)
+#   the advantage    learner/experience.py (make_experience), algorithms/losses.py (compute_advantages),
+#                    algorithms/advantages.py (group_norm)
+#   the loss         learner/update.py (policy_gradient), algorithms/losses.py (token_losses),
+#                    algorithms/surrogates.py (clip)
+#   the optimizer    learner/descent.py (descend)
+#   a checkpoint     types.py (TrainState) lists what is in it, run/checkpoint.py (save, restore),
+#                    run/open.py (open_state) resumes from it
 
 from collections.abc import Callable, Mapping, Sequence
 import os

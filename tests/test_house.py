@@ -42,7 +42,7 @@ BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
 BUDGETS = {'core': (20_200, 157_000), 'all': (33_100, 250_800)}
 RUN_FILES = 16
-DEMO_MODULES, MINIMAL_MODULES = 148, 54  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
+DEMO_MODULES, MINIMAL_MODULES = 150, 54  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 
 FILE_LINES, FUNCTION_LINES, PARAMETERS, LEAST_LINES = 700, 100, 8, 60
 TRAIN_RUN_LINES = 60  # of code
@@ -329,6 +329,18 @@ def test_two_steps_of_the_demo_load_no_tool(tmp_path):
     program = f'from tests import tiny_run; train.run(tiny_run.config(steps=2), {str(tmp_path)!r})'
     no_tool = "assert not [name for name in sys.modules if name.startswith('grpo_jax.tools')]"
     assert count_modules(f'from grpo_jax import train; {program}; {no_tool}') <= DEMO_MODULES
+
+
+def test_the_map_in_train_leads_to_what_it_names():
+    text = next(text for path, text, _ in SOURCES if path == 'train.py')
+    places = re.findall(r'([\w/]+\.py) \(([\w, ]+)\)', '\n'.join(re.findall(r'^#  .*$', text, re.M)))
+    assert len(places) > 10
+    defined = defaultdict(set)
+    for path, node in nodes(*FUNCTIONS, ast.ClassDef):
+        defined[path].add(node.name)
+    none(
+        f'{name} is not in {path}' for path, names in places for name in names.split(', ') if name not in defined[path]
+    )
 
 
 def test_a_folders_door_only_opens_it():
