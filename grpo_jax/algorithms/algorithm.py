@@ -173,7 +173,7 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     BadInput for an unknown piece, a combination that cannot work, or a number that differs from its default and that
     nothing reads.
     """
-    validation.refuse_moved_keys(section)
+    validation.refuse_misplaced_keys(section)
     for key, value in ranges.take(section, list(MODULES), 'algorithm').items():
         ranges.check_value(f'algorithm.{key}', value, tuple[str, ...] if key == 'regularizers' else str)
     chosen: dict[str, Any] = {

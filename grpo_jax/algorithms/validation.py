@@ -28,11 +28,11 @@ SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', '
 RUN_NUMBERS = {'critic_warmup': 0, 'value_clip': 0.2}  # numbers of the section that the run reads, with defaults
 
 
-def refuse_moved_keys(section: Any) -> None:
-    """BadInput for what config.collection says today, in config.algorithm, where nothing would read it."""
+def refuse_misplaced_keys(section: Any) -> None:
+    """BadInput for keys of config.collection in config.algorithm, where nothing would read them."""
     for key, home in SECTIONS.items():
         if key in section:
-            raise BadInput(f'algorithm.{key}', section[key], f'has moved; it is {home}.{key} now')
+            raise BadInput(f'algorithm.{key}', section[key], f'is read from {home}.{key}; set that')
 
 
 def check(algorithm: 'Algorithm') -> None:
