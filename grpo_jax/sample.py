@@ -20,8 +20,9 @@ from grpo_jax.errors import BadInput
 from grpo_jax.figures import compute_sampled_figures, read_rewards, recorded_rewards, summarize, summarize_by_subject
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.run import cli, digest, steering
-from grpo_jax.run.open import Run, digest_of, make_run_sampler, open_split
+from grpo_jax.run.open import Run, make_run_sampler, open_split
 from grpo_jax.run.rows import read_rows, rollout_rows
+from grpo_jax.run.steering import digest_of
 from grpo_jax.text import during
 
 FILE = 'sampling.json'  # whose samples a folder holds: policy, prompts, config

@@ -70,7 +70,7 @@ def run(
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    run = open_config(_own_config(config), workdir, functions=functions, origins=origins, steering=steered)
+    run = open_config(_own_config(config), workdir, functions=functions, origins=origins, steered=steered)
     settings, tokenizer = run.settings, run.model.tokenizer
     settings.tracking.check()
     with BackgroundCompiler() as compiler:

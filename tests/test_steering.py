@@ -78,7 +78,7 @@ def test_weights_of_rewards_are_amendable_and_the_rewards_are_not():
 
 def refusal(workdir, steered: Steering | None = PLAIN, **changes):
     with pytest.raises(BadInput) as error:
-        open_train_split(open_config(tiny_run.config(**changes), str(workdir), steering=steered), steered)
+        open_train_split(open_config(tiny_run.config(**changes), str(workdir), steered=steered), steered)
     text = str(error.value)
     assert '\n' not in text
     return text
@@ -114,7 +114,7 @@ def test_free_changes_go_on_with_a_line_each(begun, caplog):
     changes = {'learner__remat': 'full', 'reward__workers': 2, 'log__rollouts': 3, 'steps': 9}
     for steered in (None, PLAIN):
         caplog.clear()
-        run = open_config(tiny_run.config(**changes), str(begun), steering=steered)
+        run = open_config(tiny_run.config(**changes), str(begun), steered=steered)
         assert len(caplog.records) == 4 and "learner.remat: was 'none', now 'full'" in caplog.text
     tiny_run.record(run, 2)
     assert json.loads((begun / 'config.json').read_text())['learner']['remat'] == 'full'
@@ -122,7 +122,7 @@ def test_free_changes_go_on_with_a_line_each(begun, caplog):
 
 
 def amend(workdir, step, steered=AMEND, **changes):
-    tiny_run.record(open_config(tiny_run.config(**changes), str(workdir), steering=steered), step, steered)
+    tiny_run.record(open_config(tiny_run.config(**changes), str(workdir), steered=steered), step, steered)
 
 
 def test_an_amendment_is_recorded_with_step_key_old_and_new(begun):

@@ -16,7 +16,7 @@ from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.run import checkpoint, digest, rows, steering
-from grpo_jax.run.open import MAKING, Run, are_same_data, barrier, make_whole_policy, make_workdir
+from grpo_jax.run.open import MAKING, Run, barrier, make_whole_policy, make_workdir
 from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
@@ -126,7 +126,7 @@ def _inherit(run, parent, changes, learner, train):
     anew = set()
     if any(key.startswith('data.') and steering.kind_of(key) == steering.FIXED for key in changed) or (
         changed & set(steering.KINDS[steering.PATH]) - {'model.path'}
-        and not are_same_data(run.settings.data.origins, train, parent)
+        and not steering.are_same_data(run.settings.data.origins, train, parent)
     ):
         anew |= set(OF_DATA)
     for step in checkpoint.steps(parent):

@@ -67,25 +67,25 @@ def open_run(
     workdir: str,
     algorithm: Algorithm | None = None,
     functions: Mapping | None = None,
-    steering: Steering | None = None,
+    steered: Steering | None = None,
 ) -> Run:
     """The Run of a training in workdir, or of its branch, see train.run.
 
     BadInput for whatever of the config cannot work; nothing is written, read of the data, or compiled yet.
     """
-    steering = steering or Steering()
+    steered = steered or Steering()
     algorithm = make_algorithm(config, algorithm)
-    if steering.branch:
-        run = _open_branch(config, workdir, functions, steering)
+    if steered.branch:
+        run = _open_branch(config, workdir, functions, steered)
     else:
-        run = open_config(config, workdir, functions=functions, steering=steering)
+        run = open_config(config, workdir, functions=functions, steered=steered)
     run = open_algorithm(run, algorithm)
     settings, model = run.settings, run.model
     if algorithm.needs_teacher:
         columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
         policies.check_teacher_model(settings.teacher.path, model.tokenizer, model.config.vocab_size, columns, run.mesh)
     settings.tracking.check()
-    begun = checkpoint.steps(run.workdir) or (steering.branch and not _is_begun(run.workdir))
+    begun = checkpoint.steps(run.workdir) or (steered.branch and not _is_begun(run.workdir))
     if settings.supervised.updates and not begun:
         check_sizes(SFT, run.mesh, *settings.supervised_sizes(), 'supervised.batch')
     return run
@@ -99,18 +99,21 @@ def open_config(
     functions: Mapping | None = None,
     origins: Sequence[data.Origin] = (),
     head: bool = False,
-    steering: Steering | None = None,
+    steered: Steering | None = None,
 ) -> Run:
     """The Run of a config in a workdir, without an algorithm; BadInput for whatever does not fit. Writes nothing.
 
     folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name;
     origins are those of the data that another run reads, for one that is to read the same and is not begun yet. head:
-    the model may be a reward model. steering: what the command may do where the workdir has another config.
+    the model may be a reward model. steered: what the command may do where the workdir has another config.
     """
     console.install()
     settings = Settings.from_config(config)
-    changes = _check_workdir(settings.recorded, workdir, steering)
-    settings = settings._replace(data=data.locate(settings.data, recorded_origins(workdir) or origins))
+    if os.path.exists(workdir) and not os.path.isdir(workdir):
+        raise BadInput('--workdir', workdir, 'is a file; name a folder')
+    changes = steering.changes(workdir, settings.recorded)
+    steering.check(changes, workdir, steered)
+    settings = settings._replace(data=data.locate(settings.data, steering.recorded_origins(workdir) or origins))
     saved = bool(checkpoint.steps(workdir))
     read = settings.model.lora.rank or not saved  # in each start, where they stay frozen
     weights = folder is None and not settings.model.random_init and read
@@ -124,23 +127,14 @@ def open_config(
         hf.check_weights(hf.find(settings.model.path) if begun else folder, model.config, head)
     mesh = meshes.make(settings.mesh)
     specs.params(lora.policy_table(model.config, settings.model.lora), mesh)  # raises where an axis does not divide
-    if settings.model.lora.path and not (saved or (steering and steering.branch)):  # whose checkpoints have them
+    if settings.model.lora.path and not (saved or (steered and steered.branch)):  # whose checkpoints have them
         peft.check(settings.model.lora.path, model.config, settings.model.lora)
     stop_tokens = hf.stop_tokens(folder, model.tokenizer, model.config.vocab_size)
     pad_token = stop_tokens[0] if model.tokenizer.pad_token_id is None else model.tokenizer.pad_token_id
     settings = settings._replace(sampling=settings.sampling.for_tokenizer(model.tokenizer, stop_tokens, pad_token))
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens, functions)
-    _check_model_path(changes, workdir, folder, settings.model.random_init, steering)
+    _check_model_path(changes, workdir, folder, settings.model.random_init, steered)
     return Run(settings, None, model, mesh, reward_functions, workdir)
-
-
-def _check_workdir(recorded, workdir, steering_given):
-    """The Changes of a config to that with which workdir was begun; BadInput where the run cannot go on with them."""
-    if os.path.exists(workdir) and not os.path.isdir(workdir):
-        raise BadInput('--workdir', workdir, 'is a file; name a folder')
-    changes = steering.changes(workdir, recorded)
-    steering.check(changes, workdir, steering_given)
-    return changes
 
 
 def _is_begun(workdir):
@@ -197,7 +191,7 @@ def _open_branch(config, workdir, functions, steered):
         begun = [row['parent'] for row in rows.recorded_events(branch) if row['event'] == 'branched']
         if os.path.abspath(workdir) not in begun:
             raise BadInput('--branch', branch, f'holds a run that was not begun from {workdir}; name a new folder')
-        return open_config(config, branch, functions=functions, steering=steered)
+        return open_config(config, branch, functions=functions, steered=steered)
     names = {*os.listdir(branch)} if os.path.isdir(branch) else {''} if os.path.lexists(branch) else set()
     if MAKING not in names and names - {lock.FILE}:
         raise BadInput('--branch', branch, 'is there and holds no run; name a new folder')
@@ -212,7 +206,7 @@ def _open_branch(config, workdir, functions, steered):
     other_model = any(change.key == 'model.path' for change in changes)
     folder = hf.find(config.model.path) if other_model else os.path.join(workdir, 'model')
     run = open_config(
-        config, branch, folder=folder, functions=functions, origins=recorded_origins(workdir), steering=steered
+        config, branch, folder=folder, functions=functions, origins=steering.recorded_origins(workdir), steered=steered
     )
     source = run.settings.model
     trained = lora.abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
@@ -330,19 +324,19 @@ def open_split(run: Run, split: str) -> data.Dataset:
         return data.load(options, split, run.model.tokenizer, run.rewards.needs_answer)
 
 
-def open_train_split(run: Run, steering_given: Steering | None = None) -> data.Dataset:
+def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
     """The Dataset of the train split; BadInput where a changed path of the data leads to others than the run's."""
     dataset = open_split(run, 'train')
     changes = steering.changes(run.workdir, run.settings.recorded)
     changed = [change for change in changes if change.kind == steering.PATH and change.key != 'model.path']
-    if changed and not are_same_data(run.settings.data.origins, dataset, run.workdir):
-        steering.refuse(changed, run.workdir, steering_given)
+    if changed and not steering.are_same_data(run.settings.data.origins, dataset, run.workdir):
+        steering.refuse(changed, run.workdir, steered)
     return dataset
 
 
-def open_splits(run: Run, steering_given: Steering | None = None) -> data.Splits:
+def open_splits(run: Run, steered: Steering | None = None) -> data.Splits:
     """The train and test splits; BadInput also where most of the test split's prompts are in the train split."""
-    splits = data.Splits(open_train_split(run, steering_given), open_split(run, 'test'))
+    splits = data.Splits(open_train_split(run, steered), open_split(run, 'test'))
     data.check_shared(splits.train, splits.test)
     return splits
 
@@ -493,54 +487,6 @@ def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = 
         if processes.is_first():
             steering.record_environment(workdir)
             hf.copy_files(run.model.folder, os.path.join(workdir, 'model'))
-    record_origins(workdir, with_digests(settings.data.origins, train, workdir))
+    steering.record_origins(workdir, steering.with_digests(settings.data.origins, train, workdir))
     steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded))
     json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)
-
-
-def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
-    """Writes workdir/data.json, so that what goes on in there reads the same data: the same commits of the hub.
-
-    Nothing is written of data that are made and not read.
-    """
-    if any(any(origin) for origin in origins):
-        os.makedirs(workdir, exist_ok=True)
-        rows = [origin._asdict() for origin in origins]
-        rows = [{name: value for name, value in row.items() if value or name != 'digest'} for row in rows]
-        json_file.write(os.path.join(workdir, 'data.json'), rows)
-
-
-def recorded_origins(workdir: str) -> list[data.Origin]:
-    """The origins that record_origins wrote; [] for a workdir without."""
-    path = os.path.join(workdir, 'data.json')
-    origins = json_file.read(path) if os.path.isfile(path) else []
-    try:
-        return [data.Origin(**origin) for origin in origins]
-    except TypeError:
-        raise BadInput('origins of the data', path, 'is no list of them; bring it back from a copy') from None
-
-
-def with_digests(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> list[data.Origin]:
-    """The origins; those that are folders with the digest of the examples that the workdir's run began with."""
-    if not any(origin.folder for origin in origins):
-        return list(origins)
-    began = {origin.digest for origin in recorded_origins(workdir)} - {''}
-    known = min(began) if began else digest_of(train)
-    return [origin._replace(digest=known) if origin.folder else origin for origin in origins]
-
-
-def digest_of(dataset: data.Dataset) -> str:
-    """A digest of the examples, their order, and the weights of their sources."""
-    examples = [(e.id, e.prompt, e.answer, e.messages, e.meta) for e in dataset.examples]
-    return compiled.hashed(repr((examples, [weight for weight, _ in dataset.sources])))
-
-
-def are_same_data(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> bool:
-    """Whether the data are the ones that a workdir's data.json names: the hub's commits decide, else the examples."""
-    began = recorded_origins(workdir)
-    if len(origins) == len(began) and all(
-        now.commit and now.commit == then.commit for now, then in zip(origins, began, strict=True)
-    ):
-        return True
-    digests = {origin.digest for origin in began} - {''}
-    return len(digests) == 1 and digests == {digest_of(train)}

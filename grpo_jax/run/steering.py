@@ -1,4 +1,4 @@
-"""What a run was begun with, its config and its environment: which keys may change, and the record of what has changed.
+"""What a run was begun with, its config, environment and data: which keys may change, and the record of changes.
 
 Free: the run goes on, with floats that differ in their last bits at most. Amendable: with --amend, recorded in
 events.jsonl. Fixed: in a branch alone, but for adapters, which a branch inherits.
@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from grpo_jax import PACKAGE, __version__
+from grpo_jax import PACKAGE, __version__, data
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.run.rows import append_event, recorded_events, rewrite_events
+from grpo_jax.sharding import compiled
 
 logger = logging.getLogger('grpo_jax')
 
@@ -286,3 +287,51 @@ def _commit(root: str) -> dict[str, Any]:
 def _output(command):
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     return done.stdout.strip()
+
+
+def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
+    """Writes workdir/data.json, so that what goes on in there reads the same data: the same commits of the hub.
+
+    Nothing is written of data that are made and not read.
+    """
+    if any(any(origin) for origin in origins):
+        os.makedirs(workdir, exist_ok=True)
+        rows = [origin._asdict() for origin in origins]
+        rows = [{name: value for name, value in row.items() if value or name != 'digest'} for row in rows]
+        json_file.write(os.path.join(workdir, 'data.json'), rows)
+
+
+def recorded_origins(workdir: str) -> list[data.Origin]:
+    """The origins that record_origins wrote; [] for a workdir without."""
+    path = os.path.join(workdir, 'data.json')
+    origins = json_file.read(path) if os.path.isfile(path) else []
+    try:
+        return [data.Origin(**origin) for origin in origins]
+    except TypeError:
+        raise BadInput('origins of the data', path, 'is no list of them; bring it back from a copy') from None
+
+
+def with_digests(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> list[data.Origin]:
+    """The origins; those that are folders with the digest of the examples that the workdir's run began with."""
+    if not any(origin.folder for origin in origins):
+        return list(origins)
+    began = {origin.digest for origin in recorded_origins(workdir)} - {''}
+    known = min(began) if began else digest_of(train)
+    return [origin._replace(digest=known) if origin.folder else origin for origin in origins]
+
+
+def digest_of(dataset: data.Dataset) -> str:
+    """A digest of the examples, their order, and the weights of their sources."""
+    examples = [(e.id, e.prompt, e.answer, e.messages, e.meta) for e in dataset.examples]
+    return compiled.hashed(repr((examples, [weight for weight, _ in dataset.sources])))
+
+
+def are_same_data(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> bool:
+    """Whether the data are the ones that a workdir's data.json names: the hub's commits decide, else the examples."""
+    began = recorded_origins(workdir)
+    if len(origins) == len(began) and all(
+        now.commit and now.commit == then.commit for now, then in zip(origins, began, strict=True)
+    ):
+        return True
+    digests = {origin.digest for origin in began} - {''}
+    return len(digests) == 1 and digests == {digest_of(train)}

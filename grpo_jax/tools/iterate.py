@@ -21,9 +21,9 @@ from grpo_jax.hosts import json_file, processes
 from grpo_jax.models.lora import turn_off
 from grpo_jax.run import cli, console
 from grpo_jax.run.loop import owns_workdir
-from grpo_jax.run.open import record_origins, recorded_origins
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
+from grpo_jax.run.steering import record_origins, recorded_origins
 from grpo_jax.tools import export
 
 

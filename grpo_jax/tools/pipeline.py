@@ -21,9 +21,10 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.run import cli, config_file, console
 from grpo_jax.run.loop import owns_workdir
-from grpo_jax.run.open import make_algorithm, record_origins, recorded_origins
+from grpo_jax.run.open import make_algorithm
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
+from grpo_jax.run.steering import record_origins, recorded_origins
 from grpo_jax.tools import export
 
 COMMANDS = {'supervised': supervised, 'train': train, 'sample': sample}

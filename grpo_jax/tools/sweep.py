@@ -31,8 +31,8 @@ from grpo_jax.hosts.files import atomic_folder, writing
 from grpo_jax.run import cli, console
 from grpo_jax.run.console import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.loop import owns_workdir
-from grpo_jax.run.open import record_origins, recorded_origins
 from grpo_jax.run.rows import read_rows
+from grpo_jax.run.steering import record_origins, recorded_origins
 from grpo_jax.text import escape
 
 # columns of the table: name -> (heading, digits after the point)
