@@ -19,6 +19,7 @@ from grpo_jax.models.hf import families
 from grpo_jax.models.hf import folder as folders
 from grpo_jax.run.open import make_policy, open_config, open_split
 from grpo_jax.sharding import compiled
+from grpo_jax.types import Param
 from grpo_jax.workers import chat_templates
 from tests import hub_cache, small_model, tiny_run
 
@@ -391,7 +392,9 @@ def check_loaded(folder):
     assert all(0 <= token < c.vocab_size for token in tokenizer.encode('12+34=46'))
     devices = transformer.map_table(lambda *_: jax.devices()[0], transformer.param_table(c))
     params = hf.load_params(folder, c, devices)
-    shapes = jax.tree.map(lambda param: param.shape, transformer.param_table(c), is_leaf=hf._is_param)
+    shapes = jax.tree.map(
+        lambda param: param.shape, transformer.param_table(c), is_leaf=lambda node: isinstance(node, Param)
+    )
     assert jax.tree.map(np.shape, params) == shapes
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
 

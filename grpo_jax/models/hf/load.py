@@ -153,7 +153,9 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
         return array
 
     with during(f'reading the weights in {folder}', len(names)) as reading:
-        params = jax.tree_util.tree_map_with_path(leaf, table, shardings, is_leaf=_is_param)
+        params = jax.tree_util.tree_map_with_path(
+            leaf, table, shardings, is_leaf=lambda node: isinstance(node, transformer.Param)
+        )
         reading.result = f'read the weights in {folder}'
     return params
 
@@ -188,10 +190,6 @@ def _check(folder, table, c):
         for name in place.names:
             tensor_files.check(stored[name], place.shape)
     return stored, names
-
-
-def _is_param(node):
-    return isinstance(node, transformer.Param)
 
 
 def has_head(folder: str | os.PathLike[str]) -> bool:
