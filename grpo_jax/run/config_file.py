@@ -137,10 +137,11 @@ def _add(section, prefix, declared, overrides):
     for name, parameter in declared.items():
         if prefix + name not in overrides or name in section:
             continue
-        section[name] = parameter.default
-        if parameter.default in (parameter.empty, None):  # a value of its type, whose place the command line's takes
+        value = parameter.default
+        if value in (parameter.empty, None):  # a value of its type, whose place the command line's takes
             kind = getattr(parameter.annotation, '__origin__', parameter.annotation)
-            section[name] = EMPTY.get(kind, config_dict.placeholder(object))
+            value = EMPTY.get(kind, config_dict.placeholder(object))
+        section[name] = value
 
 
 def _check_key(config, key, value):
