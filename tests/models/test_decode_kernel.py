@@ -48,7 +48,7 @@ def test_same_attention_and_same_column_written(prompts, fits, chunks, length, m
     angles = attention.rope_angles(jnp.arange(B)[:, None] * 7 + 3, H, 1e4, ())
     both = [cache_of(flat, length, chunks, prompts, jnp.float32) for flat in (False, True)]
     expected, written = jax.jit(kv_cache.extend)(q, k, v, angles, both[0], 1)
-    out, flat = jax.jit(kv_cache.extend)(q, k, v, decode_kernel.rope_factors(angles, HEADS), both[1], 1)
+    out, flat = jax.jit(kv_cache.extend)(q, k, v, kv_cache.rope_factors(angles, HEADS), both[1], 1)
     np.testing.assert_allclose(out, expected, atol=2e-6)
     for array, other in ((flat.k, written.k.transpose(0, 1, 2, 5, 3, 4)), (flat.v, written.v.swapaxes(3, 4))):
         np.testing.assert_allclose(array, other.reshape(array.shape), atol=1e-6)  # the new key is turned
@@ -61,7 +61,7 @@ def test_bfloat16_is_as_near_to_float32_as_before():
     angles = attention.rope_angles(jnp.arange(B)[:, None], H, 1e4, ())
 
     def out(flat, dtype):
-        factors = decode_kernel.rope_factors(angles, HEADS) if flat else angles
+        factors = kv_cache.rope_factors(angles, HEADS) if flat else angles
         inputs = [x.astype(dtype) for x in (q, k, v)]
         cache = cache_of(flat, 40, (64,), 2, dtype)
         return jax.jit(kv_cache.extend)(*inputs, factors, cache, 0)[0].astype(jnp.float32)
@@ -73,7 +73,7 @@ def test_bfloat16_is_as_near_to_float32_as_before():
 
 def test_its_operations_are_those_it_tells():
     cache = cache_of(True, 40, (64,), 2, jnp.float32)
-    angles = decode_kernel.rope_factors(attention.rope_angles(jnp.zeros((B, 1), jnp.int32), H, 1e4, ()), HEADS)
+    angles = kv_cache.rope_factors(attention.rope_angles(jnp.zeros((B, 1), jnp.int32), H, 1e4, ()), HEADS)
     traced = jax.jit(kv_cache.extend).trace(
         normal(7, B, 1, 6, H), normal(8, B, 1, HEADS, H), normal(9, B, 1, HEADS, H), angles, cache, 1
     )
