@@ -181,7 +181,7 @@ def test_what_is_observed_changes_no_parameter_and_can_be_switched_off(probed, t
 
 def test_what_is_observed_can_be_switched_on(long, probed, tmp_path, caplog):
     copy, _ = goes_on(probed[0], tmp_path, 4, log__probe_every=0, log__kl_observe=0)
-    again = train.run(config(**OBSERVED | dict(steps=7)), copy)
+    again = train.run(config(**OBSERVED | dict(steps=12)), copy)  # enough for a right completion, whatever the machine
     rows = tiny_run.rows(copy)
-    assert rows[6]['probe_size'] > 0 and 'begins anew: the probe' in caplog.text
-    assert rows[6]['kl_ref'] > 0 and again.ref_params is not None
+    assert rows[11]['probe_size'] > 0 and 'begins anew: the probe' in caplog.text
+    assert rows[10]['kl_ref'] > 0 and again.ref_params is not None
