@@ -57,7 +57,7 @@ def get_config(preset='grpo'):
     config.rollout.stop_strings = ()     # a completion ends with the token that completes one of them
     config.rollout.thinking_tokens = 0   # budget of thinking, after which its end is forced; 0: none
     config.rollout.thinking_end = '</think>'  # the text that ends it
-    config.rollout.cache_gib = 0.0       # keys and values on a device; 0: all rows at full length
+    config.rollout.cache_gib = 0.0       # keys and values on a device; rows beyond it wait; 0: no limit
     config.rollout.cache_dtype = ''      # of keys and values: int8, or '' for model.dtype
     config.rollout.weights_dtype = ''    # of the sampler's matrices: int8, or '' for model.dtype
     config.rollout.kernels = 'auto'      # Pallas kernels prefill and decode: on, off, or auto: prefills on
@@ -102,7 +102,7 @@ def get_config(preset='grpo'):
                                             # reweight (the others by B / (B - M)), resample, replay
     config.collection.max_draws = 10     # rollouts that resample may draw in a step
     config.collection.max_staleness = 0  # steps that groups left over by resample, or of replay, may be old
-    config.collection.retire_above = 0.0    # pass rate over all its visits that retires a prompt; 0: none
+    config.collection.retire_above = 0.0    # pass rate over all its visits from which a prompt retires; 0: none
     config.collection.revisit = 0.0         # share of the places of steps that retired prompts get again
     config.collection.allocation = 'equal'  # completions of each prompt: equal, rollout.group_size; or so many on the
                                             # average: pass_rate, most for those whose groups may then differ; or

@@ -65,7 +65,10 @@ class Stopped(Exception):
 
 
 class Diagnosed(Stopped):
-    """A run that a diagnosis has stopped, because config.diagnose.on says so. To start it again at once is no help."""
+    """A run that a diagnosis has stopped, because config.diagnose.on says so. Started again, it goes on.
+
+    The cause is still there then.
+    """
 
     status = 46
 

@@ -142,7 +142,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     greedy, sampled = Completions([], [], []), Completions([], [], [])
 
     def sample(prompts):
-        return evaluator.engine(params, prompts, evaluator.key, 0)
+        return evaluator.engine(params, prompts, evaluator.key, 0)  # the same noise at whatever step
 
     with during('evaluating', len(dataset.examples)) as evaluating:
         for indices, rollout in rollouts(dataset, shapes, evaluator.pad_token, evaluator.mesh, sample):

@@ -10,14 +10,15 @@ Examples:
 # Where the parts of a step are:
 #   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk)
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device
-#   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream)
+#   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
+#                    rewards/custom.py (check_results) of your own
 #   the advantage    learner/experience.py (make_experience), algorithms/losses.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm)
 #   the loss         learner/update.py (policy_gradient), algorithms/losses.py (token_losses),
-#                    algorithms/surrogates.py (clip)
+#                    algorithms/surrogates.py (clip), algorithms/weights.py (sequence_mean)
 #   the optimizer    learner/descent.py (descend)
-#   a checkpoint     types.py (TrainState) lists what is in it, run/checkpoint.py (save, restore),
-#                    run/open.py (open_state) resumes from it
+#   a checkpoint     types.py (TrainState) lists what is in it, run/loop.py (finish) says when,
+#                    run/checkpoint.py (save, restore), run/open.py (open_state) resumes from it
 
 from collections.abc import Callable, Mapping, Sequence
 import os
@@ -42,7 +43,16 @@ from grpo_jax.run.console import print_outcome
 from grpo_jax.run.loop import Shell, check_rewarded, owns_workdir
 from grpo_jax.run.measure import make_measure, make_speeds
 from grpo_jax.run.observers import make_observers
-from grpo_jax.run.open import Run, barrier, make_run_learner, make_workdir, open_run, open_splits, open_state
+from grpo_jax.run.open import (
+    Run,
+    barrier,
+    make_run_learner,
+    make_workdir,
+    open_run,
+    open_splits,
+    open_state,
+    refuse_fewer_steps,
+)
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
@@ -63,21 +73,22 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     """
     run = open_run(config, workdir, algorithm, functions, steering)  # config checked; model, tokenizer, rewards, mesh
     settings, algorithm = run.settings, run.algorithm  # given, or as the config says
-    splits = open_splits(run, steering)  # examples to learn from and to be evaluated on; a run's data may be amended
+    splits = open_splits(run, steering)  # examples to learn from, and to be evaluated on
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
-    # aux: what the others keep in the TrainState beside the learner's own
-    learner = make_run_learner(run, collector.aux | abstract_history(algorithm, len(collector.examples)))
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # of other policies; the engine may decode again
+    # What is kept in TrainState.aux beside the learner's own: the place in the data, means of earlier rewards, ...
+    aux = collector.aux | abstract_history(algorithm, len(collector.examples))
+    learner = make_run_learner(run, aux)  # packs rows, computes the policy's and the reference's logprobs, updates
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # all of them: a teacher's and the sampler's too
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
-    observers = make_observers(run, learner)  # measurements just before an update
+    observers = make_observers(run, learner)  # before an update: the probe, the KL to a reference that no loss reads
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test', settings.evaluation.samples)
 
     # Those whose numbers the run depends on: alike on all hosts, and on record.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
-    # With steering(branch=folder), run.workdir is that folder, and is made here from the run in workdir.
+    # Only with steering.branch: run.workdir is that folder, and is made here from the run in workdir.
     branch.make_branch(run, workdir, learner, splits.train)
 
     with (
@@ -88,17 +99,17 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         # All hosts have the same step, config, data and programs, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:
-            compiler.start()  # else behind the cold start, whose own programs come first
+        if shell.newest is not None or not settings.supervised.updates:  # else behind the cold start that comes
+            compiler.start()
         # From the newest checkpoint in the workdir, where amended numbers begin anew; without one, the policy of the
         # model, or what the cold start makes of it.
-        state = open_state(run, shell.checkpoints, learner.state, branch.make_reader(run, learner))
+        state = open_state(run, shell.checkpoints, learner.state, learner.initial)
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
-        branch.refuse_fewer_steps(settings.steps, int(state.step))  # a config may ask for fewer than are done
+        refuse_fewer_steps(settings.steps, int(state.step))  # the config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
         make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
-        record_programs(run.workdir, programs, logprob_stage.records)
-        renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # by way of a checkpoint
+        record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
+        renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # reads it from the policy's checkpoint
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
@@ -114,7 +125,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
                 rewarded = draw.finish_rewards()
                 state, experience, packed, row = to_experience(state, draw, packed, rewarded, logprobs)
 
-            with loop.stage('observe'):  # the state keeps the probe, completions of the first step
+            with loop.stage('observe'):  # the state keeps the probe: right completions, which must not become unlikely
                 state, observed = observers.observe(state, experience, packed, draw)
 
             with loop.stage('update'):  # only here do parameters change

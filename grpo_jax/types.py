@@ -118,7 +118,7 @@ class TrainState(Pytree):
     aux has these keys: the first always, the next three for every policy (a cold start has no position), the others
     where the algorithm or the config asks for them:
 
-        bad_steps i32[]        updates skipped since loss, gradient or result was not finite    learner/update.py
+        bad_steps i32[]        optimizer updates skipped: loss, gradient or result not finite   learner/update.py
         coefficients {f32[]}   kl_coef, entropy_coef, entropy_acts: numbers that may adapt      learner/update.py
         initial_entropy f32[]  of the policy in the first step                                  learner/update.py
         position i32[]         places visited so far in the data's shuffled order                     collect/draw.py

@@ -184,7 +184,7 @@ def decode_completions(
 
 
 def find_retired(options: Collection, aux: dict[str, Any], count: int) -> Bool[np.ndarray, ' N']:
-    """Those of `count` examples whose pass rate over all their visits is too high."""
+    """Those of `count` examples whose pass rate over all their visits is at least options.retire_above; 0: none."""
     if not options.retire_above:
         return np.zeros(count, bool)
     tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])

@@ -67,7 +67,7 @@ def make_learner(
 ) -> Learner:
     """The Learner of an algorithm.
 
-    collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what run.collect keeps between
+    collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what collect keeps between
     steps; observed is what it measures besides. BadInput when minibatches, microbatches and mesh do not divide the
     batch, or packed rows are too short.
     """

@@ -31,7 +31,8 @@ Params = Mapping[str, Any]  # arrays by name, as param_table nests them
 class ModelConfig:
     """Shape and constants of a decoder; every field comes from a checkpoint (models.hf.families.load_config).
 
-    What has a default is one that changes nothing, which is Llama's.
+    What has a default is one that changes nothing, which is Llama's. Another value for attention or the head must also
+    stand in is_plain.
     """
 
     vocab_size: int

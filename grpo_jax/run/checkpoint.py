@@ -44,6 +44,22 @@ FOLDER, DAMAGED, COLD_START, BAD = 'checkpoints', 'damaged', 'cold_start', 'bad'
 METADATA, ITEM = '_CHECKPOINT_METADATA', 'default'  # in a checkpoint: Orbax's names
 # where values that are not finite are an error; elsewhere they may mean that there is none
 FINITE = ('params/', 'opt_state/', 'ref_params/', 'aux/critic/', 'aux/coefficients/')
+# parts of a checkpoint that may begin anew, in words
+PARTS = {
+    'opt_state': "the optimizer's state",
+    'ref_params': 'the reference policy',
+    'aux/position': 'the position in the data',
+    'aux/tries': 'the number of completions by prompt',
+    'aux/hits': 'the number of right completions by prompt',
+    'aux/kept': 'the groups of earlier steps',
+    'aux/history': 'the moving averages of rewards',
+    'aux/critic': 'the critic',
+    'aux/probe': 'the probe',
+}
+OBSERVED = {'aux/probe', 'ref_params'}  # what config.log has kept, though nothing learns from it
+# keys of numbers that adapt during a run -> where the state has them
+ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
+OF_PROBE = {'rollout.temperature', 'model.dtype'}  # keys of which the logprobs are that the probe compares with
 
 
 class Damaged(BadInput):
@@ -327,6 +343,72 @@ def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
     for name in sorted(wanted.keys() | there.keys()):
         if wanted.get(name) != there.get(name):
             raise BadInput(thing, value, f'{name} is {there.get(name)} in {path} and {wanted.get(name)} in this model')
+
+
+def parts_of(amended: set[str]) -> set[str]:
+    """Parts of a state that begin anew where these keys were amended after it was saved."""
+    return {ADAPTED[key] for key in amended & ADAPTED.keys()} | ({'aux/probe'} if amended & OF_PROBE else set())
+
+
+def observes_otherwise(path: str, abstract: TrainState) -> bool:
+    """Whether a checkpoint and a run differ in what config.log keeps for the metrics, and in nothing else."""
+    try:
+        digests = recorded_digests(path)
+    except Exception:  # whatever makes no sense there: who reads it says so
+        return False
+    there = _by_part({name: kind for name, (kind, _) in digests.items()})
+    ours = _by_part({name: digest.kind_of(x) for name, x in digest.leaves_by_name(abstract).items()})
+    different = {part for part in ours.keys() | there.keys() if ours.get(part) != there.get(part)}
+    return bool(different) and different <= OBSERVED
+
+
+def read_fitting(
+    path: str, abstract: TrainState, initial_state: Callable[[Any], TrainState], anew: set[str]
+) -> TrainState:
+    """The TrainState of a checkpoint's folder; parts that do not fit the abstract one, or are in `anew`, begin anew.
+
+    The parameters and the step always come along: BadInput when they do not fit. Anew is as initial_state(trained
+    parameters) has it.
+    """
+    wanted = digest.leaves_by_name(abstract)
+    there, ours = _by_part(kinds(path)), _by_part({n: digest.kind_of(x) for n, x in wanted.items()})
+    unfit = {part for part in ours if there.get(part) != ours[part] or part in anew} - {'params', 'step'}
+    gone = there.keys() - ours.keys()
+    for part in sorted(part for part in unfit | gone if part not in ADAPTED.values()):
+        how = 'not used any more' if part in gone else 'begins anew'
+        logger.warning('%s: %s', how, PARTS.get(part, part.removeprefix('aux/')))
+    leaves = {}
+    if unfit:
+        params = read_tree(path, {'params': abstract.params}, partial=True)['params']
+        initial = digest.leaves_by_name(initial_state(params))
+        leaves = {name: leaf for name, leaf in initial.items() if _part(name) in unfit | {'params'}}
+        del params, initial  # before the rest is read
+    rest = read_tree(path, _only(abstract, ours.keys() - {_part(name) for name in leaves}), partial=True)
+    leaves |= digest.leaves_by_name(rest)
+    return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])
+
+
+def _part(name):
+    """The part of a state that a leaf belongs to, which fits or begins anew as a whole."""
+    names = name.split('/')
+    depth = 1 if names[0] != 'aux' else 3 if names[1] == 'coefficients' else 2
+    return '/'.join(names[:depth])
+
+
+def _by_part(kinds):
+    """Part -> {name: kind} of its leaves."""
+    parts: dict[str, dict[str, str]] = {}
+    for name, kind in kinds.items():
+        parts.setdefault(_part(name), {})[name] = kind
+    return parts
+
+
+def _only(state, parts):
+    """The nested dict of a state's parts."""
+    tree: dict[str, Any] = {name: getattr(state, name) for name in parts if '/' not in name}
+    aux = {name: value for name, value in state.aux.items() if f'aux/{name}' in parts}
+    coefficients = {k: v for k, v in state.aux['coefficients'].items() if f'aux/coefficients/{k}' in parts}
+    return tree | {'aux': aux | ({'coefficients': coefficients} if coefficients else {})}
 
 
 def copy_cold_start(workdir: str, folder: str) -> None:

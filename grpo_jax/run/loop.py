@@ -228,6 +228,7 @@ class Loop:
     def log(self, step: int, row: Mapping[str, Any], speeds: Mapping[str, float] | None = None):
         """Writes a step's metrics and timings, and what the monitors newly see in all rows so far.
 
+        From now on there is something that a checkpoint would save, so that a signal waits for the end of a step.
         InUse or CannotWrite when the workdir is this process's no longer.
         """
         lock.check(self._workdir)
@@ -262,7 +263,8 @@ class Loop:
         when a diagnosis stops the run; FloatingPointError when more updates were skipped than the config allows;
         CannotWrite also for an earlier checkpoint, whose writing goes on beside the steps; what the callback raises.
         """
-        parts, skipped, where = self._parts, row['finite'] < 1, f'the end of {self._title}, step {step}'
+        parts, where = self._parts, f'the end of {self._title}, step {step}'
+        skipped = row['finite'] < 1  # the mean over the step's updates
         if skipped and experience is not None:
             with parts.dropped.unless_written(step, checkpoint.BAD):
                 checkpoint.dump_bad_batch(self._workdir, step, experience)

@@ -4,7 +4,7 @@ Also what is made of a Run once: its sampler, its learner, the weights and the s
 function takes what it reads of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import filecmp
 import glob
@@ -425,17 +425,32 @@ def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> A
 
 
 def open_state(
-    run: Run, checkpoints: Any, abstract: TrainState, read: checkpoint.Read = checkpoint.read_tree
+    run: Run, checkpoints: Any, abstract: TrainState, initial: Callable[[Any], TrainState] | None = None
 ) -> TrainState | None:
     """The TrainState of the newest sound checkpoint in a Run's workdir: how a run resumes. None at its start.
 
-    abstract: how it lies on the mesh; read(folder, abstract) reads one checkpoint.
+    abstract: how it lies on the mesh. initial(trained parameters) makes a first state: where numbers were amended since
+    the checkpoint was saved, or config.log keeps other things now, these parts begin anew as it has them.
     """
+    changes = steering.changes(run.workdir, run.settings.recorded)
+
+    def read(path, abstract):
+        amended = steering.amended_since(run.workdir, int(os.path.basename(path)), changes)
+        if initial is None or not (amended or checkpoint.observes_otherwise(path, abstract)):
+            return checkpoint.read_tree(path, abstract)
+        return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_of(amended))
+
     state = checkpoint.restore(checkpoints, without_frozen(abstract), read)
     if state is None:
         return None
     path = checkpoint.path_of(run.workdir, int(state.step))
     return state.replace(params=make_whole_policy(run, state.params, path))
+
+
+def refuse_fewer_steps(steps: int, done: int) -> None:
+    """BadInput for a run that is to have fewer steps than it has: its last evaluation would be of another step."""
+    if done > steps:
+        raise BadInput('steps', steps, f'the run has {done} already; use that many or more')
 
 
 # what a workdir records

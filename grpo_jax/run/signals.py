@@ -26,6 +26,7 @@ _underway: list['Signals'] = []  # of the loops that take their steps now, the i
 class Signals:
     """A context around a loop. The first signal only sets `stopping`; the second ends the process.
 
+    In a command the Listener hears them and sets it; elsewhere a handler of this context does.
     A step longer than `limit` seconds (0: none) ends the process. step(name) begins a step.
     """
 

@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         *('steps', 'mesh.*', 'evaluation.*', 'checkpoint.*', 'log.*', 'diagnose.*', 'data.strict'),
         *(f'learner.{key}' for key in ('microbatches', 'pack_columns', 'pack_rows', 'chunk', 'remat', 'offload')),
         *('learner.attention', 'learner.max_bad_steps', 'rollout.kernels', 'rollout.cache_gib'),
-        *('teacher.path', 'teacher.park'),  # of the teacher itself its digest decides, see run.teacher
+        *('teacher.path', 'teacher.park'),  # of the teacher itself its digest decides, see collect.policies
         *(f'reward.{key}' for key in ('workers', 'deadline', 'memory_gib', 'self_test')),
         *('reward.options.code.timeout', 'reward.options.code.memory_mib'),
         *(f'reward.options.{name}.{key}' for name in ('model', 'process') for key in ('batch', 'device', 'park')),

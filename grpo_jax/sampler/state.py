@@ -32,7 +32,7 @@ class CacheFormat(NamedTuple):
 
     block: int  # columns that are read at once
     dtype: Any  # of computation, or int8
-    flat: bool = False  # in the order that models.decode_kernel reads
+    flat: bool = False  # in the order that models.kernels.decode_kernel reads
     by_layer: bool = False  # each layer has arrays of its own, and so have its weights
 
 

@@ -76,7 +76,8 @@ def run(
 def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
     """(step of the checkpoint whose parameters a skipped update is run again with, what is to be said of it).
 
-    A skipped update leaves the parameters as they are, and the run saves them at the end of the step.
+    A skipped update leaves the parameters as they are, and the run saves them at the end of the step. Where a rollout
+    has several updates, those behind the skipped one have changed them since.
     """
     steps = checkpoint.steps(workdir)
     if not steps:
