@@ -72,7 +72,7 @@ class Algorithm(NamedTuple):
 
     @property
     def reads(self) -> set[str]:
-        """Names of all data that the pieces on the device read; weights, which see whole minibatches, are not among them."""
+        """Names of all data that the pieces on the device read; what weights read is not among them."""
         on_device = (self.ratio, self.surrogate, self.kl, self.correction, self.selection, *self.regularizers)
         return {name for piece in on_device for name in pieces.reads(piece)}
 
