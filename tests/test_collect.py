@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import train
+from grpo_jax.collect.draw import find_retired
 from grpo_jax.collect.options import Collection
 from grpo_jax.collect.select import Group, dead_groups, make_collector, replay, resample
 from grpo_jax.configs import distill
@@ -22,6 +23,13 @@ SHORT = dict(steps=3, evaluation__prompts=2, evaluation__samples=1, optimizer__l
 PLAIN = SHORT | dict(supervised__updates=0)
 # a random model hits one-digit sums in a few completions of a hundred
 RARE = dict(data__prompts_per_step=8, data__options={'digits': 1, 'count': 30, 'blurts': 0.5, 'wrong': 0.5})
+
+
+def test_a_prompt_retires_at_the_pass_rate_itself():
+    options = Collection(retire_above=0.75)
+    aux = {'tries': np.array([4, 4, 4, 0]), 'hits': np.array([4, 3, 2, 0])}
+    assert find_retired(options, aux, 4).tolist() == [True, True, False, False]
+    assert not find_retired(Collection(), aux, 4).any()
 
 
 def test_resample_draws_until_its_groups_differ_or_the_cap(long, tmp_path):

@@ -8,6 +8,7 @@ from grpo_jax.run.rows import EVENTS, append_event, drop_events, recorded_events
 def test_steps_that_are_taken_again_leave_their_events_once(tmp_path):
     append_event(tmp_path, 3, 'rewards', part='numeric')
     append_event(tmp_path, 5, 'amended', key='optimizer.learning_rate', old=1.0, new=0.5)
+    append_event(tmp_path, 5, 'rewards', part='again')
     append_event(tmp_path, 6, 'rewards', part='format')
     drop_events(tmp_path, 5)
     assert [(row['step'], row['event']) for row in recorded_events(tmp_path)] == [(3, 'rewards'), (5, 'amended')]

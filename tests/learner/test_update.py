@@ -20,6 +20,7 @@ SECTION = default.get_config('grpo').algorithm
 SECTION.weights = 'prompt_mean'  # the weights that hang on most of the batch
 METHOD = algorithms.make(SECTION)
 SGD = optax.sgd(0.1)
+MOMENTUM = optax.sgd(0.1, momentum=0.9)
 ADAM = build_optimizer(Optimization.from_config(default.get_config().optimizer), 10)
 SIX_UPDATES = dict(optimizer=ADAM, epochs=3, minibatches=2)
 
@@ -248,6 +249,13 @@ def test_batch_without_tokens_changes_nothing(run, experience):
     before, after, metrics = run(experience.replace(rollout=empty))
     assert (float(metrics['loss']), float(metrics['grad_norm']), int(after.aux['bad_steps'])) == (0, 0, 0)
     assert unchanged(before.params, after.params)
+
+
+def test_momentum_does_not_act_where_a_batch_has_no_tokens(run, experience):
+    empty = experience.rollout.replace(completion_mask=jnp.zeros_like(experience.rollout.completion_mask))
+    _, moving, _ = run(experience, optimizer=MOMENTUM)
+    _, after, _ = run(experience.replace(rollout=empty), optimizer=MOMENTUM, state=moving)
+    assert unchanged(moving.params, after.params) and unchanged(moving.opt_state, after.opt_state)
 
 
 # the optimizer
