@@ -22,9 +22,6 @@ from grpo_jax.models.attention import MASKED
 from grpo_jax.models.linear import to_int8
 from grpo_jax.types import Array, Pytree, pytree
 
-# of flat chunks: lanes of a vector register, and lines that are written at once, of a bfloat16 tile
-LANES, LINES = 128, 16
-
 
 @pytree
 class Chunk(Pytree):

@@ -12,12 +12,12 @@ import numpy as np
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora, transformer
-from grpo_jax.models.cache import LANES, LINES
 from grpo_jax.sampler import schedule, state
 from grpo_jax.sampler.definitions import SamplerSetup, cuts_heads, without_chunks
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import BatchSize, ProgramKey
 from grpo_jax.sharding import batches, chips, compiled, specs
+from grpo_jax.sharding.chips import LANES, LINES
 from grpo_jax.sharding.mesh import ROW_AXES
 
 # by platform: steps between two visits of the host, columns that attention reads at once, and how far the rows of

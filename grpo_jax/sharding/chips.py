@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+LANES = 128  # of a TPU's vector register
+LINES = 16  # that a TPU writes at once: of a bfloat16 tile
+
 
 class Chip(NamedTuple):
     """Figures of a kind of chip, as its maker gives them, but for memory; 0: not known."""

@@ -32,8 +32,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from grpo_jax.models.attention import MASKED
-from grpo_jax.models.cache import LANES, LINES
 from grpo_jax.models.kernels import pallas
+from grpo_jax.sharding.chips import LANES, LINES
 from grpo_jax.types import Array
 
 MEMORY = 8 * 2**20  # bytes of blocks on the chip, with those that are on their way

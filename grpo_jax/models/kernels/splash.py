@@ -22,9 +22,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from grpo_jax.models.kernels import pallas
+from grpo_jax.sharding.chips import LANES
 from grpo_jax.types import Array
 
-LANES = 128
 BLOCK = 512  # most columns of queries, and of keys, of a grid step
 HEADS, WIDTH = 8, 1024  # most heads of queries of a grid step, and numbers of their vectors together
 MEMORY = 48 * 2**20  # bytes on the chip that a kernel may take
