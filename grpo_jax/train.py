@@ -72,21 +72,21 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     cannot work, before anything is put on a device.
     """
     run = open_run(config, workdir, algorithm, functions, steering)  # config checked; model, tokenizer, rewards, mesh
-    settings, algorithm = run.settings, run.algorithm  # given, or as the config says
-    splits = open_splits(run, steering)  # examples to learn from, and to be evaluated on
+    settings, algorithm = run.settings, run.algorithm  # the config as typed values; algorithm, or the config's
+    splits = open_splits(run, steering)  # to learn from, to be evaluated on; other data are refused
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
     # What is kept in TrainState.aux beside the learner's own: the place in the data, means of earlier rewards, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, computes the policy's and the reference's logprobs, updates
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # all of them: a teacher's and the sampler's too
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # the learner's, a teacher's, or the engine's
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: the probe, the KL to a reference that no loss reads
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test', settings.evaluation.samples)
 
-    # Those whose numbers the run depends on: alike on all hosts, and on record.
+    # The compiled programs on whose results the run depends: alike on all hosts, and on record.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
     # Only with steering.branch: run.workdir is that folder, and is made here from the run in workdir.
     branch.make_branch(run, workdir, learner, splits.train)
@@ -94,7 +94,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     with (
         run.rewards,  # the threads and processes that judge
         BackgroundCompiler() as compiler,  # compiles while weights are read
-        Shell(run.workdir, settings.cadence.keep) as shell,  # checkpoints, then files; closed whatever ends the run
+        Shell(
+            run.workdir, settings.cadence.keep
+        ) as shell,  # holds checkpoints and files; closes them, whatever ends the run
     ):
         # All hosts have the same step, config, data and programs, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
@@ -109,7 +111,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         compiler.wait('what a step and an evaluation run')
         make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # reads it from the policy's checkpoint
+        renew_reference = make_renewal(
+            run, shell.checkpoints, learner.state
+        )  # copies the policy by way of its checkpoint
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
