@@ -72,7 +72,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     cannot work, before anything is put on a device.
     """
     run = open_run(config, workdir, algorithm, functions, steering)  # config checked; model, tokenizer, rewards, mesh
-    settings, algorithm = run.settings, run.algorithm  # the config as typed values; algorithm, or the config's
+    settings, algorithm = run.settings, run.algorithm  # typed values; algorithm: or the config's
     splits = open_splits(run, steering)  # to learn from, to be evaluated on; other data are refused
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
@@ -80,7 +80,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     # What is kept in TrainState.aux beside the learner's own: the place in the data, means of earlier rewards, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, computes the policy's and the reference's logprobs, updates
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # the learner's, a teacher's, or the engine's
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # all of them: a teacher's and the sampler's too
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: the probe, the KL to a reference that no loss reads
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
@@ -94,9 +94,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     with (
         run.rewards,  # the threads and processes that judge
         BackgroundCompiler() as compiler,  # compiles while weights are read
-        Shell(
-            run.workdir, settings.cadence.keep
-        ) as shell,  # holds checkpoints and files; closes them, whatever ends the run
+        Shell(run.workdir, settings.cadence.keep) as shell,  # checkpoints, then files; closed whatever ends the run
     ):
         # All hosts have the same step, config, data and programs, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
@@ -111,9 +109,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         compiler.wait('what a step and an evaluation run')
         make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        renew_reference = make_renewal(
-            run, shell.checkpoints, learner.state
-        )  # copies the policy by way of its checkpoint
+        renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # copies the policy by its checkpoint
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
