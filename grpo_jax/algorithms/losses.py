@@ -411,10 +411,9 @@ def correct_of(experience):
 
 
 def _teacher_kl(logprobs, ratio, experience, top_logprobs):
-    """f32[B, C] whose expectation, and that of whose gradient, is KL(policy, teacher) in each token's place.
+    """Estimates KL(policy, teacher) of each token, f32[B, C]; value and gradient are unbiased.
 
-    The sum over the teacher's likeliest tokens is exact. For all others, which weigh the less the more these are,
-    stands the sampled token.
+    The sum over the teacher's likeliest tokens is exact. The sampled token stands for all others.
     """
     rollout, mask = experience.rollout, experience.loss_mask
     beyond = ratio * (logprobs - jnp.where(mask, experience.teacher_logprobs, 0.0))

@@ -183,7 +183,7 @@ def _ropes(c):
 
 
 def make_angles(positions: Int[Array, 'B T'], c: ModelConfig) -> tuple[Float[Array, '...'], Float[Array, '...']]:
-    """attention.Angles of the positions; where layers differ, those of each rotary embedding, stacked."""
+    """attention.Angles of the positions; where layers differ, the angles of each rotary embedding, stacked."""
     size = c.rotary_dim or c.head_dim
     angles = [attention.rope_angles(positions, size, *rope) for rope in _ropes(c)]
     return angles[0] if len(angles) == 1 else jax.tree.map(lambda *kinds: jnp.stack(kinds), *angles)

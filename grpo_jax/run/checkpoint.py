@@ -59,7 +59,7 @@ PARTS = {
 OBSERVED = {'aux/probe', 'ref_params'}  # what config.log has kept, though nothing learns from it
 # keys of numbers that adapt during a run -> where the state has them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
-OF_PROBE = {'rollout.temperature', 'model.dtype'}  # keys of which the logprobs are that the probe compares with
+OF_PROBE = {'rollout.temperature', 'model.dtype'}  # keys that change the logprobs of the probe
 
 
 class Damaged(BadInput):
@@ -278,8 +278,9 @@ def _set_aside_unreadable(workdir):
     folder = os.path.join(workdir, FOLDER)
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise BadInput('checkpoints', folder, 'is no folder; move it away')
-    problems = {step: problem for step in steps(workdir) if (problem := _unreadable(path_of(workdir, step)))}
-    if len(problems) == len(steps(workdir)):
+    there = steps(workdir)
+    problems = {step: problem for step in there if (problem := _unreadable(path_of(workdir, step)))}
+    if len(problems) == len(there):
         for step, problem in problems.items():
             path = path_of(workdir, step)
             if not os.path.isdir(path) or os.listdir(path):  # an empty folder is no checkpoint that somebody lost

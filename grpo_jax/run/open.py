@@ -117,9 +117,10 @@ def open_config(
     saved = bool(checkpoint.steps(workdir))
     read = settings.model.lora.rank or not saved  # in each start, where they stay frozen
     weights = folder is None and not settings.model.random_init and read
-    begun = ''  # the workdir's copy of the files of the model that its run was begun with
-    if saved and _is_begun(workdir) and not any(change.key == 'model.path' for change in changes):
-        begun = os.path.join(workdir, 'model') if os.path.isdir(os.path.join(workdir, 'model')) else ''
+    # the workdir's copy of the files of the model that its run was begun with, where the run goes on with that model
+    begun, other = os.path.join(workdir, 'model'), any(change.key == 'model.path' for change in changes)
+    if other or not (saved and _is_begun(workdir) and os.path.isdir(begun)):
+        begun = ''
     folder = folder or begun or hf.find(settings.model.path)
     model = Model(families.load_config(folder), hf.load_tokenizer(folder), folder)
     check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
@@ -432,11 +433,13 @@ def open_state(
     abstract: how it lies on the mesh. initial(trained parameters) makes a first state: where numbers were amended since
     the checkpoint was saved, or config.log keeps other things now, these parts begin anew as it has them.
     """
-    changes = steering.changes(run.workdir, run.settings.recorded)
 
     def read(path, abstract):
+        if initial is None:
+            return checkpoint.read_tree(path, abstract)
+        changes = steering.changes(run.workdir, run.settings.recorded)
         amended = steering.amended_since(run.workdir, int(os.path.basename(path)), changes)
-        if initial is None or not (amended or checkpoint.observes_otherwise(path, abstract)):
+        if not amended and not checkpoint.observes_otherwise(path, abstract):
             return checkpoint.read_tree(path, abstract)
         return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_of(amended))
 

@@ -121,6 +121,13 @@ def _names(parts):
     return [name for name, _ in parts] if parts else None
 
 
+def value_of(tree: Any, key: str) -> Any:
+    """The value of a dotted key in nested mappings; None where there is none."""
+    for name in key.split('.'):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Change, ...]:
     """The Changes of a config, as config.json gives it back, to that of a workdir; () for one that is not begun."""
     path = os.path.join(workdir, 'config.json')
@@ -190,10 +197,7 @@ def true_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> l
     true, settled = [], set()
     for row in reversed(rows):
         if row['event'] == 'amended' and row['key'] not in settled:
-            value: Any = config
-            for name in row['key'].split('.'):
-                value = value.get(name) if isinstance(value, dict) else None
-            if value != row['new']:
+            if value_of(config, row['key']) != row['new']:
                 continue
             settled.add(row['key'])
         true.append(row)

@@ -43,9 +43,7 @@ class Stats(NamedTuple):
     preempted: int  # times that a row left a batch unfinished
     bytes_read: int  # weights and live cache over all steps, per device: the least that decoding must read
     seconds: float
-    inspection: lora.Inspection | None = (
-        None  # of the weights that sampled, which run/measure.py judges; None without adapters
-    )
+    inspection: lora.Inspection | None = None  # of the weights, for run/measure.py to judge; None without adapters
 
     @property
     def utilisation(self) -> float:

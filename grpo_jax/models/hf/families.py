@@ -23,7 +23,7 @@ SIZES = {
     'intermediate_size': 2**31 - 1,
     'max_position_embeddings': 2**31 - 1,
 }  # the largest that can be meant
-# what of a config.json is read; the rest, some of which is about training or lets transformers allocate, never is
+# the keys of config.json that are read; the others are not: some are about training, some let transformers allocate
 READ = (
     *SIZES,
     *('tie_word_embeddings', 'attention_bias', 'mlp_bias', 'rms_norm_eps', 'hidden_act', 'head_dim', 'tokenizer_class'),
@@ -121,7 +121,7 @@ FAMILIES = {
     'gemma2': Family(_gemma2, windows='by type'),
     'gemma3_text': Family(lambda hf: _gemma2(hf) | {'qk_norm': True}, windows='by type', local_rope=True),
 }
-MOST_PARAMETERS = 2**43  # some twenty times those of the largest model
+MOST_PARAMETERS = 2**43  # the largest model has about a twentieth
 
 
 def import_transformers() -> Any:
@@ -157,9 +157,8 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
         **_rotary_fields(FAMILIES[family], hf, path),
         **own,
     )
-    table = transformer.param_table(c)
-    params = jax.tree.leaves(table, is_leaf=lambda node: isinstance(node, transformer.Param))
-    parameters = sum(math.prod(param.shape) for param in params)
+    sizes = transformer.map_table(lambda _, param: math.prod(param.shape), transformer.param_table(c))
+    parameters = sum(jax.tree.leaves(sizes))
     if parameters > MOST_PARAMETERS:
         raise BadInput(
             path, f'{parameters} parameters', 'is no model that anybody has; take it from the published model'

@@ -1,1 +1,1 @@
-"""Pallas kernels for TPUs, of which each is loaded where it is chosen."""
+"""Pallas kernels for TPUs; a program loads a kernel when it chooses it."""

@@ -1,6 +1,6 @@
 """What a report says: its header, its curves, its timeline and its comparison, as plain values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import os
 from typing import Any
 
@@ -55,9 +55,7 @@ def facts(variant: Variant) -> Iterator[tuple[str, str]]:
     for name, keys in FACTS.items():
         values = []
         for key in keys:
-            value: Any = run.config
-            for part in key.split('.'):
-                value = value.get(part) if isinstance(value, Mapping) else None
+            value = steering.value_of(run.config, key)
             values.append(os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value)
         if text := ' '.join(str(value) for value in values if value not in (None, '')):
             yield name, text
