@@ -266,7 +266,7 @@ class Checkout:
         self.finish([*words_of(name, base.folder, workdir), *EACH_STEP], CASES[name])
         lines = (workdir / 'metrics.jsonl').read_text(encoding='utf8').splitlines()
         row = next(row for row in map(json.loads, lines) if row['step'] == step)
-        tree = ocp.PyTreeCheckpointHandler().restore(epath.Path(workdir / 'checkpoints' / str(step + 1) / 'state'))
+        tree = ocp.PyTreeCheckpointHandler().restore(epath.Path(workdir / 'checkpoints' / str(step + 1) / 'default'))
         leaves = jax.tree_util.tree_leaves_with_path({key: tree[key] for key in ('params', 'opt_state')})
         lines = (workdir / 'rollouts' / f'{step}.jsonl').read_text(encoding='utf8').splitlines()
         numbers = row | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}

@@ -27,7 +27,7 @@ from grpo_jax.sampler import schedule
 from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.sharding.mesh import ROW_AXES
-from grpo_jax.tools.preflight import collectives, topology
+from grpo_jax.tools.preflight import hlo_collectives, topology
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight.traffic import Traffic
 
@@ -98,7 +98,7 @@ def assess(job, c, mesh, text, temp):
             ratio_reread=(step + traffic.reread) / needed,
             collectives=[
                 (found.op, found.groups, found.times, over_rows(found.groups, mesh))
-                for found in collectives.list_collectives(text, mesh.size, decoding=True)
+                for found in hlo_collectives.list_collectives(text, mesh.size, decoding=True)
             ],
         )
     return result

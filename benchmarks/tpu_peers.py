@@ -26,7 +26,7 @@ from typing import NamedTuple
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
 
 from grpo_jax.configs import gsm8k
-from grpo_jax.tools.preflight import collectives, compiler, hlo
+from grpo_jax.tools.preflight import compiler, hlo, hlo_collectives
 from grpo_jax.tools.preflight import plan as plans
 
 ROWS, GROUP, QUERIES, TOKENS, MEAN = 64, 8, 256, 1024, 300
@@ -153,7 +153,7 @@ def guard(text, told, gathered):
         raise RuntimeError('the peer has constrained no sharding')
     if not any('sharding={devices=[' in i.attributes for i in inputs):
         raise RuntimeError('no input of the peer is sharded')
-    if gathered and not any(f' {op}' in text for op in collectives.SENT):
+    if gathered and not any(f' {op}' in text for op in hlo_collectives.SENT):
         raise RuntimeError('the weights of the peer are sharded, and it has no collectives')
 
 

@@ -43,9 +43,9 @@ for name, tensor, prompts, group in CASES:
             print(name, program, find_kernels(text))
 
     # the learner's attention with its gradients: 7 heads of a head of keys or 4, a window, 640 columns
-    collectives = partition.make_collectives(model_config, mesh, Learning())
+    mesh_ops = partition.make_mesh_ops(model_config, mesh, Learning())
 
-    def mean(q, k, v, visible, window, attend=collectives.attend):
+    def mean(q, k, v, visible, window, attend=mesh_ops.attend):
         return jnp.mean(attend(q, k, v, visible, attention.Rule(window=window)), dtype=jnp.float32)
 
     rows = NamedSharding(mesh, PartitionSpec('data'))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_jax.tools.preflight import collectives, hlo, products
+from grpo_jax.tools.preflight import hlo, hlo_collectives, products
 from grpo_jax.tools.preflight.traffic import Traffic
 
 TEXT = """HloModule test
@@ -42,7 +42,7 @@ ARRAY = 8 * 128 * 4
 
 
 def test_collectives_of_a_compiled_text():
-    found = {x.op: x for x in collectives.list_collectives(TEXT, 4)}
+    found = {x.op: x for x in hlo_collectives.list_collectives(TEXT, 4)}
     assert found.keys() == {'all-reduce', 'reduce-scatter', 'all-gather'}
     assert found['all-reduce'][1:] == ([[0, 1], [2, 3]], 3, 3 * ARRAY)  # 2 (n - 1) / n, in a loop of 3 turns
     assert found['reduce-scatter'][1:] == ([[0, 1, 2, 3]], 1, 0.75 * ARRAY)
@@ -61,14 +61,14 @@ def test_collectives_of_one_channel_that_shard_map_wrote_are_told_apart():
             '%h = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%started',
             '%h = f32[8,128]{1,0:T(8,128)} fusion(%k), kind=kCustom, calls=%other',
         )
-        found = {x.op: x for x in collectives.list_collectives(text, 4)}
+        found = {x.op: x for x in hlo_collectives.list_collectives(text, 4)}
         assert found['all-gather'][1:] == ([[0, 1, 2, 3]], times, times * 0.75 * ARRAY)
         assert found['all-reduce'].times == 3
     twice = TEXT.replace(
         'ROOT %copied',
         '%again = f32[8,128]{1,0:T(8,128)} all-reduce(%f), channel_id=1, replica_groups={{0,1},{2,3}}\n  ROOT %copied',
     )
-    assert {x.op: x.times for x in collectives.list_collectives(twice, 4)}['all-reduce'] == 4
+    assert {x.op: x.times for x in hlo_collectives.list_collectives(twice, 4)}['all-reduce'] == 4
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_collectives_of_one_channel_that_shard_map_wrote_are_told_apart():
     ],
 )
 def test_groups_of_devices_that_talk(text, groups):
-    assert collectives.replica_groups(f', channel_id=1, replica_groups={text}, to_apply=%add', 4) == groups
+    assert hlo_collectives.replica_groups(f', channel_id=1, replica_groups={text}, to_apply=%add', 4) == groups
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_buffers_that_fusions_hand_on_beside_a_collective_count_once():
     # a quarter is read and the whole written where the gather begins; beside it, x is read and its negative written
     assert counted.count_program(()) == ARRAY // 4 + ARRAY + 2 * ARRAY
     assert {name: size for name, size in counted.by_instruction.items() if size} == {'p': 1.25 * ARRAY, 'q': 2 * ARRAY}
-    (gather,) = collectives.list_collectives(CHAIN, 4)
+    (gather,) = hlo_collectives.list_collectives(CHAIN, 4)
     assert gather[2:] == (1, 0.75 * ARRAY)
 
 

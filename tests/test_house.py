@@ -56,7 +56,6 @@ SMALL = {'algorithms/selections', 'diagnose/monitors'}
 TWINS = {
     **{f'{name}.py': {'data', 'rewards'} for name in ('code', 'countdown', 'math')},  # a data set and its reward
     'advice.py': {'diagnose', 'tools/preflight'},
-    'collectives.py': {'models', 'tools/preflight'},
     'files.py': {'data', 'hosts'},
     'groups.py': {'algorithms', 'diagnose'},
     'model.py': {'rewards', 'tools/preflight'},

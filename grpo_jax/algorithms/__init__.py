@@ -5,10 +5,10 @@
 
 from grpo_jax.algorithms.advantage_inputs import by_token, compute_advantages
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
-from grpo_jax.algorithms.groups import dead_groups, judge_groups
+from grpo_jax.algorithms.checks import check_run
+from grpo_jax.algorithms.group_math import dead_groups, judge_groups
 from grpo_jax.algorithms.losses import gradient_coefficients, loss_terms, metrics, policy_loss, prepare, token_losses
 from grpo_jax.algorithms.meters import PooledMean, pooled_metrics, reference_metrics
-from grpo_jax.algorithms.validation import check_run
 from grpo_jax.grouping import Grouping
 
 __all__ = [

@@ -6,7 +6,7 @@ from jaxtyping import Float32
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_jax.algorithms import groups, pieces, validation
+from grpo_jax.algorithms import checks, group_math, pieces
 from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.grouping import Grouping
@@ -32,7 +32,7 @@ def compute_advantages(
     data holds what else the estimator reads (see algorithms.advantages), with leading axes [P, G], kl f64[P, G, C]
     where the KL is in the reward, times kl_coef (None: the algorithm's), and teacher_logprobs and old_logprobs where
     there is a teacher_coef. A function without arguments may stand for an array. Without correct, the rewards are what
-    the verifier says. dead bool[P] are the dead groups; without it, those that groups.judge_groups finds by the
+    the verifier says. dead bool[P] are the dead groups; without it, those that group_math.judge_groups finds by the
     algorithm's gate. With rewards [B] and group_ids i32[B], groups may differ in size, and leading axes are [B].
     Exactly 0 for unscorable (not finite) rewards and, where the outcomes of a group are compared, in dead groups, of
     which a KL that is taken off and what a teacher adds remain.
@@ -44,7 +44,7 @@ def compute_advantages(
     rewards = np.where(np.isfinite(rewards), rewards, np.nan)  # an infinite reward would spoil its whole group
     kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef
     inputs = _host_inputs(algorithm, rewards, kl_coef, data)
-    validation.check_outcomes(algorithm, inputs['correct'])
+    checks.check_outcomes(algorithm, inputs['correct'])
     advantages = _in_columns(algorithm.advantage, pieces.call(algorithm.advantage, inputs), inputs)
     dead = inputs['dead']
     if pieces.compares_outcomes(algorithm.advantage) and algorithm.kl_placement != 'reward_sequence':
@@ -77,12 +77,12 @@ def _host_inputs(algorithm, rewards, kl_coef, data):
     compares = pieces.compares_outcomes(algorithm.advantage)
 
     def with_kl():  # a dead group has equal rewards, from which the KL is taken all the same
-        equal = np.where(known, groups.group_means(rewards), np.nan)
+        equal = np.where(known, group_math.group_means(rewards), np.nan)
         even = np.where(inputs['dead'][:, None], equal, rewards) if compares else rewards
         return even - kl_coef * pieces.call(_summed_kl, inputs)
 
     def judge_groups(inputs):
-        return groups.judge_groups(algorithm.gate, rewards, inputs['correct'] if 'correct' in given else None)
+        return group_math.judge_groups(algorithm.gate, rewards, inputs['correct'] if 'correct' in given else None)
 
     # unscorable completions count in no statistic of tokens or steps either
     if 'mask' in given:

@@ -14,7 +14,7 @@ from typing import Annotated
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from grpo_jax.algorithms import groups, pieces, reductions
+from grpo_jax.algorithms import group_math, pieces, reductions
 from grpo_jax.ranges import Coefficient, Count, NotNegative, OneOf, Range, Share
 
 Ddof = Annotated[int, OneOf((0, 1))]
@@ -45,7 +45,7 @@ def correct(correct: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
 def best_and_worst(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """+1 for a group's best and -1 for its worst completion, the first of equals, else 0: the pairs of DPO."""
     signs = np.zeros_like(rewards)
-    alive = np.flatnonzero(~groups.dead_groups(rewards))
+    alive = np.flatnonzero(~group_math.dead_groups(rewards))
     if len(alive):
         signs[alive, np.nanargmax(rewards[alive], 1)] = 1
         signs[alive, np.nanargmin(rewards[alive], 1)] = -1
@@ -81,12 +81,12 @@ def group_norm(
 
     The paper leaves ddof and eps open; both are arguments here.
     """
-    return group_mean(rewards) / (groups.group_std(rewards, std_ddof) + std_eps)
+    return group_mean(rewards) / (group_math.group_std(rewards, std_ddof) + std_eps)
 
 
 def group_mean(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """r - mean within the group: Dr. GRPO (arXiv 2503.20783, section 3.2)."""
-    return groups.centre(rewards, groups.group_means(rewards))
+    return group_math.centre(rewards, group_math.group_means(rewards))
 
 
 def leave_one_out(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
@@ -99,7 +99,7 @@ def leave_one_out_norm(
     rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
     """leave_one_out / (std + eps) within the group."""
-    return leave_one_out(rewards) / (groups.group_std(rewards, std_ddof) + std_eps)
+    return leave_one_out(rewards) / (group_math.group_std(rewards, std_ddof) + std_eps)
 
 
 @pieces.properties(over_batch=True)
@@ -108,7 +108,7 @@ def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Ep
 
     Dead groups enter the std, as published; their own advantage stays 0.
     """
-    return group_mean(rewards) / (groups.batch_std(rewards, std_ddof) + std_eps)
+    return group_mean(rewards) / (group_math.batch_std(rewards, std_ddof) + std_eps)
 
 
 @pieces.properties(over_batch=True)
@@ -118,7 +118,7 @@ def batch_centred_std(
     """a / (std + eps) of the batch, with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
     centred = group_mean(rewards)
     known = np.where(np.isfinite(rewards), centred, np.nan)
-    return centred / (groups.batch_std(known, std_ddof) + std_eps)
+    return centred / (group_math.batch_std(known, std_ddof) + std_eps)
 
 
 @pieces.properties(over_batch=True, by_token=False)
@@ -131,8 +131,8 @@ def group_mean_batch_std(
     """
     centred = group_mean(rewards)
     weights = mask.sum(-1) * np.isfinite(rewards)
-    whitened = groups.whiten(np.nan_to_num(centred), weights, std_ddof)
-    return np.where(groups.dead_groups(rewards)[:, None], 0.0, whitened)
+    whitened = group_math.whiten(np.nan_to_num(centred), weights, std_ddof)
+    return np.where(group_math.dead_groups(rewards)[:, None], 0.0, whitened)
 
 
 @pieces.properties(alone=True)
@@ -145,7 +145,7 @@ def reinforce_pp(
         # a masked token hands on what comes after it unchanged
         total = np.where(mask[..., t], token_rewards[..., t] + discount * total, total)
         sums[..., t] = total
-    return groups.whiten(sums, mask, std_ddof)
+    return group_math.whiten(sums, mask, std_ddof)
 
 
 @pieces.properties(alone=True)
@@ -158,7 +158,9 @@ def gae(
     gae_lambda: Share = 0.95,
 ) -> Float[np.ndarray, 'P G C']:
     """Generalized advantages, whitened over the batch's tokens: PPO (arXiv 1506.02438, eq. 16; 1707.06347, eq. 11)."""
-    return groups.whiten(groups.generalized_advantages(token_rewards, mask, values, discount, gae_lambda), mask, 1)
+    return group_math.whiten(
+        group_math.generalized_advantages(token_rewards, mask, values, discount, gae_lambda), mask, 1
+    )
 
 
 @pieces.properties(alone=True)
@@ -173,7 +175,7 @@ def gae_by_length(
     """gae with lambda = 1 - 1 / (length_alpha n) for a completion of n tokens: VAPO (arXiv 2504.05118, eq. 8)."""
     lengths = np.maximum(mask.sum(-1), 1)
     lambdas = np.clip(1 - 1 / (length_alpha * lengths), 0.0, 1.0)
-    return groups.whiten(groups.generalized_advantages(token_rewards, mask, values, discount, lambdas), mask, 1)
+    return group_math.whiten(group_math.generalized_advantages(token_rewards, mask, values, discount, lambdas), mask, 1)
 
 
 def process(
@@ -188,7 +190,7 @@ def process(
     Normalized over all steps of all completions of the group; step_rewards is NaN where no step ends.
     """
     flat = step_rewards.reshape(len(step_rewards), -1)
-    scale = groups.group_std(flat, std_ddof) + std_eps
+    scale = group_math.group_std(flat, std_ddof) + std_eps
     normalized = np.nan_to_num(group_mean(flat) / scale).reshape(step_rewards.shape)
     return np.flip(np.cumsum(np.flip(normalized, -1), -1), -1) * mask
 
@@ -196,7 +198,7 @@ def process(
 @pieces.properties(nonnegative=True)
 def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
     """(c - mean) / (mean + eps) within the group, 0 where nothing is right: MaxRL (arXiv 2602.02710)."""
-    mean = groups.group_means(correct)
+    mean = group_math.group_means(correct)
     return np.where(mean > 0, group_mean(correct) / (mean + std_eps), 0.0)
 
 
@@ -205,13 +207,13 @@ def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> F
     """r minus the group's mean weighted by lengths: OPO (arXiv 2505.23585)."""
     lengths = mask.sum(-1) * np.isfinite(rewards)
     mean = np.nansum(rewards * lengths, 1, keepdims=True) / np.maximum(lengths.sum(1, keepdims=True), 1)
-    return groups.centre(rewards, mean)
+    return group_math.centre(rewards, mean)
 
 
 @pieces.properties(nonnegative=True)
 def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: Count = 4) -> Float[np.ndarray, 'P G']:
-    """groups.pass_at_k_rewards less their group mean: PKPO (arXiv 2505.15201)."""
-    return group_mean(groups.pass_at_k_rewards(correct, pass_k))
+    """group_math.pass_at_k_rewards less their group mean: PKPO (arXiv 2505.15201)."""
+    return group_mean(group_math.pass_at_k_rewards(correct, pass_k))
 
 
 @pieces.properties(over_batch=True)
@@ -222,8 +224,8 @@ def gdpo(
     normed = np.stack([group_norm(part, std_ddof=std_ddof, std_eps=std_eps) for part in parts])
     total = np.sum(part_weights[:, None, None] * np.nan_to_num(normed), 0)
     total = np.where(np.isfinite(parts).any(0), total, np.nan)
-    dead = np.all([groups.dead_groups(part) for part in parts], 0)
-    scale = groups.batch_std(total, std_ddof) + std_eps
+    dead = np.all([group_math.dead_groups(part) for part in parts], 0)
+    scale = group_math.batch_std(total, std_ddof) + std_eps
     return np.where(dead[:, None], 0.0, total - np.nanmean(total)) / scale
 
 
@@ -246,8 +248,8 @@ def xrpo_sharpen(
     rewards are not binary. The paper's constants are not verified; 1 and 0.5 come from secondary sources.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
-    likelihood = groups.completion_means(sampler_logprobs, mask)
-    mean = groups.group_means(np.where(np.isfinite(rewards), likelihood, np.nan))
+    likelihood = group_math.completion_means(sampler_logprobs, mask)
+    mean = group_math.group_means(np.where(np.isfinite(rewards), likelihood, np.nan))
     novelty = np.exp(np.minimum(likelihood - mean, reductions.MAX_LOG_RATIO))
     bonus = np.minimum(np.maximum(sharpen * (1 - novelty), 0), sharpen_cap * values)
     return values + np.where(correct >= 1, np.maximum(bonus, 0), 0.0)
@@ -271,12 +273,14 @@ def grpo_lambda(
     groups is rounded: with 2 prompts and a share of 0.2 there is none, and this is group_norm.
     """
     right, lengths = correct >= 1, mask.sum(-1)
-    pass_rate = groups.group_means(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
+    pass_rate = group_math.group_means(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
     best = np.argsort(-pass_rate, kind='stable')[: round(efficient_share * len(rewards))]
     shaped = rewards.copy()
     for group in best:
         shaped[group] = np.where(
-            np.isnan(rewards[group]), np.nan, groups.efficient_rewards(right[group], lengths[group], efficient_alpha)
+            np.isnan(rewards[group]),
+            np.nan,
+            group_math.efficient_rewards(right[group], lengths[group], efficient_alpha),
         )
     return group_norm(shaped, std_ddof=std_ddof, std_eps=std_eps)
 
@@ -297,14 +301,14 @@ def gtpo(
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 
     H is the completion's mean entropy; delta drops completions with H above entropy_cut (ln 2) when the run
-    began below it; lambda is groups.conflict_weights. A dead group, whose A is 0, has -entropy_penalty H delta unless
-    the gate of the collection takes it out. The authors' code differs: cut 0.7 without the initial branch, prefix and
-    suffix weights multiplied.
+    began below it; lambda is group_math.conflict_weights. A dead group, whose A is 0, has -entropy_penalty H delta
+    unless the gate of the collection takes it out. The authors' code differs: cut 0.7 without the initial branch,
+    prefix and suffix weights multiplied.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
-    entropy = groups.completion_means(old_entropy, mask)
+    entropy = group_math.completion_means(old_entropy, mask)
     delta = (entropy <= entropy_cut) | (initial_entropy > entropy_cut)
     shaped = (values - entropy_penalty * entropy) * delta
     by_group = zip(tokens, completion_mask, values, ~mask, strict=True)
-    weights = np.stack([groups.conflict_weights(*group) for group in by_group])
+    weights = np.stack([group_math.conflict_weights(*group) for group in by_group])
     return shaped[..., None] * weights

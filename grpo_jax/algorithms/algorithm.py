@@ -9,6 +9,7 @@ from jaxtyping import Float
 from grpo_jax import ranges
 from grpo_jax.algorithms import (
     advantages,
+    checks,
     corrections,
     kl,
     pieces,
@@ -16,7 +17,6 @@ from grpo_jax.algorithms import (
     regularizers,
     selections,
     surrogates,
-    validation,
     weights,
 )
 from grpo_jax.ranges import Coefficient, Natural, NotNegative, PositiveShare, Range, Share
@@ -55,7 +55,7 @@ class Algorithm(NamedTuple):
     ratio_base: str = 'old'  # logprobs that the ratio is taken to: old or sampler
     denominator: str = 'all'  # tokens that the weights count: all or selected
     dead_groups: str = 'keep'  # what becomes of groups that are dead
-    gate: str = 'auto'  # what says that a group is dead: see groups.judge_groups
+    gate: str = 'auto'  # what says that a group is dead: see group_math.judge_groups
     source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
     critic_lambda: Share = 0.95  # of the returns that a critic learns
@@ -173,7 +173,7 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     BadInput for an unknown piece, a combination that cannot work, or a number that differs from its default and that
     nothing reads.
     """
-    validation.refuse_misplaced_keys(section)
+    checks.refuse_misplaced_keys(section)
     for key, value in ranges.take(section, list(MODULES), 'algorithm').items():
         ranges.check_value(f'algorithm.{key}', value, tuple[str, ...] if key == 'regularizers' else str)
     chosen: dict[str, Any] = {
@@ -186,10 +186,10 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     )
     numbers = {name: section[name] for name in Algorithm._fields if name not in chosen and name in section}
     if collection is not None:
-        numbers |= {name: collection[name] for name in validation.SECTIONS}
+        numbers |= {name: collection[name] for name in checks.SECTIONS}
     algorithm = Algorithm(**chosen, **numbers)
-    validation.check(algorithm)
-    validation.refuse_inert_numbers(algorithm, section, MODULES)
+    checks.check(algorithm)
+    checks.refuse_inert_numbers(algorithm, section, MODULES)
     return algorithm
 
 

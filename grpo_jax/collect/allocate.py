@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from grpo_jax.algorithms import Grouping
-from grpo_jax.algorithms.groups import group_std
+from grpo_jax.algorithms.group_math import group_std
 
 CONFIDENCE = 0.95  # of the interval of a prompt's mean reward
 

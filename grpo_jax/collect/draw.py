@@ -21,7 +21,7 @@ from grpo_jax.collect import allocate, demonstrations
 from grpo_jax.collect.options import Collection
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
-from grpo_jax.learner.state import fetch_reference
+from grpo_jax.learner.programs import fetch_reference
 from grpo_jax.sampler.engine import Engine, Stats
 from grpo_jax.sharding import batches
 from grpo_jax.types import Prompts, Rollout, TrainState

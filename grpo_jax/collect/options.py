@@ -3,7 +3,7 @@
 from typing import Annotated, NamedTuple
 
 from grpo_jax import ranges, rewards
-from grpo_jax.algorithms.validation import CHOICES
+from grpo_jax.algorithms.checks import CHOICES
 from grpo_jax.errors import BadInput
 from grpo_jax.ranges import Natural, OneOf, PositiveShare, Range, Share
 

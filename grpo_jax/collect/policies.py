@@ -24,8 +24,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.hosts.files import foreign_writing
 from grpo_jax.learner.options import Learning
-from grpo_jax.learner.programs import Learner, make_teacher
-from grpo_jax.learner.state import fetch_reference
+from grpo_jax.learner.programs import Learner, fetch_reference, make_teacher
 from grpo_jax.models import hf, lora, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.models.lora import OFF

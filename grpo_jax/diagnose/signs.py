@@ -10,7 +10,7 @@ import statistics
 from typing import Any, NamedTuple
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import validation
+from grpo_jax.algorithms import checks
 from grpo_jax.diagnose.options import DiagnoseOptions
 from grpo_jax.errors import BadInput
 
@@ -92,7 +92,7 @@ class Context(NamedTuple):
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
         try:
-            inert = tuple(validation.inert(algorithms.make(algorithm, collection)))
+            inert = tuple(checks.inert(algorithms.make(algorithm, collection)))
         except BadInput:  # this config makes none, since the run was given another algorithm
             inert = ()
         optimization = config['optimizer'] if optimizer == 'optimizer' else config['supervised']['optimizer']

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Float32
 import numpy as np
 
-from grpo_jax.algorithms import Algorithm, advantage_inputs, groups, pieces, weights
+from grpo_jax.algorithms import Algorithm, advantage_inputs, group_math, pieces, weights
 from grpo_jax.learner import descent
 from grpo_jax.learner.options import Learning, Minibatching
 from grpo_jax.models import heads
-from grpo_jax.models.collectives import ALONE, Collectives
+from grpo_jax.models.mesh_ops import ALONE, MeshOps
 from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import Array, Experience, Rollout
 
@@ -23,13 +23,11 @@ def new(params):
 
 
 def values(
-    critic, rollout: Rollout, model_config: ModelConfig, *, remat: str, dtype, collectives: Collectives = ALONE
+    critic, rollout: Rollout, model_config: ModelConfig, *, remat: str, dtype, mesh_ops: MeshOps = ALONE
 ) -> Float[Array, 'B C']:
     """f32[B, C]: the critic's value of a completion before each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    columns = heads.values(
-        critic, rollout.tokens, mask, model_config, remat=remat, dtype=dtype, collectives=collectives
-    )
+    columns = heads.values(critic, rollout.tokens, mask, model_config, remat=remat, dtype=dtype, mesh_ops=mesh_ops)
     return columns[:, rollout.prompt_mask.shape[1] - 1 : -1]
 
 
@@ -40,7 +38,7 @@ def update_critic(
     optimizer,
     learning: Learning,
     cut: Minibatching,
-    collectives=ALONE,
+    mesh_ops=ALONE,
 ):
     """({'params', 'opt_state'}, skipped i32[], metrics) after a descent on half the clipped squared error.
 
@@ -51,12 +49,7 @@ def update_critic(
     def loss_of(params, part):
         microbatch, token_weights = part
         new_values = values(
-            params,
-            microbatch.rollout,
-            model_config,
-            remat=learning.remat,
-            dtype=learning.dtype,
-            collectives=collectives,
+            params, microbatch.rollout, model_config, remat=learning.remat, dtype=learning.dtype, mesh_ops=mesh_ops
         )
         returns, mask = _targets(microbatch)
         error = value_loss(new_values, microbatch.values, returns, learning.value_clip)
@@ -85,7 +78,7 @@ def critic_targets(
     inputs = pieces.Inputs(data)
     values = inputs['values']
     earned = advantage_inputs.token_rewards(algorithm, rewards, kl_coef, inputs)
-    advantages = groups.generalized_advantages(
+    advantages = group_math.generalized_advantages(
         earned, inputs['mask'], values, algorithm.discount, algorithm.critic_lambda
     )
     targets = np.where(np.isfinite(rewards)[..., None], advantages + values, np.nan)

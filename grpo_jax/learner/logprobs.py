@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
 from grpo_jax.models import gather, transformer
-from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
+from grpo_jax.models.mesh_ops import ALONE, MeshOps, VocabShards
 from grpo_jax.sharding import chips
 from grpo_jax.types import Array, HeadOutput, Rollout
 
@@ -23,7 +23,7 @@ class Head(NamedTuple):
     temperature: float  # logprobs are those of softmax(logits / temperature); 0 counts as 1
     chunk: int  # tokens whose logits exist at once, at most
     entropy_gradient: bool = False  # whether the entropy is differentiable
-    collectives: Collectives = ALONE
+    mesh_ops: MeshOps = ALONE
     top_k: int = 0  # likeliest tokens at each place, whose ids and logprobs come too
     top_below: int = 0  # the ids that these are of: those below it
 
@@ -44,7 +44,7 @@ def completion_logprobs(
     chunk: int,
     remat: str,
     entropy_gradient: bool = False,
-    collectives: Collectives = ALONE,
+    mesh_ops: MeshOps = ALONE,
 ) -> TokenLogprobs:
     """(logprobs f32[B, C], entropy f32[B, C]) under softmax(logits / temperature), untruncated; 0 where masked.
 
@@ -52,7 +52,7 @@ def completion_logprobs(
     only, and is recomputed in the backward pass where these are not all. remat is that of transformer.forward. The
     entropy is differentiable if entropy_gradient.
     """
-    head = Head(temperature, chunk, entropy_gradient, collectives)
+    head = Head(temperature, chunk, entropy_gradient, mesh_ops)
     output: Any = padded_logprobs(params, rollout, c, head, remat)
     return TokenLogprobs(output.logprobs, output.entropy)
 
@@ -70,7 +70,7 @@ def padded_logprobs(
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     positions = transformer.positions_of(mask)
     hidden = transformer.forward(
-        params, rollout.tokens, positions, mask, model_config, remat=remat, collectives=head.collectives
+        params, rollout.tokens, positions, mask, model_config, remat=remat, mesh_ops=head.mesh_ops
     )
     before, targets = hidden[:, queries - 1 : -1], rollout.tokens[:, queries:]
     return token_logprobs(params, before, targets, rollout.completion_mask, model_config, head, ids)
@@ -93,7 +93,7 @@ def token_logprobs(
 
     weights = transformer.head_weights(params, model_config)
     tokens = (targets,) if ids is None else (targets, ids)
-    return head.collectives.head(on_device, weights, hidden, mask, *tokens)
+    return head.mesh_ops.head(on_device, weights, hidden, mask, *tokens)
 
 
 def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, head: Head):

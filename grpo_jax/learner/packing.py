@@ -34,7 +34,7 @@ class PackSizes(NamedTuple):
 
     rows: int  # of a microbatch, on all devices
     columns: int
-    block: int  # columns that have one prompt, see attention.Packed
+    block: int  # columns that have one prompt, see attention.PackedMask
     group_size: int
     queries: int
     tokens: int
@@ -229,11 +229,11 @@ def microbatch_output(
     sizes, head, model_config = spec.sizes, spec.head, spec.model_config
     text, columns = _text(rollout, cells), rollout.completion_mask.shape[1]
     starts, lengths = text.start[:, :: sizes.block], text.length[:, :: sizes.block]
-    visible = attention.Packed(text.part, text.positions, starts, lengths, sizes.block, sizes.queries, sizes.tokens)
+    visible = attention.PackedMask(text.part, text.positions, starts, lengths, sizes.block, sizes.queries, sizes.tokens)
     hidden = transformer.forward(
-        params, text.tokens, text.positions, visible, model_config, remat=remat, collectives=head.collectives
+        params, text.tokens, text.positions, visible, model_config, remat=remat, mesh_ops=head.mesh_ops
     )
-    before = head.collectives.hidden(jax.vmap(gather.take)(hidden, text.source))
+    before = head.mesh_ops.hidden(jax.vmap(gather.take)(hidden, text.source))
     places, nowhere = _completion_places(rollout, cells), rollout.completion_mask.size
     cell_ids = None if ids is None else jnp.take(ids.reshape(nowhere, -1), places, 0, mode='fill', fill_value=0)
     output = token_logprobs(params, before, text.tokens, text.part > 0, model_config, head, cell_ids)
@@ -299,7 +299,7 @@ class Text(NamedTuple):
 
     tokens: jax.Array
     positions: jax.Array
-    part: jax.Array  # as in attention.Packed
+    part: jax.Array  # as in attention.PackedMask
     start: jax.Array  # column where the prompt of the token's group begins
     length: jax.Array  # of that prompt
     source: jax.Array  # column whose hidden state predicts the token, for those of completions

@@ -15,15 +15,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.options import Learning
 from grpo_jax.models import attention, linear, lora, transformer
-from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
+from grpo_jax.models.mesh_ops import ALONE, MeshOps, VocabShards
 from grpo_jax.sharding import specs, torus
 from grpo_jax.sharding.mesh import AXES, BATCH_AXES
 
 TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
-def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh, learning: Learning) -> Collectives:
-    """The Collectives of a model on the mesh, with the adapters and the attention that learning names."""
+def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: Learning) -> MeshOps:
+    """The MeshOps of a model on the mesh, with the adapters and the attention that learning names."""
     by = _attend_by(learning.attention, mesh)
     if mesh.size == 1:
         return ALONE._replace(attend=functools.partial(_attend_alone, by=by))
@@ -37,13 +37,13 @@ def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh, learning
 
     def cut_or_gathered(name, w):
         if name in linear.SUMMED_AXES and not isinstance(w, linear.Adapted) and mesh.shape['fsdp'] > 1:
-            return linear.Cut(w, exchange=_exchange(on_devices, fsdp, *cut[name].spec[1:]))
-        return jax.tree.map(functools.partial(_gather, on_devices, fsdp), w, gathered[name], cut[name])
+            return linear.FsdpMatrix(w, ops=_gather_scatter(over_mesh, fsdp, *cut[name].spec[1:]))
+        return jax.tree.map(functools.partial(_gather, over_mesh, fsdp), w, gathered[name], cut[name])
 
     def hidden(x):
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, TOKENS))
 
-    def on_devices(function, in_specs, out_specs):
+    def over_mesh(function, in_specs, out_specs):
         return jax.shard_map(
             function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(AXES), check_vma=False
         )
@@ -52,11 +52,11 @@ def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh, learning
         queries, keys = PartitionSpec(BATCH_AXES, 'context', 'tensor'), PartitionSpec(BATCH_AXES, None, 'tensor')
         in_specs = (queries, keys, keys, PartitionSpec(BATCH_AXES), PartitionSpec())
         attend_own_columns = functools.partial(_attend_own_columns, rule=rule._replace(window=None, by=by))
-        return on_devices(attend_own_columns, in_specs, queries)(q, k, v, visible, rule.window)
+        return over_mesh(attend_own_columns, in_specs, queries)(q, k, v, visible, rule.window)
 
     def embed(table, tokens, dtype):
         embed_own_tokens = functools.partial(_embed_own_tokens, dtype=dtype)
-        return on_devices(embed_own_tokens, (embed_spec, TOKENS), TOKENS)(table, tokens)
+        return over_mesh(embed_own_tokens, (embed_spec, TOKENS), TOKENS)(table, tokens)
 
     def head(function, weights, *arrays):
         weight_specs = {name: _spec(model_config, name) for name in weights}
@@ -69,14 +69,14 @@ def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh, learning
         padding = -columns % mesh.shape['context']
         arrays = [jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2)) for x in arrays]
         in_specs = (weight_specs, *(TOKENS for _ in arrays))
-        outputs = on_devices(head_of_own_vocabulary, in_specs, TOKENS)(weights, *arrays)
+        outputs = over_mesh(head_of_own_vocabulary, in_specs, TOKENS)(weights, *arrays)
         return jax.tree.map(lambda x: x[:, :columns], outputs)
 
-    return Collectives(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
+    return MeshOps(embed=embed, weights=weights, hidden=hidden, attend=attend, head=head)
 
 
-def _exchange(on_devices, fsdp, *axes):
-    """linear.Exchange of a matrix with such axes of the mesh, one of which is fsdp."""
+def _gather_scatter(over_mesh, fsdp, *axes):
+    """linear.GatherScatter of a matrix with such axes of the mesh, one of which is fsdp."""
     part, whole = PartitionSpec(*axes), PartitionSpec(*(axis if axis == 'tensor' else None for axis in axes))
     dimension = axes.index('fsdp')
 
@@ -89,10 +89,10 @@ def _exchange(on_devices, fsdp, *axes):
             return jax.lax.psum(own, ('data', 'context'))
 
         in_specs = tuple(PartitionSpec(*TOKENS, *map(kept.get, factor[2:])) for factor in (x_axes, y_axes))
-        return on_devices(scatter_own, in_specs, part)(x, dy)
+        return over_mesh(scatter_own, in_specs, part)(x, dy)
 
     gather = functools.partial(fsdp.gather, dimension=dimension)
-    return linear.Exchange(on_devices(gather, part, whole), weight_gradient)
+    return linear.GatherScatter(over_mesh(gather, part, whole), weight_gradient)
 
 
 def _gather_tokens(fsdp):
@@ -106,7 +106,7 @@ def _gather_tokens(fsdp):
     return lambda x: gather(x) if jnp.issubdtype(x.dtype, jnp.inexact) else fsdp.gather(x, 0)
 
 
-def _gather(on_devices, fsdp, w, stacked, cut):
+def _gather(over_mesh, fsdp, w, stacked, cut):
     """A layer's weight as it lies where it is multiplied; its gradient lies as the weight did.
 
     The two are shardings of the stacked layers. By its own transpose, a constraint would gather the gradient too.
@@ -116,7 +116,7 @@ def _gather(on_devices, fsdp, w, stacked, cut):
     @jax.custom_vjp
     def gather(w):
         if 'fsdp' in part.spec:
-            w = _exchange(on_devices, fsdp, *part.spec).gather(w)
+            w = _gather_scatter(over_mesh, fsdp, *part.spec).gather(w)
         return jax.lax.with_sharding_constraint(w, whole)
 
     def scatter(_, gradient):

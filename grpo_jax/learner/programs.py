@@ -18,8 +18,7 @@ from grpo_jax.hosts import processes
 from grpo_jax.learner import critic, logprobs, packing, partition, reward_model
 from grpo_jax.learner.optimizer import Optimizers
 from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning
-from grpo_jax.learner.state import Initial, fetch_reference, new_state, without_frozen
-from grpo_jax.learner.update import UpdateSpec, update
+from grpo_jax.learner.update import UpdateSpec, new_aux, update
 from grpo_jax.models import heads, lora, transformer
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.sharding import batches, compiled, specs
@@ -27,6 +26,21 @@ from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable, abstract, abstract_params
 from grpo_jax.sharding.mesh import BATCH_AXES
 from grpo_jax.types import LabelledBatch, Rollout, TrainState
+
+
+class Initial(NamedTuple):
+    """Makes the first TrainState; what adapters leave frozen goes into it as it is, without a copy."""
+
+    program: Any  # jitted, (trained parameters) -> TrainState of these alone
+
+    def __call__(self, params: Any) -> TrainState:
+        """The TrainState, on the mesh, of the policy's params; of lora.split's trained ones alone where given these.
+
+        The first update takes the memory of what is frozen, which is then to be had from the new state alone.
+        """
+        trained, frozen = lora.split(params)
+        state = self.program(trained)
+        return state.replace(params=lora.join(state.params, frozen))
 
 
 class Learner(NamedTuple):
@@ -103,7 +117,7 @@ def make_learner(
         optimizer=optimizers.policy,
         critic_optimizer=optimizers.critic,
         group_size=shapes.group_size,
-        collectives=partition.make_collectives(model_config, mesh, learning),
+        mesh_ops=partition.make_mesh_ops(model_config, mesh, learning),
         sizes=sizes,
         learning_rate=optimizers.learning_rate,
         extra=extra,
@@ -126,9 +140,7 @@ def make_learner(
         return jax.tree.map(processes.put, packed, _packed_shardings(mesh))
 
     def values(params, rollout):
-        return critic.values(
-            params, rollout, model_config, remat='none', dtype=learning.dtype, collectives=spec.collectives
-        )
+        return critic.values(params, rollout, model_config, remat='none', dtype=learning.dtype, mesh_ops=spec.mesh_ops)
 
     scored = state.params, experience.rollout, packed
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
@@ -193,7 +205,7 @@ def make_teacher(
     head = logprobs.Head(
         learning.temperature,
         logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh),
-        collectives=partition.make_collectives(model_config, mesh, learning),
+        mesh_ops=partition.make_mesh_ops(model_config, mesh, learning),
         top_k=algorithm.teacher_top_k,
         top_below=vocab_size,
     )
@@ -226,8 +238,8 @@ def make_reward_learner(
     batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning.microbatches)
     batches.check_columns(mesh, shapes)
     learning = learning._replace(epochs=1, minibatches=1)
-    collectives = partition.make_collectives(model_config, mesh, learning._replace(lora=lora.OFF))
-    spec = reward_model.RewardSpec(model_config, loss, optimizer, learning, shapes.group_size, collectives)
+    mesh_ops = partition.make_mesh_ops(model_config, mesh, learning._replace(lora=lora.OFF))
+    spec = reward_model.RewardSpec(model_config, loss, optimizer, learning, shapes.group_size, mesh_ops)
 
     def new_state(params):
         params = params if 'value_head' in params else critic.new(params)
@@ -257,6 +269,25 @@ def make_reward_learner(
         ),
         state=state,
     )
+
+
+def new_state(params: Any, spec: UpdateSpec, kept: Any) -> TrainState:
+    """The TrainState at the start of a run from the policy's trained params; kept, as zeros, joins its aux."""
+    reference = jax.tree.map(jnp.copy, params) if spec.keeps_reference else None
+    aux = new_aux(spec.algorithm, params, spec.critic_optimizer)
+    aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept or {})
+    return TrainState(jnp.int32(0), params, spec.optimizer.init(params), reference, aux)
+
+
+def fetch_reference(state: TrainState) -> Any:
+    """The reference's parameters on the devices, outside of a program, from the hosts' memory where it waits there."""
+    trained, frozen = lora.split(state.params)
+    return lora.join(jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, trained)), frozen)
+
+
+def without_frozen(state: TrainState) -> TrainState:
+    """The state without what is frozen of its parameters: what a checkpoint holds."""
+    return state.replace(params=lora.split(state.params)[0])
 
 
 def check_sizes(

@@ -12,7 +12,7 @@ from grpo_jax.algorithms import weights
 from grpo_jax.learner import descent
 from grpo_jax.learner.options import Learning
 from grpo_jax.models import heads
-from grpo_jax.models.collectives import ALONE, Collectives
+from grpo_jax.models.mesh_ops import ALONE, MeshOps
 from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import Array, LabelledBatch, Rollout, TrainState
 
@@ -25,16 +25,14 @@ class RewardSpec(NamedTuple):
     optimizer: optax.GradientTransformation
     learning: Learning
     group_size: int = 1  # completions of an example
-    collectives: Collectives = ALONE
+    mesh_ops: MeshOps = ALONE
 
 
 def completion_values(params, rollout: Rollout, spec: RewardSpec, remat: str = 'none') -> Float[Array, 'B C']:
     """f32[B, C]: the value of a completion up to and with each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    dtype, collectives = spec.learning.dtype, spec.collectives
-    columns = heads.values(
-        params, rollout.tokens, mask, spec.model_config, remat=remat, dtype=dtype, collectives=collectives
-    )
+    dtype, mesh_ops = spec.learning.dtype, spec.mesh_ops
+    columns = heads.values(params, rollout.tokens, mask, spec.model_config, remat=remat, dtype=dtype, mesh_ops=mesh_ops)
     return columns[:, rollout.prompt_mask.shape[1] :]
 
 

@@ -14,8 +14,8 @@ from grpo_jax.learner.optimizer import applied_updates
 from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning
 from grpo_jax.learner.packing import ForwardSpec, PackedCells, PackSizes, microbatch_output
 from grpo_jax.models import lora
-from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.linear import in_dtype
+from grpo_jax.models.mesh_ops import ALONE, MeshOps
 from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import Array, Experience, TrainState
 
@@ -29,7 +29,7 @@ class UpdateSpec(NamedTuple):
     optimizer: optax.GradientTransformation
     critic_optimizer: optax.GradientTransformation | None = None
     group_size: int = 1
-    collectives: Collectives = ALONE
+    mesh_ops: MeshOps = ALONE
     sizes: PackSizes | None = None  # of packed rows; None: rows are padded
     learning_rate: optax.Schedule | None = None  # by update
     extra: ExtraMetrics = NOTHING
@@ -43,7 +43,7 @@ class UpdateSpec(NamedTuple):
     def forward(self) -> ForwardSpec:
         """How logprobs are computed."""
         gradient = self.algorithm.needs_entropy_gradient
-        head = Head(self.learning.temperature, self.learning.chunk, gradient, self.collectives)
+        head = Head(self.learning.temperature, self.learning.chunk, gradient, self.mesh_ops)
         return ForwardSpec(self.model_config, head, self.sizes)
 
 
@@ -85,7 +85,7 @@ def update(
         metrics['learning_rate'] = jnp.asarray(spec.learning_rate(applied_updates(state.opt_state)))
     if algorithm.needs_values:
         aux['critic'], critic_skipped, critic_metrics = critic.update_critic(
-            aux['critic'], experience, spec.model_config, spec.critic_optimizer, learning, cut, spec.collectives
+            aux['critic'], experience, spec.model_config, spec.critic_optimizer, learning, cut, spec.mesh_ops
         )
         aux['bad_steps'] += critic_skipped
         metrics |= {f'critic/{name}': value for name, value in critic_metrics.items()}

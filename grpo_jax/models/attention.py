@@ -35,7 +35,7 @@ LLAMA = Rule()
 
 
 @pytree
-class Packed(Pytree):
+class PackedMask(Pytree):
     """Which tokens attend to which in rows of groups one after another: a prompt, then completions that share it.
 
     A completion attends to its prompt and to itself. Groups begin at multiples of `block`, so that the queries of a
@@ -55,13 +55,13 @@ def attend(
     q: Float[Array, 'B T N H'],
     k: Float[Array, 'B S K H'],
     v: Float[Array, 'B S K H'],
-    visible: Bool[Array, 'B S'] | Packed,
+    visible: Bool[Array, 'B S'] | PackedMask,
     rule: Rule = LLAMA,
     first: int | Int[Array, ''] = 0,
 ) -> Float[Array, 'B T N H']:
     """Attention output of queries over keys and values.
 
-    visible marks the valid columns of causal attention, or is Packed. The queries are those of columns
+    visible marks the valid columns of causal attention, or is a PackedMask. The queries are those of columns
     first .. first + T. Scores and softmax are float32. By splash, a row's valid columns must be one run, and a query
     that attends to nothing has output 0. Neither splash nor cuDNN writes scores and weights to main memory.
     """
@@ -70,7 +70,7 @@ def attend(
         scale = 1 / math.sqrt(q.shape[-1]) if rule.scale is None else rule.scale
         splash = importlib.import_module('grpo_jax.models.kernels.splash')  # loads Pallas, where it is chosen
         return splash.attend_runs(q, k, v, runs, scale=scale, cap=rule.cap, touched=touched)
-    if isinstance(visible, Packed):
+    if isinstance(visible, PackedMask):
         return _attend_packed(q, k, v, visible, rule, first)
     if q.shape[1] * k.shape[1] <= CHUNK_ABOVE_PAIRS or q.shape[1] % QUERY_CHUNK:
         return _softmax_attention(q, k, v, causal(visible, first, q.shape[1], rule.window), rule)
@@ -90,7 +90,7 @@ def _runs(visible, window, first, count):
 
     The first run ends with the query itself; the second one, of packed rows, is in a completion's prompt.
     """
-    packed = isinstance(visible, Packed)
+    packed = isinstance(visible, PackedMask)
     part = visible.part if packed else visible - 1
     columns = jnp.arange(part.shape[1])
     begins = jnp.concatenate([jnp.ones_like(part[:, :1], bool), part[:, 1:] != part[:, :-1]], 1)

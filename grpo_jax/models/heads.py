@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from grpo_jax.models import transformer
-from grpo_jax.models.collectives import ALONE, Collectives
+from grpo_jax.models.mesh_ops import ALONE, MeshOps
 from grpo_jax.types import Array
 
 
@@ -25,7 +25,7 @@ def values(
     *,
     remat: str,
     dtype: Any,
-    collectives: Collectives = ALONE,
+    mesh_ops: MeshOps = ALONE,
 ) -> Float[Array, 'B T']:
     """The head's float32 value of the text up to and with each token; not meaningful where masked.
 
@@ -33,6 +33,6 @@ def values(
     """
     compute = jax.tree.map(lambda p: p.astype(dtype), params)
     hidden = transformer.forward(
-        compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, collectives=collectives
+        compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, mesh_ops=mesh_ops
     )
     return jnp.einsum('btd,d->bt', hidden, compute['value_head'], preferred_element_type=jnp.float32)

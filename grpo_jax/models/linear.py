@@ -51,41 +51,44 @@ class Adapted(Pytree):
     scale: float = struct.field(pytree_node=False)
 
 
-class Exchange(NamedTuple):
-    """What devices send each other of a Cut."""
+class GatherScatter(NamedTuple):
+    """What devices send each other of an FsdpMatrix."""
 
     gather: Callable[..., Any]  # part -> the whole matrix, where it is multiplied
     weight_gradient: Callable[..., Any]  # (spec, x, dy) -> the part's gradient, summed over all tokens
 
 
 @pytree
-class Cut(Pytree):
+class FsdpMatrix(Pytree):
     """A matrix of which each device has a part; its gradient is scattered as it is summed, and never whole.
 
     It is multiplied with x [B, T, ...] alone, without preferred_element_type.
     """
 
     part: Any
-    exchange: Exchange = struct.field(pytree_node=False)
+    ops: GatherScatter = struct.field(pytree_node=False)
 
 
 def matmul(
-    spec: str, x: Float[Array, '...'], w: Float[Array, '...'] | Int8 | Adapted | Cut, preferred_element_type: Any = None
+    spec: str,
+    x: Float[Array, '...'],
+    w: Float[Array, '...'] | Int8 | Adapted | FsdpMatrix,
+    preferred_element_type: Any = None,
 ) -> Float[Array, '...']:
     """jnp.einsum(spec, x, w) for a weight matrix w, like 'btd,df->btf'; of an Adapted one, x W + scale (x A) B.
 
     The axes of w that the product sums over come first in w or last: spec says which they are. XLA fuses the conversion
     of int8 into the read of the values. CPUs compute the gradient of w in an order of its own, unless
     preferred_element_type is given. The result is named PRODUCT, for policies of jax.checkpoint, which do not see the
-    product with a Cut.
+    product with an FsdpMatrix.
     """
     if isinstance(w, Int8):
         y = jnp.einsum(spec, x, w.values.astype(x.dtype), preferred_element_type=preferred_element_type)
         y = y * _row_of_scales(spec, w).astype(y.dtype)
     elif isinstance(w, Adapted):
         y = _adapted_product(spec, x, w, preferred_element_type)
-    elif isinstance(w, Cut):
-        y = _cut_product(spec, w.exchange, x, w.part)
+    elif isinstance(w, FsdpMatrix):
+        y = _fsdp_product(spec, w.ops, x, w.part)
     elif preferred_element_type is not None:
         y = jnp.einsum(spec, x, w, preferred_element_type=preferred_element_type)
     else:
@@ -207,20 +210,20 @@ _product.defvjp(_forward, _backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _cut_product(spec, exchange, x, part):
-    return jnp.einsum(spec, x, exchange.gather(part))
+def _fsdp_product(spec, ops, x, part):
+    return jnp.einsum(spec, x, ops.gather(part))
 
 
-def _cut_forward(spec, exchange, x, part):
-    return _cut_product(spec, exchange, x, part), (x, part)
+def _fsdp_forward(spec, ops, x, part):
+    return _fsdp_product(spec, ops, x, part), (x, part)
 
 
-def _cut_backward(spec, exchange, saved, dy):
+def _fsdp_backward(spec, ops, saved, dy):
     x, part = saved
-    return _input_gradient(spec, exchange.gather(part), dy), exchange.weight_gradient(spec, x, dy)
+    return _input_gradient(spec, ops.gather(part), dy), ops.weight_gradient(spec, x, dy)
 
 
-_cut_product.defvjp(_cut_forward, _cut_backward)
+_fsdp_product.defvjp(_fsdp_forward, _fsdp_backward)
 
 
 def axes_of(spec: str) -> tuple[str, str, str]:

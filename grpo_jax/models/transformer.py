@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 
 from grpo_jax.models import attention
 from grpo_jax.models import cache as kv_cache
-from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.linear import PRODUCT, lookup, matmul
+from grpo_jax.models.mesh_ops import ALONE, MeshOps
 from grpo_jax.types import Array, Param, map_table
 
 Params = Mapping[str, Any]  # arrays by name, as param_table nests them
@@ -203,15 +203,15 @@ def forward(
     params: Params,
     tokens: Int[Array, 'B T'],
     positions: Int[Array, 'B T'],
-    visible: Bool[Array, 'B T'] | attention.Packed,
+    visible: Bool[Array, 'B T'] | attention.PackedMask,
     c: ModelConfig,
     *,
     remat: str = 'none',
-    collectives: Collectives = ALONE,
+    mesh_ops: MeshOps = ALONE,
 ) -> Float[Array, 'B T D']:
     """Hidden states after the last norm.
 
-    visible marks the valid tokens of causal attention, or is an attention.Packed. Computes in the dtype of params;
+    visible marks the valid tokens of causal attention, or is an attention.PackedMask. Computes in the dtype of params;
     norms and softmax are float32. remat is a key of REMAT.
     """
     angles = make_angles(positions, c)
@@ -220,13 +220,13 @@ def forward(
         weights, kind = inputs
 
         def attend(q, k, v):
-            return collectives.attend(q, k, v, visible, make_rule(c, kind)), None
+            return mesh_ops.attend(q, k, v, visible, make_rule(c, kind)), None
 
-        x, _ = block(collectives.weights(weights), x, choose_angles(angles, kind), c, attend)
-        return collectives.hidden(x), None
+        x, _ = block(mesh_ops.weights(weights), x, choose_angles(angles, kind), c, attend)
+        return mesh_ops.hidden(x), None
 
     with jax.named_scope('embed'):
-        x = collectives.hidden(collectives.embed(params['embed'], tokens, params['final_norm'].dtype))
+        x = mesh_ops.hidden(mesh_ops.embed(params['embed'], tokens, params['final_norm'].dtype))
         x = _scaled(x, c)
     x, _ = jax.lax.scan(REMAT[remat](layer_step), x, (params['layers'], make_kinds(c)))
     return _norm(x, params['final_norm'], c)
@@ -236,7 +236,7 @@ def prefill(
     params: Params,
     tokens: Int[Array, 'B T'],
     positions: Int[Array, 'B T'],
-    visible: Bool[Array, 'B T'] | attention.Packed,
+    visible: Bool[Array, 'B T'] | attention.PackedMask,
     c: ModelConfig,
     *,
     attend_by: str = 'xla',

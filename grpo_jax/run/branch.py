@@ -9,8 +9,7 @@ from grpo_jax import data
 from grpo_jax.collect import policies
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
-from grpo_jax.learner.programs import Learner
-from grpo_jax.learner.state import without_frozen
+from grpo_jax.learner.programs import Learner, without_frozen
 from grpo_jax.run import checkpoint, rows, steering
 from grpo_jax.run.open import MAKING, Run, barrier, make_whole_policy, make_workdir, refuse_fewer_steps
 

@@ -13,7 +13,7 @@ import jax
 from jaxtyping import Bool, Float, Int, Num
 import numpy as np
 
-from grpo_jax.algorithms import Grouping, groups
+from grpo_jax.algorithms import Grouping, group_math
 from grpo_jax.collect.draw import Draw
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora, transformer
@@ -131,7 +131,7 @@ def pass_rates(correct: Float[np.ndarray, 'P G']) -> dict[str, float]:
 def correlation_in_groups(x: Num[np.ndarray, 'P G'], y: Float[np.ndarray, 'P G']) -> float:
     """Correlation of x and y, each less its group's mean, over all with a finite y; NaN where either does not vary."""
     x = np.where(np.isfinite(y), x, np.nan)
-    x, y = (np.nan_to_num(groups.centre(values, groups.group_means(values))) for values in (x, y))
+    x, y = (np.nan_to_num(group_math.centre(values, group_math.group_means(values))) for values in (x, y))
     scale = np.sqrt(np.sum(x * x) * np.sum(y * y))
     return float(np.sum(x * y) / scale) if scale > 0 else np.nan
 
@@ -140,7 +140,7 @@ def outcome_signs(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 
     """1 for right, -1 for wrong, 0 for unknown; without any verdict, the sign of the reward less its group's mean."""
     if np.isfinite(correct).any():
         return np.nan_to_num(2 * correct - 1)
-    return np.sign(np.nan_to_num(groups.centre(rewards, groups.group_means(rewards))))
+    return np.sign(np.nan_to_num(group_math.centre(rewards, group_math.group_means(rewards))))
 
 
 def conflicting_share(
@@ -154,7 +154,7 @@ def conflicting_share(
     for i in np.flatnonzero((signs > 0).any(1) & (signs < 0).any(1)):
         most = max(int(mask[i].sum(1).max()), 1)
         here, there, written = (x[i, :, :most] for x in (tokens, mask, forced))
-        conflicting += np.sum(groups.conflict_weights(here, there, signs[i], written) != 1)
+        conflicting += np.sum(group_math.conflict_weights(here, there, signs[i], written) != 1)
     return float(conflicting / total) if total else np.nan
 
 

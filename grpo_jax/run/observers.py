@@ -16,8 +16,7 @@ import numpy as np
 from grpo_jax import algorithms
 from grpo_jax.collect.draw import Draw
 from grpo_jax.hosts import processes
-from grpo_jax.learner.programs import Learner
-from grpo_jax.learner.state import fetch_reference
+from grpo_jax.learner.programs import Learner, fetch_reference
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable

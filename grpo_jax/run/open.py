@@ -16,14 +16,13 @@ import jax
 
 from grpo_jax import algorithms, data, diagnose, rewards
 from grpo_jax.algorithms import Algorithm, pieces
-from grpo_jax.algorithms.validation import SECTIONS
+from grpo_jax.algorithms.checks import SECTIONS
 from grpo_jax.collect import policies
 from grpo_jax.collect.demonstrations import SFT
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import ExtraMetrics, Optimizers, build_optimizer, learning_rates
-from grpo_jax.learner.programs import Learner, check_sizes, make_learner
-from grpo_jax.learner.state import without_frozen
+from grpo_jax.learner.programs import Learner, check_sizes, make_learner, without_frozen
 from grpo_jax.models import hf, lora, transformer
 from grpo_jax.models.hf import families, peft
 from grpo_jax.run import checkpoint, console, digest, rows, steering

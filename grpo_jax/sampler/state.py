@@ -383,4 +383,4 @@ def _runs_apart(mask, positions, queries):
         return mask
     length = jnp.sum(mask[:, :queries], -1, keepdims=True, dtype=jnp.int32)
     part = jnp.where(mask, (jnp.arange(columns) >= queries).astype(jnp.int32), -1)
-    return attention.Packed(part, positions, queries - length, length, columns, queries, columns - queries)
+    return attention.PackedMask(part, positions, queries - length, length, columns, queries, columns - queries)

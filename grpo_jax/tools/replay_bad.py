@@ -19,7 +19,7 @@ from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.experience import abstract_history
 from grpo_jax.learner.logprobs import Head, choose_chunk, padded_logprobs
-from grpo_jax.learner.state import without_frozen
+from grpo_jax.learner.programs import without_frozen
 from grpo_jax.learner.update import anchored
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.run import checkpoint, cli

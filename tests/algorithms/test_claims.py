@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import advantages, groups, ratios, validation
+from grpo_jax.algorithms import advantages, checks, group_math, ratios
 from grpo_jax.configs import default
 
 NORM = dict(std_ddof=0, std_eps=1e-12)
@@ -161,7 +161,7 @@ def test_larger_groups_have_a_less_noisy_gradient():
 
 def test_one_update_a_rollout_makes_clip_gspo_and_llds_inert_and_says_so():
     def said(preset, updates):
-        return ' '.join(validation.check_run(fixture.algorithm(preset), group_size=8, prompts=4, updates=updates))
+        return ' '.join(checks.check_run(fixture.algorithm(preset), group_size=8, prompts=4, updates=updates))
 
     assert 'surrogate clip has no effect' in said('dapo', 1)
     assert 'gradient of ratio token' in said('gspo', 1)
@@ -171,7 +171,7 @@ def test_one_update_a_rollout_makes_clip_gspo_and_llds_inert_and_says_so():
 
 def test_a_clip_of_a_fifth_never_acts_on_geometric_means_and_says_so():
     method = fixture.algorithm('gspo', clip_low=0.2, clip_high=0.2)
-    assert 'never acts' in ' '.join(validation.check_run(method, group_size=8, prompts=4, updates=4))
+    assert 'never acts' in ' '.join(checks.check_run(method, group_size=8, prompts=4, updates=4))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_preset_changes_nothing_but_algorithm_and_collection(preset):
 
 def test_reward_minus_value_is_the_case_lambda_1():
     rewards, critic = np.array([0, 0, 0, 1.0]), np.array([0.2, 0.4, 0.5, 0.8])
-    found = groups.generalized_advantages(rewards, np.ones(4, bool), critic, 1.0, 1.0)
+    found = group_math.generalized_advantages(rewards, np.ones(4, bool), critic, 1.0, 1.0)
     np.testing.assert_allclose(found, 1 - critic)
 
 

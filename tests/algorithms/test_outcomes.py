@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import groups, pieces, reductions, regularizers, selections, weights
+from grpo_jax.algorithms import group_math, pieces, reductions, regularizers, selections, weights
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
 
@@ -154,7 +154,7 @@ def test_the_kl_in_the_reward_acts_on_dead_groups():
 )
 def test_groups_are_judged_by_the_gate(gate, rewards, correct, expected):
     correct = None if correct is None else np.array(correct, float)
-    assert groups.judge_groups(gate, np.array(rewards, float), correct).tolist() == expected
+    assert group_math.judge_groups(gate, np.array(rewards, float), correct).tolist() == expected
 
 
 def test_a_gate_that_leaves_no_dead_group_is_refused_where_they_are_dropped():
@@ -201,7 +201,7 @@ def test_a_forced_end_counts_in_the_places_from_the_end():
     # 7 is forced on the first alone: the others end with 3 in its place, which is no conflict and no break
     tokens, completion = np.array([[1, 3, 7], [2, 3, 3]]), np.ones((2, 3), bool)
     forced = np.array([[0, 0, 1], [0, 0, 0]], bool)
-    found = groups.conflict_weights(tokens, completion, np.array([1.0, -1]), forced)
+    found = group_math.conflict_weights(tokens, completion, np.array([1.0, -1]), forced)
     np.testing.assert_array_equal(found, [[1, 2, 1], [1, 0, 1]])
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import advantages, kl, pieces, ratios, regularizers, surrogates, validation
+from grpo_jax.algorithms import advantages, checks, kl, pieces, ratios, regularizers, surrogates
 from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
 
 SECTION = default.get_config('sft').algorithm  # whose pieces have no numbers
-NUMBERS = sorted(set(SECTION.keys()) - {*MODULES, *validation.CHOICES})
+NUMBERS = sorted(set(SECTION.keys()) - {*MODULES, *checks.CHOICES})
 GROUPED = fixture.MASK.reshape(2, 4, 5)
 
 
@@ -42,7 +42,7 @@ def test_a_number_has_the_configs_default_in_its_signature(piece):
 
 
 def test_the_algorithms_own_numbers_have_the_configs_defaults():
-    own = {**algorithms.Algorithm._field_defaults, **validation.RUN_NUMBERS}
+    own = {**algorithms.Algorithm._field_defaults, **checks.RUN_NUMBERS}
     of_pieces = {number for piece in every_piece() for number in pieces.numbers(piece)}
     assert {name: own[name] for name in own if name in NUMBERS} == {
         name: SECTION[name] for name in NUMBERS if name in own

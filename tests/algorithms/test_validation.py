@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import advantages, pieces, validation
+from grpo_jax.algorithms import advantages, checks, pieces
 from grpo_jax.errors import BadInput
 
 SIZES = dict(group_size=8, prompts=16, updates=4)
@@ -21,7 +21,7 @@ def refused(words, function, *arguments, **named):
 
 
 def warnings(preset, changes=None, **sizes):
-    return validation.check_run(fixture.algorithm(preset, **(changes or {})), **SIZES | sizes)
+    return checks.check_run(fixture.algorithm(preset, **(changes or {})), **SIZES | sizes)
 
 
 # what cannot work, whatever the run
@@ -149,7 +149,7 @@ def test_a_kl_anywhere_keeps_a_reference_and_no_kl_keeps_none_for_it(preset, pla
 
 @pytest.mark.parametrize('preset', fixture.PRESETS)
 def test_a_preset_passes_without_a_warning(preset):
-    assert validation.check(fixture.algorithm(preset)) is None
+    assert checks.check(fixture.algorithm(preset)) is None
     assert warnings(preset) == []
 
 
@@ -193,17 +193,17 @@ def test_a_group_of_one_is_refused_where_completions_are_compared(advantage):
     method = fixture.algorithm_with('dapo', dict(pass_k=1), advantage=advantage)
     refused(
         f'rollout.group_size = 1, advantage {advantage} compares, at least 2',
-        validation.check_run,
+        checks.check_run,
         method,
         **SIZES | dict(group_size=1),
     )
-    assert validation.check_run(method, **SIZES | dict(group_size=2)) == []
+    assert checks.check_run(method, **SIZES | dict(group_size=2)) == []
 
 
 @pytest.mark.parametrize('advantage', LONE)
 def test_a_group_of_one_is_enough_where_none_are_compared(advantage):
     method = fixture.algorithm('dapo', advantage=advantage)
-    assert validation.check_run(method, **SIZES | dict(group_size=1)) == []
+    assert checks.check_run(method, **SIZES | dict(group_size=1)) == []
 
 
 @pytest.mark.parametrize('advantage', COMPARING)
@@ -212,13 +212,13 @@ def test_one_group_is_refused_where_the_batch_normalizes(advantage):
     if advantage in BATCH:
         refused(
             f'data.prompts_per_step = 1, advantage {advantage} normalizes over the batch, 2 or more',
-            validation.check_run,
+            checks.check_run,
             method,
             **SIZES | dict(prompts=1),
         )
-        assert validation.check_run(method, **SIZES | dict(prompts=2)) == []
+        assert checks.check_run(method, **SIZES | dict(prompts=2)) == []
     else:
-        assert validation.check_run(method, **SIZES | dict(prompts=1)) == []
+        assert checks.check_run(method, **SIZES | dict(prompts=1)) == []
 
 
 @pytest.mark.parametrize('pass_k, size', [(9, 8), (5, 4)])
@@ -226,11 +226,11 @@ def test_pass_at_more_than_the_group_is_refused(pass_k, size):
     method = fixture.algorithm('pkpo', pass_k=pass_k)
     refused(
         f'algorithm.pass_k = {pass_k}, rollout.group_size = {size}',
-        validation.check_run,
+        checks.check_run,
         method,
         **SIZES | dict(group_size=size),
     )
-    assert validation.check_run(method, **SIZES | dict(group_size=pass_k)) == []
+    assert checks.check_run(method, **SIZES | dict(group_size=pass_k)) == []
 
 
 @pytest.mark.parametrize('preset', ['maxrl', 'pkpo'])

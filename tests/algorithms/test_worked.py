@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import corrections, groups, ratios, regularizers, selections, surrogates
+from grpo_jax.algorithms import corrections, group_math, ratios, regularizers, selections, surrogates
 
 MASK = fixture.MASK.reshape(2, 4, 5)
 KL = (fixture.OLD - fixture.REF).reshape(2, 4, 5)
@@ -77,7 +77,7 @@ def test_baselines_of_the_past_are_taken_off_each_reward():
 
 def test_pass_at_2_rewards():
     np.testing.assert_allclose(
-        groups.pass_at_k_rewards(fixture.REWARDS, 2), [[0.5, 1 / 3, 1 / 3, 0.5], [0.5, 0.5, 0.5, 0.5]], atol=1e-9
+        group_math.pass_at_k_rewards(fixture.REWARDS, 2), [[0.5, 1 / 3, 1 / 3, 0.5], [0.5, 0.5, 0.5, 0.5]], atol=1e-9
     )
 
 
@@ -249,10 +249,10 @@ def test_llds():
 )
 def test_generalized_advantages(lambda_, expected):
     rewards, critic = np.array([0, 0, 0, 1.0]), np.array([0.2, 0.4, 0.5, 0.8])
-    found = groups.generalized_advantages(rewards, np.ones(4, bool), critic, 1.0, lambda_)
+    found = group_math.generalized_advantages(rewards, np.ones(4, bool), critic, 1.0, lambda_)
     np.testing.assert_allclose(found, expected, **fixture.ROUNDED)
     # a masked token in between changes nothing for the others
-    gap = groups.generalized_advantages(
+    gap = group_math.generalized_advantages(
         np.insert(rewards, 2, 9.0), np.array([1, 1, 0, 1, 1], bool), np.insert(critic, 2, 9.0), 1.0, lambda_
     )
     np.testing.assert_allclose(gap, np.insert(expected, 2, 0), **fixture.ROUNDED)
@@ -291,7 +291,7 @@ def test_dpo_pair():
 
 def test_gtpo_conflict_weights():
     tokens = np.array([[1, 2, 9, 7, 4], [1, 2, 5, 6, 4], [1, 3, 5, 7, 4], [8, 2, 5, 7, 4]])
-    found = groups.conflict_weights(tokens, np.ones((4, 5), bool), np.array([1.0, -1, 1, -1]))
+    found = group_math.conflict_weights(tokens, np.ones((4, 5), bool), np.array([1.0, -1, 1, -1]))
     np.testing.assert_array_equal(found, [[2, 2, 1, 2, 2], [0, 0, 0, 1, 0], [2, 1, 2, 2, 2], [1, 0, 0, 0, 0]])
 
 
@@ -299,15 +299,15 @@ def test_gtpo_counts_the_suffix_from_each_completions_own_end():
     tokens = np.array([[1, 5, 4, 0], [2, 3, 5, 4]])
     mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]], bool)
     np.testing.assert_array_equal(
-        groups.conflict_weights(tokens, mask, np.array([1.0, -1])), [[1, 2, 2, 1], [1, 1, 0, 0]]
+        group_math.conflict_weights(tokens, mask, np.array([1.0, -1])), [[1, 2, 2, 1], [1, 1, 0, 0]]
     )
 
 
 def test_grpo_lambda_rewards():
-    found = groups.efficient_rewards(np.array([1, 1, 0, 1], bool), np.array([100, 200, 300, 400]), 0.2)
+    found = group_math.efficient_rewards(np.array([1, 1, 0, 1], bool), np.array([100, 200, 300, 400]), 0.2)
     np.testing.assert_allclose(found, [0.948883, 0.913284, 0, 0.841624], **fixture.ROUNDED)
-    assert groups.efficient_rewards(np.array([0, 1], bool), np.array([10, 20]), 0.2).tolist() == [0, 0.9]
-    assert groups.efficient_rewards(np.zeros(2, bool), np.array([10, 20]), 0.2).tolist() == [0, 0]
+    assert group_math.efficient_rewards(np.array([0, 1], bool), np.array([10, 20]), 0.2).tolist() == [0, 0.9]
+    assert group_math.efficient_rewards(np.zeros(2, bool), np.array([10, 20]), 0.2).tolist() == [0, 0]
 
 
 def test_xrpo_sharpening():

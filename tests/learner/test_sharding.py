@@ -120,16 +120,14 @@ def test_kernels_give_the_gradient_of_xla(model, wide_experience, learned_alone,
 def test_what_remat_keeps_of_products_is_kept_on_a_mesh(model, shape):
     c, params = model
     mesh = make_mesh(shape)
-    collectives = partition.make_collectives(c, mesh, Learning(attention='xla'))
+    mesh_ops = partition.make_mesh_ops(c, mesh, Learning(attention='xla'))
     tokens = jnp.zeros((8, 16), jnp.int32)
 
     def products(remat):
         def loss(params):
             mask = jnp.ones(tokens.shape, bool)
             positions = transformer.positions_of(mask)
-            return jnp.sum(
-                transformer.forward(params, tokens, positions, mask, c, remat=remat, collectives=collectives)
-            )
+            return jnp.sum(transformer.forward(params, tokens, positions, mask, c, remat=remat, mesh_ops=mesh_ops))
 
         return str(jax.make_jaxpr(jax.grad(loss))(params)).count(' = dot_general[')
 
@@ -254,9 +252,9 @@ def test_gradients_of_cut_matrices_are_those_of_whole_ones(shape, spec, axes):
     def on_devices(function, in_specs, out_specs):
         return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
-    exchange = partition._exchange(on_devices, along._replace(platform='tpu'), *axes)
+    ops = partition._gather_scatter(on_devices, along._replace(platform='tpu'), *axes)
     part = jax.device_put(w, NamedSharding(mesh, PartitionSpec(*axes)))
-    y, pulled = jax.vjp(jax.jit(lambda x, w: linear.matmul(spec, x, linear.Cut(w, exchange=exchange))), x, part)
+    y, pulled = jax.vjp(jax.jit(lambda x, w: linear.matmul(spec, x, linear.FsdpMatrix(w, ops=ops))), x, part)
     whole, pulled_whole = jax.vjp(lambda x, w: jnp.einsum(spec, x, w), x, w)
     np.testing.assert_allclose(y, whole, rtol=1e-5, atol=1e-5)
     for own, reference in zip(pulled(jnp.asarray(dy)), pulled_whole(dy), strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.models import attention
-from grpo_jax.models.attention import Packed, Rule
+from grpo_jax.models.attention import PackedMask, Rule
 from grpo_jax.models.kernels import splash
 
 
@@ -23,7 +23,7 @@ def padded(rng, b, t):
 
 
 def packed(rng, b, t, block=32, prompt=40, completion=70):
-    """The same of rows of groups of 1 to 3 completions, with Packed for visible."""
+    """The same of rows of groups of 1 to 3 completions, with a PackedMask for visible."""
     part, positions = np.full((b, t), -1), np.zeros((b, t), int)
     start, length = np.zeros((2, b, t // block), int)
     for row in range(b):
@@ -38,7 +38,7 @@ def packed(rng, b, t, block=32, prompt=40, completion=70):
             number, column = number + len(sizes), column + -column % block
             start[row, begin // block : column // block], length[row, begin // block : column // block] = begin, size
     arrays = (jnp.asarray(x, jnp.int32) for x in (part, positions, start, length))
-    return Packed(*arrays, block, prompt, completion), jnp.asarray(part >= 0)
+    return PackedMask(*arrays, block, prompt, completion), jnp.asarray(part >= 0)
 
 
 def compare(rng, q, k, v, visible, some, rule):

@@ -17,7 +17,7 @@ import jax
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.run import console
 from grpo_jax.text import during
-from grpo_jax.tools.preflight import collectives, flops, products
+from grpo_jax.tools.preflight import flops, hlo_collectives, products
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight.traffic import Traffic
 
@@ -149,7 +149,7 @@ def read_movement(text: str, devices: int, slices: int, trip_counts: Sequence[in
         return {'traffic': 0.0, 'within': {}, 'across': {}, 'unknown': 0, 'multiplied': 0.0}
     traffic, within, across = Traffic(text), {}, {}
     moved = traffic.count_program(trip_counts)
-    for collective in collectives.list_collectives(text, devices, trip_counts):
+    for collective in hlo_collectives.list_collectives(text, devices, trip_counts):
         devices_per_slice = devices // slices  # data, the first axis of the mesh, goes over the slices
         leaves = any(len({device // devices_per_slice for device in group}) > 1 for group in collective.groups)
         kind = across if leaves else within

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import math
 import re
 
-from grpo_jax.tools.preflight import collectives, hlo
+from grpo_jax.tools.preflight import hlo, hlo_collectives
 from grpo_jax.tools.preflight.hlo import Instruction, Scope
 
 # operations that name things, or finish what was counted when it was started
@@ -99,7 +99,7 @@ class Traffic:
         total = inner[name].bytes if inner[name].root else 0
         for user in inner.values():
             for position, operand in enumerate(user.operands):
-                if operand != name or (handed_on and (user.root or user.op in collectives.SENT)):
+                if operand != name or (handed_on and (user.root or user.op in hlo_collectives.SENT)):
                     continue
                 total += self._used(inner, user.name) if self._renames(user) else self._read(user, position, inner)
         return min(total, inner[name].bytes)
@@ -148,8 +148,8 @@ class Traffic:
         outputs, handed = set(), set()
         for place, operand in ((int(place or 0), int(operand)) for place, operand in aliases):
             leaf = inner[last.operands[place]] if last.op == 'tuple' else last
-            if leaf.op in ('parameter', 'custom-call', *collectives.SENT):
+            if leaf.op in ('parameter', 'custom-call', *hlo_collectives.SENT):
                 outputs.add(place)
-            if leaf.op == 'parameter' or leaf.op in collectives.SENT:
+            if leaf.op == 'parameter' or leaf.op in hlo_collectives.SENT:
                 handed.add(names[operand])
         return outputs, handed

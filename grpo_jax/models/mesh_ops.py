@@ -31,7 +31,7 @@ def _head(function, weights, *arrays):
     return function(weights, *arrays, VocabShards())
 
 
-class Collectives(NamedTuple):
+class MeshOps(NamedTuple):
     """The five places in a forward pass where devices exchange values; the defaults are for one device."""
 
     embed: Callable[..., Any] = lookup  # (table, tokens, dtype) -> [B, T, D]
@@ -42,4 +42,4 @@ class Collectives(NamedTuple):
     # function(weights, *arrays, VocabShards) on each device
 
 
-ALONE = Collectives()
+ALONE = MeshOps()

@@ -9,7 +9,7 @@ import numpy as np
 
 from grpo_jax import ranges
 from grpo_jax.algorithms import pieces
-from grpo_jax.algorithms.groups import GATES
+from grpo_jax.algorithms.group_math import GATES
 from grpo_jax.errors import BadInput
 
 if TYPE_CHECKING:
