@@ -282,6 +282,20 @@ def test_on_a_terminal_bars_come_and_go_and_results_stay(monkeypatch):
     assert not shown._running and shown._progress is None
 
 
+def test_a_bar_shows_the_texts_of_others_and_obeys_none(monkeypatch):
+    terminal, shown = Terminal(), console.Console()
+    monkeypatch.setenv('TERM', 'xterm')
+    monkeypatch.setenv('COLUMNS', '120')
+    monkeypatch.setattr(sys, 'stderr', terminal)
+    monkeypatch.setattr(text, 'observers', [shown])
+    with during('reading [red]a[/red]\x1b[2J', 3) as reading:
+        reading.cells = ('[bold]b\x07', ':smile:')
+        shown.tick()
+    printed = terminal.getvalue()
+    assert 'reading [red]a[/red]\\x1b[2J' in printed and '[bold]b\\x07, :smile:' in printed
+    assert '\x1b[2J' not in printed and '\x07' not in printed
+
+
 @pytest.mark.parametrize('columns_there', [40, 80, 200])
 def test_the_line_of_a_step_fits_the_terminal(columns_there, monkeypatch):
     terminal, shown = Terminal(), console.Console()
