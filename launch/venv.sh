@@ -11,12 +11,18 @@ install() {
   fi
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   echo "installing $1 into .venv" >&2
-  local began=$SECONDS status=0
-  # as long as this shell lives, also when Ctrl-C ends pip
-  (while sleep 5 && kill -0 $$ 2>/dev/null; do echo "installing, $((SECONDS - began)) s so far" >&2; done) &
+  local began=$SECONDS status=0 every=60 begin='' end=$'\n'
+  if [ -t 2 ]; then  # one line that counts, in place of a line a minute
+    every=1 begin=$'\r' end=''
+  fi
+  # as long as this shell lives, also when Ctrl-C ends pip; a sleep that outlives it must not hold stderr open
+  (while sleep $every >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+    printf '%sinstalling, %d s so far%s' "$begin" $((SECONDS - began)) "$end" >&2
+  done) &
   local ticker=$!
   .venv/bin/python -m pip install -qq --disable-pip-version-check --editable "$1" || status=$?
   kill $ticker 2>/dev/null || true
   wait $ticker 2>/dev/null || true
+  [ -z "$begin" ] || printf '\r\033[K' >&2
   return $status
 }

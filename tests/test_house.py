@@ -7,6 +7,7 @@ the sampler's loop, what a step draws and what a checkpoint holds in a few files
 import ast
 from collections import defaultdict
 import contextlib
+import fnmatch
 import importlib
 import io
 import os
@@ -435,6 +436,23 @@ def test_the_page_lists_every_use_of_unstable_jax_and_no_other():
     none(f'{path}: {name} is not in docs/what_breaks_with_jax.md' for path, name in uses - listed())
     unstable = {(path, name) for path, name in listed() if UNSTABLE.fullmatch(name)}
     none(f'{path} does not use {name}, which docs/what_breaks_with_jax.md lists' for path, name in unstable - uses)
+
+
+# where a library might do it; the objective, the sampler, the model and the loops are the project's own matter
+REPLACEABLE = ('hosts', 'sharding', 'workers', 'run', 'data', 'rewards', 'tools', 'diagnose', 'models/hf')
+REPLACEABLE_FILES = ('ranges.py', 'statistics.py', 'figures.py')
+
+
+def test_every_module_written_by_hand_has_its_reason():
+    with open(os.path.join(ROOT, 'docs', 'hand_written.md'), encoding='utf8') as file:
+        named = re.findall(r'`([\w/]+(?:\*|\.py))`', file.read())
+    places = (*(f'{place}/' for place in REPLACEABLE), *REPLACEABLE_FILES)
+    large = [path for path, text, _ in SOURCES if path.startswith(places) and len(text.splitlines()) > 100]
+    assert len(large) > 50
+    without = [path for path in large if not any(fnmatch.fnmatch(path, name) for name in named)]
+    none(f'{path} is not in docs/hand_written.md: which library was weighed, and why not?' for path in without)
+    gone = [name for name in named if not any(fnmatch.fnmatch(path, name) for path, _, _ in SOURCES)]
+    none(f'docs/hand_written.md names {name}, which is no module' for name in gone)
 
 
 @pytest.mark.parametrize('name', sorted({name for _, name in unstable_uses() if name.startswith('jax.')}))

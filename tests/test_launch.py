@@ -1,6 +1,7 @@
 """launch/tpu_vm.sh against a fake gcloud, launch/worker.sh on TPU VMs that are folders."""
 
 import os
+import pty
 import shlex
 import shutil
 import subprocess
@@ -421,6 +422,30 @@ def test_wrong_arguments_are_refused_before_anything_is_called(cloud, name):
     assert done.returncode == 2
     assert done.stderr.startswith('usage: ') and '\nerror: ' in done.stderr
     assert not cloud.calls()
+
+
+@pytest.mark.parametrize('terminal', [False, True])
+def test_an_installation_says_that_it_goes_on_a_line_a_minute_or_in_one_line_of_a_terminal(tmp_path, terminal):
+    bin_ = tmp_path / '.venv' / 'bin'
+    bin_.mkdir(parents=True)
+    (bin_ / 'python').write_text('#!/bin/bash\n/bin/sleep 1\n')  # which is asked to run pip
+    (bin_ / 'sleep').write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/asked\n/bin/sleep 0.1\n')
+    for program in bin_.iterdir():
+        program.chmod(0o755)
+    shown, stderr = pty.openpty() if terminal else os.pipe()
+    environment = os.environ | {'PYTHON': sys.executable, 'PATH': f'{bin_}:{os.environ["PATH"]}'}
+    script = f'source {ROOT}/launch/venv.sh && install .'
+    began = time.monotonic()
+    done = subprocess.run(['bash', '-c', script], cwd=tmp_path, stderr=stderr, env=environment, timeout=60)
+    os.close(stderr)
+    text = os.read(shown, 10_000).decode()
+    os.close(shown)
+    assert done.returncode == 0 and time.monotonic() - began < 30
+    assert set((tmp_path / 'asked').read_text().split()) == {'1' if terminal else '60'}
+    first, _, rest = text.replace('\r\n', '\n').partition('\n')
+    assert first == 'installing . into .venv' and rest.startswith('\rinstalling, ' if terminal else 'installing, 0 s')
+    assert rest.count('\n') == (0 if terminal else rest.count('installing')) and rest.count('installing') > 1
+    assert rest.endswith('\r\x1b[K' if terminal else ' s so far\n')
 
 
 def test_shellcheck_finds_nothing():

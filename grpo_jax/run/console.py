@@ -1,8 +1,8 @@
 """What a person sees of a run, on stderr: what it is doing now, and warnings of a line each.
 
-On a terminal, live lines at the bottom show it. Elsewhere a line is printed when something has lasted a second, one at
-least every EVERY seconds while it goes on, and one at its end. Each step of a training has a line on both. Only the
-first of several processes shows anything.
+On a terminal, bars at the bottom show it. Elsewhere a line is printed when something has lasted a second, one a minute
+while it goes on, and one at its end. Each step of a training has a line on both. Only the first of several processes
+shows anything.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,8 +24,7 @@ from jaxtyping import Float
 import numpy as np
 import rich.box
 import rich.console
-import rich.live
-import rich.progress_bar
+import rich.progress
 import rich.table
 import rich.text
 
@@ -38,8 +37,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-EVERY = 8.0  # seconds between two lines, at most
+EVERY = 60.0  # seconds between two lines about something that goes on
 SHORT = 1.0  # seconds that something lasts without being named
+RENEWED = 0.25  # seconds between two looks at the bars of a terminal
 TRIFLE = 0.1  # seconds: what has taken less leaves no line
 LINES = 10  # that something of many steps prints of itself, besides
 BAR = 24  # columns of a bar
@@ -57,7 +57,8 @@ class Console:
         self._running: list[Activity] = []  # the innermost last
         self._named: list[Activity] = []  # those of them that a line was printed about
         self._printed = 0.0  # when the last line was
-        self._live: rich.live.Live | None = None
+        self._progress: rich.progress.Progress | None = None  # where stderr is a terminal
+        self._bars: dict[Activity, rich.progress.TaskID] = {}
         self._idle = threading.Event()
 
     def began(self, activity: Activity) -> None:
@@ -65,15 +66,19 @@ class Console:
         if not processes.speaks():
             return
         with self._lock:
-            self._running.append(activity)
-            if len(self._running) == 1:
+            if not self._running:
                 self._start()
+            self._running.append(activity)
+            if self._progress is not None:
+                text, total = escape(activity.text), activity.total or None  # None: nobody counts, and the bar pulses
+                with contextlib.suppress(OSError):  # the terminal is gone
+                    self._bars[activity] = self._progress.add_task(text, total=total, details='')
 
     def advanced(self, activity: Activity) -> None:
-        """Prints a line, if the activity has one a step, or else at each tenth of its whole, where nothing is live."""
+        """Prints a line, if the activity has one a step, or else at each tenth of its whole, where no bar shows it."""
         with self._lock:
             tenth = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
-            due = activity.lines or (tenth and self._live is None)
+            due = activity.lines or (tenth and self._progress is None)
             if due and activity in self._running:
                 self._describe(activity)
 
@@ -85,6 +90,8 @@ class Console:
             self._running.remove(activity)
             if activity in self._named:
                 self._named.remove(activity)
+            if self._progress is not None and activity in self._bars:
+                self._progress.remove_task(self._bars.pop(activity))
             if not self._running:
                 self._stop()
             took, note = time.monotonic() - activity.began, f' ({activity.note})' if activity.note else ''
@@ -94,9 +101,9 @@ class Console:
     @property
     def width(self) -> int:
         """Columns of a line: those of the terminal, or WIDTH where there is none."""
-        live = self._live
-        if live is not None:
-            return live.console.width
+        progress = self._progress
+        if progress is not None:
+            return progress.console.width
         return rich.console.Console(stderr=True).width if sys.stderr.isatty() else WIDTH
 
     def stop(self) -> None:
@@ -111,15 +118,21 @@ class Console:
         text = escape(text)
         with self._lock, contextlib.suppress(OSError):
             self._printed = time.monotonic()
-            if self._live is None:
+            if self._progress is None:
                 print(text, file=sys.stderr, flush=True)
             else:
-                self._live.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+                self._progress.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
-        """Prints a line about the innermost activity, if it is time for one."""
+        """Renews the bars; without a terminal, prints a line about the innermost activity if it is time for one."""
         with self._lock:
-            if self._running:
+            if self._progress is not None:
+                for activity, bar in self._bars.items():
+                    total, details = activity.total or None, escape(_details(activity))
+                    self._progress.update(bar, total=total, completed=activity.done, details=details)
+                with contextlib.suppress(OSError):  # as in print
+                    self._progress.refresh()
+            elif self._running:
                 innermost, now = self._running[-1], time.monotonic()
                 unnamed = innermost not in self._named and now - innermost.began >= SHORT
                 if unnamed or now - self._printed >= EVERY:
@@ -131,33 +144,33 @@ class Console:
             self._named.append(activity)
 
     def _start(self):
-        if not sys.stderr.isatty():
-            self._idle = threading.Event()
-            threading.Thread(target=self._tick_until, args=[self._idle], name='console', daemon=True).start()
-            return
-        self._live = rich.live.Live(
-            console=rich.console.Console(stderr=True),
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # else what goes to a file would come here
-            get_renderable=self._render,
-        )
-        self._live.start()
+        if sys.stderr.isatty():
+            text = rich.progress.TextColumn
+            self._progress = rich.progress.Progress(
+                text('{task.description}', markup=False),
+                rich.progress.BarColumn(BAR),
+                # cut at its end, so that the bars stay under one another
+                text('{task.fields[details]}', markup=False, table_column=rich.table.Column(ratio=1, no_wrap=True)),
+                console=rich.console.Console(stderr=True),
+                auto_refresh=False,
+                transient=True,
+                expand=True,
+                redirect_stdout=sys.stdout.isatty(),  # else what goes to a file would come here
+            )
+            self._progress.start()
+        self._idle = threading.Event()
+        threading.Thread(target=self._tick_until, args=[self._idle], name='console', daemon=True).start()
 
     def _tick_until(self, idle):
-        while not idle.wait(SHORT):
+        while not idle.wait(SHORT if self._progress is None else RENEWED):
             self.tick()
 
     def _stop(self):
         self._idle.set()
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _render(self):
-        lines = rich.table.Table.grid()
-        for running in list(self._running):
-            lines.add_row(_live_line(running, self.width))
-        return lines
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            self._bars.clear()
 
 
 def describe(activity: Activity, width: int) -> str:
@@ -178,22 +191,11 @@ def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str
     return cut(line, width)
 
 
-def _live_line(activity, width):
-    """A line of a terminal, as a rich renderable."""
-    line = rich.table.Table.grid(padding=(0, 2, 0, 0))
-    times = [text for text in (_time(activity), _stage(activity)) if text]
-    if not activity.total:
-        cells = [fit(activity.text, (), times, width)]
-    else:
-        counted = f'{activity.done}/{activity.total}'
-        room = width - columns(escape(activity.text)) - BAR - 2 * 3
-        bar = rich.progress_bar.ProgressBar(activity.total, activity.done, width=BAR)
-        # a step's own line has its cells
-        cells = [activity.text, bar, fit(counted, () if activity.lines else activity.cells, times, room)]
-    for _ in cells:
-        line.add_column(no_wrap=True)
-    line.add_row(*(rich.text.Text(escape(cell)) if isinstance(cell, str) else cell for cell in cells))
-    return line
+def _details(activity):
+    """What stands behind a bar of a terminal, the most important first."""
+    counted = f'{activity.done}/{activity.total}' if activity.total else ''
+    cells = () if activity.lines else activity.cells  # a step's own line has them
+    return ', '.join(part for part in (counted, _time(activity), _stage(activity), *cells) if part)
 
 
 def _time(activity):

@@ -4,7 +4,7 @@ Examples:
     python -m grpo_jax export --workdir=runs/arithmetic --out=runs/exported --dtype=bfloat16
     python -m grpo_jax export --workdir=runs/arithmetic --out=runs/exported --push=ORG/NAME"""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 import contextlib
 import json
 import os
@@ -27,6 +27,7 @@ from grpo_jax.text import escape
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 FILE = 'README.md'
+TEMPLATE = os.path.join(os.path.dirname(__file__), 'model_card.md.jinja')
 HUB_NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')
 FIGURES = re.compile(r'greedy|pass@\d+|maj@\d+|reward|length|truncated|unparsed')  # columns of the curve
 MOST_ROWS = 20  # of the curve
@@ -89,29 +90,52 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
     adapter: the folder has adapters alone, for peft. Of paths on this machine it has the last part alone. Files of the
     run that are absent or damaged are left out.
     """
+    from huggingface_hub import ModelCard, ModelCardData  # a quarter of a second
+
     config = _object(_read(workdir, 'config.json'))
     origins = _read(workdir, 'data.json')
     origins = [_object(origin) for origin in origins] if isinstance(origins, list) else []
-    # supervised training has no evaluations, and a run has one before its first step
-    rows = []
-    with contextlib.suppress(OSError), open(os.path.join(workdir, 'evaluations.jsonl'), encoding='utf8') as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError):  # a run that was killed may leave half a row
-                row = _object(json.loads(line))
-                if row.get('step', 0) <= step:
-                    rows.append(row)
+    evaluation = _object(_read(workdir, 'evaluation.json'))
+    environments = _read(workdir, steering.ENVIRONMENT)
+    environment = _object(environments[-1]) if isinstance(environments, list) and environments else {}
+    rows = _evaluations_until(workdir, step)  # supervised training has none, and a run one before its first step
+    base, model = base_model(config), _object(config.get('model'))
+    random = 'random weights' if model.get('random_init') else 'a model of a folder'
+    head = ModelCardData(
+        base_model=base or None,
+        library_name='peft' if adapter else 'transformers',
+        pipeline_tag='text-generation',
+        tags=[*['grpo', 'reinforcement-learning'] * bool(rows), 'grpo_jax'],
+        datasets=list(dict.fromkeys(str(origin.get('path')) for origin in origins if origin.get('commit'))) or None,
+    )
+    card = ModelCard.from_template(
+        head,
+        TEMPLATE,
+        code=_code,
+        named=_named,
+        name=escape(name),
+        step=step,
+        adapter=adapter,
+        rewarded=bool(rows),
+        begun=f'[{base}]({hub.page(base)})' if base else random,
+        # adapters go onto the model that training began with, whose tokenizer it is
+        loaded=repr((base or _without_folders(str(model.get('path')))) if adapter else name),
+        called=repr(name),
+        data=_object(config.get('data')),
+        origins=origins,
+        curve=_curve(rows),
+        evaluation=evaluation,
+        evaluated=_object(evaluation.get('model')).get('step'),
+        figures=_figures(evaluation),
+        settings=_settings(config),
+        environment=environment,
+        version=steering.code_name(_object(environment.get('code'))),
+        packages=_named(_object(environment.get('packages'))),
+        devices=_object(environment.get('devices')),
+        programs=_named(_object(_read(workdir, 'programs.json'))),
+    )
     with files.atomic_write(os.path.join(folder, FILE)) as file:
-        for section in (
-            _front_matter(config, origins, bool(rows), adapter),
-            _introduction(config, step, name, bool(rows), adapter),
-            _usage(config, name, adapter),
-            _data(config, origins),
-            _curve(rows),
-            _evaluation(_object(_read(workdir, 'evaluation.json'))),
-            _settings(config),
-            _provenance(workdir),
-        ):
-            file.writelines(f'{line}\n' for line in section)
+        file.write(str(card))
 
 
 def _read(workdir, name) -> Any:
@@ -125,18 +149,16 @@ def _object(value) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _front_matter(config, origins, rewarded, adapter) -> Iterator[str]:
-    """The YAML that the hub reads; each value is JSON, which YAML contains. rewarded: not by supervised training."""
-    base, datasets = base_model(config), dict.fromkeys(o.get('path') for o in origins if o.get('commit'))
-    yield '---'
-    if base:
-        yield f'base_model: {json.dumps(base)}'
-    yield f'library_name: "{"peft" if adapter else "transformers"}"'
-    yield 'pipeline_tag: "text-generation"'
-    yield f'tags: {json.dumps([*["grpo", "reinforcement-learning"] * rewarded, "grpo_jax"])}'
-    if datasets:
-        yield f'datasets: {json.dumps(list(datasets))}'
-    yield '---'
+def _evaluations_until(workdir, step):
+    """The rows of a run's evaluations before the steps after `step`."""
+    rows = []
+    with contextlib.suppress(OSError), open(os.path.join(workdir, 'evaluations.jsonl'), encoding='utf8') as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a run that was killed may leave half a row
+                row = _object(json.loads(line))
+                if row.get('step', 0) <= step:
+                    rows.append(row)
+    return rows
 
 
 def base_model(config: Mapping[str, Any]) -> str:
@@ -147,93 +169,37 @@ def base_model(config: Mapping[str, Any]) -> str:
     return path if not local and HUB_NAME.fullmatch(path) else ''
 
 
-def _introduction(config, step, name, rewarded, adapter) -> Iterator[str]:
-    base = base_model(config)
-    random = _object(config.get('model')).get('random_init')
-    begun = 'random weights' if random else f'[{base}]({hub.page(base)})' if base else 'a model of a folder'
-    yield from ('', f'# {escape(name)}', '')
-    kind = 'reinforcement learning' if rewarded else 'supervised training'
-    part = 'adapters' if adapter else 'weights'
-    yield f'A language model trained with grpo_jax by {kind}, from {begun}: the {part} of step {step}.'
-
-
-def _usage(config, name, adapter) -> Iterator[str]:
-    """How to load it: adapters onto the model that training began with, whose tokenizer it is."""
-    whole = name
-    yield from ('', '```python')
-    if adapter:
-        whole = base_model(config) or _without_folders(str(_object(config.get('model')).get('path')))
-        yield 'from peft import PeftModel'
-    yield from ('from transformers import AutoModelForCausalLM, AutoTokenizer', '')
-    yield f'model = AutoModelForCausalLM.from_pretrained({whole!r})'
-    if adapter:
-        yield f'model = PeftModel.from_pretrained(model, {name!r})'
-    yield f'tokenizer = AutoTokenizer.from_pretrained({whole!r})'
-    yield '```'
-
-
-def _data(config, origins) -> Iterator[str]:
-    data = _object(config.get('data'))
-    yield from ('', '## Data', '')
-    yield f'- data set {_code(data.get("name"))}, prompts of the form {_code(data.get("template"))}'
-    for origin in origins:
-        parts = ', '.join(f'{key} {_code(value)}' for key, value in origin.items() if value)
-        if parts:
-            yield f'- {parts}'
-
-
-def _curve(rows) -> Iterator[str]:
+def _curve(rows) -> str:
     names = [name for name in dict.fromkeys(key for row in rows for key in row) if FIGURES.fullmatch(name)]
-    if not names:
-        return
     kept = rows if len(rows) <= MOST_ROWS else [*rows[:: -(-len(rows) // (MOST_ROWS - 1))], rows[-1]]
-    yield from ('', '## Curve', '', 'Evaluations on the test split during training:', '')
-    yield from _table(['step', *names], [[row.get('step'), *(row.get(name) for name in names)] for row in kept])
+    cells = [[row.get('step'), *(row.get(name) for name in names)] for row in kept]
+    return _table(['step', *names], cells) if names else ''
 
 
-def _evaluation(content) -> Iterator[str]:
-    figures = {name: _object(value) for name, value in _object(content.get('figures')).items()}
-    if not figures:
-        return
-    evaluated = _object(content.get('model')).get('step')
-    yield from ('', '## Evaluation', '')
-    yield (
-        f'{_code(content.get("prompts"))} prompts of the split {_code(content.get("split"))}, '
-        f'{_code(content.get("samples"))} samples a prompt, step {_code(evaluated)}; intervals of 95 %:'
-    )
-    yield ''
+def _figures(evaluation) -> str:
     keys = ('mean', 'low', 'high')
-    yield from _table(['figure', *keys], [[name, *(value.get(key) for key in keys)] for name, value in figures.items()])
+    figures = {name: _object(value) for name, value in _object(evaluation.get('figures')).items()}
+    rows = [[name, *(value.get(key) for key in keys)] for name, value in figures.items()]
+    return _table(['figure', *keys], rows) if rows else ''
 
 
-def _settings(config) -> Iterator[str]:
+def _settings(config) -> str:
     defaults = config_file.read_config(os.path.join(config_file.CONFIGS, 'default.py')).to_dict()
     # as JSON has them, so that a tuple is no change
     changes = steering.differences(json.loads(json.dumps(defaults)), config)
     changes = [change for change in changes if change.key.split('.')[0] not in UNMENTIONED]
-    yield from ('', '## Settings', '', 'What differs from the defaults of grpo_jax:', '')
-    yield from _table(['key', 'value'], [[change.key, change.new] for change in changes])
+    return _table(['key', 'value'], [[change.key, change.new] for change in changes])
 
 
-def _provenance(workdir) -> Iterator[str]:
-    entries = _read(workdir, steering.ENVIRONMENT)
-    entry = _object(entries[-1]) if isinstance(entries, list) and entries else {}
-    programs = _object(_read(workdir, 'programs.json'))
-    yield from ('', '## Versions', '')
-    yield f'- grpo_jax {_code(steering.code_name(_object(entry.get("code"))))}, Python {_code(entry.get("python"))}'
-    yield from (f'- {name} {_code(value)}' for name, value in _object(entry.get('packages')).items())
-    devices = _object(entry.get('devices'))
-    yield f'- {_code(devices.get("count"))} devices {_code(devices.get("kind"))}'
-    if programs:
-        yield from ('', 'Hashes of the compiled programs:', '')
-        yield from (f'- {name} {_code(value)}' for name, value in programs.items())
-
-
-def _table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+def _table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     names = list(names)
-    yield f'| {" | ".join(names)} |'
-    yield '|---' * len(names) + '|'
-    yield from (f'| {" | ".join(map(_code, row))} |' for row in rows)
+    lines = [f'| {" | ".join(names)} |', '|---' * len(names) + '|']
+    return '\n'.join([*lines, *(f'| {" | ".join(map(_code, row))} |' for row in rows)])
+
+
+def _named(values):
+    """The values, each behind its name, but for those that say nothing."""
+    return [f'{name} {_code(value)}' for name, value in values.items() if value]
 
 
 def _code(value):
