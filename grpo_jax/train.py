@@ -14,7 +14,7 @@ Examples:
 #                    rewards/custom.py (check_results) of your own
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm)
-#   the loss         learner/update.py (policy_gradient), algorithms/losses.py (token_losses),
+#   the loss         learner/update.py (make_gradient), algorithms/losses.py (token_losses),
 #                    algorithms/surrogates.py (clip), algorithms/weights.py (sequence_mean)
 #   the optimizer    learner/descent.py (descend)
 #   a checkpoint     types.py (TrainState) lists what is in it, run/loop.py (finish) says when,

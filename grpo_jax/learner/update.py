@@ -71,7 +71,7 @@ def update(
     coefficients, cut = state.aux['coefficients'], learning.cut(spec.group_size)
     trained, frozen = lora.split(state.params)
     trained, opt_state, skipped, metrics = descent.descend(
-        trained, state.opt_state, experience, packed, policy_gradient(spec, coefficients, frozen), spec.optimizer,
+        trained, state.opt_state, experience, packed, make_gradient(spec, coefficients, frozen), spec.optimizer,
         cut, learns=state.step >= learning.critic_warmup,
     )  # fmt: skip
     initial = state.aux['initial_entropy']
@@ -107,7 +107,7 @@ def anchored(logprobs: Float[Array, 'B C'], experience: Experience, learning: Le
     return old + (logprobs - start)  # in this order: the difference of equal numbers is 0
 
 
-def policy_gradient(spec: UpdateSpec, coefficients: dict, frozen: Any = None):
+def make_gradient(spec: UpdateSpec, coefficients: dict, frozen: Any = None):
     """gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend.
 
     With frozen, of lora.split, params are adapters.
