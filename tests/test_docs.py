@@ -469,6 +469,10 @@ def test_the_table_says_how_many_files_and_lines_each_takes():
         'experiment': ['two_digits.py'],
         'model family': ['grpo_jax/models/hf/families.py'],
     }.items():
-        count = re.search(rf'^\| \[{row}\].*?\| .*?\| (\d+) \|', text, re.MULTILINE)[1]
+        places, count = re.search(rf'^\| \[{row}\].*?\| (.*?) \| (\d+) \|', text, re.MULTILINE).groups()
+        if row == 'model family':
+            assert places == f'none, {count} lines in `{files[0]}`'
+        else:
+            assert sum(map(int, re.findall(r'\d+', places))) == len(files), row
         assert int(count) == sum(lines.pop(file) for file in files), row
     assert not lines, 'an example that the table does not have'
