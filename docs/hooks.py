@@ -1,11 +1,13 @@
-"""What the site needs beyond mkdocs: pages may link to files outside of docs/, which come along; and formulas.
+"""What the site needs beyond mkdocs: pages may link to files outside of docs/, which come along; formulas; Markdown.
 
 A hook of mkdocs.yml. A file of the repository that a page links to becomes the page repository/<path>: Markdown as it
 is, anything else as a listing. Links are rewritten so that they lead there; on GitHub they work as they stand.
 """
 
+import glob
 import os
 import re
+import shutil
 
 from mkdocs.structure.files import File
 
@@ -44,6 +46,13 @@ def on_page_markdown(markdown, page, **_):
 
     parts = FENCE.split(markdown)  # fences at the odd places
     return ''.join(part if i % 2 else LINK.sub(rewrite, part) for i, part in enumerate(parts))
+
+
+def on_post_build(config):
+    """Puts the Markdown of the pages beside them, to which llms.txt leads."""
+    for path in glob.glob(os.path.join(ROOT, 'docs', '*.md')):
+        if not path.endswith('_notes.md'):
+            shutil.copy(path, config.site_dir)
 
 
 def targets(path):
