@@ -6,6 +6,11 @@ that must be what the unbroken run of the base has. Results of the base are kept
 
     python -m benchmarks.freeze --base=1575ff0            # all runs, killed too; about 25 minutes on two cores
     python -m benchmarks.freeze --base=1575ff0 --fast     # the fast half, without kills; about 4 minutes
+    python -m benchmarks.freeze --base=1575ff0 --states   # where rounding may differ: each commit takes a step from the
+                                                          # base's own checkpoints of three steps; about 8 minutes
+
+With --states, tokens must be equal, and each number of the metrics row, of the parameters and of the optimizer's
+moments within 1e-6 of the base's, or of its size where that is above 1. The largest difference is printed.
 """
 
 import argparse
@@ -25,6 +30,11 @@ import sys
 import tempfile
 import time
 
+from etils import epath
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
 from benchmarks import environment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -36,6 +46,9 @@ SMALL = (
     *('--config.evaluation.prompts=6', '--config.evaluation.samples=2', '--config.evaluation.every=3'),
     *('--config.checkpoint.every=2', '--config.log.rollouts=1', f'--config.steps={STEPS}'),
 )
+STATES = 1, 2, 3  # steps of whose checkpoints --states goes on
+EACH_STEP = ('--config.checkpoint.every=1', '--config.checkpoint.keep=100', f'--config.steps={STATES[-1] + 1}')
+CLOSE = 1e-6
 # compared as they are; paths of this machine are taken out before
 COMPARED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'config.json', 'completions.jsonl')
 
@@ -186,17 +199,20 @@ class Checkout:
         case, folder = CASES[name], self.folder / (f'{name}.killed' if kill else name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        prepared = self.folder / f'{name}.before'
-        if case.before and not (prepared / 'done').exists():
-            shutil.rmtree(prepared, ignore_errors=True)
-            for words in case.before:
-                self.finish([word.format(folder=prepared) for word in words], Case(''))
-            (prepared / 'done').touch()
-        flags = [flag.format(folder=prepared) for flag in case.flags]
-        words = ['train', f'--config={case.preset}', f'--workdir={folder / "run"}', *SMALL, *flags]
+        self.prepare(name)
+        words = words_of(name, self.folder, folder / 'run')
         if kill:
             self.kill(words, case, folder / 'run' / 'metrics.jsonl')
         self.finish(words, case, None if kill else folder / 'programs')
+
+    def prepare(self, name):
+        """Runs what a case needs before it, unless that is done."""
+        prepared = self.folder / f'{name}.before'
+        if CASES[name].before and not (prepared / 'done').exists():
+            shutil.rmtree(prepared, ignore_errors=True)
+            for words in CASES[name].before:
+                self.finish([word.format(folder=prepared) for word in words], Case(''))
+            (prepared / 'done').touch()
 
     def kill(self, words, case, path):
         """Kills a run after its third step."""
@@ -227,6 +243,61 @@ class Checkout:
             counts = collections.Counter(hashlib.sha256(text.encode()).hexdigest() for text in texts if big(text))
             found['programs'] = sorted(counts)
         return found
+
+    def run_through(self, name):
+        """A run with a checkpoint of each step, whose states others go on from; returns its folder."""
+        case, folder = CASES[name], self.folder / f'{name}.states'
+        self.prepare(name)
+        if not (folder / 'done').exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            self.finish([*words_of(name, self.folder, folder / 'run'), *EACH_STEP], case)
+            (folder / 'done').touch()
+        return folder
+
+    def step_from(self, name, step, base):
+        """({name: numbers}, tokens) of a step, taken from the base's checkpoint of it."""
+        workdir = self.folder / f'{name}.from{step}'
+        shutil.rmtree(workdir, ignore_errors=True)
+        shutil.copytree(base.folder / f'{name}.states' / 'run', workdir)
+        for path in (workdir / 'checkpoints').iterdir():
+            if path.name.isdigit() and int(path.name) > step:
+                shutil.rmtree(path)
+        self.finish([*words_of(name, base.folder, workdir), *EACH_STEP], CASES[name])
+        lines = (workdir / 'metrics.jsonl').read_text(encoding='utf8').splitlines()
+        row = next(row for row in map(json.loads, lines) if row['step'] == step)
+        tree = ocp.PyTreeCheckpointHandler().restore(epath.Path(workdir / 'checkpoints' / str(step + 1) / 'state'))
+        leaves = jax.tree_util.tree_leaves_with_path({key: tree[key] for key in ('params', 'opt_state')})
+        lines = (workdir / 'rollouts' / f'{step}.jsonl').read_text(encoding='utf8').splitlines()
+        numbers = row | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+        return numbers, [(row['completion'], row['tokens']) for row in map(json.loads, lines)]
+
+
+def words_of(name, base, workdir):
+    """The command of a case, without what comes before; base is the folder of that."""
+    case = CASES[name]
+    flags = [flag.format(folder=base / f'{name}.before') for flag in case.flags]
+    return ['train', f'--config={case.preset}', f'--workdir={workdir}', *SMALL, *flags]
+
+
+def compare_states(name, base, head):
+    """Lines that say in what steps from the base's own states differ, and the largest difference of all numbers."""
+    base.run_through(name)
+    largest, lines = (0.0, ''), []
+    for step in STATES:
+        (expected, tokens), (numbers, others) = (side.step_from(name, step, base) for side in (base, head))
+        if tokens != others:
+            lines.append(f'step {step}: other tokens')
+        if expected.keys() != numbers.keys():
+            lines.append(f'step {step}: other metrics: {sorted(expected.keys() ^ numbers.keys())}')
+        for key in sorted(expected.keys() & numbers.keys()):
+            one, other = (np.asarray(side[key], np.float64) for side in (expected, numbers))
+            differs = np.abs(one - other) / np.maximum(np.abs(one), 1)
+            differs = float(np.max(np.where(np.isnan(one) & np.isnan(other), 0, differs), initial=0))
+            largest = max(largest, (differs, f'{key} of step {step}'))
+            if not differs <= CLOSE:
+                lines.append(f'step {step}: {key} differs by {differs:.2g}')
+    return lines, f'{largest[0]:.1e} ({largest[1]})'
 
 
 def check_out(commit, folder):
@@ -276,6 +347,7 @@ def main():
     parser.add_argument('--fast', action='store_true', help='the fast half, without kills')
     parser.add_argument('--only', nargs='*', choices=list(CASES), help='these cases alone')
     parser.add_argument('--folder', default=os.path.join(tempfile.gettempdir(), 'grpo_jax_freeze'))
+    parser.add_argument('--states', action='store_true', help="steps from the base's own states, compared by rounding")
     given = parser.parse_args()
     os.environ['JAX_PLATFORMS'] = 'cpu'
     print(environment.describe())
@@ -287,6 +359,10 @@ def main():
     kinds = (False,) if given.fast else (False, True)
 
     def compare(name):
+        if given.states:
+            lines, largest = compare_states(name, base, head)
+            print(f'{name}: largest difference {largest}')
+            return lines
         lines = []
         for kill in kinds:
             done = base.folder / f'{name}{".killed" * kill}.done'

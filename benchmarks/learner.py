@@ -78,7 +78,7 @@ def build_learner(model_config, case, **options):
 
 
 def count_products(learner, packed):
-    """Operations of the matrix products of an update of these PackedRows; None: of padded rows."""
+    """Operations of the matrix products of an update of these PackedCells; None: of padded rows."""
     trips = (1,) if packed is None else (int(packed.count[0]),)
     return flops.count(learner.update.traced.jaxpr, trips)[0]
 
@@ -113,8 +113,8 @@ def compare(name, case, repeats, lengths):
         rows, used = learner.pack(experience.rollout), int(mask.sum() + experience.rollout.prompt_mask.sum())
         columns, cells = experience.rollout.tokens.shape[1], experience.rollout.tokens.size
         if rows is not None:
-            columns, used = learner.packing.columns, int(jnp.sum(rows.cells >= 0))
-            cells = int(rows.count[0]) * learner.packing.rows * columns
+            columns, used = learner.sizes.columns, int(jnp.sum(rows.cells >= 0))
+            cells = int(rows.count[0]) * learner.sizes.rows * columns
         print(
             f'  {way}: {seconds[way]:.3f} CPU-s, {1 - seconds[way] / seconds["padded"]:.0%} less; rows of {columns}, '
             f'{1 - used / cells:.1%} padding; {count_products(learner, rows) / 1e9:.1f} GFLOP; '

@@ -186,7 +186,7 @@ def our_rows(model, topology, only):
             yield padded(least, 'none')
         for columns, lengths, mean in ((-1, 'equal', 0), (-1, f'mean {MEAN}', MEAN), (4352, 'equal', 0)):
             plan = planned(model, topology, mean, pack_columns=columns)
-            settings = f'packed in {plan.learner.packing.columns}, splash, remat full'
+            settings = f'packed in {plan.learner.sizes.columns}, splash, remat full'
             yield our_row('update', settings, lengths, 'packed', plan, True, compiled)
     if least and only in 'decode':
         plan = planned(model, topology, microbatches=usual)
@@ -203,7 +203,7 @@ def our_row(program, settings, lengths, rows, plan, recommended, compiled):
         fields, text = compiler.compile_and_measure(lowered)
         compiled[key] = fields | {'seconds': time.process_time() - started}, text
     own_rows, columns = plan.microbatch()
-    tokens = own_rows * (columns if plan.learner.packing else TOKENS)
+    tokens = own_rows * (columns if plan.learner.sizes else TOKENS)
     head = f'here {program}', settings, lengths, str(rows)
     return make_row(head, recommended, *compiled[key], plan, tokens, job.text_trip_counts[program == 'decode' :])
 

@@ -12,7 +12,7 @@ Examples:
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
 #                    rewards/custom.py (check_results) of your own
-#   the advantage    learner/experience.py (make_experience), algorithms/losses.py (compute_advantages),
+#   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm)
 #   the loss         learner/update.py (policy_gradient), algorithms/losses.py (token_losses),
 #                    algorithms/surrogates.py (clip), algorithms/weights.py (sequence_mean)
@@ -197,8 +197,8 @@ def executables(collector, learner, observers, evaluator, logprob_stage) -> list
     """All that a step and an evaluation run, in the order in which they are compiled."""
     engines = [*collector.programs.values()], [evaluator.engine]
     sampling, evaluating = ([e for engine in some for e in engine.programs.executables] for some in engines)
-    programs = [*learner.programs.values(), *observers.programs.values()]
-    return [*sampling, *programs, *evaluating, *logprob_stage.programs.values()]
+    programs = learner.programs | observers.programs  # which may share one
+    return [*sampling, *programs.values(), *evaluating, *logprob_stage.programs.values()]
 
 
 def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[str, Any]) -> None:

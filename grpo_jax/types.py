@@ -71,6 +71,15 @@ class Rollout(Pytree):
         return self.completion_mask & ~self.forced
 
 
+class HeadOutput(NamedTuple):
+    """What a policy says of the tokens of completions; 0 where masked."""
+
+    logprobs: Float[Array, 'B C']  # of the tokens, under softmax(logits / temperature)
+    entropy: Float[Array, 'B C'] | None = None  # of that distribution; None: not asked for
+    top_logprobs: Float[Array, 'B C k'] | None = None  # of other tokens in the place of each; None: not asked for
+    top_ids: Int[Array, 'B C k'] | None = None  # which tokens these are, where the head chooses the likeliest
+
+
 @pytree
 class Experience(Pytree):
     """What an update of the policy learns from: a rollout, its advantages, and logprobs by whom."""

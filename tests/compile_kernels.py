@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_jax import sampler
-from grpo_jax.learner import partition
+from grpo_jax.learner import Learning, partition
 from grpo_jax.models import attention
 from grpo_jax.models.hf import families
 from grpo_jax.sampler import schedule
@@ -43,7 +43,7 @@ for name, tensor, prompts, group in CASES:
             print(name, program, find_kernels(text))
 
     # the learner's attention with its gradients: 7 heads of a head of keys or 4, a window, 640 columns
-    collectives = partition.make_collectives(model_config, mesh, attend_by='auto')
+    collectives = partition.make_collectives(model_config, mesh, Learning())
 
     def mean(q, k, v, visible, window, attend=collectives.attend):
         return jnp.mean(attend(q, k, v, visible, attention.Rule(window=window)), dtype=jnp.float32)

@@ -3,19 +3,10 @@
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
 
+from grpo_jax.algorithms.advantage_inputs import by_token, compute_advantages
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
 from grpo_jax.algorithms.groups import dead_groups, judge_groups
-from grpo_jax.algorithms.losses import (
-    by_token,
-    compute_advantages,
-    critic_targets,
-    gradient_coefficients,
-    loss_terms,
-    metrics,
-    policy_loss,
-    prepare,
-    token_losses,
-)
+from grpo_jax.algorithms.losses import gradient_coefficients, loss_terms, metrics, policy_loss, prepare, token_losses
 from grpo_jax.algorithms.meters import PooledMean, pooled_metrics, reference_metrics
 from grpo_jax.algorithms.validation import check_run
 from grpo_jax.grouping import Grouping
@@ -28,7 +19,6 @@ __all__ = [
     'by_token',
     'check_run',
     'compute_advantages',
-    'critic_targets',
     'dead_groups',
     'default_numbers',
     'gradient_coefficients',

@@ -1,181 +1,16 @@
-"""From an Algorithm and arrays to advantages, losses, gradient coefficients and diagnostics."""
+"""From an Algorithm and arrays to losses and gradient coefficients."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float
 import numpy as np
-from numpy.typing import ArrayLike
 
-from grpo_jax.algorithms import groups, kl, pieces, ratios, reductions, validation, weights
+from grpo_jax.algorithms import kl, pieces, ratios, reductions, weights
 from grpo_jax.algorithms.algorithm import Algorithm
-from grpo_jax.errors import BadInput
-from grpo_jax.grouping import Grouping
-from grpo_jax.types import Array, Experience
-
-PADDING = {
-    'step_rewards': np.nan,
-    'correct': np.nan,
-}  # what stands for a completion that is missing, where 0 would be a value
-
-NOT_BY_ROW = ('part_weights', 'initial_entropy', 'run_baseline', 'dead')
-
-
-def compute_advantages(
-    algorithm: Algorithm,
-    rewards: ArrayLike,
-    *,
-    kl_coef: float | None = None,
-    group_ids: ArrayLike | None = None,
-    **data: Any,
-) -> Float32[np.ndarray, 'B columns']:
-    """Advantages f32[P * G, 1] or f32[P * G, C] of rewards [P, G], on the host.
-
-    data holds what else the estimator reads (see algorithms.advantages), with leading axes [P, G], kl f64[P, G, C]
-    where the KL is in the reward, times kl_coef (None: the algorithm's), and teacher_logprobs and old_logprobs where
-    there is a teacher_coef. A function without arguments may stand for an array. Without correct, the rewards are what
-    the verifier says. dead bool[P] are the dead groups; without it, those that groups.judge_groups finds by the
-    algorithm's gate. With rewards [B] and group_ids i32[B], groups may differ in size, and leading axes are [B].
-    Exactly 0 for unscorable (not finite) rewards and, where the outcomes of a group are compared, in dead groups, of
-    which a KL that is taken off and what a teacher adds remain.
-    BadInput for rewards that the algorithm cannot use, and for an estimator that is not by token and gives columns.
-    """
-    rewards = np.asarray(rewards, np.float64)
-    if group_ids is not None:
-        return _compute_for_unequal_groups(algorithm, rewards, np.asarray(group_ids), kl_coef, data)
-    rewards = np.where(np.isfinite(rewards), rewards, np.nan)  # an infinite reward would spoil its whole group
-    kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef
-    inputs = _host_inputs(algorithm, rewards, kl_coef, data)
-    validation.check_outcomes(algorithm, inputs['correct'])
-    advantages = _in_columns(algorithm.advantage, pieces.call(algorithm.advantage, inputs), inputs)
-    dead = inputs['dead']
-    if pieces.compares_outcomes(algorithm.advantage) and algorithm.kl_placement != 'reward_sequence':
-        advantages = np.where(dead[:, None, None], 0.0, advantages)
-    if algorithm.dead_groups == 'reweight':
-        sizes = inputs['sizes']
-        advantages = advantages * sizes.sum() / max(sizes[~dead].sum(), 1)
-    if algorithm.takes_kl_off:
-        advantages = advantages - kl_coef * pieces.call(_token_kl, inputs)
-    if algorithm.teacher_coef:
-        advantages = advantages + algorithm.teacher_coef * pieces.call(_teacher_gain, inputs)
-    if algorithm.advantage_clip:
-        advantages = np.clip(advantages, -algorithm.advantage_clip, algorithm.advantage_clip)
-    advantages = np.where(np.isfinite(rewards)[..., None], advantages, 0.0) + 0.0  # + 0.0: no -0.0
-    return advantages.reshape(rewards.size, -1).astype(np.float32)
-
-
-def critic_targets(
-    algorithm: Algorithm, rewards: Float[np.ndarray, 'P G'], *, kl_coef: float, **data: Any
-) -> Float32[np.ndarray, 'B C']:
-    """f32[P * G, C]: generalized advantages by the algorithm's critic_lambda, plus the values: what a critic learns.
-
-    NaN for unscorable completions, which teach it nothing.
-    """
-    inputs = pieces.Inputs(data)
-    values = inputs['values']
-    earned = _token_rewards(algorithm, rewards, kl_coef, inputs)
-    advantages = groups.generalized_advantages(
-        earned, inputs['mask'], values, algorithm.discount, algorithm.critic_lambda
-    )
-    targets = np.where(np.isfinite(rewards)[..., None], advantages + values, np.nan)
-    return targets.reshape(-1, targets.shape[-1]).astype(np.float32)
-
-
-def _host_inputs(algorithm, rewards, kl_coef, data):
-    """What an advantage reads, of rewards f64[P, G] and the other data."""
-    given = pieces.Inputs(data)
-    inputs = given | {
-        'discount': algorithm.discount,
-        'rewards': lambda: with_kl() if by_row else rewards,
-        'token_rewards': lambda: _token_rewards(algorithm, rewards, kl_coef, inputs),
-        'correct': lambda: np.where(known, given['correct'], np.nan) if 'correct' in given else rewards,
-        'sizes': lambda: given['sizes'] if 'sizes' in given else np.full(*rewards.shape),
-        'dead': lambda: given['dead'] if 'dead' in given else judge_groups(inputs),
-    }
-    by_row, known = algorithm.kl_placement == 'reward_sequence', np.isfinite(rewards)
-    compares = pieces.compares_outcomes(algorithm.advantage)
-
-    def with_kl():  # a dead group has equal rewards, from which the KL is taken all the same
-        equal = np.where(known, groups.group_means(rewards), np.nan)
-        even = np.where(inputs['dead'][:, None], equal, rewards) if compares else rewards
-        return even - kl_coef * pieces.call(_summed_kl, inputs)
-
-    def judge_groups(inputs):
-        return groups.judge_groups(algorithm.gate, rewards, inputs['correct'] if 'correct' in given else None)
-
-    # unscorable completions count in no statistic of tokens or steps either
-    if 'mask' in given:
-        inputs |= {'mask': lambda: given['mask'] & known[..., None]}
-        inputs |= {'completion_mask': lambda: _completion_mask(given) & known[..., None]}
-    if 'step_rewards' in given:
-        inputs |= {'step_rewards': lambda: np.where(inputs['completion_mask'], given['step_rewards'], np.nan)}
-    return inputs
-
-
-def _completion_mask(given):
-    """bool[P, G, C]: the completions' tokens; without completion_mask, up to the last one that was sampled."""
-    if 'completion_mask' in given:
-        return given['completion_mask']
-    return np.flip(np.logical_or.accumulate(np.flip(given['mask'], -1), -1), -1)
-
-
-def _token_rewards(algorithm, rewards, kl_coef, inputs):
-    """f64[P, G, C]: the reward at a completion's last token, less the KL of each token where it is in the reward."""
-
-    def spread(mask):
-        last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
-        return np.where(last & np.isfinite(rewards)[..., None], rewards[..., None], 0.0)
-
-    earned = pieces.call(spread, inputs)
-    return earned - kl_coef * pieces.call(_token_kl, inputs) if algorithm.kl_placement == 'reward_token' else earned
-
-
-def _token_kl(mask, kl):
-    return np.where(mask, kl, 0.0)
-
-
-def _teacher_gain(mask, teacher_logprobs, old_logprobs):
-    return np.where(mask, np.asarray(teacher_logprobs, np.float64) - old_logprobs, 0.0)
-
-
-def _summed_kl(mask, kl):
-    return np.sum(_token_kl(mask, kl), -1)
-
-
-def _in_columns(piece, advantages, inputs):
-    """Advantages [P, G, 1], or [P, G, C] where the piece is by token; BadInput where it says that it is not."""
-    advantages = advantages.reshape(*inputs['rewards'].shape, -1)
-    if pieces.is_by_token(piece):
-        shapes = (inputs[name].shape for name in pieces.reads(piece) if name in pieces.BY_TOKEN)
-        return np.broadcast_to(advantages, next(shapes, advantages.shape))
-    if advantages.shape[-1] > 1:
-        raise BadInput(
-            'algorithm.advantage', pieces.name_of(piece), 'differs by token; write @pieces.properties(by_token=True)'
-        )
-    return advantages
-
-
-def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
-    """compute_advantages of rows [B] in any order: groups are padded with unscorable completions."""
-    grouping = Grouping.by_ids(group_ids)
-    grouped: dict[str, Any] = {'sizes': grouping.sizes}
-    grouped |= {
-        name: x if name in NOT_BY_ROW else grouping.spread(np.asarray(x), PADDING.get(name, 0))
-        for name, x in data.items()
-        if name != 'parts'
-    }
-    if 'parts' in data:
-        grouped['parts'] = np.stack([grouping.spread(part, np.nan) for part in np.asarray(data['parts'], np.float64)])
-    spread = grouping.spread(rewards, np.nan)
-    advantages = compute_advantages(algorithm, spread, kl_coef=kl_coef, **grouped)
-    return grouping.gather(advantages.reshape(*spread.shape, -1))
-
-
-def by_token(algorithm: Algorithm) -> bool:
-    """Whether the algorithm's advantages have a column for each token."""
-    return pieces.is_by_token(algorithm.advantage) or algorithm.takes_kl_off or algorithm.teacher_coef > 0
+from grpo_jax.types import Array, Experience, HeadOutput
 
 
 def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Array, 'B C']]:
@@ -211,21 +46,20 @@ def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Arr
 
 def token_losses(
     algorithm: Algorithm,
-    logprobs: Float[Array, 'B C'],
-    entropy: Float[Array, 'B C'],
+    output: HeadOutput,
     experience: Experience,
     prepared: Mapping[str, Float[Array, 'B C']],
     coefficients: Mapping[str, Any],
-    top_logprobs: Float[Array, 'B C k'] | None = None,
 ) -> Float[Array, 'B C']:
-    """f32[B, C] terms whose sum is the loss, 0 where masked; differentiable in logprobs and entropy.
+    """f32[B, C] terms whose sum is the loss, 0 where masked; differentiable in the output.
 
     The policy loss and its KL term have the algorithm's weights; each regularizer is a mean over the tokens that it
     acts on, so that its coefficient means the same under all weights. Without old_logprobs the log ratio is
     logprobs - stop_gradient(logprobs): the ratio is exactly 1 and its gradient is the policy gradient. prepared is of
-    `prepare`, coefficients of Algorithm.coefficients. top_logprobs are the policy's of experience.teacher_ids.
+    `prepare`, coefficients of Algorithm.coefficients. The output is the policy's; its top_logprobs are those of
+    experience.teacher_ids.
     """
-    inputs = _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs)
+    inputs = _loss_inputs(algorithm, output, experience, prepared, coefficients)
     terms = _terms(algorithm, inputs, coefficients)
     loss = terms.pop('surrogate')
     loss = prepared['weights'] * (loss + terms.pop('kl') if 'kl' in terms else loss)
@@ -236,22 +70,20 @@ def token_losses(
 
 def loss_terms(
     algorithm: Algorithm,
-    logprobs: Float[Array, 'B C'],
-    entropy: Float[Array, 'B C'],
+    output: HeadOutput,
     experience: Experience,
     prepared: Mapping[str, Float[Array, 'B C']],
     coefficients: Mapping[str, Any],
-    top_logprobs: Float[Array, 'B C k'] | None = None,
 ) -> dict[str, Float[Array, 'B C']]:
     """The terms of token_losses by name, surrogate, kl and the regularizers, before their weights."""
-    inputs = _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs)
+    inputs = _loss_inputs(algorithm, output, experience, prepared, coefficients)
     terms = _terms(algorithm, inputs, coefficients)
-    return {name: jnp.broadcast_to(term, logprobs.shape) for name, term in terms.items()}
+    return {name: jnp.broadcast_to(term, output.logprobs.shape) for name, term in terms.items()}
 
 
-def _loss_inputs(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs=None):
+def _loss_inputs(algorithm, output, experience, prepared, coefficients):
     acts = coefficients.get('entropy_acts', 1.0)
-    inputs = make_inputs(algorithm, logprobs, entropy, experience, top_logprobs) | prepared
+    inputs = make_inputs(algorithm, output, experience) | prepared
     return inputs | {**coefficients, 'entropy_coef': coefficients['entropy_coef'] * acts}
 
 
@@ -289,8 +121,10 @@ def policy_loss(
     if algorithm.entropy_target:
         mask = experience.rollout.loss_mask
         coefficients['entropy_acts'] = jnp.mean(entropy, where=mask) <= algorithm.entropy_target
-    losses = token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients, top_logprobs)
-    return (jnp.sum(losses), metrics(algorithm, jax.lax.stop_gradient(logprobs), entropy, experience))
+    output = HeadOutput(logprobs, entropy, top_logprobs)
+    losses = token_losses(algorithm, output, experience, prepared, coefficients)
+    fixed = output._replace(logprobs=jax.lax.stop_gradient(logprobs))
+    return jnp.sum(losses), metrics(algorithm, fixed, experience)
 
 
 def gradient_coefficients(
@@ -307,12 +141,10 @@ def gradient_coefficients(
     return -jax.grad(lambda x: policy_loss(algorithm, x, experience, entropy)[0])(logprobs)
 
 
-def metrics(
-    algorithm: Algorithm, logprobs: Float[Array, 'B C'], entropy: Float[Array, 'B C'], experience: Experience
-) -> dict[str, Float[Array, '']]:
+def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> dict[str, Float[Array, '']]:
     """Diagnostics of one minibatch as f32[] scalars: token means over the completion mask unless named otherwise."""
     mask = experience.rollout.loss_mask
-    inputs = make_inputs(algorithm, logprobs, entropy, experience)
+    logprobs, inputs = output.logprobs, make_inputs(algorithm, output, experience)
 
     def mean(x):
         return reductions.batch_mean(x, mask)
@@ -322,9 +154,9 @@ def metrics(
     most = 0.9999 * np.exp(ratios.MAX_MEAN_LOG_RATIO if by_mean else reductions.MAX_LOG_RATIO)
     gap, rho = jnp.abs(log_rho), ratios.token(log_rho)
     better, worse = mask & (experience.advantages > 0), mask & (experience.advantages < 0)
-    clipped = _clipped(algorithm, logprobs, entropy, experience)
+    clipped = _clipped(algorithm, output, experience)
     diagnostics = {
-        'entropy': mean(entropy),
+        'entropy': mean(output.entropy),
         'ratio_mean': mean(ratio),
         'ratio_max': jnp.max(jnp.where(mask, ratio, 0.0)),
         'ratio_clamped_share': mean((ratio >= most) | (ratio <= 1 / most)),
@@ -351,26 +183,24 @@ def metrics(
     return diagnostics
 
 
-def _clipped(algorithm, logprobs, entropy, experience):
+def _clipped(algorithm, output, experience):
     """bool[B, C]: tokens whose surrogate has lost its gradient, whichever surrogate it is."""
 
     def surrogate(logprobs):
-        return jnp.sum(pieces.call(algorithm.surrogate, make_inputs(algorithm, logprobs, entropy, experience)))
+        inputs = make_inputs(algorithm, output._replace(logprobs=logprobs), experience)
+        return jnp.sum(pieces.call(algorithm.surrogate, inputs))
 
-    return (jax.grad(surrogate)(logprobs) == 0) & experience.rollout.loss_mask
+    return (jax.grad(surrogate)(output.logprobs) == 0) & experience.rollout.loss_mask
 
 
 def kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], most: float) -> Bool[Array, '...']:
-    """Where a clamp acts on a KL term: that of the difference, or that of k3 at `most`."""
+    """Where a clamp acts on a KL term: the bound of the log ratio, or the bound `most` of k3."""
     d = reference - logprobs
     return (jnp.abs(d) > reductions.MAX_LOG_RATIO) | (reductions.clamped_exp(d) - d - 1 > most)
 
 
-def make_inputs(algorithm, logprobs, entropy, experience, top_logprobs=None) -> pieces.Inputs:
-    """What a row's pieces may read, 0 where masked: masked before any exp, or masked tokens' gradients were NaN.
-
-    top_logprobs are the policy's of experience.teacher_ids.
-    """
+def make_inputs(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> pieces.Inputs:
+    """What a row's pieces may read, 0 where masked: masked before any exp, or masked tokens' gradients were NaN."""
     rollout, mask = experience.rollout, experience.rollout.loss_mask
 
     def masked(x) -> Any:
@@ -379,19 +209,19 @@ def make_inputs(algorithm, logprobs, entropy, experience, top_logprobs=None) -> 
     def fixed(x) -> Any:
         return None if x is None else jax.lax.stop_gradient(masked(x))
 
-    live, sampler = masked(logprobs), fixed(rollout.logprobs)
-    old = fixed(logprobs if experience.old_logprobs is None else experience.old_logprobs)
+    live, sampler = masked(output.logprobs), fixed(rollout.logprobs)
+    old = fixed(output.logprobs if experience.old_logprobs is None else experience.old_logprobs)
     base = sampler if algorithm.ratio_base == 'sampler' else old
     inputs = pieces.Inputs(
         {
             'logprobs': live,
-            'entropy': masked(entropy),
+            'entropy': masked(output.entropy),
             'base_logprobs': base,
             'log_ratio': live - base,
             'sampler_logprobs': sampler,
             'ref_logprobs': fixed(experience.ref_logprobs),
             'log_rho': old - sampler,
-            'drift': sampler - fixed(logprobs),
+            'drift': sampler - fixed(output.logprobs),
             'mask': mask,
             'rewards': experience.rewards,
             'correct': correct_of(experience),
@@ -399,7 +229,7 @@ def make_inputs(algorithm, logprobs, entropy, experience, top_logprobs=None) -> 
             'group_ids': experience.group_ids,
             'token_ratio': lambda: ratios.token(inputs['log_ratio']),
             'ratio': lambda: pieces.call(algorithm.ratio, inputs),
-            'teacher_kl': lambda: _teacher_kl(live, inputs['token_ratio'], experience, top_logprobs),
+            'teacher_kl': lambda: _teacher_kl(live, inputs['token_ratio'], experience, output.top_logprobs),
         }
     )
     return inputs

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from grpo_jax.algorithms import kl, losses, reductions
 from grpo_jax.algorithms.algorithm import Algorithm
-from grpo_jax.types import Array, Experience
+from grpo_jax.types import Array, Experience, HeadOutput
 
 
 class PooledMean(NamedTuple):
@@ -26,16 +26,14 @@ class PooledMean(NamedTuple):
         return jnp.sum(self.total) / jnp.sum(self.count)
 
 
-def pooled_metrics(
-    algorithm: Algorithm, logprobs: Float[Array, 'B C'], entropy: Float[Array, 'B C'], experience: Experience
-) -> dict[str, Any]:
+def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> dict[str, Any]:
     """Metrics of one minibatch by name: PooledMeans, and f32[] of quantiles and maxima.
 
     Without experience.correct there are none by right and wrong.
     """
     # apart from losses.metrics, whose sums XLA would otherwise take over rows first, and round in another order
-    logprobs, entropy = jax.lax.optimization_barrier((logprobs, entropy))
-    inputs = losses.make_inputs(algorithm, logprobs, entropy, experience)
+    logprobs, entropy = jax.lax.optimization_barrier((output.logprobs, output.entropy))
+    inputs = losses.make_inputs(algorithm, HeadOutput(logprobs, entropy), experience)
     mask, correct, ratio = inputs['mask'], experience.correct, inputs['ratio']
     metrics: dict[str, Any] = {'logprob': _mean(logprobs, mask)}
     if correct is not None:

@@ -128,14 +128,20 @@ def check_decoded(learning: Learning, sampling: Sampling, options: Collection, a
 class Teacher(NamedTuple):
     """A teacher on the devices, or in the hosts' memory until it is used."""
 
-    program: Executable  # (params, Rollout, packed) -> fields of Experience by name
+    program: Executable  # the scorer, of learner.programs.make_teacher
     params: Any  # float32
     shardings: Any  # of params on the devices, where the program reads them
     digest: str  # of params
 
     def score(self, rollout: Rollout, packed: Any) -> Fields:
         """The teacher's logprobs of a rollout, and of its likeliest tokens if asked for."""
-        return self.program(jax.device_put(self.params, self.shardings), rollout, packed)
+        output = self.program(jax.device_put(self.params, self.shardings), rollout, packed)
+        fields = {
+            'teacher_logprobs': output.logprobs,
+            'teacher_top': output.top_logprobs,
+            'teacher_ids': output.top_ids,
+        }
+        return {name: x for name, x in fields.items() if x is not None}
 
 
 def open_teacher(run: Any) -> Teacher:

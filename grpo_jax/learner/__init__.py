@@ -3,10 +3,10 @@
 from grpo_jax.learner.critic import values
 from grpo_jax.learner.logprobs import completion_logprobs
 from grpo_jax.learner.optimizer import Optimization, Optimizers, build_optimizer, learning_rates
-from grpo_jax.learner.options import Learning, Observed
-from grpo_jax.learner.update import Setup, new_aux, update
+from grpo_jax.learner.options import ExtraMetrics, Learning
+from grpo_jax.learner.update import UpdateSpec, new_aux, update
 
 __all__ = [
-    'Learning', 'Observed', 'Optimization', 'Optimizers', 'Setup', 'build_optimizer', 'completion_logprobs',
+    'ExtraMetrics', 'Learning', 'Optimization', 'Optimizers', 'UpdateSpec', 'build_optimizer', 'completion_logprobs',
     'learning_rates', 'new_aux', 'update', 'values',
 ]  # fmt: skip

@@ -1,12 +1,15 @@
 """The critic of PPO: the policy's own decoder with a scalar head, trained on returns by the same descent."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float32
+import numpy as np
 
-from grpo_jax.algorithms import weights
+from grpo_jax.algorithms import Algorithm, advantage_inputs, groups, pieces, weights
 from grpo_jax.learner import descent
-from grpo_jax.learner.options import Cut, Learning
+from grpo_jax.learner.options import Learning, Minibatching
 from grpo_jax.models import heads
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.transformer import ModelConfig
@@ -36,7 +39,7 @@ def update_critic(
     model_config: ModelConfig,
     optimizer,
     learning: Learning,
-    cut: Cut,
+    cut: Minibatching,
     collectives=ALONE,
 ):
     """({'params', 'opt_state'}, skipped i32[], metrics) after a descent on half the clipped squared error.
@@ -61,7 +64,7 @@ def update_critic(
 
     def gradient(params, minibatch, _):
         whole = minibatch, weights.token_mean(_targets(minibatch)[1])
-        loss, grads, _ = descent.accumulate(loss_of, params, whole, microbatches=learning.microbatches, together=1)
+        loss, grads, _ = descent.accumulate(loss_of, params, descent.cut_rows(whole, learning.microbatches, 1))
         return loss, grads, {}
 
     params, opt_state, skipped, metrics = descent.descend(
@@ -70,6 +73,23 @@ def update_critic(
     assert experience.values is not None, 'a critic learns from values and returns'
     metrics['explained_variance'] = explained_variance(experience.values, *_targets(experience))
     return {'params': params, 'opt_state': opt_state}, skipped, metrics
+
+
+def critic_targets(
+    algorithm: Algorithm, rewards: Float[np.ndarray, 'P G'], *, kl_coef: float, **data: Any
+) -> Float32[np.ndarray, 'B C']:
+    """f32[P * G, C]: generalized advantages by the algorithm's critic_lambda, plus the values: what a critic learns.
+
+    NaN for unscorable completions, which teach it nothing.
+    """
+    inputs = pieces.Inputs(data)
+    values = inputs['values']
+    earned = advantage_inputs.token_rewards(algorithm, rewards, kl_coef, inputs)
+    advantages = groups.generalized_advantages(
+        earned, inputs['mask'], values, algorithm.discount, algorithm.critic_lambda
+    )
+    targets = np.where(np.isfinite(rewards)[..., None], advantages + values, np.nan)
+    return targets.reshape(-1, targets.shape[-1]).astype(np.float32)
 
 
 def _targets(experience):

@@ -1,19 +1,22 @@
 """Gradient descent on a batch: minibatches (one optimizer update each) of microbatches (one gradient each)."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from grpo_jax.algorithms import PooledMean
-from grpo_jax.learner.options import Cut
+from grpo_jax.learner.options import Minibatching
 from grpo_jax.models import transformer
 
 
-def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Cut, learns: bool | jax.Array = True):
+def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Minibatching, learns: bool | jax.Array = True):
     """(params, opt_state, skipped i32[], metrics f32[] by name) after cut.epochs * cut.minibatches optimizer updates.
 
     A minibatch holds whole groups of the batch, an Experience or a LabelledBatch. gradient(params, minibatch, packed)
-    is (loss, gradient, metrics), with the minibatch's part of packed, PackedRows or None. Without learns, a bool[],
+    is (loss, gradient, metrics), with the minibatch's part of packed, PackedCells or None. Without learns, a bool[],
     nothing but the metrics changes. An update is skipped and counted where loss, gradient, or what it would make of a
     parameter or moment is not finite. Metrics are means over the minibatches; those named *_max are maxima, and
     PooledMeans the means of all that they hold. With cut.offload, opt_state lies in the host's memory between updates,
@@ -81,20 +84,50 @@ def all_finite(tree) -> jax.Array:
     return jax.tree.reduce(jnp.logical_and, jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), tree), jnp.bool(True))
 
 
-def accumulate(loss_of, params, minibatch, *, microbatches, together):
-    """(loss, gradient, outputs) of a minibatch, summed in float32 over microbatches of blocks of `together` rows.
+class Microbatches(NamedTuple):
+    """The microbatches of a minibatch of B rows."""
 
-    loss_of(params, microbatch) is (loss, arrays of rows); outputs are those arrays in the minibatch's order.
+    count: int | jax.Array
+    part: Callable[[Any], Any]  # number of a microbatch -> what a loss reads of it
+    place: Callable[[Any, Any], Any]  # (its arrays, its number) -> arrays [B, ...], with 0 for other microbatches
+
+
+def cut_rows(minibatch: Any, count: int, together: int) -> Microbatches:
+    """`count` Microbatches of equal parts of a minibatch's rows; each block of `together` rows stays in one."""
+    dealt = jax.tree.map(lambda x: interleave(x, count, together), minibatch)
+
+    def place(arrays, index):
+        parts = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype).at[index].set(x), arrays)
+        return jax.tree.map(lambda x: deal_back(x, together), parts)
+
+    return Microbatches(count, lambda index: jax.tree.map(lambda x: x[index], dealt), place)
+
+
+def accumulate(loss_of: Callable[[Any, Any], Any], params: Any, microbatches: Microbatches) -> tuple[Any, Any, Any]:
+    """(loss, gradient, outputs) of a minibatch: sums over its microbatches, of gradients in float32.
+
+    loss_of(params, what the loss reads of a microbatch) is (loss, arrays), which come together in outputs.
     """
-    cut = jax.tree.map(lambda x: interleave(x, microbatches, together), minibatch)
 
-    def add(carry, part):
-        (loss, outputs), grads = jax.value_and_grad(loss_of, has_aux=True)(params, part)
-        return (carry[0] + loss, jax.tree.map(jnp.add, carry[1], grads)), outputs
+    def gradient_of(index):
+        (loss, arrays), grads = jax.value_and_grad(loss_of, has_aux=True)(params, microbatches.part(index))
+        return loss, grads, microbatches.place(arrays, index)
 
-    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    (loss, grads), outputs = jax.lax.scan(add, (jnp.float32(0), zero), cut)
-    return loss, grads, jax.tree.map(lambda x: deal_back(x, together), outputs)
+    def outputs_of(index):
+        return microbatches.place(loss_of(params, microbatches.part(index))[1], index)
+
+    grads = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    return sum_over(gradient_of, microbatches.count, (jnp.float32(0), grads, zeros_like(outputs_of)))
+
+
+def sum_over(term: Callable[[Any], Any], count: int | jax.Array, zeros: Any) -> Any:
+    """zeros + term(0) + term(1) + ..., `count` in all."""
+    return jax.lax.fori_loop(0, count, lambda index, sums: jax.tree.map(jnp.add, sums, term(index)), zeros)
+
+
+def zeros_like(term: Callable[[Any], Any]) -> Any:
+    """Zeros of the shapes and dtypes of term(0), which is not computed."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(term, jnp.int32(0)))
 
 
 def interleave(x, parts: int, block: int):

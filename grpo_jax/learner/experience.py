@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
-from grpo_jax.algorithms import Algorithm, Grouping, compute_advantages, critic_targets
+from grpo_jax.algorithms import Algorithm, Grouping, compute_advantages
 from grpo_jax.hosts import processes
+from grpo_jax.learner.critic import critic_targets
 from grpo_jax.sharding.batches import put_rows
 from grpo_jax.types import Experience, Rollout, TrainState
 

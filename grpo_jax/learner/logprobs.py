@@ -1,6 +1,6 @@
 """Logprobs of completion tokens, chunked over tokens so that [B, T, V] logits never exist."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from grpo_jax.models import gather, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
 from grpo_jax.sharding import chips
-from grpo_jax.types import Array, Rollout
+from grpo_jax.types import Array, HeadOutput, Rollout
 
 SHARE = 1 / 32  # of a device's memory, which the float32 logits of a chunk may take
 UNKNOWN_MEMORY = 2**34  # bytes, of a device that is not in the table of chips, such as a CPU
@@ -35,15 +35,6 @@ class TokenLogprobs(NamedTuple):
     entropy: Float[Array, 'B C']
 
 
-class HeadOutput(NamedTuple):
-    """Logprobs and entropies of the tokens of completions, and logprobs of others in their places; 0 where masked."""
-
-    logprobs: Float[Array, 'B C']
-    entropy: Float[Array, 'B C']
-    top_logprobs: Float[Array, 'B C k'] | None = None
-    top_ids: Int[Array, 'B C k'] | None = None  # where the head has a top_k
-
-
 def completion_logprobs(
     params,
     rollout: Rollout,
@@ -62,10 +53,11 @@ def completion_logprobs(
     entropy is differentiable if entropy_gradient.
     """
     head = Head(temperature, chunk, entropy_gradient, collectives)
-    return TokenLogprobs(*rollout_logprobs(params, rollout, c, head, remat)[:2])
+    output: Any = padded_logprobs(params, rollout, c, head, remat)
+    return TokenLogprobs(output.logprobs, output.entropy)
 
 
-def rollout_logprobs(
+def padded_logprobs(
     params,
     rollout: Rollout,
     model_config: transformer.ModelConfig,
@@ -73,7 +65,7 @@ def rollout_logprobs(
     remat: str,
     ids: Int[Array, 'B C k'] | None = None,
 ) -> HeadOutput:
-    """completion_logprobs with the head's options in one value, and top_logprobs of the tokens `ids`, if there are."""
+    """HeadOutput of a rollout's completions, of which each is a padded row; the tokens `ids` get logprobs too."""
     queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     positions = transformer.positions_of(mask)
@@ -118,11 +110,9 @@ def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, h
         values = _read_logits(logits, *map(shards.gather_tokens, tokens), shards=shards, head=head)
         return jax.tree.map(shards.own_tokens, values)
 
-    def nothing(*_):
-        numbers = jnp.zeros(size), jnp.zeros(size)
-        if head.top_k:
-            return HeadOutput(*numbers, jnp.zeros((size, head.top_k)), jnp.zeros((size, head.top_k), jnp.int32))
-        return HeadOutput(*numbers, *(jnp.zeros((size, ids.shape[-1])) for ids in tokens[1:]))
+    def nothing(*arguments):
+        shapes = jax.eval_shape(chunk_values, *arguments)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def one_chunk(chunk):
         index, places = chunk

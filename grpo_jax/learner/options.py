@@ -11,7 +11,7 @@ from grpo_jax.ranges import Count, Natural, NotNegative, OneOf
 OFFLOADABLE = ('optimizer', 'reference')
 
 
-class Cut(NamedTuple):
+class Minibatching(NamedTuple):
     """How a batch is cut into optimizer updates, and where the optimizer's moments lie between them."""
 
     group_size: int = 1  # rows that stay together
@@ -20,14 +20,14 @@ class Cut(NamedTuple):
     offload: bool = False  # the moments lie in the hosts' memory
 
 
-class Observed(NamedTuple):
+class ExtraMetrics(NamedTuple):
     """What a learner measures and does not learn from."""
 
     outcomes: bool = False  # the policy on right and on wrong completions, by Experience.correct
     reference: bool = False  # the KL to a reference that no penalty reads
 
 
-NOTHING = Observed()
+NOTHING = ExtraMetrics()
 
 
 class Learning(NamedTuple):
@@ -75,15 +75,15 @@ class Learning(NamedTuple):
         """The fields of Experience that the sampler's programs compute, where an algorithm needs them."""
         return ('old_logprobs', 'ref_logprobs') if self.old_logprobs == 'decode' else ()
 
-    def computed_first(self, needed: Set[str]) -> set[str]:
+    def scored_fields(self, needed: Set[str]) -> set[str]:
         """The fields of Experience that the learner computes before the update, of those that an algorithm needs."""
         # an update moves the decoded logprobs by as much as its own have moved, see update.anchored
         return {*needed} - {*self.decoded} | ({'forward_logprobs'} if self.decoded and self.updates > 1 else set())
 
-    def known_first(self, needed: Set[str]) -> set[str]:
+    def known_fields(self, needed: Set[str]) -> set[str]:
         """The fields of Experience that are known before the update, whoever computes them."""
-        return {*needed} | self.computed_first(needed) | {*self.decoded[:1]}
+        return {*needed} | self.scored_fields(needed) | {*self.decoded[:1]}
 
-    def cut(self, group_size: int) -> Cut:
-        """The Cut of a batch of groups."""
-        return Cut(group_size, self.epochs, self.minibatches, 'optimizer' in self.offload)
+    def cut(self, group_size: int) -> Minibatching:
+        """The Minibatching of a batch of groups."""
+        return Minibatching(group_size, self.epochs, self.minibatches, 'optimizer' in self.offload)

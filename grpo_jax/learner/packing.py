@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 import numpy as np
 
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import descent, logprobs
-from grpo_jax.learner.logprobs import Head, HeadOutput, token_logprobs
+from grpo_jax.learner import descent
+from grpo_jax.learner.logprobs import Head, padded_logprobs, token_logprobs
 from grpo_jax.learner.options import Learning
 from grpo_jax.models import attention, gather, transformer
 from grpo_jax.sharding.batches import Shapes, devices_along
 from grpo_jax.sharding.mesh import BATCH_AXES
-from grpo_jax.types import Array, Experience, Pytree, Rollout, pytree
+from grpo_jax.types import Array, Experience, HeadOutput, Pytree, Rollout, pytree
 
 BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
 ENOUGH = {'cpu': 512, 'gpu': 2048, 'tpu': 2048}  # columns of a row at which longer ones gain little
 LONGER = 1.5  # times as long a row may be, where all rows together are then shorter
 
 
-class Packing(NamedTuple):
+class PackSizes(NamedTuple):
     """The sizes of packed rows."""
 
     rows: int  # of a microbatch, on all devices
@@ -55,15 +55,15 @@ class Packing(NamedTuple):
 
 
 @pytree
-class PackedRows(Pytree):
+class PackedCells(Pytree):
     """Where the tokens of a step lie, by minibatch and microbatch."""
 
     cells: Int[Array, 'minibatches M rows columns']  # b * T + t of the token in its minibatch, -1: none
     count: Int[Array, ' minibatches']  # microbatches that hold any
 
 
-def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any) -> Packing | None:
-    """The Packing of a step of these sizes, None where rows are padded; BadInput where they cannot work."""
+def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any) -> PackSizes | None:
+    """The PackSizes of a step of these sizes, None where rows are padded; BadInput where they cannot work."""
     if not learning.packs:
         return None
     columns, along = learning.pack_columns, mesh.shape['context']
@@ -73,7 +73,7 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
         columns += -columns % (BLOCK[platform] * along)
     block = math.gcd(columns // along, BLOCK[platform])
     rows = learning.pack_rows * devices_along(mesh, BATCH_AXES)
-    sizes = Packing(rows, columns, block, shapes.group_size, shapes.queries, shapes.tokens, whole_groups)
+    sizes = PackSizes(rows, columns, block, shapes.group_size, shapes.queries, shapes.tokens, whole_groups)
     least = sizes.queries + sizes.tokens * (sizes.group_size if whole_groups else 1)
     if columns < least:
         behind = 'its group' if whole_groups else 'a completion'
@@ -126,39 +126,39 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
     return room(min(fitting, key=all_columns))
 
 
-def cut_padded(packing: Packing, share: int) -> int:
+def cut_padded(sizes: PackSizes, share: int) -> int:
     """The fewest equal parts of a device's padded rows that have no more tokens than a packed row, or one row each."""
-    width = packing.queries + packing.tokens
-    return next(n for n in range(1, share + 1) if share % n == 0 and share // n * width <= max(packing.columns, width))
+    width = sizes.queries + sizes.tokens
+    return next(n for n in range(1, share + 1) if share % n == 0 and share // n * width <= max(sizes.columns, width))
 
 
-def pack(prompt_mask, completion_mask, packing: Packing, minibatches: int) -> PackedRows:
-    """PackedRows, as numpy arrays, of masks bool[B, Q] and bool[B, C]; completions without tokens are left out.
+def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> PackedCells:
+    """PackedCells, as numpy arrays, of masks bool[B, Q] and bool[B, C]; completions without tokens are left out.
 
     Groups are dealt to minibatches as descent.interleave does. Within one, a packed row may lie on any device.
     """
-    group, width = packing.group_size, packing.queries + packing.tokens
+    group, width = sizes.group_size, sizes.queries + sizes.tokens
     prompts = prompt_mask[::group].sum(1).reshape(-1, minibatches)
     lengths = completion_mask.sum(1).reshape(-1, minibatches, group)
-    most = packing.microbatches(len(prompts))
-    cells = np.full((minibatches, most * packing.rows, packing.columns), -1, np.int32)
+    most = sizes.microbatches(len(prompts))
+    cells = np.full((minibatches, most * sizes.rows, sizes.columns), -1, np.int32)
     count = np.zeros(minibatches, np.int32)
     for part in range(minibatches):
-        rows = _packed_rows(prompts[:, part], lengths[:, part], packing)
+        rows = _packed_rows(prompts[:, part], lengths[:, part], sizes)
         for row, portions in enumerate(rows):
             column = 0
             for prompt, members in portions:
                 first = members[0][0] * width
-                text = [np.arange(first + packing.queries - prompt, first + packing.queries)]
-                text += [index * width + packing.queries + np.arange(length) for index, length in members]
+                text = [np.arange(first + sizes.queries - prompt, first + sizes.queries)]
+                text += [index * width + sizes.queries + np.arange(length) for index, length in members]
                 text = np.concatenate(text)
                 cells[part, row, column : column + len(text)] = text
-                column += packing.room(len(text))
-        count[part] = -(-len(rows) // packing.rows)
-    return PackedRows(cells.reshape(minibatches, most, packing.rows, packing.columns), count)
+                column += sizes.room(len(text))
+        count[part] = -(-len(rows) // sizes.rows)
+    return PackedCells(cells.reshape(minibatches, most, sizes.rows, sizes.columns), count)
 
 
-def _packed_rows(prompts, lengths, packing):
+def _packed_rows(prompts, lengths, sizes):
     """Lists, one a packed row, of (prompt length, [(row, completion length)]).
 
     The longest group first, into the fullest packed row that has room for it. Where none has, a part of it fills the
@@ -166,24 +166,24 @@ def _packed_rows(prompts, lengths, packing):
     """
     room, rows = np.zeros(0, int), []
     groups = [
-        [(int(length), i * packing.group_size + j) for j, length in enumerate(group_lengths) if length]
+        [(int(length), i * sizes.group_size + j) for j, length in enumerate(group_lengths) if length]
         for i, group_lengths in enumerate(lengths)
     ]
     for i in sorted(range(len(groups)), key=lambda i: -lengths[i].sum()):
         prompt, left = int(prompts[i]), sorted(groups[i], reverse=True)
         while left:
-            fits = np.flatnonzero(room >= packing.room(prompt + _tokens(left)))
+            fits = np.flatnonzero(room >= sizes.room(prompt + _tokens(left)))
             if len(fits):
                 row, taken = fits[np.argmin(room[fits])], left
             else:
-                row = int(np.argmax(room)) if rows and not packing.whole_groups else -1
+                row = int(np.argmax(room)) if rows and not sizes.whole_groups else -1
                 taken = _that_fit(left, room[row] - prompt) if row >= 0 else []
                 if _tokens(taken) <= prompt:
                     rows.append([])
-                    room = np.append(room, packing.columns)
-                    row, taken = len(rows) - 1, _that_fit(left, packing.columns - prompt)
+                    room = np.append(room, sizes.columns)
+                    row, taken = len(rows) - 1, _that_fit(left, sizes.columns - prompt)
             rows[row].append((prompt, [(index, length) for length, index in taken]))
-            room[row] -= packing.room(prompt + _tokens(taken))
+            room[row] -= sizes.room(prompt + _tokens(taken))
             left = [completion for completion in left if completion not in taken]
     return rows
 
@@ -202,94 +202,96 @@ def _that_fit(completions, room):
     return taken
 
 
-class PackedLogprobs(NamedTuple):
-    """What a microbatch of packed rows says of the tokens of a minibatch; 0 at tokens that are not in it."""
+class ForwardSpec(NamedTuple):
+    """How logprobs of completions are computed: static values, which programs close over."""
 
-    logprobs: Float[Array, 'B C']
-    entropy: Float[Array, 'B C']
-    present: Bool[Array, 'B C']  # the tokens that are in it
-    top_logprobs: Float[Array, 'B C k'] | None = None  # as in HeadOutput
-    top_ids: Int[Array, 'B C k'] | None = None
-
-    @property
-    def output(self) -> HeadOutput:
-        """What the head says of them."""
-        return HeadOutput(self.logprobs, self.entropy, self.top_logprobs, self.top_ids)
+    model_config: transformer.ModelConfig
+    head: Head
+    sizes: PackSizes | None = None  # of packed rows; None: rows are padded
 
 
-def completion_logprobs(
+def microbatch_output(
     params,
     rollout: Rollout,
-    cells: Int[Array, 'rows columns'],
-    model_config: transformer.ModelConfig,
-    packing: Packing,
-    head: Head,
+    cells: Int[Array, 'rows columns'] | None,
+    spec: ForwardSpec,
     remat: str,
     ids: Int[Array, 'B C k'] | None = None,
-) -> PackedLogprobs:
-    """PackedLogprobs of a microbatch, whose cells are those of PackedRows; ids as in logprobs.rollout_logprobs."""
-    queries, columns = rollout.prompt_mask.shape[1], rollout.completion_mask.shape[1]
-    text = _text(rollout, cells)
-    starts, lengths = text.start[:, :: packing.block], text.length[:, :: packing.block]
-    visible = attention.Packed(
-        text.part, text.positions, starts, lengths, packing.block, packing.queries, packing.tokens
-    )
+) -> HeadOutput:
+    """HeadOutput of a rollout's completion tokens at cells of PackedCells, 0 at all others.
+
+    Where cells is None, that of all completion tokens, by padded rows. remat is that of transformer.forward; of the
+    tokens `ids`, logprobs come too.
+    """
+    if cells is None:
+        return padded_logprobs(params, rollout, spec.model_config, spec.head, remat, ids)
+    assert spec.sizes is not None, 'cells are those of packed rows'
+    sizes, head, model_config = spec.sizes, spec.head, spec.model_config
+    text, columns = _text(rollout, cells), rollout.completion_mask.shape[1]
+    starts, lengths = text.start[:, :: sizes.block], text.length[:, :: sizes.block]
+    visible = attention.Packed(text.part, text.positions, starts, lengths, sizes.block, sizes.queries, sizes.tokens)
     hidden = transformer.forward(
         params, text.tokens, text.positions, visible, model_config, remat=remat, collectives=head.collectives
     )
     before = head.collectives.hidden(jax.vmap(gather.take)(hidden, text.source))
-    row, column = jnp.divmod(cells, queries + columns)
-    nowhere = rollout.completion_mask.size
-    places = jnp.where(text.part > 0, row * columns + column - queries, nowhere)
-    own_ids = None if ids is None else jnp.take(ids.reshape(nowhere, -1), places, 0, mode='fill', fill_value=0)
-    tokens = token_logprobs(params, before, text.tokens, text.part > 0, model_config, head, own_ids)
+    places, nowhere = _completion_places(rollout, cells), rollout.completion_mask.size
+    cell_ids = None if ids is None else jnp.take(ids.reshape(nowhere, -1), places, 0, mode='fill', fill_value=0)
+    output = token_logprobs(params, before, text.tokens, text.part > 0, model_config, head, cell_ids)
 
     def back(values):
         empty = jnp.zeros((nowhere, *values.shape[2:]), values.dtype)
         return empty.at[places].set(values, mode='drop', unique_indices=True).reshape(-1, columns, *values.shape[2:])
 
-    logprobs, entropy, *top = jax.tree.map(back, tokens)
-    return PackedLogprobs(logprobs, entropy, back(jnp.ones(places.shape, bool)), *top)
+    return jax.tree.map(back, output)
 
 
-def rollout_logprobs(
-    params, rollout: Rollout, packed: PackedRows, model_config: transformer.ModelConfig, packing: Packing, head: Head
-) -> HeadOutput:
-    """HeadOutput of all completions, without a gradient."""
-    parts = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), packing.group_size), rollout)
+def rollout_output(params, rollout: Rollout, packed: PackedCells | None, spec: ForwardSpec) -> HeadOutput:
+    """HeadOutput of all completion tokens, without a gradient; packed is None where rows are padded."""
+    if packed is None:
+        return microbatch_output(params, rollout, None, spec, 'none')
+    assert spec.sizes is not None, 'cells are those of packed rows'
+    group_size = spec.sizes.group_size
+    parts = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), group_size), rollout)
 
-    def minibatch_logprobs(part):
+    def minibatch_output(part):
         rollout, packed = part
 
-        def add(index, seen):
-            microbatch = completion_logprobs(params, rollout, packed.cells[index], model_config, packing, head, 'none')
-            return _merged(microbatch, seen)
+        def output_of(index):
+            return microbatch_output(params, rollout, packed.cells[index], spec, 'none')
 
-        empty, several = jnp.zeros(rollout.completion_mask.shape), (*rollout.completion_mask.shape, head.top_k)
-        top = (jnp.zeros(several), jnp.zeros(several, jnp.int32)) if head.top_k else ()
-        return jax.lax.fori_loop(0, packed.count, add, HeadOutput(empty, empty, *top))
+        return descent.sum_over(output_of, packed.count, descent.zeros_like(output_of))
 
-    minibatches = jax.lax.map(minibatch_logprobs, (parts, packed))
-    return jax.tree.map(lambda x: descent.deal_back(x, packing.group_size), minibatches)
+    outputs = jax.lax.map(minibatch_output, (parts, packed))
+    return jax.tree.map(lambda x: descent.deal_back(x, group_size), outputs)
 
 
-def logprobs_of(
-    params, rollout: Rollout, packed: PackedRows | None, model_config: transformer.ModelConfig, packing, head: Head
-) -> HeadOutput:
-    """HeadOutput of all completions, without a gradient, by packed rows, or by padded ones where packed is None."""
+def cut(
+    minibatch: Experience, prepared: Any, packed: PackedCells | None, microbatches: int, together: int
+) -> descent.Microbatches:
+    """Microbatches of a minibatch, each (its Experience, what is prepared of it, its cells).
+
+    By packed, the minibatch's part of PackedCells, each has the whole Experience with the tokens at its cells alone in
+    the completion mask. Where packed is None, rows are padded: each has an equal part of the rows, and no cells.
+    """
     if packed is None:
-        return logprobs.rollout_logprobs(params, rollout, model_config, head, 'none')
-    return rollout_logprobs(params, rollout, packed, model_config, packing, head)
+        return descent.cut_rows((minibatch, prepared, None), microbatches, together)
+
+    def part(index):
+        rollout, cells = minibatch.rollout, packed.cells[index]
+        mask, places = rollout.completion_mask, _completion_places(rollout, cells)
+        present = jnp.zeros(mask.size, bool).at[places].set(True, mode='drop', unique_indices=True)
+        rollout = rollout.replace(completion_mask=mask & present.reshape(mask.shape))
+        return minibatch.replace(rollout=rollout), prepared, cells
+
+    return descent.Microbatches(packed.count, part, lambda arrays, index: arrays)
 
 
-def _merged(microbatch: PackedLogprobs, seen: HeadOutput):
-    """HeadOutput of the tokens seen before and of those in the microbatch."""
-    present = microbatch.present
-
-    def merge(new, old):
-        return jnp.where(present.reshape(*present.shape, *[1] * (new.ndim - 2)), new, old)
-
-    return jax.tree.map(merge, microbatch.output, seen)
+def _completion_places(rollout, cells):
+    """i32[rows, columns]: b * C + c of the completion token at each cell; B * C where there is none."""
+    queries, columns = rollout.prompt_mask.shape[1], rollout.completion_mask.shape[1]
+    row, column = jnp.divmod(cells, queries + columns)
+    in_completion = (cells >= 0) & (column >= queries)
+    return jnp.where(in_completion, row * columns + column - queries, rollout.completion_mask.size)
 
 
 class Text(NamedTuple):
@@ -321,27 +323,3 @@ def _text(rollout, cells):
         length=length,
         source=jnp.where(column == queries, start + length - 1, jnp.maximum(places - 1, 0)),
     )
-
-
-def only(experience: Experience, present: Bool[Array, 'B C']) -> Experience:
-    """The Experience with those tokens alone in its completion mask."""
-    rollout = experience.rollout
-    return experience.replace(rollout=rollout.replace(completion_mask=rollout.completion_mask & present))
-
-
-def accumulate(loss_of, params, minibatch: Experience, packed: PackedRows):
-    """(loss, gradient, HeadOutput) of a minibatch, summed in float32 over its microbatches.
-
-    packed is the minibatch's part of PackedRows; loss_of(params, cells of a microbatch) is (loss, PackedLogprobs of no
-    other tokens).
-    """
-
-    def add(index, carry):
-        loss, grads, seen = carry
-        (more, microbatch), new = jax.value_and_grad(loss_of, has_aux=True)(params, packed.cells[index])
-        seen = _merged(microbatch, seen)
-        return loss + more, jax.tree.map(jnp.add, grads, new), seen
-
-    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    empty = jnp.zeros(minibatch.rollout.completion_mask.shape)
-    return jax.lax.fori_loop(0, packed.count, add, (jnp.float32(0), zero, HeadOutput(empty, empty)))

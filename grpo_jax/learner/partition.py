@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from grpo_jax.errors import BadInput
+from grpo_jax.learner.options import Learning
 from grpo_jax.models import attention, linear, lora, transformer
 from grpo_jax.models.collectives import ALONE, Collectives, VocabShards
 from grpo_jax.sharding import specs, torus
@@ -21,14 +22,12 @@ from grpo_jax.sharding.mesh import AXES, BATCH_AXES
 TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
-def make_collectives(
-    model_config: transformer.ModelConfig, mesh: Mesh, adapters: lora.LoraOptions = lora.OFF, attend_by: str = 'xla'
-) -> Collectives:
-    """The Collectives of a model on the mesh, with such adapters; attend_by is learner.attention."""
-    by = _attend_by(attend_by, mesh)
+def make_collectives(model_config: transformer.ModelConfig, mesh: Mesh, learning: Learning) -> Collectives:
+    """The Collectives of a model on the mesh, with the adapters and the attention that learning names."""
+    by = _attend_by(learning.attention, mesh)
     if mesh.size == 1:
         return ALONE._replace(attend=functools.partial(_attend_alone, by=by))
-    table = lora.policy_table(model_config, adapters)
+    table = lora.policy_table(model_config, learning.lora)
     gathered, cut = specs.sampler_params(table, mesh)['layers'], specs.params(table, mesh)['layers']
     fsdp = torus.along(mesh, 'fsdp')
     embed_spec, shards = _spec(model_config, 'embed'), _vocab_shards(model_config, mesh, fsdp)

@@ -4,7 +4,7 @@ A program is compiled once, for fixed shapes, before the first step; a compiled 
 so nothing recompiles silently.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -17,33 +17,51 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.learner import critic, logprobs, packing, partition, reward_model
 from grpo_jax.learner.optimizer import Optimizers
-from grpo_jax.learner.options import NOTHING, Learning, Observed
-from grpo_jax.learner.state import Initial, new_state, reference_params, without_frozen
-from grpo_jax.learner.update import Setup, update
+from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning
+from grpo_jax.learner.state import Initial, fetch_reference, new_state, without_frozen
+from grpo_jax.learner.update import UpdateSpec, update
 from grpo_jax.models import heads, lora, transformer
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable, abstract, abstract_params
 from grpo_jax.sharding.mesh import BATCH_AXES
-from grpo_jax.types import LabelledBatch, TrainState
+from grpo_jax.types import LabelledBatch, Rollout, TrainState
 
 
 class Learner(NamedTuple):
     """The learner of a policy."""
 
     initial: Initial  # (params) -> TrainState on the mesh
-    packing: packing.Packing | None  # None where rows are padded
-    pack: Callable  # (Rollout) -> PackedRows on the mesh; None where rows are padded
-    logprobs: Executable  # (TrainState, Rollout, packed) -> dict of the fields of Experience that must be known first
+    sizes: packing.PackSizes | None  # of packed rows; None where rows are padded
+    pack: Callable  # (Rollout) -> PackedCells on the mesh; None where rows are padded
+    scorer: Executable  # (params, Rollout, packed) -> HeadOutput, of the policy or a reference
+    values: Executable | None  # (the critic's params, Rollout) -> f32[B, C]; None without a critic
     update: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
     state: TrainState  # abstract, with shardings, to restore onto
-    reference: Executable | None  # (TrainState, Rollout, packed) -> metrics; None where no KL is observed
+    needed: frozenset[str]  # fields of Experience that the scorer computes before an update
+
+    def logprobs(self, state: TrainState, rollout: Rollout, packed: packing.PackedCells | None) -> dict[str, jax.Array]:
+        """The fields of Experience, by name, that must be known before an update: logprobs, and a critic's values."""
+        fields = {}
+        if self.needed - {'ref_logprobs'}:
+            output = self.scorer(state.params, rollout, packed)
+            by_policy = {'old_logprobs': output.logprobs, 'forward_logprobs': output.logprobs}
+            by_policy['old_entropy'] = output.entropy
+            fields = {name: x for name, x in by_policy.items() if name in self.needed}
+        if 'ref_logprobs' in self.needed:
+            fields['ref_logprobs'] = self.scorer(fetch_reference(state), rollout, packed).logprobs
+        if self.values is not None:
+            fields['values'] = self.values(state.aux['critic']['params'], rollout)
+        return fields
 
     @property
     def programs(self) -> dict[str, Executable]:
         """The compiled programs by name that every step runs."""
-        return {'logprobs': self.logprobs, 'update': self.update}
+        programs = {'logprobs': self.scorer} if self.needed else {}
+        if self.values is not None:
+            programs['values'] = self.values
+        return programs | {'update': self.update}
 
 
 class RewardLearner(NamedTuple):
@@ -62,34 +80,43 @@ def make_learner(
     mesh: Mesh,
     shapes: Shapes,
     learning: Learning,
-    collected: Any = None,
-    observed: Observed = NOTHING,
+    kept: Any = None,
+    extra: ExtraMetrics = NOTHING,
 ) -> Learner:
     """The Learner of an algorithm.
 
-    collected is a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what collect keeps between
-    steps; observed is what it measures besides. BadInput when minibatches, microbatches and mesh do not divide the
-    batch, or packed rows are too short.
+    kept: a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what others keep between steps. extra: what
+    is measured besides. BadInput when minibatches, microbatches and mesh do not divide the batch, or packed rows are
+    too short.
     """
-    learning, sizes = _choose_sizes(learning, model_config, algorithm, mesh, shapes)
-    setup = Setup(
-        model_config, algorithm, learning, optimizers.policy, optimizers.critic, shapes.group_size,
-        partition.make_collectives(model_config, mesh, learning.lora, learning.attention),
-        sizes, optimizers.learning_rate, observed,
-    )  # fmt: skip
-    state, needed = _abstract_state(setup, mesh, collected), algorithm.needed_logprobs(learning.updates)
-    known, needed = learning.known_first(needed), learning.computed_first(needed)
-    experience = _abstract_experience(setup, mesh, shapes, known)
+    check_sizes(algorithm, mesh, shapes, learning)
+    sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
+    learning = learning._replace(chunk=logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh))
+    if sizes is not None and algorithm.needs_values and learning.pack_columns < 0:
+        # a critic's padded rows are cut into microbatches of about as many tokens as packed rows have
+        share = packing.device_share(mesh, shapes, learning)
+        learning = learning._replace(microbatches=packing.cut_padded(sizes, share))
+    spec = UpdateSpec(
+        model_config=model_config,
+        algorithm=algorithm,
+        learning=learning,
+        optimizer=optimizers.policy,
+        critic_optimizer=optimizers.critic,
+        group_size=shapes.group_size,
+        collectives=partition.make_collectives(model_config, mesh, learning),
+        sizes=sizes,
+        learning_rate=optimizers.learning_rate,
+        extra=extra,
+    )
+    state, needed = _abstract_state(spec, mesh, kept), algorithm.needed_logprobs(learning.updates)
+    experience = _abstract_experience(spec, mesh, shapes, learning.known_fields(needed))
     packed = _abstract_packed(sizes, learning.minibatches, mesh, shapes)
 
     def initial(params):
-        return new_state(params, setup, collected)
-
-    def known_first(state, rollout, packed):
-        return _known_first(state, rollout, packed, setup, needed)
+        return new_state(params, spec, kept)
 
     def updated(state, experience, packed):
-        return update(state, experience, packed, setup)
+        return update(state, experience, packed, spec)
 
     def pack(rollout):  # chosen on the host
         if sizes is None:
@@ -98,13 +125,27 @@ def make_learner(
         packed = packing.pack(prompt_mask, completion_mask, sizes, learning.minibatches)
         return jax.tree.map(processes.put, packed, _packed_shardings(mesh))
 
-    scored = state, experience.rollout, packed
+    def values(params, rollout):
+        return critic.values(
+            params, rollout, model_config, remat='none', dtype=learning.dtype, collectives=spec.collectives
+        )
+
+    scored = state.params, experience.rollout, packed
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
     return Learner(
         initial=Initial(jax.jit(initial, out_shardings=without_frozen(state_shardings))),
-        packing=sizes,
+        sizes=sizes,
         pack=pack,
-        logprobs=compiled.make_executable("the learner's logprobs", known_first, scored, mesh, specs.over_rows(mesh)),
+        scorer=make_scorer("the learner's logprobs", scored, mesh, spec.forward, learning.dtype, needed),
+        values=compiled.make_executable(
+            "the critic's values",
+            values,
+            (state.aux['critic']['params'], experience.rollout),
+            mesh,
+            specs.over_rows(mesh),
+        )
+        if algorithm.needs_values
+        else None,
         update=compiled.make_executable(
             'the update',
             updated,
@@ -114,40 +155,25 @@ def make_learner(
             donate=0,
         ),
         state=state,
-        reference=_make_reference_observer(setup, scored, mesh),
+        needed=frozenset(learning.scored_fields(needed)),
     )
 
 
-def _choose_sizes(learning, model_config, algorithm, mesh, shapes):
-    """(the Learning with what it leaves to be chosen, its Packing); BadInput as of check_sizes.
+def make_scorer(
+    name: str, scored: tuple, mesh: Mesh, spec: packing.ForwardSpec, dtype: Any, needed: Set[str]
+) -> Executable:
+    """The Executable (params, Rollout, packed) -> HeadOutput of all completion tokens, without a gradient.
 
-    Where the length of packed rows is chosen, a critic's padded ones are cut into microbatches of about as many tokens.
+    name is for people. scored: its abstract arguments; packed is None where rows are padded. dtype: of computation.
+    needed: fields of Experience; without old_entropy the entropy is left out.
     """
-    check_sizes(algorithm, mesh, shapes, learning)
-    sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
-    learning = learning._replace(chunk=logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh))
-    if sizes is not None and algorithm.needs_values and learning.pack_columns < 0:
-        share = packing.device_share(mesh, shapes, learning)
-        learning = learning._replace(microbatches=packing.cut_padded(sizes, share))
-    return learning, sizes
+    head = spec.head._replace(entropy_gradient=False)
 
+    def score(params, rollout, packed):
+        output = packing.rollout_output(in_dtype(params, dtype), rollout, packed, spec._replace(head=head))
+        return output if 'old_entropy' in needed else output._replace(entropy=None)
 
-def _make_reference_observer(setup, scored, mesh):
-    """Learner.reference, algorithms.reference_metrics of a rollout under the state's policy and its reference.
-
-    None where the update has the KL itself, or nobody asks for it.
-    """
-    if setup.algorithm.needs_reference or not setup.observed.reference:
-        return None
-
-    def observe_reference(state, rollout, packed):
-        policy, *_ = _token_logprobs(state.params, rollout, packed, setup)
-        reference, *_ = _token_logprobs(reference_params(state, setup.learning), rollout, packed, setup)
-        metrics = algorithms.reference_metrics(policy, reference, rollout.loss_mask)
-        return {name: x.value if isinstance(x, algorithms.PooledMean) else x for name, x in metrics.items()}
-
-    replicated = specs.replicated(mesh)
-    return compiled.make_executable("the learner's reference", observe_reference, scored, mesh, replicated)
+    return compiled.make_executable(name, score, scored, mesh, specs.over_rows(mesh))
 
 
 def make_teacher(
@@ -158,32 +184,24 @@ def make_teacher(
     learning: Learning,
     vocab_size: int,
 ) -> Executable:
-    """The Executable (params, Rollout, packed) -> dict of the fields of Experience that a teacher knows.
+    """The scorer of a teacher: HeadOutput with the likeliest tokens, where the algorithm asks for them.
 
     learning is the policy's, with the teacher's dtype; vocab_size is the policy's, the teacher's tokens beyond it are
     none. Rows are packed as the policy's are.
     """
-    collectives = partition.make_collectives(model_config, mesh, attend_by=learning.attention)
     sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
-    chunk = logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh)
-    head = logprobs.Head(learning.temperature, chunk, False, collectives, algorithm.teacher_top_k, vocab_size)
-
-    def known(params, rollout, packed):
-        compute = in_dtype(params, learning.dtype)
-        output = packing.logprobs_of(compute, rollout, packed, model_config, sizes, head)
-        fields = {
-            'teacher_logprobs': output.logprobs,
-            'teacher_top': output.top_logprobs,
-            'teacher_ids': output.top_ids,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
-
+    head = logprobs.Head(
+        learning.temperature,
+        logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh),
+        collectives=partition.make_collectives(model_config, mesh, learning),
+        top_k=algorithm.teacher_top_k,
+        top_below=vocab_size,
+    )
     params = abstract_params(transformer.param_table(model_config), mesh)
     rollout = batches.abstract_rollout(shapes, specs.over_rows(mesh))
-    packed = _abstract_packed(sizes, learning.minibatches, mesh, shapes)
-    return compiled.make_executable(
-        "the teacher's logprobs", known, (params, rollout, packed), mesh, specs.over_rows(mesh)
-    )
+    scored = params, rollout, _abstract_packed(sizes, learning.minibatches, mesh, shapes)
+    spec = packing.ForwardSpec(model_config, head, sizes)
+    return make_scorer("the teacher's logprobs", scored, mesh, spec, learning.dtype, frozenset())
 
 
 def make_reward_learner(
@@ -208,18 +226,18 @@ def make_reward_learner(
     batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning.microbatches)
     batches.check_columns(mesh, shapes)
     learning = learning._replace(epochs=1, minibatches=1)
-    collectives = partition.make_collectives(model_config, mesh, attend_by=learning.attention)
-    setup = reward_model.RewardSetup(model_config, loss, optimizer, learning, shapes.group_size, collectives)
+    collectives = partition.make_collectives(model_config, mesh, learning._replace(lora=lora.OFF))
+    spec = reward_model.RewardSpec(model_config, loss, optimizer, learning, shapes.group_size, collectives)
 
     def new_state(params):
         params = params if 'value_head' in params else critic.new(params)
         return TrainState(jnp.int32(0), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
 
     def values(state, rollout):
-        return reward_model.completion_values(state.params, rollout, setup)
+        return reward_model.completion_values(state.params, rollout, spec)
 
     def updated(state, batch):
-        return reward_model.update_reward_model(state, batch, setup)
+        return reward_model.update_reward_model(state, batch, spec)
 
     shape = jax.eval_shape(new_state, abstract_params(transformer.param_table(model_config), mesh))
     param_shardings = specs.params(table, mesh)
@@ -275,77 +293,50 @@ def check_sizes(
     packing.packed_sizes(mesh, shapes, learning, algorithm)
 
 
-def _abstract_experience(setup, mesh, shapes, needed):
+def _abstract_experience(spec, mesh, shapes, needed):
     """The abstract Experience of a step, with the logprobs that are needed first."""
-    algorithm = setup.algorithm
+    algorithm = spec.algorithm
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
     known = [*needed, *(('values', 'returns') if algorithm.needs_values else ())]
-    known += ['correct'] * (setup.observed.outcomes or 'correct' in algorithm.reads)
+    known += ['correct'] * (spec.extra.outcomes or 'correct' in algorithm.reads)
     known += ['teacher_logprobs'] * algorithm.needs_teacher
     return batches.abstract_experience(shapes, specs.over_rows(mesh), columns, known, algorithm.teacher_top_k)
 
 
 def _packed_shardings(mesh):
     cells = NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context'))
-    return packing.PackedRows(cells, specs.replicated(mesh))
+    return packing.PackedCells(cells, specs.replicated(mesh))
 
 
 def _abstract_packed(sizes, minibatches, mesh, shapes):
-    """Abstract PackedRows of a step, None where rows are padded."""
+    """Abstract PackedCells of a step, None where rows are padded."""
     if sizes is None:
         return None
     microbatches = sizes.microbatches(shapes.prompts // minibatches)
     shardings = _packed_shardings(mesh)
-    return packing.PackedRows(
+    return packing.PackedCells(
         abstract((minibatches, microbatches, sizes.rows, sizes.columns), jnp.int32, shardings.cells),
         abstract((minibatches,), jnp.int32, shardings.count),
     )
 
 
-def _known_first(state, rollout, packed, setup, needed):
-    """The fields of Experience that `needed` names, and the critic's values where there is one."""
-    learning, model_config, fields = setup.learning, setup.model_config, {}
-    if {'old_logprobs', 'forward_logprobs', 'old_entropy'} & needed:
-        fields['old_logprobs'], fields['old_entropy'], *_ = _token_logprobs(state.params, rollout, packed, setup)
-        fields['forward_logprobs'] = fields['old_logprobs']
-    if 'ref_logprobs' in needed:
-        fields['ref_logprobs'], *_ = _token_logprobs(reference_params(state, learning), rollout, packed, setup)
-    fields = {name: fields[name] for name in needed}
-    if setup.algorithm.needs_values:
-        fields['values'] = critic.values(
-            state.aux['critic']['params'],
-            rollout,
-            model_config,
-            remat='none',
-            dtype=learning.dtype,
-            collectives=setup.collectives,
-        )
-    return fields
-
-
-def _token_logprobs(params, rollout, packed, setup):
-    """HeadOutput of a rollout under a policy, without a gradient."""
-    head, compute = setup.head._replace(entropy_gradient=False), in_dtype(params, setup.learning.dtype)
-    return packing.logprobs_of(compute, rollout, packed, setup.model_config, setup.packing, head)
-
-
-def _abstract_state(setup, mesh, collected):
+def _abstract_state(spec, mesh, kept):
     """The abstract TrainState with its shardings: moments, reference and critic lie like the parameters.
 
     What learner.offload names lies in the hosts' memory.
     """
-    learning = setup.learning
-    params, frozen = lora.split(lora.abstract_params(setup.model_config, learning.lora, learning.dtype, mesh))
-    shape = jax.eval_shape(lambda params: new_state(params, setup, collected), params)
+    learning = spec.learning
+    params, frozen = lora.split(lora.abstract_params(spec.model_config, learning.lora, learning.dtype, mesh))
+    shape = jax.eval_shape(lambda params: new_state(params, spec, kept), params)
     param_shardings, everywhere = jax.tree.map(lambda x: x.sharding, params), specs.replicated(mesh)
     in_host = 'optimizer' in learning.offload
     aux = jax.tree.map(lambda _: everywhere, shape.aux)
     if 'critic' in aux:
-        critic_shardings = specs.params(heads.param_table(setup.model_config), mesh)
+        critic_shardings = specs.params(heads.param_table(spec.model_config), mesh)
         moments = shape.aux['critic']['opt_state']
         aux['critic'] = {
             'params': critic_shardings,
-            'opt_state': moment_shardings(setup.critic_optimizer, moments, critic_shardings, mesh, in_host),
+            'opt_state': moment_shardings(spec.critic_optimizer, moments, critic_shardings, mesh, in_host),
         }
     reference = specs.in_host(param_shardings) if 'reference' in learning.offload else param_shardings
     shardings = shape.replace(
@@ -353,7 +344,7 @@ def _abstract_state(setup, mesh, collected):
         params=param_shardings,
         aux=aux,
         ref_params=None if shape.ref_params is None else reference,
-        opt_state=moment_shardings(setup.optimizer, shape.opt_state, param_shardings, mesh, in_host),
+        opt_state=moment_shardings(spec.optimizer, shape.opt_state, param_shardings, mesh, in_host),
     )
     state = _laid_out(shape, shardings)
     return state.replace(params=lora.join(state.params, frozen))

@@ -17,7 +17,7 @@ from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import Array, LabelledBatch, Rollout, TrainState
 
 
-class RewardSetup(NamedTuple):
+class RewardSpec(NamedTuple):
     """What all updates of a reward model share: static values, which their program closes over."""
 
     model_config: ModelConfig
@@ -28,40 +28,39 @@ class RewardSetup(NamedTuple):
     collectives: Collectives = ALONE
 
 
-def completion_values(params, rollout: Rollout, setup: RewardSetup, remat: str = 'none') -> Float[Array, 'B C']:
+def completion_values(params, rollout: Rollout, spec: RewardSpec, remat: str = 'none') -> Float[Array, 'B C']:
     """f32[B, C]: the value of a completion up to and with each of its tokens; not meaningful where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    dtype, collectives = setup.learning.dtype, setup.collectives
+    dtype, collectives = spec.learning.dtype, spec.collectives
     columns = heads.values(
-        params, rollout.tokens, mask, setup.model_config, remat=remat, dtype=dtype, collectives=collectives
+        params, rollout.tokens, mask, spec.model_config, remat=remat, dtype=dtype, collectives=collectives
     )
     return columns[:, rollout.prompt_mask.shape[1] :]
 
 
 def update_reward_model(
-    state: TrainState, batch: LabelledBatch, setup: RewardSetup
+    state: TrainState, batch: LabelledBatch, spec: RewardSpec
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """(TrainState, metrics f32[] by name) after one update on the mean of setup.loss over the tokens with a label.
+    """(TrainState, metrics f32[] by name) after one update on the mean of spec.loss over the tokens with a label.
 
     An update that is not finite is skipped and counted in state.aux['bad_steps'].
     """
-    learning, cut = setup.learning, setup.learning.cut(setup.group_size)
+    learning, cut = spec.learning, spec.learning.cut(spec.group_size)
 
     def loss_of(params, part):
         microbatch, token_weights = part
-        values = completion_values(params, microbatch.rollout, setup, learning.remat)
+        values = completion_values(params, microbatch.rollout, spec, learning.remat)
         mask = microbatch.label_mask
-        return jnp.sum(token_weights * jnp.where(mask, setup.loss(values, microbatch.labels, mask), 0.0)), ()
+        return jnp.sum(token_weights * jnp.where(mask, spec.loss(values, microbatch.labels, mask), 0.0)), ()
 
     def gradient(params, batch, _):
         whole = batch, weights.token_mean(batch.label_mask)
-        loss, grads, _ = descent.accumulate(
-            loss_of, params, whole, microbatches=learning.microbatches, together=setup.group_size
-        )
+        microbatches = descent.cut_rows(whole, learning.microbatches, spec.group_size)
+        loss, grads, _ = descent.accumulate(loss_of, params, microbatches)
         return loss, grads, {}
 
     params, opt_state, skipped, metrics = descent.descend(
-        state.params, state.opt_state, batch, None, gradient, setup.optimizer, cut
+        state.params, state.opt_state, batch, None, gradient, spec.optimizer, cut
     )
     aux = {'bad_steps': state.aux['bad_steps'] + skipped}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), metrics

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.learner.options import Learning
-from grpo_jax.learner.update import Setup, new_aux
+from grpo_jax.learner.update import UpdateSpec, new_aux
 from grpo_jax.models import lora
 from grpo_jax.types import TrainState
 
@@ -26,20 +25,12 @@ class Initial(NamedTuple):
         return state.replace(params=lora.join(state.params, frozen))
 
 
-def new_state(params: Any, setup: Setup, collected: Any) -> TrainState:
-    """The TrainState at the start of a run from the policy's trained params; collected, as zeros, joins its aux."""
-    reference = jax.tree.map(jnp.copy, params) if setup.keeps_reference else None
-    aux = new_aux(setup.algorithm, params, setup.critic_optimizer)
-    aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collected or {})
-    return TrainState(jnp.int32(0), params, setup.optimizer.init(params), reference, aux)
-
-
-def reference_params(state: TrainState, learning: Learning) -> Any:
-    """The reference's parameters on the devices, in a program; what adapters leave frozen of them is the policy's."""
-    trained = state.ref_params
-    if 'reference' in learning.offload:
-        trained = jax.device_put(trained, jax.memory.Space.Device)
-    return lora.join(trained, lora.split(state.params)[1])
+def new_state(params: Any, spec: UpdateSpec, kept: Any) -> TrainState:
+    """The TrainState at the start of a run from the policy's trained params; kept, as zeros, joins its aux."""
+    reference = jax.tree.map(jnp.copy, params) if spec.keeps_reference else None
+    aux = new_aux(spec.algorithm, params, spec.critic_optimizer)
+    aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept or {})
+    return TrainState(jnp.int32(0), params, spec.optimizer.init(params), reference, aux)
 
 
 def fetch_reference(state: TrainState) -> Any:

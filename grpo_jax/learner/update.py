@@ -9,10 +9,10 @@ import optax
 
 from grpo_jax import algorithms
 from grpo_jax.learner import critic, descent, packing
-from grpo_jax.learner.logprobs import Head, rollout_logprobs
+from grpo_jax.learner.logprobs import Head
 from grpo_jax.learner.optimizer import applied_updates
-from grpo_jax.learner.options import NOTHING, Learning, Observed
-from grpo_jax.learner.packing import PackedRows, Packing
+from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning
+from grpo_jax.learner.packing import ForwardSpec, PackedCells, PackSizes, microbatch_output
 from grpo_jax.models import lora
 from grpo_jax.models.collectives import ALONE, Collectives
 from grpo_jax.models.linear import in_dtype
@@ -20,7 +20,7 @@ from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import Array, Experience, TrainState
 
 
-class Setup(NamedTuple):
+class UpdateSpec(NamedTuple):
     """What all updates of a run share: static values, which their programs close over."""
 
     model_config: ModelConfig
@@ -30,20 +30,21 @@ class Setup(NamedTuple):
     critic_optimizer: optax.GradientTransformation | None = None
     group_size: int = 1
     collectives: Collectives = ALONE
-    packing: Packing | None = None
+    sizes: PackSizes | None = None  # of packed rows; None: rows are padded
     learning_rate: optax.Schedule | None = None  # by update
-    observed: Observed = NOTHING
+    extra: ExtraMetrics = NOTHING
 
     @property
     def keeps_reference(self) -> bool:
         """Whether the state holds a reference policy, which a penalty reads or the metrics alone."""
-        return self.algorithm.keeps_reference or self.observed.reference
+        return self.algorithm.keeps_reference or self.extra.reference
 
     @property
-    def head(self) -> Head:
-        """How logprobs are computed from hidden states."""
+    def forward(self) -> ForwardSpec:
+        """How logprobs are computed."""
         gradient = self.algorithm.needs_entropy_gradient
-        return Head(self.learning.temperature, self.learning.chunk, gradient, self.collectives)
+        head = Head(self.learning.temperature, self.learning.chunk, gradient, self.collectives)
+        return ForwardSpec(self.model_config, head, self.sizes)
 
 
 def new_aux(algorithm: algorithms.Algorithm, params, critic_optimizer=None) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def new_aux(algorithm: algorithms.Algorithm, params, critic_optimizer=None) -> d
 
 
 def update(
-    state: TrainState, experience: Experience, packed: PackedRows | None, setup: Setup
+    state: TrainState, experience: Experience, packed: PackedCells | None, spec: UpdateSpec
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
 
@@ -66,11 +67,11 @@ def update(
     microbatches are packed rows, and `microbatches` cuts the critic's alone. Skipped updates, also of the critic, are
     counted in state.aux['bad_steps']; state.aux['coefficients'] adapt at the end, where the algorithm says so.
     """
-    algorithm, learning = setup.algorithm, setup.learning
-    coefficients, cut = state.aux['coefficients'], learning.cut(setup.group_size)
+    algorithm, learning = spec.algorithm, spec.learning
+    coefficients, cut = state.aux['coefficients'], learning.cut(spec.group_size)
     trained, frozen = lora.split(state.params)
     trained, opt_state, skipped, metrics = descent.descend(
-        trained, state.opt_state, experience, packed, policy_gradient(setup, coefficients, frozen), setup.optimizer,
+        trained, state.opt_state, experience, packed, policy_gradient(spec, coefficients, frozen), spec.optimizer,
         cut, learns=state.step >= learning.critic_warmup,
     )  # fmt: skip
     initial = state.aux['initial_entropy']
@@ -80,11 +81,11 @@ def update(
         'initial_entropy': jnp.where(jnp.isnan(initial), metrics['entropy'], initial),
     }
     metrics |= {name: coefficients[name] for name in algorithm.adapting}
-    if setup.learning_rate is not None:
-        metrics['learning_rate'] = jnp.asarray(setup.learning_rate(applied_updates(state.opt_state)))
+    if spec.learning_rate is not None:
+        metrics['learning_rate'] = jnp.asarray(spec.learning_rate(applied_updates(state.opt_state)))
     if algorithm.needs_values:
         aux['critic'], critic_skipped, critic_metrics = critic.update_critic(
-            aux['critic'], experience, setup.model_config, setup.critic_optimizer, learning, cut, setup.collectives
+            aux['critic'], experience, spec.model_config, spec.critic_optimizer, learning, cut, spec.collectives
         )
         aux['bad_steps'] += critic_skipped
         metrics |= {f'critic/{name}': value for name, value in critic_metrics.items()}
@@ -106,53 +107,34 @@ def anchored(logprobs: Float[Array, 'B C'], experience: Experience, learning: Le
     return old + (logprobs - start)  # in this order: the difference of equal numbers is 0
 
 
-def policy_gradient(setup: Setup, coefficients: dict, frozen: Any = None):
+def policy_gradient(spec: UpdateSpec, coefficients: dict, frozen: Any = None):
     """gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend.
 
     With frozen, of lora.split, params are adapters.
     """
-    algorithm, learning, head = setup.algorithm, setup.learning, setup.head
-    together, sizes = setup.group_size if 'group_ids' in algorithm.reads else 1, setup.packing
+    algorithm, learning, forward = spec.algorithm, spec.learning, spec.forward
+    together = spec.group_size if 'group_ids' in algorithm.reads else 1
 
     def gradient(params, minibatch, packed):
         # cast once, not in each microbatch; the gradients of a cast are casts, so these sum to the parameters' own
         compute = in_dtype(params, learning.dtype)
         fixed = in_dtype(frozen, learning.dtype)
-        prepared = algorithms.prepare(algorithm, minibatch)
 
-        def padded_loss(compute, part):
-            microbatch, prepared = part
+        def loss_of(compute, microbatch):
+            experience, prepared, cells = microbatch
             params = lora.join(compute, fixed)
-            tokens = rollout_logprobs(
-                params, microbatch.rollout, setup.model_config, head, learning.remat, microbatch.teacher_ids
+            output = microbatch_output(
+                params, experience.rollout, cells, forward, learning.remat, experience.teacher_ids
             )
-            tokens = tokens._replace(logprobs=anchored(tokens.logprobs, microbatch, learning))
-            losses = algorithms.token_losses(
-                algorithm, tokens.logprobs, tokens.entropy, microbatch, prepared, coefficients, tokens.top_logprobs
-            )
-            return jnp.sum(losses), tokens._replace(top_logprobs=None)
+            output = output._replace(logprobs=anchored(output.logprobs, experience, learning))
+            losses = algorithms.token_losses(algorithm, output, experience, prepared, coefficients)
+            return jnp.sum(losses), output._replace(top_logprobs=None)
 
-        def packed_loss(compute, cells):
-            assert sizes is not None, 'there are packed rows'
-            params = lora.join(compute, fixed)
-            tokens = packing.completion_logprobs(
-                params, minibatch.rollout, cells, setup.model_config, sizes, head, learning.remat, minibatch.teacher_ids
-            )
-            tokens = tokens._replace(logprobs=anchored(tokens.logprobs, minibatch, learning))
-            microbatch = packing.only(minibatch, tokens.present)
-            losses = algorithms.token_losses(
-                algorithm, tokens.logprobs, tokens.entropy, microbatch, prepared, coefficients, tokens.top_logprobs
-            )
-            return jnp.sum(jnp.where(tokens.present, losses, 0.0)), tokens._replace(top_logprobs=None)
-
-        if packed is None:
-            loss, grads, tokens = descent.accumulate(
-                padded_loss, compute, (minibatch, prepared), microbatches=learning.microbatches, together=together
-            )
-        else:
-            loss, grads, tokens = packing.accumulate(packed_loss, compute, minibatch, packed)
-        logprobs, entropy = tokens.logprobs, tokens.entropy
-        metrics = algorithms.metrics(algorithm, logprobs, entropy, minibatch)
-        return loss, grads, metrics | algorithms.pooled_metrics(algorithm, logprobs, entropy, minibatch)
+        microbatches = packing.cut(
+            minibatch, algorithms.prepare(algorithm, minibatch), packed, learning.microbatches, together
+        )
+        loss, grads, output = descent.accumulate(loss_of, compute, microbatches)
+        metrics = algorithms.metrics(algorithm, output, minibatch)
+        return loss, grads, metrics | algorithms.pooled_metrics(algorithm, output, minibatch)
 
     return gradient

@@ -5,6 +5,7 @@ step of their entry. With one update a rollout, ratios are 1 and cannot show tha
 """
 
 from collections.abc import Callable
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,17 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+from grpo_jax import algorithms
 from grpo_jax.collect.draw import Draw
 from grpo_jax.hosts import processes
-from grpo_jax.learner import logprobs, packing, partition
-from grpo_jax.learner.options import Learning
 from grpo_jax.learner.programs import Learner
-from grpo_jax.models import lora, transformer
-from grpo_jax.models.linear import in_dtype
+from grpo_jax.learner.state import fetch_reference
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.sharding.batches import Shapes
-from grpo_jax.sharding.compiled import Executable, abstract
-from grpo_jax.sharding.mesh import BATCH_AXES
+from grpo_jax.sharding.compiled import Executable
 from grpo_jax.types import Experience, TrainState
 
 NAME = 'probe'  # in TrainState.aux
@@ -65,15 +63,15 @@ def make_observers(run: Any, learner: Learner) -> Observers:
     """The Observers of a Run: the KL to a reference that nothing pays for, and the probe, as config.log says."""
     settings, cadence = run.settings, run.settings.cadence
     observers, programs = [], {}
-    if learner.reference is not None:
-        observers.append(observe_reference(learner.reference, cadence.kl_observe))
-        programs['reference'] = learner.reference
+    if cadence.kl_observe and not run.algorithm.needs_reference:
+        metrics = make_reference_metrics(settings.step_shapes(run.algorithm), run.mesh)
+        observers.append(observe_reference(learner.scorer, metrics, cadence.kl_observe))
+        programs['reference'] = metrics
     if cadence.probe_every:
         shapes = settings.step_shapes(run.algorithm)
-        abstract_rollout = abstract_probe(cadence, shapes)[NAME]['rollout']
-        program = make_probe(run.model.config, run.mesh, shapes, settings.learning, learner.packing, abstract_rollout)
-        observers.append(Probe(program, cadence.probe_every, cadence.probe_prompts, run.mesh).observe)
-        programs[NAME] = program
+        observers.append(Probe(learner, shapes, cadence.probe_every, cadence.probe_prompts, run.mesh).observe)
+    if observers:
+        programs['logprobs'] = learner.scorer
 
     def observe(state, experience, packed, draw):
         row = {}
@@ -85,20 +83,36 @@ def make_observers(run: Any, learner: Learner) -> Observers:
     return Observers(observe, programs)
 
 
-def observe_reference(program: Executable, every: int) -> Observe:
-    """The observer of the KL to a reference, every so many steps."""
+def observe_reference(scorer: Executable, metrics: Executable, every: int) -> Observe:
+    """The observer of the KL to a reference, every so many steps; metrics is of make_reference_metrics."""
 
     def observe(state, experience, packed, draw):
-        due = int(state.step) % every == 0
-        return state, jax.device_get(program(state, experience.rollout, packed)) if due else {}
+        if int(state.step) % every:
+            return state, {}
+        rollout = experience.rollout
+        policy, reference = (scorer(params, rollout, packed) for params in (state.params, fetch_reference(state)))
+        return state, jax.device_get(metrics(policy.logprobs, reference.logprobs, rollout.loss_mask))
 
     return observe
+
+
+def make_reference_metrics(shapes: Shapes, mesh: jax.sharding.Mesh) -> Executable:
+    """The Executable (logprobs, ref_logprobs, mask) -> algorithms.reference_metrics, f32[] by name."""
+
+    def metrics(logprobs, ref_logprobs, mask):
+        values = algorithms.reference_metrics(logprobs, ref_logprobs, mask)
+        return {name: x.value if isinstance(x, algorithms.PooledMean) else x for name, x in values.items()}
+
+    rollout = batches.abstract_rollout(shapes, specs.over_rows(mesh))
+    arguments = rollout.logprobs, rollout.logprobs, rollout.completion_mask
+    return compiled.make_executable('the KL to a reference', metrics, arguments, mesh, specs.replicated(mesh))
 
 
 class Probe(NamedTuple):
     """The observer of a few prompts' first right completions, which must not become unlikely."""
 
-    logprobs: Executable  # (params, Rollout) -> f32[n, C]
+    learner: Learner  # its scorer
+    shapes: Shapes  # of a step, whose rollouts the scorer takes
     every: int  # steps
     most: int  # prompts
     mesh: jax.sharding.Mesh
@@ -116,8 +130,30 @@ class Probe(NamedTuple):
             return state, {}
         if not size and not entries:
             return state, {'probe_size': 0}
-        logprobs = processes.fetch(self.logprobs(state.params, state.aux[NAME]['rollout']))
-        return state, compare(processes.fetch(state.aux[NAME]), logprobs)
+        probe = processes.fetch(state.aux[NAME])
+        return state, compare(probe, self._logprobs(state.params, probe['rollout']))
+
+    def _logprobs(self, params, rollout):
+        """f32[n, C]: the policy's logprobs of a rollout on the host, of n prompts with one completion each.
+
+        The step's scorer computes them, P at a time: each stands at the head of a group whose other rows are empty.
+        """
+        prompts, group, count = self.shapes.prompts, self.shapes.group_size, len(rollout.tokens)
+        times = -(-count // prompts)
+
+        def in_groups(x):
+            rows = np.zeros((times * prompts, group, *x.shape[1:]), x.dtype)
+            rows[:count, 0] = x
+            return rows.reshape(times, prompts * group, *x.shape[1:])
+
+        def score(part):
+            part = batches.put_rows(part, self.mesh)
+            output = self.learner.scorer(params, part, self.learner.pack(part))
+            return processes.fetch(output.logprobs)[::group]
+
+        parts = jax.tree.map(in_groups, rollout)
+        scored = [score(jax.tree.map(operator.itemgetter(i), parts)) for i in range(times)]
+        return np.concatenate(scored)[:count]
 
     def _find_entries(self, probe, experience, examples, rollout):
         """The Entries of a step, of examples that are not in the probe yet."""
@@ -147,8 +183,7 @@ class Probe(NamedTuple):
             whole[new] = processes.fetch(part)[rows]
         probe['ids'][new], probe['shared'][new] = ([entry[i] for entry in entries] for i in (1, 2))
         probe['size'] += np.int32(len(entries))
-        on_devices = processes.put(probe['rollout'], specs.replicated(self.mesh))
-        probe['rollout'].logprobs[new] = processes.fetch(self.logprobs(state.params, on_devices))[new]
+        probe['rollout'].logprobs[new] = self._logprobs(state.params, probe['rollout'])[new]
         probe['rollout'].version[new] = int(state.step)
         return processes.put(probe, specs.replicated(self.mesh))
 
@@ -186,42 +221,3 @@ def compare(probe: dict[str, Any], logprobs: Float[np.ndarray, 'n C']) -> dict[s
         'probe_prefix_change': mean(change, mask & prefix),
         'probe_rest_change': mean(change, mask & ~prefix),
     }
-
-
-def make_probe(
-    model_config: transformer.ModelConfig,
-    mesh: jax.sharding.Mesh,
-    shapes: Shapes,
-    learning: Learning,
-    packed: packing.Packing | None,
-    rollout: Any,
-) -> Executable:
-    """The Executable (params, Rollout) -> f32[n, C], the policy's logprobs of a few completions that all devices have.
-
-    rollout is abstract; shapes are those of a step, of whose microbatches it computes no more rows at once.
-    """
-    rows = len(rollout.truncated)
-    collectives = partition.make_collectives(model_config, mesh, learning.lora, learning.attention)
-    chunk = logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh)
-    head = logprobs.Head(learning.temperature, chunk, False, collectives)
-    devices_along = batches.devices_along(mesh, BATCH_AXES)
-    if packed is None:
-        at_once = shapes.prompts * shapes.group_size // (learning.minibatches * learning.microbatches)
-    else:
-        at_once = packed.rows * packed.columns // (shapes.queries + shapes.tokens)
-    at_once = min(max(at_once // devices_along, 1), -(-rows // devices_along)) * devices_along
-
-    def completion_logprobs(params, rollout):
-        compute = in_dtype(params, learning.dtype)
-        padded = jax.tree.map(lambda x: jnp.pad(x, ((0, -rows % at_once),) + ((0, 0),) * (x.ndim - 1)), rollout)
-        parts = jax.tree.map(lambda x: x.reshape(-1, at_once, *x.shape[1:]), padded)
-        values = jax.lax.map(
-            lambda part: logprobs.rollout_logprobs(compute, part, model_config, head, 'none').logprobs, parts
-        )
-        return values.reshape(-1, values.shape[-1])[:rows]
-
-    params = lora.abstract_params(model_config, learning.lora, learning.dtype, mesh)
-    rollout = jax.tree.map(lambda x: abstract(x.shape, x.dtype, specs.replicated(mesh)), rollout)
-    return compiled.make_executable(
-        "the learner's probe", completion_logprobs, (params, rollout), mesh, specs.replicated(mesh)
-    )

@@ -21,7 +21,7 @@ from grpo_jax.collect import policies
 from grpo_jax.collect.demonstrations import SFT
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file, lock, processes
-from grpo_jax.learner import Observed, Optimizers, build_optimizer, learning_rates
+from grpo_jax.learner import ExtraMetrics, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.models import hf, lora, transformer
@@ -354,7 +354,7 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     return make_learner(
         run.model.config, algorithm, optimizers, run.mesh, shapes, settings.learning,
         aux | abstract_probe(settings.cadence, shapes),
-        Observed(outcomes=True, reference=settings.cadence.kl_observe > 0),
+        ExtraMetrics(outcomes=True, reference=settings.cadence.kl_observe > 0),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from grpo_jax import algorithms, evaluate
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.experience import abstract_history
-from grpo_jax.learner.logprobs import Head, choose_chunk, rollout_logprobs
+from grpo_jax.learner.logprobs import Head, choose_chunk, padded_logprobs
 from grpo_jax.learner.state import without_frozen
 from grpo_jax.learner.update import anchored
 from grpo_jax.models.linear import in_dtype
@@ -91,20 +91,21 @@ def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
 def _computed(params, experience: Experience, coefficients, algorithm, model_config, head, learning):
     """What the loss is made of, by name, f32[B, C]: logprobs, entropy, each term, and the gradient by logprobs."""
     compute = in_dtype(params, learning.dtype)
-    logprobs, entropy, *_ = rollout_logprobs(compute, experience.rollout, model_config, head, 'none')
-    logprobs = anchored(logprobs, experience, learning)
+    output = padded_logprobs(compute, experience.rollout, model_config, head, 'none', experience.teacher_ids)
+    output = output._replace(logprobs=anchored(output.logprobs, experience, learning))
     prepared = algorithms.prepare(algorithm, experience)
 
     def loss(logprobs):
-        return jnp.sum(algorithms.token_losses(algorithm, logprobs, entropy, experience, prepared, coefficients))
+        live = output._replace(logprobs=logprobs)
+        return jnp.sum(algorithms.token_losses(algorithm, live, experience, prepared, coefficients))
 
-    terms = algorithms.loss_terms(algorithm, logprobs, entropy, experience, prepared, coefficients)
+    terms = algorithms.loss_terms(algorithm, output, experience, prepared, coefficients)
     return {
-        'logprobs': logprobs,
-        'entropy': entropy,
+        'logprobs': output.logprobs,
+        'entropy': output.entropy,
         **{f'term {name}': values for name, values in terms.items()},
         **{name: values for name, values in prepared.items() if values.ndim == 2},
-        'gradient of the loss by logprobs': jax.grad(loss)(logprobs),
+        'gradient of the loss by logprobs': jax.grad(loss)(output.logprobs),
     }
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
+from grpo_jax.types import HeadOutput
 from tests.algorithms import fixture
 
 OLD = np.log([[0.5, 0.25, 0.5], [0.2, 0.4, 0.1]])
@@ -72,8 +73,8 @@ def test_every_form_of_the_loss_has_the_kl_and_its_gradient_in_expectation(top_k
         policy = jax.nn.log_softmax(logits)
         top = None if ids is None else policy[ids]
         logprobs = policy[:, None]
-        zeros = jnp.zeros_like(logprobs)
-        parts = algorithms.loss_terms(method, logprobs, zeros, experience, prepared, method.coefficients, top)
+        output = HeadOutput(logprobs, jnp.zeros_like(logprobs), top)
+        parts = algorithms.loss_terms(method, output, experience, prepared, method.coefficients)
         return parts['distill'][:, 0]
 
     logits = jnp.asarray(LOGITS)
@@ -96,8 +97,8 @@ def test_the_advantage_has_the_gradient_of_the_kl_in_expectation():
 
     def terms(logits):
         logprobs = jax.nn.log_softmax(logits)[:, None]
-        zeros = jnp.zeros_like(logprobs)
-        parts = algorithms.loss_terms(method, logprobs, zeros, experience, prepared, method.coefficients)
+        output = HeadOutput(logprobs, jnp.zeros_like(logprobs))
+        parts = algorithms.loss_terms(method, output, experience, prepared, method.coefficients)
         return parts['surrogate'][:, 0]
 
     logits = jnp.asarray(LOGITS)

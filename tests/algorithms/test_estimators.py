@@ -8,6 +8,7 @@ import pytest
 
 from grpo_jax import algorithms
 from grpo_jax.algorithms import advantages, pieces
+from grpo_jax.learner import critic
 
 MASK = fixture.MASK.reshape(2, 4, 5)
 SHUFFLED = np.array([5, 2, 7, 0, 3, 6, 1, 4])
@@ -272,7 +273,7 @@ def test_critic_learns_returns_by_its_own_lambda():
     values, mask = np.array([[[0.2, 0.4, 0.5, 0.8]]]), np.ones((1, 1, 4), bool)
     for lambda_, expected in [(1.0, [1, 1, 1, 1]), (0.0, [0.4, 0.5, 0.8, 1])]:
         method = fixture.algorithm('ppo', critic_lambda=lambda_, **fixture.NO_KL)
-        found = algorithms.critic_targets(method, np.array([[1.0]]), kl_coef=0.0, mask=mask, values=values)
+        found = critic.critic_targets(method, np.array([[1.0]]), kl_coef=0.0, mask=mask, values=values)
         np.testing.assert_allclose(found, [expected], rtol=1e-6)
 
 

@@ -10,6 +10,7 @@ from grpo_jax import algorithms
 from grpo_jax.algorithms import pieces
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding import specs
+from grpo_jax.types import HeadOutput
 
 POLICY_GRADIENT = dict(surrogate='policy_gradient', weights='token_mean')
 PROMPT_MEAN = dict(weights='prompt_mean', advantage='group_mean')
@@ -253,7 +254,8 @@ def test_microbatches_add_up_to_the_whole(method):
     @jax.value_and_grad
     def loss(live, rows):
         part, known = jax.tree.map(lambda x: x[rows], (experience, prepared))
-        return jnp.sum(algorithms.token_losses(method, live[rows], jnp.zeros((4, 5)), part, known, method.coefficients))
+        output = HeadOutput(live[rows], jnp.zeros((4, 5)))
+        return jnp.sum(algorithms.token_losses(method, output, part, known, method.coefficients))
 
     whole = fixture.loss_and_gradient(method, experience)
     # a loss of whole groups needs them whole

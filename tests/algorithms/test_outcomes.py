@@ -9,6 +9,7 @@ import pytest
 from grpo_jax import algorithms
 from grpo_jax.algorithms import groups, pieces, reductions, regularizers, selections, weights
 from grpo_jax.errors import BadInput
+from grpo_jax.learner import critic
 
 NAN = np.nan
 LAST = np.array([[[1, 0], [1, 1], [1, 1], [1, 0]]], bool)  # lengths 1, 2, 2, 1
@@ -167,7 +168,7 @@ def test_a_gate_that_leaves_no_dead_group_is_refused_where_they_are_dropped():
 def test_the_critic_learns_nothing_from_what_nobody_could_score():
     method = fixture.algorithm('ppo', critic_lambda=1.0, **fixture.NO_KL)
     values = np.full((1, 2, 3), 0.5)
-    found = algorithms.critic_targets(
+    found = critic.critic_targets(
         method, np.array([[1, NAN]]), kl_coef=0.0, mask=np.ones((1, 2, 3), bool), values=values
     )
     np.testing.assert_array_equal(found, [[1, 1, 1], [NAN] * 3])

@@ -13,6 +13,7 @@ from grpo_jax.algorithms import advantages, kl, pieces, ratios, regularizers, su
 from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
+from grpo_jax.learner import critic
 
 SECTION = default.get_config('sft').algorithm  # whose pieces have no numbers
 NUMBERS = sorted(set(SECTION.keys()) - {*MODULES, *validation.CHOICES})
@@ -140,7 +141,7 @@ def test_a_critics_advantage_written_as_a_plain_function_has_targets(discount, e
 
     method = fixture.algorithm('grpo')._replace(advantage=mine, discount=discount, critic_lambda=1.0)
     data = dict(mask=np.ones((1, 1, 3), bool), values=np.zeros((1, 1, 3)))
-    targets = algorithms.critic_targets(method, np.ones((1, 1)), kl_coef=0.0, **data)
+    targets = critic.critic_targets(method, np.ones((1, 1)), kl_coef=0.0, **data)
     assert method.needs_values and algorithms.by_token(method)
     np.testing.assert_allclose(targets, [expected])
 

@@ -10,12 +10,13 @@ import pytest
 
 from grpo_jax import algorithms, learner
 from grpo_jax.algorithms import PooledMean
-from grpo_jax.learner import Learning, Observed, Optimizers, Setup, descent
+from grpo_jax.learner import ExtraMetrics, Learning, Optimizers, UpdateSpec, descent
 from grpo_jax.learner.programs import make_learner
 from grpo_jax.models import transformer
+from grpo_jax.run import observers
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.types import TrainState
+from grpo_jax.types import HeadOutput, TrainState
 from tests.algorithms import fixture
 
 CORRECT = np.array([1, 0, 0, 1, 1, np.nan, 1, 0], np.float32)
@@ -23,9 +24,8 @@ CORRECT = np.array([1, 0, 0, 1, 1, np.nan, 1, 0], np.float32)
 
 def pooled(method, correct=CORRECT):
     experience = fixture.worked(method).replace(correct=None if correct is None else jnp.asarray(correct))
-    metrics = algorithms.pooled_metrics(
-        method, jnp.asarray(fixture.LOGPROBS, jnp.float32), jnp.asarray(fixture.ENTROPY, jnp.float32), experience
-    )
+    output = HeadOutput(jnp.asarray(fixture.LOGPROBS, jnp.float32), jnp.asarray(fixture.ENTROPY, jnp.float32))
+    metrics = algorithms.pooled_metrics(method, output, experience)
     return {name: float(x.value if isinstance(x, PooledMean) else x) for name, x in metrics.items()}
 
 
@@ -75,7 +75,7 @@ def test_pooled_means_weigh_minibatches_by_what_they_hold():
         jnp.array([[2.0, 2, 0, 0, 0, 0], [0.0] * 6]), jnp.array([[True, True, False, False, False, False], [True] * 6])
     )
     params, optimizer = {'embed': jnp.ones(3)}, optax.sgd(0.1)
-    cut = learner.options.Cut(1, epochs=2, minibatches=2)
+    cut = learner.options.Minibatching(1, epochs=2, minibatches=2)
     *_, metrics = descent.descend(params, optimizer.init(params), batch, None, gradient, optimizer, cut)
     assert metrics['here'] == 0.5 and np.isnan(metrics['nowhere'])
 
@@ -84,7 +84,7 @@ def observe(tiny, experience, method=None, **options):
     """Metrics of an update."""
     method = fixture.algorithm('dapo') if method is None else method
     optimizer = optax.sgd(0.1)
-    setup = Setup(tiny[0], method, Learning(**dict(chunk=16) | options), optimizer, group_size=2)
+    setup = UpdateSpec(tiny[0], method, Learning(**dict(chunk=16) | options), optimizer, group_size=2)
     state = TrainState(jnp.int32(3), tiny[1], optimizer.init(tiny[1]), None, learner.new_aux(method, tiny[1], None))
     return jax.jit(lambda state, experience: learner.update(state, experience, None, setup))(state, experience)[1]
 
@@ -130,13 +130,14 @@ def test_packed_rows_and_meshes_change_nothing(request, tiny, wide_experience, a
         learning = Learning(**dict(chunk=16, pack_columns=0) | options)
         made = make_learner(
             c, method, Optimizers(optax.sgd(0.1)), mesh, shapes, learning,
-            observed=Observed(outcomes=True, reference=True),
+            extra=ExtraMetrics(outcomes=True, reference=True),
         )  # fmt: skip
         state = made.initial(jax.device_put(params, specs.params(transformer.param_table(c), mesh)))
         on_mesh = batches.put_rows(experience, mesh)
         packed = made.pack(on_mesh.rollout)
         away = state.replace(ref_params=jax.tree.map(lambda x: 1.1 * x, state.ref_params))
-        observed = jax.device_get(made.reference(away, on_mesh.rollout, packed))
+        observe = observers.observe_reference(made.scorer, observers.make_reference_metrics(shapes, mesh), 1)
+        observed = observe(away, on_mesh, packed, None)[1]
         return jax.device_get(made.update(state, on_mesh, packed)[1]), observed
 
     (metrics, observed), (alone, observed_alone) = learn(mesh, **options), learn({})
@@ -146,16 +147,16 @@ def test_packed_rows_and_meshes_change_nothing(request, tiny, wide_experience, a
     assert np.isfinite(alone['logprob_right']) and alone['logprob_right'] != alone['logprob_wrong']
 
 
-def test_an_observed_reference_counts_where_no_penalty_reads_one(tiny):
+def test_the_state_keeps_a_reference_that_is_only_observed(tiny):
     c, _ = tiny
     shapes, mesh = batches.Shapes(4, 2, 5, 6), meshes.make({})
 
-    def learner_of(preset, observed):
+    def reference_of(preset, **extra):
         method = fixture.algorithm(preset)
-        return make_learner(c, method, Optimizers(optax.sgd(0.1)), mesh, shapes, Learning(), observed=observed)
+        made = make_learner(
+            c, method, Optimizers(optax.sgd(0.1)), mesh, shapes, Learning(), extra=ExtraMetrics(**extra)
+        )
+        return made.state.ref_params
 
-    watched, plain = learner_of('dr_grpo', Observed(reference=True)), learner_of('dr_grpo', Observed())
-    assert watched.state.ref_params is not None and watched.reference is not None
-    assert plain.state.ref_params is None and plain.reference is None
-    paid = learner_of('grpo', Observed(reference=True))
-    assert paid.state.ref_params is not None and paid.reference is None  # the update has it in every step
+    assert reference_of('dr_grpo', reference=True) is not None and reference_of('dr_grpo') is None
+    assert reference_of('grpo') is not None

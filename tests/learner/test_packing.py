@@ -93,7 +93,7 @@ def test_plan_holds_every_token_once_and_a_prompt_before_its_completions(seed):
     group, queries, most, block = (int(rng.integers(*span)) for span in ((1, 6), (1, 20), (1, 40), (4, 9)))
     width, minibatches, prompts = queries + most, int(rng.integers(1, 3)), 8
     columns = -(-(queries + most * int(rng.integers(1, 4))) // block) * block
-    sizes = packing.Packing(
+    sizes = packing.PackSizes(
         int(rng.integers(1, 4)), columns, block, group, queries, most, whole_groups=columns >= queries + group * most
     )
     masks = masks_of(rng.integers(1, queries + 1, prompts), rng.integers(0, most + 1, prompts * group), queries, most)
@@ -150,11 +150,11 @@ def test_columns_that_are_chosen(sizes, share, whole_groups, platform, columns):
 )
 def test_rows_are_packed_unless_microbatches_are_asked_for(tiny, options, columns):
     learner = small_learner(tiny[0], 'dr_grpo', {}, **options)
-    assert (learner.packing.columns if learner.packing else 0) == columns
+    assert (learner.sizes.columns if learner.sizes else 0) == columns
 
 
 def test_a_critic_s_padded_rows_are_cut_like_packed_ones():
-    sizes = packing.Packing(4, 2304, 256, 8, 256, 1024, whole_groups=False)
+    sizes = packing.PackSizes(4, 2304, 256, 8, 256, 1024, whole_groups=False)
     assert [packing.cut_padded(sizes, share) for share in (16, 6, 5, 1)] == [16, 6, 5, 1]
     assert [packing.cut_padded(sizes._replace(columns=4352), share) for share in (16, 6, 5, 1)] == [8, 2, 5, 1]
 
@@ -163,7 +163,9 @@ def test_less_than_a_tenth_is_padding_when_lengths_have_a_long_tail():
     rng = np.random.default_rng(0)
     lengths = long_tailed(256 * 8, 200, 1024)
     masks = masks_of(rng.integers(50, 257, 256), lengths, 256, 1024)
-    sizes = packing.Packing(rows=4, columns=4096, block=64, group_size=8, queries=256, tokens=1024, whole_groups=False)
+    sizes = packing.PackSizes(
+        rows=4, columns=4096, block=64, group_size=8, queries=256, tokens=1024, whole_groups=False
+    )
     packed = packing.pack(*masks, sizes, 1)
     computed = packed.count[0] * sizes.rows * sizes.columns
     assert np.concatenate(masks, 1).mean() < 0.3  # padded rows: most of it is padding

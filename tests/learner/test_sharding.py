@@ -120,7 +120,7 @@ def test_kernels_give_the_gradient_of_xla(model, wide_experience, learned_alone,
 def test_what_remat_keeps_of_products_is_kept_on_a_mesh(model, shape):
     c, params = model
     mesh = make_mesh(shape)
-    collectives = partition.make_collectives(c, mesh)
+    collectives = partition.make_collectives(c, mesh, Learning(attention='xla'))
     tokens = jnp.zeros((8, 16), jnp.int32)
 
     def products(remat):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax.collect.policies import Teacher
 from grpo_jax.learner import Learning, logprobs, packing
 from grpo_jax.learner.programs import make_teacher
 from grpo_jax.models import transformer
@@ -42,10 +43,11 @@ def asked(teacher, rollout, vocab_size, shape=(1, 1, 1, 1), **options):
     params = jax.device_put(params, specs.params(transformer.param_table(c), mesh))
     packed = None
     if learning.pack_columns:
-        sizes = packing.Packing(1, 64, 64, 2, 6, 10, whole_groups=False)  # blocks of a CPU
+        sizes = packing.PackSizes(1, 64, 64, 2, 6, 10, whole_groups=False)  # blocks of a CPU
         packed = packing.pack(np.asarray(rollout.prompt_mask), np.asarray(rollout.completion_mask), sizes, 1)
         packed = jax.device_put(packed, specs.replicated(mesh))
-    return jax.device_get(program(params, batches.put_rows(rollout, mesh), packed))
+    teacher = Teacher(program, params, jax.tree.map(lambda x: x.sharding, params), '')
+    return jax.device_get(teacher.score(batches.put_rows(rollout, mesh), packed))
 
 
 def test_a_teacher_knows_its_likeliest_tokens_of_the_policys_vocabulary(tiny, teacher, wide_experience):
@@ -72,7 +74,7 @@ def test_the_policys_logprobs_of_the_teachers_tokens(tiny, wide_experience):
     c, params = tiny
     rollout, head = wide_experience.rollout, logprobs.Head(1.0, 16)
     ids = jax.random.randint(jax.random.key(0), (*rollout.completion_mask.shape, TOP_K), 0, c.vocab_size)
-    output = logprobs.rollout_logprobs(params, rollout, c, head, 'none', ids)
+    output = logprobs.padded_logprobs(params, rollout, c, head, 'none', ids)
     expected = jnp.take_along_axis(dense(params, rollout, c), ids, -1)
     np.testing.assert_allclose(
         output.top_logprobs, jnp.where(rollout.completion_mask[..., None], expected, 0), atol=1e-5

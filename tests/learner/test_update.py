@@ -11,7 +11,7 @@ import pytest
 from grpo_jax import algorithms, learner
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import Learning, Optimization, Setup, build_optimizer
+from grpo_jax.learner import Learning, Optimization, UpdateSpec, build_optimizer
 from grpo_jax.learner.optimizer import learning_rates
 from grpo_jax.tools import sweep
 from grpo_jax.types import TrainState
@@ -37,7 +37,7 @@ def run(tiny):
     @functools.cache
     def program(method, optimizer, epochs, minibatches, microbatches):
         learning = Learning(epochs, minibatches, microbatches, chunk=16)
-        setup = Setup(tiny[0], method, learning, optimizer, group_size=2)
+        setup = UpdateSpec(tiny[0], method, learning, optimizer, group_size=2)
         return jax.jit(lambda state, experience: learner.update(state, experience, None, setup))
 
     def call(experience, *, method=METHOD, optimizer=SGD, epochs=1, minibatches=1, microbatches=1, state=None):
@@ -208,7 +208,7 @@ def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, 
     c, params = tiny
     method = algorithms.make(default.get_config(preset).algorithm)
     learning = Learning(2, 2, 2, chunk=16, remat='full', dtype='bfloat16', value_clip=0.2)
-    setup = Setup(c, method, learning, ADAM, ADAM, group_size=2)
+    setup = UpdateSpec(c, method, learning, ADAM, ADAM, group_size=2)
     floats = experience.old_logprobs
     known = experience.replace(
         old_entropy=floats,
@@ -236,7 +236,7 @@ def test_the_critic_learns_alone_at_first(tiny, experience):
     known = experience.replace(values=values, returns=returns, advantages=advantages)
     state = TrainState(jnp.int32(0), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
     learning = Learning(chunk=16, value_clip=0.2, critic_warmup=1)
-    setup = Setup(c, method, learning, optimizer, optimizer, group_size=2)
+    setup = UpdateSpec(c, method, learning, optimizer, optimizer, group_size=2)
     once = jax.jit(lambda state: learner.update(state, known, None, setup)[0])
     first = once(state)
     assert unchanged(state.params, first.params) and int(first.aux['bad_steps']) == 0
@@ -333,7 +333,7 @@ def test_numbers_that_adapt_are_in_the_metrics_as_the_step_has_used_them(tiny, r
 def test_the_learning_rate_of_a_step_is_in_the_metrics(tiny, experience):
     # warm-up over 4 updates to 0.4, one update a step: 0.1, 0.2, 0.3
     optimization = Optimization(learning_rate=0.4, warmup=4)
-    setup = Setup(
+    setup = UpdateSpec(
         tiny[0], METHOD, Learning(chunk=16), build_optimizer(optimization, 9), group_size=2,
         learning_rate=learning_rates(optimization, 9),
     )  # fmt: skip

@@ -186,10 +186,10 @@ def test_padding_on_the_left_changes_nothing(model, family):
 def test_packed_rows_have_the_logprobs_of_padded_ones(model, own, name):
     c, params = own if name == 'own' else model(name)
     rollout = make_rollout(c, 4, 2, 5, 6)
-    sizes = packing.Packing(1, 24, 4, 2, 5, 6, whole_groups=False)
+    sizes = packing.PackSizes(1, 24, 4, 2, 5, 6, whole_groups=False)
     packed = packing.pack(np.asarray(rollout.prompt_mask), np.asarray(rollout.completion_mask), sizes, 1)
-    head = logprobs.Head(0.8, 16)
-    computed = jit(packing.rollout_logprobs, static_argnums=(3, 4, 5))(params, rollout, packed, c, sizes, head)
+    spec = packing.ForwardSpec(c, logprobs.Head(0.8, 16), sizes)
+    computed = jit(packing.rollout_output, static_argnums=3)(params, rollout, packed, spec)
     expected = learner_logprobs(params, rollout, c)
     np.testing.assert_allclose(computed.logprobs, expected.logprobs, atol=1e-5)
     assert packed.count.sum() > 1

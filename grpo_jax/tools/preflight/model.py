@@ -140,7 +140,7 @@ def _sizes(plan, setting):
 
 def own_columns(plan: plans.PlannedRun) -> int:
     """Columns of the packed rows of the plan's own setting; 0 where rows are padded."""
-    return plan.learner.packing.columns if plan.learner.packing else 0
+    return plan.learner.sizes.columns if plan.learner.sizes else 0
 
 
 def _ring(devices):

@@ -117,8 +117,8 @@ class PlannedRun:
 
     def microbatch(self) -> tuple[int, int]:
         """Rows of a microbatch on a device, and their tokens, padding and all."""
-        if self.learner.packing is not None:
-            return self.config.learner.pack_rows, self.learner.packing.columns
+        if self.learner.sizes is not None:
+            return self.config.learner.pack_rows, self.learner.sizes.columns
         learning = self.run.settings.learning
         share = packing.device_share(self.mesh, self.shapes, learning)
         return share // learning.microbatches, self.shapes.queries + self.shapes.tokens
@@ -236,28 +236,23 @@ def jobs_of(plan):
         Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
     ]
-    if settings.learning.computed_first(algorithm.needed_logprobs(settings.learning.updates)) or algorithm.needs_values:
+    # of the policy, of a reference, and of both where a KL is observed that no loss reads
+    scorings = bool(learner.needed - {'ref_logprobs'}) + ('ref_logprobs' in learner.needed)
+    if settings.cadence.kl_observe and not algorithm.needs_reference:
+        scorings += 2 / settings.cadence.kl_observe
+    if scorings:
+        fetched = plan.trained_bytes() * ('reference' in settings.learning.offload)
+        alive = state + rollout + fetched
         jobs.insert(
-            1,
-            Job(
-                'learner.logprobs',
-                'logprobs',
-                lambda: learner.logprobs.traced,
-                state + rollout,
-                arguments=False,
-                runs=1,
-            ),
+            1, Job('learner.logprobs', 'logprobs', lambda: learner.scorer.traced, alive, arguments=False, runs=scorings)
         )
-    if learner.reference is not None:
-        observed = learner.reference
-        share = 1 / settings.cadence.kl_observe
-        jobs.append(
-            Job('learner.reference', 'logprobs', lambda: observed.traced, state + rollout, arguments=False, runs=share)
-        )
+    if learner.values is not None:
+        values = learner.values
+        jobs.append(Job('learner.values', 'logprobs', lambda: values.traced, state + rollout, arguments=False, runs=1))
     if plan.teacher is not None:
-        asked = plan.teacher
+        scorer = plan.teacher
         alive = state + rollout + plan.teacher_bytes * settings.teacher.park
-        jobs.append(Job('teacher', 'logprobs', lambda: asked.traced, alive, arguments=False, runs=1))
+        jobs.append(Job('teacher', 'logprobs', lambda: scorer.traced, alive, arguments=False, runs=1))
     if settings.supervised.updates:
         cold = supervised.make_supervised_learner(run)
         jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
@@ -278,12 +273,12 @@ def jobs_of(plan):
 
 
 def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
-    """Microbatches of packed rows in a minibatch, for each loop over them; () where rows are padded.
+    """(microbatches of packed rows in a minibatch,); () where rows are padded.
 
     The packer is asked, with prompts at full length, and the completions of each group as long as those of
     completion_lengths.
     """
-    learning, shapes, sizes = plan.run.settings.learning, plan.shapes, plan.learner.packing
+    learning, shapes, sizes = plan.run.settings.learning, plan.shapes, plan.learner.sizes
     if sizes is None:
         return ()
     rows = shapes.prompts * shapes.group_size
@@ -293,7 +288,7 @@ def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
     packed = packing.pack(
         np.ones((rows, shapes.queries), bool), np.arange(shapes.tokens) < lengths[:, None], sizes, learning.minibatches
     )
-    return (math.ceil(packed.count.mean()),) * 2  # of the policy, and of a reference
+    return (math.ceil(packed.count.mean()),)
 
 
 def completion_lengths(count: int, most: int, mean: float) -> np.ndarray:

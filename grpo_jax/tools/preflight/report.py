@@ -60,7 +60,7 @@ def print_verdict(verdict: Verdict) -> None:
     """Prints the tables of a verdict."""
     plan = verdict.plan
     rows, columns = plan.microbatch()
-    packed = 'padded' if plan.learner.packing is None else 'packed'
+    packed = 'padded' if plan.learner.sizes is None else 'packed'
     mesh = ' x '.join(f'{axis} {size}' for axis, size in mesh_sizes(plan).items())
     slices = f'{plan.slices} slices of ' if plan.slices > 1 else ''
     lines = [
