@@ -7,7 +7,7 @@ from grpo_jax import ranges
 from grpo_jax.data.records import shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
-from grpo_jax.workers import pool
+from grpo_jax.workers import Died, Expired
 
 SWITCHES = 'enable_thinking', 'thinking'  # the names that published chat templates give the switch of thinking
 
@@ -164,14 +164,14 @@ def render_prompts(
 
 def _render(tokenizer, prompt_format, chats):
     """The text of each chat, open for the assistant's answer; TemplateFailure in place of what is not written."""
-    from grpo_jax.workers import chat_templates  # it imports transformers
+    from grpo_jax.data import chat_templates  # it imports transformers
 
     try:
         template = tokenizer.get_chat_template()
         rendered = chat_templates.render(
             template, chats, dict(tokenizer.special_tokens_map) | prompt_format.variables()
         )
-    except (pool.Expired, pool.Died) as failure:
+    except (Expired, Died) as failure:
         raise BadInput(
             'data.chat',
             True,

@@ -14,7 +14,7 @@ from grpo_jax.example import Example
 from grpo_jax.ranges import Gibibytes, Length, Range, Seconds, Share, Text
 from grpo_jax.rewards import binding, custom, length
 from grpo_jax.rewards.resources import Resources
-from grpo_jax.workers.pool import Pool
+from grpo_jax.workers import Pool
 
 PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('format', 0.5))"
 OPTIONED = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options

@@ -76,7 +76,7 @@ def preflight(experiment: str, slice_name: str, settings: Mapping[str, Any] | No
 
 
 class LivePlot:
-    """A picture in the cell's output that grows with a run: `train.run(config, workdir, watch=LivePlot(workdir))`.
+    """A picture in the cell's output that grows with a run: `train.run(config, workdir, on_step=LivePlot(workdir))`.
 
     It begins with the steps that the run has already, so that a cell that is run again goes on with the same picture.
     """
