@@ -58,13 +58,11 @@ TWINS = {
     'countdown.py': {'data', 'rewards'},  # a data set and its reward
     'advice.py': {'diagnose', 'tools/preflight'},
     'files.py': {'data', 'hosts'},
-    'groups.py': {'algorithms', 'diagnose'},
     'model.py': {'rewards', 'tools/preflight'},
     'options.py': {'collect', 'diagnose', 'learner'},
     'programs.py': {'learner', 'sampler'},
     'reward_model.py': {'', 'learner'},
     'rollouts.py': {'data', 'tools/report'},
-    'state.py': {'learner', 'sampler'},
     'verdict.py': {'tools/preflight', 'tools/report'},
     'verifier.py': {'rewards/code', 'rewards/math'},
 }
