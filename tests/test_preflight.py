@@ -154,7 +154,7 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
 
 def test_stop_strings_and_thinking_need_no_tokenizer(slices):
     config = tiny_run.config(rollout__stop_strings=('ab', 'b'), rollout__thinking_tokens=4, rollout__thinking_end='#')
-    automata = plan.make(config, 'v5e:2x2').engine.programs.setup.tables
+    automata = plan.make(config, 'v5e:2x2').engine.programs.spec.abstract_tables
     assert {name: x.shape for name, x in automata.items()} == {'stop': (3, 99), 'thinking': (2, 99)}
 
 
