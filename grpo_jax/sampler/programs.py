@@ -1,8 +1,8 @@
-"""The sampler's programs: a table of their kinds, and one program for each size that a rollout can reach.
+"""The sampler's programs: a table of their kinds, and a program for each size that a rollout can reach.
 
-`PROGRAMS` says of each kind which function is compiled, for which abstract arguments, which of them it may overwrite,
-and how its results lie on the mesh. Each shard of the rows decodes on its own (`_per_shard`) and ends when its own rows
-do: the decode loops have no collectives but those that the partitioner adds along the tensor axis.
+`PROGRAMS` says for each kind which function is compiled, which inputs (of `INPUTS`) it takes, which of them it may
+overwrite, and how its results lie on the mesh. Each shard of the rows decodes on its own (`_per_shard`) until its own
+rows have ended, so the decode loops have no collectives but those that the partitioner adds along the tensor axis.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ BATCH = state.DecodeBatch(
 def cache_bytes(
     model_config: transformer.ModelConfig, mesh: jax.sharding.Mesh, shapes: batches.Shapes, sampling: Sampling
 ) -> int:
-    """Bytes that keys and values of all rows take on a device at full length, with the copy that shrinking makes."""
+    """Bytes on a device for keys and values of all rows at full length, with the copy that shrinking makes."""
     sizes, _ = choose_sizes(model_config, mesh, shapes, sampling)
     return sizes.peak(*sizes.whole)
 
@@ -67,7 +67,7 @@ def choose_sizes(
     block: int | None = None,
     segment: int | None = None,
 ) -> tuple[Schedule, state.CacheFormat]:
-    """(Schedule, CacheFormat) of a sampler; arguments as in make_sampler."""
+    """Chooses (Schedule, CacheFormat) for a sampler; arguments as in make_sampler."""
     platform, shards = mesh.devices.flat[0].platform, batches.devices_along(mesh, ROW_AXES)
     blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
     block = min(block or BLOCK[platform], -(-shapes.tokens // (8 * blocks)) * 8)
@@ -113,7 +113,7 @@ def _cuts_heads(model_config, mesh):
 
 @dataclasses.dataclass(frozen=True)
 class SamplerSpec:
-    """The static values that all programs of a sampler depend on, and the abstract arguments that these have."""
+    """The static values that all programs of a sampler depend on; abstract inputs and shardings follow from them."""
 
     model_config: transformer.ModelConfig
     mesh: jax.sharding.Mesh
@@ -124,12 +124,12 @@ class SamplerSpec:
 
     @property
     def shards(self) -> int:
-        """The number of shards of the rows, each of which has the sizes of the schedule."""
+        """The number of row shards; each has the sizes of the schedule."""
         return batches.devices_along(self.mesh, ROW_AXES)
 
     @property
     def rows(self) -> int:
-        """B, the rows of all shards."""
+        """B: the number of rows in all shards."""
         return self.shapes.prompts * self.shapes.group_size
 
     @property
@@ -139,14 +139,14 @@ class SamplerSpec:
 
     @property
     def attend_by(self) -> str:
-        """attention.Rule.by for prefills: kernels on TPUs, where the mesh does not cut a head."""
+        """attention.Rule.by in prefills: kernels on TPUs, unless the mesh cuts a head."""
         on_tpu = self.mesh.devices.flat[0].platform == 'tpu'
         in_kernels = {'on': True, 'auto': on_tpu, 'off': False}[self.sampling.kernels]
         return 'splash' if in_kernels and _cuts_heads(self.model_config, self.mesh) else 'xla'
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that a decode step reads of the weights on one device: all but an embedding table that is no head."""
+        """Bytes of weights that a decode step reads on one device: all but an embedding table that is no head."""
         table = transformer.param_table(self.model_config)
         sizes = transformer.map_table(lambda path, param: math.prod(param.shape), table)
         if not self.model_config.tie_embeddings:
@@ -169,7 +169,7 @@ class SamplerSpec:
         return self._abstract_results(schedule.STATE)
 
     def abstract_batch(self, key: ProgramKey) -> state.DecodeBatch:
-        """An abstract DecodeBatch of all shards in the sizes of a key, which are those of one shard."""
+        """An abstract DecodeBatch for all shards; each shard has the sizes of the key."""
         prompts, rows = self.shards * (key.prompts or key.rows), self.shards * key.rows
         vocab_size = self.model_config.vocab_size
 
@@ -207,8 +207,8 @@ class SamplerSpec:
         return shardings(self) if shardings else jax.tree.map(self.sharding, results)
 
     def sharding(self, array: Any) -> NamedSharding:
-        """Chunks are cut by rows and, where it divides them, by heads; all else by rows, and scalars not at all."""
-        if len(array.shape) >= 5:
+        """The NamedSharding of an array: chunks are cut by rows and, if it divides them, by heads; others by rows."""
+        if len(array.shape) >= 5:  # a chunk
             heads = 4 if self.cache_format.flat else 3
             cut = ('tensor',) if _cuts_heads(self.model_config, self.mesh) else ()
             return NamedSharding(self.mesh, PartitionSpec(*(None, None, ROW_AXES, None, None)[:heads], *cut))
@@ -216,7 +216,7 @@ class SamplerSpec:
 
 
 def _laid_out(shapes, shardings):
-    """Abstract arrays of these shapes with shardings."""
+    """Abstract arrays with these shapes and shardings."""
     return jax.tree.map(lambda x, sharding: compiled.abstract(x.shape, x.dtype, sharding), shapes, shardings)
 
 
@@ -233,13 +233,13 @@ def _abstract_prompts(spec, key):
 
 
 def _abstract_tables(spec, key):
-    """The automata; every device has all of them."""
+    """Automata, which every device has."""
     automata = stops.abstract_automata(spec.sampling, spec.model_config.vocab_size)
     return _laid_out(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
 
 
 def _abstract_chunk(spec, key):
-    """The prompt cache of a key's sizes, or its one chunk."""
+    """The prompt cache in a key's sizes, or its one chunk."""
     cache = spec.abstract_batch(key).cache
     return cache.prompt if key.prompts else cache.chunks[0]
 
@@ -291,7 +291,7 @@ def _per_shard(in_specs, out_specs):
 
 
 def _as_sampled(spec, weights, shardings=None):
-    """Weights in the dtype of the sampler's, or in int8 where these are; shardings lay them out before."""
+    """Casts weights to the sampler's dtype, applies shardings, if there are any, and quantizes matrices for int8."""
     weights = jax.tree.map(lambda x: x.astype(spec.sampling.dtype), weights)
     if shardings is not None:
         weights = jax.lax.with_sharding_constraint(weights, shardings)
@@ -299,7 +299,7 @@ def _as_sampled(spec, weights, shardings=None):
 
 
 def _convert_weights(spec, key, params):
-    """The policy's weights as the sampler reads them: adapters merged, cast or quantized, and not cut along fsdp."""
+    """Copies the policy's weights for the sampler: adapters merged, cast or quantized, and not cut along fsdp."""
     shardings = specs.sampler_params(transformer.param_table(spec.model_config), spec.mesh)
     # a layer at a time, or what is gathered is in memory twice
     layers = jax.tree.map(lambda x: x[:, None], params['layers'])
@@ -325,12 +325,12 @@ def _weights_shardings(spec):
 
 
 def _inspect_layers(spec, key, layers, params):
-    """The lora.Inspection of the sampler's layers, and of the parameters that they were made of."""
+    """Compares the sampler's layers with the parameters that they were made of; returns a lora.Inspection."""
     return lora.inspect(layers, params, functools.partial(_as_sampled, spec))
 
 
 def _new_state(spec, key, prompts, seed, step, limit, given_tokens=None):
-    """The RolloutState of rows without tokens, whose noise is chosen by ids and step."""
+    """The RolloutState of rows without tokens; ids and step choose the noise."""
     keys = row_keys(seed, step, prompts.ids, spec.shapes.group_size, prompts.first)
     if given_tokens is None:
         given_tokens = jnp.full((spec.rows, spec.shapes.tokens), -1, jnp.int32)
@@ -338,7 +338,7 @@ def _new_state(spec, key, prompts, seed, step, limit, given_tokens=None):
 
 
 def _resume_state(spec, key, rollout, prompts, seed, limit, tables):
-    """The RolloutState of a paused Rollout, whose noise is chosen by ids and the step in which each row began."""
+    """The RolloutState that continues a paused Rollout; ids and the step in which a row began choose the noise."""
     keys = row_keys(seed, rollout.version[:, 0], prompts.ids, spec.shapes.group_size, prompts.first)
     return state.resume_state(rollout, prompts, keys, limit, tables, spec.sampling)
 
@@ -349,7 +349,7 @@ def _count_in_shard(spec, key, rollout_state):
 
 
 def _count_remaining(spec, key, rollout_state):
-    """(unfinished rows, tokens of the longest of them, tokens of all rows): the most of a shard, but tokens of all."""
+    """(unfinished rows, tokens of the longest, tokens of all rows); the first two are the largest of any shard."""
     unfinished, longest, tokens = _count_in_shard(spec, key, rollout_state)
     return jnp.max(unfinished), jnp.max(longest), jnp.sum(tokens)
 
@@ -379,7 +379,7 @@ def _decode_in_shard(spec, key, weights, batch, rollout_state, tables, step):
 
 
 def _decode_segment(spec, key, *inputs):
-    """(DecodeBatch, RolloutState, Report) after a segment; the Report has the most of a shard, but tokens of all."""
+    """(DecodeBatch, RolloutState, Report) after a segment; numbers are the largest of any shard, tokens are summed."""
     batch, rollout_state, reports = _decode_in_shard(spec, key, *inputs)
     report = jax.tree.map(jnp.max, reports)
     return batch, rollout_state, report._replace(tokens=jnp.sum(reports.tokens))
@@ -393,13 +393,13 @@ def _empty_chunk(spec, key):
 
 @_per_shard((BATCH,), (BATCH, ROWS))
 def _choose_rows(spec, key, batch):
-    """(DecodeBatch without chunks, order i32[M]) of the rows that a shard keeps when the batch shrinks."""
+    """(DecodeBatch without chunks, order i32[M]) of rows that a shard keeps when the batch shrinks."""
     return state.choose_rows(_of_one_shard(batch), key.survivors)
 
 
 @_per_shard((CHUNKS, ROWS), CHUNKS)
 def _gather_rows(spec, key, chunk, order):
-    """The rows of a chunk, or the prompts of the prompt cache, that a shard keeps."""
+    """A chunk, or the prompt cache, of rows that a shard keeps."""
     return state.gather_rows(chunk, order, key.rows // key.prompts if key.prompts else 1)
 
 
@@ -409,7 +409,7 @@ def _finish(spec, key, rollout_state):
 
 
 def _of_one_shard(batch):
-    """A shard's DecodeBatch with its length i32[], which is i32[1] where a program takes the batch of all shards."""
+    """A shard's DecodeBatch with length i32[]; in a program's inputs the length is i32[shards]."""
     return batch.replace(cache=batch.cache.replace(length=batch.cache.length[0]))
 
 
@@ -465,9 +465,9 @@ def _jitted(spec, key):
 
 
 class SamplerPrograms:
-    """The Executable of each program that a rollout can reach, by its ProgramKey, and the calls that an Engine makes.
+    """The calls that an Engine makes, and an Executable by ProgramKey for each program that a rollout can reach.
 
-    A program that is not reachable from a rollout's first token is made when it is first called.
+    Other programs, to replay or to go on after a pause, are added when they are first called.
     """
 
     def __init__(self, spec: SamplerSpec, automata: Mapping[str, Any]):
@@ -538,7 +538,7 @@ class SamplerPrograms:
         return prompts, np.broadcast_to(limit, (self.spec.rows,))
 
     def count_remaining(self, rollout_state: state.RolloutState) -> Any:
-        """(unfinished rows of the fullest shard, tokens of the longest of them, tokens of all rows), each i32[]."""
+        """(unfinished rows, tokens of the longest, tokens of all rows), each i32[]; see `_count_remaining`."""
         return self._call(schedule.REMAINING, rollout_state)
 
     def open_batch(self, weights: Any, rollout_state: Any, index: int, size: BatchSize) -> state.DecodeBatch:
