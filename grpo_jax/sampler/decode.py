@@ -1,4 +1,4 @@
-"""Decoding: a segment of many steps of a DecodeBatch, how a row's token is chosen, and what a token changes."""
+"""Decoding a DecodeBatch: a segment of many steps, how a row's token is chosen, and what a token changes."""
 
 from collections.abc import Mapping
 import importlib
@@ -21,7 +21,7 @@ class Report(NamedTuple):
     live: Int[Array, '']  # rows of the batch that still decode
     steps: Int[Array, '']  # decode steps of the segment
     unfinished: Int[Array, '']  # rows, in the batch or not
-    longest: Int[Array, '']  # tokens of the longest of them
+    longest: Int[Array, '']  # tokens of the longest one
     tokens: Int[Array, '']  # of all rows so far
 
 

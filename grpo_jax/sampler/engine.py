@@ -61,7 +61,7 @@ class _Ongoing:
     progress: Progress | None
     stats: Stats = dataclasses.field(default_factory=Stats)
     unfinished: int = 0  # rows, in a batch or not
-    longest: int = 0  # tokens of the longest of them
+    longest: int = 0  # tokens of the longest one
     reported: Any = False  # bool[B], rows that `finished` was called for
 
     def report(self, programs, live, rows):

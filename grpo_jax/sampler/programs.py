@@ -202,7 +202,7 @@ class SamplerSpec:
         return _laid_out(results, self.shardings(key, results))
 
     def shardings(self, key: ProgramKey, results: Any) -> Any:
-        """The NamedSharding of each result of a program."""
+        """A NamedSharding for each result of a program."""
         shardings = PROGRAMS[key.kind].shardings
         return shardings(self) if shardings else jax.tree.map(self.sharding, results)
 
@@ -386,7 +386,7 @@ def _decode_segment(spec, key, *inputs):
 
 
 def _empty_chunk(spec, key):
-    """An empty chunk of the rows of all shards."""
+    """An empty chunk for the rows of all shards."""
     (columns,) = key.columns
     return spec.cache_format.empty(spec.model_config, spec.shards * key.rows, columns)
 

@@ -18,7 +18,7 @@ class BatchSize(NamedTuple):
 
 
 class ProgramKey(NamedTuple):
-    """Kind and sizes of a program of the sampler, which set it apart from others; the sizes are for one shard."""
+    """Kind and sizes of a sampler program, which set it apart from others; the sizes are for one shard."""
 
     kind: str  # of programs.PROGRAMS
     prompts: int = 0  # in the prompt cache that the program makes or reads
@@ -120,11 +120,11 @@ class Schedule(NamedTuple):
         return BatchSize(rows, rows, size.chunks)
 
     def key(self, kind: str, size: BatchSize) -> ProgramKey:
-        """The program that makes or decodes a batch of that size; kind is 'open', 'resume' or 'decode'."""
+        """The program that makes ('open', 'resume') or decodes ('decode') a batch of that size."""
         return ProgramKey(kind, size.prompts, size.rows, self.chunks[: size.chunks])
 
     def add_key(self, size: BatchSize) -> ProgramKey:
-        """The program that makes the last chunk of a batch of that size."""
+        """The program that makes the last chunk for a batch of that size."""
         return ProgramKey('add', rows=size.rows, columns=self.chunks[size.chunks - 1 : size.chunks])
 
     def shrink_keys(self, size: BatchSize, smaller: BatchSize) -> list[ProgramKey]:

@@ -202,7 +202,7 @@ def resume_rows(
     """
     rows, columns = sizes
     count = jnp.where(state.unfinished, state.count, -1)
-    chosen = jnp.argsort(-count, stable=True)[:rows].astype(jnp.int32)  # R = rows of all
+    chosen = jnp.argsort(-count, stable=True)[:rows].astype(jnp.int32)  # i32[R]
     live = count[chosen] >= 0
     prompts_RQ, prompt_mask_RQ = state.prompts.tokens[chosen // state.group], state.prompts.mask[chosen // state.group]
     start = length - jnp.where(live, state.count[chosen], 0)
@@ -235,7 +235,7 @@ class Remaining(NamedTuple):
     """How much of a rollout remains, each i32[]."""
 
     unfinished: Int[Array, '']  # rows
-    longest: Int[Array, '']  # tokens of the longest of them
+    longest: Int[Array, '']  # tokens of the longest one
     tokens: Int[Array, '']  # of all rows so far
 
 
@@ -250,10 +250,10 @@ def count_remaining(state: RolloutState) -> Remaining:
 
 
 def choose_rows(batch: DecodeBatch, size: int) -> tuple[DecodeBatch, Int[Array, ' M']]:
-    """(DecodeBatch of the first `size` rows, their numbers i32[size] in `batch`) with live rows put first.
+    """(DecodeBatch of `size` rows, their order i32[size] in `batch`); live rows come first.
 
-    The smaller batch has no prompt cache and no chunks yet. `gather_rows` makes these one by one, so that two whole
-    caches never exist at once.
+    Keys and values are not copied here: `gather_rows` copies the prompt cache and each chunk one by one, so that two
+    whole caches never exist at once.
     """
     order = jnp.argsort(~batch.live, stable=True)[:size].astype(jnp.int32)
     arrays = (batch.rows, batch.last, batch.live, batch.thinking, batch.states, batch.seen, batch.cache.start)
@@ -293,12 +293,12 @@ def prompt_columns(queries: int, block: int) -> int:
 
 
 def _prompt_block(queries, block):
-    """Columns of a block of prompts: four times `block`, since a prompt is full at once, or as many as one fills."""
+    """Columns in a block of prompts: four times `block`, since a prompt is full at once, or as many as one fills."""
     return min(4 * block, max(-(-(queries - 1) // 8), 1) * 8)
 
 
 def _read_rows(cache, state, rows, live, model_config, options):
-    """The DecodeBatch of rows i32[B] with what the state says of them; live bool[B]: which of them may decode."""
+    """The DecodeBatch of rows i32[B] as they are in the state; live bool[B]: which of them may decode."""
     prompts, count, tokens_BC = state.prompts, state.count[rows], state.tokens[rows]
     prompt_of = rows // state.group
     newest = jnp.take_along_axis(tokens_BC, jnp.maximum(count - 1, 0)[:, None], 1)[:, 0]

@@ -86,7 +86,7 @@ def table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarra
 
 
 def states(strings: Sequence[str]) -> int:
-    """The number of states of the table for these strings."""
+    """The number of states in the table for these strings."""
     return len(_prefixes(strings)) + 1
 
 
@@ -99,7 +99,7 @@ def _prefixes(strings):
 def bytes_of_tokens(tokenizer: Any, vocab_size: int, strings: Sequence[str] = ()) -> list[bytes]:
     """The bytes that each of vocab_size ids adds to a decoded text.
 
-    Unused ids add no bytes. Special ids add none either, unless their text is part of one of the strings.
+    Unused ids add no bytes. Special ids add none either, unless one of the strings has their text.
     """
     decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'], ensure_ascii=False)
     special = set(tokenizer.all_special_ids)
