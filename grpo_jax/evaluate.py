@@ -161,7 +161,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
 
 def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict]]:
     """(what evaluation.json has of completions, rows of completions.jsonl) of a policy; `model` names the policy."""
-    dataset, sampling = evaluator.dataset, evaluator.engine.programs.setup.sampling
+    dataset, sampling = evaluator.dataset, evaluator.engine.programs.spec.sampling
     greedy, sampled = complete(evaluator, params)
     figures, seed = compute_figures(greedy, sampled), evaluator.seed
     content = {

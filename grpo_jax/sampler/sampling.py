@@ -1,4 +1,4 @@
-"""How tokens are chosen: the options, and the token distribution with its penalties, truncation and noise."""
+"""How a token is drawn: the options, and the distribution with its penalties, truncation and noise."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -17,7 +17,7 @@ CACHE_GIB = Annotated[float, Range(least=0, most=2**20)]  # of rollout.cache_gib
 
 
 class Sampling(NamedTuple):
-    """config.rollout as the sampler needs it: plain values, so that it can be a static argument."""
+    """The options of config.rollout as plain values, which a program can be compiled for."""
 
     temperature: Annotated[float, Range(least=0.01, most=100)]  # of the logits; 0, for evaluations: exact argmax
     max_tokens: Count  # C
@@ -43,14 +43,13 @@ class Sampling(NamedTuple):
 
     @classmethod
     def from_config(cls, section: Any, *, dtype: str, corrected: bool, lora: LoraOptions = OFF) -> 'Sampling':
-        """Sampling of config.rollout, without tokens, which `for_tokenizer` adds; BadInput for what cannot work.
+        """Reads config.rollout; `for_tokenizer` adds the tokens. BadInput for options that cannot work.
 
-        dtype is that of computation, lora says which adapters the parameters have; corrected: the algorithm corrects
-        for a sampler with logprobs of its own.
+        dtype: in which the model computes. corrected: the algorithm corrects for logprobs of the sampler that differ
+        from the learner's. lora: which adapters the parameters have.
         """
-        elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes', 'lora')
-        elsewhere += ('greedy',)
-        values: dict[str, Any] = ranges.read_section(cls, section, 'rollout', elsewhere)
+        others = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes', 'lora', 'greedy')
+        values: dict[str, Any] = ranges.read_section(cls, section, 'rollout', others)
         values['stop_strings'] = tuple(values['stop_strings'])
         kinds = {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}
         for name, value in ranges.take(section, list(kinds), 'rollout').items():
@@ -75,7 +74,7 @@ class Sampling(NamedTuple):
         )
 
     def for_tokenizer(self, tokenizer: Any, stop_tokens: tuple[int, ...], pad_token: int) -> 'Sampling':
-        """The Sampling with a tokenizer's ids; without one, bytes stand for them: no shape depends on them."""
+        """The Sampling with a tokenizer's ids; without a tokenizer bytes stand for ids, as no shape depends on them."""
         end = ()
         if self.thinking_tokens and tokenizer is None:
             end = self.thinking_text.encode()
@@ -85,18 +84,18 @@ class Sampling(NamedTuple):
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are drawn from anything but softmax(logits / temperature)."""
+        """Whether tokens are drawn from another distribution than softmax(logits / temperature)."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1 or self.min_tokens > 0
 
     @property
     def end_strings(self) -> dict[str, tuple[str, ...]]:
-        """Strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
+        """The strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
         strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,) * bool(self.thinking_text)}
         return {name: texts for name, texts in strings.items() if texts}
 
 
 def _check_bias(section, corrected):
-    """BadInput for samples from another distribution than the one that is trained, unless they are wanted."""
+    """Refuses, with BadInput, to sample from another distribution than the one that is trained, unless accepted."""
     neutral_values = {'top_p': 1.0, 'top_k': 0, 'min_p': 0.0, 'repetition_penalty': 1.0, 'min_tokens': 0}
     for name, neutral in (neutral_values | {'cache_dtype': '', 'weights_dtype': ''}).items():
         # the logprobs of a quantized sampler are its own, so a correction knows the difference
@@ -120,10 +119,10 @@ def draw(
     min_p: float,
     greedy: Bool[Array, ' B'] | None = None,
 ) -> Int[Array, ' B']:
-    """Tokens i32[B] drawn from softmax(logits / temperature) truncated, logits f32[B, V], one key per row.
+    """Draws tokens i32[B] from the truncated softmax(logits / temperature), with one key for each row.
 
-    temperature 0 is exact argmax, and so are rows that are greedy. Noise is Gumbel, so a row's token depends on its own
-    key alone and not on its neighbours.
+    At temperature 0, and in greedy rows, the token is the exact argmax. The noise is Gumbel, so a row's token depends
+    on its own key and not on other rows.
     """
     if temperature == 0:
         return jnp.argmax(logits, -1).astype(jnp.int32)
@@ -137,15 +136,15 @@ def draw(
 
 
 def _argmax_on_cpu(x):
-    """argmax over the last axis. XLA on CPUs computes argmax's own reduction, and noise fused with it, one by one."""
+    """argmax over the last axis, in a form that XLA vectorizes on CPUs: there jnp.argmax runs one number at a time."""
     best = jnp.max(x, -1, keepdims=True)
     return jnp.min(jnp.where(x == best, jnp.arange(x.shape[-1]), x.shape[-1] - 1), -1)
 
 
 def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: float) -> Float[Array, ' B']:
-    """log softmax(logits / temperature) f32[B] of tokens i32[B]: untruncated, the quantity that the learner computes.
+    """f32[B]: log softmax(logits / temperature) at the tokens, untruncated, which is what the learner computes.
 
-    temperature 0 gives the logprob at temperature 1.
+    Temperature 0 gives the logprob at temperature 1.
     """
     scaled = logits / (temperature or 1.0)
     # a masked sum and not an index: indexing logits that are sharded over the vocabulary gathers them
@@ -154,15 +153,15 @@ def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: 
 
 
 def penalize(logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: float) -> Float[Array, 'B V']:
-    """logits f32[B, V] with those of seen tokens bool[B, V] divided (if positive) or multiplied by the penalty."""
+    """The logits, where a seen token's logit is divided by the penalty if it is positive, and else multiplied."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def truncate(logprobs: Float[Array, 'B V'], *, top_p: float, top_k: int, min_p: float) -> Float[Array, 'B V']:
-    """logprobs f32[B, V] with -inf outside the kept set; never empties a row.
+    """The logprobs, with -inf for tokens that are not kept; every row keeps its best token.
 
-    top_k keeps the k best; min_p those of at least min_p times the best's probability; top_p then the
-    smallest set of best tokens whose mass, renormalized after the other two, reaches top_p.
+    top_k keeps the k best tokens. min_p keeps tokens with at least min_p times the probability of the best. top_p
+    then keeps the smallest set of best tokens whose mass, renormalized after the other two, reaches top_p.
     """
     if top_k:
         kth = jax.lax.top_k(logprobs, min(top_k, logprobs.shape[-1]))[0][:, -1:]

@@ -308,15 +308,15 @@ def sampler_jobs(engine, phase, state, params):
     All smaller sizes of a decode batch need less. Of an evaluation's, only the largest decode program counts: the
     others differ from those of the rollout by the number of rows. state and params are bytes of one device.
     """
-    setup, keys = engine.programs.setup, schedule.largest(engine.schedule)
-    keys += [schedule.INSPECT] * bool(setup.sampling.lora.rank)
-    batches_of = {key: setup.abstract_batch(key) for key in keys if key.kind == 'decode'}
+    spec, keys = engine.programs.spec, schedule.largest(engine.schedule)
+    keys += [schedule.INSPECT] * bool(spec.sampling.lora.rank)
+    batches_of = {key: spec.abstract_batch(key) for key in keys if key.kind == 'decode'}
     cache_bytes = {
         key: compiled.device_bytes((batch.cache.prompt, batch.cache.chunks)) for key, batch in batches_of.items()
     }
     sizes = {
-        'weights': compiled.device_bytes(setup.abstract_weights),
-        'rollout': compiled.device_bytes(setup.abstract_state),
+        'weights': compiled.device_bytes(spec.abstract_weights),
+        'rollout': compiled.device_bytes(spec.abstract_state),
         'cache': max(cache_bytes.values()),
     }
     times = engine.schedule.prompts // engine.schedule.fresh_batch().prompts
