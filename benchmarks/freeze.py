@@ -268,7 +268,7 @@ class Checkout:
         row = next(row for row in map(json.loads, lines) if row['step'] == step)
         tree = ocp.PyTreeCheckpointHandler().restore(epath.Path(workdir / 'checkpoints' / str(step + 1) / 'default'))
         leaves = jax.tree_util.tree_leaves_with_path({key: tree[key] for key in ('params', 'opt_state')})
-        lines = (workdir / 'rollouts' / f'{step}.jsonl').read_text(encoding='utf8').splitlines()
+        lines = (workdir / 'rollouts' / f'{step:06}.jsonl').read_text(encoding='utf8').splitlines()
         numbers = row | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
         return numbers, [(row['completion'], row['tokens']) for row in map(json.loads, lines)]
 
