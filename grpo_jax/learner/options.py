@@ -41,7 +41,7 @@ class Learning(NamedTuple):
     microbatches: Count = 1  # gradients that add up to one update
     pack_columns: Annotated[int, ranges.Range(least=-1, most=2**31 - 1)] = -1  # tokens of a packed row; see packs
     pack_rows: Count = 1  # packed rows of a microbatch on each device
-    chunk: Natural = 0  # tokens whose logits exist at once, at most; 0: see logprobs.choose_chunk
+    chunk: Natural = 0  # tokens whose logits exist at once, at most; 0: see programs.choose_chunk
     attention: Annotated[str, OneOf(('auto', 'splash', 'xla'))] = 'auto'  # how it is computed; see partition
     remat: Annotated[str, OneOf(tuple(transformer.REMAT))] = 'none'
     offload: frozenset[Annotated[str, OneOf(OFFLOADABLE)]] = frozenset()  # what waits in the hosts' memory
