@@ -350,6 +350,7 @@ def main():
     parser.add_argument('--states', action='store_true', help="steps from the base's own states, compared by rounding")
     given = parser.parse_args()
     os.environ['JAX_PLATFORMS'] = 'cpu'
+    jax.config.update('jax_platforms', 'cpu')  # the environment was read at import
     print(environment.describe())
     folder = pathlib.Path(given.folder)
     shutil.rmtree(folder / 'head', ignore_errors=True)
