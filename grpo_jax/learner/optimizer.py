@@ -14,14 +14,14 @@ Decay = Annotated[float, Range(least=0, most=0.999999)]  # nearer to 1, float32 
 class Optimization(NamedTuple):
     """An optimizer's numbers; updates counts optimizer updates."""
 
-    learning_rate: Annotated[float, Range(least=0, most=10)]  # AdamW moves each parameter by about that much
-    schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, or linear or cosine to zero
+    learning_rate: Annotated[float, Range(least=0, most=10)] = 1e-6  # after warm-up
+    schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, linear or cosine to zero
     warmup: Natural = 0  # updates
-    b1: Decay = 0.9
-    b2: Decay = 0.95
-    eps: Annotated[float, Range(above=0, most=1)] = 1e-8
-    weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0
-    max_grad_norm: Positive = 1.0
+    b1: Decay = 0.9  # of AdamW
+    b2: Decay = 0.95  # of AdamW
+    eps: Annotated[float, Range(above=0, most=1)] = 1e-8  # of AdamW
+    weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0  # of AdamW, on every parameter
+    max_grad_norm: Positive = 1.0  # longer gradients are scaled down to it
 
     @classmethod
     def from_config(cls, section, name='optimizer'):

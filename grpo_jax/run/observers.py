@@ -36,15 +36,15 @@ class Entry(NamedTuple):
     shared: int  # tokens with which another, different completion of its group begins too
 
 
-def abstract_probe(cadence: Any, shapes: batches.Shapes) -> dict[str, Any]:
-    """ShapeDtypeStructs of the probe in TrainState.aux of a run of such a Cadence, zeros at the start; {} without one.
+def abstract_probe(log: Any, shapes: batches.Shapes) -> dict[str, Any]:
+    """ShapeDtypeStructs of the probe in TrainState.aux of a run of such a Log, zeros at the start; {} without one.
 
     Of the rollout, logprobs are the learner's at a row's entry, and version is the step of it.
     """
-    if not cadence.probe_every:
+    if not log.probe_every:
         return {}
-    numbers = jax.ShapeDtypeStruct((cadence.probe_prompts,), jnp.int32)
-    rollout = batches.abstract_rollout(shapes._replace(prompts=cadence.probe_prompts, group_size=1), None)
+    numbers = jax.ShapeDtypeStruct((log.probe_prompts,), jnp.int32)
+    rollout = batches.abstract_rollout(shapes._replace(prompts=log.probe_prompts, group_size=1), None)
     size = jax.ShapeDtypeStruct((), jnp.int32)
     return {NAME: {'rollout': rollout, 'ids': numbers, 'shared': numbers, 'size': size}}
 
@@ -63,16 +63,16 @@ class Observers(NamedTuple):
 
 def make_observers(run: Any, learner: Learner) -> Observers:
     """The Observers of a Run: the KL to a reference that nothing pays for, and the probe, as config.log says."""
-    settings, cadence = run.settings, run.settings.cadence
+    settings, log = run.settings, run.settings.log
     observers, programs = [], {}
     if learner.reference is not None:
-        observers.append(observe_reference(learner.reference, cadence.kl_observe))
+        observers.append(observe_reference(learner.reference, log.kl_observe))
         programs['reference'] = learner.reference
-    if cadence.probe_every:
+    if log.probe_every:
         shapes = settings.step_shapes(run.algorithm)
-        abstract_rollout = abstract_probe(cadence, shapes)[NAME]['rollout']
+        abstract_rollout = abstract_probe(log, shapes)[NAME]['rollout']
         program = make_probe(run.model.config, run.mesh, shapes, settings.learning, learner.packing, abstract_rollout)
-        observers.append(Probe(program, cadence.probe_every, cadence.probe_prompts, run.mesh).observe)
+        observers.append(Probe(program, log.probe_every, log.probe_prompts, run.mesh).observe)
         programs[NAME] = program
 
     def observe(state, experience, packed, draw):

@@ -250,7 +250,7 @@ def jobs_of(plan):
         )
     if learner.reference is not None:
         observed = learner.reference
-        share = 1 / settings.cadence.kl_observe
+        share = 1 / settings.log.kl_observe
         jobs.append(
             Job('learner.reference', 'logprobs', lambda: observed.traced, state + rollout, arguments=False, runs=share)
         )
