@@ -1,7 +1,8 @@
-"""The defaults of every key, and below those that people turn. An experiment imports this file and changes a few.
+"""The defaults of all keys, and a list of those that people turn. An experiment imports this file and changes a few.
 
-A key is a field of its section's options type (`Keys` of grpo_jax/run/settings.py has them all), with its values, its
-default and its meaning; a number of an algorithm's piece is an argument of that piece. docs/config.md lists every key.
+A key is a field of its section's type, with its values, default and meaning: `Keys` of grpo_jax/run/settings.py names
+the types. A number of an algorithm's piece is an argument of the piece. docs/config.md has every key, and each meaning
+whole where it ends with "..." here.
 """
 import contextlib
 import importlib
@@ -18,13 +19,13 @@ DATA = os.environ.get('GRPO_JAX_DATA', 'data')  # folder of the data sets and sm
 
 def get_config(preset='grpo'):
     """The default config with the algorithm of configs/algorithms/<preset>.py."""
-    config = ConfigDict(settings.default_config())  # every key; what is repeated here is what the fields say
+    config = ConfigDict(settings.default_config())  # every key, as its field says; some are shown again
     config.seed = 0                      # of sampling noise, data order and random initialization
     config.steps = 100                   # steps of the loop: rollout, reward, update
 
     config.model.path = ''               # Hugging Face folder or hub name: config.json, tokenizer, weights
     config.model.random_init = False     # draw the weights instead of reading them
-    config.model.dtype = 'float32'       # of computation: float32 or bfloat16
+    config.model.dtype = 'float32'       # of computation: float32 or bfloat16; master weights are float32
     config.model.lora.rank = 0           # of the adapters; 0: none, all weights are trained
     config.model.lora.alpha = 32.0       # an adapter's product is multiplied by alpha / rank
 
@@ -40,7 +41,7 @@ def get_config(preset='grpo'):
 
     config.rollout.group_size = 8        # G, completions of a prompt
     config.rollout.max_tokens = 64       # C, the completion budget
-    config.rollout.temperature = 1.0     # logprobs are those of softmax(logits / temperature)
+    config.rollout.temperature = 1.0     # logprobs are those of softmax(logits / temperature) ...
     config.rollout.top_p = 1.0           # truncation biases training: needs accept_bias
     config.rollout.stop_strings = ()     # a completion ends with the token that completes one of them
     config.rollout.thinking_tokens = 0   # budget of thinking, after which its end is forced; 0: none
@@ -68,15 +69,14 @@ def get_config(preset='grpo'):
         'cosine': {'right': (2.0, 1.0), 'wrong': (-10.0, 0.0)},  # at length 0 and at the limit
     })
 
-    config.collection.source = 'policy'  # of completions: policy, reference (a frozen sampler), or read from the data
-    config.collection.gate = 'auto'      # a group is dead by outcome: all right or all wrong
-    config.collection.dead_groups = 'keep'  # dead groups: keep (advantage 0), drop (also from the weights)
+    config.collection.source = 'policy'  # of completions: policy, reference (a frozen sampler), ...
+    config.collection.dead_groups = 'keep'  # dead groups: keep (advantage 0), drop (also from the weights) ...
     config.collection.max_draws = 10     # rollouts that resample may draw in a step
-    config.collection.allocation = 'equal'  # completions of each prompt: equal, rollout.group_size
-    config.collection.reference = 'frozen'  # frozen, hard (the policy, every reference_every steps) or polyak
+    config.collection.allocation = 'equal'  # completions of each prompt: equal, rollout.group_size ...
+    config.collection.reference = 'frozen'  # frozen, hard (the policy, every reference_every steps) or polyak ...
     config.collection.reference_every = 0  # steps between two renewals of the reference; of hard and polyak
-    config.reference.path = ''           # folder or hub name of a model, workdir or checkpoint of a run
-    config.teacher.path = ''             # folder or hub name of a model with the policy's tokenizer; '': none
+    config.reference.path = ''           # folder or hub name of a model, workdir or checkpoint of a run ...
+    config.teacher.path = ''             # folder or hub name of a model with the policy's tokenizer; '': none ...
 
     config.algorithm.advantage = 'group_norm'  # a function of advantages.py
     config.algorithm.ratio = 'token'     # a function of ratios.py
@@ -89,15 +89,15 @@ def get_config(preset='grpo'):
     config.algorithm.selection = 'all_tokens'  # a function of selections.py
     config.algorithm.kl = 'none'         # a function of kl.py
     config.algorithm.kl_coef = 0.0       # of the KL term; above 0 a reference policy is kept
-    config.algorithm.kl_placement = 'loss'  # loss; reward_sequence, off a completion's reward; reward_token
+    config.algorithm.kl_placement = 'loss'  # loss; reward_sequence, off a completion's reward; reward_token ...
     config.algorithm.regularizers = ()   # a function of regularizers.py
-    config.algorithm.entropy_coef = 0.0  # of regularizer entropy_bonus
+    config.algorithm.entropy_coef = 0.0  # of regularizer entropy_bonus; below 0 it pays for a narrow distribution
 
     config.learner.epochs = 1            # passes over a step's rollout
     config.learner.minibatches = 1       # optimizer updates a pass
-    config.learner.microbatches = 1      # gradients that add up to one update, of padded rows
-    config.learner.pack_columns = -1     # tokens of a packed row
-    config.learner.remat = 'none'        # computed again in the backward pass: none; dots
+    config.learner.microbatches = 1      # gradients that add up to one update, of padded rows; above 1 rows are padded
+    config.learner.pack_columns = -1     # tokens of a packed row ...
+    config.learner.remat = 'none'        # computed again in the backward pass: none; dots ...
     config.learner.offload = ()          # waits in the hosts' memory until it is used: optimizer, reference
     config.optimizer.learning_rate = 1e-6  # after warm-up
     config.optimizer.schedule = 'constant'  # after warm-up: constant, linear or cosine to zero
@@ -114,10 +114,10 @@ def get_config(preset='grpo'):
     config.evaluation.samples = 8        # k of pass@k and maj@k; drawn at rollout.temperature
     config.checkpoint.every = 50         # steps; the last step is always saved
     config.checkpoint.keep = 2           # the newest ones; older ones are deleted
-    config.mesh.data = 1                 # devices that rows are dealt to, each with all weights
-    config.mesh.fsdp = 1                 # devices that rows are dealt to, each with a share of the weights
-    config.mesh.context = 1              # devices that the columns of a row are dealt to
-    config.mesh.tensor = 1               # devices that heads and the width of the mlp are dealt to
+    config.mesh.data = 1                 # devices that rows are dealt to, each with all weights; 1: not cut
+    config.mesh.fsdp = 1                 # devices that rows are dealt to, each with a share of the weights; 1: not cut
+    config.mesh.context = 1              # devices that the columns of a row are dealt to; 1: not cut
+    config.mesh.tensor = 1               # devices that heads and the width of the mlp are dealt to; 1: not cut
     config.diagnose.on = 'say'           # what a diagnosis does besides: say, save (a checkpoint), stop, or off
     config.log.rollouts = 10             # steps between dumps of completions; 0: never
     config.log.trackers = ()             # besides the files and TensorBoard: wandb, trackio

@@ -22,11 +22,12 @@ sys.path.insert(0, os.path.join(ROOT, 'docs'))
 
 from make_algorithms import table  # noqa: E402
 
-from grpo_jax import diagnose, ranges, rewards  # noqa: E402
+from grpo_jax import diagnose, ranges  # noqa: E402
 from grpo_jax.algorithms import pieces  # noqa: E402
 from grpo_jax.algorithms.algorithm import MODULES  # noqa: E402
 from grpo_jax.configs.recipes import settings as recipe_settings  # noqa: E402
 from grpo_jax.ranges import Kind  # noqa: E402
+from grpo_jax.rewards.build import declared_options  # noqa: E402
 from grpo_jax.run import settings  # noqa: E402
 
 DEFAULTS = os.path.join(ROOT, 'configs', 'default.py')
@@ -162,7 +163,7 @@ def sentences(declared):
         meanings[name] = behind.get(node.end_lineno, ' '.join(lines))
         flat = isinstance(tree, ast.ClassDef) and ranges.type_of(declared.__annotations__[name])
         if flat and name not in ranges.keys_of(declared):
-            meanings |= sentences(flat)
+            meanings = sentences(flat) | meanings
     return meanings
 
 
@@ -202,7 +203,7 @@ def kinds():
     found = defaultdict(list)
     _add_kinds(found, settings.Keys, '', None)
     for name in defaults().reward.options:
-        for option, key in sorted(rewards.declared_options(name).items()):
+        for option, key in sorted(declared_options(name).items()):
             if own := ranges.kind_in(key.annotation):
                 found[own].append(f'reward.options.{name}.{option}')
     found[Kind.PATH] += settings.PATH_OPTIONS

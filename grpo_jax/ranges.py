@@ -111,10 +111,7 @@ Texts = Annotated[Sequence[Text], Length(1)]
 
 
 def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
-    """The keys that an options type has, by name, with the annotation and the default of each.
-
-    A key whose annotation is an options type (`type_of`) is a section. Of another function: its parameters.
-    """
+    """The keys of an options type by name, with annotation and default; one of an options type is itself a section."""
     keys = {}
     for name, parameter in inspect.signature(declared).parameters.items():
         place = _mark(parameter.annotation, Place)
@@ -157,6 +154,11 @@ def _to_plain(value):
     return dict(value) if isinstance(value, Mapping) else value
 
 
+def read_options(declared: Callable, section: Any, name: str) -> Any:
+    """The value of an options type whose fields are all keys, from the config's section of that name; else BadInput."""
+    return declared(**read_section(declared, section, name))
+
+
 def read_section(declared: Callable, section: Any, name: str) -> dict[str, Any]:
     """The values of an options type by field, from the config's section of that name; BadInput for a wrong one.
 
@@ -177,7 +179,7 @@ def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
         raise BadInput(name or 'config', section, 'must be a section of keys')
     for key in names:
         if key not in section:
-            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; configs/default.py has every key')
+            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; configs/default.py makes every key')
     return {key: section[key] for key in names}
 
 

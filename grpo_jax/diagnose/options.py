@@ -1,6 +1,5 @@
 """When monitors speak, and what a run does then: config.diagnose."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
@@ -44,5 +43,4 @@ class DiagnoseOptions(NamedTuple):
     @classmethod
     def from_config(cls, section: Any) -> 'DiagnoseOptions':
         """DiagnoseOptions of config.diagnose; BadInput for a value out of its range."""
-        ranges.check_value('diagnose', section, Mapping)
         return cls(**ranges.read_section(cls, section, 'diagnose'))

@@ -22,15 +22,7 @@ of (end in characters, float), or steps(completions, examples), a list of those.
 like reward, which stands in its place where the part's weight is 0.
 """
 
-from grpo_jax.rewards.build import (
-    Part,
-    RewardFunctions,
-    RewardOptions,
-    build,
-    check_parameters,
-    declared_options,
-    options_of,
-)
+from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of
 from grpo_jax.rewards.custom import is_file, name_of
 from grpo_jax.rewards.scoring import Rewards, RewardStream, advantage_inputs, compute_rewards, shape_rewards
 
@@ -44,7 +36,6 @@ __all__ = [
     'build',
     'check_parameters',
     'compute_rewards',
-    'declared_options',
     'is_file',
     'name_of',
     'options_of',

@@ -126,7 +126,9 @@ def _check_options(options):
     for name, values in options.items():
         ranges.check_value(f'reward.options.{name}', values, Mapping)
         known = declared_options(name)
-        for option, value in values.items() if known is not None else ():
+        if known is None:
+            continue
+        for option, value in values.items():
             if option not in known:
                 choices = ', '.join(sorted(known)) or 'none'
                 raise BadInput(f'reward.options.{name}.{option}', value, f'is no option; it has {choices}')

@@ -98,10 +98,10 @@ def _clear(folder):
 def _inherit(run, parent, changes, learner, train):
     """The TrainState of the parent's newest sound checkpoint, as far as it fits the learner."""
     changed, damaged = {change.key for change in changes}, None
-    of_data = {kind_of(key) for key in changed if key.startswith('data.')}
+    data_kinds = {kind_of(key) for key in changed if key.startswith('data.')}
     anew = set()
-    if Kind.FIXED in of_data or (
-        Kind.PATH in of_data and not steering.are_same_data(run.settings.data.origins, train, parent)
+    if Kind.FIXED in data_kinds or (
+        Kind.PATH in data_kinds and not steering.are_same_data(run.settings.data.origins, train, parent)
     ):
         anew |= set(OF_DATA)
     for step in checkpoint.steps(parent):

@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 def abstract_probe(log: Any, shapes: batches.Shapes) -> dict[str, Any]:
-    """ShapeDtypeStructs of the probe in TrainState.aux of a run of such a Log, zeros at the start; {} without one.
+    """ShapeDtypeStructs of the probe in TrainState.aux with such LogOptions, zeros at the start; {} without one.
 
     Of the rollout, logprobs are the learner's at a row's entry, and version is the step of it.
     """

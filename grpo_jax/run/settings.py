@@ -1,10 +1,9 @@
 """What a config says, as typed values: each package reads its own section, and here are those that belong to none."""
 
-from collections.abc import Mapping
 import json
 from typing import Annotated, Any, NamedTuple
 
-from grpo_jax import ranges, rewards
+from grpo_jax import ranges
 from grpo_jax.algorithms import Algorithm, default_numbers
 from grpo_jax.collect.options import READ_FROM_DATA, Collection
 from grpo_jax.data import DataOptions
@@ -13,15 +12,15 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization
 from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, Natural, OneOf, Range
-from grpo_jax.rewards import RewardOptions
+from grpo_jax.rewards.build import RewardOptions, declared_options
 from grpo_jax.run.writer import Tracking
-from grpo_jax.sampler.sampling import Rollout, Sampling
+from grpo_jax.sampler.sampling import RolloutOptions, Sampling
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
-from grpo_jax.sharding.mesh import Axes
 
 DTYPES = ('float32', 'bfloat16')
 OBJECTIVES = ('pairwise', 'pointwise', 'steps')  # of a reward model
+Seed = Annotated[int, Range(least=0, most=2**32 - 1)]  # jax drops higher bits
 PATH_OPTIONS = ('data.options.folder', 'data.options.sources')  # where data lie
 MOST_CELLS = 2**31  # tokens of a batch, which int32 counts
 
@@ -50,12 +49,6 @@ class ReferenceSource(NamedTuple):
     # begins with
     path: str = ''
 
-    @classmethod
-    def from_config(cls, section):
-        """ReferenceSource of config.reference; BadInput for a path that is no text."""
-        ranges.check_value('reference', section, Mapping)
-        return cls(**ranges.read_section(cls, section, 'reference'))
-
 
 class TeacherSource(NamedTuple):
     """Where a teacher comes from, and how it computes: config.teacher."""
@@ -65,12 +58,6 @@ class TeacherSource(NamedTuple):
     # of its computation: float32 or bfloat16; its weights are float32
     dtype: Amendable[Annotated[str, OneOf(DTYPES)]] = 'float32'
     park: Free[bool] = False  # its weights wait in the hosts' memory until they are used
-
-    @classmethod
-    def from_config(cls, section):
-        """TeacherSource of config.teacher; BadInput for an unknown dtype."""
-        ranges.check_value('teacher', section, Mapping)
-        return cls(**ranges.read_section(cls, section, 'teacher'))
 
 
 class Supervised(NamedTuple):
@@ -97,11 +84,6 @@ class RewardModelOptions(NamedTuple):
     # steps after the first wrong one: masked, or wrong
     after_error: Annotated[str, OneOf(('masked', 'wrong'))] = 'masked'
 
-    @classmethod
-    def from_config(cls, section):
-        """RewardModelOptions of config.reward_model; BadInput for a value out of its range."""
-        return cls(**ranges.read_section(cls, section, 'reward_model'))
-
 
 class Evaluation(NamedTuple):
     """How held-out prompts are evaluated: config.evaluation."""
@@ -110,25 +92,15 @@ class Evaluation(NamedTuple):
     prompts: Count = 256  # of the test split
     samples: Count = 8  # k of pass@k and maj@k; drawn at rollout.temperature
 
-    @classmethod
-    def from_config(cls, section):
-        """Evaluation of config.evaluation; BadInput for nothing to evaluate."""
-        return cls(**ranges.read_section(cls, section, 'evaluation'))
 
-
-class Checkpoints(NamedTuple):
+class CheckpointOptions(NamedTuple):
     """When checkpoints are saved, and how many are kept: config.checkpoint."""
 
     every: Count = 50  # steps; the last step is always saved
     keep: Count = 2  # the newest ones; older ones are deleted
 
-    @classmethod
-    def from_config(cls, section):
-        """Checkpoints of config.checkpoint; BadInput for one that never comes, or is not kept."""
-        return cls(**ranges.read_section(cls, section, 'checkpoint'))
 
-
-class Log(NamedTuple):
+class LogOptions(NamedTuple):
     """What is written down and looked at every so many steps: config.log."""
 
     rollouts: Natural = 10  # steps between dumps of completions; 0: never
@@ -145,7 +117,7 @@ class Log(NamedTuple):
 
     @classmethod
     def from_config(cls, section):
-        """Log of config.log; BadInput for a value out of its range, and for a tracker that is none."""
+        """LogOptions of config.log; BadInput for a value out of its range, and for a tracker that is none."""
         return cls(**ranges.read_section(cls, section, 'log'), tracking=Tracking.from_config(section))
 
 
@@ -155,12 +127,11 @@ class Keys(NamedTuple):
     A key whose field says no kind is of its section's. config.algorithm has the numbers of all pieces besides.
     """
 
-    # of sampling noise, data order and random initialization; of 32 bits, as jax drops higher ones
-    seed: Annotated[int, Range(least=0, most=2**32 - 1)] = 0
+    seed: Seed = 0  # of sampling noise, data order and random initialization
     steps: Free[Count] = 100  # steps of the loop: rollout, reward, update
     model: ModelSource = ModelSource()
     data: DataOptions = DataOptions()
-    rollout: Amendable[Rollout] = Rollout()
+    rollout: Amendable[RolloutOptions] = RolloutOptions()
     reward: RewardOptions = RewardOptions()
     # what a step learns from, and which policies are beside the one that learns
     collection: Collection = Collection()
@@ -174,11 +145,11 @@ class Keys(NamedTuple):
     # trained by grpo_jax.reward_model, with the numbers of supervised
     reward_model: RewardModelOptions = RewardModelOptions()
     evaluation: Free[Evaluation] = Evaluation()
-    checkpoint: Free[Checkpoints] = Checkpoints()
-    mesh: Free[Axes] = Axes()
+    checkpoint: Free[CheckpointOptions] = CheckpointOptions()
+    mesh: Free[meshes.Axes] = meshes.Axes()
     # monitors of the metrics; docs/troubleshooting.md has what they see
     diagnose: Free[DiagnoseOptions] = DiagnoseOptions()
-    log: Free[Log] = Log()
+    log: Free[LogOptions] = LogOptions()
 
 
 def default_config() -> dict[str, Any]:
@@ -201,7 +172,7 @@ def kind_of(key: str) -> Kind:
         options = ranges.type_of(declared[name].annotation) if name in declared else None
         declared = ranges.keys_of(options) if options else {}
         if names[:number] == ['reward', 'options']:
-            declared = rewards.declared_options(name) or {}
+            declared = declared_options(name) or {}
     return kind
 
 
@@ -225,8 +196,8 @@ class Settings(NamedTuple):
     supervised: Supervised
     reward_model: RewardModelOptions
     evaluation: Evaluation
-    checkpoint: Checkpoints
-    log: Log
+    checkpoint: CheckpointOptions
+    log: LogOptions
     diagnose: DiagnoseOptions
     mesh: Any  # config.mesh: devices along each axis
     config: Any  # itself, for what records it
@@ -288,8 +259,8 @@ class Settings(NamedTuple):
                 corrected=corrected,
                 reward_options=reward_options,
             ),
-            reference=ReferenceSource.from_config(config.reference),
-            teacher=TeacherSource.from_config(config.teacher),
+            reference=ranges.read_options(ReferenceSource, config.reference, 'reference'),
+            teacher=ranges.read_options(TeacherSource, config.teacher, 'teacher'),
             algorithm=algorithm,
             learning=Learning.from_config(
                 config.learner, dtype=model.dtype, lora=model.lora, temperature=config.rollout.temperature, **critic
@@ -297,10 +268,10 @@ class Settings(NamedTuple):
             optimizer=Optimization.from_config(config.optimizer),
             critic_optimizer=Optimization.from_config(config.critic_optimizer, 'critic_optimizer'),
             supervised=Supervised.from_config(config.supervised),
-            reward_model=RewardModelOptions.from_config(config.reward_model),
-            evaluation=Evaluation.from_config(config.evaluation),
-            checkpoint=Checkpoints.from_config(config.checkpoint),
-            log=Log.from_config(config.log),
+            reward_model=ranges.read_options(RewardModelOptions, config.reward_model, 'reward_model'),
+            evaluation=ranges.read_options(Evaluation, config.evaluation, 'evaluation'),
+            checkpoint=ranges.read_options(CheckpointOptions, config.checkpoint, 'checkpoint'),
+            log=LogOptions.from_config(config.log),
             diagnose=DiagnoseOptions.from_config(config.diagnose),
             mesh=config.mesh,
             config=config,

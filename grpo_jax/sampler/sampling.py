@@ -51,7 +51,7 @@ class Sampling(NamedTuple):
         """
         values: dict[str, Any] = ranges.read_section(cls, section, 'rollout')
         values['stop_strings'] = tuple(values['stop_strings'])
-        ranges.read_section(Rollout, section, 'rollout')
+        ranges.read_section(RolloutOptions, section, 'rollout')
         _check_bias(section, corrected)
         if section.thinking_tokens and not section.thinking_end:
             raise BadInput('rollout.thinking_end', '', 'an empty text is everywhere; name the text that ends thinking')
@@ -90,7 +90,7 @@ class Sampling(NamedTuple):
         return {name: texts for name, texts in strings.items() if texts}
 
 
-class Rollout(NamedTuple):
+class RolloutOptions(NamedTuple):
     """The keys of config.rollout: those of Sampling, and those that stand for something else there."""
 
     group_size: Count = 8  # G, completions of a prompt
