@@ -104,7 +104,7 @@ def test_every_key_of_the_config_has_a_row_and_a_meaning(scripts):
     assert set(rows) == {path for path, _ in scripts['config'].leaves(scripts['config'].defaults().to_dict())}
     assert len(rows) > 150 and rows['steps'].startswith('`100` | a whole number at least 1 | steps of the loop')
     without = [path for path, row in rows.items() if not ''.join(row.split(' | ')[2:]).strip()]
-    assert not without, 'no comment behind these keys in configs/default.py'
+    assert not without, 'no comment at the fields of these keys'
 
 
 def test_the_page_says_which_values_a_key_may_have(scripts):

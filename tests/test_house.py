@@ -31,7 +31,7 @@ FLOORS = [
     ('models', 'workers'),
     ('data', 'sampler', 'learner'),
     ('rewards',),
-    (*(f'run/{name}' for name in ('rows', 'console', 'writer', 'digest', 'checkpoint', 'steering')),),
+    (*(f'run/{name}' for name in ('rows', 'console', 'writer', 'digest', 'checkpoint')),),
     ('collect', 'diagnose'),
     ('run',),
     ('figures', 'train', 'supervised', 'evaluate', 'sample', 'reward_model'),
@@ -41,7 +41,7 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (20_200, 157_000), 'all': (33_100, 250_800)}
+BUDGETS = {'core': (20_220, 157_000), 'all': (33_170, 250_800)}
 RUN_FILES = 16
 DEMO_MODULES, MINIMAL_MODULES = 151, 54  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 

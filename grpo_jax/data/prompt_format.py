@@ -15,10 +15,11 @@ SWITCHES = 'enable_thinking', 'thinking'  # the names that published chat templa
 class PromptFormat(NamedTuple):
     """How a prompt is written for the model."""
 
-    chat: bool  # through the tokenizer's chat template
-    system: str  # message of the chat, where it has none of its own; '' for none
-    template: str  # text around {prompt}
-    thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'  # of the chat template; auto: its own choice
+    chat: bool = False  # apply the tokenizer's chat template
+    system: str = ''  # system message of chats that have none of their own
+    template: str = '{prompt}'  # text around the prompt, in a chat around the last message of the user
+    # on or off: a chat template's switch of thinking; auto: as it is by itself
+    thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'
 
     def check(self) -> None:
         """BadInput for a template into which no prompt goes."""

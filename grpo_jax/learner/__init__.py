@@ -1,8 +1,7 @@
 """The learner: logprobs of completions in chunks, and the update of the policy from experience (update.py)."""
 
 from grpo_jax.learner.logprobs import completion_logprobs
-from grpo_jax.learner.optimizer import Optimization, Optimizers, build_optimizer, learning_rates
-from grpo_jax.learner.options import ExtraMetrics, Learning
+from grpo_jax.learner.options import ExtraMetrics, Learning, Optimization, Optimizers, build_optimizer, learning_rates
 
 __all__ = [
     'ExtraMetrics',

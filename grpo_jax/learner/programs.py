@@ -16,8 +16,7 @@ from grpo_jax import algorithms
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.learner import critic, logprobs, packing, partition, reward_model
-from grpo_jax.learner.optimizer import Optimizers
-from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning
+from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning, Optimizers
 from grpo_jax.learner.update import UpdateSpec, new_aux, update
 from grpo_jax.models import heads, lora, transformer
 from grpo_jax.models.linear import in_dtype

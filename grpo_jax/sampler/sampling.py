@@ -9,37 +9,38 @@ from jaxtyping import Bool, Float, Int, Key
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.models.lora import OFF, LoraOptions
-from grpo_jax.ranges import Count, Natural, OneOf, PositiveShare, Range, Share, Text
+from grpo_jax.ranges import Count, Flat, Free, Natural, NoKey, OneOf, PositiveShare, Range, Share, Text
 from grpo_jax.types import Array
 
 NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
-CACHE_GIB = Annotated[float, Range(least=0, most=2**20)]  # of rollout.cache_gib; 0: no limit
 
 
 class Sampling(NamedTuple):
     """The options of config.rollout as plain values, which a program can be compiled for."""
 
-    temperature: Annotated[float, Range(least=0.01, most=100)]  # of the logits; 0, for evaluations: exact argmax
-    max_tokens: Count  # C
-    stop_tokens: tuple[int, ...]  # a completion ends with the first of them
-    pad_token: int  # fills a completion after its end
-    top_p: PositiveShare = 1.0  # 1, 0, 0 and 1 keep the whole distribution
-    top_k: Natural = 0
-    min_p: Share = 0.0
-    # arXiv 1909.05858, over prompt and completion as in transformers
+    # logprobs are those of softmax(logits / temperature); 0, for evaluations: exact argmax
+    temperature: Annotated[float, Range(least=0.01, most=100)] = 1.0
+    max_tokens: Count = 64  # C, the completion budget
+    stop_tokens: NoKey[tuple[int, ...]] = ()  # a completion ends with the first of them
+    pad_token: NoKey[int] = 0  # fills a completion after its end
+    top_p: PositiveShare = 1.0  # truncation biases training: needs accept_bias
+    top_k: Natural = 0  # likeliest tokens that may be drawn; 0: all
+    min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's
+    # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none
     repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
-    min_tokens: Natural = 0  # no stop before that many tokens
-    thinking_tokens: Natural = 0  # after that many the end of thinking is forced; 0: never
-    thinking_end: tuple[int, ...] = ()  # the tokens that are forced
+    min_tokens: Natural = 0  # no stop before that many
+    thinking_tokens: Natural = 0  # budget of thinking, after which its end is forced; 0: none
+    thinking_end: NoKey[tuple[int, ...]] = ()  # the tokens that are forced
     stop_strings: tuple[Text, ...] = ()  # a completion ends with the token that completes one of them
-    thinking_text: str = ''  # the text of thinking_end
-    dtype: str = 'float32'  # of computation
-    cache_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of keys and values: int8, or '' for dtype
-    weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for dtype
-    cache_bytes: int = 0  # of keys and values on a device; 0: unlimited
-    kernels: Annotated[str, OneOf(('auto', 'on', 'off'))] = 'auto'  # whether Pallas kernels sample: auto, on or off
-    lora: LoraOptions = OFF  # adapters of the parameters, which are merged into the weights
-    greedy: int = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
+    thinking_text: NoKey[str] = ''  # the text of thinking_end
+    dtype: NoKey[str] = 'float32'  # of computation
+    cache_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of keys and values: int8, or '' for model.dtype
+    weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for model.dtype
+    cache_bytes: NoKey[int] = 0  # of keys and values on a device; 0: unlimited
+    # Pallas kernels prefill and decode: on, off, or auto: prefills on TPUs, decoding on those with two cores a chip
+    kernels: Free[Annotated[str, OneOf(('auto', 'on', 'off'))]] = 'auto'
+    lora: NoKey[LoraOptions] = OFF  # adapters of the parameters, which are merged into the weights
+    greedy: NoKey[int] = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
 
     @classmethod
     def from_config(cls, section: Any, *, dtype: str, corrected: bool, lora: LoraOptions = OFF) -> 'Sampling':
@@ -48,12 +49,9 @@ class Sampling(NamedTuple):
         dtype: in which the model computes. corrected: the algorithm corrects for logprobs of the sampler that differ
         from the learner's. lora: which adapters the parameters have.
         """
-        others = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes', 'lora', 'greedy')
-        values: dict[str, Any] = ranges.read_section(cls, section, 'rollout', others)
+        values: dict[str, Any] = ranges.read_section(cls, section, 'rollout')
         values['stop_strings'] = tuple(values['stop_strings'])
-        kinds = {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}
-        for name, value in ranges.take(section, list(kinds), 'rollout').items():
-            ranges.check_value(f'rollout.{name}', value, kinds[name])
+        ranges.read_section(RolloutOptions, section, 'rollout')
         _check_bias(section, corrected)
         if section.thinking_tokens and not section.thinking_end:
             raise BadInput('rollout.thinking_end', '', 'an empty text is everywhere; name the text that ends thinking')
@@ -65,8 +63,6 @@ class Sampling(NamedTuple):
             )
         return cls(
             **values,
-            stop_tokens=(),
-            pad_token=0,
             thinking_text=section.thinking_end if section.thinking_tokens else '',
             dtype=dtype,
             cache_bytes=int(section.cache_gib * 2**30),
@@ -92,6 +88,17 @@ class Sampling(NamedTuple):
         """The strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
         strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,) * bool(self.thinking_text)}
         return {name: texts for name, texts in strings.items() if texts}
+
+
+class RolloutOptions(NamedTuple):
+    """The keys of config.rollout: those of Sampling, and those that stand for something else there."""
+
+    group_size: Count = 8  # G, completions of a prompt
+    sampling: Flat[Sampling] = Sampling()
+    accept_bias: bool = False  # train all the same on samples of another distribution than the policy's
+    thinking_end: str = '</think>'  # the text that ends thinking
+    # keys and values on a device; rows beyond it wait; 0: no limit
+    cache_gib: Free[Annotated[float, Range(least=0, most=2**20)]] = 0.0
 
 
 def _check_bias(section, corrected):

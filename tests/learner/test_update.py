@@ -12,7 +12,7 @@ from grpo_jax import algorithms, learner
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization, build_optimizer
-from grpo_jax.learner.optimizer import learning_rates
+from grpo_jax.learner.options import learning_rates
 from grpo_jax.learner.update import UpdateSpec, new_aux
 from grpo_jax.learner.update import update as learner_update
 from grpo_jax.tools import sweep

@@ -7,7 +7,7 @@ import json
 from typing import Annotated
 
 from grpo_jax.example import Example
-from grpo_jax.ranges import Range, Seconds
+from grpo_jax.ranges import Free, Range, Seconds
 from grpo_jax.rewards.code.blocks import find_program
 from grpo_jax.workers import Died, Expired, Sandbox
 
@@ -24,8 +24,8 @@ def reward(
     *,
     sandbox: Sandbox,
     all_pass: bool,
-    timeout: Seconds,
-    memory_mib: Annotated[int, Range(least=1, most=2**30)],
+    timeout: Free[Seconds],
+    memory_mib: Free[Annotated[int, Range(least=1, most=2**30)]],
 ) -> float | None:
     """1.0 if all tests pass; else 0.0, or without all_pass the share of tests above a constant's; None without tests.
 
