@@ -29,7 +29,7 @@ from grpo_jax.figures import (
     summarize_by_subject,
 )
 from grpo_jax.hosts import files, json_file, processes
-from grpo_jax.models import lora
+from grpo_jax.models.abstract import abstract_trained
 from grpo_jax.run import checkpoint, cli, config_file
 from grpo_jax.run.console import console, make_table, show_tables
 from grpo_jax.run.open import Run, make_policy, make_run_sampler, make_whole_policy, open_config, open_split
@@ -260,7 +260,7 @@ def open_recorded(workdir: str, trust: bool = False, functions: Mapping | None =
 def open_policy(run: Run) -> tuple[Any, int]:
     """(the policy's parameters in a Run's newest sound checkpoint, on the mesh; the checkpoint's step)."""
     source = run.settings.model
-    abstract = lora.abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
+    abstract = abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
     trained, step = checkpoint.read_params(run.workdir, abstract)
     return make_whole_policy(run, trained, checkpoint.path_of(run.workdir, step)), step
 

@@ -25,7 +25,8 @@ from grpo_jax.hosts import json_file, processes
 from grpo_jax.hosts.files import foreign_writing
 from grpo_jax.learner.options import Learning
 from grpo_jax.learner.programs import Learner, fetch_reference, make_teacher
-from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models import hf, transformer
+from grpo_jax.models.abstract import abstract_trained
 from grpo_jax.models.hf import families
 from grpo_jax.models.lora import OFF
 from grpo_jax.run import checkpoint, digest
@@ -298,7 +299,7 @@ def check_reference(
         return
     if checkpoint.steps(path) or _is_checkpoint(path):
         folder = path if _is_checkpoint(path) else checkpoint.newest(path)
-        trained = lora.abstract_trained(config, source.lora, source.dtype, mesh)
+        trained = abstract_trained(config, source.lora, source.dtype, mesh)
         checkpoint.check_params(folder, trained, 'reference.path', path)
         return
     try:

@@ -19,6 +19,7 @@ from grpo_jax.learner import critic, logprobs, packing, partition, reward_model
 from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning, Optimizers
 from grpo_jax.learner.update import UpdateSpec, new_aux, update
 from grpo_jax.models import heads, lora, transformer
+from grpo_jax.models.abstract import abstract_policy
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.batches import Shapes
@@ -373,7 +374,7 @@ def _abstract_state(spec, mesh, kept):
     What learner.offload names lies in the hosts' memory.
     """
     learning = spec.learning
-    params, frozen = lora.split(lora.abstract_params(spec.model_config, learning.lora, learning.dtype, mesh))
+    params, frozen = lora.split(abstract_policy(spec.model_config, learning.lora, learning.dtype, mesh))
     shape = jax.eval_shape(lambda params: new_state(params, spec, kept), params)
     param_shardings, everywhere = jax.tree.map(lambda x: x.sharding, params), specs.replicated(mesh)
     in_host = 'optimizer' in learning.offload

@@ -14,14 +14,13 @@ import zlib
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.models import transformer
 from grpo_jax.models.linear import SUMMED_AXES, Adapted, Int8, in_dtype, int8_sharding, to_float, to_int8
 from grpo_jax.ranges import Range
-from grpo_jax.sharding import compiled
 from grpo_jax.types import Param, map_table
 
 MATRICES = tuple(name for name in SUMMED_AXES if name not in ('embed', 'lm_head'))  # that can have an adapter
@@ -119,26 +118,6 @@ def _adapted(param, summed, options):
         scale_rows = [(1, None) if i in summed else row for i, row in enumerate(rows)]
         base = Int8(param, factor(scale_rows, 0.0))
     return Adapted(base, a, b, options.scale)
-
-
-def abstract_params(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:
-    """ShapeDtypeStruct of each parameter, with its training sharding: float32, and `dtype` for what is frozen.
-
-    Of frozen matrices in int8, values and scales have their own dtypes.
-    """
-    trained, frozen = split(compiled.abstract_params(policy_table(c, options), mesh))
-
-    def leaf(x):
-        if isinstance(x, Int8):
-            return x._replace(values=compiled.abstract(x.values.shape, jnp.int8, x.values.sharding))
-        return compiled.abstract(x.shape, dtype, x.sharding)
-
-    return join(trained, jax.tree.map(leaf, frozen, is_leaf=lambda x: isinstance(x, Int8)))
-
-
-def abstract_trained(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:
-    """Of abstract_params those that are trained, which a checkpoint has."""
-    return split(abstract_params(c, options, dtype, mesh))[0]
 
 
 def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:

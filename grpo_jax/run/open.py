@@ -24,6 +24,7 @@ from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import ExtraMetrics, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner, without_frozen
 from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models.abstract import abstract_trained
 from grpo_jax.models.hf import families, peft
 from grpo_jax.ranges import Kind
 from grpo_jax.run import checkpoint, console, digest, rows, steering
@@ -210,7 +211,7 @@ def _open_branch(config, workdir, functions, steered):
         config, branch, folder=folder, functions=functions, origins=steering.recorded_origins(workdir), steered=steered
     )
     source = run.settings.model
-    trained = lora.abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
+    trained = abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
     checkpoint.check_params(checkpoint.newest(workdir), trained, '--branch', branch)
     return run
 
@@ -388,7 +389,7 @@ def make_policy(run: Run, weights: Any = None) -> Any:
     weights = make_weights(run) if weights is None else weights
     if not source.lora.rank:
         return weights
-    trained = lora.abstract_trained(config, source.lora, source.dtype, run.mesh)
+    trained = abstract_trained(config, source.lora, source.dtype, run.mesh)
     shardings = jax.tree.map(lambda x: x.sharding, trained)
     if source.lora.path:
         adapters = peft.load_adapters(source.lora.path, config, source.lora, shardings)

@@ -20,6 +20,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.models import cache as kv_cache
 from grpo_jax.models import linear, lora, transformer
+from grpo_jax.models.abstract import abstract_policy
 from grpo_jax.sampler import decode, schedule, state, stops
 from grpo_jax.sampler.generate import row_keys
 from grpo_jax.sampler.sampling import Sampling
@@ -156,7 +157,7 @@ class SamplerSpec:
     @property
     def abstract_params(self) -> Any:
         """Abstract parameters of the policy, with its adapters."""
-        return lora.abstract_params(self.model_config, self.sampling.lora, self.sampling.dtype, self.mesh)
+        return abstract_policy(self.model_config, self.sampling.lora, self.sampling.dtype, self.mesh)
 
     @functools.cached_property
     def abstract_weights(self) -> Any:

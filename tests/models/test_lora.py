@@ -10,6 +10,7 @@ import pytest
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.models import lora, transformer
+from grpo_jax.models.abstract import abstract_policy
 from grpo_jax.models.linear import Adapted, Int8, matmul, to_float
 from grpo_jax.models.lora import LoraOptions
 from grpo_jax.run.settings import Settings
@@ -81,7 +82,7 @@ def test_an_int8_base_is_what_its_numbers_stand_for(tiny, targets):
 def test_parameters_with_an_int8_base_are_the_announced_ones(tiny):
     options = LoraOptions(rank=2, base_dtype='int8')
     policy = adapted(tiny, options, dtype='bfloat16')
-    announced = lora.abstract_params(tiny[0], options, 'bfloat16', meshes.make({}))
+    announced = abstract_policy(tiny[0], options, 'bfloat16', meshes.make({}))
     kinds = jax.tree.map(lambda x: (x.shape, x.dtype.name), (policy, announced))
     assert kinds[0] == kinds[1]
     assert {x.dtype.name for x in jax.tree.leaves(lora.split(policy)[1])} == {'bfloat16', 'int8', 'float32'}
