@@ -137,7 +137,7 @@ def abstract_params(c: transformer.ModelConfig, options: LoraOptions, dtype: Any
 
 
 def abstract_trained(c: transformer.ModelConfig, options: LoraOptions, dtype: Any, mesh: Mesh) -> Any:
-    """The trained part of abstract_params, which is what a checkpoint holds."""
+    """The trained part of abstract_params: the parameters that a checkpoint holds."""
     return split(abstract_params(c, options, dtype, mesh))[0]
 
 
