@@ -1,1 +1,1 @@
-"""The other processes of a run, and the disk that they share."""
+"""The processes of a run, the files and folders that they share, and downloads from buckets and the hub."""

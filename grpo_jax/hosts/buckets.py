@@ -1,4 +1,4 @@
-"""Folders in buckets, gs://BUCKET/PATH and the like: read into a cache of this machine, and never written to."""
+"""Downloads folders from buckets, gs://BUCKET/PATH and the like, into a cache on this machine; never writes to them."""
 
 from collections.abc import Sequence
 import contextlib
@@ -15,41 +15,42 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file
 from grpo_jax.text import during
 
-# scheme -> the package of fsspec for it, none of which comes with this one
+# scheme -> the package with fsspec's file system for it; none of them is a dependency
 SCHEMES = {'gs': 'gcsfs', 's3': 's3fs', 'az': 'adlfs', 'abfs': 'adlfs', 'abfss': 'adlfs'}
-# fields by which an implementation tells that a file has changed
+# fields of fsspec's file infos that change with the file; file systems have different ones
 IDENTITY = ('size', 'generation', 'etag', 'ETag', 'md5Hash', 'mtime', 'updated', 'LastModified', 'last_modified')
-LISTING = '.bucket.json'  # in the cache: what each file was when it was fetched
+LISTING = '.bucket.json'  # in each folder of the cache: _identity of each file when it was fetched
 MOUNT = 'mount the bucket (gcsfuse BUCKET DIR), and name DIR/...'
 CHUNK = 2**23  # bytes
 MIB = 2**20
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names something of a bucket, or anything else by a scheme, which no folder is called like."""
+    """Whether a path has a scheme, as URLs of buckets do; no folder is called like that."""
     return bool(re.match(r'[A-Za-z][A-Za-z0-9+.-]*:/', os.fspath(path)))
 
 
 def refuse(thing: str, path: str | None) -> None:
-    """BadInput for a URL in the place of a folder: runs append to files, lock and rename, which buckets do not."""
+    """Raises BadInput(thing, path) for a URL: runs append to files, lock and rename them, which buckets cannot do."""
     if path and is_url(path):
         raise BadInput(thing, path, f'must be a folder of this machine; {MOUNT}')
 
 
 def download(thing: str, url: str, patterns: Sequence[str]) -> str:
-    """The folder on this machine with the files below url that match the patterns, or the file that url is itself.
+    """Downloads the files below url whose names match the patterns, or the file at url; returns the local path.
 
-    What is there already and has not changed in the bucket is not read again; a file that came in part is read on from
-    there. BadInput, which names the config key `thing`, where the bucket cannot be read or has no such file.
+    Files in the cache that have not changed in the bucket are not read again; a partial file is continued. Raises
+    BadInput, which names the config key `thing`, where the bucket cannot be read or has no such file.
     """
-    system, root = _open(thing, url)
-    with _refusing(thing, url):
+    system, root = _open_file_system(thing, url)
+    with _errors_refused(thing, url):
         single = system.isfile(root)
         listed = {root: system.info(root)} if single else system.find(root, detail=True)
     names = {path: posixpath.basename(root) if single else posixpath.relpath(path, root) for path in listed}
-    chosen = ['*'] if single else patterns
-    wanted = {name: (path, listed[path]) for path, name in names.items() if _matches(name, chosen)}
-    if not wanted:
+    matched = {
+        name: (path, listed[path]) for path, name in names.items() if _matches(name, ['*'] if single else patterns)
+    }
+    if not matched:
         raise BadInput(thing, url, f'has {len(names)} files, and none of {", ".join(patterns)}; name their folder')
     caches = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
     folder = f'{posixpath.basename(url.rstrip("/"))[-100:]}-{hashlib.sha256(url.encode()).hexdigest()[:16]}'
@@ -57,15 +58,15 @@ def download(thing: str, url: str, patterns: Sequence[str]) -> str:
     with files.writing(home):
         os.makedirs(home, exist_ok=True)
         with open(os.path.join(home, f'{LISTING}.lock'), 'w', encoding='ascii') as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one process of this machine is here at a time
-            _download(thing, url, system, {os.path.join(home, name): entry for name, entry in wanted.items()})
-            _remove_others(home, wanted, patterns)
-    return os.path.join(home, *wanted) if single else home
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one process on this machine downloads at a time
+            _download_files(thing, url, system, {os.path.join(home, name): entry for name, entry in matched.items()})
+            _remove_others(home, matched, patterns)
+    return os.path.join(home, *matched) if single else home
 
 
-def _open(thing, url):
-    """(the file system of fsspec, the path in it) of a URL; BadInput for one that is not read here."""
-    import fsspec  # a tenth of a second, for what lies in a bucket
+def _open_file_system(thing, url):
+    """(fsspec's file system, the path in it) for a URL. Raises BadInput for a scheme that is not supported."""
+    import fsspec  # takes a tenth of a second, which only buckets are worth
 
     scheme, _, path = url.partition('://')
     if scheme not in SCHEMES or not path.strip('/') or '..' in path.split('/'):
@@ -74,18 +75,18 @@ def _open(thing, url):
         return fsspec.core.url_to_fs(url)
     except ImportError:
         raise BadInput(thing, url, f'needs `pip install {SCHEMES[scheme]}`; or {MOUNT}') from None
-    except Exception as error:  # each file system raises types of its own, as for credentials that are not there
+    except Exception as error:  # each file system has other types of errors, for missing credentials too
         raise _refusal(thing, url, error) from None
 
 
 @contextlib.contextmanager
-def _refusing(thing, url):
-    """A context in which what the file system of a bucket raises becomes BadInput."""
+def _errors_refused(thing, url):
+    """Turns errors of a bucket's file system, raised within the context, into BadInput."""
     try:
         yield
     except BadInput:
         raise
-    except Exception as error:  # each file system raises types of its own
+    except Exception as error:  # each file system has other types of errors
         raise _refusal(thing, url, error) from None
 
 
@@ -95,16 +96,16 @@ def _refusal(thing, url, error):
 
 
 def _matches(name, patterns):
-    """Whether a file has a name that the patterns ask for, and that leads to no other place than its own."""
+    """Whether a file's name matches the patterns, and its path stays below the folder (no '..')."""
     if any(part in ('', '.', '..') or '\0' in part for part in name.split('/')):
         return False
     base = posixpath.basename(name)
     return not base.startswith(LISTING) and any(fnmatch.fnmatch(base, pattern) for pattern in patterns)
 
 
-def _download(thing, url, system, entries):
-    """Brings each file to its path, if it is not there as it is in the bucket."""
-    due = {path: entry for path, entry in entries.items() if _recorded(path) != _identity(entry[1])}
+def _download_files(thing, url, system, entries):
+    """Downloads each file that is absent or has changed; entries: local path -> (path in the bucket, file info)."""
+    due = {path: entry for path, entry in entries.items() if _recorded_identity(path) != _identity(entry[1])}
     if not due:
         return
     total = sum(info['size'] for _, info in due.values())
@@ -113,12 +114,12 @@ def _download(thing, url, system, entries):
         for path, (remote, info) in due.items():
             os.makedirs(os.path.dirname(path), exist_ok=True)
             partial, identity = f'{path}.partial', _identity(info)
-            if _recorded(partial) != identity or os.path.getsize(partial) > info['size']:
+            if _recorded_identity(partial) != identity or os.path.getsize(partial) > info['size']:
                 open(partial, 'wb').close()
-                _record(partial, identity)
+                _record_identity(partial, identity)
             with open(partial, 'ab') as file:
                 while (start := file.tell()) < info['size']:
-                    with _refusing(thing, url):
+                    with _errors_refused(thing, url):
                         content = system.cat_file(remote, start=start, end=min(start + CHUNK, info['size']))
                     if not content:
                         raise BadInput(thing, url, f'{remote} ends at byte {start} of {info["size"]}; fetch it again')
@@ -126,24 +127,25 @@ def _download(thing, url, system, entries):
                     fetching.done = (done + file.tell()) // MIB
             done += info['size']
             os.replace(partial, path)
-            _record(path, identity)
-            _record(partial, None)
+            _record_identity(path, identity)
+            _record_identity(partial, None)
         fetching.result = f'fetched {len(due)} files of {url}'
 
 
 def _identity(info: dict[str, Any]) -> dict[str, str]:
-    """What changes with the content of a file of a bucket."""
+    """The fields of a file info that change with the file's content."""
     return {key: str(info[key]) for key in IDENTITY if info.get(key) is not None}
 
 
-def _recorded(path):
-    """What the file at this path was in the bucket; None for a file that is not there."""
+def _recorded_identity(path):
+    """The _identity that a local file had in the bucket when it was fetched; None for an absent file."""
     listing = os.path.join(os.path.dirname(path), LISTING)
     recorded = json_file.read_object(listing, 'remove it') if os.path.exists(listing) else {}
     return recorded.get(os.path.basename(path)) if os.path.exists(path) else None
 
 
-def _record(path, identity):
+def _record_identity(path, identity):
+    """Writes a local file's _identity to its folder's LISTING; None removes it."""
     listing, name = os.path.join(os.path.dirname(path), LISTING), os.path.basename(path)
     recorded = json_file.read_object(listing, 'remove it') if os.path.exists(listing) else {}
     recorded = {key: value for key, value in recorded.items() if key != name} | ({name: identity} if identity else {})
@@ -151,10 +153,10 @@ def _record(path, identity):
         json.dump(recorded, file)
 
 
-def _remove_others(home, wanted, patterns):
-    """Removes what was fetched before by such patterns and is in the bucket no longer."""
+def _remove_others(home, matched, patterns):
+    """Removes cached files that match the patterns and are no longer in the bucket; matched: names that are."""
     for folder, _, names in os.walk(home):
         for path in (os.path.join(folder, name) for name in names):
             name = os.path.relpath(path, home).replace(os.sep, '/')
-            if name not in wanted and _matches(name, patterns):
+            if name not in matched and _matches(name, patterns):
                 os.remove(path)

@@ -1,4 +1,4 @@
-"""Files and folders that appear under their names only when they are whole, or grow by whole lines."""
+"""Writes files and folders that get their names only when they are whole, and files that grow by whole lines."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,17 +10,17 @@ from typing import IO, Any
 
 from grpo_jax.errors import BadInput, CannotWrite
 
-# the cache of the Hugging Face hub: a snapshot's folder, and below the cache, what its links lead to: the repository's
-# blobs, or those that repositories share
+# In the Hugging Face hub's cache: the folder of a snapshot, and the files that its links lead to. These are blobs of
+# the same repository, or blobs that repositories share.
 SNAPSHOT = re.compile(r'(?P<cache>.*)/(?P<repository>(?:models|datasets|spaces)--[^/]+)/snapshots/[^/]+(?:/.*)?')
 BLOBS = r'(?:%s/blobs/[^/]+|blobs/[0-9a-f]{2}/[0-9a-f]{64})'
-# what an operating system says of a disk, in the texts of libraries that raise errors of their own
+# Errors of disks. Libraries that raise other types than OSError quote their texts.
 OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOENT)
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """A context in which an OSError becomes CannotWrite of path."""
+    """Turns an OSError, raised within the context, into CannotWrite(path)."""
     try:
         yield
     except CannotWrite:
@@ -31,7 +31,7 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def foreign_writing(path: str | os.PathLike) -> Iterator[None]:
-    """As writing, around a library that writes path: whatever it raises because of the disk becomes CannotWrite."""
+    """Turns any error that disk_error recognizes into CannotWrite(path); for libraries that write path."""
     try:
         yield
     except (BadInput, CannotWrite):
@@ -44,12 +44,12 @@ def foreign_writing(path: str | os.PathLike) -> Iterator[None]:
 
 
 def disk_error(error: BaseException) -> OSError | None:
-    """The OSError that an exception is, was raised from or speaks of; None for an exception with another cause."""
+    """The OSError behind an exception: itself, its cause, one in its group, or one that its text quotes; else None."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     inner = [*getattr(error, 'exceptions', ()), *filter(None, [error.__cause__])]
-    for one in inner:
-        if cause := disk_error(one):
+    for exception in inner:
+        if cause := disk_error(exception):
             return cause
     for number in OF_DISKS:
         if os.strerror(number) in str(error):
@@ -59,10 +59,10 @@ def disk_error(error: BaseException) -> OSError | None:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
-    """Opens a file beside path, in mode 'w' (UTF-8) or 'wb', that takes path's place at the end.
+    """Opens a file beside path, in mode 'w' (UTF-8) or 'wb', and renames it to path at the end of the context.
 
-    Whoever reads path, also after a crash, sees the old file or the whole new one. After an error path is as it was;
-    CannotWrite where the disk is to blame.
+    A reader of path, also after a crash, sees the old file or the whole new one. After an error path is as it was.
+    Raises CannotWrite for an error of the disk.
     """
     temporary = f'{os.fspath(path)}.writing'
     with writing(path):
@@ -75,16 +75,16 @@ def atomic_write(path: str | os.PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
                 os.fsync(file.fileno())  # else a crash may keep the new name and lose the content
             os.replace(temporary, path)
         except BaseException:
-            with contextlib.suppress(OSError):  # it was not made, or the folder is gone
+            with contextlib.suppress(OSError):  # the file was not made, or the folder is gone
                 os.remove(temporary)
             raise
 
 
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
-    """Makes an empty folder beside path and gives its name; it becomes path at the end, unless an error ends it.
+    """Makes an empty folder beside path, yields its name, and renames it to path at the end of the context.
 
-    CannotWrite when path exists by then and is not empty.
+    After an error the new folder is removed. Raises CannotWrite when path exists at the end and is not empty.
     """
     temporary = f'{os.path.normpath(path)}.writing'
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
@@ -99,14 +99,15 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
 
 
 def inside(folder: str | os.PathLike, name: str) -> str:
-    """The path of a file in a folder that others have made; BadInput where the name or a link leads out of the folder.
+    """The path of a file in a folder. Raises BadInput where the name, or a link, leads out of the folder.
 
-    From a snapshot in the hub's cache links lead to the blobs of its repository, or to those that repositories share.
+    For folders that others have made. From a snapshot in the hub's cache, links may lead to blobs of the repository, or
+    to blobs that repositories share.
     """
     home, path = os.path.realpath(folder), os.path.join(folder, name)
     try:
         target = os.path.realpath(path)
-    except ValueError as error:  # of a zero byte, or of half a surrogate pair
+    except ValueError as error:  # the name has a zero byte, or half a surrogate pair
         raise BadInput(path, name, f'can be the name of no file ({error}); mend it') from None
     within = target.startswith(os.path.join(home, ''))
     if not within and (snapshot := SNAPSHOT.fullmatch(home)):
@@ -134,9 +135,9 @@ def copy_folder(source: str, target: str) -> None:
 
 
 class Lines:
-    """A file that grows by whole lines, which are on the disk when `append` returns.
+    """A file that grows by whole lines; a line is on the disk when `append` returns.
 
-    On a mounted bucket this uploads the file. A context manager: its end closes the file.
+    On a mounted bucket, each append uploads the file. As a context manager, it closes the file at the end.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -151,7 +152,7 @@ class Lines:
         self.close()
 
     def append(self, line: str) -> None:
-        """Adds a line. CannotWrite when that cannot be, and then the file is as long as before, if it is there."""
+        """Adds a line. Raises CannotWrite for an error of the disk; the file then keeps its length."""
         with writing(self._path):
             before = os.fstat(self._file.fileno()).st_size
             try:
@@ -161,7 +162,7 @@ class Lines:
                 with contextlib.suppress(OSError):
                     self._file.truncate(before)
                 raise
-            os.stat(self._path)  # a file that was removed takes what is written, and loses it
+            os.stat(self._path)  # a removed file takes lines without an error, and they are lost
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
@@ -170,16 +171,16 @@ class Lines:
 
 
 def append_whole(file: Any, content: bytes) -> None:
-    """Writes all of content to an unbuffered file; a disk that fills up takes the beginning, and then raises."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
+    """Writes content to an unbuffered file. Raises OSError when the disk is full, which then has only the beginning."""
+    unwritten = memoryview(content)
+    while unwritten:
+        unwritten = unwritten[file.write(unwritten) :]
 
 
 def cut_lines(path: str | os.PathLike, keep: Any) -> None:
-    """Shortens a file to the lines before the first one that is not whole or that keep(line) is false for.
+    """Shortens a file: cuts it before the first line that is incomplete, or for which keep(line) is false.
 
-    It takes no space. Nothing happens where there is no file.
+    keep: gets the line as bytes. This needs no disk space. Does nothing without a file.
     """
     if not os.path.exists(path):
         return

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: models and data sets that others published, through a cache on this machine; and uploads."""
+"""The Hugging Face hub: downloads models and data sets into the hub's cache on this machine, and uploads models."""
 
 from collections.abc import Sequence
 import contextlib
@@ -14,18 +14,18 @@ from grpo_jax.text import escape
 def fetch(
     thing: str, path: str, patterns: Sequence[str], remedy: str, *, dataset: bool = False, revision: str = ''
 ) -> str:
-    """The folder of a snapshot in the hub's cache, with all files that match the patterns; its name is the commit.
+    """The folder of a snapshot in the hub's cache, named by its commit, with all files that match the patterns.
 
-    The hub is asked for the revision (a commit, a tag or a branch; '' for the newest) and for what the cache lacks, but
-    not for a commit that is there. Where the hub cannot be asked, or HF_HUB_OFFLINE=1 forbids it, the cache alone is
-    read. BadInput, which names the config key `thing`, when neither has the snapshot: {hub} in the remedy stands for
-    why, and for the command that fills the cache.
+    path: name on the hub. revision: a commit, a tag or a branch; '': the newest. Files that the cache lacks are
+    downloaded. A commit in the cache is used without asking the hub; so is the cache where the hub cannot be reached,
+    or HF_HUB_OFFLINE=1 forbids it. Raises BadInput(thing, path, remedy) when neither has the snapshot; {hub} in remedy
+    becomes the reason, with the command that fills the cache.
     """
-    import huggingface_hub.errors  # a quarter of a second, for what lies in no folder
+    import huggingface_hub.errors  # takes a quarter of a second, which local folders do not need
     import huggingface_hub.utils
 
     class Bar(huggingface_hub.utils.tqdm):
-        """A progress bar of the client that leaves no line behind, and none in a file."""
+        """The client's progress bar, removed at the end, and shown only on terminals."""
 
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **{'disable': None} | kwargs | {'leave': False})
@@ -39,7 +39,7 @@ def fetch(
         allow_patterns=list(patterns),
         tqdm_class=Bar,
     )
-    if re.fullmatch('[0-9a-f]{40}', revision):  # it cannot move, and without network the client would try for long
+    if re.fullmatch('[0-9a-f]{40}', revision):  # a commit cannot change; without network the client would try for long
         with contextlib.suppress(missing):
             return download(local_files_only=True)
     try:
@@ -54,7 +54,7 @@ def fetch(
 
 
 def check_upload(thing: str, name: str) -> None:
-    """BadInput where a folder could not be uploaded to the model ORG/NAME: its name, no token, no network, no right."""
+    """Raises BadInput(thing, name) where uploads to the model ORG/NAME would fail: name, token, network or rights."""
     import huggingface_hub.constants
 
     if not re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', name):
@@ -76,9 +76,9 @@ def check_upload(thing: str, name: str) -> None:
 
 
 def upload(thing: str, name: str, folder: str, message: str) -> None:
-    """Uploads a folder to the model ORG/NAME, as one commit; a model that is not there becomes a private one.
+    """Uploads a folder to the model ORG/NAME as one commit with a message; creates a private model if there is none.
 
-    BadInput where that fails, with the command that goes on with it.
+    Raises BadInput(thing, name) where that fails, with the command to continue by hand.
     """
     import huggingface_hub
 
@@ -93,11 +93,11 @@ def upload(thing: str, name: str, folder: str, message: str) -> None:
 
 
 def page(name: str) -> str:
-    """The address of a model on the hub."""
+    """The URL of a model's page on the hub."""
     return f'https://huggingface.co/{name}'
 
 
 @functools.cache
 def announce(line: str):
-    """Prints a line, once a process: what is read from where."""
+    """Prints a line about a source that is read, on stderr, and each line only once per process."""
     print(escape(line), file=sys.stderr, flush=True)

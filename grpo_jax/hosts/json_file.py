@@ -1,4 +1,4 @@
-"""JSON files: configs, figures, tables."""
+"""Reads and writes JSON files: configs, figures, tables."""
 
 import json
 import os
@@ -11,30 +11,30 @@ from grpo_jax.hosts import files, processes
 
 
 def write(path: str | os.PathLike, value: Any):
-    """Writes value to path, whole or not at all; the first process writes, the others do nothing."""
+    """Writes value to path, whole or not at all. Only the first process writes, the others do nothing."""
     if not processes.is_first():
         return
     with files.atomic_write(path) as file:
-        json.dump(value, file, indent=2, sort_keys=True, default=_plain)
+        json.dump(value, file, indent=2, sort_keys=True, default=_to_json)
         file.write('\n')
 
 
 def read(path: str | os.PathLike, remedy: str = 'bring it back from a copy') -> Any:
-    """The value that a file holds; BadInput, with the remedy, for one that cannot be read or is no JSON."""
+    """The value in a JSON file. Raises BadInput, with the remedy, for a file that cannot be read or is no JSON."""
     try:
         with open(path, encoding='utf8') as file:
             return json.load(file)
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: also of the encoding
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: malformed JSON, or no UTF-8
         raise BadInput(os.fspath(path), 'unreadable', f'{error}; {remedy}') from None
 
 
 def read_object(path: str | os.PathLike, remedy: str = 'bring it back from a copy') -> dict[str, Any]:
-    """As read, of a file that holds an object with named fields; BadInput for another value."""
+    """The object in a JSON file, as a dict. Raises BadInput as read does, and for a value that is no object."""
     value = read(path, remedy)
     if not isinstance(value, dict):
         raise BadInput(os.fspath(path), type(value).__name__, f'must be an object with named fields; {remedy}')
     return value
 
 
-def _plain(value):
+def _to_json(value):
     return value.item() if isinstance(value, np.generic) else list(value)

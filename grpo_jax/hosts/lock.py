@@ -1,8 +1,8 @@
-"""A folder has one owner: the process that writes there, which WORKDIR/owner.json names while it does.
+"""Locks a folder: WORKDIR/owner.json names the one process that owns the folder and writes there.
 
-It works on mounted buckets: no flock, no links, no times of files. The file is made only where there is none, read
-again a moment later, and written anew every BEAT_SECONDS. A process that is gone has no lock: on the same machine that
-is seen at once, by its number and start; elsewhere, by beats that do not come.
+This works on mounted buckets: no flock, no links, no file times. The owner creates the file only where there is none,
+reads it again a moment later, and rewrites it every BEAT_SECONDS. The lock of a dead process does not count. On the
+same machine, its process number and start time tell at once that it is dead; on others, its missing beats do.
 """
 
 from collections.abc import Iterator
@@ -21,29 +21,32 @@ from grpo_jax.hosts import buckets, processes
 from grpo_jax.text import during
 
 FILE = 'owner.json'
-BEAT_SECONDS = 20  # between two signs of life
-STALE_SECONDS = 90  # an owner elsewhere that has been silent for so long may be gone
-WATCH_SECONDS = 30  # and is, when no beat comes in this time: the clocks of two machines may differ
-SETTLE_SECONDS = 1  # after which the file is read again: of two that have made it, one sees the other's name
-PARTIAL_SECONDS = 2  # how long a file without content may be one that is just being written
+BEAT_SECONDS = 20  # between two beats, the owner's signs of life
+STALE_SECONDS = 90  # after so long without a beat, an owner on another machine may be dead
+WATCH_SECONDS = 30  # it is dead if no beat comes while we watch this long; clocks of two machines may differ
+SETTLE_SECONDS = 1  # until the file is read again: if two processes have created it, one sees the other's name
+PARTIAL_SECONDS = 2  # an empty file this young may be one that is being written
 
-_held: dict[str, 'Lock'] = {}  # of this process, by real path
+_held: dict[str, 'Lock'] = {}  # this process's locks by real path
 
 
 class Lock:
-    """This process's lock of a folder; of several processes of a run, only the first has a file."""
+    """This process's lock on a folder. When several processes train as one, only the first writes the file."""
 
     def __init__(self, folder: str, flag: str):
         self.folder, self._flag, self._path = folder, flag, os.path.join(folder, FILE)
         self._record = _identity() | {'started': time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}
-        self._made: list[str] = []  # folders that were not there
-        self._lost = ''  # why this process is the owner no longer
+        self._made: list[str] = []  # folders that this lock has made
+        self._lost = ''  # why this process is no longer the owner
         self._settled, self._released, self._writes = threading.Event(), threading.Event(), threading.Lock()
         if any(self.folder.startswith(os.path.join(other, '')) for other in held()):
-            self._settled.set()  # the owner of a folder is that of the folders in it
+            self._settled.set()  # a folder in a folder that this process owns needs no wait
 
     def take(self) -> None:
-        """Makes the file. InUse for another owner who lives; BadInput or CannotWrite where nothing can be written."""
+        """Creates the file, and starts the thread that beats.
+
+        Raises InUse for an owner that is alive, and BadInput or CannotWrite where nothing can be written.
+        """
         try:
             self._make_folders()
             while True:
@@ -51,7 +54,7 @@ class Lock:
                     self._create()
                     break
                 except FileExistsError:
-                    self._judge(_read(self._path))
+                    self._remove_if_dead(_read(self._path))
         except OSError as error:
             self._remove_folders()
             if isinstance(error, CannotWrite) or error.errno in TRANSIENT:
@@ -61,9 +64,9 @@ class Lock:
         threading.Thread(target=self._beat, name='lock', daemon=True).start()
 
     def check(self, settled: bool) -> None:
-        """InUse when another process has taken the folder meanwhile, CannotWrite when the folder is gone.
+        """Raises InUse when another process has taken the folder meanwhile, CannotWrite when the folder is gone.
 
-        settled: waits until the file has been read again.
+        settled: whether to wait until the file has been read again after its creation.
         """
         if settled:
             self._settled.wait(SETTLE_SECONDS + PARTIAL_SECONDS)
@@ -73,17 +76,18 @@ class Lock:
             raise InUse(self._flag, self.folder, f'{self._lost} has taken it; this process leaves it')
 
     def release(self) -> None:
-        """Removes the file, and the folders that were made for it where nothing came into them."""
+        """Removes the file, and the folders that were made for it, if they are empty."""
         self._released.set()
-        quiet = self._writes.acquire(timeout=PARTIAL_SECONDS)  # a write may hang, and this must not
+        acquired = self._writes.acquire(timeout=PARTIAL_SECONDS)  # a write may hang, and this must not
         with contextlib.suppress(OSError):
             if (_read(self._path, 0) or {}).get('token') == self._record['token']:
                 os.remove(self._path)
-        if quiet:
+        if acquired:
             self._writes.release()
         self._remove_folders()
 
     def _make_folders(self):
+        """Makes the folder and its parents, and notes in self._made which ones were absent."""
         if os.path.exists(self.folder) and not os.path.isdir(self.folder):
             raise BadInput(self._flag, self.folder, 'is a file; name a folder')
         path = self.folder
@@ -93,11 +97,12 @@ class Lock:
         os.makedirs(self.folder, exist_ok=True)
 
     def _remove_folders(self):
-        with contextlib.suppress(OSError):  # something is in there, or it was not made
+        with contextlib.suppress(OSError):  # the folder is not empty, or was not made
             for path in self._made:
                 os.rmdir(path)
 
     def _create(self):
+        """Creates the file. Raises FileExistsError where there is one."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             self._write(descriptor)
@@ -107,7 +112,7 @@ class Lock:
             raise
 
     def _write(self, descriptor):
-        """Writes the whole file, each time equally many bytes, so that a full disk takes it."""
+        """Overwrites the whole file and closes it; its length never changes, so that a full disk takes it."""
         try:
             content = json.dumps(self._record | {'beat': int(time.time())}, indent=1).encode()
             if os.pwrite(descriptor, content, 0) < len(content):
@@ -116,24 +121,25 @@ class Lock:
         finally:
             os.close(descriptor)
 
-    def _judge(self, owner):
-        """InUse when the owner lives; otherwise removes the file, if it is still that owner's."""
+    def _remove_if_dead(self, owner):
+        """Raises InUse when the owner is alive; otherwise removes the file, if it still is the dead owner's."""
         if owner is None:
-            return  # removed meanwhile
+            return  # the file was removed meanwhile
         alive = _alive_here(owner, self._record)
         if alive is None:
             alive = self._alive_elsewhere(owner)
         if alive:
             raise InUse(self._flag, self.folder, f'{_describe(owner)} is using it; stop that one, or use another')
-        now = _read(self._path, 0)
-        if now is not None and now.get('token') == owner.get('token'):
+        current = _read(self._path, 0)
+        if current is not None and current.get('token') == owner.get('token'):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._path)
 
     def _alive_elsewhere(self, owner):
-        """Whether an owner on another machine gives signs of life.
+        """Whether an owner on another machine is alive.
 
-        A silent one, or one by this machine's name (its next incarnation, often), is watched.
+        An owner without a recent beat is watched for WATCH_SECONDS. So is an owner with this machine's host name, which
+        often is the same machine before a restart.
         """
         if not owner:
             return False
@@ -144,17 +150,17 @@ class Lock:
         with during(f'waiting {WATCH_SECONDS} s for a sign of life: {_describe(owner)} seems gone'):
             while time.monotonic() < until:
                 time.sleep(0.5)
-                now = _read(self._path)
-                if now != owner:
-                    return now is not None
+                current = _read(self._path)
+                if current != owner:
+                    return current is not None
         return False
 
     def _beat(self):
-        """Reads the file again, and writes it anew, until the release."""
+        """Reads and rewrites the file, every BEAT_SECONDS until the release; notes when another owner has taken it."""
         wait = SETTLE_SECONDS
         while not self._released.wait(wait):
             wait = BEAT_SECONDS
-            with contextlib.suppress(OSError):  # a disk that is full, or away for a moment
+            with contextlib.suppress(OSError):  # the disk is full, or absent for a moment
                 owner = _read(self._path)
                 if owner is None:
                     self._lost = 'gone'
@@ -171,10 +177,11 @@ class Lock:
 
 @contextlib.contextmanager
 def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
-    """A context in which this process is the owner of a flag's folder; of several that train as one, the first is.
+    """Makes this process the owner of a folder within the context; when several train as one, the first owns it.
 
-    InUse, in seconds, when another process is; the others of a run learn it from the first. BadInput or CannotWrite for
-    a folder that cannot be made or written to. The lock goes with the context, whatever ends it.
+    flag: names the folder in messages. Raises InUse, within a minute, when another process is the owner; the other
+    processes of a run learn this from the first. Raises BadInput or CannotWrite for a folder that cannot be made or
+    written to. The lock is released at the end of the context, also after an error.
     """
     buckets.refuse(flag, folder)
     path = os.path.realpath(folder)
@@ -191,26 +198,26 @@ def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
 
 
 def check(folder: str, settled: bool = False) -> None:
-    """Raises what Lock.check raises when this process is no longer the owner of a folder that it owned."""
+    """Raises as Lock.check does when this process has lost a folder that it owned; settled: as there."""
     lock = _held.get(os.path.realpath(folder))
     if lock is not None:
         lock.check(settled and processes.speaks())
 
 
 def held() -> list[str]:
-    """The folders that this process owns, the innermost last."""
+    """The folders that this process owns, the innermost one last."""
     return [lock.folder for lock in _held.values()]
 
 
 def release_all() -> None:
-    """Gives up all folders, before the process ends without leaving its contexts."""
+    """Releases all locks; for a process that is about to end without leaving its contexts."""
     for lock in reversed(list(_held.values())):
         lock.release()
 
 
 def _identity() -> dict[str, Any]:
-    """This process, so that it can be told from all others, also from a later one of the same number."""
-    try:  # process numbers mean the same within a boot of a kernel, and a container in it
+    """A record that identifies this process among all others, also later ones with the same process number."""
+    try:  # a process number is only unique within one boot of a kernel, and within one container
         with open('/proc/sys/kernel/random/boot_id', encoding='utf8') as file:
             machine = f'{file.read().strip()} {os.readlink("/proc/self/ns/pid")}'
     except OSError:
@@ -225,7 +232,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _birth(process):
-    """When a process began, as a text of ticks since the boot; '' where that is not known, None for a dead one."""
+    """When a process began, as text: clock ticks since the boot; '' where that is unknown, None for a dead process."""
     try:
         with open(f'/proc/{process}/stat', encoding='utf8', errors='replace') as file:
             fields = file.read().rpartition(')')[2].split()
@@ -240,13 +247,13 @@ def _birth(process):
         return ''
 
 
-def _alive_here(owner, own):
-    """Whether the owner lives; None where this machine cannot know."""
-    if owner.get('machine') != own['machine'] or not isinstance(owner.get('process'), int):
+def _alive_here(owner, record):
+    """Whether the owner is alive, if it is on this machine; None for another machine. record: this process's."""
+    if owner.get('machine') != record['machine'] or not isinstance(owner.get('process'), int):
         return None
-    mine = _identity()
-    if all(owner.get(name) == mine[name] for name in ('process', 'machine', 'birth')):
-        return False  # of a run in this process that has ended
+    identity = _identity()
+    if all(owner.get(name) == identity[name] for name in ('process', 'machine', 'birth')):
+        return False  # an earlier run in this process, which has ended
     birth = _birth(owner['process'])
     return birth is not None and (not birth or not owner.get('birth') or birth == owner['birth'])
 
@@ -256,7 +263,10 @@ def _describe(owner):
 
 
 def _read(path, patience=None):
-    """What the file says; None without one. {} for one that stays without content, as a crash may leave it."""
+    """The record in the lock file; None without a file, {} for a file that stays empty, as after a crash.
+
+    patience: seconds to wait for the content of an empty file; None: PARTIAL_SECONDS.
+    """
     until = time.monotonic() + (PARTIAL_SECONDS if patience is None else patience)
     while True:
         try:
@@ -265,7 +275,7 @@ def _read(path, patience=None):
             return content if isinstance(content, dict) else {}
         except FileNotFoundError:
             return None
-        except ValueError:  # in the middle of being written
+        except ValueError:  # another process is writing it
             if time.monotonic() > until:
                 return {}
         time.sleep(0.05)

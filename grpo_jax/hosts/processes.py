@@ -1,7 +1,7 @@
-"""Several processes that train as one: they start together, exchange values of the host, and agree at every step.
+"""Lets several processes train as one: they start together, exchange host values, and agree at every step.
 
 Each process runs the whole loop. Device programs span the devices of all processes. Each process makes every decision
-of the host by itself, from numbers that all processes have. With one process nothing here communicates.
+on the host by itself, from numbers that all processes have. A single process does not communicate.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,27 +32,27 @@ from grpo_jax.text import escape
 
 HEARTBEAT_SECONDS = 30  # a process without a sign of life for this long counts as dead, and the others end
 LEAVE_SECONDS = 20  # how long a process waits for the others at the end
-MEETING_SECONDS = 3600  # how long a process waits for one that lives and has not come
+MEETING_SECONDS = 3600  # how long a process waits in `exchange` for another one that is alive
 POLL_SECONDS = 2  # how often a process checks whether another one has failed
-NOTICE_SECONDS = 4  # how long a process may take to notice that by itself, which gives its message a place
-FAILED = 'grpo_jax/failed/'  # the keys under which processes report why they end
-LEFT = 'grpo_jax/left/'  # and those of processes that have ended
+NOTICE_SECONDS = 4  # how long a process may take to notice a failure in `exchange`, where its message names the place
+FAILED = 'grpo_jax/failed/'  # prefix of the keys under which processes report why they end
+LEFT = 'grpo_jax/left/'  # prefix of the keys that say which processes have ended
 
-Place = tuple[tuple[int, int], ...]  # where a part of an array begins and ends, an axis each
+Place = tuple[tuple[int, int], ...]  # (start, end) of a part of an array, for each axis
 
-# of this process, like the client of the coordination service, of which jax has one a process
+# numbers the calls of `exchange`; global, since jax has one client of the coordination service per process
 _meeting_numbers = itertools.count()
 
 
 class OtherFailed(RuntimeError):
-    """Another process has ended, for a reason that it has left here, and so does this one, with the same status."""
+    """Another process has failed, so this one ends too: with that one's reason and exit status."""
 
     def __init__(self, text: str, status: int):
         super().__init__(text)
         self.status = status
 
 
-def _end(text: str, status: int) -> None:
+def _end_process(text: str, status: int) -> None:
     print(text, file=sys.stderr, flush=True)
     leave(text, status)
     os._exit(status)
@@ -60,19 +60,20 @@ def _end(text: str, status: int) -> None:
 
 @contextlib.contextmanager
 def session(
-    coordinator: str | None, processes: int | None, process: int | None, end: Callable[[str, int], None] = _end
+    coordinator: str | None, processes: int | None, process: int | None, end: Callable[[str, int], None] = _end_process
 ) -> Iterator[None]:
-    """Joins this process with the others and leaves them at the end; when this process fails, the others learn it.
+    """Joins the other processes, and leaves them at the end of the context; tells them when this process fails.
 
-    coordinator is HOST:PORT of process 0. Without a coordinator, the hosts of a TPU pod find each other, and any other
-    process is alone. BadInput when the three arguments do not fit together. end(text, status) ends this process when
-    another one has failed and this one does not notice, because it waits for the other in a device program.
+    coordinator: HOST:PORT of process 0; without it, the hosts of a TPU pod find each other, and any other process is
+    alone. processes: how many there are. process: this one's number. end(text, status): ends this process when another
+    one has failed and this one does not notice, because it waits for it in a device program. Raises BadInput when the
+    first three arguments do not fit together.
     """
     handler = signal.getsignal(signal.SIGTERM)
     if not _start(coordinator, processes, process):
         yield
         return
-    # jax has put a handler there that only notes the signal
+    # jax has installed a handler that only notes the signal
     signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
     left = threading.Event()
     threading.Thread(target=_watch_failures, args=[left, end], name='failures', daemon=True).start()
@@ -82,49 +83,51 @@ def session(
         _shut_down(left)
         raise
     except (BadInput, CannotWrite, OtherFailed, KeyboardInterrupt) as error:
-        report_failure(error)  # and no shutdown, which waits for the others and aborts without them
+        report_failure(error)  # without a shutdown, which waits for the others and aborts if they do not come
         raise
     except Exception as error:
         print(*map(escape, traceback.format_exc().rstrip('\n').split('\n')), sep='\n', file=sys.stderr)
         report_failure(error)
-        end(f'error: {_name()}: {type(error).__name__}: {error}', 1)
+        end(f'error: {_process_name()}: {type(error).__name__}: {error}', 1)
     else:
         _shut_down(left)
 
 
 def _shut_down(left):
-    """Leaves the others, who come here too."""
+    """Leaves the other processes, which do so too."""
     left.set()
     try:
         jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError as error:
-        print(f'{_name()} leaves alone: {str(error).splitlines()[0]}', file=sys.stderr)
+        print(f'{_process_name()} leaves alone: {str(error).splitlines()[0]}', file=sys.stderr)
 
 
 def report_failure(error: BaseException) -> None:
-    """Tells the other processes why this one ends; they then end too, wherever they wait for this one."""
+    """Tells the other processes why this one ends; they then end too, even while they wait for this one."""
     if several() and not isinstance(error, (Stopped, OtherFailed)):
         interrupted = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-        _tell(f'{_name()} failed: {str(error) or type(error).__name__}', getattr(error, 'status', interrupted))
+        _post_failure(
+            f'{_process_name()} failed: {str(error) or type(error).__name__}', getattr(error, 'status', interrupted)
+        )
 
 
 def leave(text: str, status: int) -> None:
-    """Tells the other processes that this one ends at once; the first, which holds the messages, waits for the others.
+    """Tells the other processes that this one ends now. Exit right after this call, which lets the others notice.
 
-    The process must end then: whoever waits for it learns it so.
+    The first process, which holds the messages, waits here until the others have left.
     """
     if not several():
         return
-    for target, *arguments in ([_tell, f'{_name()}: {text}', status], [_note_leaving]):
+    for target, *arguments in ([_post_failure, f'{_process_name()}: {text}', status], [_note_leaving]):
         telling = threading.Thread(target=target, args=arguments, daemon=True)
         telling.start()
-        telling.join(POLL_SECONDS)  # the first may have gone
+        telling.join(POLL_SECONDS)  # the first process may be gone
     if speaks():
         until = time.monotonic() + LEAVE_SECONDS
         count = distributed.global_state.num_processes or 1
         while time.monotonic() < until and len(_client().key_value_dir_get(LEFT)) < count:
             time.sleep(0.2)
-        time.sleep(0.5)  # between their note and their end
+        time.sleep(0.5)  # the others end a moment after their note
 
 
 def _note_leaving():
@@ -132,26 +135,26 @@ def _note_leaving():
         _client().key_value_set(f'{LEFT}{distributed.global_state.process_id}', '')
 
 
-def _tell(text, status):
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # they may have gone already
+def _post_failure(text, status):
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first process may be gone
         _client().key_value_set(f'{FAILED}{distributed.global_state.process_id}', json.dumps([text, status]))
 
 
 def _watch_failures(left, end):
-    """Ends this process a while after any has failed, unless it has left by then."""
-    own = f'{FAILED}{distributed.global_state.process_id}'
+    """Ends this process some seconds after any process has failed, unless it has left by then (left: an Event)."""
+    own_key = f'{FAILED}{distributed.global_state.process_id}'
     while not left.wait(POLL_SECONDS):
         try:
             failures = dict(_client().key_value_dir_get(FAILED))
         except (jax.errors.JaxRuntimeError, AttributeError):  # the first process has gone, or this one is going
             return
-        if failures and not left.wait(LEAVE_SECONDS if own in failures else NOTICE_SECONDS):
+        if failures and not left.wait(LEAVE_SECONDS if own_key in failures else NOTICE_SECONDS):
             text, status = json.loads(next(iter(failures.values())))
             end(f'error: {text}', status)
 
 
 def _start(coordinator, processes, process):
-    """Whether this process has joined others."""
+    """Joins the other processes, if there are any, and returns whether it did; raises BadInput as session does."""
     if coordinator is None:
         if processes is not None or process is not None:
             raise BadInput('--coordinator', coordinator, '--processes and --process need it: HOST:PORT of process 0')
@@ -172,8 +175,8 @@ def _start(coordinator, processes, process):
         raise BadInput('--coordinator', coordinator, 'is not HOST:PORT of process 0')
     _initialize(coordinator, processes, process)
     if processes > 1 and jax.default_backend() == 'cpu':
-        # only the first process finds its programs there, and one with the older emitters of XLA, when loaded, waits
-        # for ever for the same one as the others have just compiled it
+        # Only the first process would load programs from the cache. A loaded program of XLA's older emitters waits for
+        # ever for the other processes, which have compiled the same program.
         jax.config.update('jax_enable_compilation_cache', False)
     return True
 
@@ -185,6 +188,7 @@ def _initialize(*address):
 
 
 def _on_tpu():
+    """Whether this machine has TPUs that jax may use; initializes no device."""
     platforms = os.environ.get('JAX_PLATFORMS', '')
     return bool(
         (not platforms or 'tpu' in platforms)
@@ -199,17 +203,17 @@ def is_first() -> bool:
 
 
 def several() -> bool:
-    """Whether this process trains with others as one. No device is touched to know it."""
+    """Whether this process trains with others as one; initializes no device."""
     return (distributed.global_state.num_processes or 1) > 1
 
 
 def speaks() -> bool:
-    """Whether people read this process's messages: those of the first. No device is touched to know it."""
+    """Whether this process prints messages for people, which the first one does; initializes no device."""
     return not distributed.global_state.process_id
 
 
 def put(tree: Any, sharding: Sharding) -> Any:
-    """Puts host arrays that every process has onto devices; each process puts the shards of its own devices."""
+    """Puts host arrays, which all processes have, onto devices; each process fills its own devices' shards."""
 
     def put_array(array):
         array = np.asarray(array)
@@ -219,13 +223,13 @@ def put(tree: Any, sharding: Sharding) -> Any:
 
 
 def local_parts(sharding: Any, shape: tuple[int, ...]) -> list[Place]:
-    """The different parts of an array of that shape on this process's devices; sharding may be a device."""
+    """The distinct Places of an array with `shape` on this process's devices, sorted; sharding may be a device."""
     indices = _as_sharding(sharding).addressable_devices_indices_map(shape).values()
     return sorted({_place(index, shape) for index in indices})
 
 
 def put_parts(parts: Mapping[Place, np.ndarray], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
-    """The array of a shape on its devices, from the local_parts of it."""
+    """The array with `shape` on its devices; parts: host arrays for this process's local_parts."""
     return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[_place(index, shape)])
 
 
@@ -238,7 +242,7 @@ def _as_sharding(sharding) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """Whole host arrays, wherever their shards are; all processes must call it."""
+    """The tree with whole host arrays, gathered from all processes' shards; all processes must call it."""
 
     def fetch_array(array):
         if isinstance(array, jax.Array) and not array.is_fully_addressable and not array.is_fully_replicated:
@@ -249,26 +253,27 @@ def fetch(tree: Any) -> Any:
 
 
 def exchange(where: str, value: str) -> list[str]:
-    """[value of process 0, of process 1, ...], small texts; all processes must call it, in the same order.
+    """[value of process 0, of process 1, ...]; all processes must call it, in the same order.
 
-    where names the place in the program. RuntimeError when a process is at another place, failed, or does not come.
+    where: names the place in the program. value: a small text. Raises OtherFailed when another process has failed, and
+    RuntimeError when one is at another place or does not come.
     """
     if jax.process_count() == 1:
         return [value]
     client, meeting = _client(), next(_meeting_numbers)
-    client.key_value_set(_key(meeting, jax.process_index()), json.dumps([where, _name(), value]))
+    client.key_value_set(_meeting_key(meeting, jax.process_index()), json.dumps([where, _process_name(), value]))
     messages = [json.loads(_receive(client, meeting, process, where)) for process in range(jax.process_count())]
-    if meeting:  # every process has come here, hence every process has read the meeting before
-        client.key_value_delete(_key(meeting - 1, jax.process_index()))
+    if meeting:  # every process is at this meeting, hence has read the messages of the meeting before
+        client.key_value_delete(_meeting_key(meeting - 1, jax.process_index()))
     _check_equal(where, [(name, {'place in the program': place}) for place, name, _ in messages])
     return [value for _, _, value in messages]
 
 
 def _receive(client, meeting, process, where):
-    """The message of a process at a meeting."""
+    """Waits for a process's message at a meeting and returns it. Raises as exchange does."""
     for _ in range(MEETING_SECONDS // POLL_SECONDS):
         try:
-            return client.blocking_key_value_get(_key(meeting, process), POLL_SECONDS * 1000)
+            return client.blocking_key_value_get(_meeting_key(meeting, process), POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
@@ -279,20 +284,21 @@ def _receive(client, meeting, process, where):
 
 
 def agree(where: str, values: Mapping[str, Any], stop: bool = False) -> bool:
-    """Whether any process wants to stop; RuntimeError that names the process whose values differ from the others'.
+    """Whether any process wants to stop. Raises RuntimeError, with the process's name, where values differ.
 
-    values are texts and numbers by name. All processes must call it, in the same order.
+    where: names the place in the program. values: texts and numbers by name, which must be equal everywhere. stop:
+    whether this process wants to stop. All processes must call it, in the same order.
     """
     if jax.process_count() == 1:
         return stop
     texts = {name: str(value) for name, value in values.items()}
-    messages = [json.loads(text) for text in exchange(where, json.dumps([_name(), texts, stop]))]
+    messages = [json.loads(text) for text in exchange(where, json.dumps([_process_name(), texts, stop]))]
     _check_equal(where, [(name, texts) for name, texts, _ in messages])
     return any(stops for _, _, stops in messages)
 
 
 def _check_equal(where, values_by_process):
-    """RuntimeError when the dicts of the pairs (name of the process, dict) differ."""
+    """Raises RuntimeError where dicts differ; values_by_process: pairs (name of a process, its dict)."""
     for key in {key: None for _, values in values_by_process for key in values}:
         column = [values.get(key) for _, values in values_by_process]
         usual = max(column, key=column.count)
@@ -309,11 +315,11 @@ def _check_equal(where, values_by_process):
 
 
 def gather(value: Any) -> list[Any]:
-    """[value of process 0, of process 1, ...], anything that can be pickled; all processes must call it."""
+    """[value of process 0, of process 1, ...]; all processes must call it. value: anything that can be pickled."""
     if jax.process_count() == 1:
         return [value]
     content = pickle.dumps(value)
-    # the processes meet first: on CPUs a collective waits at most 30 s for another process
+    # exchange comes first, since a collective on CPUs waits at most 30 s for another process
     sizes = [int(size) for size in exchange('gathering', str(len(content)))]
     padded = np.zeros(1 << (max(sizes) - 1).bit_length(), np.uint8)  # powers of two, so that few sizes are compiled
     padded[: len(content)] = np.frombuffer(content, np.uint8)
@@ -322,7 +328,10 @@ def gather(value: Any) -> list[Any]:
 
 
 def gather_rows(rows: Sequence[int] | Int[np.ndarray, ' R'], tree: Any) -> Any:
-    """The host arrays of all rows, in order, from those of this process's rows; all processes must call it."""
+    """Host arrays with the rows of all processes, sorted by row number; all processes must call it.
+
+    rows: numbers of this process's rows. tree: host arrays with these rows.
+    """
     if jax.process_count() == 1:
         return tree
     rows_by_process, trees = zip(*gather((np.asarray(rows, int), tree)), strict=True)
@@ -333,9 +342,10 @@ def gather_rows(rows: Sequence[int] | Int[np.ndarray, ' R'], tree: Any) -> Any:
 def by_group(
     function: Callable[..., Any], groups: Sequence[Any] | np.ndarray, *columns: Sequence[Any] | np.ndarray
 ) -> Any:
-    """function(groups, *columns), a tree of arrays of rows; each process computes its share of the groups.
+    """function(groups, *columns), where each process computes a share of the groups; all processes must call it.
 
-    A column has equally many rows for each group. All processes must call it.
+    columns: sequences over rows, with the same number of rows for each group. The function and this call return a tree
+    of arrays over rows.
     """
     if jax.process_count() == 1:
         return function(groups, *columns)
@@ -345,11 +355,11 @@ def by_group(
     return gather_rows(rows, function(groups[start:stop], *(column[rows.start : rows.stop] for column in columns)))
 
 
-def _key(meeting, process):
+def _meeting_key(meeting, process):
     return f'grpo_jax/meeting/{meeting}/{process}'
 
 
-def _name():
+def _process_name():
     state = distributed.global_state
     return f'process {state.process_id} of {state.num_processes} on {socket.gethostname()}'
 

@@ -23,12 +23,12 @@ Angles = tuple[Float[Array, 'B T 1 h'], Float[Array, 'B T 1 h']]  # (cos, sin) o
 
 
 class Rule(NamedTuple):
-    """What a layer's attention computes; the defaults are Llama's."""
+    """What a layer's attention computes, and by which code; the defaults are Llama's."""
 
     scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(H)
     cap: float = 0.0  # soft cap of the scaled products; 0: none
-    window: Int[Array, ''] | None = None  # positions that a query attends to, of which its own is the last; None: all
-    by: str = 'xla'  # what computes it: xla; splash: models.kernels.splash; cudnn: NVIDIA's kernels, where they can
+    window: Int[Array, ''] | None = None  # positions that a query attends to, up to its own; None: all
+    by: str = 'xla'  # xla; splash: models.kernels.splash; cudnn: NVIDIA's kernels where they can, elsewhere xla
 
 
 LLAMA = Rule()
@@ -36,19 +36,20 @@ LLAMA = Rule()
 
 @pytree
 class PackedMask(Pytree):
-    """Which tokens attend to which in rows of groups one after another: a prompt, then completions that share it.
+    """Which tokens attend to which in packed rows.
 
-    A completion attends to its prompt and to itself. Groups begin at multiples of `block`, so that the queries of a
-    block have one prompt. A completion has at most `tokens` columns, a prompt at most `queries`.
+    A row holds groups one after another. A group is a prompt, then the completions that share it. A prompt attends to
+    itself, a completion to its prompt and to itself, both causally. Groups begin at multiples of `block`, so that all
+    queries in a block have the same prompt.
     """
 
-    part: Int[Array, 'B T']  # 0: of a prompt, above: of the completion of that number, -1: of nothing
+    part: Int[Array, 'B T']  # 0: a prompt's token, n > 0: a token of completion n, -1: padding
     positions: Int[Array, 'B T']
-    start: Int[Array, 'B blocks']  # column where the prompt of the block's group begins
-    length: Int[Array, 'B blocks']  # tokens of that prompt
-    block: int = struct.field(pytree_node=False)
-    queries: int = struct.field(pytree_node=False)
-    tokens: int = struct.field(pytree_node=False)
+    start: Int[Array, 'B blocks']  # column where the prompt for this block's queries begins
+    length: Int[Array, 'B blocks']  # tokens in that prompt
+    block: int = struct.field(pytree_node=False)  # columns in a block
+    queries: int = struct.field(pytree_node=False)  # most columns that a prompt has
+    tokens: int = struct.field(pytree_node=False)  # most columns that a completion has
 
 
 def attend(
@@ -59,18 +60,18 @@ def attend(
     rule: Rule = LLAMA,
     first: int | Int[Array, ''] = 0,
 ) -> Float[Array, 'B T N H']:
-    """Attention output of queries over keys and values.
+    """Attention output of queries over keys and values; scores and softmax are float32.
 
-    visible marks the valid columns of causal attention, or is a PackedMask. The queries are those of columns
-    first .. first + T. Scores and softmax are float32. By splash, a row's valid columns must be one run, and a query
-    that attends to nothing has output 0. Neither splash nor cuDNN writes scores and weights to main memory.
+    visible: the valid columns of causal attention, or a PackedMask. first: the column of the first query; the others
+    follow it. rule.by 'splash' wants the valid columns of a row side by side, and gives output 0 to a query that
+    attends to nothing. Neither splash nor cuDNN writes scores and weights to main memory.
     """
     if rule.by == 'splash':
         scale, cap, window, _ = rule  # all of it: a field that the kernel does not know must not pass it by
-        runs, touched = _runs(visible, window, first, q.shape[1])
+        runs, max_columns = _column_runs(visible, window, first, q.shape[1])
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         splash = importlib.import_module('grpo_jax.models.kernels.splash')  # loads Pallas, where it is chosen
-        return splash.attend_runs(q, k, v, runs, scale=scale, cap=cap, touched=touched)
+        return splash.attend_runs(q, k, v, runs, scale=scale, cap=cap, max_columns=max_columns)
     if isinstance(visible, PackedMask):
         return _attend_packed(q, k, v, visible, rule, first)
     if q.shape[1] * k.shape[1] <= CHUNK_ABOVE_PAIRS or q.shape[1] % QUERY_CHUNK:
@@ -86,10 +87,11 @@ def attend(
     return jax.lax.map(attend_chunk, (starts, chunks)).swapaxes(0, 1).reshape(q.shape)
 
 
-def _runs(visible, window, first, count):
-    """(runs of columns of each query as splash.attend_runs takes them, the most columns in them; 0: any number).
+def _column_runs(visible, window, first, count):
+    """(runs i32[B, R, T], max_columns) for splash.attend_runs: where the columns lie that each query attends to.
 
-    The first run ends with the query itself; the second one, of packed rows, is in a completion's prompt.
+    The first run ends with the query itself. Packed rows have a second one, in the completion's prompt. `count` queries
+    begin at column `first`.
     """
     packed = isinstance(visible, PackedMask)
     part = visible.part if packed else visible - 1
@@ -103,8 +105,8 @@ def _runs(visible, window, first, count):
         start, length = (jnp.repeat(x, visible.block, 1) for x in (visible.start, visible.length))
         low = start if window is None else jnp.maximum(start, start + visible.positions - window + 1)
         runs += [low, jnp.where(part > 0, start + length, 0)]
-    touched = visible.queries + visible.tokens if packed else 0
-    return jax.lax.dynamic_slice_in_dim(jnp.stack(runs, 1), first, count, 2), touched
+    max_columns = visible.queries + visible.tokens if packed else 0
+    return jax.lax.dynamic_slice_in_dim(jnp.stack(runs, 1), first, count, 2), max_columns
 
 
 def soft_cap(x: Float[Array, '...'], cap: float) -> Float[Array, '...']:
@@ -113,7 +115,7 @@ def soft_cap(x: Float[Array, '...'], cap: float) -> Float[Array, '...']:
 
 
 def _softmax_attention(q, k, v, allowed, rule):
-    """attend with allowed bool[B, 1, T, S]."""
+    """Attention output [B, T, N, H]; allowed bool[B, 1, T, S] says which keys a query attends to."""
     if _by_cudnn(q, k, rule):
         return jax.nn.dot_product_attention(q, k, v, mask=allowed, scale=rule.scale, implementation='cudnn')
     b, t, n, h = q.shape
@@ -127,9 +129,10 @@ def _softmax_attention(q, k, v, allowed, rule):
 
 
 def _by_cudnn(q, k, rule):
-    """Whether cuDNN computes the attention: its kernels take two bytes a number and no soft caps.
+    """Whether cuDNN computes this attention: rule.by asks for its kernels, and they take such arrays.
 
-    It takes a mask as numbers to add, and the backward pass then wants even counts of queries and of keys.
+    They take two-byte dtypes and no soft cap. Our mask becomes a bias there, with which their backward pass wants even
+    numbers of queries and keys.
     """
     if rule.by != 'cudnn':
         return False
@@ -144,10 +147,10 @@ def causal(
     count: int | None = None,
     window: Int[Array, ''] | None = None,
 ) -> Bool[Array, 'B 1 T S']:
-    """Allowed pairs of a query and a key in a padded batch, wherever its padding is.
+    """Whether a query may attend to a key in a padded batch, whose padding may lie anywhere.
 
-    The queries are those of columns first .. first + count; by default all. window is that of Rule; it counts
-    valid columns.
+    mask: the valid columns. The queries are the `count` columns from `first` on; by default all columns. window: as in
+    Rule; it counts valid columns only.
     """
     columns = mask.shape[1]
     count = columns if count is None else count
@@ -155,44 +158,48 @@ def causal(
     allowed = (jnp.arange(columns) <= rows[:, None]) & mask[:, None, :]
     if window is not None:
         positions = jnp.cumsum(mask, -1)
-        own = jax.lax.dynamic_slice_in_dim(positions, first, count, 1)
-        allowed &= own[:, :, None] - positions[:, None] < window
+        query_positions = jax.lax.dynamic_slice_in_dim(positions, first, count, 1)
+        allowed &= query_positions[:, :, None] - positions[:, None] < window
     return allowed[:, None]
 
 
 def _attend_packed(q, k, v, packed, rule, first):
-    """attend by blocks of queries, each over the columns that its completions may reach and over its prompt."""
+    """attend for a PackedMask: each block of queries attends to a band of columns before it, and to its prompt.
+
+    The band holds as many columns as a completion can have before a query.
+    """
     rows, columns = packed.part.shape
     block, all_blocks = packed.block, columns // packed.block
     blocks, first = q.shape[1] // block, first // block
-    back = min(-(-(packed.tokens - 1) // block), all_blocks - 1)  # earlier blocks that a completion reaches into
+    earlier = min(-(-(packed.tokens - 1) // block), all_blocks - 1)  # blocks in front that a completion may reach
 
     def query_blocks(x):
         """[B, all blocks, ...] -> [B, blocks, ...]: the blocks of these queries."""
         return jax.lax.dynamic_slice_in_dim(x, first, blocks, 1)
 
     def band(x, fill=0):
-        """[B, S, ...] -> [B, blocks, (back + 1) * block, ...]: a block and those before it."""
-        cut = jnp.pad(x, ((0, 0), (back * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill)
-        cut = cut.reshape(rows, all_blocks + back, block, *x.shape[2:])
-        return jnp.concatenate([jax.lax.dynamic_slice_in_dim(cut, first + i, blocks, 1) for i in range(back + 1)], 2)
+        """[B, S, ...] -> [B, blocks, (earlier + 1) * block, ...]: each block with the blocks before it."""
+        padded = jnp.pad(x, ((0, 0), (earlier * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill)
+        padded = padded.reshape(rows, all_blocks + earlier, block, *x.shape[2:])
+        shifted = [jax.lax.dynamic_slice_in_dim(padded, first + i, blocks, 1) for i in range(earlier + 1)]
+        return jnp.concatenate(shifted, 2)
 
     start, length = query_blocks(packed.start)[..., None], query_blocks(packed.length)[..., None]
     prompt_columns = jnp.arange(min(packed.queries, columns))
     places = jnp.minimum(start + prompt_columns, columns - 1).reshape(rows, -1)
 
     def prompt(x):
-        """[B, S, ...] -> [B, blocks, queries, ...]: the prompt of a block's group."""
+        """[B, S, ...] -> [B, blocks, queries, ...]: the prompt for each block."""
         return jax.vmap(gather.take)(x, places).reshape(rows, blocks, -1, *x.shape[2:])
 
     part = query_blocks(packed.part.reshape(rows, all_blocks, block))[..., None]
     within = jnp.arange(block)[:, None]
     same_completion = (part > 0) & (part == band(packed.part, -1)[:, :, None])
-    not_later = jnp.arange((back + 1) * block) <= back * block + within
+    not_later = jnp.arange((earlier + 1) * block) <= earlier * block + within
     column = (first + jnp.arange(blocks)[:, None]) * block + within[:, 0]
     prompt_token = (prompt_columns < length[..., None]) & (prompt_columns <= (column - start)[..., None])
     if rule.window is not None:
-        not_later &= back * block + within - jnp.arange((back + 1) * block) < rule.window
+        not_later &= earlier * block + within - jnp.arange((earlier + 1) * block) < rule.window
         positions = query_blocks(packed.positions.reshape(rows, all_blocks, block))[..., None]
         prompt_token &= positions - prompt_columns < rule.window  # a prompt's tokens count positions from 0
     allowed = jnp.concatenate([same_completion & not_later, prompt_token], -1)
@@ -211,21 +218,22 @@ def _attend_packed(q, k, v, packed, rule, first):
         return attend_blocks(queries, keys, values, mask).reshape(q.shape)
 
     @jax.checkpoint
-    def one(inputs):
+    def attend_block(inputs):
         q, k, v, mask = (x[None] for x in inputs)
         return _softmax_attention(q, k, v, mask, rule)[0]
 
-    return jax.lax.map(one, (queries, keys, values, mask), batch_size=max(1, QUERY_CHUNK // block)).reshape(q.shape)
+    batch_size = max(1, QUERY_CHUNK // block)
+    return jax.lax.map(attend_block, (queries, keys, values, mask), batch_size=batch_size).reshape(q.shape)
 
 
 def rope_frequencies(
     size: int, theta: float, scaling: tuple[tuple[str, Any], ...]
 ) -> tuple[Float[np.ndarray, ' h'], float]:
-    """(inverse frequencies f64, factor on cos and sin) of the rotary embedding of `size` numbers.
+    """(inverse frequencies f64[size / 2], factor for cos and sin) of rotary positions on `size` numbers of a head.
 
-    theta 0 rotates nothing. `scaling` has (name, value) pairs as in Hugging Face's rope_parameters; types default,
-    linear, llama3, yarn and longrope follow transformers' modeling_rope_utils (YaRN: arXiv 2309.00071, LongRoPE:
-    arXiv 2402.13753).
+    theta: the base; 0 rotates nothing. scaling: (name, value) pairs as in Hugging Face's rope_parameters. The types
+    default, linear, llama3, yarn and longrope follow transformers' modeling_rope_utils (YaRN: arXiv 2309.00071,
+    LongRoPE: arXiv 2402.13753).
     """
     if not theta:
         return np.zeros(size // 2), 1.0
@@ -251,6 +259,7 @@ def rope_frequencies(
 
 
 def _yarn(base, size: int, theta: float, options: Mapping):
+    """rope_frequencies by YaRN; base: the frequencies without scaling, options: `scaling` as a dict."""
     factor, original = options['factor'], options['original_max_position_embeddings']
 
     def magnitude(scale, coefficient=1.0):
@@ -276,7 +285,7 @@ def _yarn(base, size: int, theta: float, options: Mapping):
 
 
 def rope_angles(positions: Int[Array, 'B T'], size: int, theta: float, scaling: tuple[tuple[str, Any], ...]) -> Angles:
-    """(cos, sin), each f32, of positions; size, theta and scaling as in rope_frequencies."""
+    """(cos, sin) of the positions' angles, float32; size, theta and scaling as in rope_frequencies."""
     frequencies, factor = rope_frequencies(size, theta, scaling)
     # float32: bfloat16 rounds position 257 to 256
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
@@ -284,7 +293,10 @@ def rope_angles(positions: Int[Array, 'B T'], size: int, theta: float, scaling: 
 
 
 def rotate(x: Float[Array, 'B T N H'], angles: Angles) -> Float[Array, 'B T N H']:
-    """x rotated by the angles; pairs are (i, i + h), as in Hugging Face's models, and what is beyond 2 h stays."""
+    """x with the pairs (i, i + h) of a head rotated by the angles, as in Hugging Face's models; i < h.
+
+    The numbers of a head beyond 2 h stay.
+    """
     size = 2 * angles[0].shape[-1]
     if size < x.shape[-1]:
         return jnp.concatenate([rotate(x[..., :size], angles), x[..., size:]], -1)

@@ -25,7 +25,10 @@ from grpo_jax.types import Array, Pytree, pytree
 
 @pytree
 class Chunk(Pytree):
-    """J blocks of S columns of R rows, in the dtype of computation or in int8 with a scale a column."""
+    """Keys and values of R rows in J blocks of S columns, in the dtype of computation or as int8 with scales.
+
+    int8 has one scale for each column and head.
+    """
 
     k: jax.Array  # [L, J, R, K, H, S]; flat: [L, J, R, S, K * H]
     v: jax.Array  # [L, J, R, K, S, H]; flat: as k
@@ -44,13 +47,13 @@ class Chunk(Pytree):
 
     @property
     def flat(self) -> bool:
-        """Whether the chunk has the kernel's shape."""
+        """Whether the arrays have the shape that models.kernels.decode_kernel reads."""
         return self.k.ndim == 5
 
 
 @pytree
 class ByLayer(Pytree):
-    """A chunk whose layers have arrays of their own: XLA on GPUs copies a layer out of an array of all of them."""
+    """A chunk with separate arrays for each layer: XLA on GPUs copies a layer out of an array that holds all layers."""
 
     layers: tuple[Chunk, ...]  # each with L = 1, and not flat
 
@@ -59,7 +62,7 @@ class ByLayer(Pytree):
     flat = False
 
     def with_layer(self, number: int, chunk: Any) -> 'ByLayer':
-        """The chunk with another layer of that number."""
+        """The ByLayer with `chunk` as layer `number`."""
         return ByLayer((*self.layers[:number], chunk, *self.layers[number + 1 :]))
 
 
@@ -68,26 +71,27 @@ AnyChunk = Chunk | ByLayer
 
 @pytree
 class KVCache(Pytree):
-    """Keys and values of the tokens before the newest one of B rows.
+    """Keys and values of all tokens but the newest, for B rows.
 
-    Chunks are filled in order; only the last one is written. All are a Chunk, or all ByLayer.
+    A row reads a prompt's columns and its own columns, which hold the tokens of its completion. Chunks of own columns
+    are filled in order; only the last one is written. Either all chunks are Chunks, or all are ByLayers.
     """
 
     prompt: Any  # AnyChunk of P prompts, each read by B / P consecutive rows; left-padded
     prompt_start: Int[Array, ' P']  # first valid column of each prompt
-    chunks: tuple[Any, ...]  # of AnyChunk
+    chunks: tuple[Any, ...]  # AnyChunks with the own columns
     start: Int[Array, ' B']  # first valid own column of each row
-    length: Int[Array, '']  # own columns written
+    length: Int[Array, '']  # own columns that are written
     at_once: bool = struct.field(pytree_node=False, default=False)  # attention reads all blocks of a chunk together
 
     def with_last_chunk(self, chunk: AnyChunk) -> 'KVCache':
-        """The cache with another last chunk."""
+        """The cache with `chunk` as its last chunk."""
         return self.replace(chunks=self.chunks[:-1] + (chunk,))
 
     def one_layer(self, number: int) -> 'KVCache':
-        """The cache of one layer, for chunks that are ByLayer.
+        """The cache of one layer, where all chunks are ByLayer.
 
-        Its blocks are read at once: GPUs would wait for the host to count the blocks, in every layer.
+        Attention then reads all blocks at once: to count them, GPUs would wait for the host in every layer.
         """
         prompt, *chunks = (chunk.layers[number] for chunk in (self.prompt, *self.chunks))
         return self.replace(prompt=prompt, chunks=tuple(chunks), at_once=True)
@@ -96,9 +100,9 @@ class KVCache(Pytree):
 def empty(
     c: Any, rows: int, columns: int, *, block: int, dtype: Any, flat: bool = False, by_layer: bool = False
 ) -> AnyChunk:
-    """An empty chunk of at least that many columns, in blocks of `block`, for a ModelConfig.
+    """A chunk of zeros for a ModelConfig, with at least `columns` columns in blocks of `block`.
 
-    dtype may be int8 if the chunk is not flat.
+    dtype: int8 also, if the chunk is not flat. flat: for models.kernels.decode_kernel. by_layer: as ByLayer.
     """
     if by_layer:
         one_layer = dataclasses.replace(c, layers=1)
@@ -115,10 +119,10 @@ def empty(
 
 
 def prompt_chunk(k: Float[Array, 'L R K T H'], v: Float[Array, 'L R K T H'], like: AnyChunk) -> AnyChunk:
-    """A chunk with k and v in its last T columns, with the columns, block and dtype of `like`."""
+    """A chunk with k and v in its last T columns; `like` has the same kind, columns, block and dtype."""
     if isinstance(like, ByLayer):
-        parts = zip(jnp.split(k, len(k)), jnp.split(v, len(v)), like.layers, strict=True)
-        return ByLayer(tuple(prompt_chunk(*part) for part in parts))
+        layers = zip(jnp.split(k, len(k)), jnp.split(v, len(v)), like.layers, strict=True)
+        return ByLayer(tuple(prompt_chunk(*layer) for layer in layers))
     layers, rows, heads, t, h = k.shape
     pad = ((0, 0), (0, 0), (0, 0), (like.columns - t, 0), (0, 0))
     k, v = (jnp.pad(x, pad).reshape(layers, rows, heads, -1, like.block, h) for x in (k, v))
@@ -144,7 +148,10 @@ def _quantize(x):
 
 
 def rope_factors(angles: attention.Angles, heads: int) -> list[Float[Array, 'B W']]:
-    """Factors that rotate flat keys, W = K * H: of a lane, and of the lane that it pairs with (attention.rotate)."""
+    """[cos, sin] factors for a row of flat keys, W = K * H: rotated x = x * cos + partner * sin.
+
+    `partner` holds, in each lane, the other number of the lane's pair (attention.rotate).
+    """
     cos, sin = (angle[:, 0, 0] for angle in angles)
     factors = [jnp.tile(jnp.concatenate(halves, -1), heads) for halves in ((cos, cos), (-sin, sin))]
     return jax.lax.optimization_barrier(factors)  # or XLA repeats them in every layer
@@ -159,10 +166,10 @@ def extend(
     layer: int | Int[Array, ''],
     rule: attention.Rule = attention.LLAMA,
 ) -> tuple[Float[Array, 'B 1 N H'], AnyChunk]:
-    """(attention output, the last chunk with the newest token) of the newest token's q, k and v.
+    """(attention output, the last chunk with the new column): writes the newest token's k and v, then attends with q.
 
-    q and k are not yet rotated. The angles are those of attention.rope_angles; for flat chunks, whose kernel knows no
-    rule, they are those of rope_factors.
+    q and k are not rotated yet. angles: attention.rope_angles, or rope_factors for flat chunks. The kernel for flat
+    chunks ignores rule.
     """
     if isinstance(cache.prompt, ByLayer):
         out, chunk = extend(q, k, v, angles, cache.one_layer(int(layer)), 0, rule)
@@ -177,7 +184,7 @@ def extend(
 
 
 def write(cache: KVCache, layer: int | Int[Array, ''], k: Float[Array, 'B K H'], v: Float[Array, 'B K H']) -> KVCache:
-    """The cache with k and v in the next column of a layer."""
+    """The cache with k and v written to the next own column in a layer."""
     chunk = cache.chunks[-1]
     column = cache.length - sum(full.columns for full in cache.chunks[:-1])
     block, column = jnp.divmod(column, chunk.block)
@@ -197,11 +204,11 @@ def write(cache: KVCache, layer: int | Int[Array, ''], k: Float[Array, 'B K H'],
 def attend_cached(
     q: Float[Array, 'B N H'], cache: KVCache, layer: int | Int[Array, ''], rule: attention.Rule = attention.LLAMA
 ) -> Float[Array, 'B N H']:
-    """Attention output of the newest token's queries over the whole cache of a layer.
+    """Attention output of the newest token's queries over prompt and own columns, in one layer. Call it after `write`.
 
-    One softmax over prompt and own columns, in float32, by running maximum and sum over blocks
-    (arXiv 2205.14135, alg. 1), or over chunks that are read at once. Only blocks that hold a valid column are read,
-    unless it is at once, and a prompt's blocks once for all rows of its group. Call it after `write`.
+    The softmax keeps a running maximum and sum in float32, over blocks (arXiv 2205.14135, alg. 1) or, with
+    cache.at_once, over chunks. Over blocks, only blocks with a valid column are read. A prompt's blocks are read once
+    for all rows that share it.
     """
     b, n, h = q.shape
     heads = cache.chunks[-1].k.shape[3]
@@ -209,19 +216,19 @@ def attend_cached(
     shape = grouped.shape[:3]
     running = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
     # the first columns that the newest tokens attend to, in the prompt and of their own
-    prompt_start, own_start, least_own = cache.prompt_start, cache.start, 0
+    prompt_start, own_start, first_own = cache.prompt_start, cache.start, 0
     if rule.window is not None:
         own_start = jnp.maximum(cache.start, cache.length + 1 - rule.window)
         # i32[P, B / P], since the window ends at another column for each row: a row's own column `start` follows the
         # last column of its prompt
         prompt_start = cache.prompt.columns + cache.length - cache.start + 1 - rule.window
         prompt_start = jnp.maximum(prompt_start.reshape(len(cache.prompt_start), -1), cache.prompt_start[:, None])
-        least_own = jnp.min(own_start)
+        first_own = jnp.min(own_start)
     prompt_columns = _Columns(0, prompt_start, cache.prompt.columns - 1, jnp.min(prompt_start) // cache.prompt.block)
     running = _absorb(running, grouped, cache.prompt, layer, prompt_columns, rule, cache.at_once)
     offset = 0
     for chunk in cache.chunks:
-        first_block = 0 if rule.window is None else jnp.maximum(least_own - offset, 0) // chunk.block
+        first_block = 0 if rule.window is None else jnp.maximum(first_own - offset, 0) // chunk.block
         columns = _Columns(offset, own_start, cache.length, first_block)
         running = _absorb(running, grouped, chunk, layer, columns, rule, cache.at_once)
         offset += chunk.columns
@@ -239,20 +246,21 @@ class _Columns(NamedTuple):
 
 
 def _absorb(running, q, chunk, layer, valid_columns, rule, at_once):
-    """The running (maximum, sum, output) of queries [B, K, N / K, H] after the valid _Columns of a chunk."""
+    """The running (maximum, sum, output) of queries [B, K, N / K, H], updated with the valid _Columns of a chunk."""
     offset, start, last, first_block = valid_columns
     rows, block = chunk.k.shape[2], chunk.block
     b, heads, group, h = q.shape
-    fold = b // rows
+    fold = b // rows  # rows of queries that share a row of the chunk
     scale = 1.0 / math.sqrt(h) if rule.scale is None else rule.scale
 
     def folded(x):
-        """[B, K, g, ...] -> [R, K, x * g, ...]: a group's rows are rows of one matrix product."""
+        """[B, K, g, ...] -> [R, K, fold * g, ...]: queries that share keys are rows of one matrix product."""
         tail = x.shape[3:]
         x = x.reshape(rows, fold, heads, group, *tail)
         return jnp.moveaxis(x, 1, 2).reshape(rows, heads, fold * group, *tail)
 
     def unfolded(x):
+        """The inverse of folded."""
         tail = x.shape[3:]
         x = x.reshape(rows, heads, fold, group, *tail)
         return jnp.moveaxis(x, 2, 1).reshape(b, heads, group, *tail)
@@ -261,7 +269,11 @@ def _absorb(running, q, chunk, layer, valid_columns, rule, at_once):
         q, running = folded(q), jax.tree.map(folded, running)
 
     def absorb(running, q, columns, read):
-        """After columns [S], or [J, 1, S] or [J, 1, 1, S] with q [J, R, K, M, H]; read gives the arrays of these."""
+        """`running`, updated with columns that read(array) takes out of an array of the chunk.
+
+        columns are their numbers: i32[S] of a block, with q [R, K, M, H]; or i32[J, 1, S], and i32[J, 1, 1, S] where
+        starts differ by query, of J blocks, with q [J, R, K, M, H].
+        """
         highest, total, out = running
         over = tuple(range(q.ndim - 4))  # the axis of blocks, if there is one
         valid = (columns >= start[..., None]) & (columns <= last)

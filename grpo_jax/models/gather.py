@@ -1,8 +1,8 @@
 """Reads of rows whose gradient adds up in one order, whatever the device.
 
-A gather's gradient is a scatter that adds. Elsewhere XLA adds in the order of the rows that were read; on GPUs it adds
-as threads come, so that no run repeats another one's bits, or, where it must not, one row after another, which takes
-long.
+A gather's gradient is a scatter that adds. On CPUs and TPUs, XLA adds in the order in which the rows were read. On GPUs
+it adds in any order, so that two runs differ in their bits; with deterministic operations it adds one row after
+another, which is slow.
 """
 
 import functools
@@ -15,7 +15,7 @@ from grpo_jax.types import Array
 
 
 def take(x: Float[Array, 'N ...'], index: Int[Array, ' n']) -> Float[Array, 'n ...']:
-    """The rows of x with those numbers, each from 0 to N - 1, perhaps several times."""
+    """x[index]: rows of x by number, 0 to N - 1; a row may be read several times."""
     return _take(x, index, len(x))
 
 
@@ -24,19 +24,19 @@ def _take(x, index, _):
     return x[index]
 
 
-def _add_up(rows, index, gradient):
-    """The gradient of x, of so many rows."""
+def _take_backward(rows, index, gradient):
+    """(gradient of x, None for index); x has `rows` rows."""
     sums = jax.lax.platform_dependent(
-        index, gradient, cuda=functools.partial(_in_order, rows), default=functools.partial(_scattered, rows)
+        index, gradient, cuda=functools.partial(_sum_in_order, rows), default=functools.partial(_sum_by_scatter, rows)
     )
     return sums, None
 
 
-_take.defvjp(lambda x, index, _: (x[index], index), _add_up)
+_take.defvjp(lambda x, index, _: (x[index], index), _take_backward)
 
 
 def pick(x: Float[Array, 'V n'], index: Int[Array, ' n']) -> Float[Array, ' n']:
-    """One number of each column, that of the row with the number of its index."""
+    """One number per column: x[index[i], i] for column i."""
     return _pick(x, index, len(x))
 
 
@@ -49,10 +49,10 @@ def _read(x, index):
     return jnp.take_along_axis(x, index[None], 0)[0]
 
 
-def _put_back(rows, index, gradient):
-    """The gradient of x, of so many rows."""
+def _pick_backward(rows, index, gradient):
+    """(gradient of x, None for index); x has `rows` rows."""
 
-    def placed(index, gradient):  # no two meet, which XLA does not see of what is below
+    def placed(index, gradient):  # `unique_indices` tells XLA that it need not add
         empty = jnp.zeros((rows, len(index)), gradient.dtype)
         return empty.at[index, jnp.arange(len(index))].set(gradient, unique_indices=True)
 
@@ -63,15 +63,16 @@ def _put_back(rows, index, gradient):
     return jax.lax.platform_dependent(index, gradient, cuda=placed, default=scattered), None
 
 
-_pick.defvjp(lambda x, index, _: (_read(x, index), index), _put_back)
+_pick.defvjp(lambda x, index, _: (_read(x, index), index), _pick_backward)
 
 
-def _scattered(rows, index, gradient):
+def _sum_by_scatter(rows, index, gradient):
+    """The gradient's rows summed by index, in the order in which the device scatters."""
     return jnp.zeros((rows, *gradient.shape[1:]), gradient.dtype).at[index].add(gradient)
 
 
-def _in_order(rows, index, gradient):
-    """The sums of the gradient by index: over runs of the sorted ones, pairwise, in float32."""
+def _sum_in_order(rows, index, gradient):
+    """The gradient's rows summed by index, in float32: they are sorted, and equal indices are added pairwise."""
     order = jnp.argsort(index, stable=True)
     index = index[order]
     begins = jnp.concatenate([jnp.ones(1, bool), index[1:] != index[:-1]])

@@ -12,7 +12,7 @@ from grpo_jax.types import Array
 
 
 def param_table(c: transformer.ModelConfig) -> dict[str, Any]:
-    """The decoder's table with value_head [D], which starts at 0, in place of lm_head."""
+    """The decoder's parameter table with value_head [D], zeros at first, in place of lm_head."""
     table = {name: param for name, param in transformer.param_table(c).items() if name != 'lm_head'}
     return table | {'value_head': transformer.Param((c.width,), (None,), 0.0)}
 
@@ -27,9 +27,9 @@ def values(
     dtype: Any,
     mesh_ops: MeshOps = ALONE,
 ) -> Float[Array, 'B T']:
-    """The head's float32 value of the text up to and with each token; not meaningful where masked.
+    """Float32 values: the head's output for each prefix, up to and with token t; meaningless where masked.
 
-    Computes in dtype; remat is that of transformer.forward.
+    mask: the valid tokens. dtype: of computation. remat, mesh_ops: as in transformer.forward.
     """
     compute = jax.tree.map(lambda p: p.astype(dtype), params)
     hidden = transformer.forward(

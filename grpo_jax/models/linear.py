@@ -1,8 +1,8 @@
-"""Products of activations with weight matrices and lookups in embeddings, of other weights than plain arrays too.
+"""Products of activations with weight matrices, and lookups in embeddings; weights need not be plain arrays.
 
-Either's weights may be in int8, for rollouts: a decode step reads half the bytes of bfloat16, and the sampler agrees
-less well with the learner. A matrix may be frozen with an adapter (models.lora), for the learner, and then be in int8
-in sampler and learner alike.
+For rollouts, matrices and embeddings may be in int8: a decode step reads half the bytes of bfloat16, and the sampler
+agrees less well with the learner. For the learner, a matrix may be frozen and have an adapter (models.lora); it may
+then be in int8 for sampler and learner alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from grpo_jax.models import gather
 from grpo_jax.types import Array, Pytree, pytree
 
 PRODUCT = 'product with weights'
-# the axes that a product with the matrix sums over; every other element has its own scale
+# the axes that a product with the matrix sums over, along which all elements of an Int8 share a scale
 SUMMED_AXES = {
     'wq': (1,),
     'wk': (1,),
@@ -35,7 +35,7 @@ SUMMED_AXES = {
 
 
 class Int8(NamedTuple):
-    """An array as values * scale; in a tree of shardings, the shardings of both."""
+    """An array as values * scale; in a tree of shardings, each field is a sharding."""
 
     values: Any  # i8, of the array's shape
     scale: Any  # f32, 1 along the axes that share a scale
@@ -43,16 +43,16 @@ class Int8(NamedTuple):
 
 @pytree
 class Adapted(Pytree):
-    """A frozen matrix W and its adapter: W + scale A B; in trees of Params and of shardings, those of the three."""
+    """A frozen matrix W with an adapter: W + scale A B; in trees of Params or shardings, each field is one of these."""
 
-    base: Any  # W, of the matrix's shape; an Int8 of it, or an array
-    a: Any  # A: the axes of W that a product sums over, then the rank; None where the base stands alone
-    b: Any  # B: the rank, then the other axes of W
+    base: Any  # W: an array, or an Int8
+    a: Any  # A: the axes of W that a product sums over, then the rank; None in the frozen tree of lora.split
+    b: Any  # B: the rank, then the other axes of W; None as a
     scale: float = struct.field(pytree_node=False)
 
 
 class GatherScatter(NamedTuple):
-    """What devices send each other of an FsdpMatrix."""
+    """How devices gather an FsdpMatrix, and reduce-scatter its gradient."""
 
     gather: Callable[..., Any]  # part -> the whole matrix, where it is multiplied
     weight_gradient: Callable[..., Any]  # (spec, x, dy) -> the part's gradient, summed over all tokens
@@ -60,9 +60,9 @@ class GatherScatter(NamedTuple):
 
 @pytree
 class FsdpMatrix(Pytree):
-    """A matrix of which each device has a part; its gradient is scattered as it is summed, and never whole.
+    """An FSDP-sharded matrix: each device holds a part. Its gradient is reduce-scattered; no device holds all of it.
 
-    It is multiplied with x [B, T, ...] alone, without preferred_element_type.
+    matmul takes it only with x [B, T, ...] and without preferred_element_type.
     """
 
     part: Any
@@ -75,12 +75,11 @@ def matmul(
     w: Float[Array, '...'] | Int8 | Adapted | FsdpMatrix,
     preferred_element_type: Any = None,
 ) -> Float[Array, '...']:
-    """jnp.einsum(spec, x, w) for a weight matrix w, like 'btd,df->btf'; of an Adapted one, x W + scale (x A) B.
+    """jnp.einsum(spec, x, w) for a weight matrix w, like 'btd,df->btf'; for an Adapted w, x W + scale (x A) B.
 
-    The axes of w that the product sums over come first in w or last: spec says which they are. XLA fuses the conversion
-    of int8 into the read of the values. CPUs compute the gradient of w in an order of its own, unless
-    preferred_element_type is given. The result is named PRODUCT, for policies of jax.checkpoint, which do not see the
-    product with an FsdpMatrix.
+    The axes of w that spec sums over are its first or its last ones. XLA fuses the conversion of int8 into the read of
+    the values. Without preferred_element_type, CPUs compute the gradient of a plain w by _cpu_weight_gradient. The
+    result is named PRODUCT for policies of jax.checkpoint, which cannot see into the product with an FsdpMatrix.
     """
     if isinstance(w, Int8):
         y = jnp.einsum(spec, x, w.values.astype(x.dtype), preferred_element_type=preferred_element_type)
@@ -97,28 +96,28 @@ def matmul(
 
 
 def lookup(table: Float[Array, 'V D'] | Int8, index: Int[Array, '*B'], dtype: Any) -> Float[Array, '*B D']:
-    """Rows of an embedding table; those of an Int8 come in dtype."""
+    """Rows of an embedding table by index, in the table's dtype; in `dtype` where the table is an Int8."""
     if not isinstance(table, Int8):
         return gather.take(table, index.reshape(-1)).reshape(*index.shape, -1)
     return (table.values[index] * table.scale[index]).astype(dtype)
 
 
 def to_int8(x: Float[Array, '...'], axes: Sequence[int]) -> Int8:
-    """The Int8 nearest to x, with one scale for all elements along the axes."""
+    """x rounded to int8, with one float32 scale for all elements along the axes."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axes, keepdims=True) / 127
     return Int8(jnp.round(x / jnp.maximum(scale, 1e-30)).astype(jnp.int8), scale)
 
 
 def to_float(w: Float[Array, '...'] | Int8) -> Float[Array, '...']:
-    """The float32 array that a matrix stands for."""
+    """A matrix as a float32 array; an Int8 becomes values * scale."""
     if isinstance(w, Int8):
         return w.values.astype(jnp.float32) * w.scale
     return jnp.asarray(w, jnp.float32)
 
 
 def in_dtype(params: Any, dtype: Any) -> Any:
-    """The parameters in a dtype of computation; what is in int8 stays so."""
+    """The parameters cast to a dtype of computation; Int8 matrices stay as they are."""
 
     def cast(w):
         return w if isinstance(w, Int8) else w.astype(dtype)
@@ -147,25 +146,25 @@ def int8_shardings(shardings: Any, table: Any) -> Any:
 
 
 def int8_sharding(sharding: NamedSharding, dimensions: int, axes: Sequence[int]) -> Int8:
-    """The shardings of to_int8(x, axes), given that of x and its number of dimensions."""
+    """The shardings of to_int8(x, axes), given x's sharding and its number of dimensions."""
     spec = tuple(sharding.spec) + (None,) * (dimensions - len(sharding.spec))
     scale_spec = PartitionSpec(*(None if i in axes else axis for i, axis in enumerate(spec)))
     return Int8(sharding, NamedSharding(sharding.mesh, scale_spec))
 
 
 def _adapted_product(spec, x, w, preferred_element_type):
-    """x W + scale (x A) B; W takes part in a plain einsum, since the gradient rule of _product would compute its."""
+    """x W + scale (x A) B; W goes through a plain einsum, since _product's rule would compute a gradient of W."""
     x_axes, w_axes, output = axes_of(spec)
     summed, free = (''.join(axis for axis in w_axes if (axis in output) == kept) for kept in (False, True))
-    low_axes = ''.join(axis for axis in x_axes if axis not in summed) + 'r'
-    low = matmul(f'{x_axes},{summed}r->{low_axes}', x, w.a) * w.scale
-    change = matmul(f'{low_axes},r{free}->{output}', low, w.b, preferred_element_type)
+    xa_axes = ''.join(axis for axis in x_axes if axis not in summed) + 'r'
+    xa = matmul(f'{x_axes},{summed}r->{xa_axes}', x, w.a) * w.scale
+    change = matmul(f'{xa_axes},r{free}->{output}', xa, w.b, preferred_element_type)
     if isinstance(w.base, Int8):
         return jnp.add(_frozen_product(spec, x, w.base), change).astype(change.dtype)
     return jnp.einsum(spec, x, w.base, preferred_element_type=preferred_element_type) + change
 
 
-# a rule of its own, or each layer's values would wait for the backward pass as floats
+# the backward pass gets the int8 values; without this rule it would get each layer's matrix as floats
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _frozen_product(spec, x, w):
     """jnp.einsum(spec, x, w) in float32 for an Int8 w, which has no gradient."""
@@ -186,7 +185,7 @@ _frozen_product.defvjp(_frozen_forward, _frozen_backward)
 
 
 def _row_of_scales(spec, w):
-    """The scales of an Int8, without the axes that the product sums over."""
+    """The scales of an Int8 without the axes that the product sums over, so that they multiply the product."""
     inputs, output = spec.replace('...', '').split('->')
     matrix = inputs.split(',')[1]
     return w.scale.reshape([n for n, axis in zip(w.scale.shape, matrix, strict=True) if axis in output])
@@ -197,16 +196,16 @@ def _product(spec, x, w):
     return jnp.einsum(spec, x, w)
 
 
-def _forward(spec, x, w):
+def _product_forward(spec, x, w):
     return jnp.einsum(spec, x, w), (x, w)
 
 
-def _backward(spec, saved, dy):
+def _product_backward(spec, saved, dy):
     x, w = saved
     return _input_gradient(spec, w, dy), weight_gradient(spec, x, dy)
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(_product_forward, _product_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -234,6 +233,7 @@ def axes_of(spec: str) -> tuple[str, str, str]:
 
 
 def _input_gradient(spec, w, dy):
+    """The gradient of x in jnp.einsum(spec, x, w)."""
     x_axes, w_axes, y_axes = axes_of(spec)
     return jnp.einsum(f'{y_axes},{w_axes}->{x_axes}', dy, w)
 
@@ -258,7 +258,7 @@ def weight_gradient(spec: str, x: Float[Array, '...'], dy: Float[Array, '...']) 
 #   'dnh->nhd'       the axes come in the order of w
 # The barriers keep XLA from joining the steps again.
 def _cpu_weight_gradient(x_axes, w_axes, y_axes, x, dy):
-    """The gradient of w, for which only the narrower of x and dy is transposed."""
+    """The gradient of w on CPUs: only the narrower of x and dy is transposed."""
     summed, free = (''.join(axis for axis in w_axes if axis in axes) for axes in (x_axes, y_axes))
     tokens = ''.join(axis for axis in x_axes if axis not in w_axes)
     factors = (x_axes, x, summed), (y_axes, dy, free)

@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): W + scale A B for matrices of attention and mlp, of which W is frozen.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): W + scale A B for matrices in attention and mlp, where W is frozen.
 
 The parameters of a policy with adapters are one tree, in which an adapted matrix is a linear.Adapted. The learner
-computes with it as it is; the sampler decodes with the sum (`merge`). What is trained and what is frozen are two trees
-(`split`), of which the first alone has gradients, moments and a place in checkpoints. A tree without adapters is
-trained as a whole, and every function here leaves it as it is.
+computes with the three arrays; the sampler decodes with the sum (`merge`). `split` makes two trees, the trained and the
+frozen parameters; only the trained ones have gradients and moments, and are in checkpoints. A tree without adapters is
+trained as a whole, and every function here returns it unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,15 +28,15 @@ NEED_RANK = ('path', 'base_dtype')  # options that nothing reads where the rank 
 
 
 class Inspection(NamedTuple):
-    """What became of adapters in the weights that a sampler decodes with."""
+    """Whether the weights that a sampler decodes with contain the adapters."""
 
-    checksum: Any  # u32[]: the sum of the bits of the adapted matrices, modulo 2^32
-    share: Any  # f32[]: of their elements, those that are other numbers than the frozen ones
-    due: Any  # f32[]: those that are, with adapters merged; rounding takes small changes away
+    checksum: Any  # u32[]: the adapted matrices' bits, summed modulo 2^32
+    share: Any  # f32[]: share of their elements that differ from the frozen matrices
+    due: Any  # f32[]: the share that should differ, by merging again; rounding swallows small changes
 
 
 class LoraOptions(NamedTuple):
-    """Which matrices have adapters, and of what size: config.model.lora."""
+    """config.model.lora: which matrices have adapters, and how large these are."""
 
     rank: Annotated[int, Range(least=0, most=4096)] = 0  # of the adapters; 0: none, all weights are trained
     alpha: Annotated[float, Range(above=0, most=1e6)] = 32.0  # an adapter's product is multiplied by alpha / rank
@@ -47,7 +47,7 @@ class LoraOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section: Any) -> 'LoraOptions':
-        """LoraOptions of config.model.lora; BadInput for targets that name no matrix, and for adapters without rank."""
+        """Reads config.model.lora. Raises BadInput for targets that name no matrix, and for NEED_RANK without rank."""
         options = cls(**ranges.read_section(cls, section, 'model.lora'))
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]
@@ -63,7 +63,7 @@ class LoraOptions(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What the product of the two factors is multiplied by."""
+        """The number that the product A B is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
@@ -71,16 +71,16 @@ OFF = LoraOptions()
 
 
 def turn_off(section: Any) -> None:
-    """Changes config.model.lora so that it asks for no adapters."""
+    """Changes config.model.lora, so that the model has no adapters."""
     section.rank = 0
     for name in NEED_RANK:
         section[name] = ''
 
 
 def policy_table(c: transformer.ModelConfig, options: LoraOptions = OFF) -> dict[str, Any]:
-    """transformer.param_table with an Adapted of three Params in the place of each matrix that the options name.
+    """transformer.param_table, with an Adapted of Params for each matrix that the options name.
 
-    A row's scale is the standard deviation of its values at init. BadInput where the model has none of the matrices.
+    Param.scale is the standard deviation at init. Raises BadInput when the model has none of the matrices.
     """
     table = transformer.param_table(c)
     if not options.rank:
@@ -100,23 +100,23 @@ def _is_target(name, options):
 
 
 def _adapted(param, summed, options):
-    """The Adapted of a matrix's Params: A lies like the axes that are summed, B like the others."""
+    """The Adapted of Params for a matrix: A is sharded like the matrix's summed axes, B like its other axes."""
     free = [axis for axis in range(1, len(param.shape)) if axis not in summed]
     inputs, outputs = ([(param.shape[i], param.axes[i]) for i in axes] for axes in (summed, free))
     layers, rank = (param.shape[0], param.axes[0]), (options.rank, None)
     # uniform in +-1 / sqrt(inputs), which is what PEFT draws (Kaiming's, with a slope of sqrt(5))
-    spread = math.prod(size for size, _ in inputs) ** -0.5 / math.sqrt(3)
+    std = math.prod(size for size, _ in inputs) ** -0.5 / math.sqrt(3)
 
-    def factor(rows, spread):
-        shape, axes = zip(*rows, strict=True)
-        return Param(shape, axes, spread)
+    def make_param(dimensions, std):
+        shape, axes = zip(*dimensions, strict=True)
+        return Param(shape, axes, std)
 
-    a, b = factor([layers, *inputs, rank], spread), factor([layers, rank, *outputs], 0.0)
+    a, b = make_param([layers, *inputs, rank], std), make_param([layers, rank, *outputs], 0.0)
     base = param
-    if options.base_dtype:  # the Params of linear.to_int8 of the array
-        rows = zip(param.shape, param.axes, strict=True)
-        scale_rows = [(1, None) if i in summed else row for i, row in enumerate(rows)]
-        base = Int8(param, factor(scale_rows, 0.0))
+    if options.base_dtype:  # the Params for linear.to_int8 of the matrix
+        dimensions = zip(param.shape, param.axes, strict=True)
+        scale_dimensions = [(1, None) if i in summed else dimension for i, dimension in enumerate(dimensions)]
+        base = Int8(param, make_param(scale_dimensions, 0.0))
     return Adapted(base, a, b, options.scale)
 
 
@@ -132,28 +132,28 @@ def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
 
 
 def freeze(params: Any, options: LoraOptions, dtype: Any) -> Any:
-    """The frozen tree of a model's plain parameters, in dtype, and in options.base_dtype where that is another."""
-    rest = in_dtype({name: w for name, w in params.items() if name != 'layers'}, dtype)
+    """The frozen tree, made from a model's plain parameters: in dtype, or options.base_dtype for adapted matrices."""
+    outside_layers = in_dtype({name: w for name, w in params.items() if name != 'layers'}, dtype)
     layers = {}
     for name, w in params['layers'].items():
         if not _is_target(name, options):
             layers[name] = w.astype(dtype)
             continue
-        if options.base_dtype:  # the Int8 lies where the matrix lies
+        if options.base_dtype:  # the Int8 is sharded as the matrix is
             summed = SUMMED_AXES[name]
             shardings = int8_sharding(w.sharding, w.ndim, summed) if isinstance(w.sharding, NamedSharding) else None
             base = jax.jit(to_int8, static_argnums=1, out_shardings=shardings)(w, summed)
         else:
             base = w.astype(dtype)
         layers[name] = Adapted(base, None, None, options.scale)
-    return rest | {'layers': layers}
+    return outside_layers | {'layers': layers}
 
 
 def split(params: Any) -> tuple[Any, Any]:
-    """(what is trained, what is frozen) of parameters, Params, shardings or abstract arrays.
+    """Splits a tree of parameters, Params, shardings or abstract arrays into (trained, frozen).
 
-    With adapters: ({'layers': {name: {'a', 'b'}}}, the rest as a tree in which each Adapted lacks its factors).
-    Without: (all of it, None).
+    With adapters: ({'layers': {name: {'a', 'b'}}}, the whole tree with a and b None in each Adapted). Without adapters:
+    (the whole tree, None).
     """
     layers = params.get('layers', {})
     if not any(map(_is_adapted, layers.values())):
@@ -164,7 +164,7 @@ def split(params: Any) -> tuple[Any, Any]:
 
 
 def join(trained: Any, frozen: Any) -> Any:
-    """The parameters of which `split` makes these two."""
+    """The inverse of `split`: one tree of all parameters."""
     if frozen is None:
         return trained
     layers = {
@@ -178,12 +178,12 @@ def _is_adapted(w):
 
 
 def merge(layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of stacked layers as plain arrays: the sum of each Adapted, in float32."""
+    """The weights of stacked layers with the sum W + scale A B, in float32, in the place of each Adapted."""
     return {name: _merged(w) if _is_adapted(w) else w for name, w in layers.items()}
 
 
 def without_adapters(layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of stacked layers as plain arrays, those of each Adapted without its adapter."""
+    """The weights of stacked layers with the base in the place of each Adapted."""
     return {name: w.base if _is_adapted(w) else w for name, w in layers.items()}
 
 
@@ -196,10 +196,10 @@ def _merged(w):
 def inspect(
     weights: Mapping[str, Any] | tuple, layers: Mapping[str, Any], as_sampled: Callable[[Any], Any]
 ) -> Inspection:
-    """The Inspection of layers' weights, given the stacked layers that they were made of, some of them Adapted.
+    """The Inspection of the weights that a sampler decodes with.
 
-    The weights are stacked too, or a tuple of each layer's. as_sampled(plain weights of a layer, as stacked of one) are
-    in the dtype of the sampler's.
+    weights: the sampler's layers, stacked or a tuple with one layer each. layers: the learner's stacked layers, from
+    which they were made. as_sampled: casts one layer's plain weights, stacked [1, ...], as the sampler does.
     """
     adapted = {name: w for name, w in layers.items() if _is_adapted(w)}
 
@@ -221,9 +221,10 @@ def inspect(
         bits, changed, due = map(jnp.stack, zip(*parts, strict=True))
     else:
         bits, changed, due = jax.lax.map(one_layer, ({name: weights[name] for name in adapted}, adapted))
-    size = sum(_values(w.base).size for w in adapted.values())
-    return Inspection(jnp.sum(bits, dtype=jnp.uint32), jnp.sum(changed) / float(size), jnp.sum(due) / float(size))
+    size = float(sum(_values(w.base).size for w in adapted.values()))
+    return Inspection(jnp.sum(bits, dtype=jnp.uint32), jnp.sum(changed) / size, jnp.sum(due) / size)
 
 
 def _values(w):
+    """The array whose elements are compared: an Int8's values, or w itself."""
     return w.values if isinstance(w, Int8) else w

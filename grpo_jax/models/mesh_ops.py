@@ -1,4 +1,4 @@
-"""What a forward pass does where its values are cut over several devices; alone, a device does nothing."""
+"""The places in a forward pass where devices exchange values; a single device exchanges nothing."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,23 +11,28 @@ def _same(x):
     return x
 
 
-def _whole(size):
+def _whole_range(size):
     return 0, size
 
 
 class VocabShards(NamedTuple):
-    """How devices share the head's work: each has some tokens and a shard of the vocabulary; alone, all of both."""
+    """How devices share the head's work: each has some tokens and a shard of the vocabulary.
 
-    gather_tokens: Callable[..., Any] = _same  # a device's tokens -> those of all devices that share the vocabulary
+    The defaults are for a single device, which has all tokens and the whole vocabulary.
+    """
+
+    gather_tokens: Callable[..., Any] = (
+        _same  # a device's tokens -> the tokens of all devices that share the vocabulary
+    )
     own_tokens: Callable[..., Any] = _same  # the inverse
     sum_vocab: Callable[..., Any] = _same  # the sum over the shards of the vocabulary
     max_vocab: Callable[..., Any] = _same  # the maximum over the shards of the vocabulary
-    gather_vocab: Callable[..., Any] = _same  # [n, k] of each shard of the vocabulary -> those of all, side by side
+    gather_vocab: Callable[..., Any] = _same  # [n, k] on each shard of the vocabulary -> all shards' side by side
     max_tokens: Callable[..., Any] = _same  # the maximum over the devices that share the vocabulary
-    vocab_range: Callable[..., Any] = _whole  # size of a shard -> (first id, number of ids)
+    vocab_range: Callable[..., Any] = _whole_range  # size of a shard -> (first id, number of ids)
 
 
-def _head(function, weights, *arrays):
+def _head_on_one_device(function, weights, *arrays):
     return function(weights, *arrays, VocabShards())
 
 
@@ -36,9 +41,9 @@ class MeshOps(NamedTuple):
 
     embed: Callable[..., Any] = lookup  # (table, tokens, dtype) -> [B, T, D]
     weights: Callable[..., Any] = _same  # a layer's weights -> the same, whole where they are multiplied
-    hidden: Callable[..., Any] = _same  # [B, T, D] -> the same, cut by rows and columns
+    hidden: Callable[..., Any] = _same  # [B, T, D] -> the same, sharded by rows and columns
     attend: Callable[..., Any] = attention.attend
-    head: Callable[..., Any] = _head  # (function, head's weights, arrays [B, T, ...]) ->
+    head: Callable[..., Any] = _head_on_one_device  # (function, head's weights, arrays [B, T, ...]) ->
     # function(weights, *arrays, VocabShards) on each device
 
 

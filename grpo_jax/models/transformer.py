@@ -1,4 +1,4 @@
-"""The decoder that all families share: a parameter table and pure functions over it.
+"""The decoder of all model families: a parameter table and pure functions over it.
 
 One table (`param_table`) is the only place that spells a parameter's name, shape and mesh axes; init,
 shardings, Hugging Face names and counts are maps over it. Layers are stacked on a leading axis and
@@ -82,8 +82,8 @@ BESIDE_KERNELS = frozenset(
 )
 ENDLESS = 2**30  # positions of a window in layers without one
 ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': functools.partial(jax.nn.gelu, approximate=True)}
-# What the backward pass computes again of a layer. none: nothing. dots: all but its products with weights, which is
-# attention and the elementwise operations. full: all of it.
+# What the backward pass computes again in each layer. none: nothing. dots: all but products with weights, which leaves
+# attention and the elementwise operations. full: the whole layer.
 REMAT = {
     'none': lambda step: step,
     'dots': functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(PRODUCT)),
@@ -166,42 +166,42 @@ def positions_of(mask: Bool[Array, 'B T']) -> Int[Array, 'B T']:
 
 
 class LayerKind(NamedTuple):
-    """Values of all layers, or of one; None: layers do not differ."""
+    """What differs from layer to layer: arrays over all layers, or one layer's values; None where layers are alike."""
 
     window: Int[Array, '*L'] | None
-    rope: Int[Array, '*L'] | None  # which of the model's rotary positions
+    rope: Int[Array, '*L'] | None  # index into _ropes
 
 
 def make_kinds(c: ModelConfig) -> LayerKind:
-    """The LayerKind of all layers of a ModelConfig."""
+    """LayerKind of all layers: arrays that the scan over layers reads beside the weights."""
     windows = c.windows or (0,) * c.layers
     window = jnp.asarray([window or ENDLESS for window in windows], jnp.int32) if c.windows else None
     if not c.local_rope and not c.unrotated:
         return LayerKind(window, None)
-    last = len(_ropes(c)) - 1
-    ropes = [last if i in c.unrotated else int(bool(c.local_rope and windows[i])) for i in range(c.layers)]
+    unrotated = len(_ropes(c)) - 1
+    ropes = [unrotated if i in c.unrotated else int(bool(c.local_rope and windows[i])) for i in range(c.layers)]
     return LayerKind(window, jnp.asarray(ropes, jnp.int32))
 
 
 def _ropes(c):
-    """(theta, scaling) of each rotary embedding in the model: the common one, the local one, and none at all."""
+    """(theta, scaling) of each rotary embedding in the model: the common, the local, and NoPE's, which does nothing."""
     return [(c.rope_theta, c.rope_scaling), *[c.local_rope] * bool(c.local_rope), *[(0.0, ())] * bool(c.unrotated)]
 
 
 def make_angles(positions: Int[Array, 'B T'], c: ModelConfig) -> tuple[Float[Array, '...'], Float[Array, '...']]:
-    """attention.Angles of the positions; where layers differ, the angles of each rotary embedding, stacked."""
+    """attention.Angles of the positions; where layers differ, angles for each of _ropes, stacked on a first axis."""
     size = c.rotary_dim or c.head_dim
     angles = [attention.rope_angles(positions, size, *rope) for rope in _ropes(c)]
     return angles[0] if len(angles) == 1 else jax.tree.map(lambda *kinds: jnp.stack(kinds), *angles)
 
 
 def choose_angles(angles: Any, kind: LayerKind) -> Any:
-    """A layer's own of what make_angles gave."""
+    """The Angles of one layer, from the angles that make_angles returns."""
     return angles if kind.rope is None else jax.tree.map(lambda kinds: kinds[kind.rope], angles)
 
 
 def make_rule(c: ModelConfig, kind: LayerKind) -> attention.Rule:
-    """What a layer's attention computes."""
+    """The attention.Rule of one layer."""
     return attention.Rule(c.attention_scale, c.attention_cap, kind.window)
 
 
@@ -215,10 +215,10 @@ def forward(
     remat: str = 'none',
     mesh_ops: MeshOps = ALONE,
 ) -> Float[Array, 'B T D']:
-    """Hidden states after the last norm.
+    """Hidden states after the last norm, in the dtype of params; norms and softmax are computed in float32.
 
-    visible marks the valid tokens of causal attention, or is an attention.PackedMask. Computes in the dtype of params;
-    norms and softmax are float32. remat is a key of REMAT.
+    visible: the valid tokens of causal attention, or a PackedMask. remat: a key of REMAT. mesh_ops: where devices
+    exchange values.
     """
     angles = make_angles(positions, c)
 
@@ -247,7 +247,10 @@ def prefill(
     *,
     attend_by: str = 'xla',
 ) -> tuple[Float[Array, 'L B K T H'], Float[Array, 'L B K T H']]:
-    """Keys and values of all layers; arguments as in forward, and attention.Rule.by."""
+    """(keys, values) of all layers, rotated, as the cache wants them.
+
+    attend_by: attention.Rule.by; the other arguments are as in forward.
+    """
     angles = make_angles(positions, c)
 
     def layer_step(x, inputs):
@@ -266,10 +269,10 @@ def prefill(
 def decode(
     params: Params, tokens: Int[Array, ' B'], positions: Int[Array, ' B'], cache: kv_cache.KVCache, c: ModelConfig
 ) -> tuple[Float[Array, 'B D'], kv_cache.KVCache]:
-    """(hidden states after the last norm, cache) of one new token a row.
+    """(hidden states after the last norm, the cache with the new column) for one new token a row.
 
-    Its keys and values are written to the cache's next column, in the scan's carry: through scan
-    inputs and outputs XLA would copy the whole cache. Where each layer has arrays of its own, so has the cache.
+    The scan over layers carries the cache and writes the new column into it: as an input and an output of the scan, XLA
+    would copy the whole cache. If params['layers'] is a tuple with a layer's weights each, the cache is ByLayer.
     """
     angles = make_angles(positions[:, None], c)
     if cache.prompt.flat:
@@ -291,7 +294,7 @@ def decode(
 
 
 def _over_layers(step, carry, layers, c):
-    """jax.lax.scan of step(carry, (weights, kind, number of the layer)), or a loop where layers are a tuple."""
+    """jax.lax.scan of step(carry, (weights, LayerKind, layer's number)), or a loop where layers are a tuple."""
     kinds = make_kinds(c)
     if not isinstance(layers, tuple):
         return jax.lax.scan(step, carry, (layers, kinds, jnp.arange(c.layers)))
@@ -309,28 +312,28 @@ def block(
     c: ModelConfig,
     attend: Callable[..., tuple[Array, Any]],
 ) -> tuple[Float[Array, 'B T D'], Any]:
-    """(x after one layer with weights w, what attend returned beside its output).
+    """(x after one layer with weights w, the value that attend returns beside its output).
 
-    attend(q, k, v) -> (output [B, T, N, H], any value), for q [B, T, N, H] and k, v [B, T, K, H]. The angles rotate
-    q and k; if they are None, attend rotates.
+    attend(q, k, v) -> (output [B, T, N, H], any value), for q [B, T, N, H] and k, v [B, T, K, H]. angles rotate q and
+    k before attend gets them; None: attend rotates them.
     """
     y = _norm(x, w.get('attn_norm'), c)
     with jax.named_scope('attention'):
         out, value = _attention(w, y, angles, c, attend)
-    x = _add(x, _norm(out, w.get('attn_post_norm'), c), c)
+    x = _add_residual(x, _norm(out, w.get('attn_post_norm'), c), c)
     y = _norm(x, w.get('mlp_norm'), c)
     with jax.named_scope('mlp'):
         out = _mlp(w, y, c)
-    return _add(x, _norm(out, w.get('mlp_post_norm'), c), c), value
+    return _add_residual(x, _norm(out, w.get('mlp_post_norm'), c), c), value
 
 
-def _add(x, out, c):
-    """The residual stream x with the output of attention or mlp."""
+def _add_residual(x, out, c):
+    """The residual stream x [B, T, D] plus the output of attention or mlp, times residual_scale."""
     return x + (out if c.residual_scale == 1 else (out.astype(jnp.float32) * c.residual_scale).astype(out.dtype))
 
 
 def _attention(w, y, angles, c, attend):
-    """(output [B, T, D], attend's other value) of the normed y [B, T, D]."""
+    """(attention output [B, T, D], the second value of attend) for the normed hidden states y [B, T, D]."""
     q = matmul('btd,dnh->btnh', y, w['wq'])
     k = matmul('btd,dkh->btkh', y, w['wk'])
     v = matmul('btd,dkh->btkh', y, w['wv'])
@@ -346,7 +349,7 @@ def _attention(w, y, angles, c, attend):
 
 
 def _mlp(w, y, c):
-    """Output [B, T, D] of the normed y [B, T, D]."""
+    """The mlp's output [B, T, D] for the normed hidden states y [B, T, D]."""
     gate, up = matmul('btd,df->btf', y, w['w_gate']), matmul('btd,df->btf', y, w['w_up'])
     if c.mlp_bias:
         gate, up = gate + w['b_gate'], up + w['b_up']
@@ -354,7 +357,7 @@ def _mlp(w, y, c):
     return out + w['b_down'] if c.mlp_bias else out
 
 
-# cheaper computed twice than stored for the backward pass
+# the backward pass computes it again, which is cheaper than storing [B, T, F]
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
 def _gated(gate, up, w_down, activation):
     return matmul('btf,fd->btd', ACTIVATIONS[activation](gate) * up, w_down)
@@ -368,7 +371,7 @@ def head_weights(params: Params, c: ModelConfig) -> Params:
 
 @jax.named_scope('head')
 def unembed(params: Params, hidden: Float[Array, '... D'], c: ModelConfig) -> Float[Array, '... V']:
-    """Float32 logits."""
+    """Float32 logits of hidden states; params may be head_weights alone."""
     if c.tie_embeddings:
         products = matmul('...d,vd->...v', hidden, params['embed'], preferred_element_type=jnp.float32)
     else:
@@ -378,13 +381,13 @@ def unembed(params: Params, hidden: Float[Array, '... D'], c: ModelConfig) -> Fl
 
 @jax.named_scope('head')
 def unembed_transposed(params: Params, hidden: Float[Array, 'X D'], c: ModelConfig) -> Float[Array, 'V X']:
-    """Float32 logits, vocabulary first; XLA on CPUs multiplies up to twice as fast by this order."""
+    """Float32 logits, vocabulary first: an order in which XLA on CPUs multiplies up to twice as fast."""
     spec, (weights,) = 'vd,xd->vx' if c.tie_embeddings else 'dv,xd->vx', head_weights(params, c).values()
     return _finish_logits(jnp.einsum(spec, weights, hidden, preferred_element_type=jnp.float32), c)
 
 
 def _finish_logits(products, c):
-    """Logits of the head's products, whatever computes these."""
+    """Logits, from the products of hidden states with the head's weights: divided and soft-capped as c says."""
     return attention.soft_cap(products if c.logit_divisor == 1 else products / c.logit_divisor, c.logit_cap)
 
 
@@ -394,12 +397,12 @@ def _embed(params, tokens, c):
 
 
 def _scaled(x, c):
-    """Embeddings x as the layers read them."""
+    """Embeddings x times embed_scale, as the first layer reads them."""
     return x if c.embed_scale == 1 else x * jnp.asarray(c.embed_scale, x.dtype)
 
 
 def _norm(x, scale, c):
-    """rms_norm as the model has it; x itself where it has none."""
+    """rms_norm of x with the model's constants; x itself where scale is None, since the model has no norm there."""
     return x if scale is None else rms_norm(x, scale, c.norm_eps, c.norm_offset, c.norm_in_float32)
 
 
@@ -407,9 +410,10 @@ def _norm(x, scale, c):
 def rms_norm(
     x: Float[Array, '...'], scale: Float[Array, '...'], eps: float, offset: float = 0.0, in_float32: bool = False
 ) -> Float[Array, '...']:
-    """x normalized over the last axes, those of scale, in float32, times offset + scale, in x's dtype.
+    """(offset + scale) * x / sqrt(mean(x^2) + eps), in x's dtype; the mean is over the axes that scale has, the last.
 
-    in_float32: what is rounded to x's dtype is the product; otherwise its factors.
+    x is normalized in float32. in_float32: the product with offset + scale is rounded to x's dtype; otherwise the
+    normalized x is, before the product.
     """
     x32, axes = x.astype(jnp.float32), tuple(range(-scale.ndim, 0))
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axes, keepdims=True) + eps)

@@ -1,4 +1,4 @@
-"""Batches on the mesh: their sizes, their abstract forms, and the checks that the mesh divides them."""
+"""Batches on the mesh: their sizes, their abstract arrays, and checks that the mesh divides them."""
 
 from collections.abc import Iterable, Sequence
 import math
@@ -25,14 +25,14 @@ class Shapes(NamedTuple):
 
 
 def put_rows(tree: Any, mesh: Mesh) -> Any:
-    """Puts host arrays with a leading row axis onto the mesh; every process has all rows."""
+    """Puts host arrays, whose first axis is rows, onto the mesh; every process passes all rows."""
     return processes.put(tree, specs.over_rows(mesh))
 
 
 def abstract_rollout(shapes: Shapes, rows: Any) -> Any:
-    """A Rollout of ShapeDtypeStructs; rows is their sharding."""
+    """A Rollout of ShapeDtypeStructs; rows: the sharding for arrays over rows."""
     b, q, c = shapes.prompts * shapes.group_size, shapes.queries, shapes.tokens
-    abstract_type: Any = Rollout  # with abstract arrays in the places of arrays
+    abstract_type: Any = Rollout  # Any, since beartype and pyright want arrays in its fields
     return abstract_type(
         tokens=abstract((b, q + c), jnp.int32, rows),
         prompt_mask=abstract((b, q), bool, rows),
@@ -45,9 +45,10 @@ def abstract_rollout(shapes: Shapes, rows: Any) -> Any:
 
 
 def abstract_experience(shapes: Shapes, rows: Any, columns: int, known: Iterable[str], top_k: int = 0) -> Any:
-    """An Experience of ShapeDtypeStructs: `columns` columns of advantages, and those optional fields that are known.
+    """An Experience of ShapeDtypeStructs.
 
-    top_k: a teacher's tokens in each place, if above 0.
+    rows: the sharding for arrays over rows. columns: columns of the advantages. known: names of the optional fields
+    that are there. top_k: how many of the teacher's tokens each position has; 0: no such fields.
     """
     rollout = abstract_rollout(shapes, rows)
     floats = rollout.logprobs
@@ -65,7 +66,7 @@ def abstract_experience(shapes: Shapes, rows: Any, columns: int, known: Iterable
 
 
 def check_divides(mesh: Mesh, name: str, count: int, axes: Sequence[str] = ROW_AXES):
-    """BadInput for the setting `name` when the devices along some axes do not divide it."""
+    """Raises BadInput when the number of devices along `axes` does not divide the setting `name`, which is `count`."""
     devices = devices_along(mesh, axes)
     if count % devices:
         raise BadInput(
@@ -77,7 +78,7 @@ def check_divides(mesh: Mesh, name: str, count: int, axes: Sequence[str] = ROW_A
 
 
 def check_columns(mesh: Mesh, shapes: Shapes):
-    """BadInput when axis context does not divide the columns of a row, Q + C."""
+    """Raises BadInput when mesh axis context does not divide a row's columns, Q + C."""
     columns, devices = shapes.queries + shapes.tokens, mesh.shape['context']
     if columns % devices:
         raise BadInput(
@@ -88,5 +89,5 @@ def check_columns(mesh: Mesh, shapes: Shapes):
 
 
 def devices_along(mesh: Mesh, axes: Sequence[str]) -> int:
-    """The number of devices that some axes of a mesh span together."""
+    """How many devices the axes span together: the product of their sizes."""
     return math.prod(mesh.shape[axis] for axis in axes)

@@ -3,26 +3,26 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LANES = 128  # of a TPU's vector register
-LINES = 16  # that a TPU writes at once: of a bfloat16 tile
+LANES = 128  # in a TPU's vector register
+LINES = 16  # that a TPU writes at once: the height of a bfloat16 tile
 
 
 class Chip(NamedTuple):
-    """Figures of a kind of chip, as its maker gives them, but for memory; 0: not known."""
+    """Figures of a kind of chip, as its maker publishes them (except memory); 0: not known."""
 
     flops: float = 0.0  # a second, bfloat16
-    bandwidth: float = 0.0  # bytes a second of main memory
+    bandwidth: float = 0.0  # bytes a second, to and from main memory
     memory: float = 0.0  # bytes that a program may use, from the message of libtpu 0.0.42 when they do not suffice
-    link: tuple[float, float] = (0.0, 0.0)  # bytes a second that a link sends, the least and the most published
-    ring: int = 1  # a side of a slice is closed to a ring where it is a multiple of this
-    network: float = 0.0  # bytes a second to other slices, over its share of the host's network cards
+    link: tuple[float, float] = (0.0, 0.0)  # bytes a second that a link sends: the lowest and the highest published
+    ring: int = 1  # a side of a slice is a ring if its length is a multiple of this
+    network: float = 0.0  # bytes a second to other slices, its share of the host's network cards
     cores: int = 1  # cores of a device, which share a program
 
     def links(self, sides: Sequence[int]) -> tuple[float, float]:
-        """Bytes a second that a chip of a slice sends over all its links: in a corner, at the lower figure; the most.
+        """(least, most) bytes a second that a chip sends over all its links, in a slice with sides of these lengths.
 
-        Along a side of two chips there is one link, and along a longer one there are two, but for its ends where it is
-        no ring.
+        The least is for a chip in a corner and the lower figure in `link`. Along a side of two chips, a chip has one
+        link. Along a longer one it has two, except at the ends of a side that is no ring.
         """
         corner = sum(1 if side % self.ring else 2 for side in sides if side > 2) + sum(side == 2 for side in sides)
         most = sum(min(side - 1, 2) for side in sides)
@@ -38,7 +38,7 @@ TPUS = {
     ),
     'v6e': Chip(flops=918e12, bandwidth=1640e9, memory=31.25 * GIB, link=(90e9, 100e9), ring=16, network=12.5e9),
 }
-# the first of these texts that the name of a device's kind contains names the chip
+# text in the name of a device's kind -> Chip; the first match counts
 KINDS = {
     'v5 lite': TPUS['v5e'],
     'v5e': TPUS['v5e'],
@@ -52,5 +52,5 @@ KINDS = {
 
 
 def lookup(device_kind: str) -> Chip | None:
-    """The Chip of a device kind's name, like 'TPU v5 lite'; None for a name that is not in the table."""
+    """The Chip for a device kind, like 'TPU v5 lite'; None for a kind that is not in the table."""
     return next((chip for name, chip in KINDS.items() if name in device_kind), None)

@@ -1,4 +1,4 @@
-"""Executables: each is compiled once, for fixed shapes, and refuses arguments of other shapes by name."""
+"""Executables: each is compiled once for fixed shapes, and raises an error for arguments with other shapes."""
 
 from collections.abc import Callable, Iterable, Sequence
 import concurrent.futures
@@ -17,22 +17,23 @@ from grpo_jax.sharding import specs
 from grpo_jax.text import during
 from grpo_jax.types import Param
 
-# options of the learner's executables on CPUs, measured with jaxlib 0.10.2: YNN's sums over a row took a quarter of an
-# update; oneDNN's products of a thousand tokens are up to 1.4 x as fast as Eigen's, but no compilation cache takes them
+# Options for the learner's executables on CPUs, measured with jaxlib 0.10.2. YNN's sums over rows took a quarter of an
+# update. oneDNN's products over a thousand tokens are up to 1.4 x as fast as Eigen's, but cannot be cached.
 ON_CPU = {'xla_cpu_experimental_ynn_fusion_type': ''}
 UNCACHED = {'xla_cpu_use_onednn': True, 'xla_cpu_experimental_onednn_fusion_type': 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
-# of all executables on GPUs: without the first, scatters add up in any order, and timings of the moment choose kernels;
-# with the second, jaxlib 0.11.2 scatters other numbers than were asked for
+# Options for all executables on GPUs. Without the first, scatters add in any order, and timings at compilation choose
+# kernels. The second is off because with it jaxlib 0.11.2 scatters wrong numbers.
 ON_GPU = {'xla_gpu_deterministic_ops': True, 'xla_gpu_enable_scatter_determinism_expander': False}
-THREADS = 'compile'  # how the names of those that compile begin
+THREADS = 'compile'  # prefix of the names of compiling threads
 
 
 class Executable:
-    """A function for fixed shapes; `traced` traces it, `compile` or the first call compiles it; name is for people.
+    """A function for fixed shapes; `traced` traces it, and `compile` or the first call compiles it.
 
-    It is traced and lowered by the thread that asks first, whose settings of jax it has, and may be compiled by another
-    one: who needs it meanwhile waits. on_devices: its arguments are on the devices, and a host array among them, which
-    would be a hidden transfer, is an error.
+    The thread that asks first traces and lowers it, with that thread's jax settings. Another thread may compile it;
+    callers wait until that is done. trace: returns the jax.stages.Traced. function: the executable, where it is made
+    already. name: for people. on_devices: whether a host array among the arguments is an error, since it would be a
+    hidden transfer.
     """
 
     def __init__(
@@ -61,19 +62,19 @@ class Executable:
 
     @property
     def hash(self) -> str:
-        """Of the lowered text; it tells the executables of two runs apart. '' for what is never compiled."""
+        """Hash of the lowered text, equal for equal programs in any run; '' for a function that is not jitted."""
         self.lower()
         return self._hash
 
     def lower(self) -> None:
-        """Traces and lowers the executable, unless that is done."""
+        """Traces and lowers the executable, if it is not lowered yet."""
         with self._lowering:
             if self._trace and not self._hash:
                 self._lowered = self.traced.lower()
                 self._hash = hashed(self._lowered.as_text())
 
     def compile(self) -> 'Executable':
-        """Compiles the executable, unless that is done, and returns it."""
+        """Compiles the executable, if it is not compiled yet, and returns it."""
         self.lower()
         with self._compiling:
             if self._function is None:
@@ -82,7 +83,7 @@ class Executable:
         return self
 
     def compile_lowered(self, lowered: Any) -> None:
-        """Compiles the jax.stages.Lowered."""
+        """Compiles a jax.stages.Lowered, and notes whether it came from the compilation cache."""
         _listen_for_cache_hits()
         _cache_hits.count = 0
         self._function = lowered.compile()
@@ -90,16 +91,16 @@ class Executable:
 
     @property
     def memory(self):
-        """The compiler's memory_analysis(), in bytes of one device."""
+        """The compiler's memory_analysis(), in bytes on one device."""
         return self._function.memory_analysis()
 
 
-_cache_hits = threading.local()  # count: of the compilation that this thread is at
+_cache_hits = threading.local()  # count: cache hits in this thread's current compilation
 
 
 @functools.cache
 def _listen_for_cache_hits():
-    """From now on jax's compilation cache counts its hits in each thread."""
+    """Makes jax's compilation cache count its hits in each thread's _cache_hits.count, from the first call on."""
 
     def count_hit(event, **_):
         if event == '/jax/compilation_cache/cache_hits':
@@ -109,16 +110,16 @@ def _listen_for_cache_hits():
 
 
 def compile_all(executables: Sequence[Executable], name: str) -> None:
-    """Compiles executables on all cores; `name` tells people what they are."""
+    """Compiles executables on all cores; name: what they are, for people."""
     with BackgroundCompiler() as compiler:
         compiler.add(executables)
         compiler.wait(name)
 
 
 class BackgroundCompiler:
-    """A context in which executables are compiled behind what the caller does, in the order in which they were added.
+    """A context that compiles executables on background threads, in the order in which they were added.
 
-    Whatever ends the context does not wait for the compiler.
+    The end of the context does not wait for the compiler.
     """
 
     def __init__(self):
@@ -133,16 +134,16 @@ class BackgroundCompiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def add(self, executables: Iterable[Executable]) -> None:
-        """Adds executables; nothing is done yet."""
+        """Queues executables, without starting them."""
         self._waiting += executables
 
     def start(self) -> None:
-        """Traces here what was added so far, and compiles it on other threads."""
+        """Traces all queued executables on this thread, and compiles them on background threads."""
         while self._waiting:
             self._start_next()
 
     def step(self, *_) -> None:
-        """Starts one more, if that leaves a core to the caller's steps; raises what has gone wrong meanwhile."""
+        """Starts one more executable if that leaves a core to the caller. Raises an error of a finished compilation."""
         running = [future for future in self._futures.values() if not future.done()]
         if self._waiting and len(running) < max((os.cpu_count() or 1) - 1, 1):
             self._start_next()
@@ -156,7 +157,7 @@ class BackgroundCompiler:
         self._futures[executable] = self._pool.submit(executable.compile)
 
     def wait(self, name: str) -> None:
-        """Starts what waits, and returns when all is compiled; `name` tells people what."""
+        """Starts all queued executables, and returns when all are compiled; name: what they are, for people."""
         executables = [*self._futures, *self._waiting]
         several = len(executables) > 1
 
@@ -175,17 +176,18 @@ class BackgroundCompiler:
 
 
 def busy() -> bool:
-    """Whether something is being compiled, also for a context that has ended."""
+    """Whether a background thread is compiling, also one whose context has ended."""
     return any(thread.name.startswith(THREADS) for thread in threading.enumerate())
 
 
 def make_executable(
     name: str, function: Callable, arguments: tuple, mesh: Mesh, out_shardings: Any, donate: int | None = None
 ) -> Executable:
-    """The Executable of a learner's function for arguments like these (arrays or ShapeDtypeStructs), on a mesh.
+    """The Executable for a function of the learner.
 
-    name says what it is, to people. donate is the number of the argument whose memory the results may take. Under
-    `jax.disable_jit()` the function is called as it is, to be stepped through.
+    name: what it is, for people. arguments: arrays or ShapeDtypeStructs with the shapes and shardings to compile for.
+    donate: index of the argument whose memory the results may take. Under `jax.disable_jit()` the function is called
+    as it is, so that a debugger can step through.
     """
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
         return Executable(None, function)
@@ -199,22 +201,22 @@ def make_executable(
 
 
 def options_on(mesh: Mesh) -> dict[str, Any]:
-    """Compiler options of the learner's executables on a mesh: on CPUs, those above that this XLA accepts."""
+    """Compiler options for the learner's executables on a mesh; on CPUs, those options above that this XLA accepts."""
     device = mesh.devices.flat[0]
     if device.platform != 'cpu':
         return repeatable_on(device)
     cached = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
-    return {name: value for name, value in _accepted().items() if name in ON_CPU or not cached}
+    return {name: value for name, value in _accepted_options().items() if name in ON_CPU or not cached}
 
 
 def repeatable_on(device: Any) -> dict[str, Any]:
-    """Compiler options of a program on a jax.Device, without which its results would vary from run to run."""
+    """Compiler options that make results on a jax.Device equal from run to run."""
     return dict(ON_GPU) if device.platform == 'gpu' else {}
 
 
 @functools.cache
-def _accepted():
-    """The options that this jaxlib accepts; it raises for others."""
+def _accepted_options():
+    """The CPU options, out of ON_CPU and UNCACHED, that this jaxlib accepts; it raises an error for unknown options."""
 
     def accepts(**option):
         try:
@@ -227,12 +229,12 @@ def _accepted():
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes that arrays, or abstract arrays with shardings, take in the memory of one device."""
+    """Bytes that arrays, or abstract arrays with shardings, take in one device's memory."""
     return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != specs.HOST)
 
 
-def waiting_bytes(tree: Any) -> int:
-    """Bytes of one device's arrays that are in the memory of its host."""
+def host_bytes(tree: Any) -> int:
+    """Bytes that a device's shards of arrays take in its host's memory (specs.HOST)."""
     return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind == specs.HOST)
 
 
@@ -241,17 +243,17 @@ def _bytes(arrays):
 
 
 def hashed(text: str) -> str:
-    """16 hexadecimal digits of the SHA-256 of a text."""
+    """The first 16 hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def abstract(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    """ShapeDtypeStruct with a sharding."""
+    """A ShapeDtypeStruct with a sharding."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
 def abstract_params(table: Any, mesh: Mesh) -> Any:
-    """ShapeDtypeStruct, with its training sharding, of each parameter of a table."""
+    """A float32 ShapeDtypeStruct with its training sharding for each parameter in a table."""
     return jax.tree.map(
         lambda param, sharding: abstract(param.shape, jnp.float32, sharding),
         table,

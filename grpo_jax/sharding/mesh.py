@@ -24,12 +24,12 @@ class Axes(NamedTuple):
 
 
 AXES = Axes._fields
-ROW_AXES = ('data', 'fsdp', 'context')  # they split arrays of rows, and the sampler's rows
-BATCH_AXES = ('data', 'fsdp')  # they split the learner's rows; context splits the columns of those
+ROW_AXES = ('data', 'fsdp', 'context')  # split the rows of arrays and of the sampler
+BATCH_AXES = ('data', 'fsdp')  # split the learner's rows, whose columns context splits
 
 
 def check(section: Any) -> None:
-    """BadInput for config.mesh where an axis is none of AXES or has no size."""
+    """Raises BadInput when config.mesh has an axis that is none of AXES, or a size that is no whole number above 0."""
     ranges.check_value('mesh', section, Mapping)
     for axis, size in section.items():
         if axis not in AXES:
@@ -38,7 +38,10 @@ def check(section: Any) -> None:
 
 
 def make(section: Any) -> jax.sharding.Mesh:
-    """Mesh over the first devices; an axis that section does not name has size 1. BadInput when devices are too few."""
+    """Mesh over the first devices, as config.mesh says; axes without a size have size 1.
+
+    Raises BadInput when devices are too few, or when several processes would not use all of theirs.
+    """
     check(section)
     shape = tuple(section.get(axis, 1) for axis in AXES)
     size, devices = math.prod(shape), jax.devices()
@@ -59,9 +62,9 @@ def make(section: Any) -> jax.sharding.Mesh:
 
 
 def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax.sharding.Mesh:
-    """Mesh of that shape; neighbours in it are neighbours in the torus of a TPU slice.
+    """Mesh of `shape`, a size for each of AXES, where neighbours are neighbours in the torus of a TPU slice.
 
-    Axis data goes over the slices first; BadInput where these do not divide it.
+    slices: number of TPU slices, over which axis data goes. Raises BadInput where they do not divide it.
     """
     # Auto: make_mesh's newer default, Explicit, refuses embedding look-ups with sharded tokens
     auto = (AxisType.Auto,) * len(AXES)

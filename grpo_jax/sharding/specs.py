@@ -1,4 +1,4 @@
-"""Shardings of parameters, state and batches, all derived from the parameter table."""
+"""Shardings of parameters, which follow from the parameter table, and of other arrays."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from grpo_jax.errors import BadInput
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import map_table
 
-HOST = 'pinned_host'  # a memory kind: the part of the host's memory that its devices read directly
+HOST = 'pinned_host'  # jax's memory kind for host memory that devices read directly
 
 
 def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """Training NamedSharding of each parameter of a table; BadInput when a mesh axis does not divide a dimension."""
+    """Training shardings for the parameters in a table. Raises BadInput where an axis does not divide a shape."""
 
     def leaf(path, param):
         for size, axis in zip(param.shape, param.axes, strict=True):
@@ -30,7 +30,7 @@ def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def sampler_params(table: Any, mesh: Mesh) -> Any:
-    """The training shardings without fsdp: decoding must not gather weights at every step."""
+    """The training shardings without axis fsdp, since decoding must not gather weights at every step."""
 
     def leaf(path, param):
         return NamedSharding(mesh, PartitionSpec(*(axis if axis == 'tensor' else None for axis in param.axes)))
@@ -39,20 +39,20 @@ def sampler_params(table: Any, mesh: Mesh) -> Any:
 
 
 def unstacked(sharding: NamedSharding) -> NamedSharding:
-    """The sharding of one layer's array, of that of all layers' arrays stacked."""
+    """One layer's sharding, from the sharding of the array that stacks all layers."""
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
 def over_rows(mesh: Mesh) -> NamedSharding:
-    """Sharding of arrays whose first axis is rows or prompts: data, fsdp and context split it."""
+    """Sharding for arrays whose first axis is rows or prompts, which ROW_AXES split."""
     return NamedSharding(mesh, PartitionSpec(ROW_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of small values, of which every device has a copy."""
+    """Sharding for small arrays: every device has a copy."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def in_host(shardings: Any) -> Any:
-    """The same shardings, in the memory of the hosts."""
+    """The same shardings, but in host memory (HOST)."""
     return jax.tree.map(lambda sharding: sharding.with_memory_kind(HOST), shardings)

@@ -1,4 +1,4 @@
-"""Arrays that are gathered and scattered along an axis of the mesh, side by side of the torus of a TPU slice."""
+"""Gathers and scatters arrays along a mesh axis: one side of a TPU slice's torus after another."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,20 +14,20 @@ Groups = list[list[int]]
 
 
 class Axis(NamedTuple):
-    """An axis of the mesh, for functions that run on each device; see along."""
+    """A mesh axis, for functions that run on each device in shard_map; made by `along`."""
 
     name: str
-    stages: list[Groups]
+    stages: list[Groups]  # groups of devices, by their places on the axis, for one side of the torus after another
     platform: str  # of the devices: tpu, gpu, cpu
 
     def gather(self, x: Shaped[Array, '...'], dimension: int) -> Shaped[Array, '...']:
-        """All devices' parts, side by side along a dimension."""
+        """x of all devices on the axis, side by side along a dimension."""
         for groups in self.stages if len(self.stages) > 2 else [None]:  # XLA for TPUs gathers over two sides at once
             x = jax.lax.all_gather(x, self.name, axis=dimension, axis_index_groups=groups, tiled=True)
         return x
 
     def scatter(self, x: Shaped[Array, '...'], dimension: int) -> Shaped[Array, '...']:
-        """A device's part of the sum of x over all devices."""
+        """Sums x over the axis, and returns this device's part along a dimension."""
         if self.platform == 'cpu':  # between processes, psum_scatter gets a few numbers at the end of a part wrong
             width = x.shape[dimension] // jax.lax.axis_size(self.name)
             start = jax.lax.axis_index(self.name) * width
@@ -39,40 +39,43 @@ class Axis(NamedTuple):
         return x
 
     def _scatter_around(self, x, groups, dimension):
-        """A device's part of the sum over its group, each sum travelling around the group.
+        """This device's part of the sum over its group; partial sums travel around the group.
 
-        XLA for TPUs makes many a psum_scatter a sum of the whole, which sends twice as much and is cut afterwards.
+        XLA for TPUs turns many a psum_scatter into a sum over whole arrays, which sends twice as many bytes.
         """
         size = len(groups[0])
         place = jnp.argsort(jnp.array(groups).ravel())[jax.lax.axis_index(self.name)] % size
         neighbours = [(group[i], group[(i + 1) % size]) for group in groups for i in range(size)]
         width = x.shape[dimension] // size
 
-        def own(step):
+        def part_at(step):
             return jax.lax.dynamic_slice_in_dim(x, (place - 1 - step) % size * width, width, dimension)
 
-        total = own(0)
+        total = part_at(0)
         for step in range(1, size):
-            total = jax.lax.ppermute(total, self.name, neighbours) + own(step)
+            total = jax.lax.ppermute(total, self.name, neighbours) + part_at(step)
         return total
 
 
 def along(mesh: jax.sharding.Mesh, name: str) -> Axis:
-    """The Axis of a mesh, whose stages have one list of groups for each side of the torus that the axis spans.
+    """The Axis for a mesh axis by name, with a stage for each side of the torus that it spans.
 
-    An array of which each place has a part is gathered within each group of the first list, then of the next. In the
-    reverse order it is scattered. Devices that do not say where they lie are one group.
+    A gather goes within the groups of the first stage, then of the next; a scatter goes in the reverse order. Devices
+    without coordinates form one group.
     """
-    lined = np.moveaxis(mesh.devices, mesh.axis_names.index(name), -1)
-    devices = lined.reshape(-1, lined.shape[-1])[0]
+    axis_last = np.moveaxis(mesh.devices, mesh.axis_names.index(name), -1)
+    devices = axis_last.reshape(-1, axis_last.shape[-1])[0]
     places = [(*getattr(device, 'coords', ()), getattr(device, 'core_on_chip', 0)) for device in devices]
-    return Axis(name, lines(places), devices[0].platform)
+    return Axis(name, make_stages(places), devices[0].platform)
 
 
-def lines(places: Sequence[tuple[int, ...]]) -> list[Groups]:
-    """The stages of an axis whose chips lie at these coordinates; one of all chips where they are no grid of lines."""
+def make_stages(places: Sequence[tuple[int, ...]]) -> list[Groups]:
+    """Axis.stages for chips at these torus coordinates, in the order of the axis.
+
+    Chips that do not form a grid of lines along the torus make one stage with one group.
+    """
     count = len(places)
-    # the largest blocks of places, one behind the other, that are lines along the same side
+    # the largest blocks of successive places that are lines along one side, the same for all blocks
     for size in (n for n in range(count, 1, -1) if count % n == 0):
         blocks = [places[i : i + size] for i in range(0, count, size)]
         varied = {i for block in blocks for i, values in enumerate(zip(*block, strict=True)) if len(set(values)) > 1}
@@ -81,11 +84,11 @@ def lines(places: Sequence[tuple[int, ...]]) -> list[Groups]:
     else:
         return [[list(range(count))]] * (count > 1)
     side = varied.pop()
-    # of each block, which place has which coordinate there
+    # for each block: coordinate on that side -> place
     at = [{place[side]: b * size + i for i, place in enumerate(block)} for b, block in enumerate(blocks)]
     if any(set(block) != set(at[0]) or len(block) < size for block in at):
         return [[list(range(count))]]
-    # blocks are lines themselves along the other sides, and so are their places of one coordinate
-    across = lines([block[0][:side] + block[0][side + 1 :] for block in blocks])
+    # the other sides: stages over the blocks, which hold for the blocks' places at each coordinate
+    across = make_stages([block[0][:side] + block[0][side + 1 :] for block in blocks])
     outer = [[[at[b][place] for b in group] for group in groups for place in sorted(at[0])] for groups in across]
     return [[list(range(i, i + size)) for i in range(0, count, size)], *outer]

@@ -21,7 +21,7 @@ def test_sums_in_order_are_those_of_a_scatter(seed):
     rng = np.random.default_rng(seed)
     rows, count = int(rng.integers(1, 40)), int(rng.integers(1, 200))
     index, gradient = jnp.asarray(rng.integers(0, rows, count)), jnp.asarray(rng.normal(size=(count, 3)), jnp.float32)
-    in_order, scattered = (add(rows, index, gradient) for add in (gather._in_order, gather._scattered))
+    in_order, scattered = (add(rows, index, gradient) for add in (gather._sum_in_order, gather._sum_by_scatter))
     np.testing.assert_allclose(in_order, scattered, atol=1e-5)
     assert not np.any(np.asarray(in_order)[np.setdiff1d(np.arange(rows), index)])
 

@@ -121,12 +121,12 @@ def test_blocks_without_a_pair_are_not_read():
     column = np.arange(384)
     # a prompt in columns 0 to 9, a completion up to 127, and another one from 128 on, which sees 0 to 9
     runs = np.stack([np.where(column < 128, 0, 128), column + 1, 0 * column, np.where(column < 128, 0, 10)])
-    needed = splash._needed(jnp.asarray(runs[None]), tiling, 384)
+    needed = splash._needed_blocks(jnp.asarray(runs[None]), tiling, 384)
     np.testing.assert_array_equal(needed[0], [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
-    alone = splash._needed(jnp.asarray(runs[None, :2]), tiling, 384)
+    alone = splash._needed_blocks(jnp.asarray(runs[None, :2]), tiling, 384)
     np.testing.assert_array_equal(alone[0], [[1, 0, 0], [0, 1, 0], [0, 1, 1]])
     # where nothing is to be done the block of the step before stays, or that of the first step with work is there
-    np.testing.assert_array_equal(splash._fetched(alone)[0], [[0, 0, 0], [1, 1, 1], [1, 1, 2]])
+    np.testing.assert_array_equal(splash._blocks_to_read(alone)[0], [[0, 0, 0], [1, 1, 1], [1, 1, 2]])
 
 
 def test_pairs_of_blocks_that_cost():

@@ -42,7 +42,7 @@ def places(*sides):
     ],
 )
 def test_stages_are_the_sides_of_a_grid(at, sizes):
-    stages = torus.lines(at)
+    stages = torus.make_stages(at)
     assert [len(groups[0]) for groups in stages] == sizes
     for groups in stages:
         assert sorted(itertools.chain(*groups)) == list(range(len(at)))
@@ -54,7 +54,7 @@ def test_stages_are_the_sides_of_a_grid(at, sizes):
 @pytest.mark.parametrize('at', [places(8), places(2, 4), places(2, 2, 2), [(0, 0), (1, 0), (1, 1), (0, 1)]])
 @pytest.mark.parametrize('dimension', [0, 1])
 def test_a_scatter_in_stages_is_that_of_all_at_once_and_a_gather_undoes_it(at, dimension):
-    mesh, axis = meshes.make({'fsdp': len(at)}), torus.Axis('fsdp', torus.lines(at), 'tpu')
+    mesh, axis = meshes.make({'fsdp': len(at)}), torus.Axis('fsdp', torus.make_stages(at), 'tpu')
     cut = PartitionSpec(*('fsdp' if i == dimension else None for i in range(2)))
     x = jnp.asarray(np.random.default_rng(0).integers(-50, 50, (len(at), 16, 24)), jnp.float32)
 

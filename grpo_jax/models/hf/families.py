@@ -1,6 +1,6 @@
-"""The families of decoders: config.json to ModelConfig, and what a config.json may say.
+"""The families of decoders: reads config.json into a ModelConfig, and refuses a config.json that is not supported.
 
-Every field of ModelConfig is read from config.json through transformers, whose defaults are the family's own.
+Every field of ModelConfig is read from config.json through transformers, which has each family's defaults.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ SIZES = {
     'num_key_value_heads': 2**31 - 1,
     'intermediate_size': 2**31 - 1,
     'max_position_embeddings': 2**31 - 1,
-}  # the largest that can be meant
-# the keys of config.json that are read; the others are not: some are about training, some let transformers allocate
+}  # key of config.json -> the largest size that somebody can mean
+# The keys of config.json that are read. The others are about training, or they make transformers allocate memory.
 READ = (
     *SIZES,
     *('tie_word_embeddings', 'attention_bias', 'mlp_bias', 'rms_norm_eps', 'hidden_act', 'head_dim', 'tokenizer_class'),
@@ -43,7 +43,7 @@ SCALES = (
     'logits_scaling',
 )
 LAYER_TYPES = ('full_attention', 'sliding_attention')
-# rope_type -> the numbers that it must have, those it may have
+# rope_type -> (keys with numbers that it must have, keys that it may have)
 ROPE_TYPES = {
     'default': ((), ()),
     'linear': (('factor',), ()),
@@ -57,7 +57,7 @@ ROPE_TYPES = {
 
 
 def _biases(hf):
-    """Biases of attention, as config.json says."""
+    """Fields of ModelConfig for the biases of attention, as attention_bias says."""
     return {'qkv_bias': hf.attention_bias, 'out_bias': hf.attention_bias}
 
 
@@ -75,7 +75,7 @@ def _granite(hf):
 
 
 def _smollm3(hf):
-    """NoPE: some layers are not rotated."""
+    """Llama's fields, and the layers without rotary positions (NoPE)."""
     return _llama(hf) | {
         'unrotated': tuple(i for i, on in enumerate(hf.no_rope_layers[: hf.num_hidden_layers]) if not on)
     }
@@ -99,10 +99,10 @@ def _gemma2(hf):
 
 
 class Family(NamedTuple):
-    """A family of decoders: what differs from Llama without biases."""
+    """How a family of decoders differs from Llama without biases."""
 
-    fields: Callable[[Any], dict[str, Any]]  # of its config, fields of ModelConfig
-    windows: str = ''  # each layer has the sliding_window that layer_types gives it ('by type'), or 'all' have it
+    fields: Callable[[Any], dict[str, Any]]  # config as transformers reads it -> the fields of ModelConfig that differ
+    windows: str = ''  # layers with sliding_window: those that layer_types names ('by type'), 'all', or none ('')
     local_rope: bool = False  # rope_parameters are by layer type
     partial_rotary: bool = False  # partial_rotary_factor is obeyed
 
@@ -121,11 +121,11 @@ FAMILIES = {
     'gemma2': Family(_gemma2, windows='by type'),
     'gemma3_text': Family(lambda hf: _gemma2(hf) | {'qk_norm': True}, windows='by type', local_rope=True),
 }
-MOST_PARAMETERS = 2**43  # the largest model has about a twentieth
+MOST_PARAMETERS = 2**43  # some twenty times the largest model
 
 
 def import_transformers() -> Any:
-    """The library; importing it takes a second, and prints advice for those without torch unless it is told not to."""
+    """Returns the library transformers. It takes a second to import, and would print advice where torch is missing."""
     os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
     import transformers
 
@@ -133,17 +133,17 @@ def import_transformers() -> Any:
 
 
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
-    """ModelConfig of a folder's config.json; BadInput for what the decoder cannot compute."""
+    """Reads a folder's config.json as a ModelConfig. Raises BadInput for a model that our decoder cannot compute."""
     path = os.path.join(folder, 'config.json')
     family, hf = read_config(folder, path)
     check_config(hf, path)
-    own: dict[str, Any] = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False)
-    own |= FAMILIES[family].fields(hf)
-    key = 'hidden_activation' if 'activation' in own else 'hidden_act'
-    own['activation'] = getattr(hf, key)
-    if own['activation'] not in list(transformer.ACTIVATIONS):
-        known = ', '.join(transformer.ACTIVATIONS)
-        raise BadInput(f'{key} in {path}', own['activation'], f'not supported; one of {known} is')
+    fields: dict[str, Any] = dict.fromkeys(('qk_norm', 'qkv_bias', 'out_bias', 'mlp_bias'), False)
+    fields |= FAMILIES[family].fields(hf)
+    key = 'hidden_activation' if 'activation' in fields else 'hidden_act'
+    fields['activation'] = getattr(hf, key)
+    if fields['activation'] not in list(transformer.ACTIVATIONS):
+        supported = ', '.join(transformer.ACTIVATIONS)
+        raise BadInput(f'{key} in {path}', fields['activation'], f'not supported; one of {supported} is')
     c = transformer.ModelConfig(
         vocab_size=hf.vocab_size,
         width=hf.hidden_size,
@@ -155,7 +155,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
         norm_eps=hf.rms_norm_eps,
         tie_embeddings=hf.tie_word_embeddings,
         **_rotary_fields(FAMILIES[family], hf, path),
-        **own,
+        **fields,
     )
     sizes = transformer.map_table(lambda _, param: math.prod(param.shape), transformer.param_table(c))
     parameters = sum(jax.tree.leaves(sizes))
@@ -167,7 +167,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
 
 
 def _rotary_fields(family, hf, path):
-    """The fields of ModelConfig about windows and rotary positions."""
+    """The fields of ModelConfig for windows and rotary positions; path: of config.json, for messages."""
     windows = read_windows(hf, path, family.windows)
     rotary_dim = read_rotary_dim(hf, path) if family.partial_rotary else 0
     parameters, local = getattr(hf, 'rope_parameters', None), None
@@ -186,7 +186,10 @@ def _rotary_fields(family, hf, path):
 
 
 def read_config(folder, path):
-    """(model_type, the config as transformers reads it); BadInput for what it cannot read, and other families."""
+    """(model_type, the config as transformers reads it). Raises BadInput for an unreadable config and other families.
+
+    folder: where config.json and the other files lie, which are checked first; path: of config.json.
+    """
     if not os.path.isfile(path):
         raise BadInput('model.path', folder, 'has no config.json; give the folder that holds it beside the weights')
     folders.check(folder)
@@ -203,9 +206,9 @@ def read_config(folder, path):
 
 
 def context_length(folder: str | os.PathLike[str]) -> int:
-    """Number of positions that the model is for (max_position_embeddings).
+    """Number of positions that the model was made for: max_position_embeddings of config.json.
 
-    With LongRoPE, those of short texts: beyond them all frequencies are others, those of earlier tokens too.
+    With LongRoPE, at most original_max_position_embeddings: a longer text would need other frequencies for all tokens.
     """
     hf = read_config(folder, os.path.join(folder, 'config.json'))[1]
     parameters = getattr(hf, 'rope_parameters', None)
@@ -215,7 +218,7 @@ def context_length(folder: str | os.PathLike[str]) -> int:
 
 
 def check_sizes(config: Mapping[str, Any], path: str) -> None:
-    """BadInput for a size that no decoder can have, among those that config.json gives."""
+    """Raises BadInput for a size in a config.json that no decoder can have; config: the content of the file `path`."""
     for name, most in SIZES.items():
         size = config.get(name)
         if size is not None and not (type(size) is int and 1 <= size <= most):
@@ -223,7 +226,7 @@ def check_sizes(config: Mapping[str, Any], path: str) -> None:
 
 
 def check_config(hf: Any, path: str) -> None:
-    """BadInput for a size, a number or a switch that no decoder can have; hf is the config as transformers reads it."""
+    """Raises BadInput for a size, number or switch that is not supported; hf: the config as transformers reads it."""
     check_sizes({name: getattr(hf, name, 0) or 0 for name in SIZES}, path)
     if not _is_number(hf.rms_norm_eps) or not 0 < hf.rms_norm_eps < 1:
         raise BadInput(f'rms_norm_eps in {path}', hf.rms_norm_eps, 'must be a number between 0 and 1')
@@ -247,7 +250,7 @@ def check_config(hf: Any, path: str) -> None:
 
 
 def read_head_dim(hf: Any, path: str) -> int:
-    """The width of a head; BadInput where it is not even, as rotary embeddings need it."""
+    """The width of a head. Raises BadInput where it is odd, since rotary positions need pairs."""
     size = getattr(hf, 'head_dim', None)
     if size is None:
         size, rest = divmod(hf.hidden_size, hf.num_attention_heads)
@@ -261,14 +264,14 @@ def read_head_dim(hf: Any, path: str) -> int:
 
 
 def read_windows(hf: Any, path: str, which: str) -> tuple[int, ...]:
-    """The window of each layer, 0 without one; () where no layer has one.
+    """Each layer's window in positions, 0 without one; () where no layer has one.
 
-    which is that of families.Family: '' for a family without windows. BadInput for layer_types of another kind.
+    which: Family.windows. Raises BadInput for layer_types that the family does not have.
     """
     size, kinds = getattr(hf, 'sliding_window', None) if which else None, getattr(hf, 'layer_types', None)
-    same = [LAYER_TYPES[size is not None]] * hf.num_hidden_layers
-    possible = LAYER_TYPES if which == 'by type' else same[:1]
-    kinds = same if kinds is None else kinds
+    by_default = [LAYER_TYPES[size is not None]] * hf.num_hidden_layers
+    possible = LAYER_TYPES if which == 'by type' else by_default[:1]
+    kinds = by_default if kinds is None else kinds
     if not isinstance(kinds, list) or not all(kind in possible for kind in kinds):
         raise BadInput(f'layer_types in {path}', kinds, f'not supported; {" and ".join(possible)} alone')
     if len(kinds) != hf.num_hidden_layers:
@@ -281,7 +284,7 @@ def read_windows(hf: Any, path: str, which: str) -> tuple[int, ...]:
 
 
 def read_rotary_dim(hf: Any, path: str) -> int:
-    """How many numbers of a head are rotated, by partial_rotary_factor; 0 for all. BadInput where it is not even."""
+    """How many numbers of a head partial_rotary_factor rotates; 0: all. Raises BadInput for an odd part."""
     parameters, size = getattr(hf, 'rope_parameters', None), read_head_dim(hf, path)
     factor = parameters.get('partial_rotary_factor') if isinstance(parameters, dict) else None
     if factor in (None, 1):
@@ -292,7 +295,11 @@ def read_rotary_dim(hf: Any, path: str) -> int:
 
 
 def read_rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tuple[float, dict[str, Any]]:
-    """(theta, the other parameters of a rotary embedding of so many numbers; {} for plain ones)."""
+    """(theta, scaling parameters; {} for the default type) of a rotary embedding, as in attention.rope_frequencies.
+
+    parameters: rope_parameters of config.json. numbers_rotated: how many numbers of a head the embedding rotates.
+    Raises BadInput for a type or a number that is not supported.
+    """
     if not isinstance(parameters, dict):
         raise BadInput(f'rope_parameters in {path}', parameters, 'must be an object with rope_theta')
     parameters = dict(parameters)
@@ -301,7 +308,7 @@ def read_rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tupl
         raise BadInput(f'rope_type in {path}', kind, f'not supported; one of {", ".join(ROPE_TYPES)} is')
     if kind in ('yarn', 'longrope') and parameters.get('original_max_position_embeddings') is None:
         parameters['original_max_position_embeddings'] = hf.max_position_embeddings
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # parameters that are no numbers
     if kind == 'longrope':
         original, short = parameters['original_max_position_embeddings'], parameters.get('short_factor')
         if type(original) is not int or original < 2:
@@ -310,7 +317,7 @@ def read_rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tupl
             raise BadInput(
                 f'short_factor in {path}', short, f'must be a list of {numbers_rotated // 2} numbers above 0'
             )
-        own['short_factor'] = tuple(short)
+        options['short_factor'] = tuple(short)
         if parameters.get('factor') is None:
             parameters['factor'] = hf.max_position_embeddings / original
     needed, possible = ROPE_TYPES[kind]
@@ -328,8 +335,8 @@ def read_rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tupl
     if not isinstance(parameters.get('truncate', True), bool):
         raise BadInput(f'truncate of rope_parameters in {path}', parameters['truncate'], 'must be true or false')
     if kind == 'yarn' and 'truncate' in parameters:
-        own['truncate'] = parameters['truncate']
-    return float(theta), {} if kind == 'default' else {'rope_type': kind, **numbers, **own}
+        options['truncate'] = parameters['truncate']
+    return float(theta), {} if kind == 'default' else {'rope_type': kind, **numbers, **options}
 
 
 def _is_number(value):

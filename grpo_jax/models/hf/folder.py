@@ -1,4 +1,4 @@
-"""The folder of a model, which others have made: its files are checked before a library reads them."""
+"""Checks the files in a model's folder, which others have made, before a library reads them."""
 
 import glob
 import os
@@ -12,17 +12,17 @@ FILES = re.compile(
     r'(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|merges|'
     r'chat_template).*\.(json|txt|jinja|model)'
 )
-TEMPLATES = 'additional_chat_templates'  # a folder of chat templates within
+TEMPLATES = 'additional_chat_templates'  # a subfolder with chat templates
 INDEX = 'model.safetensors.index.json'
-LARGEST = 2**27  # bytes of a file but weights: four times those of the largest published tokenizer
+LARGEST = 2**27  # bytes of a file that holds no weights: four times the largest published tokenizer
 PICKLED = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.h5', '.msgpack')  # weights that are never read
 REMEDY = 'take it again from the published model'
 
 
 def check(folder: str | os.PathLike[str]) -> None:
-    """BadInput for a file that is a link out of the folder, no plain file, or too large to be what its name says.
+    """Raises BadInput for a file that is a link out of the folder, no plain file, or too large for its name.
 
-    What is a folder itself is not read, but for TEMPLATES.
+    Subfolders are skipped, except TEMPLATES.
     """
     try:
         names = sorted(os.listdir(folder))
@@ -32,21 +32,21 @@ def check(folder: str | os.PathLike[str]) -> None:
     for name in names:
         if name != TEMPLATES and os.path.isdir(os.path.join(folder, name)):
             continue
-        path, described = files.inside(folder, name), FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja')
-        if (described or name.endswith('.safetensors')) and not os.path.isfile(path):
+        path, is_text = files.inside(folder, name), FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja')
+        if (is_text or name.endswith('.safetensors')) and not os.path.isfile(path):
             raise BadInput('model.path', path, f'is no plain file; {REMEDY}')
-        if described and os.path.getsize(path) > LARGEST:
+        if is_text and os.path.getsize(path) > LARGEST:
             raise BadInput(path, f'{os.path.getsize(path)} bytes', f'must have at most {LARGEST}; {REMEDY}')
 
 
 def read_settings(folder: str | os.PathLike[str], name: str, remedy: str = REMEDY) -> dict[str, Any]:
-    """The object in a JSON file of the folder; {} where there is no such file, BadInput for one of anything else."""
+    """The object in the folder's JSON file `name`; {} without that file. Raises BadInput where it holds no object."""
     path = os.path.join(folder, name)
     return json_file.read_object(files.inside(folder, name), remedy) if os.path.lexists(path) else {}
 
 
 def check_tokenizer(folder: str | os.PathLike[str]) -> None:
-    """BadInput for settings by which transformers would read files elsewhere, or print what its terminal obeys."""
+    """Raises BadInput for settings that make transformers read files elsewhere, or print control characters."""
     config = read_settings(folder, 'tokenizer_config.json')
     versions = config.get('fast_tokenizer_files') or []
     if not isinstance(versions, list) or not all(isinstance(name, str) for name in versions):
@@ -58,7 +58,7 @@ def check_tokenizer(folder: str | os.PathLike[str]) -> None:
     for name in versions:
         files.inside(folder, name)
     settings = [config, read_settings(folder, 'special_tokens_map.json')]
-    if 'added_tokens_decoder' not in config:  # transformers takes them from there
+    if 'added_tokens_decoder' not in config:  # transformers then takes the added tokens from tokenizer.json
         settings.append({'added_tokens': read_settings(folder, 'tokenizer.json').get('added_tokens')})
     for key in (key for value in settings for key in _nested_keys(value)):
         if not key.isprintable():
@@ -66,7 +66,7 @@ def check_tokenizer(folder: str | os.PathLike[str]) -> None:
 
 
 def _nested_keys(value):
-    """The keys of all objects within a JSON value, but those of its own."""
+    """Yields the keys of all objects that a JSON value contains, but not the value's own keys."""
     for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         if isinstance(child, dict):
             yield from child
@@ -74,5 +74,5 @@ def _nested_keys(value):
 
 
 def pickled_weights(folder: str | os.PathLike[str]) -> list[str]:
-    """The names of files of weights that only unpickling would read, which runs what they say."""
+    """Names of weight files that would have to be unpickled, which runs code in them; we do not read them."""
     return sorted(name for name in os.listdir(folder) if name.endswith(PICKLED))

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out: safetensors (single or sharded), tokenizer files; families.py reads config.json.
+"""Reads and writes Hugging Face folders: safetensors (single or sharded) and tokenizers; families.py reads config.json.
 
 A path that is no folder is taken for a hub name.
 """
@@ -23,16 +23,17 @@ from grpo_jax.models import heads, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.models.hf import folder as folders
 from grpo_jax.models.hf import tensors as tensor_files
-from grpo_jax.models.hf.names import NAMES, find_tensors, to_theirs
+from grpo_jax.models.hf.names import NAMES, find_tensors, to_stored
 from grpo_jax.text import during
 
 PATTERNS = ('*.json', '*.safetensors', '*.txt', '*.model', '*.jinja')  # files of a model that are fetched
 
 
 def find(path: str | os.PathLike[str]) -> str:
-    """The local folder of a model: a path from here, one from this package (configs/models/...), or what is fetched.
+    """The local folder of a model, after a download where it is needed.
 
-    Fetched are models of the hub and folders in buckets.
+    path: a folder, seen from here or from this package (configs/models/...); the URL of a folder in a bucket; or a name
+    on the hub. Raises BadInput where there is none of these.
     """
     path = os.fspath(path)
     if buckets.is_url(path):
@@ -50,7 +51,7 @@ def find(path: str | os.PathLike[str]) -> str:
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
-    """The folder's tokenizer; BadInput when there is none, and for one whose tokens the folder's model does not have.
+    """Loads the folder's tokenizer. Raises BadInput without one, and for ids outside the model's vocabulary.
 
     A bare sentencepiece model is refused: without tokenizer_config.json, transformers guesses its prefix wrong.
     """
@@ -59,16 +60,16 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     folders.check(folder)
     folders.check_tokenizer(folder)
     path = os.path.join(folder, 'config.json')
-    # else transformers would read the file by itself, and obey all of it
-    known = {'config': families.read_config(folder, path)[1]} if os.path.isfile(path) else {}
+    # without this argument, transformers would read config.json by itself, and obey all of it
+    given_config = {'config': families.read_config(folder, path)[1]} if os.path.isfile(path) else {}
     try:
         tokenizer = families.import_transformers().AutoTokenizer.from_pretrained(
-            folder, **known, trust_remote_code=False, local_files_only=True
+            folder, **given_config, trust_remote_code=False, local_files_only=True
         )
-        if known:
-            _drop_added(tokenizer, known['config'].vocab_size)
-        # what is wrong with some settings comes out here; a token that was dropped has no id
-        given = {*tokenizer.encode('1'), *tokenizer.all_special_ids} - {None}
+        if given_config:
+            _drop_added_tokens(tokenizer, given_config['config'].vocab_size)
+        # some wrong settings raise here at first; a token that was dropped has the id None
+        encoded = {*tokenizer.encode('1'), *tokenizer.all_special_ids} - {None}
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises plain Exception for a malformed file, and its panics are none
@@ -77,13 +78,13 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
             folder,
             f'has no readable tokenizer ({str(error)[:200]}); add tokenizer.json and tokenizer_config.json',
         ) from None
-    if known:
-        _check_vocabulary(tokenizer, given, folder, known['config'].vocab_size)
+    if given_config:
+        _check_vocabulary(tokenizer, encoded, folder, given_config['config'].vocab_size)
     return tokenizer
 
 
-def _drop_added(tokenizer, size):
-    """Takes added tokens out of a tokenizer that its model does not have: those of images, in Gemma 3 of text alone."""
+def _drop_added_tokens(tokenizer, size):
+    """Removes added tokens with ids from `size` on, the model's vocabulary: image tokens in a text-only Gemma 3."""
     unknown = {str(token) for i, token in tokenizer.added_tokens_decoder.items() if i >= size}
     needed = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
     if not unknown or unknown & needed:
@@ -96,10 +97,10 @@ def _drop_added(tokenizer, size):
     tokenizer._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-def _check_vocabulary(tokenizer, given, folder, size):
-    """BadInput when the tokenizer has tokens that the model does not have, or none, or gives such without having them.
+def _check_vocabulary(tokenizer, encoded, folder, size):
+    """Refuses a tokenizer with ids outside the model's vocabulary, which has `size` ids, or without tokens.
 
-    given are the tokens that it puts around a text.
+    encoded: ids that the tokenizer emitted, also special ones that may be missing in its vocabulary.
     """
     if len(tokenizer) > size:
         raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {size}')
@@ -108,14 +109,16 @@ def _check_vocabulary(tokenizer, given, folder, size):
         raise BadInput(
             'model.path', folder, f'the last token of its tokenizer is {last}, and the model has {size} tokens'
         )
-    if not all(0 <= token < size for token in given):
-        raise BadInput('model.path', folder, f'its tokenizer gives token {max(given)}, and the model has {size} tokens')
+    if not all(0 <= token < size for token in encoded):
+        raise BadInput(
+            'model.path', folder, f'its tokenizer gives token {max(encoded)}, and the model has {size} tokens'
+        )
 
 
 def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None) -> tuple[int, ...]:
-    """Sorted ids that end a completion: eos of generation_config.json, and of the tokenizer.
+    """Sorted ids that end a completion: eos_token_id in generation_config.json, and the tokenizer's eos token.
 
-    BadInput for one that is no id, or none of a model of vocab_size tokens.
+    Raises BadInput without any, and for a number that is no id, or is not below vocab_size.
     """
     ids = {*eos_tokens(folder, 'generation_config.json', vocab_size)}
     ids |= set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
@@ -125,7 +128,7 @@ def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int 
 
 
 def eos_tokens(folder: str | os.PathLike[str], name: str, vocab_size: int | None = None) -> list[int]:
-    """The eos_token_id of a JSON file of the folder, [] where it has none; BadInput as stop_tokens."""
+    """The ids under eos_token_id in the folder's JSON file `name`; [] without. Raises BadInput as stop_tokens does."""
     listed = folders.read_settings(folder, name).get('eos_token_id')
     listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
     for i in listed:
@@ -136,14 +139,14 @@ def eos_tokens(folder: str | os.PathLike[str], name: str, vocab_size: int | None
 
 
 def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shardings: Any) -> dict[str, Any]:
-    """Float32 parameters of the folder's safetensors, each leaf placed by its sharding (or device) as it is read.
+    """Loads float32 parameters from the folder's safetensors; each is put onto its devices as soon as it is read.
 
-    A process reads what its own devices hold, and of the files no more than tensor_files.BLOCK bytes at a time.
-
-    With a value_head among the shardings, those of a sequence classification with one label. BadInput as check_weights.
+    shardings: for each parameter a sharding or a device; with a value_head, the folder must be a sequence
+    classification with one label. A process reads what its own devices hold, tensor_files.BLOCK bytes at a time. Raises
+    BadInput as check_weights does.
     """
-    table = _table(shardings, c)
-    stored, names = _check(folder, table, c)
+    table = _table_like(shardings, c)
+    stored, names = _match_tensors(folder, table, c)
 
     def leaf(key, param, sharding):
         place = names[keystr(key, simple=True, separator='/')]
@@ -161,17 +164,17 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
 
 
 def check_weights(folder: str | os.PathLike[str], c: transformer.ModelConfig, head: bool = False) -> None:
-    """BadInput when the folder's safetensors are not the model's parameters: their names, shapes and dtypes, and files.
+    """Raises BadInput when files, names, shapes or dtypes in the folder's safetensors do not fit the model.
 
-    head: a sequence classification may be in the folder instead. Only the files' headers are read.
+    head: whether the folder may be a sequence classification too. Only the files' headers are read.
     """
-    _check(folder, (heads if head and has_head(folder) else transformer).param_table(c), c)
+    _match_tensors(folder, (heads if head and has_head(folder) else transformer).param_table(c), c)
 
 
-def _check(folder, table, c):
-    """(the tensors of the folder by name, find_tensors) when they fit; else BadInput.
+def _match_tensors(folder, table, c):
+    """(the folder's StoredTensors by name, find_tensors of the table). Raises BadInput where they do not fit.
 
-    A tied head may be there, or be all that is there of head and embedding; and so may rotary frequencies.
+    With a tied head, the folder may have the embedding, the head, or both. Rotary frequencies are ignored.
     """
     stored = tensor_files.attach_scales(folder, tensor_files.list_tensors(folder))
     names = find_tensors(table, c)
@@ -179,9 +182,9 @@ def _check(folder, table, c):
     if c.tie_embeddings and head in stored:
         stored = {embedding: stored[head]} | stored
         del stored[head]
-    known = {name for place in names.values() for name in place.names}
-    missing = sorted(known - stored.keys())
-    extra = sorted(name for name in stored.keys() - known if not name.endswith('rotary_emb.inv_freq'))
+    expected = {name for place in names.values() for name in place.names}
+    missing = sorted(expected - stored.keys())
+    extra = sorted(name for name in stored.keys() - expected if not name.endswith('rotary_emb.inv_freq'))
     if missing or extra:
         raise BadInput(
             'model.path', folder, f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}'
@@ -193,7 +196,7 @@ def _check(folder, table, c):
 
 
 def has_head(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder's weights are those of a sequence classification."""
+    """Whether the folder's weights have the scalar head of a sequence classification."""
     return NAMES['value_head'][0] in tensor_files.list_tensors(folder)
 
 
@@ -205,30 +208,31 @@ def save(
     dtype: Any,
     **changes: Any,
 ) -> None:
-    """Writes a folder that transformers loads: weights as `dtype`, and the config and tokenizer files of `source`.
+    """Writes a folder that transformers can load: params in `dtype`, and the config and tokenizer files from `source`.
 
-    Params with a value_head become a sequence classification with one label. changes replace values of config.json.
+    params: on the host; with a value_head, they become a sequence classification with one label. changes: values to
+    replace in config.json.
     """
     os.makedirs(folder, exist_ok=True)
     copy_files(source, folder)
-    names = find_tensors(_table(params, c), c)
+    names = find_tensors(_table_like(params, c), c)
     tensors = {}
     for key, value in jax.tree_util.tree_leaves_with_path(params):
         path = keystr(key, simple=True, separator='/')
         layers, axes, shape, rows = names[path]
         value = np.asarray(value).astype(dtype)
         for name, array in zip(layers, value if path.startswith('layers/') else [value], strict=True):
-            tensors.setdefault(name, np.empty(shape, dtype))[rows] = to_theirs(axes, array)
+            tensors.setdefault(name, np.empty(shape, dtype))[rows] = to_stored(axes, array)
     save_file(tensors, os.path.join(folder, 'model.safetensors'), metadata={'format': 'pt'})
     path = os.path.join(folder, 'config.json')
     with open(path, encoding='utf8') as file:
         config = json.load(file)
-    for key in ('torch_dtype', *tensor_files.KEYS):  # of what was read, and not of what is written
+    for key in ('torch_dtype', *tensor_files.KEYS):  # they describe the source's weights
         config.pop(key, None)
     config['dtype'] = str(np.dtype(dtype))
     if 'value_head' in params:
         config |= {
-            'architectures': [_classifier(config['model_type'])],
+            'architectures': [_classifier_name(config['model_type'])],
             'id2label': {'0': 'score'},
             'label2id': {'score': 0},
         }
@@ -237,8 +241,8 @@ def save(
         json.dump(config, file, indent=2)
 
 
-def _classifier(family):
-    """The name of the family's sequence classification in transformers; None where it has none."""
+def _classifier_name(family):
+    """The class in transformers for the family's sequence classification; None where there is none."""
     families.import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
@@ -246,7 +250,7 @@ def _classifier(family):
 
 
 def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Copies config and tokenizer files, no weights, each whole or not at all; BadInput where one lies elsewhere."""
+    """Copies config and tokenizer files, each whole or not at all. Raises BadInput for a link out of the source."""
     folders.check(source)
     os.makedirs(folder, exist_ok=True)
     for name in config_files(source):
@@ -256,11 +260,11 @@ def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -
 
 
 def config_files(folder: str | os.PathLike[str]) -> list[str]:
-    """The names of a folder's config and tokenizer files, in order."""
+    """The sorted names of a folder's config and tokenizer files."""
     names = sorted(os.listdir(folder))
     return [name for name in names if folders.FILES.fullmatch(name) and not name.endswith('.index.json')]
 
 
-def _table(tree, c):
-    """The table of parameters like those of the tree: with a scalar head, or those of a language model."""
+def _table_like(tree, c):
+    """The parameter table for a tree's keys: with a scalar head if it has a value_head, else a language model's."""
     return (heads if 'value_head' in tree else transformer).param_table(c)

@@ -1,4 +1,4 @@
-"""How Hugging Face's folders name and store our parameters: one tensor a layer, other orders of axes, fused tensors."""
+"""How Hugging Face folders name and store our parameters: a tensor for each layer, other axis orders, fused tensors."""
 
 from collections.abc import Mapping
 import math
@@ -9,8 +9,8 @@ import numpy as np
 
 from grpo_jax.models import transformer
 
-# Name of a tensor, and its axes from ours to Hugging Face's: 'dnh->nh,d' is [D, N, H] stored as [N * H, D]. Theirs are
-# linear weights [out, in]. Axis letters are those of types.py.
+# Name of a tensor, and how our axes become Hugging Face's: 'dnh->nh,d' says that our [D, N, H] is stored as [N * H, D].
+# Their matrices are [out, in]. types.py lists the axis letters.
 LAYER_NAMES = {
     'attn_norm': ('input_layernorm.weight', 'd->d'),
     'attn_post_norm': ('post_attention_layernorm.weight', 'd->d'),
@@ -39,7 +39,7 @@ NAMES = {
     'lm_head': ('lm_head.weight', 'dv->v,d'),
     'value_head': ('score.weight', 'd->,d'),
 }
-# where norms come before attention and mlp alone, as Llama's
+# other names where norms come only before attention and mlp, as in Llama
 NORM_BEFORE = {'mlp_norm': ('post_attention_layernorm.weight', 'd->d')}
 NORM_OVER_HEADS = {'q_norm': ('self_attn.q_norm.weight', 'nh->nh'), 'k_norm': ('self_attn.k_norm.weight', 'kh->kh')}
 # a fused tensor -> the parameters whose rows it holds, in order
@@ -49,22 +49,22 @@ FUSED = {'self_attn.qkv_proj.weight': ('wq', 'wk', 'wv'), 'mlp.gate_up_proj.weig
 class Stored(NamedTuple):
     """Where a parameter lies in a folder."""
 
-    names: list[str]  # of tensors, one a layer for stacked parameters
+    names: list[str]  # of tensors; stacked parameters have one for each layer
     axes: str  # as in NAMES
-    shape: tuple[int, ...]  # of a tensor
-    rows: slice = slice(None)  # of a tensor that are the parameter's
+    shape: tuple[int, ...]  # of each tensor
+    rows: slice = slice(None)  # the parameter's rows in each tensor; a fused tensor has rows of several parameters
 
 
 def find_tensors(table: Mapping[str, Any], c: transformer.ModelConfig) -> dict[str, Stored]:
-    """Path of each parameter of the table -> Stored."""
+    """Where each parameter of the table lies in a folder: its path, like layers/wq, -> Stored."""
     stored = {
-        path: Stored([name], axes, _their_shape(axes, table[path].shape))
+        path: Stored([name], axes, _stored_shape(axes, table[path].shape))
         for path, (name, axes) in NAMES.items()
         if path in table
     }
     names = LAYER_NAMES | (NORM_BEFORE if c.norms == 'before' else {})
     names |= NORM_OVER_HEADS if c.qk_norm_over_heads else {}
-    shapes = {key: _their_shape(names[key][1], param.shape[1:]) for key, param in table['layers'].items()}
+    shapes = {key: _stored_shape(names[key][1], param.shape[1:]) for key, param in table['layers'].items()}
     rows = dict.fromkeys(shapes, slice(None))
     for name, keys in FUSED.items() if c.fused else ():
         ends = np.cumsum([shapes[key][0] for key in keys]).tolist()
@@ -78,15 +78,15 @@ def find_tensors(table: Mapping[str, Any], c: transformer.ModelConfig) -> dict[s
     return stored
 
 
-def _their_shape(axes, shape):
-    """The stored shape of our parameter of that shape; axes as in NAMES."""
+def _stored_shape(axes, shape):
+    """The shape in which Hugging Face stores a parameter that has `shape` here; axes as in NAMES."""
     ours, theirs = axes.split('->')
     sizes = dict(zip(ours, shape, strict=True))
     return tuple(math.prod(sizes[axis] for axis in group) for group in theirs.split(','))
 
 
-def to_theirs(axes: str, array: Float[np.ndarray, '...']) -> Float[np.ndarray, '...']:
-    """The array of ours as it is stored; axes as in NAMES."""
+def to_stored(axes: str, array: Float[np.ndarray, '...']) -> Float[np.ndarray, '...']:
+    """One of our arrays with the axis order and shape in which Hugging Face stores it; axes as in NAMES."""
     ours, theirs = axes.split('->')
     sizes = dict(zip(ours, array.shape, strict=True))
     array = array.transpose([ours.index(axis) for axis in theirs.replace(',', '')])

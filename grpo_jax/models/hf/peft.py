@@ -1,4 +1,4 @@
-"""Folders of adapters as the library peft writes and reads them: adapter_config.json and adapter_model.safetensors."""
+"""Reads and writes adapters in the folders of the library peft: adapter_config.json and adapter_model.safetensors."""
 
 from collections.abc import Mapping
 import math
@@ -17,24 +17,24 @@ from grpo_jax.models.hf import names
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 DTYPES = ('F64', 'F32', 'F16', 'BF16')  # as safetensors spells them
 REMEDY = 'name a folder that peft has saved'
-# keys of adapter_config.json that change what is computed, unless they say none
+# keys of adapter_config.json that change the computation, unless they are empty
 OTHER_METHODS = (
     *('bias', 'use_dora', 'lora_bias', 'fan_in_fan_out', 'modules_to_save', 'rank_pattern', 'alpha_pattern'),
     *('layers_to_transform', 'layer_replication', 'target_parameters', 'trainable_token_indices', 'use_qalora'),
     *('use_bdlora', 'alora_invocation_tokens', 'velora_config', 'monteclora_config', 'kasa_config', 'arrow_config'),
 )
-# values of init_lora_weights whose adapters belong to other weights than those of the model that they name
+# values of init_lora_weights for which peft changes the base weights, so that adapters do not fit the named model
 OTHER_BASES = ('pissa', 'olora', 'corda', 'loftq', 'lora_ga')
 
 
 def check_family(thing: str, value: Any, c: transformer.ModelConfig) -> None:
-    """BadInput of a thing where a matrix is fused: peft would give it one adapter, and here each part has its own."""
+    """Raises BadInput(thing, value) for families with fused matrices: peft has one adapter there, we have several."""
     if c.fused:
         raise BadInput(thing, value, 'folders of peft are not supported for families with fused matrices, such as phi3')
 
 
 def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions) -> None:
-    """BadInput when a folder's adapters are not those of the options, or no LoRA; only headers are read."""
+    """Raises BadInput when a folder's adapters are no plain LoRA, or do not fit the options; reads only headers."""
     check_family('model.lora.path', os.fspath(folder), c)
     config = json_file.read_object(files.inside(folder, CONFIG), REMEDY)
     if config.get('peft_type') != 'LORA':
@@ -54,7 +54,7 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
     expected = {}  # tensor name -> shape, of all adapters
     for matrix, factors in lora.split(lora.policy_table(c, options))[0]['layers'].items():
         for factor, param in factors.items():
-            expected |= dict.fromkeys(_tensor_names(matrix, factor, c), _their_shape(factor, param.shape))
+            expected |= dict.fromkeys(_tensor_names(matrix, factor, c), _factor_shape(factor, param.shape))
     with _open(folder) as tensors:
         slices = {name: tensors.get_slice(name) for name in tensors.keys()}
         stored = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
@@ -72,13 +72,13 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
             raise BadInput(f'{name} in {folder}', stored[name][1], f'is none of {", ".join(DTYPES)}')
 
 
-def _their_shape(factor, shape):
-    """[rank, inputs] of our A [L, inputs ..., rank], [outputs, rank] of our B [L, rank, outputs ...]."""
+def _factor_shape(factor, shape):
+    """peft's shape of a layer's factor: [rank, inputs] for A [L, inputs ..., rank], [outputs, rank] for B."""
     return (shape[-1], math.prod(shape[1:-1])) if factor == 'a' else (math.prod(shape[2:]), shape[1])
 
 
 def _tensor_names(matrix, factor, c):
-    """The names of a matrix's factor in each layer."""
+    """The names of the tensors, one for each layer, that hold a matrix's factor ('a' or 'b')."""
     module = names.LAYER_NAMES[matrix][0].removesuffix('.weight')
     return [f'base_model.model.model.layers.{i}.{module}.lora_{factor.upper()}.weight' for i in range(c.layers)]
 
@@ -94,7 +94,10 @@ def _open(folder) -> Any:
 def load_adapters(
     folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions, shardings: Any
 ) -> dict[str, Any]:
-    """The trained parameters of lora.split, float32, of a folder; BadInput as check, and for numbers not finite."""
+    """Loads a folder's adapters as the trained tree of lora.split, float32, on the devices of shardings.
+
+    Raises BadInput as check does, and for numbers that are not finite.
+    """
     check(folder, c, options)
     table = lora.split(lora.policy_table(c, options))[0]['layers']
     with _open(folder) as tensors:
@@ -117,13 +120,17 @@ def save_adapters(
     base: str,
     dtype: Any,
 ) -> None:
-    """Writes adapters, on the host, as a folder that peft loads onto the model `base`, a folder or a hub name."""
+    """Writes a folder of adapters that peft can load.
+
+    trained: the trained tree of lora.split, on the host. base: the model that the adapters belong to, a folder or a hub
+    name. dtype: of the stored factors.
+    """
     tensors, modules = {}, []
     for matrix, factors in trained['layers'].items():
         modules.append(names.LAYER_NAMES[matrix][0].removesuffix('.weight').rsplit('.', 1)[-1])
         for factor, stacked in factors.items():
             stacked = np.asarray(stacked).astype(dtype)
-            rows, columns = _their_shape(factor, stacked.shape)
+            rows, columns = _factor_shape(factor, stacked.shape)
             for name, array in zip(_tensor_names(matrix, factor, c), stacked, strict=True):
                 tensors[name] = np.ascontiguousarray(array.reshape(columns, rows).T)
     os.makedirs(folder, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The safetensors files of a folder: what their headers say, and their numbers, straight onto the mesh.
+"""Reads the safetensors files of a folder: their headers, and their numbers straight onto the mesh.
 
-Numbers are read where they lie: a process reads of each tensor what its own devices hold, and holds that once. Of
-quantized weights those in fp8 are read, with their scales; every other quantization is refused.
+From each tensor a process reads only what its own devices hold, and keeps it in memory once. Weights in fp8 are read
+together with their scales; other quantizations are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, processes
 from grpo_jax.models.hf import folder as folders
 
-# numbers that are weights as they are stored, as safetensors spells their dtypes
+# dtype of weights, as safetensors spells it -> numpy's
 DTYPES = {
     'F64': np.dtype('<f8'),
     'F32': np.dtype('<f4'),
@@ -31,29 +31,29 @@ DTYPES = {
 }
 FP8 = ('F8_E4M3', 'F8_E5M2')
 BLOCK = 2**20  # bytes that are read at once
-LEAST_READ = 512  # bytes of a row; for fewer, the row is read whole: a disk has no smaller sectors
-SCALES = ('_scale_inv', '_scale')  # ends of the names of what an fp8 weight is multiplied with
-UNREAD = ('.input_scale', '.input_scale_ub', '.activation_scale')  # for products in fp8, which are not made here
-# quant_method of config.json whose fp8 weights are read -> the format that it must have, where it has several
+LEAST_READ = 512  # bytes in a row, the smallest sector of a disk; for fewer, the whole row is read
+SCALES = ('_scale_inv', '_scale')  # suffixes of tensors that an fp8 weight is multiplied with
+UNREAD = ('.input_scale', '.input_scale_ub', '.activation_scale')  # suffixes of tensors that only products in fp8 need
+# quant_method in config.json for fp8 weights that are read -> the format that it must have, None: any
 METHODS = {'fp8': None, 'fbgemm_fp8': None, 'compressed-tensors': 'float-quantized'}
 KEYS = ('quantization_config', 'compression_config')  # of config.json
-ALIGNED = 64  # bytes; from such an address on, jax on CPUs takes an array of numpy as it is, without a copy
+ALIGNED = 64  # bytes; jax on CPUs uses a numpy array at such an address without a copy
 
 
 class StoredTensor(NamedTuple):
-    """What a header says of a tensor."""
+    """A tensor in a file, as the header describes it."""
 
     file: str
     name: str
     shape: tuple[int, ...]
     dtype: str  # as safetensors spells it
-    begin: int = 0  # of its bytes in the file
-    scale: 'StoredTensor | None' = None  # what its numbers are multiplied with
-    block: tuple[int, int] = (0, 0)  # rows and columns that have one number of the scale
+    begin: int = 0  # offset in the file, in bytes
+    scale: 'StoredTensor | None' = None  # the tensor that its numbers are multiplied with
+    block: tuple[int, int] = (0, 0)  # (rows, columns) that share a number of the scale
 
 
 class Part(NamedTuple):
-    """A rectangle of a tensor of two axes, and where its numbers go."""
+    """A rectangle in a tensor with two axes, and the array that its numbers are written to."""
 
     rows: slice
     columns: slice
@@ -61,9 +61,9 @@ class Part(NamedTuple):
 
 
 def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """The tensors of model.safetensors, or of the files that its index names.
+    """The tensors in model.safetensors, or in the files that the folder's index names, by name.
 
-    BadInput when a file is absent or damaged, or lacks a tensor that the index puts there.
+    Raises BadInput when a file is absent or damaged, or lacks a tensor that the index puts there.
     """
     folders.check(folder)
     placed, stored = _read_index(folder), {}
@@ -76,11 +76,11 @@ def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 
 
 def _read_index(folder):
-    """Tensor name -> path, as the index says; {} where one file holds all."""
+    """Tensor name -> path of its file, from the index; {} where model.safetensors holds all tensors."""
     path = os.path.join(folder, folders.INDEX)
     if not os.path.isfile(path):
         if not os.path.isfile(os.path.join(folder, 'model.safetensors')):
-            hint = ''  # of what is there in their place
+            hint = ''  # about weights in other files
             shards = sorted(name for name in os.listdir(folder) if name.endswith('.safetensors'))
             if shards:
                 hint = f'its {shards[0]} needs {folders.INDEX}: fetch the folder again, or '
@@ -103,9 +103,9 @@ def _read_index(folder):
 
 
 def read_header(path: str) -> list[StoredTensor]:
-    """The tensors of a file as its header describes them; BadInput for a file that is absent, cut short or no such."""
+    """The tensors that a file's header lists. Raises BadInput for a file that is absent, cut short or malformed."""
     try:
-        with safe_open(path, 'np'):  # which checks that the header is sound, and the file as long as it says
+        with safe_open(path, 'np'):  # checks that the header is sound, and that it gives the file's length
             pass
         with open(path, 'rb') as file:
             length = int.from_bytes(file.read(8), 'little')
@@ -120,7 +120,7 @@ def read_header(path: str) -> list[StoredTensor]:
 
 
 def check(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    """BadInput when a tensor has another shape, or its numbers are no weights, as integers."""
+    """Raises BadInput when a tensor does not have this shape, or a dtype of weights (integers are none)."""
     if tensor.shape != shape:
         raise BadInput(tensor.name, tensor.shape, f'does not fit the shape {shape} that config.json gives')
     if tensor.dtype not in DTYPES:
@@ -130,12 +130,12 @@ def check(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
 
 
 def two_axes(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a tensor of that shape; one of less than two axes is a row."""
+    """(rows, columns) of a shape, with all axes but the first flattened; fewer than two axes count as one row."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def read_tensor(tensor: StoredTensor) -> Float[np.ndarray, '...']:
-    """All of a tensor's numbers as float32; BadInput as read_parts."""
+    """A whole tensor as float32, multiplied by its scale. Raises BadInput as read_parts does."""
     rows, columns = two_axes(tensor.shape)
     numbers = np.empty((rows, columns), np.float32)
     read_parts(tensor, [Part(slice(0, rows), slice(0, columns), numbers)])
@@ -143,56 +143,56 @@ def read_tensor(tensor: StoredTensor) -> Float[np.ndarray, '...']:
 
 
 def read_parts(tensor: StoredTensor, parts: Sequence[Part]) -> None:
-    """Writes rectangles of a tensor, of which less than two axes are a row, into their arrays, as float32 and scaled.
+    """Reads rectangles of a tensor into their float32 arrays, multiplied by its scale; a vector counts as one row.
 
-    Only the bytes of the rectangles are read, BLOCK at a time, and where rectangles touch, once; rows of rectangles
-    narrower than LEAST_READ bytes are read whole. BadInput where a number is not finite or too large for float32, and
-    for a file that ends too early or cannot be read.
+    Only the rectangles' bytes are read, BLOCK at a time; where rectangles overlap, they are read once. If a rectangle
+    is narrower than LEAST_READ bytes, whole rows are read. Raises BadInput where a number is not finite or too large
+    for float32, and for a file that ends too early or cannot be read.
     """
-    scale, wrong = None, 0
+    scale, not_finite = None, 0
     if tensor.scale is not None:
         sizes = zip(two_axes(tensor.shape), tensor.block, strict=True)
         scale = read_tensor(tensor.scale).reshape([-(-size // block) for size, block in sizes])
     try:
-        # not a mapping of the file, whose pages would count as this process's memory
+        # read, not memory-mapped: mapped pages would count as this process's memory
         with open(tensor.file, 'rb', buffering=0) as file:
             for rows, columns in _rectangles(tensor, parts):
                 numbers = _read_numbers(file, tensor, rows, columns)
                 with np.errstate(over='ignore', invalid='ignore'):
                     if scale is not None:
                         numbers *= scale[np.arange(*rows) // tensor.block[0]][:, np.arange(*columns) // tensor.block[1]]
-                    # the sum of squares is not finite where a number is not; it takes half the time of np.isfinite
+                    # the sum of squares is not finite if a number is not; it takes half the time of np.isfinite
                     if not np.isfinite(np.vdot(numbers, numbers)):
-                        wrong += np.count_nonzero(~np.isfinite(numbers))
+                        not_finite += np.count_nonzero(~np.isfinite(numbers))
                 for part in parts:
                     _copy_common(numbers, rows, columns, part)
     except OSError as error:
         reason = f'{error.strerror or error} where {tensor.name} should be'
         raise BadInput('model.path', tensor.file, f'{reason}; fetch it again') from None
-    if wrong:
+    if not_finite:
         raise BadInput(
             tensor.name,
-            f'{wrong} of {math.prod(tensor.shape)} numbers in {tensor.file}',
+            f'{not_finite} of {math.prod(tensor.shape)} numbers in {tensor.file}',
             'are NaN or infinite as float32; take the weights again from where they were published',
         )
 
 
 def _rectangles(tensor, parts):
-    """(first row, end), (first column, end) of what is read at once, which together cover the parts."""
+    """Yields ((first row, end), (first column, end)) of each block to read; together the blocks cover the parts."""
     width, size = two_axes(tensor.shape)[1], DTYPES[tensor.dtype].itemsize
-    spans = _merge((part.columns.start, part.columns.stop) for part in parts)
+    spans = _join_intervals((part.columns.start, part.columns.stop) for part in parts)
     if min(end - first for first, end in spans) * size < LEAST_READ:
         spans = [(0, width)]
     for columns in spans:
         within = [part for part in parts if columns[0] <= part.columns.start < columns[1]]
         step = max(BLOCK // ((columns[1] - columns[0]) * size), 1)
-        for first, end in _merge((part.rows.start, part.rows.stop) for part in within):
+        for first, end in _join_intervals((part.rows.start, part.rows.stop) for part in within):
             for row in range(first, end, step):
                 yield (row, min(row + step, end)), columns
 
 
-def _merge(intervals):
-    """The intervals (first, end) that these cover together, in order."""
+def _join_intervals(intervals):
+    """Sorted intervals (first, end) with those that overlap or touch joined."""
     merged = []
     for first, end in sorted(intervals):
         if merged and first <= merged[-1][1]:
@@ -203,7 +203,7 @@ def _merge(intervals):
 
 
 def _read_numbers(file, tensor, rows, columns) -> Float[np.ndarray, 'rows columns']:
-    """A rectangle of a tensor as float32, as it is stored."""
+    """A rectangle of a tensor as float32, not scaled; rows, columns: (first, end)."""
     dtype, width = DTYPES[tensor.dtype], two_axes(tensor.shape)[1]
     raw = np.empty((rows[1] - rows[0], (columns[1] - columns[0]) * dtype.itemsize), np.uint8)
     first = tensor.begin + (rows[0] * width + columns[0]) * dtype.itemsize
@@ -219,18 +219,18 @@ def _read_numbers(file, tensor, rows, columns) -> Float[np.ndarray, 'rows column
 
 
 def _read_bytes(file, buffer, place):
-    """Fills a buffer of bytes from a place in an unbuffered file."""
+    """Fills a buffer of bytes from byte `place` on of an unbuffered file. Raises OSError where the file ends."""
     file.seek(place)
-    rest = memoryview(buffer)
-    while rest:
-        count = file.readinto(rest)
+    unfilled = memoryview(buffer)
+    while unfilled:
+        count = file.readinto(unfilled)
         if not count:
             raise OSError('ends too early')
-        rest = rest[count:]
+        unfilled = unfilled[count:]
 
 
 def _copy_common(numbers, rows, columns, part):
-    """Copies what a rectangle and a part have in common into the part's array."""
+    """Copies from `numbers`, the rectangle (rows, columns), what lies in a Part too into the Part's array."""
     first, end = max(rows[0], part.rows.start), min(rows[1], part.rows.stop)
     left, right = max(columns[0], part.columns.start), min(columns[1], part.columns.stop)
     if first < end and left < right:
@@ -241,17 +241,18 @@ def _copy_common(numbers, rows, columns, part):
 
 
 def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The folder's tensors; fp8 weights have their scales in them, which are then no tensors of their own.
+    """The folder's tensors by name, with the fp8 weights' scales in StoredTensor.scale and not under their own names.
 
-    BadInput for another quantization in config.json than fp8, and where a scale is absent or does not fit.
+    stored: list_tensors. Raises BadInput when config.json names another quantization than fp8, and where a scale is
+    absent or does not fit.
     """
     path, settings = os.path.join(folder, 'config.json'), folders.read_settings(folder, 'config.json')
     key = next((key for key in KEYS if settings.get(key) is not None), KEYS[0])
     described = settings.get(key)
-    described = described if isinstance(described, dict) else {}  # of anything else nothing depends
+    described = described if isinstance(described, dict) else {}  # anything else has no effect
     method, form = described.get('quant_method'), described.get('format')
-    known = isinstance(method, str) and method in METHODS and METHODS[method] in (None, form)
-    if described and not known:
+    supported = isinstance(method, str) and method in METHODS and METHODS[method] in (None, form)
+    if described and not supported:
         kinds = ', '.join(f'{name} ({form})' if form else name for name, form in METHODS.items())
         value = f'{method} ({form})' if form else method
         raise BadInput(
@@ -265,19 +266,19 @@ def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTen
             )
         block = block[0], block[1]
     weights = {name: tensor for name, tensor in stored.items() if tensor.dtype in FP8}
-    used = {name.removesuffix('.weight') + end for name in weights for end in UNREAD}
+    attached = {name.removesuffix('.weight') + suffix for name in weights for suffix in UNREAD}
     for name, tensor in weights.items():
-        scale = next((name + end for end in SCALES if name + end in stored), None)
+        scale = next((name + suffix for suffix in SCALES if name + suffix in stored), None)
         if scale is not None:
             weights[name] = tensor._replace(scale=stored[scale], block=_scaled_block(tensor, stored[scale], block))
-            used.add(scale)
+            attached.add(scale)
         elif described:
             raise BadInput(name, tensor.dtype, f'lacks {name}{SCALES[0]}, its scale, in {folder}; {folders.REMEDY}')
-    return {name: weights.get(name, tensor) for name, tensor in stored.items() if name not in used}
+    return {name: weights.get(name, tensor) for name, tensor in stored.items() if name not in attached}
 
 
 def _scaled_block(tensor, scale, block):
-    """Rows and columns of a tensor that share a number of its scale; BadInput for a scale that does not fit."""
+    """(rows, columns) that share a number of a scale; block: weight_block_size. Raises BadInput for another shape."""
     rows, columns = two_axes(tensor.shape)
     if scale.dtype in DTYPES and scale.dtype not in FP8:
         if math.prod(scale.shape) == 1:
@@ -296,39 +297,42 @@ def _scaled_block(tensor, scale, block):
 def load_parameter(
     tensors: Sequence[StoredTensor], axes: str, shape: tuple[int, ...], sharding: Any, first: int = 0
 ) -> jax.Array:
-    """The float32 parameter of that shape on its devices (sharding may be a device), from the tensors it is stored as.
+    """Reads a float32 parameter from the tensors that store it, and puts it onto its devices.
 
-    axes 'dnh->nh,d': [D, N, H] is stored as [N * H, D]. A shape of one axis more has the tensors as its layers. first:
-    the row of a tensor at which the parameter begins, where others share the tensor.
-    BadInput as read_parts.
+    tensors: one, or one for each layer. axes: as in names.NAMES. shape: the parameter's; with one axis more than axes
+    says, its first axis is layers. sharding: may be a device. first: the row at which the parameter begins in a tensor
+    that it shares with others. Raises BadInput as read_parts does.
     """
     stacked = len(shape) > len(axes.split('->')[0])
     places = processes.local_parts(sharding, shape)
-    arrays = {place: _aligned(tuple(end - start for start, end in place)) for place in places}
+    arrays = {place: _aligned_array(tuple(end - start for start, end in place)) for place in places}
     for layer, tensor in enumerate(tensors):
         parts = []
         for place, array in arrays.items():
             if not stacked:
-                parts.append(_part(axes, shape, place, array))
+                parts.append(_make_part(axes, shape, place, array))
             elif place[0][0] <= layer < place[0][1]:
-                parts.append(_part(axes, shape[1:], place[1:], array[layer - place[0][0]]))
+                parts.append(_make_part(axes, shape[1:], place[1:], array[layer - place[0][0]]))
         parts = [part._replace(rows=slice(part.rows.start + first, part.rows.stop + first)) for part in parts]
         if parts:
             read_parts(tensor, parts)
-    # a device that copies does so before the next parameter is read
+    # a device that copies the arrays has done so before the next parameter is read: memory holds one parameter
     return jax.block_until_ready(processes.put_parts(arrays, sharding, shape))
 
 
-def _aligned(shape):
-    """An array of numpy for float32 numbers to come."""
+def _aligned_array(shape):
+    """An uninitialized float32 numpy array at an ALIGNED address."""
     size = math.prod(shape) * 4
     raw = np.empty(size + ALIGNED, np.uint8)
     start = -raw.ctypes.data % ALIGNED
     return raw[start : start + size].view(np.float32).reshape(shape)
 
 
-def _part(axes, shape, place, array):
-    """The Part of the stored tensor that is at this place, (start, end) an axis, of a parameter of that shape."""
+def _make_part(axes, shape, place, array):
+    """The Part of a stored tensor that fills `array`, which is the `place` of a parameter with `shape`.
+
+    axes: as in names.NAMES. place: (start, end) for each axis. array has the place's shape.
+    """
     ours, theirs = axes.split('->')
     sizes, places = dict(zip(ours, shape, strict=True)), dict(zip(ours, place, strict=True))
     groups = theirs.split(',') if ',' in theirs else ['', theirs]

@@ -1,12 +1,11 @@
-"""Attention of one new token over the cache in one Pallas kernel for TPUs, which also writes the token's column.
+"""Attention from one new token to the cache in one Pallas kernel for TPUs, which also writes the token's column.
 
-XLA's form (models.cache.attend_cached) is as good where scores and running sums stay on the chip. On chips of two
-cores XLA splits its fusions over both, and what one fusion passes to the next goes through main memory: more bytes
-than keys and values of few heads have. Here a grid step has a block of columns of some rows on the chip, and reads
-only that.
+XLA's version (models.cache.attend_cached) is as fast where scores and running sums stay on the chip. On chips with two
+cores XLA splits its fusions over both, and results pass from fusion to fusion through main memory: more bytes than keys
+and values have in models with few heads. Here a grid step reads a block of columns for some rows, and nothing else.
 
-The grid has a row for each tile of rows, which the cores share, and a step for each block of columns. Every tile begins
-(B), absorbs the blocks that hold a valid column (a), and finishes (F):
+The grid has a line for each tile of rows, and a step for each block of columns; the cores share the tiles. A tile
+begins (B), absorbs the blocks that hold a valid column (a), and finishes (F):
 
     step      first[0] = 0       first[1]         first[2]
                |  prompt          | own chunk      | last own chunk
@@ -15,8 +14,8 @@ The grid has a row for each tile of rows, which the cores share, and a step for 
 
 B rotates q and k and attends to the new column; F writes the output and the new column.
 
-Chunks are flat, [L, J, R, S, K * H]: a column of a row is one line of a tile, and writing it rewrites LINES lines.
-Queries have zeros at the lanes of other heads' keys, so that one product serves all heads.
+Chunks are flat, [L, J, R, S, K * H]: a row's column is one line of a register tile, and writing it rewrites LINES
+lines. Queries have zeros in the lanes that hold other heads' keys, so that one product serves all heads.
 """
 
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from grpo_jax.models.kernels import pallas
 from grpo_jax.sharding.chips import LANES, LINES
 from grpo_jax.types import Array
 
-MEMORY = 8 * 2**20  # bytes of blocks on the chip, with those that are on their way
+MEMORY = 8 * 2**20  # bytes of blocks on the chip, together with the blocks that are being loaded
 LAYER, LENGTH, FIRST_BLOCK = range(3)  # places in sizes: layer, own columns written, first prompt block to read
 
 
@@ -48,38 +47,38 @@ def attend(
     cache: Any,
     layer: int | Int[Array, ''],
 ) -> tuple[Float[Array, 'B N H'], Any]:
-    """(attention output, the last Chunk with the new column) of the newest token over a KVCache; factors: rope_factors.
+    """(attention output of the newest token, the last Chunk with the new column); factors: rope_factors of cache.py.
 
-    The same as attention.rotate, cache.write and cache.attend_cached together, of flat chunks. Heads may be cut over
-    axes of the mesh that `shard_map` has left to the partitioner, which cannot cut a kernel.
+    Does what attention.rotate, cache.write and cache.attend_cached do together, for a KVCache of flat chunks. Heads may
+    be sharded over axes of the mesh that `shard_map` has left to the partitioner, which cannot split a kernel.
     """
     heads, columns = PartitionSpec(None, 'tensor'), PartitionSpec(None, None, None, None, 'tensor')
-    rest = PartitionSpec()
-    specs = cache.replace(prompt=columns, prompt_start=rest, chunks=columns, start=rest, length=rest)
-    return pallas.on_devices(_attend, (heads, heads, heads, heads, specs, rest), (heads, columns))(
+    replicated = PartitionSpec()
+    specs = cache.replace(prompt=columns, prompt_start=replicated, chunks=columns, start=replicated, length=replicated)
+    return pallas.on_devices(_attend, (heads, heads, heads, heads, specs, replicated), (heads, columns))(
         q, k, v, factors, cache, layer
     )
 
 
 class _Tiling(NamedTuple):
-    """How the grid cuts rows and columns, fixed when the kernel is compiled."""
+    """How the grid splits rows and columns, fixed when the kernel is compiled."""
 
-    rows: int  # of a tile
+    rows: int  # in a tile
     fold: int  # rows that share a prompt
-    heads: int  # of keys
-    lines: int  # of the queries of a row and a head, in whole register tiles
-    blocks: list[int]  # of each chunk, the prompt's first
-    first: list[int]  # grid step in which a chunk's blocks begin
-    offsets: list[int]  # own column where a chunk begins
+    heads: int  # key heads
+    lines: int  # for the queries of one row and key head, in whole register tiles
+    blocks: list[int]  # in each chunk; the first chunk is the prompt
+    first: list[int]  # grid step at which each chunk's blocks begin
+    offsets: list[int]  # own column at which each chunk begins
 
     @property
     def prompts(self):
-        """Prompts of a tile."""
+        """Number of prompts that a tile reads."""
         return max(self.rows // self.fold, 1)
 
     @property
     def tiles(self):
-        """Tiles that share a prompt."""
+        """Number of tiles that read the same prompt."""
         return max(self.fold // self.rows, 1)
 
 
@@ -88,10 +87,11 @@ class _Scratch(NamedTuple):
 
     k: Any  # f32[rows, K * H], rotated
     v: Any  # f32[rows, K * H]
-    queries: Any  # f32[rows * lines, K * H], rotated; this and the others by row, head and query
-    highest: Any  # f32[rows * lines, LANES], score
-    total: Any  # f32[rows * lines, LANES], of the scores' exponentials
-    mixed: Any  # f32[rows * lines, K * H], values times those
+    # lines are ordered by row, key head and query
+    queries: Any  # f32[rows * lines, K * H], rotated
+    highest: Any  # f32[rows * lines, LANES], maximum of the scores
+    total: Any  # f32[rows * lines, LANES], sum of the scores' exponentials
+    mixed: Any  # f32[rows * lines, K * H], sum of the exponentials times the values
 
 
 class _Step(NamedTuple):
@@ -99,10 +99,10 @@ class _Step(NamedTuple):
 
     tiling: _Tiling
     scale: float  # of scores
-    tile: jax.Array  # i32[] which of the grid
-    position: jax.Array  # i32[] of the step within its tile
-    length: jax.Array  # i32[] own columns written
-    sizes: Any  # i32[3]
+    tile: jax.Array  # i32[], the tile's number
+    position: jax.Array  # i32[], the step's number within its tile
+    length: jax.Array  # i32[], own columns that are written
+    sizes: Any  # i32[3], see LAYER
     start: Any  # i32[B]
     prompt_start: Any  # i32[P]
     q: Any  # [rows, N / K, K * H]
@@ -117,12 +117,12 @@ class _Step(NamedTuple):
     scratch: _Scratch
 
     def item_lines(self, i, count=1):
-        """The lines of queries of item i, of `count` rows."""
+        """The scratch lines for the queries of item i, where an item is `count` rows."""
         size = self.tiling.heads * self.tiling.lines
         return pl.ds(pl.multiple_of(i * count * size, 8), count * size)
 
     def head_lines(self, i, head):
-        """The lines of row i's queries of a head."""
+        """The scratch lines for row i's queries of one key head."""
         size = self.tiling.heads * self.tiling.lines
         return pl.ds(pl.multiple_of(i * size + head * self.tiling.lines, 8), self.q.shape[1])
 
@@ -130,7 +130,7 @@ class _Step(NamedTuple):
 def _attend(q, k, v, factors, cache, layer):
     """attend on one device."""
     (b, n, h), heads, chunks = q.shape, k.shape[1], (cache.prompt, *cache.chunks)
-    width, tiling = heads * h, _cut(q, heads, cache)
+    width, tiling = heads * h, _make_tiling(q, heads, cache)
     scalars = (
         jnp.stack([layer, cache.length, jnp.min(cache.prompt_start) // cache.prompt.block]).astype(jnp.int32),
         cache.start,
@@ -166,11 +166,11 @@ def _attend(q, k, v, factors, cache, layer):
     return out.reshape(b, n // heads, heads, h).swapaxes(1, 2).reshape(q.shape), cache.chunks[-1].replace(k=k, v=v)
 
 
-def _cut(q, heads, cache):
-    """_Tiling of queries [B, N, H] over a KVCache."""
+def _make_tiling(q, heads, cache):
+    """The _Tiling for queries [B, N, H] over a KVCache; heads: key heads."""
     chunks, fold = (cache.prompt, *cache.chunks), q.shape[0] // cache.prompt_start.shape[0]
     blocks, rows = [chunk.k.shape[1] for chunk in chunks], q.shape[0]
-    # rows of a tile: the most that fit, of whole groups or of parts of one, with work for two cores
+    # rows of a tile: the most that fit, several whole groups or a fraction of one, and at least two tiles for two cores
     prompt, *own = (2 * 2 * math.prod(chunk.k.shape[3:]) * chunk.k.dtype.itemsize for chunk in chunks)
     fitting = [
         n
@@ -189,11 +189,11 @@ def _cut(q, heads, cache):
 
 
 def _block_specs(tiling, chunks, queries):
-    """(specs of the inputs, specs of the outputs): the blocks of a grid step, for that many queries of a head."""
+    """(specs of inputs, specs of outputs): which blocks a grid step reads and writes; queries: N / K."""
     width, last = chunks[0].k.shape[4], len(chunks) - 1
 
     def new_column(sizes):
-        """(block, line) of the new column in the last chunk."""
+        """(block, line) in the last chunk for the new column."""
         return jnp.divmod(sizes[LENGTH] - tiling.offsets[-1], chunks[-1].block)
 
     def prompt_index(tile, step, sizes, *_):
@@ -223,7 +223,7 @@ def _block_specs(tiling, chunks, queries):
 
 
 def _cost(q, lines, tiles, chunks):
-    """What a full cache costs: a prompt is read for each of the tiles of rows that share it, all else once."""
+    """CostEstimate for a full cache: each of the `tiles` tiles that share a prompt reads it, the rest is read once."""
     (b, _, width), columns = q.shape, sum(chunk.columns for chunk in chunks)
     item = chunks[0].k.dtype.itemsize
     prompt, *own = (2 * math.prod(chunk.k.shape[1:]) * item for chunk in chunks)
@@ -237,7 +237,7 @@ def _cost(q, lines, tiles, chunks):
 
 
 def _kernel(*refs, tiling, scale):
-    """A grid step: begin in a tile's first, absorb the blocks that are on the chip, finish in the tile's last."""
+    """Does a grid step: begins a tile if it is the first, absorbs the block on the chip, finishes if it is the last."""
     scalars, inputs = refs[:3], refs[3:8]
     *blocks, out, out_k, out_v = refs[8 : -len(_Scratch._fields)]
     tile, position = pl.program_id(0), pl.program_id(1)
@@ -260,7 +260,7 @@ def _kernel(*refs, tiling, scale):
 
 
 def _begin(step):
-    """Rotates the queries and the new key of each row, and begins attention with the new column."""
+    """Rotates each row's queries and new key, and starts the running softmax with the new column."""
     tiling, scratch = step.tiling, step.scratch
     scratch.queries[...] = jnp.zeros_like(scratch.queries)
 
@@ -270,7 +270,7 @@ def _begin(step):
         scratch.v[row] = step.v[i].astype(jnp.float32)
         x = _rotated(step.q[i], step.cos[i], step.sin[i], tiling.heads, step.q.dtype)
         for head in range(tiling.heads):
-            scratch.queries[step.head_lines(i, head)] = jnp.where(_lanes(head, tiling.heads, x.shape), x, 0.0)
+            scratch.queries[step.head_lines(i, head)] = jnp.where(_is_lane_of(head, tiling.heads, x.shape), x, 0.0)
         lines = step.item_lines(i)
         score = jnp.sum(scratch.queries[lines] * scratch.k[row], -1, keepdims=True) * step.scale
         scratch.highest[lines] = jnp.broadcast_to(score, scratch.highest[lines].shape)
@@ -281,7 +281,7 @@ def _begin(step):
 
 
 def _absorb(step, number, column):
-    """Absorbs a block of a chunk, whose first column is `column`, into running maximum, sum and output."""
+    """Adds a block of chunk `number` to the running softmax of all its rows; column: the block's first one."""
     tiling, (keys, values) = step.tiling, step.chunks[number]
     items = keys.shape[2]
 
@@ -303,7 +303,10 @@ def _absorb(step, number, column):
 
 
 def _absorb_item(step, lines, keys, values, is_valid):
-    """Absorbs keys and values [S, K * H] for those lines of queries; is_valid maps places i32[., S] in the block."""
+    """Adds keys and values [S, K * H] to the running softmax of the queries in `lines`.
+
+    is_valid: maps column numbers i32[., S] within the block to bool.
+    """
     scratch, dtype = step.scratch, step.q.dtype
     scores = _product(scratch.queries[lines].astype(dtype), keys, 1) * step.scale
     scores = jnp.where(is_valid(jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)), scores, MASKED)
@@ -316,7 +319,7 @@ def _absorb_item(step, lines, keys, values, is_valid):
 
 
 def _finish(step):
-    """Writes each row's output, and the new column in the lines around it."""
+    """Writes each row's output, and its new column by rewriting LINES lines of the cache."""
     tiling, scratch, out_k = step.tiling, step.scratch, step.out_k
     keys, values = step.chunks[-1]
     line = (step.length - tiling.offsets[-1]) % keys.shape[3]
@@ -325,7 +328,7 @@ def _finish(step):
 
     def finish_row(i, _):
         def head_output(head):
-            lines, lanes = step.head_lines(i, head), _lanes(head, tiling.heads, step.q.shape[1:])
+            lines, lanes = step.head_lines(i, head), _is_lane_of(head, tiling.heads, step.q.shape[1:])
             return jnp.where(lanes, scratch.mixed[lines] / scratch.total[lines][:, :1], 0.0)
 
         outputs = [head_output(head) for head in range(tiling.heads)]
@@ -337,20 +340,20 @@ def _finish(step):
     jax.lax.fori_loop(0, tiling.rows, finish_row, None)
 
 
-def _lanes(head, heads, shape):
-    """Whether a lane is one of the head's, bool of the shape [..., K * H]."""
+def _is_lane_of(head, heads, shape):
+    """bool of `shape` [..., K * H]: whether a lane belongs to the key head."""
     lane, width = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1), shape[-1] // heads
     return (lane >= head * width) & (lane < (head + 1) * width)
 
 
 def _rotated(x, cos, sin, heads, dtype):
-    """f32: x [M, K * H] rotated by its rope_factors, as rounded to dtype."""
+    """x [M, K * H] rotated by rope_factors cos and sin, rounded to dtype and returned as float32."""
     width, half = x.shape[-1], x.shape[-1] // heads // 2
     x, lane = x.astype(jnp.float32), jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    other = jnp.where(lane % (2 * half) < half, pltpu.roll(x, width - half, 1), pltpu.roll(x, half, 1))
-    return (x * cos + other * sin).astype(dtype).astype(jnp.float32)
+    partner = jnp.where(lane % (2 * half) < half, pltpu.roll(x, width - half, 1), pltpu.roll(x, half, 1))
+    return (x * cos + partner * sin).astype(dtype).astype(jnp.float32)
 
 
 def _product(a, b, axis):
-    """a [M, X] times b, whose axis has size X, summed in float32."""
+    """The matrix product of a [M, X] and b, summed over b's axis `axis` in float32."""
     return jax.lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)

@@ -1,9 +1,9 @@
-"""A token drawn from the model's last hidden values in one Pallas kernel for TPUs, without logits in main memory.
+"""Samples tokens from the last hidden states in one Pallas kernel for TPUs, without logits in main memory.
 
-XLA's form of it (transformer.unembed, sampling.draw and sampling.logprob) is as good where logits stay on the chip. On
-chips of two cores XLA writes logits to main memory, copies them and reads them again. Here a grid step reads a tile of
-the vocabulary's vectors and carries two things on: the best noisy logit, and the sum over all logits. The noise is that
-of `jax.random.gumbel` with the row's key, bit for bit up to its logarithms.
+XLA's version (transformer.unembed, sampling.draw and sampling.logprob) is as fast where logits stay on the chip. On
+chips with two cores XLA writes logits to main memory, copies them and reads them again. Here a grid step reads the
+head's weights for a tile of the vocabulary. It carries two things on: the best noisy logit (Gumbel-max sampling) and
+the sum of exponentials. The noise equals `jax.random.gumbel` with the row's key, bit for bit up to its logarithms.
 """
 
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ from grpo_jax.models.kernels import pallas
 from grpo_jax.types import Array
 
 CORES = 2  # of a chip; they share the vocabulary
-# most of a tile, which is what a grid step reads of the vocabulary
+# limits of a tile, the ids that a grid step reads
 MAX_TILE_IDS = 1024
-MAX_TILE_BYTES = 2**21  # of the ids' vectors
-MAX_TILE_LOGITS = 2**16  # of all rows
+MAX_TILE_BYTES = 2**21  # of the head's weights
+MAX_TILE_LOGITS = 2**16  # over all rows
 
 
 class TileSizes(NamedTuple):
-    """What a grid step is a function of, beside its inputs."""
+    """The constants that the kernel is compiled for."""
 
     vocabulary: int  # ids on this device
-    tile: int  # ids of a grid step
-    steps: int  # of a core
+    tile: int  # ids in a grid step
+    steps: int  # grid steps of each core
     transposed: bool  # weights are [D, V], not [V, D]
     temperature: float
 
@@ -46,20 +46,22 @@ def draw(
     given_tokens: Int[Array, ' B'],
     temperature: float,
 ) -> tuple[Int[Array, ' B'], Float[Array, ' B']]:
-    """(tokens i32[B], logprobs f32[B]) of softmax(logits / temperature), hidden [B, D], one key a row.
+    """(tokens i32[B], their logprobs f32[B]), drawn from softmax(logits / temperature).
 
-    head is transformer.head_weights; given_tokens i32[B] are taken instead of drawn ones; -1: draw.
+    head: transformer.head_weights. keys: a key for each row. given_tokens: tokens to return instead of drawing one; -1:
+    draw.
     """
     ((name, weights),) = head.items()
     transposed, keys = name == 'lm_head', jax.random.key_data(keys)
     tensor = jax.sharding.get_abstract_mesh().shape.get('tensor')
 
     def draw_own(hidden, weights, keys, given_tokens):
-        first_part = jax.lax.axis_index('tensor') if tensor else 0
-        return _draw(hidden, weights, keys, given_tokens, first_part, transposed, temperature)
+        shard = jax.lax.axis_index('tensor') if tensor else 0
+        return _draw(hidden, weights, keys, given_tokens, shard, transposed, temperature)
 
-    cut, same = PartitionSpec(*[None] * transposed, 'tensor'), PartitionSpec()
-    draw_all = pallas.on_devices(draw_own, (same, cut, same, same), PartitionSpec('tensor'))
+    by_vocabulary, replicated = PartitionSpec(*[None] * transposed, 'tensor'), PartitionSpec()
+    in_specs = (replicated, by_vocabulary, replicated, replicated)
+    draw_all = pallas.on_devices(draw_own, in_specs, PartitionSpec('tensor'))
     best, token, logit, highest, total, given_logit = draw_all(hidden, weights, keys, given_tokens)
     core = jnp.argmax(best, 0)[None]
     top = jnp.max(highest, 0)
@@ -69,10 +71,11 @@ def draw(
     return drawn, jnp.where(given_tokens >= 0, jnp.sum(given_logit, 0), logit) - total
 
 
-def _draw(hidden, weights, keys, given_tokens, part, transposed, temperature):
-    """Six of f32[CORES, B] (i32 the second): best noisy logit, its token and logit, maximum, sum, given token's logit.
+def _draw(hidden, weights, keys, given_tokens, shard, transposed, temperature):
+    """Six arrays [CORES, B]: best noisy logit, its token (i32), its logit, maximum, sum, given token's logit.
 
-    weights are those of the part-th of equal parts of the vocabulary.
+    All but the token are float32. weights: the head's, for shard number `shard` of the vocabulary. transposed: they are
+    [D, V], not [V, D].
     """
     (b, d), vocabulary = hidden.shape, weights.shape[transposed]
     tile = min(MAX_TILE_IDS, MAX_TILE_BYTES // (d * weights.dtype.itemsize), MAX_TILE_LOGITS // b) // 128 * 128 or 128
@@ -102,12 +105,19 @@ def _draw(hidden, weights, keys, given_tokens, part, transposed, temperature):
             bytes_accessed=weights.size * weights.dtype.itemsize + hidden.size * hidden.dtype.itemsize,
         ),
         name='draw',
-    )(jnp.asarray(part * vocabulary, jnp.int32)[None], hidden, weights, keys[:, :1], keys[:, 1:], given_tokens[:, None])
+    )(
+        jnp.asarray(shard * vocabulary, jnp.int32)[None],
+        hidden,
+        weights,
+        keys[:, :1],
+        keys[:, 1:],
+        given_tokens[:, None],
+    )
     return [x[..., 0] for x in results]
 
 
 def _kernel(*refs, sizes):
-    """A grid step: a tile of the vocabulary joins what its core carries, which the first step of a core begins."""
+    """Does a grid step: adds a tile of the vocabulary to a core's six values, which its first step resets."""
     first_id, hidden, weights, key_0, key_1, given_token, *carried = refs
     best, token, logit, highest, total, given_logit = carried
 
@@ -128,9 +138,9 @@ def _kernel(*refs, sizes):
     first = jnp.min(jnp.where(noisy == most, ids, np.iinfo(np.int32).max), -1, keepdims=True)
     better = most > best[0]
     token[0] = jnp.where(better, first, token[0])
-    logit[0] = jnp.where(better, _at(scaled, ids, first), logit[0])
+    logit[0] = jnp.where(better, _logit_at(scaled, ids, first), logit[0])
     best[0] = jnp.maximum(most, best[0])
-    given_logit[0] += _at(jnp.where(real, scaled, 0.0), ids, given_token[...])
+    given_logit[0] += _logit_at(jnp.where(real, scaled, 0.0), ids, given_token[...])
     top = jnp.maximum(highest[0], jnp.max(scaled, -1, keepdims=True))
     total[0] = total[0] * jnp.exp(highest[0] - top) + jnp.sum(
         jnp.where(real, jnp.exp(scaled - top), 0.0), -1, keepdims=True
@@ -138,13 +148,13 @@ def _kernel(*refs, sizes):
     highest[0] = top
 
 
-def _at(scaled, ids, chosen):
-    """f32[B, 1]: what a row has at its chosen id i32[B, 1]; 0 where the tile has no such id."""
-    return jnp.sum(jnp.where(ids == chosen, scaled, 0.0), -1, keepdims=True)
+def _logit_at(scaled, ids, token):
+    """f32[B, 1]: each row's logit at its token i32[B, 1]; 0 where the tile does not have the token."""
+    return jnp.sum(jnp.where(ids == token, scaled, 0.0), -1, keepdims=True)
 
 
 def _gumbel(key_0, key_1, ids):
-    """jax.random.gumbel at places ids i32[B, T] of a vector, with key data u32[B, 1] each."""
+    """jax.random.gumbel noise f32[B, T] at positions ids i32[B, T] of a vector; each row's key is u32[B, 1] twice."""
     high, low = _threefry(key_0, key_1, ids.astype(jnp.uint32))
     bits = ((high ^ low) >> 9) | jnp.uint32(0x3F800000)
     tiny = np.finfo(np.float32).tiny
@@ -153,7 +163,7 @@ def _gumbel(key_0, key_1, ids):
 
 
 def _threefry(key_0, key_1, low):
-    """Threefry-2x32 (Salmon et al. 2011) with 20 rounds of the counters (0, low), u32."""
+    """Threefry-2x32 (Salmon et al. 2011): two u32 arrays, from the counters (0, low) after 20 rounds."""
     keys = key_0, key_1, key_0 ^ key_1 ^ jnp.uint32(0x1BD11BDA)
     x, y = jnp.broadcast_to(keys[0], low.shape), low + keys[1]
     for group in range(5):

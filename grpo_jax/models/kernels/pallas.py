@@ -9,15 +9,15 @@ from jax.experimental import pallas as pl
 
 
 def call(kernel: Callable[..., None], **options: Any) -> Callable[..., Any]:
-    """As pl.pallas_call, a function of the kernel's inputs; off TPUs it interprets the kernel."""
+    """Like pl.pallas_call: a function of the kernel's inputs. Off TPUs, it interprets the kernel."""
     compiled, interpreted = (pl.pallas_call(kernel, **options, interpret=i) for i in (False, True))
     return functools.partial(jax.lax.platform_dependent, tpu=compiled, default=interpreted)
 
 
 def on_devices(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """The function as each device runs it on its part of the inputs; the function itself without a mesh.
+    """Wraps a function in shard_map, so that each device runs it on its shard; without a mesh, returns it unchanged.
 
-    The partitioner cannot cut a kernel. Specs name axes of the mesh that `shard_map` has left to the partitioner.
+    XLA's partitioner cannot split a kernel. The specs name mesh axes that an outer `shard_map` has left to it.
     """
     mesh = jax.sharding.get_abstract_mesh()
     free = set(mesh.axis_names) - set(mesh.manual_axes)

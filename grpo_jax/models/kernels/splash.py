@@ -1,13 +1,12 @@
-"""Sparse flash attention: kernels for TPUs in which scores and weights never leave the chip, and their gradients.
+"""Sparse flash attention: Pallas kernels for TPUs, with gradients; scores and weights never leave the chip.
 
-FlashAttention-2 (arXiv 2307.08691), sparse by blocks as jax's own splash attention. That one takes masks that are known
-when it is traced, and segments of which none sees another. Here each query has runs of columns that it attends to, as
-arrays: padding, windows that differ from layer to layer, a device's part of the columns, and prompts that completions
-share need nothing else, and blocks without an allowed pair are neither read nor multiplied, whatever the lengths.
+FlashAttention-2 (arXiv 2307.08691), sparse by blocks like jax's own splash attention. Splash attention takes masks that
+are known at tracing, and segments that do not see each other. Here each query attends to runs of columns, which are
+arrays. They express padding, windows that differ from layer to layer, a device's share of the columns, and prompts that
+several completions read. Blocks without an allowed pair are neither read nor multiplied, whatever the lengths.
 
-Queries lie along the lanes of a register, keys along its sublanes, so that maximum and sum of a query's scores are
-elementwise, and nothing but keys and values need be transposed. A grid step takes several heads of queries of one head
-of keys, which they read once.
+Queries lie along the lanes of a register and keys along its sublanes. So a query's maximum and sum are elementwise, and
+only keys and values are transposed. A grid step takes several query heads that share a key head, which is read once.
 """
 
 import functools
@@ -26,25 +25,25 @@ from grpo_jax.sharding.chips import LANES
 from grpo_jax.types import Array
 
 BLOCK = 512  # most columns of queries, and of keys, of a grid step
-HEADS, WIDTH = 8, 1024  # most heads of queries of a grid step, and numbers of their vectors together
+HEADS, WIDTH = 8, 1024  # most query heads in a grid step, and most numbers in their vectors together
 MEMORY = 48 * 2**20  # bytes on the chip that a kernel may take
-MASKED, LOWEST = -2e38, -1e30  # what is not allowed weighs nothing beside the lowest maximum
+MASKED, LOWEST = -2e38, -1e30  # masked scores, and the maximum to begin with: exp(MASKED - LOWEST) is 0
 
 
 class Tiling(NamedTuple):
-    """What the kernels are functions of, beside their inputs."""
+    """The constants that the kernels are compiled for."""
 
     scale: float  # of products of queries with keys
     cap: float  # soft cap of the scaled products; 0: none
-    heads: int  # of queries in a grid step
-    shared: int  # heads of queries that share a head of keys
-    queries: int  # columns of a block of queries
-    keys: int  # columns of a block of keys
-    steps: int  # pairs of blocks that are read at most, for a row and a head
+    heads: int  # query heads in a grid step
+    shared: int  # query heads that share a key head
+    queries: int  # columns in a block of queries
+    keys: int  # columns in a block of keys
+    steps: int  # most pairs of blocks that are read, for a row and a head
 
     @property
     def parts(self):
-        """Grid steps that the queries of a head of keys take."""
+        """Number of grid steps for the query heads that share a key head."""
         return self.shared // self.heads
 
 
@@ -56,27 +55,28 @@ def attend_runs(
     *,
     scale: float,
     cap: float = 0.0,
-    touched: int = 0,
+    max_columns: int = 0,
 ) -> Float[Array, 'B T N H']:
-    """Attention output of queries over the keys in their runs of columns; 0 where all of these are empty.
+    """Attention output of each query over the keys in its runs of columns; 0 where all its runs are empty.
 
-    runs has (first, end) of each run of a query; they may not overlap, and R is twice their number. The estimated
-    cost supposes runs of at most `touched` columns in all, 0: any number, and that queries are the last of the columns.
-    Heads may be cut over an axis of the mesh that `shard_map` has left to the partitioner, which cannot cut a kernel.
+    runs: for each query the first column and the end of each run, thus R = 2 * number of runs; runs may not overlap.
+    max_columns: most columns in a query's runs together, 0: any number; only the estimated cost depends on it, which
+    also supposes that the queries are the last T columns. scale, cap: as in attention.Rule. Heads may be sharded over
+    an axis of the mesh that `shard_map` has left to the partitioner, which cannot split a kernel.
     """
-    heads, rest = PartitionSpec(None, None, 'tensor'), PartitionSpec()
-    attend_own = functools.partial(_attend_own_heads, scale=scale, cap=cap, touched=touched)
-    return pallas.on_devices(attend_own, (heads, heads, heads, rest), heads)(q, k, v, runs)
+    heads, replicated = PartitionSpec(None, None, 'tensor'), PartitionSpec()
+    attend_own = functools.partial(_attend_own_heads, scale=scale, cap=cap, max_columns=max_columns)
+    return pallas.on_devices(attend_own, (heads, heads, heads, replicated), heads)(q, k, v, runs)
 
 
-def _attend_own_heads(q, k, v, runs, scale, cap, touched):
-    """attend_runs of the heads that a device has."""
+def _attend_own_heads(q, k, v, runs, scale, cap, max_columns):
+    """attend_runs for the heads that one device has."""
     (_, t, n, h), (s, kv_heads) = q.shape, k.shape[1:3]
     padding, key_padding = -t % LANES, -s % LANES
     queries, keys = _block(t + padding), _block(s + key_padding)
     shared = n // kv_heads
     heads = max(i for i in range(1, HEADS + 1) if shared % i == 0 and (i == 1 or i * h <= WIDTH))
-    steps = _count_steps(t + padding, s + key_padding, queries, keys, touched)
+    steps = _count_steps(t + padding, s + key_padding, queries, keys, max_columns)
     tiling = Tiling(scale, cap, heads, shared, queries, keys, steps)
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0))).transpose(0, 2, 3, 1)
     k, v = (jnp.pad(x, ((0, 0), (0, key_padding), (0, 0), (0, 0))).swapaxes(1, 2) for x in (k, v))
@@ -86,20 +86,23 @@ def _attend_own_heads(q, k, v, runs, scale, cap, touched):
 
 
 def _block(columns):
-    """The largest block of whole registers that divides so many columns."""
+    """The largest block size that divides `columns`: whole registers, at most BLOCK."""
     return max(size for size in range(LANES, BLOCK + 1, LANES) if columns % size == 0)
 
 
-def _count_steps(columns, key_columns, queries, keys, touched):
-    """Tiling.steps: those before the diagonal, and no more in a line than a block's runs can touch."""
+def _count_steps(columns, key_columns, queries, keys, max_columns):
+    """Tiling.steps: for each block of queries, the key blocks up to its end, at most as many as its runs can reach.
+
+    columns, key_columns: of all queries and all keys. queries, keys: columns in a block.
+    """
     ends = range(key_columns - columns + queries, key_columns + 1, queries)
-    most = -(-(touched + queries) // keys) + 2 if touched else key_columns // keys
+    most = -(-(max_columns + queries) // keys) + 2 if max_columns else key_columns // keys
     return sum(min(-(-end // keys), most) for end in ends)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(q, k, v, runs, tiling):
-    """Output [B, N, H, T] of q [B, N, H, T] over k and v [B, K, S, H]; all columns are whole blocks."""
+    """Output [B, N, H, T] of q [B, N, H, T] over k and v [B, K, S, H]; T and S are multiples of the block sizes."""
     return _forward(q, k, v, runs, tiling)[0]
 
 
@@ -123,20 +126,20 @@ class Operand(NamedTuple):
 
     array: Any
     spec: pl.BlockSpec
-    again: bool  # another block in every step that has work, and not in the first of them alone
+    moves: bool  # whether each step with work reads another block, which counts in the cost
 
 
 class Pass(NamedTuple):
-    """How a kernel's grid goes over rows, heads of keys and blocks; its last axis is the block that a table chooses."""
+    """How a kernel's grid goes over rows, key heads and blocks; on its last axis, a table says which block to read."""
 
     grid: tuple[int, ...]
-    together: int  # axes at the end whose steps add up
+    summed_axes: int  # how many of the last axes have steps that add to one output
     by_query: Any  # (array [B, N, X, T] or [B, R, T]) -> Operand
     by_key: Any  # (array [B, K, S, H], or with transposed=True [B, K, H, S]) -> Operand
 
 
 def _over_keys(tiling, q, k):
-    """The Pass in which each block of queries sees one block of keys after another."""
+    """The Pass in which each block of queries meets one block of keys after another."""
     (b, _, _, t), (kv_heads, s, h) = q.shape, k.shape[1:]
     blocks, steps = t // tiling.queries, s // tiling.keys
 
@@ -144,12 +147,12 @@ def _over_keys(tiling, q, k):
         def place(row, head, part, block, *_):
             return row, head * tiling.parts + part, 0, block
 
-        return _query_operand(x, place, tiling, again=False)
+        return _query_operand(x, place, tiling, moves=False)
 
     def by_key(x, transposed=False):
         def place(row, head, _, block, step, table):
-            chosen = table[(row * blocks + block) * steps + step]
-            return (row, head, 0, chosen) if transposed else (row, head, chosen, 0)
+            key_block = table[(row * blocks + block) * steps + step]
+            return (row, head, 0, key_block) if transposed else (row, head, key_block, 0)
 
         return Operand(x, pl.BlockSpec((1, 1, h, tiling.keys) if transposed else (1, 1, tiling.keys, h), place), True)
 
@@ -157,7 +160,7 @@ def _over_keys(tiling, q, k):
 
 
 def _over_queries(tiling, q, k):
-    """The Pass in which each block of keys sees one block of queries after another, of all its heads."""
+    """The Pass in which each block of keys meets one block of queries after another, for all heads that share it."""
     (b, _, _, t), (kv_heads, s, h) = q.shape, k.shape[1:]
     blocks, steps = s // tiling.keys, t // tiling.queries
 
@@ -165,7 +168,7 @@ def _over_queries(tiling, q, k):
         def place(row, head, block, part, step, table):
             return row, head * tiling.parts + part, 0, table[(row * blocks + block) * steps + step]
 
-        return _query_operand(x, place, tiling, again=True)
+        return _query_operand(x, place, tiling, moves=True)
 
     def by_key(x):
         return Operand(
@@ -175,26 +178,29 @@ def _over_queries(tiling, q, k):
     return Pass((b, kv_heads, blocks, tiling.parts, steps), 2, by_query, by_key)
 
 
-def _query_operand(x, place, tiling, again):
-    """Operand of an array of which heads of queries have their own lines, or that all heads share."""
+def _query_operand(x, place, tiling, moves):
+    """Operand for x [B, N, X, T], with lines for each query head, or x [B, R, T], which all heads share.
+
+    place: maps a grid step to the block (row, head, line, block of queries).
+    """
     if x.ndim == 4:
-        return Operand(x, pl.BlockSpec((1, tiling.heads, x.shape[2], tiling.queries), place), again)
+        return Operand(x, pl.BlockSpec((1, tiling.heads, x.shape[2], tiling.queries), place), moves)
 
     def shared_place(*at):
         row, _, line, block = place(*at)
         return row, line, block
 
-    return Operand(x, pl.BlockSpec((1, x.shape[1], tiling.queries), shared_place), again)
+    return Operand(x, pl.BlockSpec((1, x.shape[1], tiling.queries), shared_place), moves)
 
 
 def _forward(q, k, v, runs, tiling):
-    """(output [B, N, H, T], logarithm f32[B, N, 1, T] of each query's sum of exponentials)."""
+    """(output [B, N, H, T], log-sum-exp f32[B, N, 1, T] of each query's scores)."""
     (b, n, h, t), lines, over = q.shape, (tiling.heads, 1, tiling.queries), _over_keys(tiling, q, k)
     total = jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)
     return _call(
         _forward_kernel,
         over,
-        _fetched(_needed(runs, tiling, k.shape[2])),
+        _blocks_to_read(_needed_blocks(runs, tiling, k.shape[2])),
         [over.by_query(runs), over.by_query(q), over.by_key(k), over.by_key(v.swapaxes(2, 3), transposed=True)],
         [over.by_query(q), over.by_query(total)],
         [lines, lines, (tiling.heads, h, tiling.queries)],
@@ -204,12 +210,12 @@ def _forward(q, k, v, runs, tiling):
 
 
 def _query_gradient(queries, k, v, runs, tiling):
-    """The gradient of queries[0]; the others are the output's gradient, and what _score_gradients reads of a query."""
+    """The gradient of q, where queries is the tuple (q, output's gradient, log-sum-exp, mean) of _attend_backward."""
     over = _over_keys(tiling, queries[0], k)
     (gradient,) = _call(
         _query_gradient_kernel,
         over,
-        _fetched(_needed(runs, tiling, k.shape[2])),
+        _blocks_to_read(_needed_blocks(runs, tiling, k.shape[2])),
         [*map(over.by_query, (runs, *queries)), *map(over.by_key, (k, v)), over.by_key(k.swapaxes(2, 3), True)],
         [over.by_query(queries[0])],
         [(tiling.heads, k.shape[3], tiling.queries)],
@@ -220,12 +226,12 @@ def _query_gradient(queries, k, v, runs, tiling):
 
 
 def _key_gradients(queries, k, v, runs, tiling):
-    """The gradients of keys and values; queries as in _query_gradient."""
+    """The gradients of k and v; queries as in _query_gradient."""
     over = _over_queries(tiling, queries[0], k)
     return _call(
         _key_gradients_kernel,
         over,
-        _fetched(_needed(runs, tiling, k.shape[2]).swapaxes(1, 2)),
+        _blocks_to_read(_needed_blocks(runs, tiling, k.shape[2]).swapaxes(1, 2)),
         [*map(over.by_query, (runs, *queries)), *map(over.by_key, (k, v))],
         [over.by_key(k), over.by_key(v)],
         [(tiling.keys, k.shape[3])] * 2,
@@ -235,7 +241,11 @@ def _key_gradients(queries, k, v, runs, tiling):
 
 
 def _call(kernel, over, table, inputs, outputs, scratch, tiling, *, products):
-    """The outputs of a kernel in a Pass, given Operands, shapes of float32 scratch, and its products of a pair."""
+    """Calls a kernel over a Pass and returns its outputs.
+
+    table: _blocks_to_read. inputs, outputs: Operands. scratch: shapes of float32 scratch arrays. products: number of
+    matrix products for each pair of blocks, for the cost.
+    """
     return pallas.call(
         functools.partial(kernel, tiling=tiling),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -247,7 +257,7 @@ def _call(kernel, over, table, inputs, outputs, scratch, tiling, *, products):
         ),
         out_shape=[jax.ShapeDtypeStruct(x.array.shape, x.array.dtype) for x in outputs],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=('parallel',) * (5 - over.together) + ('arbitrary',) * over.together,
+            dimension_semantics=('parallel',) * (5 - over.summed_axes) + ('arbitrary',) * over.summed_axes,
             vmem_limit_bytes=MEMORY,
         ),
         cost_estimate=_cost(over.grid, inputs, outputs, tiling, products),
@@ -256,26 +266,26 @@ def _call(kernel, over, table, inputs, outputs, scratch, tiling, *, products):
 
 
 def _cost(grid, inputs, outputs, tiling, products):
-    """What tiling.steps pairs of blocks cost for each row and head, with so many products a pair."""
+    """CostEstimate of a kernel: tiling.steps pairs of blocks for each row and head, with `products` products each."""
     pairs = grid[0] * grid[1] * tiling.parts * tiling.steps
     scores = pairs * tiling.heads * tiling.queries * tiling.keys
-    again = sum(_padded(x.spec.block_shape, x.array.dtype) for x in inputs if x.again)
-    once = sum(_padded(x.array.shape, x.array.dtype) for x in (*inputs, *outputs) if not x.again)
+    bytes_a_pair = sum(_padded(x.spec.block_shape, x.array.dtype) for x in inputs if x.moves)
+    bytes_once = sum(_padded(x.array.shape, x.array.dtype) for x in (*inputs, *outputs) if not x.moves)
     return pl.CostEstimate(
         flops=2 * products * scores * inputs[1].array.shape[2],
         transcendentals=scores,
-        bytes_accessed=pairs * again + once,
+        bytes_accessed=pairs * bytes_a_pair + bytes_once,
     )
 
 
 def _padded(shape, dtype):
-    """Bytes of an array in whole registers."""
-    *rest, lanes = shape
-    return math.prod(rest) * (lanes + -lanes % LANES) * jnp.dtype(dtype).itemsize
+    """Bytes of an array whose last axis is padded to whole registers."""
+    *lines, lanes = shape
+    return math.prod(lines) * (lanes + -lanes % LANES) * jnp.dtype(dtype).itemsize
 
 
-def _needed(runs, tiling, columns):
-    """bool[B, blocks of queries, blocks of keys]: whether runs of these queries reach into these keys."""
+def _needed_blocks(runs, tiling, columns):
+    """bool[B, query blocks, key blocks]: whether a run of any query in the one block reaches into the other."""
     b, count, t = runs.shape
     first, end = jnp.moveaxis(runs.reshape(b, count // 2, 2, t // tiling.queries, tiling.queries), 2, 0)
     begin = jnp.min(jnp.where(first < end, first, columns), -1)[..., None]
@@ -284,21 +294,24 @@ def _needed(runs, tiling, columns):
     return jnp.any((begin < block + tiling.keys) & (last > block), 1)
 
 
-def _fetched(needed):
-    """i32, of the shape: its own number for a block that is needed, else that of another, which is read already."""
+def _blocks_to_read(needed):
+    """Block index to read at each step, i32 with the shape of `needed`.
+
+    A step that needs no block repeats the index before it, or the first needed one, so that nothing is loaded.
+    """
     numbers = jnp.arange(needed.shape[-1])
     latest = jax.lax.cummax(jnp.where(needed, numbers, -1), axis=needed.ndim - 1)
     return jnp.where(latest < 0, jnp.argmax(needed, -1)[..., None], latest).astype(jnp.int32)
 
 
 def _is_needed(table, axis):
-    """Whether a grid step has work, where blocks lie along that axis and the last; the table is _fetched's, flat."""
+    """Whether a grid step has work; table: _blocks_to_read, flattened; axis: the grid axis of the block that stays."""
     line, step = pl.program_id(0) * pl.num_programs(axis) + pl.program_id(axis), pl.program_id(4)
     return table[line * pl.num_programs(4) + step] == step
 
 
 def _allowed(runs, block, tiling):
-    """bool[keys, queries]: whether a query attends to a key of the block of that number."""
+    """bool[keys, queries]: whether a query attends to a key; block: the number of the key block."""
     columns = block * tiling.keys + jax.lax.broadcasted_iota(jnp.int32, (tiling.keys, tiling.queries), 0)
     lines = [runs[0, i : i + 1] for i in range(runs.shape[1])]
     inside = [(columns >= first) & (columns < end) for first, end in zip(lines[::2], lines[1::2], strict=True)]
@@ -306,21 +319,21 @@ def _allowed(runs, block, tiling):
 
 
 def _scores(keys, queries, allowed, tiling):
-    """(scores f32[keys, queries], MASKED where not allowed; their derivative by scaled products, None: 1)."""
+    """(scores f32[keys, queries], MASKED where not allowed; the soft cap's derivative there, None without a cap)."""
     products, slope = _product(keys, queries, 0) * tiling.scale, None
     if tiling.cap:
-        bent = jnp.tanh(products / tiling.cap)
-        products, slope = tiling.cap * bent, 1 - bent * bent
+        tanh = jnp.tanh(products / tiling.cap)
+        products, slope = tiling.cap * tanh, 1 - tanh * tanh
     return jnp.where(allowed, products, MASKED), slope
 
 
 def _product(a, b, axis):
-    """a [M, X] times b, whose axis has size X, summed in float32."""
+    """The matrix product of a [M, X] and b, summed over b's axis `axis` in float32."""
     return jax.lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _forward_kernel(*refs, tiling):
-    """A block of queries over a block of keys k [keys, H] and values v [H, keys]."""
+    """Adds a block of keys k [keys, H] and values v [H, keys] to the running softmax of a block of queries."""
     table, runs, q, k, v, out, total, highest, sums, mixed = refs
     step, last = pl.program_id(4), pl.num_programs(4) - 1
 
@@ -342,13 +355,13 @@ def _forward_kernel(*refs, tiling):
 
     @pl.when(step == last)
     def _():
-        some = jnp.where(sums[...] == 0, 1.0, sums[...])
-        out[0] = (mixed[...] / some).astype(out.dtype)
-        total[0] = highest[...] + jnp.log(some)
+        divisor = jnp.where(sums[...] == 0, 1.0, sums[...])
+        out[0] = (mixed[...] / divisor).astype(out.dtype)
+        total[0] = highest[...] + jnp.log(divisor)
 
 
 def _score_gradients(head, queries, keys, values, allowed, tiling):
-    """(weights f32[keys, queries] of a head, gradients of its products)."""
+    """(attention weights f32[keys, queries], gradients of the products of queries with keys) for one query head."""
     q, grad, total, mean = queries
     scores, slope = _scores(keys, q[0, head], allowed, tiling)
     weights = jnp.exp(scores - total[0, head])
@@ -357,7 +370,7 @@ def _score_gradients(head, queries, keys, values, allowed, tiling):
 
 
 def _query_gradient_kernel(*refs, tiling):
-    """A block of queries over a block of keys."""
+    """Adds what a block of keys contributes to the gradient of a block of queries."""
     table, runs, *queries, k, v, k_transposed, out, sums = refs
     step, last = pl.program_id(4), pl.num_programs(4) - 1
 
@@ -378,7 +391,7 @@ def _query_gradient_kernel(*refs, tiling):
 
 
 def _key_gradients_kernel(*refs, tiling):
-    """A block of keys over a block of queries, for one block of heads after another."""
+    """Adds what a block of queries contributes to the gradients of a block of keys and values."""
     table, runs, *queries, k, v, k_out, v_out, k_sums, v_sums = refs
     block, part, step = (pl.program_id(axis) for axis in (2, 3, 4))
     parts, steps = pl.num_programs(3), pl.num_programs(4)

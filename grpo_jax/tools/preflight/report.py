@@ -29,7 +29,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         'peak': verdict.peak,
         'free': verdict.free,
         'state': plan.state_bytes()[0],
-        'waiting': compiled.waiting_bytes(plan.learner.state),
+        'waiting': compiled.host_bytes(plan.learner.state),
         **verdict.sampler_bytes,
         'step_bounds': verdict.bounds,
         'step_largest_bound': verdict.largest_bound,
@@ -166,7 +166,7 @@ def summary(verdict: Verdict) -> list[str]:
         f'largest batch, by arithmetic and not compiled: data.prompts_per_step={prompts} with microbatches '
         f'as large as now; {rows} rows of a microbatch a chip (now {plan.microbatch()[0]})',
     ]
-    waiting = compiled.waiting_bytes(plan.learner.state)
+    waiting = compiled.host_bytes(plan.learner.state)
     if waiting:
         lines.append(
             f"{waiting / GIB:.2f} GiB of a chip's state wait in the hosts' memory; the time to move them is not counted"
