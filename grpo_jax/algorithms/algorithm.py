@@ -1,4 +1,4 @@
-"""An algorithm is a value: a NamedTuple of small functions, put together from a config section."""
+"""An algorithm is a value: a NamedTuple of small functions, which `make` puts together from a config section."""
 
 from collections.abc import Callable, Mapping
 import inspect
@@ -22,7 +22,7 @@ from grpo_jax.algorithms import (
 from grpo_jax.ranges import Coefficient, Natural, NotNegative, PositiveShare, Range, Share
 from grpo_jax.types import Array
 
-# config key -> the module whose functions it chooses from
+# config key -> the module from whose functions it chooses
 MODULES = {
     'advantage': advantages,
     'ratio': ratios,
@@ -46,24 +46,24 @@ class Algorithm(NamedTuple):
     surrogate: Callable  # -> f32[B, C]
     weights: Callable  # -> f32[B, C]
     kl: Callable = kl.none  # -> f32[B, C]
-    kl_coef: Coefficient = 0.0  # of the KL term, where there is one
+    kl_coef: Coefficient = 0.0  # the weight of the KL term, if there is one
     kl_placement: str = 'loss'  # or 'reward_token', 'reward_sequence'
     kl_corrected: bool = False  # the correction also multiplies the KL term of the loss
     regularizers: tuple[Callable, ...] = ()  # -> f32[B, C] each, added
     correction: Callable = corrections.none  # -> f32[B, C], multiplied on the surrogate
     selection: Callable = selections.all_tokens  # -> f32[B, C], multiplied on the surrogate
-    ratio_base: str = 'old'  # logprobs that the ratio is taken to: old or sampler
+    ratio_base: str = 'old'  # whose logprobs the ratio divides by: old or sampler
     denominator: str = 'all'  # tokens that the weights count: all or selected
-    dead_groups: str = 'keep'  # what becomes of groups that are dead
-    gate: str = 'auto'  # what says that a group is dead: see group_math.judge_groups
-    source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
-    discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
-    critic_lambda: Share = 0.95  # of the returns that a critic learns
-    baseline_decay: Share = 0.9  # what a reward counts in a moving average, beside the next one
+    dead_groups: str = 'keep'  # what happens to dead groups
+    gate: str = 'auto'  # how groups are judged dead: see group_math.judge_groups
+    source: str = 'policy'  # where completions come from: policy, reference, demonstrations, pairs
+    discount: Share = 1.0  # gamma by token, for advantages that read it and for a critic's returns
+    critic_lambda: Share = 0.95  # lambda of a critic's returns
+    baseline_decay: Share = 0.9  # the weight of a reward in a moving average, where the next one has 1
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
-    teacher_coef: Coefficient = 0.0  # of a teacher's log pi - the policy's, added to each token's advantage
-    teacher_top_k: Natural = 0  # of a teacher's likeliest tokens, summed over in its KL; 0: the sampled token alone
-    covariance_share: PositiveShare = 2e-4  # of tokens that count as of top covariance
+    teacher_coef: Coefficient = 0.0  # of (teacher's logprob - policy's), which is added to each token's advantage
+    teacher_top_k: Natural = 0  # how many of a teacher's likeliest tokens its KL sums over; 0: the sampled token alone
+    covariance_share: PositiveShare = 2e-4  # the share of tokens that count as those of highest covariance
     entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0  # below 0 it pays for a narrow distribution
     entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats; 0: the coefficient stays
     entropy_delta: Annotated[float, Range(above=0, most=1e6)] = 0.005  # its change a step
@@ -72,7 +72,7 @@ class Algorithm(NamedTuple):
 
     @property
     def reads(self) -> set[str]:
-        """Names of all data that the pieces on the device read; what weights read is not among them."""
+        """Names of the data that the pieces on the device read, without the data that weights read."""
         on_device = (self.ratio, self.surrogate, self.kl, self.correction, self.selection, *self.regularizers)
         return {name for piece in on_device for name in pieces.reads(piece)}
 
@@ -83,7 +83,7 @@ class Algorithm(NamedTuple):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reference policy scores the rollout."""
+        """Whether a piece reads the reference policy's logprobs."""
         return 'ref_logprobs' in self.reads
 
     @property
@@ -93,7 +93,7 @@ class Algorithm(NamedTuple):
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The moving averages of earlier rewards that must be kept for the advantage."""
+        """Names of the moving averages of rewards that the run must keep for the advantage."""
         if 'prompt_baselines' in self.advantage_reads:
             return ('run_baseline', 'prompt_baselines')  # a new prompt has the run's
         return ('run_baseline',) * ('run_baseline' in self.advantage_reads)
@@ -105,16 +105,16 @@ class Algorithm(NamedTuple):
 
     @property
     def takes_kl_off(self) -> bool:
-        """Whether the KL of each token is taken off its advantage: kl_placement reward_token of an advantage by row.
+        """Whether each token's KL is subtracted from its advantage.
 
-        A token then pays for its own KL alone, which is not the gradient of the whole completion's KL
-        (reward_sequence). Advantages that read rewards by token have the KL in these.
+        So it is for kl_placement reward_token, unless the advantage reads token_rewards, which contain the KL. A token
+        then pays for its own KL alone; the gradient of the whole completion's KL is that of reward_sequence.
         """
         return self.kl_placement == 'reward_token' and 'token_rewards' not in self.advantage_reads
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the state holds a reference policy."""
+        """Whether the algorithm needs a reference policy in the state, for logprobs or to sample from it."""
         return self.needs_reference or self.source == 'reference'
 
     @property
@@ -128,9 +128,10 @@ class Algorithm(NamedTuple):
         return self.teacher_coef > 0 or 'teacher_kl' in self.reads or 'teacher_logprobs' in self.advantage_reads
 
     def needed_logprobs(self, updates: int) -> set[str]:
-        """Names of Experience's fields that scoring passes must fill, with so many updates on one rollout.
+        """Which of old_logprobs, ref_logprobs and old_entropy must be computed before the update.
 
-        Updated once, the old policy is the one that learns, and the update knows its logprobs.
+        updates: optimizer updates on one rollout. With one, the policy in the update is still the old policy, so the
+        update itself computes its logprobs.
         """
         before = {*pieces.reads(self.selection), *self.advantage_reads, *(self.reads & {'top_covariance'})}
         if self.denominator == 'selected':
@@ -149,7 +150,7 @@ class Algorithm(NamedTuple):
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """The numbers that may adapt during a run, as they begin."""
+        """The numbers that may change during a run, by name, with their values at the start."""
         coefficients = {'kl_coef': self.kl_coef, 'entropy_coef': self.entropy_coef}
         return coefficients | ({'entropy_acts': 1.0} if self.entropy_target else {})
 
@@ -161,33 +162,33 @@ class Algorithm(NamedTuple):
 
 def default_numbers() -> dict[str, Any]:
     """The numbers of all pieces by name, each with the default of its signature."""
-    every = (piece for module in MODULES.values() for piece in pieces.named(module).values())
-    numbers = {name: value for piece in every for name, value in pieces.numbers(piece).items()}
+    all_pieces = (piece for module in MODULES.values() for piece in pieces.named(module).values())
+    numbers = {name: value for piece in all_pieces for name, value in pieces.numbers(piece).items()}
     return {name: value for name, value in numbers.items() if value is not inspect.Parameter.empty}
 
 
 def make(section: Any, collection: Any = None) -> Algorithm:
-    """Algorithm from a config section that names the pieces and lists numbers, and from that of the collection.
+    """Makes the Algorithm of config.algorithm, which names pieces and lists numbers.
 
-    A piece's keyword-only arguments are bound from the section's keys of the same names, where it has them. Raises
-    BadInput for an unknown piece, a combination that cannot work, or a number that differs from its default and that
-    nothing reads.
+    A piece's keyword-only arguments are bound to the section's keys of the same names. collection: config.collection,
+    which sets dead_groups, gate and source; None: their defaults. Raises BadInput for an unknown piece, a combination
+    that cannot work, or a number that differs from its default though nothing reads it.
     """
     checks.refuse_misplaced_keys(section)
     for key, value in ranges.take(section, list(MODULES), 'algorithm').items():
         ranges.check_value(f'algorithm.{key}', value, tuple[str, ...] if key == 'regularizers' else str)
-    chosen: dict[str, Any] = {
+    chosen_pieces: dict[str, Any] = {
         key: pieces.choose(module, key, section[key], section)
         for key, module in MODULES.items()
         if key != 'regularizers'
     }
-    chosen['regularizers'] = tuple(
+    chosen_pieces['regularizers'] = tuple(
         pieces.choose(regularizers, 'regularizers', name, section) for name in section['regularizers']
     )
-    numbers = {name: section[name] for name in Algorithm._fields if name not in chosen and name in section}
+    numbers = {name: section[name] for name in Algorithm._fields if name not in chosen_pieces and name in section}
     if collection is not None:
         numbers |= {name: collection[name] for name in checks.SECTIONS}
-    algorithm = Algorithm(**chosen, **numbers)
+    algorithm = Algorithm(**chosen_pieces, **numbers)
     checks.check(algorithm)
     checks.refuse_inert_numbers(algorithm, section, MODULES)
     return algorithm
@@ -196,11 +197,11 @@ def make(section: Any, collection: Any = None) -> Algorithm:
 def adapt(
     algorithm: Algorithm, coefficients: Mapping[str, float | Float[Array, '']], metrics: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """The coefficients after a step of `rows` rows with such metrics.
+    """The coefficients after a step, from those before, the step's metrics and its number of rows.
 
-    kl_coef follows kl_target: times 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593, section
-    2.2). entropy_coef rises by entropy_delta while the entropy is at or below its target, falls above it, and
-    acts only after a step below (arXiv 2505.22312, section 4.3).
+    With a kl_target, kl_coef is multiplied by 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593,
+    section 2.2). With an entropy_target, entropy_coef rises by entropy_delta while the entropy is at or below the
+    target, falls while it is above, and acts only after a step at or below (arXiv 2505.22312, section 4.3).
     """
     adapted = dict(coefficients)
     if algorithm.kl_target:
