@@ -45,7 +45,7 @@ class PackSizes(NamedTuple):
         """How many completions of full length fit behind a prompt of full length."""
         return (self.columns - self.queries) // self.tokens
 
-    def room(self, size):
+    def occupied(self, size):
         """The columns that `size` tokens of a group occupy: `size`, rounded up to whole blocks."""
         return size + -size % self.block
 
@@ -109,7 +109,7 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
     """
     group, block = shapes.group_size, BLOCK[platform]
 
-    def room(count):
+    def columns_of(count):
         """The columns of `count` full completions behind their full prompts, each group in whole blocks."""
         sizes = [group] * (count // group) + [count % group] * (count % group > 0)
         columns = [shapes.queries + size * shapes.tokens for size in sizes]
@@ -117,15 +117,17 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
 
     step = group if whole_groups else 1
     counts = range(step, max(share, step) + 1, step)
-    least = next((n for n in counts if room(n) >= ENOUGH[platform]), counts[-1])
-    fitting = itertools.takewhile(lambda n: room(n) <= LONGER * room(least), range(least, counts[-1] + 1, step))
+    least = next((n for n in counts if columns_of(n) >= ENOUGH[platform]), counts[-1])
+    fitting = itertools.takewhile(
+        lambda n: columns_of(n) <= LONGER * columns_of(least), range(least, counts[-1] + 1, step)
+    )
 
     def all_columns(count):
         """The columns of a device's rows together, if a row holds `count` completions."""
         rows = -(-share // group) * -(-group // count) if count < group else -(-share // count)
-        return rows * room(count)
+        return rows * columns_of(count)
 
-    return room(min(fitting, key=all_columns))
+    return columns_of(min(fitting, key=all_columns))
 
 
 def cut_padded(sizes: PackSizes, share: int) -> int:
@@ -159,7 +161,7 @@ def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> Pa
                 text += [index * width + sizes.queries + np.arange(length) for index, length in members]
                 text = np.concatenate(text)
                 cells[minibatch, row, column : column + len(text)] = text
-                column += sizes.room(len(text))
+                column += sizes.occupied(len(text))
         count[minibatch] = -(-len(rows) // sizes.rows)
     return PackedCells(cells.reshape(minibatches, most, sizes.rows, sizes.columns), count)
 
@@ -171,7 +173,7 @@ def _packed_rows(prompts, lengths, sizes):
     completions fill the emptiest row, and the others are placed like a group with the same prompt. A new row begins
     where groups must stay whole, or where these completions are no longer than the prompt, which is computed again.
     """
-    room, rows = np.zeros(0, int), []
+    free, rows = np.zeros(0, int), []  # free columns of each row
     groups = [
         [(int(length), i * sizes.group_size + j) for j, length in enumerate(group_lengths) if length]
         for i, group_lengths in enumerate(lengths)
@@ -179,18 +181,18 @@ def _packed_rows(prompts, lengths, sizes):
     for i in sorted(range(len(groups)), key=lambda i: -lengths[i].sum()):
         prompt, unplaced = int(prompts[i]), sorted(groups[i], reverse=True)
         while unplaced:
-            fits = np.flatnonzero(room >= sizes.room(prompt + _tokens(unplaced)))
+            fits = np.flatnonzero(free >= sizes.occupied(prompt + _tokens(unplaced)))
             if len(fits):
-                row, placed = fits[np.argmin(room[fits])], unplaced
+                row, placed = fits[np.argmin(free[fits])], unplaced
             else:
-                row = int(np.argmax(room)) if rows and not sizes.whole_groups else -1
-                placed = _fitting(unplaced, room[row] - prompt) if row >= 0 else []
+                row = int(np.argmax(free)) if rows and not sizes.whole_groups else -1
+                placed = _fitting(unplaced, free[row] - prompt) if row >= 0 else []
                 if _tokens(placed) <= prompt:
                     rows.append([])
-                    room = np.append(room, sizes.columns)
+                    free = np.append(free, sizes.columns)
                     row, placed = len(rows) - 1, _fitting(unplaced, sizes.columns - prompt)
             rows[row].append((prompt, [(index, length) for length, index in placed]))
-            room[row] -= sizes.room(prompt + _tokens(placed))
+            free[row] -= sizes.occupied(prompt + _tokens(placed))
             unplaced = [completion for completion in unplaced if completion not in placed]
     return rows
 
@@ -200,13 +202,13 @@ def _tokens(completions):
     return sum(length for length, _ in completions)
 
 
-def _fitting(completions, room):
-    """The (length, row) completions that fit into `room` columns, chosen greedily in their order."""
+def _fitting(completions, free):
+    """The (length, row) completions that fit into `free` columns, chosen greedily in their order."""
     fitting = []
     for completion in completions:
-        if completion[0] <= room:
+        if completion[0] <= free:
             fitting.append(completion)
-            room -= completion[0]
+            free -= completion[0]
     return fitting
 
 
