@@ -53,9 +53,7 @@ def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experie
 def reference_metrics(
     logprobs: Float[Array, 'B C'], ref_logprobs: Float[Array, 'B C'], mask: Bool[Array, 'B C']
 ) -> dict[str, Any]:
-    """The KL to the reference by k3: kl_ref, a PooledMean over tokens; kl_ref_sequence, a PooledMean of the sums over
-    completions; and kl_ref_sequence_max, the largest of these sums.
-    """
+    """PooledMeans kl_ref of k3 over tokens and kl_ref_sequence of its sums over completions, and the largest sum."""
     terms = kl.k3(logprobs, jnp.where(mask, ref_logprobs, logprobs))
     by_sequence, largest = _by_sequence(terms, mask)
     return {'kl_ref': _mean(terms, mask), 'kl_ref_sequence': by_sequence, 'kl_ref_sequence_max': largest}
