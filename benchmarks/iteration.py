@@ -50,6 +50,7 @@ def ours(case):
     import optax
 
     from grpo_jax import algorithms, sampler
+    from grpo_jax.algorithms import group_math
     from grpo_jax.configs import default
     from grpo_jax.learner import Learning, Optimizers
     from grpo_jax.learner.experience import make_experience
@@ -77,7 +78,7 @@ def ours(case):
         rewards = np.array(reward([row[:n].tolist() for row, n in zip(completions, lengths, strict=True)]))
         rewards = rewards.reshape(prompts, group)
         logprobs = learner.logprobs(state, rollout, learner.pack(rollout))
-        dead = algorithms.dead_groups(rewards)
+        dead = group_math.find_equal(rewards)
         experience, _ = make_experience(method, state, rollout, logprobs, rewards, {'dead': dead}, one)
         state, _ = jax.block_until_ready(learner.update(state, experience, learner.pack(experience.rollout)))
 

@@ -1,4 +1,4 @@
-"""How a command ends early, in one line each, with an exit status: docs/start.md lists them."""
+"""Exceptions that end a command early, with a message of one line and an exit status; docs/start.md lists them."""
 
 import errno
 import os
@@ -6,10 +6,11 @@ from typing import Any
 
 from grpo_jax.text import escape
 
-LONGEST = 4000  # characters of a message; a name or a value of a stranger's file may have millions
-TERMINATED, INTERRUPTED = 42, 130  # exit statuses of a run that a signal has ended: saved; at once, by Ctrl-C
-# errno -> what a person does about it
-MENDED = {
+LONGEST = 4000  # characters of a message; a name or a value in a stranger's file may have millions
+# exit statuses of a run that a signal has ended: after it was saved; at once, by Ctrl-C
+TERMINATED, INTERRUPTED = 42, 130
+# errno -> what a person can do about it
+REMEDIES = {
     errno.ENOSPC: 'make space',
     errno.EDQUOT: 'make space, or raise the quota',
     errno.EFBIG: 'raise the limit of the size of a file',
@@ -18,7 +19,7 @@ MENDED = {
     errno.EPERM: 'let this user write there',
     errno.ENOENT: 'bring the folder back',
 }
-TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # of a disk that was right and may be so again
+TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a disk that may pass
 
 
 class BadInput(Exception):
@@ -27,32 +28,32 @@ class BadInput(Exception):
     status = 2
 
     def __init__(self, thing: str, value: Any, remedy: str):
-        super().__init__(thing, value, remedy)  # as they are, so that it survives a pipe between processes
+        super().__init__(thing, value, remedy)  # as they are, so that pickle can send it between processes
 
     def __str__(self) -> str:
         thing, value, remedy = self.args
         try:
             value = repr(value)
-        except Exception:  # a whole number of thousands of digits, or an object of the user's
+        except Exception:  # an integer of thousands of digits, or an object of the user's
             value = type(value).__name__
         value = value if len(value) <= LONGEST // 4 else f'{value[: LONGEST // 4]}...'
-        lines = f'{thing} = {value}: {remedy}'.splitlines()  # what another library says may have several
+        lines = f'{thing} = {value}: {remedy}'.splitlines()  # a library's message may have several
         line = ' '.join(filter(None, map(str.strip, lines)))
         return escape(line if len(line) <= LONGEST else f'{line[:LONGEST]}...')
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows of it in a notebook."""
+        """The lines that IPython shows in a notebook instead of a traceback."""
         return [f'error: {self}']
 
 
 class InUse(BadInput):
-    """A workdir that another process writes to. What starts a run again may try later: the status is not that of 2."""
+    """A workdir that another process writes to. Its own exit status tells a script that it may try again later."""
 
     status = 45
 
 
 class Stopped(Exception):
-    """A run that was asked to stop before its end and has saved a checkpoint; the commands exit with its status."""
+    """Raised when a run was asked to stop, and has saved a checkpoint; the commands exit with its status."""
 
     status = TERMINATED
 
@@ -60,14 +61,14 @@ class Stopped(Exception):
         super().__init__(f'stopped after step {step} of {workdir}, which is saved; the same command goes on')
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows of it in a notebook."""
+        """The lines that IPython shows in a notebook instead of a traceback."""
         return [str(self)]
 
 
 class Diagnosed(Stopped):
-    """A run that a diagnosis has stopped, because config.diagnose.on says so. Started again, it goes on.
+    """Raised when a diagnosis has stopped a run, because config.diagnose.on is 'stop'.
 
-    The cause is still there then.
+    The same command continues the run; the cause of the diagnosis remains.
     """
 
     status = 46
@@ -81,7 +82,7 @@ class Diagnosed(Stopped):
 
 
 class CannotWrite(OSError):
-    """A file that must be kept and cannot be written; the commands print it and exit with its status."""
+    """Raised for a file that must be kept and cannot be written; the commands print it and exit with its status."""
 
     status = 44
 
@@ -89,9 +90,9 @@ class CannotWrite(OSError):
         super().__init__(cause.errno, cause.strerror or str(cause), os.fspath(path))
 
     def __str__(self) -> str:
-        remedy = MENDED.get(self.errno or 0, 'mend the disk')
+        remedy = REMEDIES.get(self.errno or 0, 'mend the disk')
         return f'cannot write {self.filename}: {self.strerror}; {remedy}, then the same command goes on'
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows of it in a notebook."""
+        """The lines that IPython shows in a notebook instead of a traceback."""
         return [f'error: {self}']

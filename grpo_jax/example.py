@@ -1,14 +1,14 @@
-"""Example, in a module of its own, so that worker processes read it without importing jax."""
+"""Example, in a module of its own, so that worker processes need not import jax for it."""
 
 from typing import Any, NamedTuple
 
 
 class Example(NamedTuple):
-    """One task item, on the host."""
+    """One item of a data set, on the host."""
 
     prompt: str
     answer: str
-    id: int  # unique in its data set and stable: sampling noise and data order are functions of it
-    meta: dict[str, Any]
-    # the whole chat of which the prompt is the user's last message, dicts of role and content; () where that is all
+    id: int  # unique in its data set, and never changed: sampling noise and data order depend on it
+    meta: dict[str, Any]  # what else the data set has, for rewards and demonstrations
+    # the whole chat, dicts of role and content, in which the prompt is the user's last message; (): no more than that
     messages: tuple[dict[str, Any], ...] = ()

@@ -1,4 +1,4 @@
-"""Which completions of a batch belong together: groups of one size or of several, as rows and as [P, G]."""
+"""Groups of completions, of equal or unequal sizes, and arrays between the shapes [B] by row and [P, G] by group."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,14 +8,14 @@ import numpy as np
 
 
 class Grouping(NamedTuple):
-    """The groups of B completions, and each one's place in its group."""
+    """Which group each of B completions belongs to, and its place in the group."""
 
-    owner: Int[np.ndarray, ' B']  # number of its group, 0 .. P - 1
-    place: Int[np.ndarray, ' B']
+    owner: Int[np.ndarray, ' B']  # number of the completion's group, 0 .. P - 1
+    place: Int[np.ndarray, ' B']  # 0 for the first completion of a group, in the order of the rows
 
     @classmethod
     def by_ids(cls, ids: Shaped[np.ndarray, ' B']) -> 'Grouping':
-        """The groups of equal ids, by rising ids, whatever the order of the rows."""
+        """The Grouping in which rows with equal ids form a group; groups are numbered by rising id."""
         _, owner = np.unique(ids, return_inverse=True)
         order = np.argsort(owner, kind='stable')
         sizes = np.bincount(owner)
@@ -25,27 +25,27 @@ class Grouping(NamedTuple):
 
     @classmethod
     def by_sizes(cls, sizes: Int[np.ndarray, ' P']) -> 'Grouping':
-        """The groups of adjacent rows, of these sizes."""
+        """The Grouping in which groups are adjacent rows: the first sizes[0], then the next sizes[1], and so on."""
         return cls.by_ids(np.repeat(np.arange(len(sizes)), sizes))
 
     @property
     def sizes(self) -> Int[np.ndarray, ' P']:
-        """Completions of each group."""
+        """The number of completions in each group."""
         return np.bincount(self.owner)
 
     def spread(self, x: Shaped[np.ndarray, 'B ...'], fill: float = 0) -> Shaped[np.ndarray, 'P G ...']:
-        """x by group and place; `fill` where a group has fewer completions than G, those of the largest."""
+        """x by group and place. G is the largest group's size, and smaller groups are padded with `fill`."""
         sizes = self.sizes
-        full = np.full((len(sizes), sizes.max(), *x.shape[1:]), fill, x.dtype)
-        full[self.owner, self.place] = x
-        return full
+        x_PG = np.full((len(sizes), sizes.max(), *x.shape[1:]), fill, x.dtype)
+        x_PG[self.owner, self.place] = x
+        return x_PG
 
     def gather(self, x: Shaped[np.ndarray, 'P G ...']) -> Shaped[np.ndarray, 'B ...']:
-        """x by row again."""
+        """x by row again: the inverse of spread."""
         return x[self.owner, self.place]
 
     def rows_by_size(self) -> Iterator[Int[np.ndarray, 'n size']]:
-        """The rows of the groups of one size, for each size."""
+        """Yields, for each size that occurs, the row numbers of all groups with that size."""
         rows, sizes = self.spread(np.arange(len(self.owner))), self.sizes
         for size in np.unique(sizes):
             yield rows[sizes == size, :size]

@@ -1,6 +1,6 @@
-"""Figures of evaluations: pass@k, majority votes, means, intervals over prompts or examples, and those of classifiers.
+"""Statistics of evaluations: pass@k, majority votes, means, confidence intervals, and scores of classifiers.
 
-N prompts, n completions of each; a figure has one number a prompt, and its value is their mean.
+There are N prompts with n completions each. A figure has one number a prompt, and its value is the mean of these.
 """
 
 import collections
@@ -11,13 +11,13 @@ import numpy as np
 
 from grpo_jax.errors import BadInput
 
-PRIOR = 3  # prompts, in the variance of shares
+PRIOR = 3  # how many prompts are added to the variance of shares; see share_interval
 
 
 def pass_at_k(correct: Bool[np.ndarray, 'N n'], k: int) -> Float[np.ndarray, ' N']:
-    """1 - C(n - c, k) / C(n, k): the chance that k of the n completions hold one of the c correct ones.
+    """1 - C(n - c, k) / C(n, k) for c correct of n completions: the chance that k random ones hold a correct one.
 
-    Unbiased (arXiv 2107.03374, eq. 1). pass@1 is c / n, which others call avg@n. BadInput for a k outside 1..n.
+    Unbiased (arXiv 2107.03374, eq. 1). pass@1 is c / n, which others call avg@n. Raises BadInput for a k outside 1..n.
     """
     n = correct.shape[1]
     if not 1 <= k <= n:
@@ -30,8 +30,8 @@ def pass_at_k(correct: Bool[np.ndarray, 'N n'], k: int) -> Float[np.ndarray, ' N
 def majority(answers: Shaped[np.ndarray, 'N n'], correct: Bool[np.ndarray, 'N n']) -> Float[np.ndarray, ' N']:
     """The share of correct completions among those with the most frequent answer.
 
-    Answers are str or None. None does not vote, and without any vote nothing is correct. A tie is a fair draw: the
-    answers that are most frequent count alike.
+    Answers are str or None. None does not vote, and without any vote the share is 0. After a tie, the completions with
+    any of the most frequent answers count alike.
     """
     shares = np.zeros(len(answers))
     for row, (texts, hits) in enumerate(zip(answers, correct, strict=True)):
@@ -43,25 +43,25 @@ def majority(answers: Shaped[np.ndarray, 'N n'], correct: Bool[np.ndarray, 'N n'
 
 
 def average(values: Shaped[np.ndarray, 'N n']) -> Float[np.ndarray, ' N']:
-    """Means over the finite values of each row, NaN for a row without one."""
+    """The mean over each row's finite values, NaN for a row without any."""
     return np.ma.masked_invalid(values).mean(1).filled(np.nan)
 
 
 def share_interval(values: Shaped[np.ndarray, ' N'], *, level: float) -> tuple[float, float]:
-    """(low, high) of the mean of N prompts' shares in [0, 1]; NaN is no value.
+    """(low, high): a confidence interval of the mean over N prompts' shares in [0, 1]; NaN shares are left out.
 
-    Wilson's interval, with Student's quantile, for as many trials as have the variance that the prompts' shares have;
-    PRIOR prompts more count as either 0 or 1, since few prompts show too little of it. Unlike the bootstrap's, it keeps
-    its level where an event is rare, and has a width where none was seen.
+    It is Wilson's interval with Student's quantile. Its number of trials is the one for which a binomial proportion has
+    the variance of these shares; since few prompts show too little variance, PRIOR prompts with shares 0 or 1 are added
+    to it. Unlike a bootstrap interval, it keeps its level where an event is rare, and has a width where none was seen.
     """
-    import scipy.special  # a third of a second
+    import scipy.special  # takes a third of a second
 
-    known = values[np.isfinite(values)]
-    count, mean, trials = len(known), float(known.mean()), float(len(known))
-    spread = float(np.sum((known - mean) ** 2))
-    if spread > 0:
+    shares = values[np.isfinite(values)]
+    count, mean, trials = len(shares), float(shares.mean()), float(len(shares))
+    squares = float(np.sum((shares - mean) ** 2))
+    if squares > 0:
         binomial = mean * (1 - mean)
-        trials = count * binomial * (count - 1 + PRIOR) / (spread + PRIOR * binomial)
+        trials = count * binomial * (count - 1 + PRIOR) / (squares + PRIOR * binomial)
     z = float(scipy.special.stdtrit(max(count - 1, 1), (1 + level) / 2))
     centre, scale = mean + z**2 / (2 * trials), 1 + z**2 / trials
     half = z * math.sqrt(mean * (1 - mean) / trials + z**2 / (4 * trials**2))
@@ -69,7 +69,7 @@ def share_interval(values: Shaped[np.ndarray, ' N'], *, level: float) -> tuple[f
 
 
 def mean_interval(values: Shaped[np.ndarray, ' n'], *, level: float) -> tuple[float, float]:
-    """(low, high) of the mean of n independent numbers, by Student's t; infinite for a single one."""
+    """(low, high): Student's confidence interval of the mean of n independent numbers; infinite for n = 1."""
     import scipy.special
 
     count, mean = len(values), float(np.mean(values))
@@ -82,18 +82,18 @@ def mean_interval(values: Shaped[np.ndarray, ' n'], *, level: float) -> tuple[fl
 def bootstrap(
     values: Shaped[np.ndarray, 'N F'], *, level: float, resamples: int, seed: int
 ) -> tuple[Float[np.ndarray, ' F'], Float[np.ndarray, ' F']]:
-    """(low, high): percentile intervals of the means over N prompts of F figures; NaN is no value."""
-    known = np.isfinite(values)
-    return bootstrap_ratio(np.where(known, values, 0.0), known, tail=(1 - level) / 2, resamples=resamples, seed=seed)
+    """(low, high): percentile bootstrap intervals of F figures' means over N prompts; NaN values are left out."""
+    finite = np.isfinite(values)
+    return bootstrap_ratio(np.where(finite, values, 0.0), finite, tail=(1 - level) / 2, resamples=resamples, seed=seed)
 
 
 def bootstrap_ratio(
     totals: Shaped[np.ndarray, 'N F'], sizes: Shaped[np.ndarray, 'N F'], *, tail: float, resamples: int, seed: int
 ) -> tuple[Float[np.ndarray, ' F'], Float[np.ndarray, ' F']]:
-    """(low, high): percentile intervals of sum(totals) / sum(sizes), which leave out the share `tail` on either side.
+    """(low, high): percentile bootstrap intervals of sum(totals) / sum(sizes) for F figures over N rows.
 
-    A resample draws N rows with replacement, the same ones for every figure; one without any size does not count. What
-    all rows agree on has an interval of no width: nothing is known of rows that were not seen.
+    tail: the share that is left out on either side. A resample draws N rows with replacement, the same rows for all
+    figures; if its sizes sum to 0 it does not count. A figure that is equal in all rows has an interval without width.
     """
     rows = len(totals)
     drawn = np.random.default_rng(seed).integers(rows, size=(resamples, rows))
@@ -106,11 +106,11 @@ def bootstrap_ratio(
 
 
 def auc(values: Shaped[np.ndarray, ' n'], right: Bool[np.ndarray, ' n']) -> float | None:
-    """The chance that a right one has a higher value than a wrong one, ties counting half; None without one of either.
+    """The chance that a right item has a higher value than a wrong one, ties counting half; None if a kind is absent.
 
-    The area under the curve of true over false positives, which is Mann and Whitney's U over all pairs.
+    This is the area under the ROC curve, and Mann and Whitney's U divided by the number of pairs.
     """
-    import scipy.stats  # half a second
+    import scipy.stats  # takes half a second
 
     good, bad = values[right], values[~right]
     if not len(good) or not len(bad):
@@ -119,7 +119,7 @@ def auc(values: Shaped[np.ndarray, ' n'], right: Bool[np.ndarray, ' n']) -> floa
 
 
 def precision_recall(predicted: Bool[np.ndarray, ' n'], actual: Bool[np.ndarray, ' n']) -> dict[str, float]:
-    """{'precision', 'recall', 'f1'} of predictions; 0 where there is nothing to divide by."""
+    """{'precision', 'recall', 'f1'} of predictions; 0 where the divisor is 0."""
     hits = int(np.sum(predicted & actual))
     return {
         'precision': hits / max(int(predicted.sum()), 1),

@@ -1,4 +1,4 @@
-"""Texts of others, which are shown and never obeyed; and what the program is doing now, for run/console.py."""
+"""Foreign texts made safe to show on a terminal; and the program's current activities, for run/console.py."""
 
 from collections.abc import Iterator
 import contextlib
@@ -8,10 +8,10 @@ import unicodedata
 
 
 def escape(text: str) -> str:
-    r"""The text in which each character that cannot be seen is written as in a Python string: \x1b, \n, \u202e.
+    r"""Writes each character that cannot be seen as in a Python string: \x1b, \n, \u202e.
 
     Those are controls (C0 and C1), marks of direction, joiners, blanks but the usual one, unassigned characters, and
-    halves of surrogate pairs. What the function returns is one line, and stays the same when it is escaped again.
+    halves of surrogate pairs. The result is one line, and does not change when it is escaped again.
     """
     if text.isprintable():
         return text
@@ -19,8 +19,8 @@ def escape(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """The text, escaped; of one that takes more than `most` columns the beginning and the end, around ' ... '."""
-    if len(text) > 2 * most:  # before it is escaped, since it may have megabytes
+    """The escaped text, shortened to `most` columns of a terminal: a longer one has ' ... ' in its middle."""
+    if len(text) > 2 * most:  # shortened before it is escaped, since it may have megabytes
         shown = escape(text[:most]) + escape(text[-most:])
     else:
         shown = escape(text)
@@ -34,26 +34,27 @@ def cut(text: str, most: int) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal an escaped text takes, at most: letters of East Asia take two."""
+    """The most columns of a terminal that an escaped text takes; wide letters of East Asia take two."""
     return sum(2 if unicodedata.east_asian_width(c) in 'WF' else 1 for c in text)
 
 
 def _fitting(text, most):
-    """The longest beginning of a text that has room in so many columns."""
-    taken = 0
+    """The longest beginning of a text that fits into `most` columns."""
+    width = 0
     for position, character in enumerate(text):
-        taken += columns(character)
-        if taken > most:
+        width += columns(character)
+        if width > most:
             return text[:position]
     return text
 
 
 class Activity:
-    """Something that lasts. Its attributes may change while it does, from any thread.
+    """Something that the program does for a while. Any thread may change its attributes meanwhile.
 
-    text names it; `done` of `total` are finished (total 0: nobody counts), which take equally long if `even`, and have
-    a line each if `lines`; cells describe what is finished, the most important first. result is the line at its end,
-    and note what that line adds; without a result there is no line.
+    text: what it is, for people. done, total: how many items are finished, of how many; total 0: they are not counted.
+    even: items take equally long, so the time that remains can be estimated. lines: each item gets a line of output.
+    cells: what the last item showed, the most important first. result: the line at the end; '': there is none. note:
+    what is added to that line.
     """
 
     def __init__(self, text: str, total: int, done: int, even: bool, lines: bool):
@@ -61,21 +62,21 @@ class Activity:
         self.cells: tuple[str, ...] = ()
         self.result = self.note = ''
         self.first, self.began = done, time.monotonic()
-        self.stage, self.stage_began = '', self.began  # what it does at the moment
+        self.stage, self.stage_began = '', self.began  # the part that it is in, and since when
 
     def enter(self, stage: str) -> None:
         """Begins a stage."""
         self.stage, self.stage_began = stage, time.monotonic()
 
     def advance(self, done: int, *cells: str) -> None:
-        """`done` are finished now."""
+        """Sets how many items are finished, with the cells of the last one, and tells the observers."""
         self.done, self.cells, self.stage = done, cells, ''
         for observer in observers:
             observer.advanced(self)
 
 
 class Observer(Protocol):
-    """What is told of each activity."""
+    """What is called when an activity begins, advances and ends, such as the console."""
 
     def began(self, activity: Activity) -> None: ...
 
@@ -89,7 +90,7 @@ observers: list[Observer] = []
 
 @contextlib.contextmanager
 def during(text: str, total: int = 0, done: int = 0, even: bool = True, lines: bool = False) -> Iterator[Activity]:
-    """A context in which the program does what `text` says; gives the Activity."""
+    """A context that lasts as long as an activity; yields the Activity. Arguments: see Activity."""
     activity = Activity(text, total, done, even, lines)
     for observer in observers:
         observer.began(activity)

@@ -30,8 +30,8 @@ import numpy as np
 
 from grpo_jax import data, evaluate, rewards, supervised
 from grpo_jax.collect.options import READ_FROM_DATA
-from grpo_jax.collect.policies import anchor, make_logprobs, make_renewal
-from grpo_jax.collect.select import dead_groups, make_collector
+from grpo_jax.collect.policies import load_reference, make_logprobs, make_renewal
+from grpo_jax.collect.select import find_dead, make_collector
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
@@ -158,7 +158,7 @@ def make_first_state(
     """
     gold.check(run.rewards, examples)
     policy = supervised.cold_start(run, train, functions, steering, compiler.step)
-    return anchor(learner.initial(policy), learner.state, run.settings.reference.path, run.model.config)
+    return load_reference(learner.initial(policy), learner.state, run.settings.reference.path, run.model.config)
 
 
 def make_experience_stage(
@@ -179,7 +179,7 @@ def make_experience_stage(
             check_rewarded(run.workdir, int(state.step), rewarded)
         grouping = draw.grouping
         shaped = rewards.shape_rewards(reward_functions, rewarded, grouping)
-        dead = dead_groups(gate, rewarded, grouping)
+        dead = find_dead(gate, rewarded, grouping)
         prompt_places = np.array([places[example.id] for example in draw.prompts])
         state, baselines = read_history(algorithm, state, prompt_places, shaped)
         inputs = {'dead': dead, **baselines} | rewards.advantage_inputs(

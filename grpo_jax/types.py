@@ -24,21 +24,21 @@ T = TypeVar('T')
 
 
 class Pytree:
-    """The base of every pytree: what `pytree` adds to it, for type checkers."""
+    """The base of every class made by `pytree`; it tells type checkers what the decorator adds."""
 
     if TYPE_CHECKING:
 
         def __init__(self, *leaves: Any, **named_leaves: Any): ...
 
         def replace(self, **leaves: Any) -> Self:
-            """A copy with other leaves."""
+            """Returns a copy with these leaves replaced."""
             ...
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """The class as a frozen dataclass that is a tree of its fields to JAX.
+    """Makes a class a frozen dataclass that JAX treats as a tree of its fields.
 
-    Its fields are not checked: JAX puts shardings and abstract shapes in the places of arrays.
+    The fields' types are not checked at run time, since JAX puts shardings and abstract shapes in the places of arrays.
     """
     return no_type_check(struct.dataclass(cls))
 
@@ -50,20 +50,24 @@ class Prompts(Pytree):
     tokens: Int[Array, 'P Q']
     mask: Bool[Array, 'P Q']
     ids: Int[Array, ' P']
-    first: Int[Array, ' P'] | None = None  # number of a prompt's first sample here; None: 0, it has no earlier ones
+    first: Int[Array, ' P'] | None = None  # number of the prompt's first sample; None: 0, it has no earlier samples
 
 
 @pytree
 class Rollout(Pytree):
-    """Sampled completions; rows are grouped by prompt: row b belongs to prompt b // G."""
+    """Sampled completions. The rows of a prompt are adjacent: row b belongs to prompt b // G, and is sample b % G.
+
+    Where groups differ in size, G is the unit in which completions are allocated, and a prompt has several units; then
+    collect.draw.Draw.grouping says which rows form a group.
+    """
 
     tokens: Int[Array, 'B T']  # prompt (left-padded), then completion (right-padded)
     prompt_mask: Bool[Array, 'B Q']
     completion_mask: Bool[Array, 'B C']  # tokens of the completion, the stop token included
-    forced: Bool[Array, 'B C']  # tokens that were written and not sampled: they carry no loss
+    forced: Bool[Array, 'B C']  # tokens that were written and not sampled; they have no loss
     logprobs: Float[Array, 'B C']  # the sampler's log pi_T(token), untruncated; 0 where masked
     truncated: Bool[Array, ' B']  # the budget ended before a stop token came
-    version: Int[Array, 'B C']  # step of the weights that sampled the token
+    version: Int[Array, 'B C']  # the step whose weights sampled the token
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:
@@ -72,12 +76,12 @@ class Rollout(Pytree):
 
 
 class HeadOutput(NamedTuple):
-    """What a policy says of the tokens of completions; 0 where masked."""
+    """Logprobs and entropies that a policy gives completion tokens; 0 where masked."""
 
     logprobs: Float[Array, 'B C']  # of the tokens, under softmax(logits / temperature)
-    entropy: Float[Array, 'B C'] | None = None  # of that distribution; None: not asked for
-    top_logprobs: Float[Array, 'B C k'] | None = None  # of other tokens in the place of each; None: not asked for
-    top_ids: Int[Array, 'B C k'] | None = None  # which tokens these are, where the head chooses the likeliest
+    entropy: Float[Array, 'B C'] | None = None  # of that distribution, in nats; None: not computed
+    top_logprobs: Float[Array, 'B C k'] | None = None  # of k other tokens in each place; None: not computed
+    top_ids: Int[Array, 'B C k'] | None = None  # their ids, if the head has chosen the likeliest
 
 
 @pytree
@@ -90,18 +94,19 @@ class Experience(Pytree):
     old_logprobs: Float[Array, 'B C'] | None  # None: on-policy, the ratio is exactly 1
     ref_logprobs: Float[Array, 'B C'] | None  # None: the algorithm has no reference
     group_ids: Int[Array, ' B']
-    forward_logprobs: Float[Array, 'B C'] | None = None  # by the learner where old_logprobs are not
+    # by the learner at the start of the step; needed where the sampler has computed old_logprobs
+    forward_logprobs: Float[Array, 'B C'] | None = None
     old_entropy: Float[Array, 'B C'] | None = None  # of the policy at the start of the step; None: nothing reads it
-    values: Float[Array, 'B C'] | None = None  # of the critic at the start of the step; None: no critic
-    returns: Float[Array, 'B C'] | None = None  # what the critic is to learn; NaN where nothing
+    values: Float[Array, 'B C'] | None = None  # by the critic at the start of the step; None: no critic
+    returns: Float[Array, 'B C'] | None = None  # the critic's targets; NaN in rows without one
     teacher_logprobs: Float[Array, 'B C'] | None = None  # None: there is no teacher
     teacher_top: Float[Array, 'B C k'] | None = None  # the teacher's logprobs of its likeliest tokens in each place
-    teacher_ids: Int[Array, 'B C k'] | None = None  # which tokens these are
-    correct: Float[Array, ' B'] | None = None  # the verifier's 1 right, 0 wrong, NaN unknown; None: as the rewards
+    teacher_ids: Int[Array, 'B C k'] | None = None  # the ids of these tokens
+    correct: Float[Array, ' B'] | None = None  # by the verifier: 1 right, 0 wrong, NaN unknown; None: no verifier
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:
-        """The tokens that are learned from."""
+        """The tokens that have a loss: the sampled ones."""
         return self.rollout.loss_mask
 
 
@@ -109,23 +114,24 @@ class Experience(Pytree):
 class LabelledBatch(Pytree):
     """What an update of a reward model learns from."""
 
-    rollout: Rollout  # of completions that come with the data
+    rollout: Rollout  # its completions come with the data
     labels: Float[Array, 'B C']  # in [0, 1]
     label_mask: Bool[Array, 'B C']  # tokens that have a label
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:
-        """The tokens that are learned from."""
+        """The tokens that have a loss: those with a label."""
         return self.label_mask
 
 
 @pytree
 class TrainState(Pytree):
-    """All that lasts from step to step, and so all that a checkpoint holds.
+    """Everything that lasts from step to step. A checkpoint holds all of it but frozen weights.
 
-    Of params and ref_params a checkpoint has what is trained; beside adapters, the frozen weights have a digest there.
-    aux has these keys: the first always, the next three for every policy (a cold start has no position), the others
-    where the algorithm or the config asks for them:
+    Frozen weights are those that adapters leave as they are; a checkpoint holds their digest instead.
+
+    aux is a dict. bad_steps is always in it; coefficients and initial_entropy for every policy; position for every
+    policy but that of a cold start; the other keys if the algorithm or the config needs them:
 
         bad_steps i32[]        optimizer updates skipped: loss, gradient or result not finite   learner/update.py
         coefficients {f32[]}   kl_coef, entropy_coef, entropy_acts: numbers that may adapt      learner/update.py
@@ -138,24 +144,24 @@ class TrainState(Pytree):
         probe                  prompts with their first right completions                       run/observers.py
     """
 
-    step: Int[Array, '']  # the next one
-    params: Any  # float32 master weights
+    step: Int[Array, '']  # the number of the next step
+    params: Any  # float32 master weights; with adapters, the frozen weights too
     opt_state: Any
-    ref_params: Any  # of the reference policy: the tree that is trained of params; None: there is none
+    ref_params: Any  # the reference policy's parameters, only the trained ones; None: there is no reference
     aux: dict[str, Any]
 
 
 class Param(NamedTuple):
-    """One row of the table: value at init is offset + scale * normal."""
+    """A parameter in a model's table; its initial value is offset + scale * standard normal noise."""
 
     shape: tuple
-    axes: tuple  # mesh axis, or None, of each dimension
+    axes: tuple  # for each dimension the mesh axis along which it is cut, or None
     scale: float
     offset: float = 0.0
 
 
 def map_table(function: Callable[[str, Param], Any], table: Any) -> Any:
-    """The table's tree with function(path, param) at each leaf; path is like 'layers/wq'."""
+    """A tree like the table, with function(path, param) at each leaf; a path is like 'layers/wq'."""
     return jax.tree_util.tree_map_with_path(
         lambda path, param: function(jax.tree_util.keystr(path, simple=True, separator='/'), param),
         table,

@@ -269,11 +269,11 @@ def test_exemplars_are_turns_of_a_chat_behind_its_system_message(monkeypatch):
     form = PromptFormat(chat=True, system='Answer.', template='Q: {prompt}')
     solved = xrpo.Solved(Example('1+1', '2', 0, {}), [7], 'It is 2')
     example = Example('2+2', '4', 1, {})
-    seeded, tokens = xrpo.seed(None, form, example, [solved], 3)
+    seeded, tokens = xrpo.add_exemplars(None, form, example, [solved], 3)
     roles = [(message['role'], message['content']) for message in seeded.messages]
     assert roles == [('system', 'Answer.'), ('user', 'Q: 1+1'), ('assistant', 'It is 2'), ('user', 'Q: 2+2')]
     assert rendered[0][0] == 'Q: 2+2' and tokens == [1, 2, 3] and seeded.prompt == '2+2'
-    assert xrpo.seed(None, form, example, [solved], 2) is None  # too long
+    assert xrpo.add_exemplars(None, form, example, [solved], 2) is None  # too long
 
 
 def test_the_nearest_prompt_stands_last():

@@ -131,7 +131,9 @@ def test_damaged_weights_are_refused_before_anything_compiles(tmp_path, monkeypa
 def test_a_reward_models_folder_is_no_policy(tmp_path):
     shutil.copytree(MODEL, tmp_path / 'model')
     model_config = families.load_config(MODEL)
-    params = jax.device_get(critic.new(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)))
+    params = jax.device_get(
+        critic.new_params(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
+    )
     hf.save(str(tmp_path / 'model'), MODEL, params, model_config, np.float32)
     config = tiny_run.config(model__path=str(tmp_path / 'model'), model__random_init=False)
     with pytest.raises(BadInput, match=r'do not fit config\.json: .*left over .*score\.weight'):

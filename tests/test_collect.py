@@ -10,7 +10,7 @@ import pytest
 from grpo_jax import train
 from grpo_jax.collect.draw import find_retired
 from grpo_jax.collect.options import Collection
-from grpo_jax.collect.select import Group, dead_groups, make_collector, replay, resample
+from grpo_jax.collect.select import Group, find_dead, make_collector, replay, resample
 from grpo_jax.configs import distill
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import Rewards
@@ -157,7 +157,7 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes,
 def group(rewards, since=0):
     unknown = np.full(len(rewards), np.nan)
     rewarded = Rewards([], [], [1] * len(rewards), np.array(rewards), unknown, {}, {})
-    dead = dead_groups(Collection().gate, rewarded)[0]
+    dead = find_dead(Collection().gate, rewarded)[0]
     return Group(None, None, since, rewarded, bool(dead))
 
 
@@ -170,11 +170,11 @@ def test_resample_stops_at_enough_groups_or_at_the_cap():
     alive, dead = group([0.0, 1.0]), group([1.0, 1.0])
     draws = [[dead, alive], [alive, alive], [alive, dead]]
     selection, seen = resample(lambda seen, index: (draws[index], [*seen, index]), [], [], prompts=2, max_draws=3)
-    assert (len(selection.alive), len(selection.dead), len(selection.left), selection.draws) == (3, 1, 1, 2)
+    assert (len(selection.alive), len(selection.dead), len(selection.kept), selection.draws) == (3, 1, 1, 2)
     assert seen == [0, 1]
     # at the cap there are too few, and a kept group counts as drawn
     selection, _ = resample(lambda carry, index: ([dead, dead], carry), None, [alive], prompts=2, max_draws=3)
-    assert (selection.alive, len(selection.dead), selection.left, selection.draws) == ([alive], 6, [], 3)
+    assert (selection.alive, len(selection.dead), selection.kept, selection.draws) == ([alive], 6, [], 3)
 
 
 def test_replay_fills_the_places_of_dead_groups_and_keeps_the_best():
@@ -183,7 +183,7 @@ def test_replay_fills_the_places_of_dead_groups_and_keeps_the_best():
     selection, carry = replay(lambda *_: (draw, 'moved on'), '', [old, older], 2, np.random.default_rng(0))
     assert carry == 'moved on'
     assert selection.alive[0] is drawn and selection.alive[1] in (old, older) and selection.draws == 1
-    assert selection.left == [older, old]  # by priority, of as many as a step has
+    assert selection.kept == [older, old]  # by priority, of as many as a step has
     # nothing kept: nothing to fill with
     assert replay(lambda *_: ([drawn], None), None, [], 2, np.random.default_rng(0))[0].alive == [drawn]
 
@@ -205,10 +205,10 @@ def test_the_gate_is_the_verifier_that_is_paid_for(parts, gate, expected):
 def test_groups_that_differ_in_format_alone_are_drawn_again():
     unknown = np.full(2, np.nan)
     rewarded = Rewards([], [], [1, 1], np.array([0.1, 0.0]), np.array([0.0, 0.0]), {}, {})
-    assert dead_groups('outcome', rewarded).tolist() == [True]
-    assert dead_groups('reward', rewarded).tolist() == [False]
+    assert find_dead('outcome', rewarded).tolist() == [True]
+    assert find_dead('reward', rewarded).tolist() == [False]
     known_to_none = rewarded._replace(correct=unknown)
-    assert dead_groups('outcome', known_to_none).tolist() == [False]
+    assert find_dead('outcome', known_to_none).tolist() == [False]
 
 
 def test_sft_takes_as_many_rows_and_its_loss_falls(long, tmp_path):

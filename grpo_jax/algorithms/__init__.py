@@ -1,4 +1,4 @@
-"""GRPO and its relatives as array mathematics: no models, no devices, no configs past `make`.
+"""GRPO and its relatives as mathematics of arrays; no models, no devices, and only `make` reads a config.
 
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
@@ -6,7 +6,7 @@
 from grpo_jax.algorithms.advantage_inputs import by_token, compute_advantages
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
 from grpo_jax.algorithms.checks import check_run
-from grpo_jax.algorithms.group_math import dead_groups, judge_groups
+from grpo_jax.algorithms.group_math import judge_groups
 from grpo_jax.algorithms.losses import gradient_coefficients, loss_terms, metrics, policy_loss, prepare, token_losses
 from grpo_jax.algorithms.meters import PooledMean, pooled_metrics, reference_metrics
 from grpo_jax.grouping import Grouping
@@ -19,7 +19,6 @@ __all__ = [
     'by_token',
     'check_run',
     'compute_advantages',
-    'dead_groups',
     'default_numbers',
     'gradient_coefficients',
     'judge_groups',

@@ -1,4 +1,4 @@
-"""What advantages read, and advantages from an Algorithm and arrays, on the host."""
+"""Computes advantages on the host, from an Algorithm and the arrays that its estimator reads."""
 
 from typing import Any
 
@@ -11,12 +11,9 @@ from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.grouping import Grouping
 
-PADDING = {
-    'step_rewards': np.nan,
-    'correct': np.nan,
-}  # what stands for a completion that is missing, where 0 would be a value
-
-NOT_BY_ROW = ('part_weights', 'initial_entropy', 'run_baseline', 'dead')
+# what stands in the place of a missing completion, for arrays in which 0 would be a value
+PADDING = {'step_rewards': np.nan, 'correct': np.nan}
+NOT_BY_ROW = ('part_weights', 'initial_entropy', 'run_baseline', 'dead')  # data without a row for each completion
 
 
 def compute_advantages(
@@ -27,16 +24,19 @@ def compute_advantages(
     group_ids: ArrayLike | None = None,
     **data: Any,
 ) -> Float32[np.ndarray, 'B columns']:
-    """Advantages f32[P * G, 1] or f32[P * G, C] of rewards [P, G], on the host.
+    """Advantages f32[P * G, 1], or f32[P * G, C] if they differ by token, on the host.
 
-    data holds what else the estimator reads (see algorithms.advantages), with leading axes [P, G], kl f64[P, G, C]
-    where the KL is in the reward, times kl_coef (None: the algorithm's), and teacher_logprobs and old_logprobs where
-    there is a teacher_coef. A function without arguments may stand for an array. Without correct, the rewards are what
-    the verifier says. dead bool[P] are the dead groups; without it, those that group_math.judge_groups finds by the
-    algorithm's gate. With rewards [B] and group_ids i32[B], groups may differ in size, and leading axes are [B].
-    Exactly 0 for unscorable (not finite) rewards and, where the outcomes of a group are compared, in dead groups, of
-    which a KL that is taken off and what a teacher adds remain.
-    BadInput for rewards that the algorithm cannot use, and for an estimator that is not by token and gives columns.
+    rewards: [P, G]; or [B] with group_ids i32[B], where groups may differ in size and rows come in any order. Then
+        data has leading axes [B], and rows are returned in the order of the rewards. Not finite: unscorable.
+    kl_coef: of a KL in the reward; None: the algorithm's.
+    data: arrays by name, with leading axes [P, G]: what the estimator reads (see algorithms.advantages); kl
+        f64[P, G, C] if the KL is in the reward; teacher_logprobs and old_logprobs if there is a teacher_coef. A
+        function without arguments may stand for an array. `correct` defaults to the rewards, and dead bool[P] to what
+        group_math.judge_groups finds by the algorithm's gate.
+
+    Unscorable completions get exactly 0. So do dead groups, if the estimator compares the outcomes of a group; a KL
+    that is subtracted and a teacher's gain act there all the same. Raises BadInput for rewards that the algorithm
+    cannot use, and for an estimator that returns columns though it is not by token.
     """
     rewards = np.asarray(rewards, np.float64)
     if group_ids is not None:
@@ -63,52 +63,54 @@ def compute_advantages(
 
 
 def _host_inputs(algorithm, rewards, kl_coef, data):
-    """What an advantage reads, of rewards f64[P, G] and the other data."""
+    """The pieces.Inputs that an advantage may read, from rewards f64[P, G] and the caller's other data."""
     given = pieces.Inputs(data)
     inputs = given | {
         'discount': algorithm.discount,
         'rewards': lambda: with_kl() if by_row else rewards,
         'token_rewards': lambda: token_rewards(algorithm, rewards, kl_coef, inputs),
-        'correct': lambda: np.where(known, given['correct'], np.nan) if 'correct' in given else rewards,
+        'correct': lambda: np.where(scorable, given['correct'], np.nan) if 'correct' in given else rewards,
         'sizes': lambda: given['sizes'] if 'sizes' in given else np.full(*rewards.shape),
         'dead': lambda: given['dead'] if 'dead' in given else judge_groups(inputs),
     }
-    by_row, known = algorithm.kl_placement == 'reward_sequence', np.isfinite(rewards)
+    by_row, scorable = algorithm.kl_placement == 'reward_sequence', np.isfinite(rewards)
     compares = pieces.compares_outcomes(algorithm.advantage)
 
-    def with_kl():  # a dead group has equal rewards, from which the KL is taken all the same
-        equal = np.where(known, group_math.group_means(rewards), np.nan)
-        even = np.where(inputs['dead'][:, None], equal, rewards) if compares else rewards
-        return even - kl_coef * pieces.call(_summed_kl, inputs)
+    def with_kl():  # the KL is subtracted in dead groups too, from rewards that are made equal there
+        means = np.where(scorable, group_math.group_means(rewards), np.nan)
+        levelled = np.where(inputs['dead'][:, None], means, rewards) if compares else rewards
+        return levelled - kl_coef * pieces.call(_summed_kl, inputs)
 
     def judge_groups(inputs):
         return group_math.judge_groups(algorithm.gate, rewards, inputs['correct'] if 'correct' in given else None)
 
     # unscorable completions count in no statistic of tokens or steps either
     if 'mask' in given:
-        inputs |= {'mask': lambda: given['mask'] & known[..., None]}
-        inputs |= {'completion_mask': lambda: _completion_mask(given) & known[..., None]}
+        inputs |= {'mask': lambda: given['mask'] & scorable[..., None]}
+        inputs |= {'completion_mask': lambda: _completion_mask(given) & scorable[..., None]}
     if 'step_rewards' in given:
         inputs |= {'step_rewards': lambda: np.where(inputs['completion_mask'], given['step_rewards'], np.nan)}
     return inputs
 
 
 def _completion_mask(given):
-    """bool[P, G, C]: the completions' tokens; without completion_mask, up to the last one that was sampled."""
+    """bool[P, G, C]: the completions' tokens; where completion_mask is not given, all up to the last sampled one."""
     if 'completion_mask' in given:
         return given['completion_mask']
     return np.flip(np.logical_or.accumulate(np.flip(given['mask'], -1), -1), -1)
 
 
 def token_rewards(algorithm, rewards, kl_coef, inputs):
-    """f64[P, G, C]: the reward at a completion's last token, less the KL of each token where it is in the reward."""
+    """f64[P, G, C]: the reward at a completion's last token; with kl_placement reward_token, minus each token's KL."""
 
-    def spread(mask):
+    def at_last_token(mask):
         last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
         return np.where(last & np.isfinite(rewards)[..., None], rewards[..., None], 0.0)
 
-    earned = pieces.call(spread, inputs)
-    return earned - kl_coef * pieces.call(_token_kl, inputs) if algorithm.kl_placement == 'reward_token' else earned
+    earned = pieces.call(at_last_token, inputs)
+    if algorithm.kl_placement != 'reward_token':
+        return earned
+    return earned - kl_coef * pieces.call(_token_kl, inputs)
 
 
 def _token_kl(mask, kl):
@@ -116,6 +118,7 @@ def _token_kl(mask, kl):
 
 
 def _teacher_gain(mask, teacher_logprobs, old_logprobs):
+    """f64[P, G, C]: how much likelier the teacher finds a token than the policy did, in nats."""
     return np.where(mask, np.asarray(teacher_logprobs, np.float64) - old_logprobs, 0.0)
 
 
@@ -124,7 +127,7 @@ def _summed_kl(mask, kl):
 
 
 def _in_columns(piece, advantages, inputs):
-    """Advantages [P, G, 1], or [P, G, C] where the piece is by token; BadInput where it says that it is not."""
+    """Advantages as [P, G, 1], or [P, G, C] if the piece is by token; raises BadInput if it returns columns unasked."""
     advantages = advantages.reshape(*inputs['rewards'].shape, -1)
     if pieces.is_by_token(piece):
         shapes = (inputs[name].shape for name in pieces.reads(piece) if name in pieces.BY_TOKEN)
@@ -137,7 +140,7 @@ def _in_columns(piece, advantages, inputs):
 
 
 def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
-    """compute_advantages of rows [B] in any order: groups are padded with unscorable completions."""
+    """compute_advantages for rows [B] in any order: pads groups to one size with unscorable completions."""
     grouping = Grouping.by_ids(group_ids)
     grouped: dict[str, Any] = {'sizes': grouping.sizes}
     grouped |= {
@@ -147,9 +150,9 @@ def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
     }
     if 'parts' in data:
         grouped['parts'] = np.stack([grouping.spread(part, np.nan) for part in np.asarray(data['parts'], np.float64)])
-    spread = grouping.spread(rewards, np.nan)
-    advantages = compute_advantages(algorithm, spread, kl_coef=kl_coef, **grouped)
-    return grouping.gather(advantages.reshape(*spread.shape, -1))
+    rewards_PG = grouping.spread(rewards, np.nan)
+    advantages = compute_advantages(algorithm, rewards_PG, kl_coef=kl_coef, **grouped)
+    return grouping.gather(advantages.reshape(*rewards_PG.shape, -1))
 
 
 def by_token(algorithm: Algorithm) -> bool:

@@ -1,12 +1,14 @@
 """Advantages f64[P, G], or f64[P, G, C] by token, on the host in float64.
 
 What an estimator may read: rewards f64[P, G]; correct f64[P, G], what the verifier says (1 right, 0 wrong, NaN: it
-cannot tell); mask bool[P, G, C], the sampled tokens, and completion_mask, those that were forced too; tokens
+cannot tell); mask bool[P, G, C], the sampled tokens; completion_mask bool[P, G, C], the forced tokens too; tokens
 i32[P, G, C]; token_rewards, sampler_logprobs, teacher_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts
-f64[K, P, G] and part_weights f64[K]; initial_entropy f64[]; discount f64[], the algorithm's; run_baseline f64[] and
-prompt_baselines f64[P, G], moving averages of the rewards of earlier steps. NaN rewards are unscorable completions:
-outside every statistic, advantage 0. Where an estimator compares within a group, a group whose rewards are all equal
-gets exactly 0, by max == min: through eps, float rounding would leak.
+f64[K, P, G], the K rewards that are summed, and part_weights f64[K]; initial_entropy f64[]; discount f64[], the
+algorithm's; run_baseline f64[] and prompt_baselines f64[P, G], moving averages of earlier steps' rewards.
+
+A NaN reward marks an unscorable completion: it counts in no statistic, and its advantage is 0. An estimator that
+compares within a group gives exactly 0 to a group whose rewards are all equal. That is found by max == min; a division
+by std + eps alone would let float rounding through.
 """
 
 from typing import Annotated
@@ -23,7 +25,7 @@ Eps = Annotated[float, Range(above=0, most=1e3)]  # 0 would divide a group of eq
 
 @pieces.properties(alone=True)
 def ones(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
-    """1 for every completion: supervised learning on what is there."""
+    """1 for every completion: supervised learning on the completions at hand."""
     return np.ones_like(rewards)
 
 
@@ -45,7 +47,7 @@ def correct(correct: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
 def best_and_worst(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """+1 for a group's best and -1 for its worst completion, the first of equals, else 0: the pairs of DPO."""
     signs = np.zeros_like(rewards)
-    alive = np.flatnonzero(~group_math.dead_groups(rewards))
+    alive = np.flatnonzero(~group_math.find_equal(rewards))
     if len(alive):
         signs[alive, np.nanargmax(rewards[alive], 1)] = 1
         signs[alive, np.nanargmin(rewards[alive], 1)] = -1
@@ -70,7 +72,7 @@ def moving_mean(rewards: Float[np.ndarray, 'P G'], run_baseline: float | np.floa
 def prompt_moving_mean(
     rewards: Float[np.ndarray, 'P G'], prompt_baselines: Float[np.ndarray, 'P G']
 ) -> Float[np.ndarray, 'P G']:
-    """r minus the moving average of the prompt's earlier rewards, the run's where there are none."""
+    """r minus the moving average of the prompt's earlier rewards; a new prompt has the run's."""
     return rewards - prompt_baselines
 
 
@@ -107,7 +109,7 @@ def leave_one_out_norm(
 
 @pieces.properties(over_batch=True)
 def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
-    """(r - group mean) / (std + eps) of all raw rewards of the batch: Lite PPO (arXiv 2508.08221).
+    """(r - group mean) / (std + eps), with the std of the batch's raw rewards: Lite PPO (arXiv 2508.08221).
 
     Dead groups enter the std, as published; their own advantage stays 0.
     """
@@ -118,10 +120,10 @@ def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Ep
 def batch_centred_std(
     rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
-    """a / (std + eps) of the batch, with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
+    """a / (std of a in the batch + eps), with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
     centred = group_mean(rewards)
-    known = np.where(np.isfinite(rewards), centred, np.nan)
-    return centred / (group_math.batch_std(known, std_ddof) + std_eps)
+    scored = np.where(np.isfinite(rewards), centred, np.nan)
+    return centred / (group_math.batch_std(scored, std_ddof) + std_eps)
 
 
 @pieces.properties(over_batch=True, by_token=False)
@@ -130,12 +132,12 @@ def group_mean_batch_std(
 ) -> Float[np.ndarray, 'P G']:
     """a whitened over all tokens of the batch, with a = r - group mean: REINFORCE++-baseline (arXiv 2501.03262).
 
-    The mean over tokens takes groups off their centre where length goes with reward; dead groups stay at 0.
+    Where length goes with reward, the mean over tokens moves a group's mean away from 0. Dead groups stay at 0.
     """
     centred = group_mean(rewards)
     weights = mask.sum(-1) * np.isfinite(rewards)
     whitened = group_math.whiten(np.nan_to_num(centred), weights, std_ddof)
-    return np.where(group_math.dead_groups(rewards)[:, None], 0.0, whitened)
+    return np.where(group_math.find_equal(rewards)[:, None], 0.0, whitened)
 
 
 @pieces.properties(alone=True)
@@ -145,7 +147,7 @@ def reinforce_pp(
     """Discounted sums of token rewards to come, whitened over the batch's tokens: REINFORCE++ (arXiv 2501.03262)."""
     total, sums = 0.0, np.zeros_like(token_rewards)
     for t in reversed(range(mask.shape[-1])):
-        # a masked token hands on what comes after it unchanged
+        # the sum passes a masked token unchanged
         total = np.where(mask[..., t], token_rewards[..., t] + discount * total, total)
         sums[..., t] = total
     return group_math.whiten(sums, mask, std_ddof)
@@ -188,9 +190,9 @@ def process(
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G C']:
-    """Sum of the normalized rewards of steps that end at or after a token (arXiv 2402.03300, section 4.1.3).
+    """At each token, the sum of normalized rewards for steps that end there or later (arXiv 2402.03300, section 4.1.3).
 
-    Normalized over all steps of all completions of the group; step_rewards is NaN where no step ends.
+    Rewards are normalized over all steps in the group's completions. step_rewards is NaN where no step ends.
     """
     flat = step_rewards.reshape(len(step_rewards), -1)
     scale = group_math.group_std(flat, std_ddof) + std_eps
@@ -215,7 +217,7 @@ def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> F
 
 @pieces.properties(nonnegative=True)
 def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: Count = 4) -> Float[np.ndarray, 'P G']:
-    """group_math.pass_at_k_rewards less their group mean: PKPO (arXiv 2505.15201)."""
+    """group_math.pass_at_k_rewards minus their group mean: PKPO (arXiv 2505.15201)."""
     return group_mean(group_math.pass_at_k_rewards(correct, pass_k))
 
 
@@ -223,11 +225,11 @@ def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: Count = 4) -> Float[np.nd
 def gdpo(
     parts: Float[np.ndarray, 'K P G'], part_weights: Float[np.ndarray, ' K'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
-    """Reward parts normalized in their groups, and their weighted sum in the batch: GDPO (arXiv 2601.05242)."""
+    """Each reward part normalized in its group, and the weighted sum in the batch: GDPO (arXiv 2601.05242)."""
     normed = np.stack([group_norm(part, std_ddof=std_ddof, std_eps=std_eps) for part in parts])
     total = np.sum(part_weights[:, None, None] * np.nan_to_num(normed), 0)
     total = np.where(np.isfinite(parts).any(0), total, np.nan)
-    dead = np.all([group_math.dead_groups(part) for part in parts], 0)
+    dead = np.all([group_math.find_equal(part) for part in parts], 0)
     scale = group_math.batch_std(total, std_ddof) + std_eps
     return np.where(dead[:, None], 0.0, total - np.nanmean(total)) / scale
 
@@ -246,9 +248,9 @@ def xrpo_sharpen(
 ) -> Float[np.ndarray, 'P G']:
     """group_norm, and for correct completions a bonus where they were unlikely: XRPO (arXiv 2510.06672).
 
-    bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), s being the mean logprob of the tokens. It is
-    one-sided, as in the paper's text: never below 0, and 0 for wrong completions; the printed min and max differ where
-    rewards are not binary. The paper's constants are not verified; 1 and 0.5 come from secondary sources.
+    bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), where s is a completion's mean logprob by token.
+    As in the paper's text, the bonus is never below 0, and 0 for wrong completions; its printed min and max differ from
+    that if rewards are not binary. The paper's constants are not verified; 1 and 0.5 come from secondary sources.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     likelihood = group_math.completion_means(sampler_logprobs, mask)
@@ -269,11 +271,11 @@ def grpo_lambda(
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:
-    """group_norm of rewards that fall with length in the best groups: GRPO-lambda (arXiv 2505.18086, section 3).
+    """group_norm, where long answers earn less in the best groups: GRPO-lambda (arXiv 2505.18086, section 3).
 
-    In the efficient_share of groups with the highest pass rate, a correct completion of n tokens is worth
-    1 - efficient_alpha sigmoid((n - mean) / std) of the group's correct lengths, a wrong one 0. The number of these
-    groups is rounded: with 2 prompts and a share of 0.2 there is none, and this is group_norm.
+    The best groups are the efficient_share with the highest pass rates. In these, a wrong completion earns 0, and a
+    correct one of n tokens 1 - efficient_alpha sigmoid((n - mean) / std), with mean and std of the correct lengths in
+    its group. The number of best groups is rounded: with 2 prompts and a share of 0.2 there is none.
     """
     right, lengths = correct >= 1, mask.sum(-1)
     pass_rate = group_math.group_means(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
@@ -303,10 +305,10 @@ def gtpo(
 ) -> Float[np.ndarray, 'P G C']:
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 
-    H is the completion's mean entropy; delta drops completions with H above entropy_cut (ln 2) when the run
-    began below it; lambda is group_math.conflict_weights. A dead group, whose A is 0, has -entropy_penalty H delta
-    unless the gate of the collection takes it out. The authors' code differs: cut 0.7 without the initial branch,
-    prefix and suffix weights multiplied.
+    A is group_norm; H the completion's mean entropy; lambda group_math.conflict_weights. delta is 0 if H is above
+    entropy_cut (ln 2) and the run began below it, else 1. In a dead group A is 0, and the rest still acts unless
+    collection.gate takes the group out. The authors' code differs: its cut is 0.7 wherever the run began, and it
+    multiplies the weights from front and end.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     entropy = group_math.completion_means(old_entropy, mask)

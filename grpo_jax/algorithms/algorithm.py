@@ -1,4 +1,4 @@
-"""An algorithm is a value: a NamedTuple of small functions, put together from a config section."""
+"""An algorithm is a value: a NamedTuple of small functions, which `make` puts together from a config section."""
 
 from collections.abc import Callable, Mapping
 import inspect
@@ -22,7 +22,7 @@ from grpo_jax.algorithms import (
 from grpo_jax.ranges import Coefficient, Fixed, Natural, NoKey, NotNegative, PositiveShare, Range, Share
 from grpo_jax.types import Array
 
-# config key -> the module whose functions it chooses from
+# config key -> the module from whose functions it chooses
 MODULES = {
     'advantage': advantages,
     'ratio': ratios,
@@ -83,7 +83,7 @@ class Algorithm(NamedTuple):
 
     @property
     def reads(self) -> set[str]:
-        """Names of all data that the pieces on the device read; what weights read is not among them."""
+        """Names of the data that the pieces on the device read, without the data that weights read."""
         on_device = (self.ratio, self.surrogate, self.kl, self.correction, self.selection, *self.regularizers)
         return {name for piece in on_device for name in pieces.reads(piece)}
 
@@ -94,7 +94,7 @@ class Algorithm(NamedTuple):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reference policy scores the rollout."""
+        """Whether a piece reads the reference policy's logprobs."""
         return 'ref_logprobs' in self.reads
 
     @property
@@ -104,7 +104,7 @@ class Algorithm(NamedTuple):
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The moving averages of earlier rewards that must be kept for the advantage."""
+        """Names of the moving averages of rewards that the run must keep for the advantage."""
         if 'prompt_baselines' in self.advantage_reads:
             return ('run_baseline', 'prompt_baselines')  # a new prompt has the run's
         return ('run_baseline',) * ('run_baseline' in self.advantage_reads)
@@ -116,16 +116,16 @@ class Algorithm(NamedTuple):
 
     @property
     def takes_kl_off(self) -> bool:
-        """Whether the KL of each token is taken off its advantage: kl_placement reward_token of an advantage by row.
+        """Whether each token's KL is subtracted from its advantage.
 
-        A token then pays for its own KL alone, which is not the gradient of the whole completion's KL
-        (reward_sequence). Advantages that read rewards by token have the KL in these.
+        So it is for kl_placement reward_token, unless the advantage reads token_rewards, which contain the KL. A token
+        then pays for its own KL alone; the gradient of the whole completion's KL is that of reward_sequence.
         """
         return self.kl_placement == 'reward_token' and 'token_rewards' not in self.advantage_reads
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the state holds a reference policy."""
+        """Whether the algorithm needs a reference policy in the state, for logprobs or to sample from it."""
         return self.needs_reference or self.source == 'reference'
 
     @property
@@ -139,9 +139,10 @@ class Algorithm(NamedTuple):
         return self.teacher_coef > 0 or 'teacher_kl' in self.reads or 'teacher_logprobs' in self.advantage_reads
 
     def needed_logprobs(self, updates: int) -> set[str]:
-        """Names of Experience's fields that scoring passes must fill, with so many updates on one rollout.
+        """Which of old_logprobs, ref_logprobs and old_entropy must be computed before the update.
 
-        Updated once, the old policy is the one that learns, and the update knows its logprobs.
+        updates: optimizer updates on one rollout. With one, the policy in the update is still the old policy, so the
+        update itself computes its logprobs.
         """
         before = {*pieces.reads(self.selection), *self.advantage_reads, *(self.reads & {'top_covariance'})}
         if self.denominator == 'selected':
@@ -160,7 +161,7 @@ class Algorithm(NamedTuple):
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """The numbers that may adapt during a run, as they begin."""
+        """The numbers that may change during a run, by name, with their values at the start."""
         coefficients = {'kl_coef': self.kl_coef, 'entropy_coef': self.entropy_coef}
         return coefficients | ({'entropy_acts': 1.0} if self.entropy_target else {})
 
@@ -172,33 +173,33 @@ class Algorithm(NamedTuple):
 
 def default_numbers() -> dict[str, Any]:
     """The numbers of all pieces by name, each with the default of its signature."""
-    every = (piece for module in MODULES.values() for piece in pieces.named(module).values())
-    numbers = {name: value for piece in every for name, value in pieces.numbers(piece).items()}
+    all_pieces = (piece for module in MODULES.values() for piece in pieces.named(module).values())
+    numbers = {name: value for piece in all_pieces for name, value in pieces.numbers(piece).items()}
     return {name: value for name, value in numbers.items() if value is not inspect.Parameter.empty}
 
 
 def make(section: Any, collection: Any = None) -> Algorithm:
-    """Algorithm from a config section that names the pieces and lists numbers, and from that of the collection.
+    """Makes the Algorithm of config.algorithm, which names pieces and lists numbers.
 
-    A piece's keyword-only arguments are bound from the section's keys of the same names, where it has them. Raises
-    BadInput for an unknown piece, a combination that cannot work, or a number that differs from its default and that
-    nothing reads.
+    A piece's keyword-only arguments are bound to the section's keys of the same names. collection: config.collection,
+    which sets dead_groups, gate and source; None: their defaults. Raises BadInput for an unknown piece, a combination
+    that cannot work, or a number that differs from its default though nothing reads it.
     """
     checks.refuse_misplaced_keys(section)
     for key, value in ranges.take(section, list(MODULES), 'algorithm').items():
         ranges.check_value(f'algorithm.{key}', value, tuple[str, ...] if key == 'regularizers' else str)
-    chosen: dict[str, Any] = {
+    chosen_pieces: dict[str, Any] = {
         key: pieces.choose(module, key, section[key], section)
         for key, module in MODULES.items()
         if key != 'regularizers'
     }
-    chosen['regularizers'] = tuple(
+    chosen_pieces['regularizers'] = tuple(
         pieces.choose(regularizers, 'regularizers', name, section) for name in section['regularizers']
     )
-    numbers = {name: section[name] for name in Algorithm._fields if name not in chosen and name in section}
+    numbers = {name: section[name] for name in Algorithm._fields if name not in chosen_pieces and name in section}
     if collection is not None:
         numbers |= {name: collection[name] for name in checks.SECTIONS}
-    algorithm = Algorithm(**chosen, **numbers)
+    algorithm = Algorithm(**chosen_pieces, **numbers)
     checks.check(algorithm)
     checks.refuse_inert_numbers(algorithm, section, MODULES)
     return algorithm
@@ -207,11 +208,11 @@ def make(section: Any, collection: Any = None) -> Algorithm:
 def adapt(
     algorithm: Algorithm, coefficients: Mapping[str, float | Float[Array, '']], metrics: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """The coefficients after a step of `rows` rows with such metrics.
+    """The coefficients after a step, from those before, the step's metrics and its number of rows.
 
-    kl_coef follows kl_target: times 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593, section
-    2.2). entropy_coef rises by entropy_delta while the entropy is at or below its target, falls above it, and
-    acts only after a step below (arXiv 2505.22312, section 4.3).
+    With a kl_target, kl_coef is multiplied by 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593,
+    section 2.2). With an entropy_target, entropy_coef rises by entropy_delta while the entropy is at or below the
+    target, falls while it is above, and acts only after a step at or below (arXiv 2505.22312, section 4.3).
     """
     adapted = dict(coefficients)
     if algorithm.kl_target:

@@ -1,4 +1,4 @@
-"""Refuses what cannot work and what nothing reads, and warns of what has no effect, each with the reason."""
+"""Refuses algorithms that cannot work and numbers that nothing reads, and warns of what has no effect; says why."""
 
 from collections.abc import Mapping
 from types import ModuleType
@@ -23,24 +23,24 @@ CHOICES = {
     'gate': GATES,
     'source': ('policy', 'reference', 'demonstrations', 'pairs'),
 }
-# the choices that config.collection makes for an algorithm
+# the choices of an algorithm that are read from config.collection
 SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', 'source': 'collection'}
 
 
 def refuse_misplaced_keys(section: Any) -> None:
-    """BadInput for keys of config.collection in config.algorithm, where nothing would read them."""
-    for key, home in SECTIONS.items():
+    """Refuses keys of config.collection in config.algorithm, where nothing would read them."""
+    for key, section_name in SECTIONS.items():
         if key in section:
-            raise BadInput(f'algorithm.{key}', section[key], f'is read from {home}.{key}; set that')
+            raise BadInput(f'algorithm.{key}', section[key], f'is read from {section_name}.{key}; set that')
 
 
 def check(algorithm: 'Algorithm') -> None:
-    """BadInput for a combination that cannot work, whatever the run."""
+    """Refuses a combination of pieces and numbers that cannot work in any run."""
     kl, placement = pieces.name_of(algorithm.kl), algorithm.kl_placement
     has_kl = 'ref_logprobs' in pieces.reads(algorithm.kl)
     for_reward = pieces.property_of(algorithm.kl, 'for_reward')
     _check_choices(algorithm)
-    _numbers(algorithm)
+    _check_numbers(algorithm)
     if for_reward and placement == 'loss':
         raise BadInput(
             'algorithm.kl',
@@ -91,6 +91,7 @@ def check(algorithm: 'Algorithm') -> None:
 
 
 def _check_choices(algorithm: 'Algorithm') -> None:
+    """Refuses a choice that CHOICES does not list, and dead groups without a gate that finds any."""
     for key, choices in CHOICES.items():
         if getattr(algorithm, key) not in choices:
             raise BadInput(
@@ -103,25 +104,25 @@ def _check_choices(algorithm: 'Algorithm') -> None:
 
 
 def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[str, ModuleType]) -> None:
-    """BadInput for a number of the section that differs from its default and that nothing reads.
+    """Refuses a number of config.algorithm that differs from its default though nothing reads it.
 
-    modules has the module of each key of the section that chooses pieces.
+    section: config.algorithm. modules: the module of pieces for each key that chooses a piece.
     """
-    chosen = {key: getattr(algorithm, key) for key in modules}
-    chosen = {key: piece if isinstance(piece, tuple) else (piece,) for key, piece in chosen.items()}
+    by_key = {key: getattr(algorithm, key) for key in modules}
+    chosen = {key: piece if isinstance(piece, tuple) else (piece,) for key, piece in by_key.items()}
     conditions = _conditions(algorithm)
-    read = {number for several in chosen.values() for piece in several for number in pieces.numbers(piece)}
+    read = {number for key_pieces in chosen.values() for piece in key_pieces for number in pieces.numbers(piece)}
     read |= {number for number, (holds, _) in conditions.items() if holds}
     defaults = dict(algorithm._field_defaults)
     numbers = {
         key: {name: pieces.numbers(piece) for name, piece in pieces.named(module).items()}
         for key, module in modules.items()
     }
-    for named in numbers.values():
-        for own in named.values():
-            defaults |= own
+    for by_piece in numbers.values():
+        for piece_numbers in by_piece.values():
+            defaults |= piece_numbers
     for number in (key for key in section if key not in {*read, *modules, *CHOICES}):
-        readers = {key: [name for name, own in named.items() if number in own] for key, named in numbers.items()}
+        readers = {key: [name for name, has in by_piece.items() if number in has] for key, by_piece in numbers.items()}
         same = number in defaults and section[number] == defaults[number]
         if same and isinstance(section[number], bool) == isinstance(defaults[number], bool):
             continue
@@ -129,14 +130,14 @@ def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[
 
 
 def _conditions(algorithm):
-    """Of each number that is in no piece's signature: whether it is read, and the condition for it in words."""
+    """{number: (whether it is read, who would read it, in words)}, for numbers that are in no piece's signature."""
     critic = (algorithm.needs_values, 'an advantage that reads values')
     corrected = (
         algorithm.kl_coef and algorithm.kl_placement == 'loss' and pieces.name_of(algorithm.correction) != 'none'
     )
     return {
         'advantage_clip': (True, ''),
-        'kl_coef': (True, ''),  # check holds these three against kl and the regularizers
+        'kl_coef': (True, ''),  # `check` compares kl_coef, kl_target and entropy_target with kl and the regularizers
         'kl_target': (True, ''),
         'teacher_coef': (True, ''),  # the run must have a teacher
         'teacher_top_k': ('teacher_kl' in algorithm.reads, 'a regularizer that reads teacher_kl'),
@@ -156,22 +157,25 @@ def _conditions(algorithm):
 
 
 def _explain_inert(number, readers, conditions, chosen):
-    """Why nothing reads the number: who would, and which pieces are chosen instead."""
-    readers = {key: named for key, named in readers.items() if named}
-    wanting = [f'{key} {" or ".join(sorted(named))}' for key, named in readers.items()]
-    wanting += [conditions[number][1]] if number in conditions else []
-    if not wanting:
+    """The sentence that says who would read the number, and which pieces are chosen instead.
+
+    readers: {key: names of its pieces with such a number}. chosen: {key: the algorithm's pieces}.
+    """
+    readers = {key: names for key, names in readers.items() if names}
+    uses = [f'{key} {" or ".join(sorted(names))}' for key, names in readers.items()]
+    uses += [conditions[number][1]] if number in conditions else []
+    if not uses:
         return 'no piece has a number of this name'
     keys = readers or [key for key in chosen if key in conditions[number][1].split()]
     instead = [f'{key} {" and ".join(map(pieces.name_of, chosen[key])) or "()"}' for key in keys]
     with_chosen = f' with {", ".join(instead)}' if instead else ''
-    return f'nothing reads it{with_chosen}; it is for {"; ".join(wanting)}'
+    return f'nothing reads it{with_chosen}; it is for {"; ".join(uses)}'
 
 
 def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates: int) -> list[str]:
-    """Warnings, as a list of sentences, of what is inert in such a run; BadInput for what cannot work in it.
+    """Warnings, as a list of sentences, about settings without effect in a run of these sizes.
 
-    updates: optimizer updates on one rollout.
+    prompts: of a step. updates: optimizer updates on one rollout. Raises BadInput for what cannot work in such a run.
     """
     advantage, numbers = pieces.name_of(algorithm.advantage), pieces.numbers(algorithm.advantage)
     if group_size < 2 and not pieces.property_of(algorithm.advantage, 'alone'):
@@ -192,7 +196,7 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
     warnings = []
     if updates == 1 and algorithm.ratio_base == 'old':
         warnings += [
-            f'with one update per rollout the policy is still the old one: {text}' for text in inert(algorithm)
+            f'with one update per rollout the policy is still the old one: {text}' for text in list_inert(algorithm)
         ]
     bounds, ratio = pieces.numbers(algorithm.surrogate), pieces.name_of(algorithm.ratio)
     if (
@@ -210,8 +214,8 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
     return warnings
 
 
-def inert(algorithm: 'Algorithm') -> list[str]:
-    """What has no effect while the policy is the old one, as a list of clauses."""
+def list_inert(algorithm: 'Algorithm') -> list[str]:
+    """The pieces that have no effect while the policy is still the old one, each in a clause."""
     clauses = []
     if pieces.property_of(algorithm.surrogate, 'bounded') and not pieces.is_as_written(algorithm.surrogate, 'clip'):
         clauses.append(f'the bound of surrogate {pieces.name_of(algorithm.surrogate)} has no effect')
@@ -225,7 +229,7 @@ def inert(algorithm: 'Algorithm') -> list[str]:
 
 
 def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) -> None:
-    """BadInput when the algorithm cannot work with such outcomes: those of a verifier, or rewards in their place."""
+    """Refuses outcomes below 0 for an advantage that needs more; correct: the verifier's, or rewards in their place."""
     if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(correct, initial=0.0) < 0:
         raise BadInput(
             'algorithm.advantage',
@@ -234,8 +238,8 @@ def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) ->
         )
 
 
-def _numbers(algorithm):
-    """BadInput for a number out of the range that its piece or Algorithm has for it, and for ends that are crossed."""
+def _check_numbers(algorithm):
+    """Refuses a number out of its range, and a lower bound above its upper bound."""
     ranges.check(type(algorithm), algorithm._asdict(), 'algorithm')
     bound = {}
     for piece in (

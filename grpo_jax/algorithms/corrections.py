@@ -1,8 +1,9 @@
-"""Weights f32[B, C] against the sampler's mismatch with the learner, multiplied on the policy loss, not differentiated.
+"""Factors f32[B, C] of the policy loss that correct for the sampler's mismatch; they have no gradient.
 
-log_rho f32[B, C] is the old policy's logprob less the sampler's, 0 on masked tokens. A correction may also
-read mask bool[B, C], advantages f32[B, 1 or C] and drift f32[B, C], the sampler's logprobs less those now.
-"product" is over a row's tokens, "geometric" its mean over them: other code calls both "sequence".
+A correction may read log_rho f32[B, C], the old policy's logprobs minus the sampler's, 0 on masked tokens; mask
+bool[B, C]; advantages f32[B, 1 or C]; and drift f32[B, C], the sampler's logprobs minus the learner's of this moment.
+rho is exp(log_rho). A "product" multiplies rho over a row's tokens, and "geometric" is the geometric mean over them;
+other code calls both "sequence".
 """
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from grpo_jax.types import Array
 
 
 def none(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """1."""
+    """1 for every token: no correction."""
     return jnp.ones(mask.shape, jnp.float32)
 
 
@@ -42,7 +43,7 @@ def truncated_product(
 def masked_product(
     log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, product_max: Positive = 3.0
 ) -> Float[Array, 'B C']:
-    """Product of rho on each of a row's tokens, 0 for rows above product_max: MIS, as TRL's sequence_mask."""
+    """The row's product of rho on each token, 0 for rows above product_max: MIS, as TRL's sequence_mask."""
     product = reductions.clamped_exp(reductions.row_sum(log_rho, mask))
     return jnp.broadcast_to(_keep_within(product, product, 0.0, product_max), mask.shape)
 

@@ -1,8 +1,8 @@
 """Per-token estimators f32[B, C] of KL(policy || reference) from logprobs and ref_logprobs f32[B, C].
 
 With d = ref - logprobs (clamped to +-20): k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1
-(http://joschu.net/blog/kl-approx.html). As a loss on sampled tokens they are not alike: the expected
-gradient of k1 is zero, that of k2 is the reverse KL's, that of k3 the forward KL's.
+(http://joschu.net/blog/kl-approx.html). As a loss on sampled tokens they differ: in expectation, the gradient of k1
+is zero, k2 has the gradient of the reverse KL, and k3 has the gradient of the forward KL.
 """
 
 import jax
@@ -12,17 +12,17 @@ from jaxtyping import Float
 from grpo_jax.algorithms import pieces, reductions
 from grpo_jax.types import Array
 
-MAX_K3 = 10.0  # beyond it one token would outweigh the batch; the clamp also stops its gradient
+MAX_K3 = 10.0  # above this, one token would outweigh the batch; the clamp also stops its gradient
 
 
 def none(logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """0, without a reference."""
+    """0 for every token; no reference is needed."""
     return jnp.zeros_like(logprobs)
 
 
 @pieces.properties(for_reward=True)
 def k1(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """logprobs - ref: unbiased, signed; for the reward, not for the loss."""
+    """logprobs - ref: unbiased and signed; for a KL in the reward, not in the loss."""
     return -_difference(logprobs, ref_logprobs)
 
 
@@ -32,7 +32,7 @@ def absolute(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -
 
 
 def k2(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """(ref - logprobs)^2 / 2: slightly biased in value, exact reverse-KL gradient as a loss."""
+    """(ref - logprobs)^2 / 2: slightly biased in value; as a loss, its gradient is exactly that of the reverse KL."""
     return 0.5 * jnp.square(_difference(logprobs, ref_logprobs))
 
 

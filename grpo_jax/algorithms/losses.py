@@ -1,4 +1,4 @@
-"""From an Algorithm and arrays to losses and gradient coefficients."""
+"""The policy loss, its metrics and its gradient coefficients, from an Algorithm and arrays."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,10 @@ from grpo_jax.types import Array, Experience, HeadOutput
 
 
 def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Array, 'B C']]:
-    """What the loss of a minibatch needs of the whole of it, as a dict of f32[B, C], so that it may be cut."""
+    """What must be computed on a whole minibatch before it is cut into microbatches, f32[B, C] by name.
+
+    These are `weights`, `selected` (which tokens count), the weights of each regularizer, and `top_covariance`.
+    """
     mask, rollout = experience.rollout.loss_mask, experience.rollout
     old_logprobs: Any = experience.old_logprobs  # None where no piece reads it
     inputs = pieces.Inputs(
@@ -51,13 +54,14 @@ def token_losses(
     prepared: Mapping[str, Float[Array, 'B C']],
     coefficients: Mapping[str, Any],
 ) -> Float[Array, 'B C']:
-    """f32[B, C] terms whose sum is the loss, 0 where masked; differentiable in the output.
+    """f32[B, C]: each token's share of the loss, which is their sum; 0 where masked; differentiable in the output.
 
-    The policy loss and its KL term have the algorithm's weights; each regularizer is a mean over the tokens that it
-    acts on, so that its coefficient means the same under all weights. Without old_logprobs the log ratio is
-    logprobs - stop_gradient(logprobs): the ratio is exactly 1 and its gradient is the policy gradient. prepared is of
-    `prepare`, coefficients of Algorithm.coefficients. The output is the policy's; its top_logprobs are those of
-    experience.teacher_ids.
+    output: the policy's; its top_logprobs belong to experience.teacher_ids. prepared: from `prepare`, on the whole
+    minibatch. coefficients: Algorithm.coefficients, as they have adapted.
+
+    The policy loss and its KL term are multiplied by the algorithm's weights. A regularizer is a mean over the tokens
+    that it acts on, so that its coefficient means the same under all weights. Without old_logprobs the log ratio is
+    logprobs - stop_gradient(logprobs): the ratio is exactly 1, and its gradient is the policy gradient.
     """
     inputs = _loss_inputs(algorithm, output, experience, prepared, coefficients)
     terms = _terms(algorithm, inputs, coefficients)
@@ -75,19 +79,21 @@ def loss_terms(
     prepared: Mapping[str, Float[Array, 'B C']],
     coefficients: Mapping[str, Any],
 ) -> dict[str, Float[Array, 'B C']]:
-    """The terms of token_losses by name, surrogate, kl and the regularizers, before their weights."""
+    """The terms of token_losses before their weights, f32[B, C] by name: surrogate, kl and the regularizers."""
     inputs = _loss_inputs(algorithm, output, experience, prepared, coefficients)
     terms = _terms(algorithm, inputs, coefficients)
     return {name: jnp.broadcast_to(term, output.logprobs.shape) for name, term in terms.items()}
 
 
 def _loss_inputs(algorithm, output, experience, prepared, coefficients):
+    """The pieces.Inputs of a loss: what `make_inputs` and `prepare` return, and the coefficients."""
     acts = coefficients.get('entropy_acts', 1.0)
     inputs = make_inputs(algorithm, output, experience) | prepared
     return inputs | {**coefficients, 'entropy_coef': coefficients['entropy_coef'] * acts}
 
 
 def _terms(algorithm, inputs, coefficients):
+    """The terms of the loss by name, before their weights."""
     # a piece is called with the inputs that its parameters name, see pieces.call
     correction = jax.lax.stop_gradient(pieces.call(algorithm.correction, inputs))
     terms = {'surrogate': pieces.call(algorithm.surrogate, inputs) * correction * inputs['selected']}
@@ -98,7 +104,7 @@ def _terms(algorithm, inputs, coefficients):
 
 
 def _weights_of(regularizer):
-    """The name of a regularizer's weights in what `prepare` gives."""
+    """The key of a regularizer's weights in the dict that `prepare` returns."""
     return f'weights of {pieces.name_of(regularizer)}'
 
 
@@ -109,11 +115,11 @@ def policy_loss(
     entropy: Float[Array, 'B C'] | None = None,
     top_logprobs: Float[Array, 'B C k'] | None = None,
 ) -> tuple[Float[Array, ''], dict[str, Float[Array, '']]]:
-    """(loss f32[], metrics) of logprobs f32[B, C]; differentiable in logprobs alone, no model in sight.
+    """(loss f32[], metrics f32[] by name) of a minibatch; differentiable in logprobs alone. No model is needed.
 
-    For notebooks and loops of one's own; a run's learner calls token_losses for microbatches (learner/update.py).
-
-    entropy f32[B, C] is for algorithms with an entropy bonus, top_logprobs f32[B, C, k] for those with teacher_top_k.
+    For notebooks and loops of your own; a run's learner calls token_losses for microbatches (learner/update.py).
+    experience: the minibatch. entropy: for algorithms with an entropy bonus. top_logprobs: the policy's logprobs for
+    experience.teacher_ids, for algorithms with teacher_top_k.
     """
     entropy = jnp.zeros_like(logprobs) if entropy is None else entropy
     prepared = prepare(algorithm, experience)
@@ -133,16 +139,16 @@ def gradient_coefficients(
     experience: Experience,
     entropy: Float[Array, 'B C'] | None = None,
 ) -> Float[Array, 'B C']:
-    """f32[B, C] minus the derivative of policy_loss in each logprob: how hard a token is pushed up, or down.
+    """f32[B, C]: minus the derivative of policy_loss by each logprob: how hard a token is pushed up, or down.
 
-    Weights included; an entropy bonus, which acts through the whole distribution, is not (DeepSeekMath, arXiv
-    2402.03300, appendix A.1, writes every method this way).
+    The weights of the loss are included. An entropy bonus is not, since it acts through the whole distribution.
+    DeepSeekMath (arXiv 2402.03300, appendix A.1) writes every method in this form.
     """
     return -jax.grad(lambda x: policy_loss(algorithm, x, experience, entropy)[0])(logprobs)
 
 
 def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> dict[str, Float[Array, '']]:
-    """Diagnostics of one minibatch as f32[] scalars: token means over the completion mask unless named otherwise."""
+    """Metrics of one minibatch, f32[] by name: means over the tokens of loss_mask, unless the name says otherwise."""
     mask = experience.rollout.loss_mask
     logprobs, inputs = output.logprobs, make_inputs(algorithm, output, experience)
 
@@ -184,7 +190,7 @@ def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) ->
 
 
 def _clipped(algorithm, output, experience):
-    """bool[B, C]: tokens whose surrogate has lost its gradient, whichever surrogate it is."""
+    """bool[B, C]: tokens at which the gradient of the surrogate is 0, found by differentiating it."""
 
     def surrogate(logprobs):
         inputs = make_inputs(algorithm, output._replace(logprobs=logprobs), experience)
@@ -194,13 +200,16 @@ def _clipped(algorithm, output, experience):
 
 
 def kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], most: float) -> Bool[Array, '...']:
-    """Where a clamp acts on a KL term: the bound of the log ratio, or the bound `most` of k3."""
+    """Tokens whose KL term is clamped, by the bound of the log ratio or by the bound `most` of k3."""
     d = reference - logprobs
     return (jnp.abs(d) > reductions.MAX_LOG_RATIO) | (reductions.clamped_exp(d) - d - 1 > most)
 
 
 def make_inputs(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> pieces.Inputs:
-    """What a row's pieces may read, 0 where masked: masked before any exp, or masked tokens' gradients were NaN."""
+    """The pieces.Inputs that pieces on the device may read; 0 where masked.
+
+    Arrays are masked before any exp is taken, since an overflow in a masked token would make the gradient NaN.
+    """
     rollout, mask = experience.rollout, experience.rollout.loss_mask
 
     def masked(x) -> Any:
@@ -236,20 +245,20 @@ def make_inputs(algorithm: Algorithm, output: HeadOutput, experience: Experience
 
 
 def correct_of(experience):
-    """f32[B]: 1 for right completions by the verifier, else by their reward."""
+    """f32[B]: what the verifier says, 1 right, 0 wrong or unknown; the rewards where there is no verifier."""
     return experience.rewards if experience.correct is None else jnp.nan_to_num(experience.correct)
 
 
 def _teacher_kl(logprobs, ratio, experience, top_logprobs):
-    """Estimates KL(policy, teacher) of each token, f32[B, C]; value and gradient are unbiased.
+    """Estimates KL(policy, teacher) at each token, f32[B, C]; value and gradient are unbiased.
 
-    The sum over the teacher's likeliest tokens is exact. The sampled token stands for all others.
+    The sum over the teacher's likeliest tokens is exact. All other tokens are estimated from the sampled one.
     """
     rollout, mask = experience.rollout, experience.loss_mask
-    beyond = ratio * (logprobs - jnp.where(mask, experience.teacher_logprobs, 0.0))
+    by_sample = ratio * (logprobs - jnp.where(mask, experience.teacher_logprobs, 0.0))
     if top_logprobs is None:
-        return jnp.where(mask, beyond, 0.0)
+        return jnp.where(mask, by_sample, 0.0)
     sampled = rollout.tokens[:, rollout.prompt_mask.shape[1] :]
-    among = jnp.any(experience.teacher_ids == sampled[..., None], -1)
+    in_top = jnp.any(experience.teacher_ids == sampled[..., None], -1)
     terms = jnp.where(mask[..., None], jnp.exp(top_logprobs) * (top_logprobs - experience.teacher_top), 0.0)
-    return jnp.where(mask, jnp.sum(terms, -1) + jnp.where(among, 0.0, beyond), 0.0)
+    return jnp.where(mask, jnp.sum(terms, -1) + jnp.where(in_top, 0.0, by_sample), 0.0)

@@ -1,6 +1,6 @@
-"""Metrics of a minibatch beside those of `losses.metrics`: by outcome, by completion, and quantiles.
+"""More metrics of a minibatch than `losses.metrics` has: by outcome, by completion, and quantiles.
 
-They are pure array mathematics on a whole minibatch, so that microbatches, packed rows and the mesh change nothing.
+They are computed on a whole minibatch, so microbatches, packed rows and the mesh change nothing.
 """
 
 from typing import Any, NamedTuple
@@ -15,23 +15,23 @@ from grpo_jax.types import Array, Experience, HeadOutput
 
 
 class PooledMean(NamedTuple):
-    """A mean over what several minibatches hold, however unevenly; NaN where they hold nothing."""
+    """A mean that pools several minibatches: the sum of all values over their number; NaN without any value."""
 
-    total: Any  # f32[], or f32[minibatches] where they are stacked
-    count: Any
+    total: Any  # the sum of the values, f32[], or f32[minibatches] where they are stacked
+    count: Any  # the number of the values, alike
 
     @property
     def value(self) -> Any:
-        """f32[]: the mean over all of it."""
+        """f32[]: the mean over all minibatches."""
         return jnp.sum(self.total) / jnp.sum(self.count)
 
 
 def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> dict[str, Any]:
-    """Metrics of one minibatch by name: PooledMeans, and f32[] of quantiles and maxima.
+    """Metrics of one minibatch by name; means are PooledMeans, quantiles and maxima f32[].
 
-    Without experience.correct there are none by right and wrong.
+    Without experience.correct there are no metrics of right and of wrong completions.
     """
-    # apart from losses.metrics, whose sums XLA would otherwise take over rows first, and round in another order
+    # a barrier: fused with these, the sums of losses.metrics would be taken in another order and round differently
     logprobs, entropy = jax.lax.optimization_barrier((output.logprobs, output.entropy))
     inputs = losses.make_inputs(algorithm, HeadOutput(logprobs, entropy), experience)
     mask, correct, ratio = inputs['mask'], experience.correct, inputs['ratio']
@@ -53,7 +53,7 @@ def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experie
 def reference_metrics(
     logprobs: Float[Array, 'B C'], ref_logprobs: Float[Array, 'B C'], mask: Bool[Array, 'B C']
 ) -> dict[str, Any]:
-    """kl_ref, the PooledMean of k3 over tokens; kl_ref_sequence, of its sums over completions; and the largest sum."""
+    """PooledMeans kl_ref of k3 over tokens and kl_ref_sequence of its sums over completions, and the largest sum."""
     terms = kl.k3(logprobs, jnp.where(mask, ref_logprobs, logprobs))
     by_sequence, largest = _by_sequence(terms, mask)
     return {'kl_ref': _mean(terms, mask), 'kl_ref_sequence': by_sequence, 'kl_ref_sequence_max': largest}
@@ -64,6 +64,6 @@ def _mean(values, mask):
 
 
 def _by_sequence(terms, mask):
-    """(PooledMean over the rows with tokens of the sums over their tokens, the largest sum)."""
+    """(PooledMean of the rows' sums over tokens, the largest sum f32[]); rows without tokens do not count."""
     sums = reductions.row_sum(terms, mask)[:, 0]
     return PooledMean(jnp.sum(sums), jnp.sum(jnp.any(mask, 1), dtype=jnp.float32)), jnp.max(sums)

@@ -1,9 +1,9 @@
 """Pieces: plain functions whose positional parameters name the data they read.
 
-A surrogate that reads ratio and advantages is `def mine(ratio, advantages): ...`; the caller passes what is
-named, and computes nothing that no piece names. Keyword-only parameters are numbers: a config section's key of the
-same name replaces the default of the signature. What a run must know of a piece besides stands in its attributes,
-which are written with `properties`; a piece without them has the values of PROPERTIES.
+A surrogate that reads ratio and advantages is `def mine(ratio, advantages): ...`. The caller passes the data that
+parameters name, and computes no other. Keyword-only parameters are numbers: config.algorithm's key of the same name
+replaces the default in the signature. Whatever else a run must know of a piece are its properties (PROPERTIES), which
+the decorator `properties` sets.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from grpo_jax.types import Array
 
 Advantages = Float[Array, 'B #C']
 
-# the properties of pieces -> their values for a piece that does not name them
+# property of a piece -> its value for a piece that does not set it
 PROPERTIES = {
     'by_token': None,  # an advantage differs by token; None: it may, if the piece reads data by token
     'alone': False,  # an advantage needs no other completion of the prompt
@@ -50,7 +50,7 @@ BY_TOKEN = {
 
 
 class Inputs(Mapping[str, Any]):
-    """Data by name; a function without arguments stands for its value, and runs once, when the value is first read."""
+    """Data by name. A function without arguments stands for its value: it is called once, when the value is read."""
 
     def __init__(self, data: Mapping[str, Any]):
         self._data = dict(data)
@@ -95,18 +95,24 @@ def property_of(piece: Callable, name: str) -> Any:
 
 
 def is_by_token(advantage: Callable) -> bool:
-    """Whether an advantage has a column for each token: its property by_token, else whether it reads data by token."""
+    """Whether an advantage has a column for each token.
+
+    Its property by_token says so; if that is None, it has if it reads data by token.
+    """
     by_token = property_of(advantage, 'by_token')
     return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
 
 
 def compares_outcomes(advantage: Callable) -> bool:
-    """Whether an advantage compares what the completions of a prompt came to, so that a dead group teaches nothing."""
+    """Whether an advantage compares the outcomes of a group's completions, so that a dead group teaches nothing."""
     return not property_of(advantage, 'alone') and 'step_rewards' not in reads(advantage)
 
 
 def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
-    """The function of `module` that the config names, with the section's numbers bound; BadInput for an unknown one."""
+    """The piece `name` of a module, with its numbers bound to the section's keys; raises BadInput for an unknown name.
+
+    key: the config key that names the piece, for the message.
+    """
     choices = named(module)
     if name not in choices:
         raise BadInput(f'algorithm.{key}', name, 'choose one of ' + ', '.join(sorted(choices)))
@@ -129,23 +135,23 @@ def reads(piece: Callable) -> list[str]:
 
 
 def numbers(piece: Callable) -> dict[str, Any]:
-    """The numbers of a piece by name: those bound to it, and the defaults of its signature."""
+    """The numbers of a piece by name: the bound ones, and else the defaults of its signature."""
     parameters = inspect.signature(piece).parameters
     return {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def name_of(piece: Callable) -> str:
-    """The piece's own name, whether numbers are bound to it or not."""
+    """The name of the piece's function, also where numbers are bound to it."""
     return getattr(piece, 'func', piece).__name__
 
 
 def is_as_written(piece: Callable, name: str) -> bool:
-    """Whether it is the piece of that name with the numbers of its signature, so that nobody has chosen any."""
+    """Whether a piece has this name and all its numbers at their defaults."""
     return name_of(piece) == name and numbers(piece) == numbers(getattr(piece, 'func', piece))
 
 
 def call(piece: Callable, data: Mapping[str, Any]) -> Any:
-    """piece of the data that it names; TypeError when it names something that data lacks."""
+    """Calls a piece with the data that its parameters name; raises TypeError if data lacks one of them."""
     inputs = data if isinstance(data, Inputs) else Inputs(data)
     missing = [name for name in reads(piece) if name not in inputs]
     if missing:

@@ -1,6 +1,6 @@
-"""Policy ratios f32[B, C] from log ratios f32[B, C] (now less the base, 0 on masked tokens).
+"""Policy ratios f32[B, C] from log_ratio f32[B, C]: logprobs now minus those of the base, 0 on masked tokens.
 
-Log ratios are clamped to +-20 before exp, means of a row to +-10; a clamped element has no gradient. A ratio may also
+Log ratios are clamped to +-20 before exp, and row means to +-10; a clamped element has no gradient. A ratio may also
 read mask bool[B, C] and advantages f32[B, 1 or C].
 """
 
@@ -21,7 +21,7 @@ def token(log_ratio: Float[Array, '...']) -> Float[Array, '...']:
 
 
 def sequence_product(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """exp of the row's summed log ratio, on each of its tokens: RLOO (arXiv 2402.14740).
+    """exp of the row's summed log ratio, on each token: RLOO (arXiv 2402.14740).
 
     With sequence_mean weights the row counts once, however long it is.
     """
@@ -30,7 +30,7 @@ def sequence_product(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -
 
 @pieces.properties(row_mean=True, near_one=True, suits_weights='sequence_mean')
 def sequence_geometric(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """exp of the row's mean log ratio, on each of its tokens: GSPO (arXiv 2507.18071, eq. 7)."""
+    """exp of the row's mean log ratio, on each token: GSPO (arXiv 2507.18071, eq. 7)."""
     mean = reductions.row_mean(log_ratio, mask)
     return jnp.broadcast_to(reductions.clamped_exp(mean, MAX_MEAN_LOG_RATIO), mask.shape)
 
@@ -39,15 +39,18 @@ def sequence_geometric(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C'])
 def sequence_geometric_token(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     """The value of sequence_geometric, the gradient of each token's logprob: GSPO-token (arXiv 2507.18071, eq. 14)."""
     mean = jax.lax.stop_gradient(reductions.row_mean(log_ratio, mask))
-    own = jnp.where(jnp.abs(mean) < MAX_MEAN_LOG_RATIO, log_ratio - jax.lax.stop_gradient(log_ratio), 0.0)
-    return reductions.clamped_exp(own + mean, MAX_MEAN_LOG_RATIO)
+    zero = jnp.where(jnp.abs(mean) < MAX_MEAN_LOG_RATIO, log_ratio - jax.lax.stop_gradient(log_ratio), 0.0)
+    return reductions.clamped_exp(zero + mean, MAX_MEAN_LOG_RATIO)  # zero has only a gradient
 
 
 @pieces.properties(row_mean=True)
 def clipped_geometric(
     log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C'], advantages: pieces.Advantages, *, log_clip: Positive = 0.4
 ) -> Float[Array, 'B C']:
-    """exp of the row's mean of log ratios clipped on the side that the advantage pushes to: GMPO (arXiv 2507.20673)."""
+    """exp of the row's mean log ratio, clipped on the side that A pushes to: GMPO (arXiv 2507.20673).
+
+    Each token's log ratio is clipped, above log_clip for A > 0 and else below -log_clip.
+    """
     clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, log_clip), jnp.maximum(log_ratio, -log_clip))
     mean = reductions.row_mean(clipped, mask)
     return jnp.broadcast_to(reductions.clamped_exp(mean, MAX_MEAN_LOG_RATIO), mask.shape)

@@ -1,4 +1,4 @@
-"""Sums, means, quantiles and ranks over the tokens of a row or of a minibatch, and the exp of log ratios."""
+"""Sums, means, quantiles and ranks over the tokens of a row or a minibatch, and the exp of clamped log ratios."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from grpo_jax.algorithms import pieces
 from grpo_jax.types import Array
 
-MAX_LOG_RATIO = 20.0  # differences of logprobs are clamped to it: exp overflows float32 at 88.7
+MAX_LOG_RATIO = 20.0  # differences of logprobs are clamped to +-20, since exp overflows float32 at 88.7
 
 
 def clamp(difference: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> Float[Array, '...']:
@@ -28,12 +28,12 @@ def row_sum(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B
 
 
 def row_mean(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
-    """The mean over a row's tokens, 0 for a row without any."""
+    """The mean over a row's tokens, 0 for a row without tokens."""
     return row_sum(x, mask) / jnp.maximum(jnp.sum(mask, -1, keepdims=True), 1)
 
 
 def batch_mean(x: Float[Array, 'B _'] | Bool[Array, 'B _'], mask: Bool[Array, 'B C']) -> Float[Array, '']:
-    """The mean over all tokens, 0 without any."""
+    """The mean over all tokens, 0 if there are none."""
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
@@ -49,30 +49,30 @@ def token_covariance(
 
 
 def mark_highest(values: Float[Array, 'B C'], mask: Bool[Array, 'B C'], count: Float[Array, '']) -> Float[Array, 'B C']:
-    """1 for the `count` (rounded down) highest values where mask is true, else 0; ties go to the earlier."""
+    """1 for the `count` (rounded down) highest values under the mask, else 0; of equal ones, the earlier are higher."""
     order = jnp.argsort(-jnp.where(mask, values, -jnp.inf).reshape(-1), stable=True)
     rank = jnp.zeros(order.shape, jnp.int32).at[order].set(jnp.arange(len(order), dtype=jnp.int32), unique_indices=True)
     return ((rank.reshape(mask.shape) < jnp.floor(count)) & mask).astype(jnp.float32)
 
 
 def same_group(group_ids: Int[Array, ' B']) -> Float[Array, 'B B']:
-    """1 where two rows are of one group, else 0; its product with f32[B] sums over each row's group.
+    """1 where two rows belong to one group, else 0. Its product with f32[B] is each row's sum over its group.
 
-    The ids are of the whole rollout, also in a microbatch, so their number is unknown to segment_sum; B is small.
+    segment_sum cannot be used: a microbatch has the rollout's ids, so their number is not known to it. B is small.
     """
     return (group_ids[:, None] == group_ids[None]).astype(jnp.float32)
 
 
 def quantile(x: Float[Array, 'B C'], mask: Bool[Array, 'B C'], share: float) -> Float[Array, '']:
-    """The share-quantile of x where mask is true, as `quantiles` has it."""
+    """One quantile of x under the mask; see quantiles."""
     return quantiles(x, mask, (share,))[0]
 
 
 def quantiles(x: Float[Array, 'B C'], mask: Bool[Array, 'B C'], shares: Sequence[float]) -> Float[Array, ' shares']:
-    """The share-quantiles of x where mask is true, between neighbours as numpy does it; 0 without any.
+    """The quantiles of x under the mask at these shares in [0, 1], interpolated as numpy does; 0 without any x.
 
-    Negative x count as 0. The bits of nonnegative floats, read as integers, have the order of the floats, so 31
-    halvings of the range of integers find the floats of given ranks. A sort of all tokens would take XLA half a minute
+    Negative x count as 0. The bits of nonnegative floats, read as integers, are ordered like the floats, so 31
+    halvings of the integers' range find the floats with given ranks. A sort of all tokens would take XLA half a minute
     to compile for TPUs.
     """
     bits = jax.lax.bitcast_convert_type(jnp.maximum(x, 0.0), jnp.int32)

@@ -1,6 +1,7 @@
 """Per-token terms f32[B, C] whose means are added to the loss, whatever weights the policy loss has.
 
-A mean is over all tokens of the minibatch, or over those of the piece's property acts_on. What a regularizer may read:
+A mean is over all tokens of the minibatch, or over the tokens that the piece's property acts_on selects. What a
+regularizer may read:
 logprobs, entropy, log_ratio, sampler_logprobs and top_covariance f32[B, C], advantages f32[B, 1 or C], mask bool[B, C],
 rewards f32[B], correct f32[B] (1 right, else 0), teacher_kl f32[B, C], the KL to a teacher, and entropy_coef f32[],
 which may adapt.
@@ -28,10 +29,10 @@ def llds(
     *,
     llds_coef: Coefficient = 0.2,
 ) -> Float[Array, 'B C']:
-    """llds_coef * what a token has lost since the old policy, in spans that lost in sum: LLDS (arXiv 2512.04220).
+    """llds_coef * max(old logprob - logprob, 0), in spans whose summed logprob has fallen: LLDS (arXiv 2512.04220).
 
-    Only rows with A >= 0. A span is a run of trained tokens; a single-turn completion is one, and then this is
-    the response-level gate. Identically 0 while the policy is still the old one.
+    It acts in rows with A >= 0 alone. A span is an unbroken run of sampled tokens; a completion of a single turn is one
+    span, and then this is the response-level gate. It is exactly 0 while the policy is still the old one.
     """
     lost = jnp.where(mask, -log_ratio, 0.0)
     begins = mask & ~jnp.pad(mask, ((0, 0), (1, 0)))[:, :-1]
@@ -41,15 +42,15 @@ def llds(
     return llds_coef * jnp.where(gate, jnp.maximum(lost, 0.0), 0.0)
 
 
-def _of_right(mask: Bool[Array, 'B C'], correct: Float[Array, ' B']) -> Bool[Array, 'B C']:
+def _right_tokens(mask: Bool[Array, 'B C'], correct: Float[Array, ' B']) -> Bool[Array, 'B C']:
     return mask & (correct >= 1)[:, None]
 
 
-@pieces.properties(acts_on=_of_right)
+@pieces.properties(acts_on=_right_tokens)
 def positive_nll(
     logprobs: Float[Array, 'B C'], correct: Float[Array, ' B'], *, positive_nll_coef: Coefficient = 0.1
 ) -> Float[Array, 'B C']:
-    """-positive_nll_coef * logprob, a mean over the tokens of right completions: VAPO (arXiv 2504.05118, eq. 11)."""
+    """-positive_nll_coef * logprob, averaged over right completions' tokens: VAPO (arXiv 2504.05118, eq. 11)."""
     return -positive_nll_coef * jnp.where(correct >= 1, 1.0, 0.0)[:, None] * logprobs
 
 
@@ -69,9 +70,9 @@ def kl_cov(
 
 
 def distill(teacher_kl: Float[Array, 'B C'], *, distill_coef: Coefficient = 1.0) -> Float[Array, 'B C']:
-    """distill_coef * KL(policy, teacher) in each token's place: on-policy distillation as a loss.
+    """distill_coef * KL(policy, teacher) at each token: on-policy distillation as a loss.
 
-    Of reverse KL as in MiniLLM (arXiv 2306.08543, eq. 1) and GKD (arXiv 2306.13649, section 3.1), without what a token
-    does to the KL of later ones.
+    It is the reverse KL of MiniLLM (arXiv 2306.08543, eq. 1) and GKD (arXiv 2306.13649, section 3.1), but its gradient
+    leaves out how a token changes the KL of later tokens.
     """
     return distill_coef * teacher_kl

@@ -1,7 +1,7 @@
-"""Which tokens of a minibatch the policy loss is for, f32[B, C]; chosen on the whole minibatch, before it is cut.
+"""Which tokens count in the policy loss, f32[B, C]; selected on a whole minibatch, before it is cut.
 
-What a selection may read: mask bool[B, C], advantages f32[B, 1 or C], old_logprobs, old_entropy and log_rho
-f32[B, C], all of the policy at the start of the step, and covariance f32[B, C] (reductions.token_covariance).
+What a selection may read: mask bool[B, C]; advantages f32[B, 1 or C]; old_logprobs, old_entropy and log_rho f32[B, C],
+by the policy at the start of the step; and covariance f32[B, C] (reductions.token_covariance).
 """
 
 import jax.numpy as jnp
@@ -13,14 +13,14 @@ from grpo_jax.types import Array
 
 
 def all_tokens(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """1."""
+    """1 for every token."""
     return jnp.ones(mask.shape, jnp.float32)
 
 
 def high_entropy(
     old_entropy: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, entropy_share: PositiveShare = 0.2
 ) -> Float[Array, 'B C']:
-    """Tokens whose entropy is in the batch's highest entropy_share (arXiv 2506.01939, eq. 5).
+    """The entropy_share of tokens with the highest entropy in the minibatch (arXiv 2506.01939, eq. 5).
 
     The loss is still divided by all tokens, as in TRL, unless denominator is 'selected'.
     """
@@ -31,9 +31,9 @@ def high_entropy(
 def m2po(
     log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, second_moment: Positive = 0.04
 ) -> Float[Array, 'B C']:
-    """Drops the tokens with the largest log_rho^2 until the mean of the rest is at most second_moment.
+    """Drops the tokens with the largest log_rho^2 until the remaining ones have a mean of at most second_moment.
 
-    M2PO (arXiv 2510.01161, algorithm 1); of equals, the later tokens go first.
+    M2PO (arXiv 2510.01161, algorithm 1). Of tokens with equal log_rho^2, the later are dropped first.
     """
     square = jnp.where(mask, jnp.square(log_rho), jnp.inf)
     ascending = jnp.sort(square.reshape(-1))
@@ -51,9 +51,9 @@ def clip_cov(
     covariance_high: float = 5.0,
     covariance_share: PositiveShare = 2e-4,
 ) -> Float[Array, 'B C']:
-    """All but the covariance_share of tokens with the highest covariance between the two bounds.
+    """Drops the covariance_share of all tokens that have the highest covariance between the two bounds.
 
-    At least one, where any lies there. Clip-Cov (arXiv 2505.22617, eq. 11) drops as many at random among them.
+    At least one is dropped, if any lies there. Clip-Cov (arXiv 2505.22617, eq. 11) drops as many of them at random.
     """
     inside = mask & (covariance >= covariance_low) & (covariance <= covariance_high)
     return 1.0 - reductions.mark_highest(covariance, inside, jnp.maximum(covariance_share * jnp.sum(mask), 1))

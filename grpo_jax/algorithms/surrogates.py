@@ -1,7 +1,7 @@
 """Per-token policy losses f32[B, C].
 
-What a surrogate may read: ratio, log_ratio, logprobs, base_logprobs (what the ratio is taken to), ref_logprobs
-f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B].
+What a surrogate may read: ratio, log_ratio, logprobs, base_logprobs (which the ratio divides by), ref_logprobs
+f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B]. In formulas A is the advantage, x the ratio.
 """
 
 from typing import Annotated
@@ -44,7 +44,7 @@ def dual_clip(
     # bound of the negative side's loss in units of -A
     dual_clip: Annotated[float, Range(least=1)] = 3.0,
 ) -> Float[Array, 'B C']:
-    """clip, and for A < 0 at most -dual_clip A: a bound on far-off negative tokens (arXiv 1912.09729, eq. 5)."""
+    """clip, and for A < 0 at most -dual_clip A: bounds the loss where x is large (arXiv 1912.09729, eq. 5)."""
     loss = clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
@@ -55,7 +55,7 @@ def policy_gradient(advantages: pieces.Advantages, logprobs: Float[Array, 'B C']
 
 
 def importance(ratio: Float[Array, 'B C'], advantages: pieces.Advantages) -> Float[Array, 'B C']:
-    """-A x, without a trust region of its own: for ratios that are clipped already, or masked by a selection."""
+    """-A x, without a trust region: for ratios that are clipped already, or tokens that a selection masks."""
     return -advantages * ratio
 
 
@@ -97,9 +97,9 @@ def dppo_tv(
     dppo_low: Positive = 0.2,  # distance of probabilities
     dppo_high: Positive = 0.2,  # distance of probabilities
 ) -> Float[Array, 'B C']:
-    """-A x where the token's probability has not moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
+    """-A x, or 0 where the token's probability has moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
 
-    Far: now less base is above dppo_high for A > 0, or below -dppo_low for A < 0.
+    Too far: p - base_p is above dppo_high for A > 0, or below -dppo_low for A < 0.
     """
     moved = jnp.exp(logprobs) - jnp.exp(base_logprobs)
     far = jnp.where(advantages > 0, moved > dppo_high, moved < -dppo_low)
@@ -116,7 +116,7 @@ def dppo_kl(
     dppo_low: Positive = 0.2,
     dppo_high: Positive = 0.2,
 ) -> Float[Array, 'B C']:
-    """dppo_tv with the distance KL(base || now) of the two outcomes, this token or another (arXiv 2602.04879)."""
+    """dppo_tv with the distance KL(base || now) over two outcomes: this token, or any other (arXiv 2602.04879)."""
     now, base = (jnp.clip(jnp.exp(jax.lax.stop_gradient(x)), 1e-6, 1 - 1e-6) for x in (logprobs, base_logprobs))
     distance = base * jnp.log(base / now) + (1 - base) * jnp.log((1 - base) / (1 - now))
     far = jnp.where(advantages > 0, (distance > dppo_high) & (now > base), (distance > dppo_low) & (now < base))
@@ -155,8 +155,8 @@ def dpo(
 ) -> Float[Array, 'B C']:
     """-log sigmoid(beta (chosen - rejected)) on the pair's tokens: DPO (arXiv 2305.18290, eq. 7).
 
-    chosen and rejected are summed logprobs less the reference's, of the group's rows with advantage +1 and -1
-    (advantages.best_and_worst); dpo_length_norm takes means instead. With pair_mean weights the loss is the mean over
+    chosen and rejected are the summed logprobs minus the reference's in the group's rows with advantage +1 and -1
+    (advantages.best_and_worst); with dpo_length_norm they are means. With pair_mean weights the loss is the mean over
     pairs. A group must lie within one microbatch.
     """
     gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)

@@ -1,8 +1,8 @@
 """Aggregation as weights f32[B, C]: loss = sum(weights * per-token loss).
 
-Computed once on a whole minibatch, so that microbatches, devices, packing and padding add up to the
-same loss by construction. They may read mask bool[B, C], group_ids i32[B] and advantages f32[B, 1 or C]; rows without
-tokens count nowhere.
+Weights are computed once on a whole minibatch, so the losses of microbatches, devices and packed rows add up to the
+same sum. They may read mask bool[B, C], group_ids i32[B] and advantages f32[B, 1 or C]. Rows without tokens do not
+count.
 """
 
 from typing import Annotated
@@ -16,7 +16,7 @@ from grpo_jax.types import Array
 
 
 def sequence_mean(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """Mean over rows of the mean over a row's tokens: GRPO (arXiv 2402.03300, eq. 3)."""
+    """Mean over a row's tokens, then over rows: GRPO (arXiv 2402.03300, eq. 3)."""
     lengths = jnp.sum(mask, -1, keepdims=True)
     return mask / jnp.maximum(lengths, 1) / jnp.maximum(jnp.sum(lengths > 0), 1)
 
@@ -27,7 +27,7 @@ def token_mean(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
 
 
 def sequence_sum(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """Mean over rows of the sum over a row's tokens: the policy gradient's own form (REINFORCE)."""
+    """Sum over a row's tokens, then mean over rows: the policy gradient's own form (REINFORCE)."""
     return mask / jnp.maximum(jnp.sum(jnp.any(mask, -1)), 1)
 
 
@@ -52,7 +52,7 @@ def fixed_length(
 
 
 def prompt_mean(mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B']) -> Float[Array, 'B C']:
-    """Mean over prompts of the mean over a group's tokens: DAPO as printed (arXiv 2503.14476, eq. 8)."""
+    """Mean over a group's tokens, then over prompts: DAPO as printed (arXiv 2503.14476, eq. 8)."""
     lengths = jnp.sum(mask, -1).astype(jnp.float32)
     same = reductions.same_group(group_ids)
     group_tokens = same @ lengths
@@ -64,9 +64,9 @@ def prompt_mean(mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B']) -> Float[
 def pair_mean(
     mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B'], advantages: pieces.Advantages
 ) -> Float[Array, 'B C']:
-    """Mean over pairs of the mean over a pair's tokens, row by row: DPO (arXiv 2305.18290, eq. 7).
+    """Mean over a row's tokens, then over the pair's rows, then over pairs: DPO (arXiv 2305.18290, eq. 7).
 
-    A pair is a group's rows with advantages above and below 0, one of them with tokens; other groups count nowhere.
+    A pair is the rows of a group with advantages above and below 0. Groups without both do not count.
     """
     sign, lengths = jnp.sign(advantages[:, 0]), jnp.sum(mask, -1)
     same = reductions.same_group(group_ids)

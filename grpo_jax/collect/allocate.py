@@ -1,7 +1,8 @@
-"""How a step's completions are spread over its prompts, a unit of some at a time: groups of unequal sizes.
+"""Allocation of a step's completions to its prompts, in units of several completions: groups of unequal sizes.
 
-Pure functions, so that a resumed run spreads them the same. By pass rate: of what earlier steps have counted, before
-the first completion. By uncertainty: in rounds, of the rewards that the step has so far, as XRPO (arXiv 2510.06672).
+All functions are pure, so a resumed run allocates in the same way. By pass rate: from the passes that earlier steps
+have counted, before the first completion. By uncertainty: in rounds, from the step's own rewards so far, as in XRPO
+(arXiv 2510.06672).
 """
 
 from collections.abc import Callable
@@ -19,7 +20,10 @@ CONFIDENCE = 0.95  # of the interval of a prompt's mean reward
 def grow(
     sizes: Int[np.ndarray, ' P'], units: int, unit: int, gain: Callable[[np.ndarray], np.ndarray]
 ) -> Int[np.ndarray, ' P']:
-    """The sizes with `units` times `unit` more, each to the prompt of the largest gain(sizes), the first of equals."""
+    """The sizes of groups after `units` more units of `unit` completions were handed out one by one.
+
+    Each goes to the prompt with the largest gain(sizes) f64[P] at that moment, the first of equals.
+    """
     sizes = sizes.copy()
     for _ in range(units):
         sizes[np.argmax(gain(sizes))] += unit
@@ -29,10 +33,11 @@ def grow(
 def spread_by_pass_rate(
     hits: Int[np.ndarray, ' P'], tries: Int[np.ndarray, ' P'], budget: int, unit: int
 ) -> Int[np.ndarray, ' P']:
-    """The sizes of groups, `budget` in all, for which most groups are expected to have right and wrong completions.
+    """The sizes of groups, `budget` completions in all, that maximize the expected number of mixed groups.
 
-    No other sizes have more, since what a further unit adds falls with the size. hits of tries completions were right.
-    Knapsack RL (arXiv 2509.25849) maximizes such a chance at a known pass rate, times what a prompt can yet teach.
+    A mixed group has right and wrong completions. hits, tries: of earlier visits, `hits` of `tries` completions were
+    right. Handing units out one by one is optimal, since the gain of a further unit falls with the size. Knapsack RL
+    (arXiv 2509.25849) maximizes such a chance at a known pass rate, times what a prompt can still teach.
     """
 
     def gain(sizes):
@@ -44,9 +49,9 @@ def spread_by_pass_rate(
 def contrast_chance(
     hits: Int[np.ndarray, ' P'], tries: Int[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P']
 ) -> Float[np.ndarray, ' P']:
-    """The chances that groups of these sizes are neither all right nor all wrong.
+    """f64[P]: the chances that groups of these sizes are neither all right nor all wrong.
 
-    A pass rate is believed to be Beta(1 + hits, 1 + misses): of a new prompt, all are as likely.
+    The pass rate of a prompt is distributed as Beta(1 + hits, 1 + misses), which is uniform for a new prompt.
     """
     from scipy.special import betaln  # a third of a second
 
@@ -58,9 +63,9 @@ def contrast_chance(
 def grow_by_uncertainty(
     stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P'], units: int, unit: int, exploration: float
 ) -> Int[np.ndarray, ' P']:
-    """The sizes of groups with `units` more units, each to the prompt of the highest priority.
+    """The sizes of groups with `units` more units, each for the prompt with the highest priority at that moment.
 
-    stds are those of the rewards so far, of n - 1, and stay while sizes grow.
+    stds: of each prompt's rewards so far, with n - 1; they stay the same while sizes grow.
     """
     return grow(sizes, units, unit, lambda grown: priorities(stds, grown, unit, exploration))
 
@@ -68,16 +73,16 @@ def grow_by_uncertainty(
 def priorities(
     stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P'], unit: int, exploration: float
 ) -> Float[np.ndarray, ' P']:
-    """What a unit takes off the half width of a mean reward, plus exploration sqrt(log(1 + T) / n): XRPO's priority.
+    """XRPO's priority of each prompt: how much a unit narrows its interval, plus exploration sqrt(log(1 + T) / n).
 
-    T are the completions of all prompts so far, n those of one. The paper adds one completion at a time: unit 1.
+    The interval is that of half_widths. T is the number of all completions so far, n a prompt's. The paper has unit 1.
     """
     reduction = half_widths(stds, sizes) - half_widths(stds, sizes + unit)
     return reduction + exploration * np.sqrt(np.log1p(sizes.sum()) / sizes)
 
 
 def half_widths(stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
-    """t s / sqrt(n), half of Student's interval of CONFIDENCE for the mean of n rewards of this std."""
+    """t std / sqrt(n): half the width of Student's interval, at level CONFIDENCE, for the mean of n rewards."""
     from scipy.special import stdtrit
 
     return stdtrit(sizes - 1, (1 + CONFIDENCE) / 2) * stds / np.sqrt(sizes)
@@ -86,10 +91,11 @@ def half_widths(stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P']) -> 
 def explore(
     draw: Callable, carry: Any, prompts: int, rounds: int, unit: int, exploration: float
 ) -> tuple[list[list], Any]:
-    """(blocks of each prompt's group, carry): units of completions, one each at first, then `prompts` a round.
+    """Draws in rounds: one unit for each prompt, then in each round `prompts` units for those of highest priority.
 
-    draw(carry, owners, first, blocks so far) gives (a select.Group of a unit for each owner, carry); an owner is a
-    prompt's number, and first i[S] the completions that it has by then.
+    draw(carry, owners, first, blocks) returns (select.Groups of one unit, one for each owner; carry): owners i[S] are
+    numbers of prompts, first i[S] how many completions the owner has by then, blocks each prompt's Groups so far.
+    Returns (each prompt's list of Groups, the last carry).
     """
     blocks: list[list] = [[] for _ in range(prompts)]
     sizes, grown = np.zeros(prompts, int), np.full(prompts, unit)
@@ -102,6 +108,6 @@ def explore(
         sizes, rounds = grown, rounds - 1
         if not rounds:
             return blocks, carry
-        rewards = np.concatenate([block.rewarded.rewards for own in blocks for block in own])
+        rewards = np.concatenate([block.rewarded.rewards for group in blocks for block in group])
         stds = group_std(Grouping.by_sizes(sizes).spread(rewards, np.nan), 1)[:, 0]
         grown = grow_by_uncertainty(stds, sizes, prompts, unit, exploration)

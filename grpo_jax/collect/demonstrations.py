@@ -1,4 +1,4 @@
-"""Demonstrations: completions that come with the data, in the form of a rollout."""
+"""Demonstrations: completions that come with the data, made into a rollout."""
 
 from collections.abc import Callable, Sequence
 import logging
@@ -21,15 +21,16 @@ SFT = Algorithm(
     surrogate=surrogates.policy_gradient,
     weights=weights.token_mean,
 )
-FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}  # of meta that completions are made of
+# the fields of an example's meta that completions are made of, with their types
+FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}
 
 
 def find(
     dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], most: int, name: str
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
-    """(Dataset, completions) of the examples whose meta has all fields, and whose completions fit.
+    """(Dataset, completions) of the examples whose meta has all `fields`, and whose completions fit.
 
-    completions[i] has for each field the token ids with the stop token. most, name: as of read_completions.
+    completions[i] has the token ids of each field in its order, with the stop token. most, name: see read_completions.
     """
 
     def encode(example):
@@ -44,10 +45,11 @@ def find(
 def read_completions(
     dataset: data.Dataset, fields: Sequence[str], encode: Callable[[Example], list], most: int, name: str
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
-    """(Dataset, encode(example) of each) of the examples whose meta has all fields and whose completions fit.
+    """(Dataset, [encode(example), ...]) of the examples whose meta has all `fields`, and whose completions fit.
 
-    encode(example) lists an example's completions, each a list of at most `most` tokens, which is rollout.max_tokens.
-    name: of the data set. BadInput where no example is left.
+    encode(example) returns the token ids of the example's completions, a list for each; a completion fits if it has at
+    most `most` tokens, which is rollout.max_tokens. name: of the data set, for messages. Raises BadInput if no example
+    remains or a field has another type.
     """
     have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
     if not have:
@@ -79,13 +81,16 @@ def read_completions(
 def as_rollout(
     prompts: Prompts, completions: Sequence[Sequence[Sequence[int]]], shapes: batches.Shapes, pad_token: int
 ) -> Rollout:
-    """The Rollout, on the host, of each prompt's completions, group_size of each, as the learner reads them."""
-    ids = [row for own in completions for row in own]
+    """The Rollout, on the host, that holds these completions; its logprobs are 0.
+
+    completions[p] has the token ids of prompt p's completions, group_size of them.
+    """
+    ids = [row for group in completions for row in group]
     tokens = np.full((len(ids), shapes.tokens), pad_token, np.int32)
     mask = np.zeros(tokens.shape, bool)
-    for row, kept in enumerate(ids):
-        tokens[row, : len(kept)] = kept
-        mask[row, : len(kept)] = True
+    for row, completion in enumerate(ids):
+        tokens[row, : len(completion)] = completion
+        mask[row, : len(completion)] = True
     before, prompt_mask = (np.repeat(x, shapes.group_size, 0) for x in (prompts.tokens, prompts.mask))
     return Rollout(
         tokens=np.concatenate([before, tokens], 1),

@@ -1,8 +1,8 @@
-"""What a step draws: its next prompts, their completions, and rewards that are on their way.
+"""A step's draw: its next prompts, their completions, and rewards that may still be computed.
 
-A Drawer draws once. What it moves on between steps lies in TrainState.aux, so that a resumed run draws the same:
-position, how many prompts were visited, and tries and hits of each example, for the curriculum and the sizes of groups.
-Loops around a draw are in select.py and xrpo.py.
+A Drawer makes one draw. What changes from draw to draw lies in TrainState.aux, so that a resumed run draws the same:
+`position`, how many places of the data's shuffled order were visited; `tries` and `hits` of each example, for the
+curriculum and the sizes of groups. Loops around a draw are in select.py and xrpo.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,19 +30,19 @@ Progress = Callable[[int, int, int], Any]  # see sampler.engine
 
 
 class Draw(NamedTuple):
-    """Completions of prompts."""
+    """The completions of a step's next prompts, with rewards that may still be computed."""
 
     examples: list[Example]  # one per equal block of rows; blocks of one prompt are adjacent
     rollout: Rollout
-    finish_rewards: Callable[[], rewards.Rewards]  # waits for those that are still being computed
-    counts: dict[str, float] = {}  # what it took, by name
-    sizes: Int[np.ndarray, ' P'] | None = None  # of the groups; None: each block is one
+    finish_rewards: Callable[[], rewards.Rewards]  # waits for the rewards that are still being computed
+    counts: dict[str, float] = {}  # metrics of the draw, by name
+    sizes: Int[np.ndarray, ' P'] | None = None  # completions of each group; None: each block is a group
     stats: Stats | None = None  # of the sampler's last rollout; None: completions were read from the data
-    streams: Sequence[rewards.RewardStream] = ()  # that judged what was sampled
+    streams: Sequence[rewards.RewardStream] = ()  # that computed the rewards while the sampler decoded
 
     @property
     def grouping(self) -> Grouping:
-        """Which rows are a group."""
+        """Which rows form a group."""
         blocks, rows = len(self.examples), len(self.rollout.truncated)
         return Grouping.by_sizes(np.full(blocks, rows // blocks) if self.sizes is None else self.sizes)
 
@@ -57,8 +57,8 @@ class Draw(NamedTuple):
         return processes.fetch((self.rollout.tokens, self.rollout.completion_mask))
 
 
-class Chosen(NamedTuple):
-    """The prompts of a draw, as indices of the data set's examples; the first `revisits` are retired ones."""
+class ChosenPrompts(NamedTuple):
+    """The prompts of a draw, as indices of the data set's examples; the first `revisits` are retired prompts."""
 
     indices: Int[np.ndarray, ' P']
     revisits: int
@@ -66,14 +66,14 @@ class Chosen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Drawer:
-    """Draws completions of a step's next prompts: sampled, or read from the data. It remembers nothing."""
+    """Draws completions of a step's next prompts, by sampling or from the data. It keeps no state between draws."""
 
     options: Collection
     dataset: data.Dataset
     completions: list[list[list[int]]] | None  # token ids of the data's own completions; None: they are sampled
     engine: Engine | None  # None: completions are read from the data
     shapes: batches.Shapes  # of a step
-    prompts: int  # that are visited at once: P, or fewer where a prompt's group is made of several blocks
+    prompts: int  # distinct prompts of a draw: P, or fewer where a prompt's group is made of several blocks
     seed: int
     mesh: jax.sharding.Mesh
     tokenizer: Any
@@ -83,14 +83,15 @@ class Drawer:
     def draw(
         self, state: TrainState, aux: dict[str, Any], index: int, progress: Progress
     ) -> tuple[Draw, dict[str, Any]]:
-        """(Draw of the next prompts, aux that is moved on); index: of a step's draws.
+        """(Draw of the next prompts, the new aux).
 
-        Rewards are computed while other rows still decode. progress is called as the sampler says.
+        state: of the step. aux: its aux, as earlier draws of the step have left it. index: how many draws the step has
+        made before. progress: see sampler.engine. Rewards are computed while other rows still decode.
         """
         chosen, aux = self.choose(int(state.step), aux, index)
         indices = chosen.indices
         if self.completions is not None:
-            examples, prompts = self._prompts(indices)
+            examples, prompts = self._tokenized(indices)
             completions = [self.completions[index] for index in indices]
             rollout = demonstrations.as_rollout(prompts, completions, self.shapes, self.pad_token)
             judge = functools.partial(self.judge, examples, rollout)
@@ -101,31 +102,34 @@ class Drawer:
             sizes = allocate.spread_by_pass_rate(hits, tries, self.shapes.prompts * unit, unit)
             blocks = Grouping.by_sizes(sizes // unit)
             first = self.earlier_samples(indices)[blocks.owner] + np.int32(unit * blocks.place)
-            draw = self.sample(state, *self._prompts(indices[blocks.owner]), progress, first=first)
+            draw = self.sample(state, *self._tokenized(indices[blocks.owner]), progress, first=first)
             draw = draw._replace(sizes=sizes, counts=count_sizes(sizes))
         else:
             first = self.earlier_samples(indices)
-            draw = self.sample(state, *self._prompts(indices), progress, first=first, index=index)
+            draw = self.sample(state, *self._tokenized(indices), progress, first=first, index=index)
         return self.count_passes(draw, chosen, aux, index)
 
-    def choose(self, step: int, aux: dict[str, Any], index: int = 0) -> tuple[Chosen, dict[str, Any]]:
-        """(the next prompts, aux with its position moved on): a function of seed, step, position and the retired."""
+    def choose(self, step: int, aux: dict[str, Any], index: int = 0) -> tuple[ChosenPrompts, dict[str, Any]]:
+        """(the next prompts, aux with its new position); they depend on seed, step, position and who has retired."""
         retired = find_retired(self.options, aux, len(self.dataset.examples))
-        share = 0.0 if index else self.options.revisit  # drawn again, a step would visit a retired prompt twice
+        share = 0.0 if index else self.options.revisit  # a later draw of the step would visit a retired prompt twice
         revisits = data.revisit(self.seed, step, self.prompts, retired, share)
         fresh, position = data.walk(
             self.seed, int(aux['position']), self.prompts - len(revisits), retired, self.dataset.sources
         )
-        return Chosen(np.concatenate([revisits, fresh]), len(revisits)), aux | {'position': jnp.int32(position)}
+        return ChosenPrompts(np.concatenate([revisits, fresh]), len(revisits)), aux | {'position': jnp.int32(position)}
 
     def sample(
         self, state: TrainState, examples: list[Example], prompts: Prompts, progress: Progress, *, first: Any, index=0
     ) -> Draw:
-        """The Draw of sampled completions; first i32[P]: the number of each prompt's first sample."""
+        """The Draw of sampled completions.
+
+        first i32[P]: the number of each prompt's first sample, which its noise depends on. index: of the step's draws.
+        """
         assert self.engine is not None, 'completions are sampled'
         params = fetch_reference(state) if self.options.source == 'reference' else state.params
         key = jax.random.key(self.seed)
-        if index:  # a prompt may come again in a later draw of a step; its noise must not
+        if index:  # a prompt may come again in a later draw of a step, and must not get the same noise
             key = jax.random.fold_in(key, index)
         stream = rewards.RewardStream(self.reward_functions, examples, self.shapes.group_size, self.tokenizer)
         rollout, stats = self.engine.sample(
@@ -135,8 +139,8 @@ class Drawer:
         finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
         return Draw(examples, rollout, finish, stats=stats, streams=[stream])
 
-    def _prompts(self, indices):
-        """(examples, Prompts on the host) of these indices."""
+    def _tokenized(self, indices):
+        """(examples, Prompts on the host) with these indices in the data set."""
         return data.prompts(self.dataset, indices, self.shapes.queries, self.pad_token)
 
     def judge(self, examples: Sequence[Example], rollout: Rollout) -> rewards.Rewards:
@@ -144,19 +148,22 @@ class Drawer:
         columns = decode_completions(self.tokenizer, rollout)
         compute = functools.partial(rewards.compute_rewards, self.reward_functions)
         rewarded = processes.by_group(compute, examples, *columns)
-        if self.options.source == 'pairs':  # the data says which is better
+        if self.options.source == 'pairs':  # the data says which completion is better
             better = np.tile([1.0, 0.0], len(examples))
             rewarded = rewarded._replace(rewards=better, correct=better)
         return rewarded
 
     def earlier_samples(self, indices: Int[np.ndarray, ' P']) -> Int[np.ndarray, ' P']:
-        """The number of each place's first sample; a prompt's second place counts on, so that no noise repeats."""
+        """i32[P]: how many samples each prompt has already in this draw, above 0 if it occurs a second time.
+
+        The second occurrence numbers its samples from there, so that no noise repeats.
+        """
         return (Grouping.by_ids(indices).place * self.shapes.prompts * self.shapes.group_size).astype(np.int32)
 
     def count_passes(
-        self, draw: Draw, chosen: Chosen, aux: dict[str, Any], index: int = 0
+        self, draw: Draw, chosen: ChosenPrompts, aux: dict[str, Any], index: int = 0
     ) -> tuple[Draw, dict[str, Any]]:
-        """(draw with the counts of the curriculum, aux with the tries and hits of its prompts), where they count."""
+        """(draw with the curriculum's metrics, aux with the draw's tries and hits added), if options count passes."""
         if not self.options.counts_passes:
             return draw, aux
         grouping, correct = draw.grouping, draw.finish_rewards().correct == 1
@@ -165,7 +172,7 @@ class Drawer:
         aux = aux | {'tries': aux['tries'].at[indices].add(grouping.sizes), 'hits': aux['hits'].at[indices].add(hits)}
         if self.options.retire_above:
             counts['retired'] = float(np.mean(find_retired(self.options, aux, len(self.dataset.examples))))
-        if self.options.revisit and not index:  # of the step's first rollout, which alone revisits
+        if self.options.revisit and not index:  # only the step's first draw revisits
             rate = (hits[: chosen.revisits] / grouping.sizes[: chosen.revisits]).mean() if chosen.revisits else np.nan
             counts |= {'revisited': chosen.revisits, 'revisited_pass_rate': rate}
         return draw._replace(counts=counts), aux
@@ -174,7 +181,7 @@ class Drawer:
 def decode_completions(
     tokenizer: Any, rollout: Rollout
 ) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
-    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; special tokens are not shown."""
+    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; texts have no special tokens."""
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1] :]
     texts = tokenizer.batch_decode(
@@ -184,7 +191,10 @@ def decode_completions(
 
 
 def find_retired(options: Collection, aux: dict[str, Any], count: int) -> Bool[np.ndarray, ' N']:
-    """Those of `count` examples whose pass rate over all their visits is at least options.retire_above; 0: none."""
+    """Which of `count` examples have retired: their pass rate over all visits is at least options.retire_above.
+
+    With retire_above 0 none has.
+    """
     if not options.retire_above:
         return np.zeros(count, bool)
     tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])
@@ -192,17 +202,17 @@ def find_retired(options: Collection, aux: dict[str, Any], count: int) -> Bool[n
 
 
 def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, float]:
-    """The least and the most completions of a prompt, and those asked for behind solved prompts, by name."""
+    """Metrics: the least and the most completions of a prompt, and how many were sampled behind exemplars."""
     return {'group_size_least': int(sizes.min()), 'group_size_most': int(sizes.max()), 'seeded': seeded}
 
 
 def draw_shapes(options: Collection, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """Shapes of what is sampled at once for a step of these shapes: all of it, or one block of each prompt."""
+    """The Shapes of a rollout, for a step of these shapes: the whole step, or with uncertainty a block a prompt."""
     return shapes._replace(prompts=prompts_per_step) if options.allocation == 'uncertainty' else shapes
 
 
 def abstract_aux(options: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:
-    """ShapeDtypeStructs of what the draws of `count` examples have in TrainState.aux, zeros at the start."""
+    """What draws keep in TrainState.aux, as ShapeDtypeStructs by key, for `count` examples; all begin as zeros."""
     aux: dict[str, Any] = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
     if options.counts_passes:
         aux |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}

@@ -1,11 +1,11 @@
-"""Other policies beside the one that learns: the reference and its renewals, a teacher, and logprobs by any of them.
+"""The policies beside the one that learns, the reference and a teacher, and the logprobs of all of them.
 
-`make_logprobs` is the stage of a step that computes them: by the learner's programs, or by the sampler's engine, which
-decodes the same tokens again (`learner.old_logprobs`).
+`make_logprobs` makes the stage of a step that computes logprobs: by the learner's programs, and with
+learner.old_logprobs=decode by the sampler's engine, which decodes the same tokens again.
 
 A teacher is another model with the policy's tokenizer (on-policy distillation). It never changes, so no checkpoint
-holds it: each start of a run reads it from config.teacher.path, and the workdir knows the digest of the weights that
-the run began with. The reference lies in the TrainState, and is renewed through a checkpoint of the policy.
+holds it: each start of a run reads it from config.teacher.path, and compares its digest with teacher.json in the
+workdir. The reference is in the TrainState; to renew it, a run reads a checkpoint of the policy.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,21 +41,21 @@ TEACHER = 'teacher.json'  # in the workdir
 RENEWED = 'reference_renewed'  # a metric
 NEEDED = "set algorithm.teacher_coef, or algorithm.regularizers=('distill',), as the presets opd and opd_reward do"
 
-Fields = dict[str, jax.Array]  # of Experience, by name
+Fields = dict[str, jax.Array]  # some fields of Experience, by name
 
 
 class Logprobs(NamedTuple):
-    """Computes the logprobs that an algorithm reads: by the policy, the reference and the teacher."""
+    """The stage of a step that computes the logprobs which an algorithm reads: of policy, reference and teacher."""
 
-    compute: Callable[[TrainState, Rollout, Any], Fields]  # of the step's state, its rollout, and the packed rows
-    programs: dict[str, Executable]  # by name, besides the learner's own
-    records: dict[str, Any]  # what the workdir is to know of it: JSON by file
+    compute: Callable[[TrainState, Rollout, Any], Fields]  # (state, rollout, packed rows) -> fields
+    programs: dict[str, Executable]  # by name, without those of the learner
+    records: dict[str, Any]  # what is written into the workdir: JSON by file name
 
 
 def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs:
-    """The Logprobs of a Run: by the learner, then a teacher and the sampler's programs where they are asked for.
+    """The Logprobs of a Run: by the learner, then by a teacher and the sampler's programs if the config asks for them.
 
-    BadInput for a teacher of other weights than those that the run began with.
+    Raises BadInput if the teacher's weights are not those that the run began with.
     """
     settings, algorithm = run.settings, run.algorithm
     scorers: list[Callable[..., Fields]] = [learner.logprobs]
@@ -81,10 +81,11 @@ def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs
 def decode_again(
     engine: Engine, key: Any, group_size: int, mesh: jax.sharding.Mesh, with_reference: bool
 ) -> Callable[[TrainState, Rollout, Any], Fields]:
-    """(state, rollout, packed) -> old_logprobs, and ref_logprobs, by the programs that sampled: old_logprobs='decode'.
+    """Makes score(state, rollout, packed) -> {old_logprobs, ref_logprobs}, for learner.old_logprobs='decode'.
 
-    The engine decodes the rollout's tokens again in the same shapes; with the weights that sampled them, the numbers
-    are the sampler's bit for bit. All processes must call it.
+    The engine decodes the rollout's tokens again, in the same shapes. With the weights that sampled the tokens, the
+    logprobs equal the sampler's bit for bit. All processes must call score together. key: of the rollout's noise.
+    with_reference: whether ref_logprobs are computed too.
     """
 
     def score(state, rollout, packed):
@@ -92,10 +93,10 @@ def decode_again(
         if with_reference:
             policies |= {'ref_logprobs': fetch_reference(state)}
         queries = rollout.prompt_mask.shape[1]
-        tokens, masks = processes.fetch((rollout.tokens, (rollout.prompt_mask, rollout.completion_mask)))
+        tokens, prompt_mask, mask = processes.fetch((rollout.tokens, rollout.prompt_mask, rollout.completion_mask))
         ids = np.arange(len(tokens) // group_size, dtype=np.int32)
-        prompts = Prompts(tokens[::group_size, :queries], masks[0][::group_size], ids)
-        given = np.where(masks[1], tokens[:, queries:], -1)
+        prompts = Prompts(tokens[::group_size, :queries], prompt_mask[::group_size], ids)
+        given = np.where(mask, tokens[:, queries:], -1)
         prompts, given = batches.put_rows((prompts, given), mesh)
         return {
             name: engine(params, prompts, key, int(state.step), given=given).logprobs
@@ -106,7 +107,7 @@ def decode_again(
 
 
 def check_decoded(learning: Learning, sampling: Sampling, options: Collection, algorithm: Algorithm) -> None:
-    """BadInput for settings with which the sampler cannot compute a step's logprobs again."""
+    """Refuses settings with which the sampler cannot compute a step's logprobs again."""
     if not learning.decoded:
         return
     hindered = {
@@ -126,15 +127,15 @@ def check_decoded(learning: Learning, sampling: Sampling, options: Collection, a
 
 
 class Teacher(NamedTuple):
-    """A teacher on the devices, or in the hosts' memory until it is used."""
+    """A teacher, whose params lie on the devices, or with teacher.park in the hosts' memory until they are used."""
 
-    program: Executable  # the scorer, of learner.programs.make_teacher
+    program: Executable  # the scorer, from learner.programs.make_teacher
     params: Any  # float32
     shardings: Any  # of params on the devices, where the program reads them
     digest: str  # of params
 
     def score(self, rollout: Rollout, packed: Any) -> Fields:
-        """The teacher's logprobs of a rollout, and of its likeliest tokens if asked for."""
+        """The teacher's logprobs of a rollout's tokens, and its likeliest tokens if the program returns them."""
         output = self.program(jax.device_put(self.params, self.shardings), rollout, packed)
         fields = {
             'teacher_logprobs': output.logprobs,
@@ -145,15 +146,15 @@ class Teacher(NamedTuple):
 
 
 def open_teacher(run: Any) -> Teacher:
-    """The Teacher of a Run; BadInput when its weights are not those that the run began with."""
+    """The Teacher of a Run; raises BadInput if its weights are not those that the run began with."""
     source = run.settings.teacher
     folder = hf.find(source.path)
     config = families.load_config(folder)
     shardings = specs.params(transformer.param_table(config), run.mesh)
     params = hf.load_params(folder, config, shardings)
-    program, known = make_teacher_program(run, config), digest.combined(params)
+    program, weights_digest = make_teacher_program(run, config), digest.combined(params)
     record = os.path.join(run.workdir, TEACHER)
-    if os.path.isfile(record) and json_file.read_object(record).get('digest') != known:
+    if os.path.isfile(record) and json_file.read_object(record).get('digest') != weights_digest:
         raise BadInput(
             'teacher.path',
             source.path,
@@ -161,11 +162,11 @@ def open_teacher(run: Any) -> Teacher:
             '--workdir',
         )
     params = jax.device_put(params, specs.in_host(shardings)) if source.park else params
-    return Teacher(program, params, shardings, known)
+    return Teacher(program, params, shardings, weights_digest)
 
 
 def make_teacher_program(run: Any, config: transformer.ModelConfig) -> Executable:
-    """The Executable of learner.programs.make_teacher for such a model as the teacher of a Run."""
+    """The Executable that scores a Run's rollouts with a teacher; config: the teacher's ModelConfig."""
     settings, algorithm = run.settings, run.algorithm
     learning = settings.learning._replace(lora=OFF, dtype=settings.teacher.dtype)
     shapes = settings.step_shapes(algorithm)
@@ -173,7 +174,7 @@ def make_teacher_program(run: Any, config: transformer.ModelConfig) -> Executabl
 
 
 def check_teacher(source: Any, algorithm: Algorithm, vocab_size: int) -> None:
-    """BadInput where algorithm and config.teacher, a TeacherSource, do not go together; nothing is read."""
+    """Refuses a config.teacher that does not fit the algorithm; reads no file. source: the TeacherSource."""
     if not algorithm.needs_teacher:
         for key, value in source._asdict().items():
             if value != type(source)._field_defaults[key]:
@@ -190,27 +191,30 @@ def check_teacher(source: Any, algorithm: Algorithm, vocab_size: int) -> None:
 def check_teacher_model(
     path: str, tokenizer: Any, vocab_size: int, columns: int, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
 ) -> None:
-    """BadInput when the model in config.teacher.path cannot teach the policy; of its weights only headers are read.
+    """Refuses a model in config.teacher.path that cannot teach the policy; reads only the headers of its weights.
 
-    tokenizer, vocab_size: the policy's; columns: tokens of a prompt and its completion, at most.
+    tokenizer, vocab_size: the policy's. columns: the most tokens of a prompt with its completion.
     """
     with _as_teacher(path):
         folder = hf.find(path)
         hf.check_weights(folder, teacher_config(folder, path, vocab_size, columns, mesh))
-        known = hf.load_tokenizer(folder).get_vocab()
+        teacher_ids = hf.load_tokenizer(folder).get_vocab()
     for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        if known.get(token) != number:
-            other = 'does not know it' if token not in known else f'has {known[token]} for it'
+        if teacher_ids.get(token) != number:
+            differs = 'does not know it' if token not in teacher_ids else f'has {teacher_ids[token]} for it'
             raise BadInput(
                 'teacher.path',
                 path,
-                f"is for other tokens: {token!r} is the policy's {number}, and the teacher's tokenizer {other}; choose "
-                'a teacher with the same tokenizer',
+                f"is for other tokens: {token!r} is the policy's {number}, and the teacher's tokenizer {differs}; "
+                'choose a teacher with the same tokenizer',
             )
 
 
 def teacher_config(folder: str, path: str, vocab_size: int, columns: int, mesh: Any) -> transformer.ModelConfig:
-    """The ModelConfig in a teacher's folder; BadInput where the teacher does not fit the policy or the mesh."""
+    """The ModelConfig in a teacher's folder; raises BadInput if the teacher does not fit the policy or the mesh.
+
+    path: config.teacher.path, for the message. vocab_size: the policy's. columns: as in check_teacher_model.
+    """
     with _as_teacher(path):
         config, context = families.load_config(folder), families.context_length(folder)
         specs.params(transformer.param_table(config), mesh)  # raises where an axis does not divide
@@ -231,7 +235,7 @@ def teacher_config(folder: str, path: str, vocab_size: int, columns: int, mesh: 
 
 @contextlib.contextmanager
 def _as_teacher(path):
-    """What is wrong with a model is said of teacher.path."""
+    """Turns a BadInput about model.path into one about teacher.path."""
     try:
         yield
     except BadInput as error:
@@ -242,12 +246,14 @@ def _as_teacher(path):
 def make_renewal(
     run: Any, checkpoints: Any, abstract: TrainState
 ) -> Callable[[TrainState], tuple[TrainState, dict[str, bool]]]:
-    """state -> (TrainState, {'reference_renewed': whether its reference was}) before a step of a Run.
+    """Makes renew(state) -> (TrainState, {'reference_renewed': bool}), which is called before each step.
 
-    The new reference is read from the policy's checkpoint of that step. hard: the policy itself, every reference_every
-    steps (DeepSeek-R1, arXiv 2501.12948: 400), and the adaptive kl_coef begins anew. polyak: ref + reference_mix
-    (policy - ref) (TR-DPO, arXiv 2404.09656: 0.6 every 512). Renewing is a function of the checkpointed state, so that
-    it happens again when a run resumes at that step.
+    Every reference_every steps it reads the policy from the checkpoint of that step, and saves one first if there is
+    none. 'hard': the policy becomes the reference, and an adaptive kl_coef begins anew (DeepSeek-R1, arXiv 2501.12948:
+    every 400 steps). 'polyak': ref + reference_mix (policy - ref) (TR-DPO, arXiv 2404.09656: 0.6 every 512). The result
+    depends on the checkpoint alone, so a run that resumes at that step renews in the same way.
+
+    checkpoints: the Orbax manager of the workdir. abstract: the TrainState's shapes and shardings.
     """
     options, kl_coef = run.settings.collection, run.settings.algorithm.kl_coef
     every, share = options.reference_every, options.reference_mix
@@ -279,11 +285,17 @@ def make_renewal(
 
 
 def check_reference(
-    path: str, kept: bool, workdir: str, source: Any, config: transformer.ModelConfig, mesh: jax.sharding.Mesh
+    path: str,
+    keeps_reference: bool,
+    workdir: str,
+    source: Any,
+    config: transformer.ModelConfig,
+    mesh: jax.sharding.Mesh,
 ) -> None:
-    """BadInput when config.reference.path leads to no policy of the run's shapes; only headers are read.
+    """Refuses a config.reference.path without a policy of the run's shapes; reads only the headers of its weights.
 
-    kept: the algorithm keeps a reference; BadInput for a path where it keeps none. source: config.model, a ModelSource.
+    keeps_reference: whether the algorithm keeps one; a path is refused if not. source: config.model, a ModelSource.
+    config: the policy's ModelConfig.
     """
     if path and source.lora.rank:
         raise BadInput(
@@ -291,7 +303,7 @@ def check_reference(
             path,
             "the reference of adapters shares the policy's frozen weights; use '' or lora.rank 0",
         )
-    if path and not kept:
+    if path and not keeps_reference:
         raise BadInput(
             'reference.path', path, "this algorithm keeps no reference; set algorithm.kl or log.kl_observe, or use ''"
         )
@@ -308,20 +320,23 @@ def check_reference(
         raise BadInput('reference.path', path, error.args[2]) from None
 
 
-def anchor(state: TrainState, abstract: TrainState, path: str, config: transformer.ModelConfig) -> TrainState:
-    """The state of a new run with the policy of config.reference.path, if it names one, as its reference."""
+def load_reference(state: TrainState, abstract: TrainState, path: str, config: transformer.ModelConfig) -> TrainState:
+    """The state of a new run with the policy in config.reference.path as its reference; unchanged if path is ''.
+
+    abstract: the state's shapes and shardings. config: the policy's ModelConfig.
+    """
     if not path:
         return state
-    where = ''
+    at_step = ''
     if _is_checkpoint(path):
         policy = checkpoint.read_tree(os.path.abspath(path), {'params': abstract.ref_params}, partial=True)['params']
     elif checkpoint.steps(path):
         policy, step = checkpoint.read_params(path, abstract.ref_params)
-        where = f', step {step}'
+        at_step = f', step {step}'
     else:
         shardings = jax.tree.map(lambda x: x.sharding, abstract.ref_params)
         policy = hf.load_params(hf.find(path), config, shardings)
-    logger.warning('the reference is the policy of %s%s', path, where)
+    logger.warning('the reference is the policy of %s%s', path, at_step)
     return state.replace(ref_params=policy)
 
 

@@ -1,8 +1,8 @@
-"""What a step collects, by make_collector: a draw, or the loop around draws that config.collection.dead_groups names.
+"""Which groups a step learns from: those of one draw, or those that a loop around draws selects.
 
-`resample` draws again until the groups differ, `replay` exchanges groups for those of earlier steps: pure functions of
-what a draw gives. What must know rewards waits for them, as the retirement of prompts does (`collect/draw.py`).
-Groups that are left lie in TrainState.aux['kept'] until a later step.
+config.collection.dead_groups names the loop. `resample` draws again until enough groups are alive; `replay` puts groups
+of earlier steps in the places of dead ones. Both are pure functions of what draws return, and wait for the rewards.
+Groups that remain lie in TrainState.aux['kept'] for a later step.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,15 +33,15 @@ Carry = TypeVar('Carry')
 class Collector(NamedTuple):
     """Collects what each step learns from."""
 
-    collect: Callable[[TrainState, Progress], tuple[Draw, TrainState]]  # its rewards may still be computed
-    engine: Engine | None  # that samples; None: completions are read from the data
-    examples: Sequence[Example]  # that prompts are taken from
+    collect: Callable[[TrainState, Progress], tuple[Draw, TrainState]]  # rewards may still be computed
+    engine: Engine | None  # the sampler; None: completions are read from the data
+    examples: Sequence[Example]  # all whose prompts may be drawn
     programs: dict[str, Engine]  # by name
-    aux: dict[str, Any]  # ShapeDtypeStructs of what it keeps in TrainState.aux, zeros at the start
+    aux: dict[str, Any]  # what it keeps in TrainState.aux, as ShapeDtypeStructs by key; all begin as zeros
 
 
 def make_collector(run: Any, splits: data.Splits) -> Collector:
-    """The Collector of a Run: a Drawer of its train split, in the loop that config.collection names."""
+    """The Collector of a Run: a Drawer of its train split, inside the loop that config.collection names."""
     settings, model, algorithm = run.settings, run.model, run.algorithm
     options, shapes = settings.collection, settings.step_shapes(algorithm)
     fields, completions, engine, dataset = READ_FROM_DATA.get(options.source), None, None, splits.train
@@ -72,7 +72,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
 
 
 def draw_once(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
-    """(state, progress) -> (Draw, TrainState) of a step that learns from one draw."""
+    """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from one draw."""
 
     def collect(state, progress):
         draw, aux = drawer.draw(state, dict(state.aux), 0, progress)
@@ -92,34 +92,37 @@ class Group(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of its completions."""
+        """The number of tokens in its completions."""
         return int(self.rewarded.lengths.sum())
 
     @property
     def priority(self) -> float:
-        """How much replay wants it: sum |A| std(r) of centred advantages; 0 when it is dead."""
-        values = self.rewarded.rewards
+        """How likely replay takes it, in proportion: sum |r - mean| times std(r); 0 for a dead group."""
+        rewards_G = self.rewarded.rewards
         if self.dead:
             return 0.0
-        return float(np.nansum(np.abs(values - np.nanmean(values))) * np.nanstd(values))
+        return float(np.nansum(np.abs(rewards_G - np.nanmean(rewards_G))) * np.nanstd(rewards_G))
 
 
-class Selection(NamedTuple):
-    """The groups that a step may learn from."""
+class SelectedGroups(NamedTuple):
+    """The groups that a step may learn from, and those that are kept for later steps."""
 
     alive: list[Group]
     dead: list[Group]
-    left: list[Group]  # for later steps
+    kept: list[Group]  # for later steps
     draws: int
 
 
-DrawGroups = Callable[[Carry, int], tuple[list[Group], Carry]]  # (what is carried on, index of the draw)
+DrawGroups = Callable[[Carry, int], tuple[list[Group], Carry]]  # (state between draws, the draw's index)
 
 
 def resample(
     draw: DrawGroups, carry: Carry, kept: list[Group], prompts: int, max_draws: int
-) -> tuple[Selection, Carry]:
-    """Draws until `prompts` groups are alive, or max_draws times (DAPO, arXiv 2503.14476, eq. 11)."""
+) -> tuple[SelectedGroups, Carry]:
+    """Draws until `prompts` groups are alive, but at most max_draws times (DAPO, arXiv 2503.14476, eq. 11).
+
+    kept: living groups of earlier steps, which count. Of the living groups beyond `prompts`, as many again are kept.
+    """
     alive, dead, draws = list(kept), [], 0
     while True:
         groups, carry = draw(carry, draws)
@@ -127,28 +130,32 @@ def resample(
             (dead if group.dead else alive).append(group)
         draws += 1
         if len(alive) >= prompts or draws == max_draws:
-            return Selection(alive, dead, alive[prompts : 2 * prompts], draws), carry
+            return SelectedGroups(alive, dead, alive[prompts : 2 * prompts], draws), carry
 
 
 def replay(
     draw: DrawGroups, carry: Carry, kept: list[Group], prompts: int, noise: np.random.Generator
-) -> tuple[Selection, Carry]:
-    """Draws once, and puts kept groups in the places of dead ones, drawn in proportion to their priorities."""
+) -> tuple[SelectedGroups, Carry]:
+    """Draws once, and puts kept groups of earlier steps in the places of dead ones.
+
+    They are drawn with probabilities in proportion to their priorities, by `noise`. The `prompts` groups of highest
+    priority, new or kept, are kept for later steps.
+    """
     alive, dead = [], []
     groups, carry = draw(carry, 0)
     for group in groups:
         (dead if group.dead else alive).append(group)
-    left = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
+    kept_next = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
     count = min(prompts - len(alive), len(kept))
     if count > 0:
         priorities = np.array([group.priority for group in kept])
-        chosen = noise.choice(len(kept), count, replace=False, p=priorities / priorities.sum())
-        alive = alive + [kept[i] for i in chosen]
-    return Selection(alive, dead, left, 1), carry
+        replayed = noise.choice(len(kept), count, replace=False, p=priorities / priorities.sum())
+        alive = alive + [kept[i] for i in replayed]
+    return SelectedGroups(alive, dead, kept_next, 1), carry
 
 
 def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
-    """(state, progress) -> (Draw, TrainState): a step's draws by resample or replay, and what they leave for later."""
+    """Makes collect(state, progress) -> (Draw, TrainState) for steps that replace dead groups: resample, replay."""
     options, prompts, examples = drawer.options, drawer.shapes.prompts, drawer.dataset.examples
 
     def collect(state, progress):
@@ -169,8 +176,8 @@ def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw
         else:
             selection, (aux, draws) = resample(draw_groups, carry, kept, prompts, options.max_draws)
         if options.keeps_groups:
-            aux['kept'] = store_kept(selection.left, examples, state.aux['kept'])
-        groups = (selection.alive + selection.dead)[:prompts]  # those that differ first
+            aux['kept'] = store_kept(selection.kept, examples, state.aux['kept'])
+        groups = (selection.alive + selection.dead)[:prompts]  # living groups first
         sampled = sum(group.tokens for group in selection.alive + selection.dead if group.since == step)
         useful = sum(group.tokens for group in selection.alive[:prompts] if group.since == step)
         counts = {name: count for draw in draws for name, count in draw.counts.items()} | {
@@ -179,32 +186,32 @@ def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw
             'wasted_tokens': sampled - useful,
         }
         draw = concatenate(groups, drawer.mesh)
-        streams = [stream for one in draws for stream in one.streams]
+        streams = [stream for each_draw in draws for stream in each_draw.streams]
         return draw._replace(counts=counts, stats=draws[-1].stats, streams=streams), state.replace(aux=aux)
 
     return collect
 
 
-def dead_groups(gate: str, rewarded: Rewards, grouping: Grouping | None = None) -> Bool[np.ndarray, ' P']:
-    """Which groups of completions teach nothing, by collection.gate; without grouping, all are one group."""
+def find_dead(gate: str, rewarded: Rewards, grouping: Grouping | None = None) -> Bool[np.ndarray, ' P']:
+    """Which groups are dead by collection.gate (see algorithms.judge_groups); without grouping, all rows are one."""
     grouping = grouping or Grouping.by_sizes(np.array([len(rewarded.rewards)]))
     return algorithms.judge_groups(gate, *(grouping.spread(x, np.nan) for x in (rewarded.rewards, rewarded.correct)))
 
 
 def split_groups(draw: Draw, step: int, gate: str) -> list[Group]:
-    """The draw's Groups, on the host; waits for its rewards."""
+    """The blocks of a draw as Groups, on the host; waits for the rewards. step: of the draw."""
     rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
     size = len(rewarded.rewards) // len(draw.examples)
-    dead, groups = dead_groups(gate, rewarded, draw.grouping), []
+    dead, groups = find_dead(gate, rewarded, draw.grouping), []
     for i, example in enumerate(draw.examples):
         rows = slice(i * size, (i + 1) * size)
-        rows_of = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
-        groups.append(Group(example, rows_of[0], step, rows_of[1], bool(dead[i])))
+        group_rollout, group_rewarded = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
+        groups.append(Group(example, group_rollout, step, group_rewarded, bool(dead[i])))
     return groups
 
 
 def concatenate(groups: Sequence[Group], mesh: jax.sharding.Mesh) -> Draw:
-    """The Draw of Groups one after another."""
+    """The Draw that holds these Groups one after another; their rewards are known."""
     rollout, rewarded = jax.tree.map(
         lambda *rows: np.concatenate(rows), *((group.rollout, group.rewarded) for group in groups)
     )
@@ -212,30 +219,36 @@ def concatenate(groups: Sequence[Group], mesh: jax.sharding.Mesh) -> Draw:
 
 
 def load_kept(kept: dict[str, Any], oldest: int, drawer: Drawer) -> list[Group]:
-    """The groups of aux['kept'] that are not older than step `oldest`, and alive by rewards that are computed again."""
+    """The Groups in aux['kept'] that step `oldest` or a later one sampled, and that are still alive.
+
+    Their rewards are not stored but computed again, so a run under changed rewards judges the groups by these.
+    """
     host, groups = jax.device_get(kept), []
     for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
         rows = _rows(slot, drawer.shapes.group_size)
         rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
         example, since = drawer.dataset.examples[host['index'][slot]], int(host['since'][slot])
         rewarded = drawer.judge([example], rollout)
-        if not dead_groups(drawer.options.gate, rewarded)[0]:  # as it was when it was kept, by other rewards
+        if not find_dead(drawer.options.gate, rewarded)[0]:
             groups.append(Group(example, rollout, since, rewarded, dead=False))
     return groups
 
 
 def store_kept(groups: Sequence[Group], examples: Sequence[Example], like: dict[str, Any]) -> dict[str, Any]:
-    """The groups, at most P, as arrays for aux['kept']; `like` has their shapes and dtypes."""
+    """The arrays of aux['kept'] that hold these Groups, at most P.
+
+    examples: of the data set. like: a tree of arrays with the shapes and dtypes of aux['kept'].
+    """
     index_of = {example.id: index for index, example in enumerate(examples)}
     kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     for slot, group in enumerate(groups):
-        for whole, part in zip(jax.tree.leaves(kept['rollout']), jax.tree.leaves(group.rollout), strict=True):
-            whole[_rows(slot, len(part))] = part
+        for array, rows in zip(jax.tree.leaves(kept['rollout']), jax.tree.leaves(group.rollout), strict=True):
+            array[_rows(slot, len(rows))] = rows
         kept['index'][slot], kept['since'][slot] = index_of[group.example.id], group.since
         kept['filled'][slot] = 1
     return jax.tree.map(jnp.asarray, kept)
 
 
 def _rows(slot, size):
-    """The rows of a kept group."""
+    """The slice of the kept rollout's rows for the group in this slot."""
     return slice(slot * size, (slot + 1) * size)

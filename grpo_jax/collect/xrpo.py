@@ -1,9 +1,9 @@
-"""XRPO's rounds and exemplars (arXiv 2510.06672): a step's completions in rounds, each where they are wanted most.
+"""XRPO's rounds and exemplars (arXiv 2510.06672): samples a step in rounds, each for the prompts that gain most.
 
-In-context seeding: a prompt that no completion has solved is asked again behind solved ones. The exemplars come from
-the same step, so that nothing is kept between steps. A seeded prompt is a prompt like others: its completions are
-sampled, scored and learned from behind the exemplars, and compared with the other completions of its prompt. The
-paper's exemplars come from a corpus; these are the policy's own.
+In-context seeding: if no completion of a prompt is right, the prompt is sampled again behind exemplars, which are
+other prompts with right completions. They come from the same step, so nothing is kept between steps. The completions of
+a seeded prompt are learned from behind the exemplars, and compared with the prompt's other completions. In the paper
+exemplars come from a corpus; here they are the policy's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,45 +21,45 @@ from grpo_jax.data.prompt_format import PromptFormat, encode_prompt, write_messa
 from grpo_jax.example import Example
 from grpo_jax.types import TrainState
 
-BETWEEN = '\n'  # a completion and the prompt after it, where there is no chat
+BETWEEN = '\n'  # stands between a completion and the next prompt, where there is no chat
 
 
 def make_rounds(
     drawer: Drawer, prompt_format: PromptFormat
 ) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
-    """(state, progress) -> (Draw, TrainState): a step in rounds, each for the prompts that want it most."""
+    """Makes collect(state, progress) -> (Draw, TrainState), which samples a step in rounds (see allocate.explore)."""
     options, unit, queries = drawer.options, drawer.shapes.group_size, drawer.shapes.queries
     rounds = drawer.shapes.prompts // drawer.prompts
 
     def collect(state, progress):
         step = int(state.step)
         chosen, aux = drawer.choose(step, dict(state.aux))
-        plain, earlier = data.pick(drawer.dataset, chosen.indices), drawer.earlier_samples(chosen.indices)
+        unseeded, earlier = data.pick(drawer.dataset, chosen.indices), drawer.earlier_samples(chosen.indices)
 
         def draw_round(carry, owners, first, blocks):
             draws, seeded = carry
-            asked = data.pick(plain, owners)
+            prompts_of_round = data.pick(unseeded, owners)
             if options.seeding and blocks[0]:
-                asked, more = seed_unsolved(
-                    drawer.tokenizer, prompt_format, queries, plain, owners, blocks, options.seeding
+                prompts_of_round, count = seed_unsolved(
+                    drawer.tokenizer, prompt_format, queries, unseeded, owners, blocks, options.seeding
                 )
-                seeded += more * unit
-            _, prompts = data.prompts(asked, range(len(owners)), queries, drawer.pad_token)
+                seeded += count * unit
+            _, prompts = data.prompts(prompts_of_round, range(len(owners)), queries, drawer.pad_token)
             first = np.int32(np.asarray(first) + earlier[owners])
-            draw = drawer.sample(state, [plain.examples[i] for i in owners], prompts, progress, first=first)
-            groups = split_groups(draw._replace(examples=asked.examples), step, options.gate)
+            draw = drawer.sample(state, [unseeded.examples[i] for i in owners], prompts, progress, first=first)
+            groups = split_groups(draw._replace(examples=prompts_of_round.examples), step, options.gate)
             return groups, ([*draws, draw], seeded)
 
         blocks, (draws, seeded) = allocate.explore(
             draw_round, ([], 0), drawer.prompts, rounds, unit, options.exploration
         )
-        sizes = unit * np.array([len(own) for own in blocks])
-        draw = concatenate([block for own in blocks for block in own], drawer.mesh)
+        sizes = unit * np.array([len(group) for group in blocks])
+        draw = concatenate([block for group in blocks for block in group], drawer.mesh)
         draw = draw._replace(
             sizes=sizes,
             counts=count_sizes(sizes, seeded),
             stats=draws[-1].stats,
-            streams=[stream for one in draws for stream in one.streams],
+            streams=[stream for each_draw in draws for stream in each_draw.streams],
         )
         draw, aux = drawer.count_passes(draw, chosen, aux)
         return draw, state.replace(aux=aux)
@@ -71,37 +71,40 @@ def seed_unsolved(
     tokenizer: Any,
     prompt_format: PromptFormat,
     longest: int,
-    plain: Dataset,
+    unseeded: Dataset,
     owners: Int[np.ndarray, ' S'],
     blocks: Sequence[Sequence],
     count: int,
 ) -> tuple[Dataset, int]:
-    """(what is asked of the owners' prompts, how often with exemplars): where none so far is right, up to `count`.
+    """(the owners' prompts, some behind exemplars, and how many of them are).
 
-    plain are the step's prompts, and blocks the select.Groups that each has so far. Without any solved prompt, and
-    where exemplars are too long for `longest` tokens of a prompt, it is asked as it is.
+    longest: tokens of a prompt, at most. unseeded: the step's P prompts. owners: the number of the prompt that each of
+    the S places is for. blocks: for each of the P prompts, its select.Groups so far. count: exemplars, at most.
+
+    A prompt is seeded if all its completions so far are wrong, some other prompt is solved, and at least one exemplar
+    fits into `longest` tokens.
     """
-    asked, seeded = pick(plain, owners), 0
+    prompts, seeded = pick(unseeded, owners), 0
     solved = [
         Solved(example, tokens, text)
-        for example, tokens, own in zip(plain.examples, plain.tokens, blocks, strict=True)
-        for text in [shortest_right(own)]
+        for example, tokens, group in zip(unseeded.examples, unseeded.tokens, blocks, strict=True)
+        for text in [shortest_right(group)]
         if text is not None
     ]
-    wrong = [all(np.all(block.rewarded.correct == 0) for block in own) for own in blocks]
+    wrong = [all(np.all(block.rewarded.correct == 0) for block in group) for group in blocks]
     seeds: dict[int, Any] = {}
     for owner in {int(owner) for owner in owners if wrong[owner]} if solved else ():
-        example, tokens = plain.examples[owner], plain.tokens[owner]
+        example, tokens = unseeded.examples[owner], unseeded.tokens[owner]
         exemplars = nearest(solved, tokens, count)
         while exemplars and owner not in seeds:
-            one = seed(tokenizer, prompt_format, example, exemplars, longest)
-            seeds |= {owner: one} if one else {}
-            exemplars = exemplars[1:]  # the least near goes first
+            prompt = add_exemplars(tokenizer, prompt_format, example, exemplars, longest)
+            seeds |= {owner: prompt} if prompt else {}
+            exemplars = exemplars[1:]  # the farthest is given up first
     for place, owner in enumerate(owners.tolist()):
         if owner in seeds:
-            asked.examples[place], asked.tokens[place] = seeds[owner]
+            prompts.examples[place], prompts.tokens[place] = seeds[owner]
             seeded += 1
-    return asked, seeded
+    return prompts, seeded
 
 
 class Solved(NamedTuple):
@@ -113,50 +116,56 @@ class Solved(NamedTuple):
 
 
 def shortest_right(blocks: Sequence[Any]) -> str | None:
-    """The text of the right completion of fewest tokens, the first of equals, in select.Groups; None without any."""
+    """The text of the shortest right completion in tokens, the first of equals; None if no completion is right.
+
+    blocks: select.Groups of one prompt.
+    """
     texts, lengths, correct = (
         np.concatenate([getattr(block.rewarded, name) for block in blocks]) for name in ('texts', 'lengths', 'correct')
     )
-    counted = np.where(correct == 1, lengths, np.inf)
-    row = int(np.argmin(counted))
-    return str(texts[row]) if np.isfinite(counted[row]) else None
+    right_lengths = np.where(correct == 1, lengths, np.inf)
+    row = int(np.argmin(right_lengths))
+    return str(texts[row]) if np.isfinite(right_lengths[row]) else None
 
 
 def nearest(solved: Sequence[Solved], tokens: Sequence[int], count: int) -> list[Solved]:
-    """The `count` prompts that share most of their distinct tokens with a prompt, the nearest last, as it is read."""
-    own = set(tokens)
-    shared = [len(own & set(other.tokens)) / len(own | set(other.tokens)) for other in solved]
+    """The `count` solved prompts that are most like a prompt, the most alike last, next to the prompt.
+
+    tokens: of the prompt. Likeness is the Jaccard index of the sets of distinct tokens.
+    """
+    distinct = set(tokens)
+    shared = [len(distinct & set(x.tokens)) / len(distinct | set(x.tokens)) for x in solved]
     order = np.argsort([-share for share in shared], kind='stable')
     return [solved[i] for i in order[:count]][::-1]
 
 
-def seed(
+def add_exemplars(
     tokenizer: Any, prompt_format: PromptFormat, example: Example, exemplars: Sequence[Solved], longest: int
 ) -> tuple[Example, list[int]] | None:
-    """(Example whose prompt or chat holds the exemplars, its token ids); None where it is longer than `longest`.
+    """(Example with the exemplars before its prompt, its token ids); None if it has more than `longest` tokens.
 
-    In a chat each exemplar is a turn of its user and one of the assistant, behind the system message.
+    In a chat, each exemplar is a message of the user and one of the assistant, behind the system message.
     """
+    untemplated = prompt_format._replace(template='{prompt}')  # the template is around each prompt already
     if prompt_format.chat:
         system, turns = _split_system(write_messages(example.prompt, prompt_format, example.messages))
         before = []
-        for one in exemplars:
-            _, own = _split_system(write_messages(one.example.prompt, prompt_format, one.example.messages))
-            begun = own.pop()['content'] if own[-1]['role'] == 'assistant' else ''  # which the completion goes on with
-            before += [*own, {'role': 'assistant', 'content': begun + one.completion}]
+        for solved in exemplars:
+            _, chat = _split_system(write_messages(solved.example.prompt, prompt_format, solved.example.messages))
+            begun = chat.pop()['content'] if chat[-1]['role'] == 'assistant' else ''  # the completion continues it
+            before += [*chat, {'role': 'assistant', 'content': begun + solved.completion}]
         seeded = example._replace(messages=(*system, *before, *turns))
-        plain = prompt_format._replace(template='{prompt}')  # the template is around each prompt already
-        asked = next(message['content'] for message in reversed(turns) if message['role'] == 'user')
-        tokens = encode_prompt(tokenizer, asked, plain, seeded.messages)
+        last = next(message['content'] for message in reversed(turns) if message['role'] == 'user')
+        tokens = encode_prompt(tokenizer, last, untemplated, seeded.messages)
     else:
-        texts = [prompt_format.template.replace('{prompt}', one.example.prompt) + one.completion for one in exemplars]
-        own = prompt_format.template.replace('{prompt}', example.prompt)
-        seeded = example._replace(prompt=BETWEEN.join([*texts, own]))
-        tokens = encode_prompt(tokenizer, seeded.prompt, prompt_format._replace(template='{prompt}'))
+        template = prompt_format.template
+        texts = [template.replace('{prompt}', solved.example.prompt) + solved.completion for solved in exemplars]
+        seeded = example._replace(prompt=BETWEEN.join([*texts, template.replace('{prompt}', example.prompt)]))
+        tokens = encode_prompt(tokenizer, seeded.prompt, untemplated)
     return None if len(tokens) > longest else (seeded, tokens)
 
 
 def _split_system(messages):
-    """(the system's messages, the others)."""
+    """(messages of the system or developer, all other messages)."""
     system = [message for message in messages if message['role'] in ('system', 'developer')]
     return system, [message for message in messages if message not in system]

@@ -1,4 +1,4 @@
-"""Prompts for the loop: load a data set, tokenize it once, and serve batches as a function of (seed, step).
+"""Prompts for the loop: loads a data set, tokenizes it once, and serves batches as a function of seed and position.
 
 A data set is a module of this package with `examples(split, **options) -> list of Example`; the file's name is the
 name in config.data.name. In the list, the BadInput that reports a malformed row stands in its place. A data set that

@@ -92,7 +92,7 @@ class Context(NamedTuple):
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
         try:
-            inert = tuple(checks.inert(algorithms.make(algorithm, collection)))
+            inert = tuple(checks.list_inert(algorithms.make(algorithm, collection)))
         except BadInput:  # this config makes none, since the run was given another algorithm
             inert = ()
         optimization = config['optimizer'] if optimizer == 'optimizer' else config['supervised']['optimizer']

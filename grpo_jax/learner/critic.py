@@ -16,8 +16,8 @@ from grpo_jax.models.transformer import ModelConfig
 from grpo_jax.types import Array, Experience, Rollout
 
 
-def new(params):
-    """Critic parameters from a policy's: its decoder, and a head that says 0."""
+def new_params(params):
+    """The first parameters of a critic: a copy of the policy's decoder, and a head of zeros, so all values are 0."""
     body = {name: leaf for name, leaf in params.items() if name != 'lm_head'}
     return jax.tree.map(jnp.copy, body) | {'value_head': jnp.zeros_like(params['final_norm'])}
 
@@ -25,7 +25,10 @@ def new(params):
 def values(
     critic, rollout: Rollout, model_config: ModelConfig, *, remat: str, dtype, mesh_ops: MeshOps = ALONE
 ) -> Float[Array, 'B C']:
-    """f32[B, C]: the critic's value of a completion before each of its tokens; not meaningful where masked."""
+    """f32[B, C]: the critic's value of a completion's text before each token.
+
+    Masked columns hold numbers without a meaning. remat: see transformer.forward; dtype: of the computation.
+    """
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     columns = heads.values(critic, rollout.tokens, mask, model_config, remat=remat, dtype=dtype, mesh_ops=mesh_ops)
     return columns[:, rollout.prompt_mask.shape[1] - 1 : -1]
@@ -37,17 +40,17 @@ def update_critic(
     model_config: ModelConfig,
     optimizer,
     learning: Learning,
-    cut: Minibatching,
+    minibatching: Minibatching,
     mesh_ops=ALONE,
 ):
-    """({'params', 'opt_state'}, skipped i32[], metrics) after a descent on half the clipped squared error.
+    """Updates a critic, {'params', 'opt_state'}; returns (the new one, skipped i32[], metrics f32[] by name).
 
-    max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, mean over tokens; value_clip 0: no clip.
-    explained_variance is that of the returns by the values before the update.
+    The loss is the mean over tokens of `value_loss`. skipped counts updates that are not finite (see descent.descend).
+    The metric explained_variance compares the returns with the values from before the update.
     """
 
-    def loss_of(params, part):
-        microbatch, token_weights = part
+    def loss_of(params, weighted_microbatch):
+        microbatch, token_weights = weighted_microbatch
         new_values = values(
             params, microbatch.rollout, model_config, remat=learning.remat, dtype=learning.dtype, mesh_ops=mesh_ops
         )
@@ -56,12 +59,12 @@ def update_critic(
         return jnp.sum(token_weights * jnp.where(mask, error, 0.0)), ()
 
     def gradient(params, minibatch, _):
-        whole = minibatch, weights.token_mean(_targets(minibatch)[1])
-        loss, grads, _ = descent.accumulate(loss_of, params, descent.cut_rows(whole, learning.microbatches, 1))
+        weighted = minibatch, weights.token_mean(_targets(minibatch)[1])
+        loss, grads, _ = descent.accumulate(loss_of, params, descent.cut_rows(weighted, learning.microbatches, 1))
         return loss, grads, {}
 
     params, opt_state, skipped, metrics = descent.descend(
-        critic['params'], critic['opt_state'], experience, None, gradient, optimizer, cut
+        critic['params'], critic['opt_state'], experience, None, gradient, optimizer, minibatching
     )
     assert experience.values is not None, 'a critic learns from values and returns'
     metrics['explained_variance'] = explained_variance(experience.values, *_targets(experience))
@@ -71,30 +74,37 @@ def update_critic(
 def critic_targets(
     algorithm: Algorithm, rewards: Float[np.ndarray, 'P G'], *, kl_coef: float, **data: Any
 ) -> Float32[np.ndarray, 'B C']:
-    """f32[P * G, C]: generalized advantages by the algorithm's critic_lambda, plus the values: what a critic learns.
+    """f32[P * G, C]: what a critic learns: its values plus generalized advantages with lambda = critic_lambda.
 
-    NaN for unscorable completions, which teach it nothing.
+    Rows whose reward is not finite are NaN, and teach the critic nothing. data: the arrays [P, G, ...] by name that
+    advantages read, `values` and `mask` among them (see algorithms.advantages).
     """
     inputs = pieces.Inputs(data)
     values = inputs['values']
-    earned = advantage_inputs.token_rewards(algorithm, rewards, kl_coef, inputs)
+    token_rewards = advantage_inputs.token_rewards(algorithm, rewards, kl_coef, inputs)
     advantages = group_math.generalized_advantages(
-        earned, inputs['mask'], values, algorithm.discount, algorithm.critic_lambda
+        token_rewards, inputs['mask'], values, algorithm.discount, algorithm.critic_lambda
     )
     targets = np.where(np.isfinite(rewards)[..., None], advantages + values, np.nan)
     return targets.reshape(-1, targets.shape[-1]).astype(np.float32)
 
 
 def _targets(experience):
-    """(returns, the tokens that have one); those of unscorable completions are NaN, here 0 for the gradient's sake."""
-    known = experience.rollout.loss_mask & jnp.isfinite(experience.returns)
-    return jnp.where(known, experience.returns, 0.0), known
+    """(returns f32[B, C], mask bool[B, C] of the tokens that have one).
+
+    The returns of unscorable completions are NaN; they become 0 here, since a masked NaN would spoil the gradient.
+    """
+    mask = experience.rollout.loss_mask & jnp.isfinite(experience.returns)
+    return jnp.where(mask, experience.returns, 0.0), mask
 
 
 def value_loss(
     new_values: Float[Array, '*N'], old_values: Float[Array, '*N'], returns: Float[Array, '*N'], value_clip: float
 ) -> Float[Array, '*N']:
-    """Half the squared error, or that of the clipped value where it is larger, elementwise (arXiv 2005.12729)."""
+    """max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, elementwise (arXiv 2005.12729).
+
+    V are new_values, R the returns. With value_clip 0 nothing is clipped.
+    """
     error = jnp.square(new_values - returns)
     if value_clip:
         clipped = jnp.clip(new_values, old_values - value_clip, old_values + value_clip)
@@ -105,12 +115,12 @@ def value_loss(
 def explained_variance(
     predicted: Float[Array, '*N'], returns: Float[Array, '*N'], mask: Bool[Array, '*N']
 ) -> Float[Array, '']:
-    """f32[]: 1 - var(returns - values) / var(returns) over the mask; 0 where the returns do not vary."""
+    """f32[]: 1 - var(returns - predicted) / var(returns) over the mask; 0 where the returns do not vary."""
 
     def variance(x):
         count = jnp.maximum(jnp.sum(mask), 1)
         mean = jnp.sum(jnp.where(mask, x, 0.0)) / count
         return jnp.sum(jnp.where(mask, jnp.square(x - mean), 0.0)) / count
 
-    spread = variance(returns)
-    return jnp.where(spread > 1e-12, 1 - variance(returns - predicted) / jnp.maximum(spread, 1e-12), 0.0)
+    total = variance(returns)
+    return jnp.where(total > 1e-12, 1 - variance(returns - predicted) / jnp.maximum(total, 1e-12), 0.0)

@@ -12,21 +12,24 @@ from grpo_jax.learner.options import Minibatching
 from grpo_jax.models import transformer
 
 
-def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Minibatching, learns: bool | jax.Array = True):
-    """(params, opt_state, skipped i32[], metrics f32[] by name) after cut.epochs * cut.minibatches optimizer updates.
+def descend(
+    params, opt_state, batch, packed, gradient, optimizer, minibatching: Minibatching, learns: bool | jax.Array = True
+):
+    """(params, opt_state, skipped i32[], metrics f32[] by name) after epochs * minibatches optimizer updates.
 
-    A minibatch holds whole groups of the batch, an Experience or a LabelledBatch. gradient(params, minibatch, packed)
-    is (loss, gradient, metrics), with the minibatch's part of packed, PackedCells or None. Without learns, a bool[],
-    nothing but the metrics changes. An update is skipped and counted where loss, gradient, or what it would make of a
-    parameter or moment is not finite. Metrics are means over the minibatches; those named *_max are maxima, and
-    PooledMeans the means of all that they hold. With cut.offload, opt_state lies in the host's memory between updates,
-    and must be given there.
+    batch: an Experience or a LabelledBatch; a minibatch holds whole groups of it. packed: its PackedCells, or None
+    where rows are padded. gradient(params, minibatch, the minibatch's packed) returns (loss, gradient, metrics).
+    optimizer: an optax transformation. learns, bool[]: where false, metrics are computed and nothing changes.
+
+    An update is skipped, and counted in `skipped`, if the loss, the gradient, or any new parameter or moment is not
+    finite. A metric is the mean over minibatches; *_max are maxima, and a PooledMean pools what its minibatches hold.
+    With minibatching.offload, opt_state lies in the host's memory between updates, and must be given there.
     """
-    parts = jax.tree.map(lambda x: interleave(x, cut.minibatches, cut.group_size), batch), packed
+    minibatches = jax.tree.map(lambda x: interleave(x, minibatching.minibatches, minibatching.group_size), batch)
 
-    def one_update(carry, part):
+    def one_update(carry, minibatch_and_cells):
         params, opt_state, skipped = carry
-        minibatch, packed = part
+        minibatch, packed = minibatch_and_cells
         loss, grads, metrics = gradient(params, minibatch, packed)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -39,7 +42,7 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Minibatc
 
         def step(params, opt_state):
             old = params, opt_state
-            # computed twice, since what is computed once would lie in memory beside the old until it is judged
+            # computed twice: the new values, computed once, would lie in memory beside the old until they are judged
             sound = all_finite(updated(*jax.lax.optimization_barrier(old)))
             return jax.tree.map(lambda new, old: jnp.where(apply & sound, new, old), updated(*old), old), sound
 
@@ -47,7 +50,8 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Minibatc
             (params, opt_state), sound = step(params, jax.device_put(opt_state, jax.memory.Space.Device))
             return (params, jax.device_put(opt_state, jax.memory.Space.Host)), sound
 
-        if cut.offload:  # a branch, since XLA would bring opt_state before the gradient, to lie beside the activations
+        # a branch, since XLA would bring opt_state before the gradient, to lie beside the activations
+        if minibatching.offload:
             (params, opt_state), sound = jax.lax.cond(
                 apply, step_from_host, lambda *old: (old, jnp.bool(True)), params, opt_state
             )
@@ -58,10 +62,10 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Minibatc
         return (params, opt_state, skipped + ~finite), metrics
 
     def one_epoch(carry, _):
-        return jax.lax.scan(one_update, carry, parts)
+        return jax.lax.scan(one_update, carry, (minibatches, packed))
 
-    carry, metrics = jax.lax.scan(one_epoch, (params, opt_state, jnp.int32(0)), length=cut.epochs)
-    for name, values in metrics.items():  # of all minibatches
+    carry, metrics = jax.lax.scan(one_epoch, (params, opt_state, jnp.int32(0)), length=minibatching.epochs)
+    for name, values in metrics.items():  # f32[epochs, minibatches]
         if isinstance(values, PooledMean):
             metrics[name] = values.value
         else:
@@ -70,11 +74,11 @@ def descend(params, opt_state, batch, packed, gradient, optimizer, cut: Minibatc
 
 
 def _norms_by_part(grads):
-    """gradient_norm/<part of the model> f32[]: of the same sums of squares as the norm of the whole."""
+    """{gradient_norm/<part of the model>: f32[]}; the squares of these norms add up to the squared norm of `grads`."""
     squares = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
-        part = transformer.part_of(name.removesuffix('/a').removesuffix('/b'))  # an adapter's is its matrix's
+        part = transformer.part_of(name.removesuffix('/a').removesuffix('/b'))  # an adapter is counted with its matrix
         squares[part] = squares.get(part, 0.0) + jnp.sum(jnp.square(leaf))
     return {f'gradient_norm/{part}': jnp.sqrt(square) for part, square in squares.items()}
 
@@ -85,43 +89,43 @@ def all_finite(tree) -> jax.Array:
 
 
 class Microbatches(NamedTuple):
-    """The microbatches of a minibatch of B rows."""
+    """A minibatch of B rows, cut into `count` microbatches."""
 
     count: int | jax.Array
-    part: Callable[[Any], Any]  # number of a microbatch -> what a loss reads of it
-    place: Callable[[Any, Any], Any]  # (its arrays, its number) -> arrays [B, ...], with 0 for other microbatches
+    get: Callable[[Any], Any]  # (index) -> the microbatch, as the loss reads it
+    place: Callable[[Any, Any], Any]  # (arrays of a microbatch, its index) -> arrays [B, ...], 0 in all other rows
 
 
 def cut_rows(minibatch: Any, count: int, together: int) -> Microbatches:
-    """`count` Microbatches of equal parts of a minibatch's rows; each block of `together` rows stays in one."""
-    dealt = jax.tree.map(lambda x: interleave(x, count, together), minibatch)
+    """Cuts a minibatch's rows into `count` Microbatches of equal size; each block of `together` rows stays in one."""
+    microbatches = jax.tree.map(lambda x: interleave(x, count, together), minibatch)
 
     def place(arrays, index):
-        parts = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype).at[index].set(x), arrays)
-        return jax.tree.map(lambda x: deal_back(x, together), parts)
+        stacked = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype).at[index].set(x), arrays)
+        return jax.tree.map(lambda x: undo_interleave(x, together), stacked)
 
-    return Microbatches(count, lambda index: jax.tree.map(lambda x: x[index], dealt), place)
+    return Microbatches(count, lambda index: jax.tree.map(lambda x: x[index], microbatches), place)
 
 
 def accumulate(loss_of: Callable[[Any, Any], Any], params: Any, microbatches: Microbatches) -> tuple[Any, Any, Any]:
-    """(loss, gradient, outputs) of a minibatch: sums over its microbatches, of gradients in float32.
+    """(loss f32[], gradient, outputs) of a minibatch; loss and gradient are sums over its microbatches, in float32.
 
-    loss_of(params, what the loss reads of a microbatch) is (loss, arrays), which come together in outputs.
+    loss_of(params, microbatch) returns (loss, arrays); outputs are these arrays for all rows of the minibatch.
     """
 
     def gradient_of(index):
-        (loss, arrays), grads = jax.value_and_grad(loss_of, has_aux=True)(params, microbatches.part(index))
+        (loss, arrays), grads = jax.value_and_grad(loss_of, has_aux=True)(params, microbatches.get(index))
         return loss, grads, microbatches.place(arrays, index)
 
     def outputs_of(index):
-        return microbatches.place(loss_of(params, microbatches.part(index))[1], index)
+        return microbatches.place(loss_of(params, microbatches.get(index))[1], index)
 
     grads = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
     return sum_over(gradient_of, microbatches.count, (jnp.float32(0), grads, zeros_like(outputs_of)))
 
 
 def sum_over(term: Callable[[Any], Any], count: int | jax.Array, zeros: Any) -> Any:
-    """zeros + term(0) + term(1) + ..., `count` in all."""
+    """zeros + term(0) + ... + term(count - 1), where each term is a tree of arrays."""
     return jax.lax.fori_loop(0, count, lambda index, sums: jax.tree.map(jnp.add, sums, term(index)), zeros)
 
 
@@ -130,16 +134,16 @@ def zeros_like(term: Callable[[Any], Any]) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(term, jnp.int32(0)))
 
 
-def interleave(x, parts: int, block: int):
-    """[rows, ...] -> [parts, rows / parts, ...], dealing out blocks of rows in turn.
+def interleave(x, count: int, block: int):
+    """[rows, ...] -> [count, rows / count, ...]: blocks of `block` rows are dealt out in turn, like cards.
 
     Dealing keeps rows on the device that holds them when rows are sharded in contiguous runs.
     """
-    dealt = x.reshape(x.shape[0] // (parts * block), parts, block, *x.shape[1:]).swapaxes(0, 1)
-    return dealt.reshape(parts, x.shape[0] // parts, *x.shape[1:])
+    dealt = x.reshape(x.shape[0] // (count * block), count, block, *x.shape[1:]).swapaxes(0, 1)
+    return dealt.reshape(count, x.shape[0] // count, *x.shape[1:])
 
 
-def deal_back(x, block: int):
-    """The inverse of interleave."""
-    parts, rows = x.shape[:2]
-    return x.reshape(parts, rows // block, block, *x.shape[2:]).swapaxes(0, 1).reshape(parts * rows, *x.shape[2:])
+def undo_interleave(x, block: int):
+    """The inverse of interleave: [count, rows, ...] -> [count * rows, ...], in the order from before."""
+    count, rows = x.shape[:2]
+    return x.reshape(count, rows // block, block, *x.shape[2:]).swapaxes(0, 1).reshape(count * rows, *x.shape[2:])

@@ -1,9 +1,9 @@
 """From rewards to the experience that the learner updates on.
 
-Moving averages of the rewards of earlier steps, for advantages whose baseline is the past and not the group, lie in
-TrainState.aux['history']: of the run, a reward a step, and where an advantage reads it of each prompt, a reward a
-visit. A step reads what earlier steps came to, and then adds its own rewards, so a baseline never depends on the
-completions that it is subtracted from.
+Some advantages compare a reward with earlier steps, not with its group. TrainState.aux['history'] holds the moving
+averages that they read: one of the whole run, to which each step adds its mean reward, and one of each prompt, to which
+each visit adds its own. A step reads the averages first and adds to them afterwards, so a baseline never depends on
+the completions that it is subtracted from.
 """
 
 from collections.abc import Mapping
@@ -33,12 +33,14 @@ def make_experience(
     mesh: jax.sharding.Mesh,
     grouping: Grouping | None = None,
 ) -> tuple[Experience, dict[str, Any]]:
-    """(Experience, statistics by name) of a rollout and its rewards (NaN: unscorable).
+    """(Experience, statistics by name): adds rewards, advantages and logprobs to a rollout.
 
-    logprobs holds what Learner.logprobs computed; inputs, dead bool[P] and what else an advantage may read (correct,
-    step_rewards, parts, part_weights; see algorithms.advantages). With dead_groups other than 'keep' and 'reweight',
-    tokens of dead groups leave the completion mask, and so every denominator. grouping says which rows are a group,
-    where groups are not all of G adjacent ones; what then has no completion is NaN in rewards and inputs.
+    rewards: NaN marks an unscorable completion. logprobs: what Learner.logprobs computed. inputs: dead bool[P], and
+    what else an advantage may read (correct, step_rewards, parts, part_weights; see algorithms.advantages). grouping:
+    which rows form a group; None: each G adjacent rows. Where groups differ in size, G is the largest, and rewards and
+    inputs are NaN in the places of missing completions.
+
+    If the algorithm drops dead groups, their tokens leave the completion mask, and so every denominator.
     """
     grouping, dead = grouping or Grouping.by_sizes(np.full(*rewards.shape)), inputs['dead']
     host = {**_host_inputs(state.aux, rollout, logprobs, grouping), **inputs}
@@ -65,15 +67,15 @@ def make_experience(
 
 
 def _host_inputs(aux, rollout, logprobs, grouping):
-    """What an advantage may read of the rollout and its logprobs, by name, with leading axes [P, G].
+    """The arrays [P, G, ...] by name that an advantage may read, from the rollout and its logprobs.
 
-    Each is a function, so that only what is read is fetched.
+    Most are functions, which `pieces.Inputs` calls, so that only arrays that are read are fetched from the devices.
     """
 
     def by_row(array):
         return lambda: grouping.spread(processes.fetch(array))
 
-    def kl():
+    def kl():  # f64[P, G, C]
         difference = logprobs['old_logprobs'] - logprobs['ref_logprobs']
         return by_row(jnp.where(rollout.loss_mask, difference, 0.0))().astype(float)
 
@@ -96,10 +98,11 @@ def _host_inputs(aux, rollout, logprobs, grouping):
 
 
 def _statistics(rewards, advantages, dead):
-    rewarded = np.isfinite(rewards).any()
+    """Metrics of a step by name, of rewards f64[B], advantages f32[B, 1 or C] and dead bool[P]."""
+    any_known = np.isfinite(rewards).any()
     return {
-        'reward': np.nanmean(rewards) if rewarded else np.nan,
-        'reward_std': np.nanstd(rewards) if rewarded else np.nan,
+        'reward': np.nanmean(rewards) if any_known else np.nan,
+        'reward_std': np.nanstd(rewards) if any_known else np.nan,
         'dead_groups': np.mean(dead),
         'advantage_abs': np.mean(np.abs(advantages)),
         'advantage_abs_max': np.max(np.abs(advantages)),
@@ -108,22 +111,25 @@ def _statistics(rewards, advantages, dead):
 
 
 def _outcomes(correct):
-    """The shares of groups by what the verifier says of the completions that it can judge; {} without a verifier."""
+    """The shares of groups that are all right, all wrong, and mixed, by correct f64[P, G]; {} without a verifier.
+
+    Completions that the verifier cannot judge, NaN, count in none.
+    """
     if correct is None or not np.isfinite(correct).any():
         return {}
-    known = np.isfinite(correct).any(1)
+    judged = np.isfinite(correct).any(1)
     some_right, some_wrong = (correct == 1).any(1), (correct == 0).any(1)
     return {
-        'groups_all_right': np.mean(known & ~some_wrong),
-        'groups_all_wrong': np.mean(known & ~some_right),
+        'groups_all_right': np.mean(judged & ~some_wrong),
+        'groups_all_wrong': np.mean(judged & ~some_right),
         'groups_mixed': np.mean(some_right & some_wrong),
     }
 
 
 def abstract_history(algorithm: Algorithm, count: int) -> dict[str, Any]:
-    """ShapeDtypeStructs of the averages over `count` examples in TrainState.aux, zeros at the start.
+    """{'history': ShapeDtypeStructs of the moving averages}, for a data set of `count` examples.
 
-    {} for an algorithm that reads none.
+    {} for an algorithm that reads none. The averages begin as zeros.
     """
     shapes = {name: (count,) if name == 'prompt_baselines' else () for name in algorithm.baselines}
     numbers = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
@@ -133,40 +139,40 @@ def abstract_history(algorithm: Algorithm, count: int) -> dict[str, Any]:
 def read_history(
     algorithm: Algorithm, state: TrainState, places: Int[np.ndarray, ' P'], rewards: Float[np.ndarray, 'P G']
 ) -> tuple[TrainState, dict[str, Any]]:
-    """(TrainState with a step's rewards in its averages, the averages before it by the names of what is read).
+    """(TrainState with the step's rewards added to its averages, the averages from before by name).
 
-    places: of the prompts among the examples. run_baseline is 0 before any reward is known; prompt_baselines f64[P, G]
-    are it where a prompt is new.
+    places: which example each prompt is. The names are those that advantages read: run_baseline, a float, 0 before any
+    reward is known; prompt_baselines f64[P, G], in which a new prompt has run_baseline.
     """
     if not algorithm.baselines:
         return state, {}
     averages = jax.tree.map(lambda x: np.array(x, np.float64), state.aux[HISTORY])
-    run, means, decay = averages['run_baseline'], visit_means(rewards), algorithm.baseline_decay
-    read: dict[str, Any] = {'run_baseline': float(run['mean'])}
+    run, means_P, decay = averages['run_baseline'], visit_means(rewards), algorithm.baseline_decay
+    baselines: dict[str, Any] = {'run_baseline': float(run['mean'])}
     if 'prompt_baselines' in averages:
         prompts = averages['prompt_baselines']
-        seen = prompts['weight'][places] > 0
-        baselines = np.where(seen, prompts['mean'][places], read['run_baseline'])
-        read['prompt_baselines'] = np.repeat(baselines[:, None], rewards.shape[1], 1)
-        for place, mean in zip(places, means, strict=True):
+        seen_P = prompts['weight'][places] > 0
+        prompt_P = np.where(seen_P, prompts['mean'][places], baselines['run_baseline'])
+        baselines['prompt_baselines'] = np.repeat(prompt_P[:, None], rewards.shape[1], 1)
+        for place, mean in zip(places, means_P, strict=True):
             add_to_average(prompts, place, mean, decay)
     add_to_average(run, (), visit_means(rewards.reshape(1, -1))[0], decay)
     stored = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), averages)
-    return state.replace(aux=state.aux | {HISTORY: stored}), read
+    return state.replace(aux=state.aux | {HISTORY: stored}), baselines
 
 
 def visit_means(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, ' P']:
-    """The mean of each group's known rewards; NaN where none is known."""
+    """The mean of each group's finite rewards; NaN for a group without one."""
     known = np.isfinite(rewards)
     sums, counts = np.where(known, rewards, 0.0).sum(1), known.sum(1)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
 def add_to_average(averages: dict[str, np.ndarray], place: Any, value: float, decay: float) -> None:
-    """Takes a value into averages['mean'][place], in which it is to weigh 1, and each before it `decay` times as much.
+    """Adds a value to the weighted mean averages['mean'][place], in place.
 
-    averages['weight'] is the sum of these weights. The first value is the mean as it is; with decay 1 it is that of all
-    values. NaN changes nothing.
+    The value has weight 1, and the weights of all earlier values are multiplied by `decay`; averages['weight'] is their
+    sum. So the first value is the mean itself, and with decay 1 all values count alike. NaN changes nothing.
     """
     if np.isfinite(value):
         averages['weight'][place] = decay * averages['weight'][place] + 1

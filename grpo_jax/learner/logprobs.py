@@ -10,8 +10,8 @@ from grpo_jax.models import gather, transformer
 from grpo_jax.models.mesh_ops import ALONE, MeshOps, VocabShards
 from grpo_jax.types import Array, HeadOutput, Rollout
 
-SHARE = 1 / 32  # of a device's memory, which the float32 logits of a chunk may take
-CHUNKS = 128, 4096  # tokens, the fewest and the most that are chosen: fewer fill no tile of a TPU, more save nothing
+SHARE = 1 / 32  # of a device's memory that the float32 logits of a chunk may take
+CHUNKS = 128, 4096  # tokens, the fewest and the most of a chosen chunk: fewer fill no tile of a TPU, more save nothing
 
 
 class Head(NamedTuple):
@@ -21,12 +21,12 @@ class Head(NamedTuple):
     chunk: int  # tokens whose logits exist at once, at most
     entropy_gradient: bool = False  # whether the entropy is differentiable
     mesh_ops: MeshOps = ALONE
-    top_k: int = 0  # likeliest tokens at each place, whose ids and logprobs come too
-    top_below: int = 0  # the ids that these are of: those below it
+    top_k: int = 0  # how many of the likeliest tokens at each place are returned, with ids and logprobs
+    top_below: int = 0  # only ids below this number are among them
 
 
 class TokenLogprobs(NamedTuple):
-    """Logprobs and entropies of the tokens of completions, 0 where masked."""
+    """Logprobs and entropies of completion tokens, 0 where masked."""
 
     logprobs: Float[Array, 'B C']
     entropy: Float[Array, 'B C']
@@ -43,11 +43,12 @@ def completion_logprobs(
     entropy_gradient: bool = False,
     mesh_ops: MeshOps = ALONE,
 ) -> TokenLogprobs:
-    """(logprobs f32[B, C], entropy f32[B, C]) under softmax(logits / temperature), untruncated; 0 where masked.
+    """(logprobs f32[B, C], entropy f32[B, C]) of completion tokens, 0 where masked.
 
-    One forward pass over prompt and completion; the head runs over `chunk` tokens at a time, at tokens of completions
-    only, and is recomputed in the backward pass where these are not all. remat is that of transformer.forward. The
-    entropy is differentiable if entropy_gradient.
+    They are those of softmax(logits / temperature) over the whole vocabulary. One forward pass reads prompt and
+    completion. The head then runs on completion tokens alone, `chunk` of them at a time; where there are several
+    chunks, the backward pass recomputes their logits. remat: see transformer.forward. entropy_gradient: whether the
+    entropy is differentiable.
     """
     head = Head(temperature, chunk, entropy_gradient, mesh_ops)
     output: Any = padded_logprobs(params, rollout, c, head, remat)
@@ -62,7 +63,10 @@ def padded_logprobs(
     remat: str,
     ids: Int[Array, 'B C k'] | None = None,
 ) -> HeadOutput:
-    """HeadOutput of a rollout's completions, of which each is a padded row; the tokens `ids` get logprobs too."""
+    """HeadOutput of a rollout's completion tokens, where each completion is a padded row.
+
+    ids: other tokens in each place whose logprobs are returned too, as top_logprobs. remat: see transformer.forward.
+    """
     queries = rollout.prompt_mask.shape[1]
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     positions = transformer.positions_of(mask)
@@ -82,7 +86,10 @@ def token_logprobs(
     head: Head,
     ids: Int[Array, 'B C k'] | None = None,
 ) -> HeadOutput:
-    """HeadOutput of targets, given the hidden states before them, and of the tokens `ids` in their places."""
+    """HeadOutput of the target tokens; hidden are the hidden states that predict them.
+
+    ids: other tokens in each place whose logprobs are returned too, as top_logprobs.
+    """
 
     def on_device(weights, hidden, mask, *tokens_and_shards):
         *tokens, shards = tokens_and_shards
@@ -94,7 +101,7 @@ def token_logprobs(
 
 
 def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, head: Head):
-    """HeadOutput of a device's tokens, `head.chunk` of them at a time; tokens are targets and perhaps ids."""
+    """HeadOutput on one device, `head.chunk` tokens at a time; tokens are (targets,) or (targets, ids)."""
     shape, count = mask.shape, mask.size
     size = chunk_size(count, head.chunk)
     flat_mask = jnp.reshape(mask, -1)
@@ -123,16 +130,17 @@ def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, h
     one_chunk = jax.checkpoint(one_chunk) if len(order) > 1 else one_chunk
     values = jax.lax.map(one_chunk, (jnp.arange(len(order)), order))
 
-    def back(x):
+    def restore_order(x):
         return x.reshape(-1, *x.shape[2:]).at[rank].get(unique_indices=True).reshape(*shape, *x.shape[2:])
 
-    return jax.tree.map(back, values)
+    return jax.tree.map(restore_order, values)
 
 
 def chunk_size(count: int, most: int) -> int:
-    """Tokens of each chunk of `count`: at most `most`, in whole tiles where there are several, the last chunk fullest.
+    """The size, at most `most`, of the equal chunks into which `count` tokens are cut.
 
-    4352 tokens with most = 1024 are 5 chunks of 896, and 2304 with 512 are 6 of 384.
+    Where there are several chunks, the size is a multiple of a TPU's tile, and of such sizes the one that leaves the
+    least room in the last chunk: 4352 tokens with most = 1024 are 5 chunks of 896, and 2304 with 512 are 6 of 384.
     """
     tile = CHUNKS[0]
     if count <= most or most < 2 * tile:
@@ -143,9 +151,10 @@ def chunk_size(count: int, most: int) -> int:
 
 
 def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size'], Int[Array, ' N']]:
-    """(order, rank): places of N tokens in chunks of `size`, those under the mask first, and each token's rank in it.
+    """(order, rank): orders N tokens so that those under the mask come first, in chunks of `size`.
 
-    Whole chunks of masked tokens come last and can be skipped. The last chunk is filled up with N, which is no place.
+    order[chunk, i] is the token in that place, and rank[token] its place in the flat order. Chunks without a token
+    under the mask come last, so that they can be skipped. The last chunk is filled up with N, which is no token.
     """
     count = mask.size
     rank = jnp.where(mask, jnp.cumsum(mask) - 1, jnp.sum(mask) + jnp.cumsum(~mask) - 1)
@@ -154,7 +163,7 @@ def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size
 
 
 def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
-    """HeadOutput of n places of logits f32[V, n], or of this device's shard of V: each array begins with n."""
+    """HeadOutput [n, ...] of n places, from logits f32[V, n]; V may be this device's shard of the vocabulary."""
     first, count = shards.vocab_range(len(logits))
     inside = True if isinstance(count, int) else (jnp.arange(len(logits)) < count)[:, None]
     highest = shards.max_vocab(jax.lax.stop_gradient(jnp.max(logits, 0, where=inside, initial=-jnp.inf)))
@@ -181,13 +190,13 @@ def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
 
 
 def _likeliest(logprobs, first, shards, head):
-    """(logprobs f32[n, k], ids i32[n, k]) of the head.top_k likeliest tokens below head.top_below.
+    """(logprobs f32[n, k], ids i32[n, k]): the head.top_k likeliest tokens with ids below head.top_below.
 
-    logprobs f32[V, n] are of this device's shard of V, whose first id is `first`.
+    logprobs f32[V, n] cover this device's shard of the vocabulary, whose first id is `first`.
     """
     ids = first + jnp.arange(len(logprobs))
-    known = jnp.where(ids[:, None] < head.top_below, logprobs, -jnp.inf)
-    values, places = jax.lax.top_k(known.T, min(head.top_k, len(logprobs)))
+    allowed_Vn = jnp.where(ids[:, None] < head.top_below, logprobs, -jnp.inf)
+    values, places = jax.lax.top_k(allowed_Vn.T, min(head.top_k, len(logprobs)))
     values, ids = shards.gather_vocab(values), shards.gather_vocab(ids[places])
     values, places = jax.lax.top_k(values, head.top_k)
     return values, jnp.take_along_axis(ids, places, 1)

@@ -1,8 +1,8 @@
 """Sequence packing: a group's prompt once, its completions behind it, and many groups in a row of fixed length.
 
-The host chooses where each completion lies (`pack`); on the device the tokens are gathered into packed rows and their
-logprobs scattered back (`completion_logprobs`), so that losses and metrics never know. How many microbatches a
-step takes is a number and not a shape: the program is compiled once, and its time follows the tokens there are.
+The host chooses where each completion lies (`pack`). On the device, tokens are gathered into packed rows, and their
+logprobs are scattered back to [B, C] (`microbatch_output`), so losses and metrics do not know of packing. The number of
+microbatches is a value and not a shape: the program is compiled once, and its time follows the number of tokens.
 """
 
 import itertools
@@ -25,8 +25,8 @@ from grpo_jax.sharding.mesh import BATCH_AXES
 from grpo_jax.types import Array, Experience, HeadOutput, Pytree, Rollout, pytree
 
 BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 256}  # columns of packed rows that attention takes at once
-ENOUGH = {'cpu': 512, 'gpu': 2048, 'tpu': 2048}  # columns of a row at which longer ones gain little
-LONGER = 1.5  # times as long a row may be, where all rows together are then shorter
+ENOUGH = {'cpu': 512, 'gpu': 2048, 'tpu': 2048}  # columns of a row, above which longer rows gain little speed
+LONGER = 1.5  # how many times the least length a row may have, if all rows together then have fewer columns
 
 
 class PackSizes(NamedTuple):
@@ -34,44 +34,44 @@ class PackSizes(NamedTuple):
 
     rows: int  # of a microbatch, on all devices
     columns: int
-    block: int  # columns that have one prompt, see attention.PackedMask
+    block: int  # columns that share one prompt, see attention.PackedMask
     group_size: int
-    queries: int
-    tokens: int
-    whole_groups: bool  # a group may not be cut
+    queries: int  # columns of the longest prompt, Q
+    tokens: int  # columns of the longest completion, C
+    whole_groups: bool  # whether a group must lie in one row
 
     @property
     def completions(self):
-        """How many completions of any length fit behind a prompt of any length."""
+        """How many completions of full length fit behind a prompt of full length."""
         return (self.columns - self.queries) // self.tokens
 
-    def room(self, size):
-        """Columns that `size` tokens of a group take: whole blocks."""
+    def occupied(self, size):
+        """The columns that `size` tokens of a group occupy: `size`, rounded up to whole blocks."""
         return size + -size % self.block
 
     def microbatches(self, groups):
-        """How many microbatches that many groups take at most."""
+        """The largest number of microbatches that `groups` groups can need."""
         return -(-groups * -(-self.group_size // self.completions) // self.rows)
 
 
 @pytree
 class PackedCells(Pytree):
-    """Where the tokens of a step lie, by minibatch and microbatch."""
+    """Which token lies in which cell of the packed rows, by minibatch and microbatch."""
 
-    cells: Int[Array, 'minibatches M rows columns']  # b * T + t of the token in its minibatch, -1: none
-    count: Int[Array, ' minibatches']  # microbatches that hold any
+    cells: Int[Array, 'minibatches M rows columns']  # b * T + t of the token in its minibatch; -1: an empty cell
+    count: Int[Array, ' minibatches']  # microbatches that hold tokens
 
 
 def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any) -> PackSizes | None:
-    """The PackSizes of a step of these sizes, None where rows are padded; BadInput where they cannot work."""
+    """The PackSizes of a step with these Shapes, None where rows are padded; raises BadInput for a row too short."""
     if not learning.packs:
         return None
-    columns, along = learning.pack_columns, mesh.shape['context']
+    columns, context_size = learning.pack_columns, mesh.shape['context']
     platform, whole_groups = mesh.devices.flat[0].platform, 'group_ids' in algorithm.reads
     if columns < 0:
         columns = choose_columns(shapes, device_share(mesh, shapes, learning), whole_groups, platform)
-        columns += -columns % (BLOCK[platform] * along)
-    block = math.gcd(columns // along, BLOCK[platform])
+        columns += -columns % (BLOCK[platform] * context_size)
+    block = math.gcd(columns // context_size, BLOCK[platform])
     rows = learning.pack_rows * devices_along(mesh, BATCH_AXES)
     sizes = PackSizes(rows, columns, block, shapes.group_size, shapes.queries, shapes.tokens, whole_groups)
     least = sizes.queries + sizes.tokens * (sizes.group_size if whole_groups else 1)
@@ -84,58 +84,66 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
         )
     if learning.pack_rows < 1:
         raise BadInput('learner.pack_rows', learning.pack_rows, 'must be at least 1')
-    if columns % (8 * along):
+    multiple = 8 * context_size
+    if columns % multiple:
         raise BadInput(
             'learner.pack_columns',
             columns,
-            f'must be a multiple of 8 x mesh.context = {8 * along}; the next one is {columns + -columns % (8 * along)}',
+            f'must be a multiple of 8 x mesh.context = {multiple}; the next one is {columns + -columns % multiple}',
         )
     return sizes
 
 
 def device_share(mesh: Mesh, shapes: Shapes, learning: Learning) -> int:
-    """Completions of a minibatch that a device has, the most."""
+    """The most completions that one device has of a minibatch."""
     return -(-shapes.prompts * shapes.group_size // (learning.minibatches * devices_along(mesh, BATCH_AXES)))
 
 
 def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str) -> int:
-    """Columns of packed rows for learner.pack_columns = -1.
+    """The length of packed rows for learner.pack_columns = -1, before it is rounded for the mesh.
 
-    They are ENOUGH, and those of full completions with their prompts, or hold a device's share of a minibatch's
-    completions, if that is less. Of such lengths, up to LONGER times the least, it is that of which all rows have the
-    fewest columns: a group that is cut repeats its prompt, and a last part that is small leaves columns empty.
+    A row has room for a whole number of full completions behind their prompts. The least such length has at least
+    ENOUGH columns, or holds all `share` completions that a device has of a minibatch. Of the lengths from there to
+    LONGER times as much, the one is chosen for which a device's rows together have the fewest columns: a group that is
+    split over rows repeats its prompt, and a small remainder of a group leaves columns empty.
     """
     group, block = shapes.group_size, BLOCK[platform]
 
-    def room(count):
-        """Columns of so many completions of full length behind their prompts, each group in whole blocks."""
+    def columns_of(count):
+        """The columns of `count` full completions behind their full prompts, each group in whole blocks."""
         sizes = [group] * (count // group) + [count % group] * (count % group > 0)
         columns = [shapes.queries + size * shapes.tokens for size in sizes]
         return sum(n + -n % block for n in columns)
 
     step = group if whole_groups else 1
     counts = range(step, max(share, step) + 1, step)
-    least = next((n for n in counts if room(n) >= ENOUGH[platform]), counts[-1])
-    fitting = itertools.takewhile(lambda n: room(n) <= LONGER * room(least), range(least, counts[-1] + 1, step))
+    least = next((n for n in counts if columns_of(n) >= ENOUGH[platform]), counts[-1])
+    fitting = itertools.takewhile(
+        lambda n: columns_of(n) <= LONGER * columns_of(least), range(least, counts[-1] + 1, step)
+    )
 
     def all_columns(count):
-        """Columns of all rows of a device's share, that many completions to a row."""
+        """The columns of a device's rows together, if a row holds `count` completions."""
         rows = -(-share // group) * -(-group // count) if count < group else -(-share // count)
-        return rows * room(count)
+        return rows * columns_of(count)
 
-    return room(min(fitting, key=all_columns))
+    return columns_of(min(fitting, key=all_columns))
 
 
 def cut_padded(sizes: PackSizes, share: int) -> int:
-    """The fewest equal parts of a device's padded rows that have no more tokens than a packed row, or one row each."""
+    """How many microbatches a device's `share` of padded rows is cut into: the fewest whose tokens fit a packed row.
+
+    A microbatch has at least one row, even if that row is longer than a packed one.
+    """
     width = sizes.queries + sizes.tokens
     return next(n for n in range(1, share + 1) if share % n == 0 and share // n * width <= max(sizes.columns, width))
 
 
 def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> PackedCells:
-    """PackedCells, as numpy arrays, of masks bool[B, Q] and bool[B, C]; completions without tokens are left out.
+    """Packs the rows with these masks, bool[B, Q] and bool[B, C]; returns PackedCells of numpy arrays.
 
-    Groups are dealt to minibatches as descent.interleave does. Within one, a packed row may lie on any device.
+    Completions without tokens are left out. Groups are dealt to minibatches as descent.interleave deals them; within a
+    minibatch, a packed row may lie on any device.
     """
     group, width = sizes.group_size, sizes.queries + sizes.tokens
     prompts = prompt_mask[::group].sum(1).reshape(-1, minibatches)
@@ -143,8 +151,8 @@ def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> Pa
     most = sizes.microbatches(len(prompts))
     cells = np.full((minibatches, most * sizes.rows, sizes.columns), -1, np.int32)
     count = np.zeros(minibatches, np.int32)
-    for part in range(minibatches):
-        rows = _packed_rows(prompts[:, part], lengths[:, part], sizes)
+    for minibatch in range(minibatches):
+        rows = _packed_rows(prompts[:, minibatch], lengths[:, minibatch], sizes)
         for row, portions in enumerate(rows):
             column = 0
             for prompt, members in portions:
@@ -152,58 +160,60 @@ def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> Pa
                 text = [np.arange(first + sizes.queries - prompt, first + sizes.queries)]
                 text += [index * width + sizes.queries + np.arange(length) for index, length in members]
                 text = np.concatenate(text)
-                cells[part, row, column : column + len(text)] = text
-                column += sizes.room(len(text))
-        count[part] = -(-len(rows) // sizes.rows)
+                cells[minibatch, row, column : column + len(text)] = text
+                column += sizes.occupied(len(text))
+        count[minibatch] = -(-len(rows) // sizes.rows)
     return PackedCells(cells.reshape(minibatches, most, sizes.rows, sizes.columns), count)
 
 
 def _packed_rows(prompts, lengths, sizes):
-    """Lists, one a packed row, of (prompt length, [(row, completion length)]).
+    """The packed rows of a minibatch: each a list of (prompt length, [(row of the minibatch, completion length)]).
 
-    The longest group first, into the fullest packed row that has room for it. Where none has, a part of it fills the
-    emptiest one, unless groups must be whole or the prompt, which is computed again, outweighs that part.
+    The longest group is placed first, into the fullest packed row that has room for it. If no row has, some of its
+    completions fill the emptiest row, and the others are placed like a group with the same prompt. A new row begins
+    where groups must stay whole, or where these completions are no longer than the prompt, which is computed again.
     """
-    room, rows = np.zeros(0, int), []
+    free, rows = np.zeros(0, int), []  # free columns of each row
     groups = [
         [(int(length), i * sizes.group_size + j) for j, length in enumerate(group_lengths) if length]
         for i, group_lengths in enumerate(lengths)
     ]
     for i in sorted(range(len(groups)), key=lambda i: -lengths[i].sum()):
-        prompt, left = int(prompts[i]), sorted(groups[i], reverse=True)
-        while left:
-            fits = np.flatnonzero(room >= sizes.room(prompt + _tokens(left)))
+        prompt, unplaced = int(prompts[i]), sorted(groups[i], reverse=True)
+        while unplaced:
+            fits = np.flatnonzero(free >= sizes.occupied(prompt + _tokens(unplaced)))
             if len(fits):
-                row, taken = fits[np.argmin(room[fits])], left
+                row, placed = fits[np.argmin(free[fits])], unplaced
             else:
-                row = int(np.argmax(room)) if rows and not sizes.whole_groups else -1
-                taken = _that_fit(left, room[row] - prompt) if row >= 0 else []
-                if _tokens(taken) <= prompt:
+                row = int(np.argmax(free)) if rows and not sizes.whole_groups else -1
+                placed = _fitting(unplaced, free[row] - prompt) if row >= 0 else []
+                if _tokens(placed) <= prompt:
                     rows.append([])
-                    room = np.append(room, sizes.columns)
-                    row, taken = len(rows) - 1, _that_fit(left, sizes.columns - prompt)
-            rows[row].append((prompt, [(index, length) for length, index in taken]))
-            room[row] -= sizes.room(prompt + _tokens(taken))
-            left = [completion for completion in left if completion not in taken]
+                    free = np.append(free, sizes.columns)
+                    row, placed = len(rows) - 1, _fitting(unplaced, sizes.columns - prompt)
+            rows[row].append((prompt, [(index, length) for length, index in placed]))
+            free[row] -= sizes.occupied(prompt + _tokens(placed))
+            unplaced = [completion for completion in unplaced if completion not in placed]
     return rows
 
 
 def _tokens(completions):
+    """How many tokens a list of (length, row) completions has."""
     return sum(length for length, _ in completions)
 
 
-def _that_fit(completions, room):
-    """Those of the (length, row) completions, taken in order, that fit into that many columns."""
-    taken = []
+def _fitting(completions, free):
+    """The (length, row) completions that fit into `free` columns, chosen greedily in their order."""
+    fitting = []
     for completion in completions:
-        if completion[0] <= room:
-            taken.append(completion)
-            room -= completion[0]
-    return taken
+        if completion[0] <= free:
+            fitting.append(completion)
+            free -= completion[0]
+    return fitting
 
 
 class ForwardSpec(NamedTuple):
-    """How logprobs of completions are computed: static values, which programs close over."""
+    """How a forward pass computes logprobs: static values, which programs close over."""
 
     model_config: transformer.ModelConfig
     head: Head
@@ -218,10 +228,10 @@ def microbatch_output(
     remat: str,
     ids: Int[Array, 'B C k'] | None = None,
 ) -> HeadOutput:
-    """HeadOutput of a rollout's completion tokens at cells of PackedCells, 0 at all others.
+    """HeadOutput of the completion tokens in one microbatch, 0 for the rollout's other tokens.
 
-    Where cells is None, that of all completion tokens, by padded rows. remat is that of transformer.forward; of the
-    tokens `ids`, logprobs come too.
+    cells: what PackedCells has for the microbatch; None: rows are padded, and all completion tokens are in it. remat:
+    see transformer.forward. ids: other tokens in each place whose logprobs are returned too, as top_logprobs.
     """
     if cells is None:
         return padded_logprobs(params, rollout, spec.model_config, spec.head, remat, ids)
@@ -238,52 +248,54 @@ def microbatch_output(
     cell_ids = None if ids is None else jnp.take(ids.reshape(nowhere, -1), places, 0, mode='fill', fill_value=0)
     output = token_logprobs(params, before, text.tokens, text.part > 0, model_config, head, cell_ids)
 
-    def back(values):
+    def unpack(values):  # [rows, columns, ...] -> [B, C, ...]
         empty = jnp.zeros((nowhere, *values.shape[2:]), values.dtype)
         return empty.at[places].set(values, mode='drop', unique_indices=True).reshape(-1, columns, *values.shape[2:])
 
-    return jax.tree.map(back, output)
+    return jax.tree.map(unpack, output)
 
 
 def rollout_output(params, rollout: Rollout, packed: PackedCells | None, spec: ForwardSpec) -> HeadOutput:
-    """HeadOutput of all completion tokens, without a gradient; packed is None where rows are padded."""
+    """HeadOutput of a step's completion tokens, not to be differentiated; packed is None where rows are padded."""
     if packed is None:
         return microbatch_output(params, rollout, None, spec, 'none')
     assert spec.sizes is not None, 'cells are those of packed rows'
     group_size = spec.sizes.group_size
-    parts = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), group_size), rollout)
+    minibatches = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), group_size), rollout)
 
-    def minibatch_output(part):
-        rollout, packed = part
+    def minibatch_output(minibatch):
+        rollout, packed = minibatch
 
         def output_of(index):
             return microbatch_output(params, rollout, packed.cells[index], spec, 'none')
 
         return descent.sum_over(output_of, packed.count, descent.zeros_like(output_of))
 
-    outputs = jax.lax.map(minibatch_output, (parts, packed))
-    return jax.tree.map(lambda x: descent.deal_back(x, group_size), outputs)
+    outputs = jax.lax.map(minibatch_output, (minibatches, packed))
+    return jax.tree.map(lambda x: descent.undo_interleave(x, group_size), outputs)
 
 
-def cut(
+def cut_minibatch(
     minibatch: Experience, prepared: Any, packed: PackedCells | None, microbatches: int, together: int
 ) -> descent.Microbatches:
-    """Microbatches of a minibatch, each (its Experience, what is prepared of it, its cells).
+    """Cuts a minibatch into Microbatches, each of them (Experience, prepared, cells).
 
-    By packed, the minibatch's part of PackedCells, each has the whole Experience with the tokens at its cells alone in
-    the completion mask. Where packed is None, rows are padded: each has an equal part of the rows, and no cells.
+    prepared: what algorithms.prepare returns for the minibatch. packed: what PackedCells has for the minibatch; then
+    each microbatch has the whole Experience, but only the tokens in its cells are in the completion mask. None: rows
+    are padded, each of `microbatches` microbatches has as many of them, `together` adjacent rows stay in one, and
+    cells is None.
     """
     if packed is None:
         return descent.cut_rows((minibatch, prepared, None), microbatches, together)
 
-    def part(index):
+    def get(index):
         rollout, cells = minibatch.rollout, packed.cells[index]
         mask, places = rollout.completion_mask, _completion_places(rollout, cells)
         present = jnp.zeros(mask.size, bool).at[places].set(True, mode='drop', unique_indices=True)
         rollout = rollout.replace(completion_mask=mask & present.reshape(mask.shape))
         return minibatch.replace(rollout=rollout), prepared, cells
 
-    return descent.Microbatches(packed.count, part, lambda arrays, index: arrays)
+    return descent.Microbatches(packed.count, get, lambda arrays, index: arrays)
 
 
 def _completion_places(rollout, cells):
@@ -299,26 +311,26 @@ class Text(NamedTuple):
 
     tokens: jax.Array
     positions: jax.Array
-    part: jax.Array  # as in attention.PackedMask
+    part: jax.Array  # as in attention.PackedMask: 0 a prompt, above 0 a completion, -1 an empty cell
     start: jax.Array  # column where the prompt of the token's group begins
-    length: jax.Array  # of that prompt
-    source: jax.Array  # column whose hidden state predicts the token, for those of completions
+    length: jax.Array  # tokens of that prompt
+    source: jax.Array  # column whose hidden state predicts the token; for completion tokens alone
 
 
 def _text(rollout, cells):
-    """Text of a rollout's tokens at cells i32[rows, columns]."""
+    """The Text of a microbatch: a rollout's tokens, gathered into cells i32[rows, columns]."""
     queries = rollout.prompt_mask.shape[1]
     row, column = jnp.divmod(cells, rollout.tokens.shape[1])
-    there, in_prompt = cells >= 0, (cells >= 0) & (column < queries)
+    filled, in_prompt = cells >= 0, (cells >= 0) & (column < queries)
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
-    positions = jnp.where(there, transformer.positions_of(mask).reshape(-1)[cells], 0)
+    positions = jnp.where(filled, transformer.positions_of(mask).reshape(-1)[cells], 0)
     places = jnp.arange(cells.shape[1])
     start = jax.lax.cummax(jnp.where(in_prompt & (positions == 0), places, 0), axis=1)
-    length = jnp.where(there, rollout.prompt_mask.sum(-1)[row], 0)
+    length = jnp.where(filled, rollout.prompt_mask.sum(-1)[row], 0)
     return Text(
-        tokens=jnp.where(there, rollout.tokens.reshape(-1)[cells], 0),
+        tokens=jnp.where(filled, rollout.tokens.reshape(-1)[cells], 0),
         positions=positions,
-        part=jnp.where(there, jnp.where(in_prompt, 0, row + 1), -1),
+        part=jnp.where(filled, jnp.where(in_prompt, 0, row + 1), -1),
         start=start,
         length=length,
         source=jnp.where(column == queries, start + length - 1, jnp.maximum(places - 1, 0)),

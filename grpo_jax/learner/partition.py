@@ -1,8 +1,9 @@
-"""The collectives of the learner's forward pass on a mesh, written down here and not left to the partitioner.
+"""The collectives of the learner's forward pass on a mesh, written out here and not left to the partitioner.
 
-Rows are cut over data and fsdp, columns over context, heads, mlp and vocabulary over tensor. Each layer's weights are
-gathered along fsdp when the layer runs, and their gradients scattered; keys and values are gathered along context.
-Embedding and head are larger than the vectors of their tokens, so their tokens travel along fsdp.
+Rows are cut over data and fsdp; columns over context; heads, mlp and vocabulary over tensor. A layer's weights are
+gathered along fsdp when the layer runs, and their gradients are scattered. Keys and values are gathered along context.
+The matrices of embedding and head are larger than the activations of all tokens, so there the tokens are gathered along
+fsdp, and not the matrix.
 """
 
 import functools
@@ -23,7 +24,10 @@ TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
 def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: Learning) -> MeshOps:
-    """The MeshOps of a model on the mesh, with the adapters and the attention that learning names."""
+    """The MeshOps of a model on the mesh, with the adapters and the attention that learning names.
+
+    Raises BadInput for learner.attention='splash' on devices without such a kernel.
+    """
     by = _attend_by(learning.attention, mesh)
     if mesh.size == 1:
         return ALONE._replace(attend=functools.partial(_attend_alone, by=by))
@@ -76,7 +80,7 @@ def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: L
 
 
 def _gather_scatter(over_mesh, fsdp, *axes):
-    """linear.GatherScatter of a matrix with such axes of the mesh, one of which is fsdp."""
+    """The linear.GatherScatter of a matrix that is cut along fsdp; axes: the mesh axis of each dimension, or None."""
     part, whole = PartitionSpec(*axes), PartitionSpec(*(axis if axis == 'tensor' else None for axis in axes))
     dimension = axes.index('fsdp')
 
@@ -85,8 +89,8 @@ def _gather_scatter(over_mesh, fsdp, *axes):
         kept = {w_axes[i]: axis for i, axis in enumerate(axes) if axis != 'fsdp'}
 
         def scatter_own(x, dy):
-            own = fsdp.scatter(linear.weight_gradient(spec, x, dy), dimension)
-            return jax.lax.psum(own, ('data', 'context'))
+            shard = fsdp.scatter(linear.weight_gradient(spec, x, dy), dimension)
+            return jax.lax.psum(shard, ('data', 'context'))
 
         in_specs = tuple(PartitionSpec(*TOKENS, *map(kept.get, factor[2:])) for factor in (x_axes, y_axes))
         return over_mesh(scatter_own, in_specs, part)(x, dy)
@@ -96,7 +100,7 @@ def _gather_scatter(over_mesh, fsdp, *axes):
 
 
 def _gather_tokens(fsdp):
-    """VocabShards.gather_tokens, whose gradient is scattered along fsdp."""
+    """Makes VocabShards.gather_tokens: it gathers along fsdp, and its gradient is scattered along fsdp."""
 
     @jax.custom_vjp
     def gather(x):
@@ -107,9 +111,10 @@ def _gather_tokens(fsdp):
 
 
 def _gather(over_mesh, fsdp, w, stacked, cut):
-    """A layer's weight as it lies where it is multiplied; its gradient lies as the weight did.
+    """Gathers a layer's weight along fsdp, as it is multiplied; the weight's gradient is scattered again.
 
-    The two are shardings of the stacked layers. By its own transpose, a constraint would gather the gradient too.
+    stacked and cut: the shardings of all layers' weights, gathered and cut. The gradient is written by hand, because
+    the transpose of a sharding constraint would gather the gradient as well.
     """
     whole, part = (specs.unstacked(x) for x in (stacked, cut))
 
@@ -127,7 +132,7 @@ def _gather(over_mesh, fsdp, w, stacked, cut):
 
 
 def _attend_by(choice, mesh):
-    """attention.Rule.by of such devices, as learner.attention says, which is auto, splash or xla."""
+    """The attention.Rule.by for the mesh's devices, by learner.attention: auto, splash or xla."""
     device = mesh.devices.flat[0]
     platform = device.platform
     if choice == 'splash' and platform not in ('tpu', 'cpu'):
@@ -146,15 +151,16 @@ def _attend_alone(q, k, v, visible, rule, by):
 
 
 def _attend_own_columns(q, k, v, visible, window, rule):
-    """Attention of a device's columns of queries over all columns of keys; the rule comes without its window."""
+    """Lets a device's queries attend to the keys of all devices; window is an array, so it is not part of the rule."""
     rule = rule._replace(window=window)
     return attention.attend(q, k, v, visible, rule, jax.lax.axis_index('context') * q.shape[1])
 
 
 def _embed_own_tokens(table, tokens, dtype):
-    """Embeddings of a device's tokens, given its part of the table.
+    """Embeddings of a device's tokens, though each device has only a part of the table.
 
-    The tokens travel, not the table: every device looks up the tokens of all in its part of vocabulary and width.
+    The tokens travel, and the table does not: each device looks up all tokens in its part of vocabulary and width, and
+    sends the results back.
     """
     all_tokens = jax.lax.all_gather(tokens, 'fsdp', axis=0, tiled=True)
     places = all_tokens - jax.lax.axis_index('tensor') * table.shape[0]
@@ -165,18 +171,20 @@ def _embed_own_tokens(table, tokens, dtype):
 
 
 def _by_vocabulary(w, spec):
-    """A device's part of a matrix cut over tensor and fsdp, with its vocabulary cut over both, and its width whole."""
+    """Exchanges a matrix, so that each device has whole rows of it for a part of the vocabulary.
+
+    Before, the vocabulary is cut over tensor and the width over fsdp; afterwards the vocabulary is cut over both.
+    """
     vocabulary, width = spec.index('tensor'), spec.index('fsdp')
-    parts = jax.lax.axis_size('fsdp')
     padding = [(0, 0), (0, 0)]
-    padding[vocabulary] = (0, -w.shape[vocabulary] % parts)
+    padding[vocabulary] = (0, -w.shape[vocabulary] % jax.lax.axis_size('fsdp'))
     return jax.lax.all_to_all(jnp.pad(w, padding), 'fsdp', split_axis=vocabulary, concat_axis=width, tiled=True)
 
 
 def _vocab_shards(model_config, mesh, fsdp):
-    """VocabShards of a vocabulary cut over tensor, then fsdp; tokens are gathered along fsdp."""
+    """The VocabShards of a vocabulary that is cut over tensor, then over fsdp; tokens are gathered along fsdp."""
     axes = 'tensor', 'fsdp'
-    tensor_size = model_config.vocab_size // mesh.shape['tensor']  # ids of the devices with one place on tensor
+    tensor_size = model_config.vocab_size // mesh.shape['tensor']  # ids in one part of the cut over tensor
 
     def own_tokens(x):
         size = x.shape[0] // mesh.shape['fsdp']

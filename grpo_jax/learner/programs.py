@@ -1,7 +1,7 @@
 """The learner's programs: where jit and shardings are applied to its mathematics.
 
-A program is compiled once, for fixed shapes, before the first step; a compiled program refuses any other shape by name,
-so nothing recompiles silently.
+A program is compiled once, for fixed shapes, before the first step. It then refuses arrays of any other shape, in an
+error that names the program, so nothing recompiles silently.
 """
 
 from collections.abc import Callable, Set
@@ -31,14 +31,14 @@ UNKNOWN_MEMORY = 2**34  # bytes, of a device that is not in the table of chips, 
 
 
 class Initial(NamedTuple):
-    """Makes the first TrainState; what adapters leave frozen goes into it as it is, without a copy."""
+    """Builds the first TrainState; parameters that adapters leave frozen go into it without a copy."""
 
     program: Any  # jitted, (trained parameters) -> TrainState of these alone
 
     def __call__(self, params: Any) -> TrainState:
-        """The TrainState, on the mesh, of the policy's params; of lora.split's trained ones alone where given these.
+        """The first TrainState, on the mesh. Takes all parameters of a policy, or only the trained ones of lora.split.
 
-        The first update takes the memory of what is frozen, which is then to be had from the new state alone.
+        The first update donates the state with its frozen parameters; from then on use those of the new state.
         """
         trained, frozen = lora.split(params)
         state = self.program(trained)
@@ -55,17 +55,17 @@ class Learner(NamedTuple):
     values: Executable | None  # (the critic's params, Rollout) -> f32[B, C]; None without a critic
     update: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
     state: TrainState  # abstract, with shardings, to restore onto
-    needed: frozenset[str]  # fields of Experience that the scorer computes before an update
+    scorer_fields: frozenset[str]  # fields of Experience that the scorer computes before an update
 
     def logprobs(self, state: TrainState, rollout: Rollout, packed: packing.PackedCells | None) -> dict[str, jax.Array]:
-        """The fields of Experience, by name, that must be known before an update: logprobs, and a critic's values."""
+        """The fields of Experience, by name, that the learner computes before an update: logprobs and values."""
         fields = {}
-        if self.needed - {'ref_logprobs'}:
+        if self.scorer_fields - {'ref_logprobs'}:
             output = self.scorer(state.params, rollout, packed)
             by_policy = {'old_logprobs': output.logprobs, 'forward_logprobs': output.logprobs}
             by_policy['old_entropy'] = output.entropy
-            fields = {name: x for name, x in by_policy.items() if name in self.needed}
-        if 'ref_logprobs' in self.needed:
+            fields = {name: x for name, x in by_policy.items() if name in self.scorer_fields}
+        if 'ref_logprobs' in self.scorer_fields:
             fields['ref_logprobs'] = self.scorer(fetch_reference(state), rollout, packed).logprobs
         if self.values is not None:
             fields['values'] = self.values(state.aux['critic']['params'], rollout)
@@ -74,7 +74,7 @@ class Learner(NamedTuple):
     @property
     def programs(self) -> dict[str, Executable]:
         """The compiled programs by name that every step runs."""
-        programs = {'logprobs': self.scorer} if self.needed else {}
+        programs = {'logprobs': self.scorer} if self.scorer_fields else {}
         if self.values is not None:
             programs['values'] = self.values
         return programs | {'update': self.update}
@@ -83,7 +83,7 @@ class Learner(NamedTuple):
 class RewardLearner(NamedTuple):
     """The learner of a reward model."""
 
-    initial: Callable  # (params of a policy, or of a reward model that is to learn on) -> TrainState on the mesh
+    initial: Callable  # (params of a policy, or of a reward model that is trained further) -> TrainState on the mesh
     values: Executable  # (TrainState, Rollout) -> f32[B, C]
     update: Executable  # (TrainState, LabelledBatch) -> (TrainState, metrics); the old state is donated
     state: TrainState  # abstract, with shardings, to restore onto
@@ -99,11 +99,11 @@ def make_learner(
     kept: Any = None,
     extra: ExtraMetrics = NOTHING,
 ) -> Learner:
-    """The Learner of an algorithm.
+    """The Learner of an algorithm: its abstract TrainState and its programs, which are not compiled yet.
 
-    kept: a tree of ShapeDtypeStructs that joins the state's aux, as zeros: what others keep between steps. extra: what
-    is measured besides. BadInput when minibatches, microbatches and mesh do not divide the batch, or packed rows are
-    too short.
+    shapes: of a step. kept: what other parts of a run keep in TrainState.aux, as a dict of ShapeDtypeStructs by key;
+    it begins as zeros. extra: metrics that are computed beside those of the loss. Raises BadInput if minibatches,
+    microbatches and mesh do not divide the batch, or if packed rows are too short.
     """
     check_sizes(algorithm, mesh, shapes, learning)
     sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
@@ -144,13 +144,13 @@ def make_learner(
     def values(params, rollout):
         return critic.values(params, rollout, model_config, remat='none', dtype=learning.dtype, mesh_ops=spec.mesh_ops)
 
-    scored = state.params, experience.rollout, packed
+    scorer_inputs = state.params, experience.rollout, packed
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
     return Learner(
         initial=Initial(jax.jit(initial, out_shardings=without_frozen(state_shardings))),
         sizes=sizes,
         pack=pack,
-        scorer=make_scorer("the learner's logprobs", scored, mesh, spec.forward, learning.dtype, needed),
+        scorer=make_scorer("the learner's logprobs", scorer_inputs, mesh, spec.forward, learning.dtype, needed),
         values=compiled.make_executable(
             "the critic's values",
             values,
@@ -169,17 +169,17 @@ def make_learner(
             donate=0,
         ),
         state=state,
-        needed=frozenset(learning.scored_fields(needed)),
+        scorer_fields=frozenset(learning.scored_fields(needed)),
     )
 
 
 def make_scorer(
-    name: str, scored: tuple, mesh: Mesh, spec: packing.ForwardSpec, dtype: Any, needed: Set[str]
+    name: str, inputs: tuple, mesh: Mesh, spec: packing.ForwardSpec, dtype: Any, needed: Set[str]
 ) -> Executable:
     """The Executable (params, Rollout, packed) -> HeadOutput of all completion tokens, without a gradient.
 
-    name is for people. scored: its abstract arguments; packed is None where rows are padded. dtype: of computation.
-    needed: fields of Experience; without old_entropy the entropy is left out.
+    name: what messages call it. inputs: the three arguments as abstract arrays; packed is None where rows are padded.
+    dtype: of the computation. needed: fields of Experience; without old_entropy no entropy is returned.
     """
     head = spec.head._replace(entropy_gradient=False)
 
@@ -187,7 +187,7 @@ def make_scorer(
         output = packing.rollout_output(in_dtype(params, dtype), rollout, packed, spec._replace(head=head))
         return output if 'old_entropy' in needed else output._replace(entropy=None)
 
-    return compiled.make_executable(name, score, scored, mesh, specs.over_rows(mesh))
+    return compiled.make_executable(name, score, inputs, mesh, specs.over_rows(mesh))
 
 
 def make_teacher(
@@ -198,10 +198,10 @@ def make_teacher(
     learning: Learning,
     vocab_size: int,
 ) -> Executable:
-    """The scorer of a teacher: HeadOutput with the likeliest tokens, where the algorithm asks for them.
+    """The scorer of a teacher: an Executable like make_scorer's, which also returns the teacher's likeliest tokens.
 
-    learning is the policy's, with the teacher's dtype; vocab_size is the policy's, the teacher's tokens beyond it are
-    none. Rows are packed as the policy's are.
+    model_config: the teacher's. learning: the policy's, with the teacher's dtype; rows are packed as the policy's are.
+    vocab_size: the policy's; ids beyond it are never among the likeliest tokens, of which there are teacher_top_k.
     """
     sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
     head = logprobs.Head(
@@ -213,9 +213,9 @@ def make_teacher(
     )
     params = abstract_params(transformer.param_table(model_config), mesh)
     rollout = batches.abstract_rollout(shapes, specs.over_rows(mesh))
-    scored = params, rollout, _abstract_packed(sizes, learning.minibatches, mesh, shapes)
+    inputs = params, rollout, _abstract_packed(sizes, learning.minibatches, mesh, shapes)
     spec = packing.ForwardSpec(model_config, head, sizes)
-    return make_scorer("the teacher's logprobs", scored, mesh, spec, learning.dtype, frozenset())
+    return make_scorer("the teacher's logprobs", inputs, mesh, spec, learning.dtype, frozenset())
 
 
 def make_reward_learner(
@@ -226,9 +226,9 @@ def make_reward_learner(
     shapes: Shapes,
     learning: Learning,
 ) -> RewardLearner:
-    """The RewardLearner of a loss of learner.reward_model.
+    """The RewardLearner that minimizes `loss`, a function of learner.reward_model.
 
-    BadInput when microbatches and mesh do not divide the batch.
+    shapes: of a batch. Raises BadInput if microbatches and mesh do not divide the batch.
     """
     table = heads.param_table(model_config)
     if shapes.prompts % learning.microbatches:
@@ -244,7 +244,7 @@ def make_reward_learner(
     spec = reward_model.RewardSpec(model_config, loss, optimizer, learning, shapes.group_size, mesh_ops)
 
     def new_state(params):
-        params = params if 'value_head' in params else critic.new(params)
+        params = params if 'value_head' in params else critic.new_params(params)
         return TrainState(jnp.int32(0), params, optimizer.init(params), None, {'bad_steps': jnp.int32(0)})
 
     def values(state, rollout):
@@ -259,7 +259,7 @@ def make_reward_learner(
     state_shardings = jax.tree.map(lambda _: specs.replicated(mesh), shape).replace(
         params=param_shardings, opt_state=moment_shardings(optimizer, shape.opt_state, param_shardings, mesh, in_host)
     )
-    state = _laid_out(shape, state_shardings)
+    state = _with_shardings(shape, state_shardings)
     rows = specs.over_rows(mesh)
     rollout = batches.abstract_rollout(shapes, rows)
     batch = LabelledBatch(rollout, rollout.logprobs, rollout.completion_mask)
@@ -274,7 +274,7 @@ def make_reward_learner(
 
 
 def new_state(params: Any, spec: UpdateSpec, kept: Any) -> TrainState:
-    """The TrainState at the start of a run from the policy's trained params; kept, as zeros, joins its aux."""
+    """The TrainState at the start of a run, on the policy's trained params; `kept` joins its aux, as zeros."""
     reference = jax.tree.map(jnp.copy, params) if spec.keeps_reference else None
     aux = new_aux(spec.algorithm, params, spec.critic_optimizer)
     aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept or {})
@@ -282,13 +282,13 @@ def new_state(params: Any, spec: UpdateSpec, kept: Any) -> TrainState:
 
 
 def fetch_reference(state: TrainState) -> Any:
-    """The reference's parameters on the devices, outside of a program, from the hosts' memory where it waits there."""
+    """All parameters of the reference policy, on the devices; moves them there from the hosts' memory if need be."""
     trained, frozen = lora.split(state.params)
     return lora.join(jax.device_put(state.ref_params, jax.tree.map(lambda x: x.sharding, trained)), frozen)
 
 
 def without_frozen(state: TrainState) -> TrainState:
-    """The state without what is frozen of its parameters: what a checkpoint holds."""
+    """The state without its frozen parameters, which is what a checkpoint holds."""
     return state.replace(params=lora.split(state.params)[0])
 
 
@@ -299,13 +299,14 @@ def check_sizes(
     learning: Learning,
     prompts: str = 'data.prompts_per_step',
 ) -> None:
-    """BadInput when the batch cannot be cut or packed as learning says; prompts: the key that says how many there are.
+    """Raises BadInput if a batch cannot be cut or packed as learning says; compiles nothing.
 
-    Nothing is compiled.
+    shapes: of the batch. prompts: the config key that sets the number of prompts, for the message.
     """
     padded = not learning.packs or algorithm.needs_values  # a critic's rows are padded
-    cut, rows = learning.minibatches * (learning.microbatches if padded else 1), shapes.prompts * shapes.group_size
-    if shapes.prompts % learning.minibatches or rows % cut:
+    microbatches = learning.minibatches * (learning.microbatches if padded else 1)  # of the whole batch
+    rows = shapes.prompts * shapes.group_size
+    if shapes.prompts % learning.minibatches or rows % microbatches:
         raise BadInput(
             'learner.minibatches x microbatches',
             (learning.minibatches, learning.microbatches),
@@ -314,9 +315,9 @@ def check_sizes(
         )
     batches.check_divides(mesh, prompts, shapes.prompts)
     if padded:
-        batches.check_divides(mesh, 'rows of a microbatch', rows // cut, BATCH_AXES)
+        batches.check_divides(mesh, 'rows of a microbatch', rows // microbatches, BATCH_AXES)
     batches.check_columns(mesh, shapes)
-    if 'group_ids' in algorithm.reads and shapes.prompts % cut:
+    if 'group_ids' in algorithm.reads and shapes.prompts % microbatches:
         raise BadInput(
             'learner.microbatches',
             learning.microbatches,
@@ -326,14 +327,15 @@ def check_sizes(
     packing.packed_sizes(mesh, shapes, learning, algorithm)
 
 
-def choose_chunk(asked: int, vocab_size: int, mesh: Mesh) -> int:
-    """Chooses learner.chunk: as asked, or for 0 a power of two by logprobs.SHARE of a device's memory.
+def choose_chunk(chunk: int, vocab_size: int, mesh: Mesh) -> int:
+    """How many tokens have logits at once: learner.chunk, or for 0 a number that fits the device's memory.
 
-    It lies within logprobs.CHUNKS, and depends on the vocabulary of a device and on the kind of device alone, so that
-    absent devices get theirs.
+    That number is the power of two within logprobs.CHUNKS whose float32 logits fill at most logprobs.SHARE of the
+    memory. It depends on the device's kind and its part of the vocabulary alone, so preflight finds it for devices that
+    are not here.
     """
-    if asked:
-        return asked
+    if chunk:
+        return chunk
     chip = chips.lookup(mesh.devices.flat[0].device_kind)
     memory = chip.memory if chip and chip.memory else UNKNOWN_MEMORY
     fewest, most = logprobs.CHUNKS
@@ -341,14 +343,14 @@ def choose_chunk(asked: int, vocab_size: int, mesh: Mesh) -> int:
     return min(max(1 << (tokens.bit_length() - 1), fewest), most)
 
 
-def _abstract_experience(spec, mesh, shapes, needed):
-    """The abstract Experience of a step, with the logprobs that are needed first."""
+def _abstract_experience(spec, mesh, shapes, logprob_fields):
+    """The abstract Experience that an update gets, with the fields of logprobs that are named."""
     algorithm = spec.algorithm
     columns = shapes.tokens if algorithms.by_token(algorithm) else 1
-    known = [*needed, *(('values', 'returns') if algorithm.needs_values else ())]
-    known += ['correct'] * (spec.extra.outcomes or 'correct' in algorithm.reads)
-    known += ['teacher_logprobs'] * algorithm.needs_teacher
-    return batches.abstract_experience(shapes, specs.over_rows(mesh), columns, known, algorithm.teacher_top_k)
+    fields = [*logprob_fields, *(('values', 'returns') if algorithm.needs_values else ())]
+    fields += ['correct'] * (spec.extra.outcomes or 'correct' in algorithm.reads)
+    fields += ['teacher_logprobs'] * algorithm.needs_teacher
+    return batches.abstract_experience(shapes, specs.over_rows(mesh), columns, fields, algorithm.teacher_top_k)
 
 
 def _packed_shardings(mesh):
@@ -357,7 +359,7 @@ def _packed_shardings(mesh):
 
 
 def _abstract_packed(sizes, minibatches, mesh, shapes):
-    """Abstract PackedCells of a step, None where rows are padded."""
+    """The abstract PackedCells of a step, or None where rows are padded."""
     if sizes is None:
         return None
     microbatches = sizes.microbatches(shapes.prompts // minibatches)
@@ -369,9 +371,9 @@ def _abstract_packed(sizes, minibatches, mesh, shapes):
 
 
 def _abstract_state(spec, mesh, kept):
-    """The abstract TrainState with its shardings: moments, reference and critic lie like the parameters.
+    """The abstract TrainState with its shardings; optimizer moments, reference and critic are cut like the parameters.
 
-    What learner.offload names lies in the hosts' memory.
+    Those that learner.offload names lie in the hosts' memory.
     """
     learning = spec.learning
     params, frozen = lora.split(abstract_policy(spec.model_config, learning.lora, learning.dtype, mesh))
@@ -394,14 +396,14 @@ def _abstract_state(spec, mesh, kept):
         ref_params=None if shape.ref_params is None else reference,
         opt_state=moment_shardings(spec.optimizer, shape.opt_state, param_shardings, mesh, in_host),
     )
-    state = _laid_out(shape, shardings)
+    state = _with_shardings(shape, shardings)
     return state.replace(params=lora.join(state.params, frozen))
 
 
 def moment_shardings(optimizer, opt_state, param_shardings, mesh, in_host: bool = False):
-    """Shardings of an optimizer's abstract state: what it keeps of each parameter lies like the parameter.
+    """The shardings of an optimizer's abstract state: the moments of a parameter are cut like the parameter.
 
-    in_host: all of it lies in the hosts' memory.
+    in_host: the state lies in the hosts' memory.
     """
     shardings = optax.tree_utils.tree_map_params(
         optimizer,
@@ -413,5 +415,6 @@ def moment_shardings(optimizer, opt_state, param_shardings, mesh, in_host: bool 
     return specs.in_host(shardings) if in_host else shardings
 
 
-def _laid_out(shapes, shardings):
+def _with_shardings(shapes, shardings):
+    """A tree of abstract arrays, of the shapes and dtypes of one tree and the shardings of another."""
     return jax.tree.map(lambda x, sharding: abstract(x.shape, x.dtype, sharding), shapes, shardings)

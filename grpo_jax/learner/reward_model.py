@@ -29,7 +29,10 @@ class RewardSpec(NamedTuple):
 
 
 def completion_values(params, rollout: Rollout, spec: RewardSpec, remat: str = 'none') -> Float[Array, 'B C']:
-    """f32[B, C]: the value of a completion up to and with each of its tokens; not meaningful where masked."""
+    """f32[B, C]: the reward model's value of a completion's text up to each token, and with it.
+
+    Masked columns hold numbers without a meaning. remat: see transformer.forward.
+    """
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     dtype, mesh_ops = spec.learning.dtype, spec.mesh_ops
     columns = heads.values(params, rollout.tokens, mask, spec.model_config, remat=remat, dtype=dtype, mesh_ops=mesh_ops)
@@ -43,31 +46,32 @@ def update_reward_model(
 
     An update that is not finite is skipped and counted in state.aux['bad_steps'].
     """
-    learning, cut = spec.learning, spec.learning.cut(spec.group_size)
+    learning, minibatching = spec.learning, spec.learning.cut(spec.group_size)
 
-    def loss_of(params, part):
-        microbatch, token_weights = part
+    def loss_of(params, weighted_microbatch):
+        microbatch, token_weights = weighted_microbatch
         values = completion_values(params, microbatch.rollout, spec, learning.remat)
         mask = microbatch.label_mask
         return jnp.sum(token_weights * jnp.where(mask, spec.loss(values, microbatch.labels, mask), 0.0)), ()
 
     def gradient(params, batch, _):
-        whole = batch, weights.token_mean(batch.label_mask)
-        microbatches = descent.cut_rows(whole, learning.microbatches, spec.group_size)
+        weighted = batch, weights.token_mean(batch.label_mask)
+        microbatches = descent.cut_rows(weighted, learning.microbatches, spec.group_size)
         loss, grads, _ = descent.accumulate(loss_of, params, microbatches)
         return loss, grads, {}
 
     params, opt_state, skipped, metrics = descent.descend(
-        state.params, state.opt_state, batch, None, gradient, spec.optimizer, cut
+        state.params, state.opt_state, batch, None, gradient, spec.optimizer, minibatching
     )
     aux = {'bad_steps': state.aux['bad_steps'] + skipped}
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), metrics
 
 
 def pairwise(values: Float[Array, 'B C'], labels, mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
-    """-log sigmoid(value of the chosen - value of the rejected) (Bradley-Terry) at both; rows 2i and 2i + 1.
+    """-log sigmoid(value of the chosen - value of the rejected) at both rows of a pair (Bradley-Terry).
 
-    One token of each row is marked. The labels are the order of the rows and not read.
+    Row 2i is the chosen completion and row 2i + 1 the rejected one. The mask has one token in each row, whose value is
+    compared. labels are not read, since the order of the rows says as much.
     """
     chosen, rejected = jnp.sum(jnp.where(mask, values, 0.0), -1).reshape(-1, 2).T
     return jnp.repeat(-jax.nn.log_sigmoid(chosen - rejected), 2)[:, None]

@@ -1,4 +1,4 @@
-"""The update of the policy, and of the critic where the algorithm has one: the gradient of the loss, and its use."""
+"""The update of a step: the gradient of the policy's loss, the optimizer's updates, and the critic's update."""
 
 from typing import Any, NamedTuple
 
@@ -35,23 +35,26 @@ class UpdateSpec(NamedTuple):
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the state holds a reference policy, which a penalty reads or the metrics alone."""
+        """Whether the state holds a reference policy, for the loss or for metrics alone."""
         return self.algorithm.keeps_reference or self.extra.reference
 
     @property
     def forward(self) -> ForwardSpec:
-        """How logprobs are computed."""
-        gradient = self.algorithm.needs_entropy_gradient
-        head = Head(self.learning.temperature, self.learning.chunk, gradient, self.mesh_ops)
+        """The ForwardSpec of the policy: how its logprobs are computed."""
+        entropy_gradient = self.algorithm.needs_entropy_gradient
+        head = Head(self.learning.temperature, self.learning.chunk, entropy_gradient, self.mesh_ops)
         return ForwardSpec(self.model_config, head, self.sizes)
 
 
 def new_aux(algorithm: algorithms.Algorithm, params, critic_optimizer=None) -> dict[str, Any]:
-    """What a TrainState's aux holds at the start of a run from the policy's params."""
+    """The entries of TrainState.aux that the update reads and writes, as they are at the start of a run.
+
+    A critic begins from a copy of the policy's params.
+    """
     coefficients = {name: jnp.float32(value) for name, value in algorithm.coefficients.items()}
     aux = {'bad_steps': jnp.int32(0), 'coefficients': coefficients, 'initial_entropy': jnp.float32(jnp.nan)}
     if algorithm.needs_values and critic_optimizer is not None:
-        critic_params = critic.new(params)
+        critic_params = critic.new_params(params)
         aux['critic'] = {'params': critic_params, 'opt_state': critic_optimizer.init(critic_params)}
     return aux
 
@@ -61,17 +64,17 @@ def update(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
 
-    Of params with adapters, these alone have a gradient, and learn.
-    A minibatch's weights are computed before it is cut into microbatches, so the cut changes nothing. With `packed`,
-    microbatches are packed rows, and `microbatches` cuts the critic's alone. Skipped updates, also of the critic, are
-    counted in state.aux['bad_steps']; state.aux['coefficients'] adapt at the end, where the algorithm says so.
+    If params have adapters, only these are trained. The weights of the loss are computed before a minibatch is cut
+    into microbatches, so the cut changes nothing. packed: where the step's tokens lie in packed rows; None: rows are
+    padded. A critic's rows are always padded. Skipped updates of policy and critic are counted in
+    state.aux['bad_steps'], and state.aux['coefficients'] adapt at the end if the algorithm says so.
     """
     algorithm, learning = spec.algorithm, spec.learning
-    coefficients, cut = state.aux['coefficients'], learning.cut(spec.group_size)
+    coefficients, minibatching = state.aux['coefficients'], learning.cut(spec.group_size)
     trained, frozen = lora.split(state.params)
     trained, opt_state, skipped, metrics = descent.descend(
         trained, state.opt_state, experience, packed, make_gradient(spec, coefficients, frozen), spec.optimizer,
-        cut, learns=state.step >= learning.critic_warmup,
+        minibatching, learns=state.step >= learning.critic_warmup,
     )  # fmt: skip
     initial = state.aux['initial_entropy']
     aux = state.aux | {
@@ -84,7 +87,7 @@ def update(
         metrics['learning_rate'] = jnp.asarray(spec.learning_rate(applied_updates(state.opt_state)))
     if algorithm.needs_values:
         aux['critic'], critic_skipped, critic_metrics = critic.update_critic(
-            aux['critic'], experience, spec.model_config, spec.critic_optimizer, learning, cut, spec.mesh_ops
+            aux['critic'], experience, spec.model_config, spec.critic_optimizer, learning, minibatching, spec.mesh_ops
         )
         aux['bad_steps'] += critic_skipped
         metrics |= {f'critic/{name}': value for name, value in critic_metrics.items()}
@@ -94,10 +97,11 @@ def update(
 
 
 def anchored(logprobs: Float[Array, 'B C'], experience: Experience, learning: Learning) -> Float[Array, 'B C']:
-    """The policy's logprobs, with the gradient of the learner's own.
+    """The logprobs that the loss reads, where old_logprobs may come from the sampler's programs.
 
-    Where learning.old_logprobs is 'decode', their values are old_logprobs and what the learner's have changed since the
-    start of the step: before the first update exactly old_logprobs.
+    With learning.old_logprobs = 'decode' their value is old_logprobs plus the change of the learner's logprobs since
+    the start of the step, so before the first update the ratio is exactly 1; their gradient is that of `logprobs`.
+    Otherwise they are `logprobs`.
     """
     old: Any = experience.old_logprobs
     if not learning.decoded:
@@ -107,9 +111,9 @@ def anchored(logprobs: Float[Array, 'B C'], experience: Experience, learning: Le
 
 
 def make_gradient(spec: UpdateSpec, coefficients: dict, frozen: Any = None):
-    """gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend.
+    """Makes gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend.
 
-    With frozen, of lora.split, params are adapters.
+    coefficients: TrainState.aux['coefficients']. frozen: where params are adapters, the other part of lora.split.
     """
     algorithm, learning, forward = spec.algorithm, spec.learning, spec.forward
     together = spec.group_size if 'group_ids' in algorithm.reads else 1
@@ -129,7 +133,7 @@ def make_gradient(spec: UpdateSpec, coefficients: dict, frozen: Any = None):
             losses = algorithms.token_losses(algorithm, output, experience, prepared, coefficients)
             return jnp.sum(losses), output._replace(top_logprobs=None)
 
-        microbatches = packing.cut(
+        microbatches = packing.cut_minibatch(
             minibatch, algorithms.prepare(algorithm, minibatch), packed, learning.microbatches, together
         )
         loss, grads, output = descent.accumulate(loss_of, compute, microbatches)

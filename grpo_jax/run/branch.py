@@ -74,7 +74,7 @@ def _make_contents(run, parent, changes, learner, train, folder):
     processes.exchange(f'what stays frozen in {folder}', '')
     state = _inherit(run, parent, changes, learner, train)
     if any(change.key == 'reference.path' for change in changes):
-        state = policies.anchor(state, learner.state, settings.reference.path, model.config)
+        state = policies.load_reference(state, learner.state, settings.reference.path, model.config)
     step = int(state.step)
     refuse_fewer_steps(settings.steps, step)
     with contextlib.closing(checkpoint.manager(folder, keep=None)) as checkpoints:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
+from grpo_jax.algorithms import group_math
 
 EPS = 1e-6
 ESTIMATORS = ['group_norm', 'group_mean', 'leave_one_out']
@@ -16,7 +17,7 @@ def advantages(rewards, name, **numbers):
     """f32[P, G] through the public entry point."""
     method = fixture.algorithm_with('grpo', numbers, advantage=name)
     values = algorithms.compute_advantages(method, np.array(rewards))
-    dead = algorithms.dead_groups(np.array(rewards))
+    dead = group_math.find_equal(np.array(rewards))
     assert values.dtype == np.float32 and values.shape == (np.size(rewards), 1)
     assert dead.shape == (len(rewards),)
     return values.reshape(np.shape(rewards))
@@ -54,7 +55,7 @@ def test_estimator_gives_the_worked_numbers(name, numbers, expected):
 )
 def test_preset_uses_its_papers_estimator(preset, expected):
     values = fixture.worked(fixture.algorithm(preset, **fixture.NO_KL)).advantages
-    dead = algorithms.dead_groups(fixture.REWARDS)
+    dead = group_math.find_equal(fixture.REWARDS)
     np.testing.assert_allclose(values[[0, 1, 4, 7], 0], expected, **fixture.ROUNDED)
     assert not dead.any()
 
@@ -91,7 +92,7 @@ def test_dead_group_has_advantage_exactly_plus_zero(name, value, size):
     values = advantages(rewards, name, std_eps=1e-9)
     assert values[0].tobytes() == np.zeros(size, np.float32).tobytes()  # bytes: -0.0 == 0.0
     assert np.all(values[1] != 0)
-    dead = algorithms.dead_groups(rewards)
+    dead = group_math.find_equal(rewards)
     np.testing.assert_array_equal(dead, [True, False])
 
 
@@ -114,7 +115,7 @@ def test_unscorable_completion_is_left_out_of_its_group(name, bad):
 def test_group_without_two_different_scores_is_dead(name, group):
     method = fixture.algorithm('grpo', advantage=name)
     values = algorithms.compute_advantages(method, np.array([group, [0.0, 1, 0, 1]]))
-    dead = algorithms.dead_groups(np.array([group, [0.0, 1, 0, 1]]))
+    dead = group_math.find_equal(np.array([group, [0.0, 1, 0, 1]]))
     assert values[:4].tobytes() == np.zeros(4, np.float32).tobytes()
     np.testing.assert_array_equal(dead, [True, False])
 

@@ -33,7 +33,9 @@ def test_explained_variance():
 
 def test_a_value_sees_only_what_came_before_its_token(tiny, rollout):
     c, params = tiny
-    critic = critics.new(params) | {'value_head': jax.random.normal(jax.random.key(0), params['final_norm'].shape)}
+    critic = critics.new_params(params) | {
+        'value_head': jax.random.normal(jax.random.key(0), params['final_norm'].shape)
+    }
     values = jax.jit(functools.partial(critics.values, model_config=c, remat='none', dtype=jnp.float32))
     before = values(critic, rollout)
     queries = rollout.prompt_mask.shape[1]
@@ -45,7 +47,7 @@ def test_a_value_sees_only_what_came_before_its_token(tiny, rollout):
 
 def test_a_new_critic_expects_nothing_and_shares_no_array_with_the_policy(tiny, rollout):
     c, params = tiny
-    critic = critics.new(params)
+    critic = critics.new_params(params)
     assert 'lm_head' not in critic
     assert np.all(np.asarray(critics.values(critic, rollout, c, remat='none', dtype=jnp.float32)) == 0)
     assert critic['embed'] is not params['embed']
@@ -58,7 +60,7 @@ def test_the_critic_learns_a_return_that_the_tokens_foretell(tiny, experience):
     even = (experience.rollout.tokens[:, queries - 1] % 2).astype(jnp.float32)
     returns = jnp.broadcast_to(even[:, None], experience.rollout.completion_mask.shape)
     optimizer = optax.adam(3e-3)
-    body = critics.new(params)
+    body = critics.new_params(params)
     critic = {'params': body, 'opt_state': optimizer.init(body)}
 
     @jax.jit
@@ -83,7 +85,7 @@ def test_microbatches_change_nothing(tiny, experience, assert_close):
         values=jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32),
         returns=jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32),
     )
-    optimizer, body = optax.sgd(0.1), critics.new(params)
+    optimizer, body = optax.sgd(0.1), critics.new_params(params)
     critic = {'params': body, 'opt_state': optimizer.init(body)}
     whole, cut = (
         jax.jit(lambda cut=cut: critics.update_critic(critic, known, c, optimizer, cut, cut.cut(2)))()

@@ -65,7 +65,7 @@ def scored(tmp_path):
     policy = hf.load_params(
         str(tmp_path / 'policy'), c, transformer.map_table(lambda *_: jax.devices()[0], transformer.param_table(c))
     )
-    params = critic.new(policy) | {'value_head': jax.random.normal(jax.random.key(0), (c.width,))}
+    params = critic.new_params(policy) | {'value_head': jax.random.normal(jax.random.key(0), (c.width,))}
     hf.save(str(tmp_path / 'scored'), str(tmp_path / 'policy'), params, c, np.float32, pad_token_id=PAD)
     return tmp_path / 'scored', params, c
 

@@ -237,7 +237,7 @@ def jobs_of(plan):
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
     ]
     # of the policy, of a reference, and of both where a KL is observed that no loss reads
-    scorings = bool(learner.needed - {'ref_logprobs'}) + ('ref_logprobs' in learner.needed)
+    scorings = bool(learner.scorer_fields - {'ref_logprobs'}) + ('ref_logprobs' in learner.scorer_fields)
     if settings.log.kl_observe and not algorithm.needs_reference:
         scorings += 2 / settings.log.kl_observe
     if scorings:
