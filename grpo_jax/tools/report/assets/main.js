@@ -1,5 +1,5 @@
 'use strict';
-// Puts the page together, and in a run that is watched takes up each new report where the reader is.
+// Puts the page together, and in a run that is followed takes up each new report where the reader is.
 (() => {
   Report.data = Report.json('report-data');
   const links = document.getElementById('sections');
