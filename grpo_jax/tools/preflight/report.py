@@ -1,4 +1,4 @@
-"""A verdict as tables for people and as JSON for programs."""
+"""Shows a verdict: as tables for people, and as JSON for programs."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Dict of everything that is printed; bytes, seconds and operations of one chip."""
+    """Returns everything that is printed, for JSON; bytes, seconds and operations are those of one chip."""
     plan = verdict.plan
     prompts, rows = verdicts.largest_batch(verdict)
     return {
@@ -52,7 +52,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
-    """{axis: size}."""
+    """Returns {axis: size} of the plan's mesh."""
     return {axis: plan.mesh.shape[axis] for axis in AXES}
 
 
@@ -103,7 +103,7 @@ PROGRAM_COLUMNS = (
 
 
 def programs_table(verdict: Verdict) -> rich.table.Table:
-    """Table of programs: compile time, memory, work, and what bounds their time."""
+    """Returns the table of programs: compile time, memory, work, and bounds of their time."""
     rows = []
     for job, measured, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True):
         head = [job.name, 'cached' if measured.cached and not measured.refused else f'{measured.seconds:.0f}']
@@ -135,14 +135,17 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
 
 
 def _sent(bounds, unit, digits):
-    """Text of the bounds by what is sent: both ends of the range within a slice, and between slices."""
+    """The communication bounds as text: the range within a slice, and the time between slices.
+
+    unit: 1 for seconds, 1e3 for milliseconds; digits: after the point.
+    """
     ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
     between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
     return (ends[0] if ends[0] == ends[1] else ' to '.join(ends)) + between
 
 
 def phases_table(verdict: Verdict) -> rich.table.Table:
-    """Table of what is in memory at the same time."""
+    """Returns the table of the bytes in use in each phase."""
     headings = ['phase', 'state', "sampler's weights", 'rollout', 'cache', 'the rest', 'sum', 'free', 'most during']
     sizes, rows = {'state': verdict.plan.state_bytes()[0]} | verdict.sampler_bytes, []
     for phase, (size, name) in verdict.phases.items():
@@ -154,7 +157,7 @@ def phases_table(verdict: Verdict) -> rich.table.Table:
 
 
 def summary(verdict: Verdict) -> list[str]:
-    """Lines: the verdict, the largest batch, and the least time of a step."""
+    """Returns lines on the verdict, the largest batch, and the least time of a step."""
     prompts, rows = verdicts.largest_batch(verdict)
     memory, plan = verdict.plan.chip.memory / GIB, verdict.plan
     if verdict.fits:
