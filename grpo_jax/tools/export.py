@@ -228,7 +228,7 @@ def _without_folders(value):
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     export(values.workdir, values.out, values.dtype, values.trust, adapter=values.adapter, push=values.push)
     print(escape(f'wrote {values.out}' + f', and uploaded it to {hub.page(values.push)}' * bool(values.push)))

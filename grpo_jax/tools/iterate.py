@@ -160,7 +160,7 @@ def print_iterations(results: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     results = run(values.config, values.workdir, values.iterations, values.labelled)
     if processes.is_first():

@@ -170,7 +170,7 @@ def print_evaluations(evaluations: dict[str, list[dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     name = config_flags.get_config_filename(values['config'])
     evaluations = run(read_stages(name, values.config, values.workdir), values.workdir)

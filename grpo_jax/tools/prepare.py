@@ -77,7 +77,7 @@ def prepare(name: str, folder: str, out: str) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     print(prepare(flags.FLAGS.name, flags.FLAGS.folder, flags.FLAGS.out))
 
 

@@ -181,7 +181,7 @@ def _existing(workdir, name):
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values: Any = flags.FLAGS
     # folders may also be given without --workdir and --other
     folders = [folder for folder in (values.workdir, values.other, *values(sys.argv)[1:]) if folder]

@@ -137,7 +137,7 @@ class _NonFiniteReport:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values: Any = flags.FLAGS
     for line in run(values.workdir, values.step, values.rows, trust=values.trust):
         print(escape(line), flush=True)

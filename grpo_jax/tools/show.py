@@ -38,7 +38,7 @@ def lines(config: Any, count: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
         print(escape(line))
 

@@ -424,7 +424,7 @@ def source_text(value: Any) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     presets, seeds = choose(flags.FLAGS.presets), flags.FLAGS.seeds
     if seeds < 1:
         raise BadInput('--seeds', seeds, 'must be at least 1')

@@ -96,7 +96,7 @@ def _in_child():
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     if not values.at_once:
         sys.exit(_in_child())

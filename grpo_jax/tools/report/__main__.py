@@ -15,7 +15,7 @@ from grpo_jax.tools.report.write import follow, write_report
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     folders = [values.workdir, *values.against]
     print(follow(folders) if values.follow else write_report(folders))
