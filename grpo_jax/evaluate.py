@@ -164,10 +164,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
 
 
 def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict]]:
-    """Evaluates a policy. Returns (content of evaluation.json without config, rows of completions.jsonl).
-
-    params: the policy's parameters on the mesh; model: what names the policy, for evaluation.json.
-    """
+    """Returns (content of evaluation.json without config, rows of completions.jsonl); model: what names the policy."""
     dataset, sampling = evaluator.dataset, evaluator.engine.programs.setup.sampling
     greedy, sampled = complete(evaluator, params)
     figures, seed = compute_figures(greedy, sampled), evaluator.seed
@@ -189,10 +186,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
 
 
 def _rows(tokenizer, dataset, judged):
-    """Yields a dict for each completion: its prompt as the model saw it, text, reward and verdict.
-
-    judged: {'greedy' or 'sampled': Judged}.
-    """
+    """Yields a dict for each completion: prompt, text, reward and verdict. judged: {'greedy' or 'sampled': Judged}."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
         prompt = tokenizer.decode(tokens)
         for decoding, (rewarded, answers, correct, _) in judged.items():
@@ -312,10 +306,7 @@ def open_subject(config: Any, workdir: str | None, out: str | None, trust: bool 
 
 
 def open_report(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
-    """Evaluates a Policy on a split. Returns (content of evaluation.json, rows of completions.jsonl).
-
-    samples: completions a prompt; 0: evaluation.samples of the config.
-    """
+    """Evaluates a Policy. Returns (content of evaluation.json, rows of completions.jsonl); samples 0: as configured."""
     run, settings = policy.run, policy.run.settings
     evaluator = make_evaluator(run, open_split(run, split), split, samples or settings.evaluation.samples)
     evaluator.engine.compile()

@@ -72,10 +72,7 @@ def read_rewards(
 
 
 def _read_sources(divided, examples, rewarded, strict):
-    """The Judged of examples from several sources, each judged by its own verifier.
-
-    divided: [(reward functions, indices of their examples)] of the sources.
-    """
+    """The Judged of examples from several sources. divided: [(reward functions, indices of their examples)]."""
     rows, by_source = np.arange(len(rewarded.texts)).reshape(len(examples), -1), []
     for functions, indices in divided:
         source_rewards = jax.tree.map(operator.itemgetter(rows[indices].reshape(-1)), rewarded)
@@ -104,10 +101,7 @@ def recorded_rewards(rows: Sequence[Mapping[str, Any]]) -> Rewards:
 
 
 def _extract_answers(reward_functions, extract, completions, shape):
-    """The answer of each completion, or None, in an array of a shape [N, n].
-
-    Spellings that the verifier takes for the same become the first of them.
-    """
+    """Each completion's answer or None, in shape (N, n); a prompt's equal answers get the first one's spelling."""
     answers = np.full(len(completions), None)
     answers[:] = [extract(text) for text in completions]
     answers, same = answers.reshape(shape), reward_functions.same

@@ -207,10 +207,7 @@ def labelled_batch(labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_
 def predictions(
     labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_token: int, values: Callable, mesh: Mesh
 ) -> Iterator[Scores]:
-    """Yields (scores f64[n], labels f64[n]) of the n labels of each example.
-
-    chosen: indices of examples; values: returns the scores f32[B, C] of a Rollout on the mesh.
-    """
+    """Yields (scores f64[n], labels f64[n]) of each chosen example; values(Rollout on the mesh) returns f32[B, C]."""
     for start in range(0, len(chosen), shapes.prompts):
         block = chosen[start : start + shapes.prompts]
         padded = np.pad(block, (0, shapes.prompts - len(block)), mode='edge')

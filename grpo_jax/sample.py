@@ -156,10 +156,7 @@ def summarize_samples(
     temperature: float,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns the content for evaluate.print_report of the samples in a folder.
-
-    to: the folder; temperature: of the sampling; seed: of the bootstrap.
-    """
+    """Returns what evaluate.print_report prints on the samples in the folder `to`; seed: of the bootstrap."""
     rows = read_samples(to, dataset, request)
     prompts = len(dataset.examples)
     judged = read_rewards(reward_functions, dataset.examples, recorded_rewards(rows), strict=False)

@@ -110,8 +110,9 @@ def lowered_hashes(workdir, **changes):
     engine = make_run_sampler(run, shapes)
     traced = [engine.programs.trace(key) for key in schedule.largest(engine.schedule)]
     sample = compiled.hashed(' '.join(program.lower().as_text() for program in traced))
-    own = {name: getattr(learner, name).traced.lower().as_text() for name in ('logprobs', 'update')}
-    return {'sample': sample} | {name: compiled.hashed(text) for name, text in own.items()}
+    programs = {'logprobs': learner.scorer, 'update': learner.update}
+    texts = {name: program.traced.lower().as_text() for name, program in programs.items()}
+    return {'sample': sample} | {name: compiled.hashed(text) for name, text in texts.items()}
 
 
 @pytest.fixture(scope='module')

@@ -3,16 +3,6 @@
 from grpo_jax.diagnose.advice import PUBLISHED, advise
 from grpo_jax.diagnose.monitors import MONITORS, history, new_diagnoses
 from grpo_jax.diagnose.options import DiagnoseOptions
-from grpo_jax.diagnose.signs import Context, Diagnosis, Monitor
+from grpo_jax.diagnose.signs import Context
 
-__all__ = [
-    'MONITORS',
-    'PUBLISHED',
-    'Context',
-    'DiagnoseOptions',
-    'Diagnosis',
-    'Monitor',
-    'advise',
-    'history',
-    'new_diagnoses',
-]
+__all__ = ['MONITORS', 'PUBLISHED', 'Context', 'DiagnoseOptions', 'advise', 'history', 'new_diagnoses']

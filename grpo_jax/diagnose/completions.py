@@ -46,10 +46,7 @@ def language_mixing(rows: Rows, context: Context) -> Sign | None:
 
 
 def _sign_of_rise(rows, context, name, seen):
-    """The Sign when metric `name`, a share, is above its threshold in config.diagnose and has doubled; else None.
-
-    seen: what the completions do, in words.
-    """
+    """The Sign if the share `name` is above its threshold and has doubled, else None; seen: what completions do."""
     count = context.options.patience
     shares, first = last_values(rows, name, count), average(rows[:count], name)
     if shares is None or first is None or min(shares) < max(getattr(context.options, name), 2 * first):

@@ -63,10 +63,7 @@ def dead_all_right(rows: Rows, context: Context) -> Sign | None:
 
 
 def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
-    """Nearly all groups are all wrong; or most are, and were not when the reward was higher.
-
-    dead_run reports the case of no live group.
-    """
+    """Nearly all groups are all wrong (all of them: see dead_run); or most are, since the reward has fallen."""
     options = context.options
     recent = rows[-options.window :]
     if not context.samples or dead_run(rows, context):

@@ -53,10 +53,7 @@ def overoptimization(rows: Rows, context: Context) -> Sign | None:
 
 
 def _paid_parts(context, learned):
-    """Names of the parts with a weight, without the verifier: reward models if `learned`, else all others.
-
-    [] without a verifier, whose accuracy the monitors compare with.
-    """
+    """Names of weighted parts without the verifier: reward models if `learned`, else others; [] without a verifier."""
     names = [name_of(path) for path, weight in context.parts if weight]
     return [n for n in names if context.verifier and n != context.verifier and (n in LEARNED) == learned]
 

@@ -87,10 +87,9 @@ class Context(NamedTuple):
 
     @classmethod
     def from_config(cls, config: Any, evaluations: Rows = (), optimizer: str = 'optimizer') -> 'Context':
-        """Returns the Context of a run.
+        """Returns the Context of a run. config: a ConfigDict, or the content of config.json.
 
-        config: a ConfigDict, or the content of config.json; evaluations: rows of evaluations.jsonl; optimizer: the
-        config's section with the optimizer, 'optimizer' or else the one of supervised training.
+        evaluations: rows of evaluations.jsonl; optimizer: 'optimizer', or else the section of supervised training.
         """
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
@@ -194,10 +193,7 @@ def last_values(rows: Rows, name: str, count: int) -> list[float] | None:
 
 
 def until_measured(rows: Rows, name: str) -> Rows:
-    """Returns the rows up to the newest one with the metric, which need not be measured in each step.
-
-    Returns () when none of the last AGE rows has the metric.
-    """
+    """Returns the rows up to the newest with the metric, which few steps measure; () if the last AGE rows lack it."""
     age = next((age for age, row in enumerate(reversed(rows[-AGE:])) if row.get(name) is not None), None)
     return () if age is None else rows[: len(rows) - age]
 

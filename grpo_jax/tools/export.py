@@ -24,6 +24,7 @@ from grpo_jax.models import hf, lora
 from grpo_jax.models.hf import peft
 from grpo_jax.run import checkpoint, cli, config_file, steering
 from grpo_jax.text import escape
+from grpo_jax.tools.provenance import as_object
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 FILE = 'README.md'
@@ -77,10 +78,7 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
 
 
 def check_whole(out: str, workdir: str, steps: int) -> None:
-    """Raises BadInput when `out` was exported before the run in workdir has made `steps` steps.
-
-    Later stages began with that policy, so the run must not go on.
-    """
+    """Raises BadInput when `out` was exported, and the run in workdir would still go on to `steps` steps."""
     done = max(checkpoint.steps(workdir), default=0)
     if os.path.exists(out) and done < steps:
         remedy = f'{out} is the policy of {done}, with which others began; use that, or another --workdir'
@@ -96,14 +94,14 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
     """
     from huggingface_hub import ModelCard, ModelCardData  # a quarter of a second
 
-    config = _object(_read(workdir, 'config.json'))
+    config = as_object(_read(workdir, 'config.json'))
     origins = _read(workdir, 'data.json')
-    origins = [_object(origin) for origin in origins] if isinstance(origins, list) else []
-    evaluation = _object(_read(workdir, 'evaluation.json'))
+    origins = [as_object(origin) for origin in origins] if isinstance(origins, list) else []
+    evaluation = as_object(_read(workdir, 'evaluation.json'))
     environments = _read(workdir, steering.ENVIRONMENT)
-    environment = _object(environments[-1]) if isinstance(environments, list) and environments else {}
+    environment = as_object(environments[-1]) if isinstance(environments, list) and environments else {}
     rows = _evaluations_until(workdir, step)  # none in supervised training; a run has one before its first step
-    base, model = base_model(config), _object(config.get('model'))
+    base, model = base_model(config), as_object(config.get('model'))
     random = 'random weights' if model.get('random_init') else 'a model of a folder'
     head = ModelCardData(
         base_model=base or None,
@@ -125,18 +123,18 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
         # adapters need the model that training began with, and its tokenizer
         loaded=repr((base or _without_folders(str(model.get('path')))) if adapter else name),
         called=repr(name),
-        data=_object(config.get('data')),
+        data=as_object(config.get('data')),
         origins=origins,
         curve=_curve(rows),
         evaluation=evaluation,
-        evaluated=_object(evaluation.get('model')).get('step'),
+        evaluated=as_object(evaluation.get('model')).get('step'),
         figures=_figures(evaluation),
         settings=_settings(config),
         environment=environment,
-        version=steering.code_name(_object(environment.get('code'))),
-        packages=_named(_object(environment.get('packages'))),
-        devices=_object(environment.get('devices')),
-        programs=_named(_object(_read(workdir, 'programs.json'))),
+        version=steering.code_name(as_object(environment.get('code'))),
+        packages=_named(as_object(environment.get('packages'))),
+        devices=as_object(environment.get('devices')),
+        programs=_named(as_object(_read(workdir, 'programs.json'))),
     )
     with files.atomic_write(os.path.join(folder, FILE)) as file:
         file.write(str(card))
@@ -149,18 +147,13 @@ def _read(workdir, name) -> Any:
     return None
 
 
-def _object(value) -> dict[str, Any]:
-    """The value if it is a dict, else {}."""
-    return value if isinstance(value, dict) else {}
-
-
 def _evaluations_until(workdir, step):
     """The rows of evaluations.jsonl up to `step`."""
     rows = []
     with contextlib.suppress(OSError), open(os.path.join(workdir, 'evaluations.jsonl'), encoding='utf8') as lines:
         for line in lines:
             with contextlib.suppress(ValueError):  # a run that was killed may leave half a row
-                row = _object(json.loads(line))
+                row = as_object(json.loads(line))
                 if row.get('step', 0) <= step:
                     rows.append(row)
     return rows
@@ -168,7 +161,7 @@ def _evaluations_until(workdir, step):
 
 def base_model(config: Mapping[str, Any]) -> str:
     """Returns the hub name of the model that a config begins with; '' for random weights and for a local folder."""
-    model = _object(config.get('model'))
+    model = as_object(config.get('model'))
     path = str(model.get('path', ''))
     local = model.get('random_init') or path.startswith('configs/') or os.path.isdir(path)
     return path if not local and HUB_NAME.fullmatch(path) else ''
@@ -183,7 +176,7 @@ def _curve(rows) -> str:
 
 def _figures(evaluation) -> str:
     keys = ('mean', 'low', 'high')
-    figures = {name: _object(value) for name, value in _object(evaluation.get('figures')).items()}
+    figures = {name: as_object(value) for name, value in as_object(evaluation.get('figures')).items()}
     rows = [[name, *(value.get(key) for key in keys)] for name, value in figures.items()]
     return _table(['figure', *keys], rows) if rows else ''
 

@@ -53,7 +53,7 @@ def describe_run(workdir: str) -> Iterator[str]:
 
 def describe_differences(workdir: str, other: str) -> Iterator[str]:
     """Yields sentences on how run `other` differs: its programs, data, settings, code, packages and devices."""
-    programs = [_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
+    programs = [as_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
     yield _describe_programs(*programs)
     configs = [json_file.read_object(_existing(folder, 'config.json')) for folder in (workdir, other)]
     changed = list(steering.differences(configs[0], configs[1]))
@@ -69,9 +69,9 @@ def describe_differences(workdir: str, other: str) -> Iterator[str]:
         yield f'{len(changed)} settings differ' if len(changed) > 1 else 'one setting differs'
         yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
     entries = [_read(folder, steering.ENVIRONMENT, []) for folder in (workdir, other)]
-    first, second = (_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
+    first, second = (as_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
     for section in ('code', 'packages', 'devices'):
-        for key, old, new in steering.differences(_object(first.get(section)), _object(second.get(section))):
+        for key, old, new in steering.differences(as_object(first.get(section)), as_object(second.get(section))):
             yield f'{section} {key}: {old!r} became {new!r}'
 
 
@@ -167,8 +167,8 @@ def _read(workdir, name, default) -> Any:
     return json_file.read(path) if os.path.exists(path) else default
 
 
-def _object(value) -> dict[str, Any]:
-    """The value if it is a dict, else {}: another program may have written the file."""
+def as_object(value: Any) -> dict[str, Any]:
+    """Returns the value if it is a dict, else {}: another program may have written the file."""
     return value if isinstance(value, dict) else {}
 
 

@@ -118,10 +118,7 @@ class _NonFiniteReport:
         self._tokens = experience.rollout.tokens[:, -self._mask.shape[1] :]
 
     def describe(self, arrays, where):
-        """Yields a line for each array, and a line for each of its first non-finite tokens.
-
-        arrays: {name: array that broadcasts to [B, C], or None}; where: text behind the name.
-        """
+        """Yields a line for each array, and for its first non-finite tokens. arrays: each broadcasts to [B, C]."""
         for name, values in arrays.items():
             if values is None:
                 continue

@@ -262,10 +262,7 @@ def draw_curves(rows: Rows, workdir: str) -> None:
 
 
 def config_from_flag(flag: Any) -> Callable[..., Any]:
-    """Returns get_config([preset]) of a parsed --config flag, with the flag's overrides.
-
-    Raises BadInput when the flag names a preset, or overrides the seed.
-    """
+    """Returns get_config([preset]) of a parsed --config flag; raises BadInput when the flag sets a preset or a seed."""
     file, _, preset = config_flags.get_config_filename(flag).partition(':')
     overrides = config_flags.get_override_values(flag)
     if preset:

@@ -57,10 +57,9 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
 def run_search(
     planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, most: int, host_seconds: float
 ) -> int:
-    """Searches for the fastest settings that fit, prints them, and returns the exit status.
+    """Prints the settings that a search compiled, at most `most` beside the config's own. Returns the exit status.
 
-    most: how many settings are compiled beside the config's own; output: as in run; host_seconds: the host's part of a
-    step, added to each printed time.
+    output: as in run; host_seconds: the host's part of a step, which is added to each.
     """
     rows = search.read_or_search(planned, compiling, most, _tell)
     if output != '-':

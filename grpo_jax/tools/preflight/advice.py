@@ -154,10 +154,7 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
 def plan_candidate(
     plan: plans.PlannedRun, candidate: Candidate, base: Verdict
 ) -> tuple[Candidate, plans.PlannedRun] | None:
-    """Returns the candidate and its plan when they fit by an estimate from the Verdict base; else None.
-
-    With smaller_cache, the returned candidate has the size of the cache.
-    """
+    """Returns (the candidate with its cache's size, its plan) if they fit by an estimate from base; else None."""
     try:
         changed = plan_changes(plan, candidate)
         phases, cache = estimate(changed, base)

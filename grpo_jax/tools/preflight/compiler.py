@@ -123,10 +123,7 @@ def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[
 
 
 def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
-    """Compiles a program and returns (fields of Measured: seconds and bytes of memory; compiled text).
-
-    The text is '' when the compiler refuses the program because it does not fit. Other errors are raised.
-    """
+    """Returns (seconds and bytes, fields of Measured; compiled text, '' when the program does not fit the device)."""
     started = time.monotonic()
     try:
         compiled = lowered.compile()
@@ -147,10 +144,7 @@ def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], st
 
 
 def read_movement(text: str, devices: int, slices: int, trip_counts: Sequence[int]) -> dict[str, Any]:
-    """Returns the fields of Measured that the compiled text shows: traffic, bytes sent, and products.
-
-    devices: of all slices; trip_counts: of the loops whose text has no count, in order.
-    """
+    """Returns the fields of Measured that the text shows; trip_counts: of the loops whose text has no count."""
     if not text:
         return {'traffic': 0.0, 'within': {}, 'across': {}, 'unknown': 0, 'multiplied': 0.0}
     traffic, within, across = Traffic(text), {}, {}

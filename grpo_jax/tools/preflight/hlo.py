@@ -220,10 +220,7 @@ ARITHMETIC = {'add': int.__add__, 'subtract': int.__sub__, 'multiply': int.__mul
 
 
 def evaluate(name: str, scope: Scope, computations: Computations, known: dict[str, int | None]) -> int | None:
-    """Returns an instruction's integer result; None when the text does not determine it.
-
-    known: results of instructions by name, for example of the computation's parameters.
-    """
+    """Returns an instruction's integer result, given `known` ones by name; None when the text does not determine it."""
     if name in known:
         return known[name]
     i = scope[name]

@@ -81,14 +81,14 @@ def guess(plan: plans.PlannedRun, setting: Setting) -> Guess:
     passes, shard = PASSES[setting.remat], sizes.gradients / setting.fsdp
     updates = plan.config.learner.epochs * plan.config.learner.minibatches
     once = TOUCHES[setting.remat] * matrices + sizes.gradients + 3 * shard  # bytes moved in a microbatch
-    crossing = (2 * matrices + sizes.gradients / 2) * _ring_share(setting.fsdp) + 2 * _ring_share(setting.data) * shard
+    crossing = (2 * matrices + sizes.gradients / 2) * ring_share(setting.fsdp) + 2 * ring_share(setting.data) * shard
     amounts = {
         'rollout': {
             'products': matrices / HALF * 2 * (sampled + prompts * shapes.queries),
             'HBM': shapes.tokens * (matrices + read * sizes.cached),
-            'sent': matrices * _ring_share(setting.fsdp) + sampled * sizes.tensor_sent,
+            'sent': matrices * ring_share(setting.fsdp) + sampled * sizes.tensor_sent,
         },
-        'logprobs': forward | {'sent': forward['sent'] + matrices * _ring_share(setting.fsdp)},
+        'logprobs': forward | {'sent': forward['sent'] + matrices * ring_share(setting.fsdp)},
         'update': {
             'products': forward['products'] * passes,
             'HBM': forward['HBM'] * passes
@@ -126,7 +126,7 @@ def _make_sizes(plan, setting):
     moved = tokens * HALF * (model_config.layers * numbers + logits / tensor)
     if learner.attention == 'xla':
         moved += scores * model_config.heads / tensor * FLOAT * SCORES
-    tensor_sent = model_config.layers * 2 * model_config.width * HALF * 2 * _ring_share(tensor)
+    tensor_sent = model_config.layers * 2 * model_config.width * HALF * 2 * ring_share(tensor)
     return _Sizes(
         rows,
         microbatches,
@@ -148,8 +148,8 @@ def packed_columns(plan: plans.PlannedRun) -> int:
     return plan.learner.sizes.columns if plan.learner.sizes else 0
 
 
-def _ring_share(devices):
-    """The share of an array that each of n devices sends when they gather or scatter it over a ring."""
+def ring_share(devices: int) -> float:
+    """Returns the share of an array that each device sends when devices gather or scatter it over a ring."""
     return (devices - 1) / devices
 
 

@@ -171,10 +171,7 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
 
 
 def with_mesh(config, model_config, name, count, slices):
-    """Returns the config with a mesh of `count` devices: its own mesh, or a chosen one when all axes are 1.
-
-    Raises BadInput for a mesh of another size. name: the topology, for the message.
-    """
+    """Returns the config with a mesh of `count` devices, chosen if all axes are 1. Raises BadInput for other meshes."""
     section = config.mesh
     wanted = math.prod(section[axis] for axis in AXES)
     if wanted == count:

@@ -135,10 +135,7 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
 
 
 def _sent(bounds, unit, digits):
-    """The communication bounds as text: the range within a slice, and the time between slices.
-
-    unit: 1 for seconds, 1e3 for milliseconds; digits: after the point.
-    """
+    """The communication bounds as text: the range within a slice + between slices. unit: 1 for s, 1e3 for ms."""
     ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
     between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
     return (ends[0] if ends[0] == ends[1] else ' to '.join(ends)) + between

@@ -7,6 +7,7 @@ from typing import Any
 from grpo_jax.run import console
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight import verdict as verdicts
+from grpo_jax.tools.preflight.model import ring_share
 from grpo_jax.tools.preflight.report import WIDTH
 from grpo_jax.tools.preflight.verdict import Verdict
 
@@ -36,14 +37,14 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
             for n in range(1, shards // slices + 1)
             if shards // slices % n == 0 and plan.run.model.config.width % n == 0
         )
-        factor = _ring_share(shards) / _ring_share(before) if before > 1 else 1.0
+        factor = ring_share(shards) / ring_share(before) if before > 1 else 1.0
         factor *= plan.links[1] / all_links if count > plan.mesh.size else 1.0
         largest = communicating = multiplying = 0.0
         for job, measured in verdict.runs:
             bounds = verdicts.bounds(measured, plan)
             network = 0.0
             if job.name == 'learner.update':
-                network = gradients * 2 * _ring_share(slices) * whole / fsdp / chip.network
+                network = gradients * 2 * ring_share(slices) * whole / fsdp / chip.network
             sent = bounds['sent'] * factor
             largest += job.runs * max(bounds['products'], bounds['HBM'], sent, network)
             communicating += job.runs * max(sent, network)
@@ -64,11 +65,6 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
             }
         )
     return predictions
-
-
-def _ring_share(n):
-    """The share of an array that each of n devices sends when they gather or scatter it over a ring."""
-    return (n - 1) / n
 
 
 def print_predictions(predictions: Sequence[dict[str, Any]]) -> None:

@@ -101,10 +101,7 @@ def list_meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
 
 
 def row_lengths(shapes: Any) -> list[int]:
-    """Returns the lengths of packed rows to try, in multiples of 256 tokens.
-
-    A row holds a prompt with its whole group, with half of its group, or with two completions.
-    """
+    """Returns lengths of packed rows, multiples of 256: a prompt and its group, half its group, or two completions."""
     members = {shapes.group_size, max(shapes.group_size // 2, 1), min(shapes.group_size, 2)}
     return sorted({-(-(shapes.queries + n * shapes.tokens) // 256) * 256 for n in members})
 

@@ -27,10 +27,7 @@ ONE_CHIP = {'chips_per_host_bounds': (1, 1, 1)}  # libtpu assumes hosts of 2 x 2
 
 
 def devices(name: str, slices: int = 1) -> Sequence[Any]:
-    """Returns the devices of `slices` slices of a topology, in the topology's order; some kinds have two a chip.
-
-    Raises BadInput without libtpu, and for a topology that libtpu does not know.
-    """
+    """Returns the devices of `slices` slices; some kinds have two a chip. Raises BadInput when libtpu has none."""
     if importlib.util.find_spec('libtpu') is None:
         raise BadInput('--topology', name, 'needs the TPU compiler, libtpu; install the extra [tpu]')
     generation, _, sides = name.partition(':')

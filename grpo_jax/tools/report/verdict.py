@@ -92,10 +92,7 @@ def measure_change(variant: Variant, name: str) -> Change | None:
 
 
 def headline(variant: Variant) -> tuple[str, str]:
-    """Returns (verdict, explanation of its intervals) of a variant, one sentence each.
-
-    Without evaluations, the verdict tells the number of steps.
-    """
+    """Returns (verdict, meaning of its intervals) of a variant; without evaluations, the verdict counts the steps."""
     name = next((name for name in MEANINGS if measure_change(variant, name)), '')
     changed = measure_change(variant, name) if name else None
     if changed is None:
