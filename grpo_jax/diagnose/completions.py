@@ -100,14 +100,14 @@ MONITORS = (
         {
             '': Answer('the budget is too small for this task', '--amend --config.rollout.max_tokens={more_tokens}'),
             'grown': Answer(
-                'completions have grown while the policy learned; where they end no longer, the learning rate broke it',
+                'completions have grown while the policy learned; if they never end, the learning rate is too high',
                 '--amend --config.reward.truncated_reward=-0.5',
             ),
         },
     ),
     Monitor(
         'repetition',
-        'completions that say the same again and again',
+        'completions say the same again and again',
         ('repetitive',),
         repetition,
         {
@@ -119,7 +119,7 @@ MONITORS = (
     ),
     Monitor(
         'language_mixing',
-        'completions that change the language in the middle',
+        'completions change the language in the middle',
         ('language_mixed',),
         language_mixing,
         {

@@ -159,7 +159,7 @@ _EASIER = Answer(
     '--amend --config.rollout.group_size={more_completions}',
 )
 _LONGER = Answer(
-    'completions do not come to their end within the budget, so no answer is there to be judged',
+    'completions do not end within the budget, so there is no answer to judge',
     '--amend --config.rollout.max_tokens={more_tokens}',
 )
 _TEMPLATE = Answer(
@@ -185,7 +185,7 @@ MONITORS = (
     ),
     Monitor(
         'dead_all_right',
-        'the reward is at its top, and gradients are those of a few groups',
+        'the reward is near its maximum, and few groups give a gradient',
         ('groups_all_right', 'dead_groups'),
         dead_all_right,
         {
@@ -204,7 +204,7 @@ MONITORS = (
     ),
     Monitor(
         'stagnation',
-        'the reward stands still below its top, and gradients get smaller',
+        'the reward stands still below its maximum, and gradients get smaller',
         ('advantage_variance', 'reward', 'reward_std', 'groups_all_right'),
         stagnation,
         {
@@ -229,7 +229,7 @@ MONITORS = (
                 '--amend --config.collection.max_draws={more_draws}',
             ),
             'heart': Answer(
-                'few prompts are seen again and again: take more of them, or a smaller step',
+                'few prompts are seen again and again: take more prompts, or a smaller learning rate',
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             ),
         },

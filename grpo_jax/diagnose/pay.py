@@ -145,7 +145,7 @@ _PENALTY = '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={mo
 MONITORS = (
     Monitor(
         'hacked_part',
-        'the reward grows, and what it is for does not',
+        'the reward grows, and accuracy does not',
         ('reward/PART', 'reward/VERIFIER', 'reward_std'),
         hacked_part,
         {
@@ -172,16 +172,16 @@ MONITORS = (
     ),
     Monitor(
         'flaky_reward',
-        'rewards that are missing, or come from nowhere',
+        'rewards are missing, or wrong for no visible reason',
         ('reward_expired', 'reward_died', 'unscorable'),
         flaky_reward,
         {
             'expired': Answer(
-                'judging takes longer than it may: a slow verifier, or too many workers for these cores',
+                'judging takes longer than its deadline: a slow verifier, or too many workers for these cores',
                 '--config.reward.deadline={more_seconds}',
             ),
             'died': Answer(
-                'the memory of the worker processes does not hold what they judge',
+                'the worker processes need more memory to judge these completions',
                 '--config.reward.memory_gib={more_memory}',
             ),
             '': Answer(
@@ -198,7 +198,7 @@ MONITORS = (
         falling_evaluation,
         {
             '': Answer(
-                'what is rewarded is not what is evaluated, or the training prompts are learned by heart',
+                'reward and evaluation measure different things, or the training prompts are memorized',
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             )
         },

@@ -109,15 +109,15 @@ MONITORS = (
         entropy_collapse,
         {
             '': Answer(
-                'the steps are too large, and nothing holds the distribution open; the policy that is left explores '
-                'nothing, so the run must begin again',
+                'the steps are too large, and nothing keeps the entropy up; this policy explores nothing any more, so '
+                'the run must begin again',
                 '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
             )
         },
     ),
     Monitor(
         'kl_runaway',
-        'the policy drifts away from the one that it began as, and is paid nothing for it',
+        'the policy drifts away from its start, and the reward does not grow',
         ('kl_ref_sequence', 'kl_ref', 'reward', 'reward_std'),
         kl_runaway,
         {

@@ -98,11 +98,11 @@ MONITORS = (
         sampler_mismatch,
         {
             '': Answer(
-                'bfloat16 rounds otherwise in the sampler than in the learner; a correction takes the bias away',
+                'bfloat16 rounds differently in sampler and learner; a correction removes the bias',
                 '--branch=DIR --config.algorithm.correction=truncated',
             ),
             'corrected': Answer(
-                'bfloat16 rounds otherwise in the sampler than in the learner, more than the correction can mend',
+                'bfloat16 rounds differently in sampler and learner, by more than the correction can mend',
                 '--amend --config.model.dtype=float32',
             ),
             'int8': Answer(
@@ -110,7 +110,7 @@ MONITORS = (
                 '--amend --config.rollout.weights_dtype= --config.rollout.cache_dtype=',
             ),
             'exact': Answer(
-                'both compute in float32, so this is no rounding: a kernel or a cut of the mesh computes wrongly',
+                'both compute in float32, so this is no rounding: a kernel or a sharding computes wrongly',
                 '--config.rollout.kernels=off',
             ),
         },
@@ -151,7 +151,7 @@ MONITORS = (
         gradient_spikes,
         {
             '': Answer(
-                'single batches or completions weigh too much: hold their gradients shorter',
+                'single batches or completions weigh too much: clip their gradients more',
                 '{go_on} --config.{optimizer}.max_grad_norm={lower_norm}',
             )
         },

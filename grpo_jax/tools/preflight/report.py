@@ -67,10 +67,10 @@ def print_verdict(verdict: Verdict) -> None:
         f'{slices}{plan.topology}: {plan.mesh.size} chips of {plan.chip.memory / GIB:.2f} GiB; '
         f'mesh {mesh}; {rows} {packed} rows of {columns} tokens a microbatch and chip',
         programs_table(verdict),
-        "arg, out, temp: bytes of the program; peak: the compiler's own figure; gaps: what these are more than it; in "
-        'use: with what waits beside it. TFLOP: matrix products of the compiled text, what is recomputed twice. At '
-        'least: three bounds, each as if nothing else took time; sent: with all links of an inner chip at the higher '
-        'published figure, and of a corner at the lower one. Loops that end with the longest completion count in full.',
+        "arg, out, temp: bytes of the program; peak: the compiler's own count; gaps: arg + out + temp - peak; in use: "
+        'with the other live buffers. TFLOP: matrix products of the compiled text, recomputation included. products, '
+        'HBM, sent in ms: three lower bounds, each ignores the others; sent: over all links of an inner chip at the '
+        'higher published speed, and of a corner at the lower one. Loops over completions count to the longest one.',
     ]
     apart = [(job.name, measured.repeated) for job, measured in verdict.runs if abs(measured.repeated) > 0.01]
     lines += [
@@ -160,7 +160,7 @@ def summary(verdict: Verdict) -> list[str]:
     if verdict.fits:
         first = f'FITS: {verdict.peak / GIB:.2f} of {memory:.2f} GiB in use at most, {verdict.free:.0%} free'
     else:
-        first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB wanted, {memory:.2f} there'
+        first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB needed, {memory:.2f} available'
     lines = [
         first,
         f'largest batch, by arithmetic and not compiled: data.prompts_per_step={prompts} with microbatches '
@@ -179,11 +179,11 @@ def summary(verdict: Verdict) -> list[str]:
         shapes = plan.shapes
         tokens = shapes.prompts * shapes.group_size * shapes.tokens
         bounds, largest = verdict.bounds, verdict.largest_bound
-        mean = f'. Packed rows: completions of {plan.mean_tokens} tokens in the mean' if plan.mean_tokens else ''
+        mean = f'. Packed rows: completions of {plan.mean_tokens} tokens on average' if plan.mean_tokens else ''
         lines.append(
-            f'the least of a step on the devices when every completion has {shapes.tokens} tokens: products '
-            f'{bounds["products"]:.2f} s, HBM {bounds["HBM"]:.2f} s, sent {_sent(bounds, 1, 2)} s; the largest of '
-            f'each program together {largest:.2f} s, at most {tokens / largest / plan.mesh.size:.0f} tokens a second '
-            f"and chip. Bounds from the makers' figures, not measurements{mean}"
+            f'least time of a step on the devices when every completion has {shapes.tokens} tokens: products '
+            f'{bounds["products"]:.2f} s, HBM {bounds["HBM"]:.2f} s, sent {_sent(bounds, 1, 2)} s; the largest '
+            f'bound of each program, summed: {largest:.2f} s, at most {tokens / largest / plan.mesh.size:.0f} tokens a '
+            f"second and chip. Bounds from the makers' figures, not measurements{mean}"
         )
     return lines
