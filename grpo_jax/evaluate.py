@@ -117,7 +117,7 @@ def make_shapes(run: Run, group_size: int, prompts: int) -> batches.Shapes:
     return settings.shapes(at_once, group_size)
 
 
-def rollouts(
+def sample_batches(
     dataset: data.Dataset, shapes: batches.Shapes, pad_token: int, mesh: Mesh, sample: Callable[[Prompts], Rollout]
 ) -> Iterator[tuple[range, Rollout]]:
     """Samples the prompts of a data set in order, in batches of shapes.prompts. Yields (indices, Rollout).
@@ -149,7 +149,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
         return evaluator.engine(params, prompts, evaluator.key, 0)  # the same noise at every step
 
     with during('evaluating', len(dataset.examples)) as evaluating:
-        for indices, rollout in rollouts(dataset, shapes, evaluator.pad_token, evaluator.mesh, sample):
+        for indices, rollout in sample_batches(dataset, shapes, evaluator.pad_token, evaluator.mesh, sample):
             decoded = decode_completions(evaluator.tokenizer, rollout)
             for values, greedy_values, sampled_values in zip(decoded, greedy, sampled, strict=True):
                 groups = [values[row : row + group] for row in range(0, len(indices) * group, group)]

@@ -139,8 +139,8 @@ def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
         )
     for prefix in sampled.correct:
         figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
-        figures |= _shares_right(sampled, prefix)
-    return figures | _averages(sampled, prompts, '') | _averages(greedy, prompts, 'greedy/')
+        figures |= _accuracy_figures(sampled, prefix)
+    return figures | _mean_figures(sampled, prompts, '') | _mean_figures(greedy, prompts, 'greedy/')
 
 
 def compute_sampled_figures(sampled: Judged, prompts: int) -> Figures:
@@ -148,8 +148,8 @@ def compute_sampled_figures(sampled: Judged, prompts: int) -> Figures:
     if sampled.by_source:
         pieces = [(indices, compute_sampled_figures(judged, len(indices))) for indices, judged in sampled.by_source]
         return _join_sources(pieces, prompts)
-    shares = [_shares_right(sampled, prefix) for prefix in sampled.correct]
-    return dict(item for figures in (*shares, _averages(sampled, prompts, '')) for item in figures.items())
+    shares = [_accuracy_figures(sampled, prefix) for prefix in sampled.correct]
+    return dict(item for figures in (*shares, _mean_figures(sampled, prompts, '')) for item in figures.items())
 
 
 def _join_sources(pieces, prompts):
@@ -161,7 +161,7 @@ def _join_sources(pieces, prompts):
     return figures
 
 
-def _shares_right(sampled, prefix):
+def _accuracy_figures(sampled, prefix):
     """The Figures pass@k and maj@n of the verifier's reading `prefix`, '' or 'strict/'."""
     correct, figures = sampled.correct[prefix], {}
     n = correct.shape[1]
@@ -172,7 +172,7 @@ def _shares_right(sampled, prefix):
     return figures
 
 
-def _averages(judged, prompts, prefix):
+def _mean_figures(judged, prompts, prefix):
     """The Figures that need no verdicts, with a prefix for their names: means over a prompt's completions."""
     rewarded, answers = judged.rewarded, judged.answers
     rows = {'reward': rewarded.rewards, 'length': rewarded.lengths, 'truncated': rewarded.truncated}

@@ -127,7 +127,7 @@ def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, reques
         compute = functools.partial(rewards.compute_rewards, opened.rewards)
         sample = functools.partial(sampler, params, key=key, step=0)
         pad_token, tokenizer = opened.settings.sampling.pad_token, opened.model.tokenizer
-        for indices, rollout in evaluate.rollouts(part, shapes, pad_token, opened.mesh, sample):
+        for indices, rollout in evaluate.sample_batches(part, shapes, pad_token, opened.mesh, sample):
             examples = part.examples[indices.start : indices.stop]
             columns = decode_completions(tokenizer, rollout)
             real = len(columns[0]) // shapes.prompts * len(examples)

@@ -185,9 +185,9 @@ def measured(**changes):
 def test_what_is_in_use_while_a_program_runs():
     job = plan.Job('a', 'rollout', None, alive=100)
     found = measured(arguments=10, outputs=2, temporaries=5, peak=14)
-    assert verdict.total(job, found) == 117
-    assert verdict.total(job._replace(arguments=False), found) == 107
-    assert verdict.total(job, measured(refused=17.0)) == 117
+    assert verdict.bytes_in_use(job, found) == 117
+    assert verdict.bytes_in_use(job._replace(arguments=False), found) == 107
+    assert verdict.bytes_in_use(job, measured(refused=17.0)) == 117
     assert (found.in_use, found.fragmentation) == (17, 3)
 
 

@@ -128,8 +128,8 @@ def advise(config: Any, model_config: transformer.ModelConfig) -> list[str]:
     lines = []
     for published in PUBLISHED:
         least, below = published.parameters
-        value = _value(config, published.setting)
-        fits = all(_value(config, key) in values for key, values in published.only.items())
+        value = _setting_value(config, published.setting)
+        fits = all(_setting_value(config, key) in values for key, values in published.only.items())
         if fits and least <= parameters < below and not published.holds(value):
             lines.append(
                 f'{published.setting} = {value:g} was not published for such a run ({published.methods}, '
@@ -144,7 +144,7 @@ def count_parameters(model_config: transformer.ModelConfig) -> int:
     return sum(jax.tree.leaves(sizes))
 
 
-def _value(config, setting):
+def _setting_value(config, setting):
     """The value of a setting in a config: a dotted key, or UPDATES."""
     if setting == UPDATES:
         return config['learner']['epochs'] * config['learner']['minibatches']

@@ -29,7 +29,7 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
         return None
     if all((row.get('groups_all_right') or 0) > HALF for row in recent):
         return None
-    answer, now = _why_wrong(recent), average(recent, 'reward')
+    answer, now = _explain_all_wrong(recent), average(recent, 'reward')
     rewarded = [row for row in rows[:-count] if row.get('reward') is not None]
     best = max(rewarded, key=lambda row: row['reward'], default={})
     if worsened([best], recent):
@@ -40,7 +40,7 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
     return Sign('all completions of every prompt get the same reward: nothing is learned', evidence, answer)
 
 
-def _why_wrong(rows):
+def _explain_all_wrong(rows):
     """The key of the Answer that explains groups that are all wrong; '' when neither explanation fits."""
     return next((name for name in ('truncated', 'unparsed') if (average(rows, name) or 0) >= HALF), '')
 
@@ -70,7 +70,7 @@ def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
         return None
     share = _dead_share(recent, 'groups_all_wrong')
     if len(recent) == options.window and share >= options.dead_share:
-        answer = _why_wrong(recent)
+        answer = _explain_all_wrong(recent)
         evidence = f'groups_all_wrong {share:.2f} in {format_steps(recent)}{_share_text(recent, answer)}'
         return Sign(f'{share:.0%} of the groups are all wrong, and teach nothing', evidence, answer)
     for before, now in spans(rows, options.window):

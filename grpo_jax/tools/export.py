@@ -114,7 +114,7 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
         head,
         TEMPLATE,
         code=_code,
-        named=_named,
+        named=_name_values,
         name=escape(name),
         step=step,
         adapter=adapter,
@@ -125,16 +125,16 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
         called=repr(name),
         data=as_object(config.get('data')),
         origins=origins,
-        curve=_curve(rows),
+        curve=_curve_table(rows),
         evaluation=evaluation,
         evaluated=as_object(evaluation.get('model')).get('step'),
-        figures=_figures(evaluation),
-        settings=_settings(config),
+        figures=_figures_table(evaluation),
+        settings=_settings_table(config),
         environment=environment,
         version=steering.code_name(as_object(environment.get('code'))),
-        packages=_named(as_object(environment.get('packages'))),
+        packages=_name_values(as_object(environment.get('packages'))),
         devices=as_object(environment.get('devices')),
-        programs=_named(as_object(_read(workdir, 'programs.json'))),
+        programs=_name_values(as_object(_read(workdir, 'programs.json'))),
     )
     with files.atomic_write(os.path.join(folder, FILE)) as file:
         file.write(str(card))
@@ -167,21 +167,21 @@ def base_model(config: Mapping[str, Any]) -> str:
     return path if not local and HUB_NAME.fullmatch(path) else ''
 
 
-def _curve(rows) -> str:
+def _curve_table(rows) -> str:
     names = [name for name in dict.fromkeys(key for row in rows for key in row) if FIGURES.fullmatch(name)]
     kept = rows if len(rows) <= MOST_ROWS else [*rows[:: -(-len(rows) // (MOST_ROWS - 1))], rows[-1]]
     cells = [[row.get('step'), *(row.get(name) for name in names)] for row in kept]
     return _table(['step', *names], cells) if names else ''
 
 
-def _figures(evaluation) -> str:
+def _figures_table(evaluation) -> str:
     keys = ('mean', 'low', 'high')
     figures = {name: as_object(value) for name, value in as_object(evaluation.get('figures')).items()}
     rows = [[name, *(value.get(key) for key in keys)] for name, value in figures.items()]
     return _table(['figure', *keys], rows) if rows else ''
 
 
-def _settings(config) -> str:
+def _settings_table(config) -> str:
     defaults = config_file.read_config(os.path.join(config_file.CONFIGS, 'default.py')).to_dict()
     # through JSON, which makes lists of tuples as in the recorded config
     changes = steering.differences(json.loads(json.dumps(defaults)), config)
@@ -195,7 +195,7 @@ def _table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return '\n'.join([*lines, *(f'| {" | ".join(map(_code, row))} |' for row in rows)])
 
 
-def _named(values):
+def _name_values(values):
     """The texts 'name value', without empty values."""
     return [f'{name} {_code(value)}' for name, value in values.items() if value]
 

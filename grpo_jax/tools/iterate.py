@@ -98,7 +98,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
     folder: the model that it starts from; rollouts: folders of completions. It learns from the last of them, and from
     the earlier ones with the share reward_model.replay.
     """
-    changed, replay, older = _changed(config, i, folder), config.reward_model.replay, len(rollouts) - 1
+    changed, replay, older = _iteration_config(config, i, folder), config.reward_model.replay, len(rollouts) - 1
     weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
     sources = [
         {
@@ -118,7 +118,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
 
 def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
     """Returns the config of iteration i's policy, which starts from `folder` and learns from a reward model."""
-    changed = _changed(config, i, folder)
+    changed = _iteration_config(config, i, folder)
     changed.supervised.updates = 0  # the config's updates are the reward model's
     changed.reward.options.model.folder = reward_folder
     changed.log.rollouts = 1
@@ -127,7 +127,7 @@ def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
     return changed
 
 
-def _changed(config, i, folder):
+def _iteration_config(config, i, folder):
     """A copy of the config for iteration i, with its own seed, that starts from the model in `folder`."""
     changed = copy.deepcopy(config)
     changed.seed, changed.model.path = config.seed + i, folder

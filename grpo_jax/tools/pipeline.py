@@ -69,7 +69,7 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
     evaluations = {}
     for i, stage in enumerate(stages):
         folder = run_folder(workdir, stage.name)
-        if not _finished(stage, folder):
+        if not _is_finished(stage, folder):
             if stage.command != 'sample':
                 updates = stage.config.steps if stage.command == 'train' else stage.config.supervised.updates
                 export.check_whole(policy_folder(workdir, stage.name), folder, updates)
@@ -97,7 +97,7 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
     return evaluations
 
 
-def _finished(stage, folder):
+def _is_finished(stage, folder):
     """Whether a stage's command has nothing left to do."""
     if stage.command == 'sample':
         path = os.path.join(os.path.dirname(folder), SAMPLED)

@@ -33,8 +33,8 @@ ROWS = (*writer.FILES, EVENTS)
 
 def describe_run(workdir: str) -> Iterator[str]:
     """Yields lines on a run's code, packages, devices, data, programs, events and checkpoints."""
-    config = json_file.read_object(_existing(workdir, 'config.json'))
-    yield f'run {workdir}: seed {config.get("seed")}, {len(_rows(workdir, "metrics.jsonl"))} steps'
+    config = json_file.read_object(_require_file(workdir, 'config.json'))
+    yield f'run {workdir}: seed {config.get("seed")}, {len(_complete_lines(workdir, "metrics.jsonl"))} steps'
     for entry in _read(workdir, steering.ENVIRONMENT, []):
         code, devices = steering.code_name(entry.get('code', {})), entry.get('devices', {})
         packages = ', '.join(f'{name} {version}' for name, version in entry.get('packages', {}).items())
@@ -55,7 +55,7 @@ def describe_differences(workdir: str, other: str) -> Iterator[str]:
     """Yields sentences on how run `other` differs: its programs, data, settings, code, packages and devices."""
     programs = [as_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
     yield _describe_programs(*programs)
-    configs = [json_file.read_object(_existing(folder, 'config.json')) for folder in (workdir, other)]
+    configs = [json_file.read_object(_require_file(folder, 'config.json')) for folder in (workdir, other)]
     changed = list(steering.differences(configs[0], configs[1]))
     origins = [_read(folder, 'data.json', []) for folder in (workdir, other)]
     data_changes = [c for c in changed if c.key.startswith('data.') and c.key != 'data.prompts_per_step']
@@ -95,7 +95,7 @@ def _describe_programs(first, second):
 
 def verify(workdir: str) -> Iterator[str]:
     """Yields a line for each fault in a run's files: JSON files, rows, dumps, and every array of the checkpoints."""
-    _existing(workdir, 'config.json')
+    _require_file(workdir, 'config.json')
     for name in TEXTS:
         path = os.path.join(workdir, name)
         if os.path.exists(path) or name in ('config.json', steering.ENVIRONMENT):
@@ -116,8 +116,8 @@ def verify(workdir: str) -> Iterator[str]:
         except BadInput as error:
             yield str(error)
             continue
-        rows = len(_rows(workdir, 'metrics.jsonl'))
-        if _begun_at(workdir) + rows < step:
+        rows = len(_complete_lines(workdir, 'metrics.jsonl'))
+        if _first_step(workdir) + rows < step:
             yield f'{path}: is of step {step}, and metrics.jsonl has {rows} rows'
     nested = os.path.join(workdir, 'cold_start')
     if os.path.isfile(os.path.join(nested, 'config.json')):
@@ -139,20 +139,20 @@ def _check_rows(folder, name):
                 steps.append(None)
             if not line.endswith(b'\n'):
                 yield f'{path}, line {number}: has no end; the next start of the run drops it'
-    begun = _begun_at(folder)
+    begun = _first_step(folder)
     if name in ('metrics.jsonl', 'timings.jsonl') and None not in steps:
         odd = next((i for i, step in enumerate(steps) if step != begun + i), None)
         if odd is not None:
             yield f'{path}, line {odd + 1}: has step {steps[odd]} in place of {begun + odd}'
 
 
-def _begun_at(workdir):
+def _first_step(workdir):
     """The first step of a run: 0, or for a branch the step of its parent's checkpoint."""
     steps = [row.get('step') for row in recorded_events(workdir) if row.get('event') == 'branched']
     return steps[0] if steps and isinstance(steps[0], int) else 0
 
 
-def _rows(workdir, name):
+def _complete_lines(workdir, name):
     """The complete lines of a file, unparsed; [] without the file."""
     path = os.path.join(workdir, name)
     if not os.path.exists(path):
@@ -172,7 +172,7 @@ def as_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _existing(workdir, name):
+def _require_file(workdir, name):
     """The path of a run's file; raises BadInput when the folder lacks it."""
     path = os.path.join(workdir, name)
     if not os.path.isfile(path):

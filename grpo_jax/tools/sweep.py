@@ -118,7 +118,7 @@ def run(
     return rows
 
 
-def choose(names: str) -> list[str]:
+def choose_presets(names: str) -> list[str]:
     """Returns the presets of a comma-separated list, or of 'all'; raises BadInput for an unknown preset."""
     folder = os.path.join(PACKAGE, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
@@ -144,7 +144,7 @@ def summarize(
         failures = {seed: text for (name, seed), text in outcomes.items() if name == preset and text is not None}
         finished = [seed for (name, seed), text in outcomes.items() if name == preset and text is None]
         folders = [os.path.join(workdir, preset, str(seed)) for seed in finished]
-        runs = {seed: _measure(folder) for seed, folder in zip(finished, folders, strict=True)}
+        runs = {seed: _measure_run(folder) for seed, folder in zip(finished, folders, strict=True)}
         row = {}
         for name in COLUMNS:
             values = [numbers[name] for numbers in runs.values() if not math.isnan(numbers[name])]
@@ -282,7 +282,7 @@ def config_from_flag(flag: Any) -> Callable[..., Any]:
 def _check_variants(variants, presets):
     """Raises BadInput for a variant whose name is no identifier, or is taken by a preset or by 'cold_start'."""
     for name in variants:
-        if not name.isidentifier() or name in (*choose('all'), *presets, 'cold_start'):
+        if not name.isidentifier() or name in (*choose_presets('all'), *presets, 'cold_start'):
             raise BadInput('variants', name, 'must be a word of letters and digits, and the name of no preset')
 
 
@@ -306,7 +306,7 @@ def _copy_cold_start(source, target):
         shutil.copytree(source, temporary, ignore=shutil.ignore_patterns('config.json'), dirs_exist_ok=True)
 
 
-def _measure(folder):
+def _measure_run(folder):
     """{column: number} of a finished run; NaN for a number that the run lacks."""
     evaluations = read_rows(os.path.join(folder, 'evaluations.jsonl'))
     timings = read_rows(os.path.join(folder, 'timings.jsonl'))
@@ -422,7 +422,7 @@ def source_text(value: Any) -> str:
 
 def main() -> None:
     """Runs the command."""
-    presets, seeds = choose(flags.FLAGS.presets), flags.FLAGS.seeds
+    presets, seeds = choose_presets(flags.FLAGS.presets), flags.FLAGS.seeds
     if seeds < 1:
         raise BadInput('--seeds', seeds, 'must be at least 1')
     run(config_from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)

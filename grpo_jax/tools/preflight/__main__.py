@@ -50,7 +50,7 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
         report.print_verdict(better)
     elif shown and not checked.fits:
         print('\nNo setting was found that fits; take a larger topology or chip, or a smaller model')
-    _write(content, output)
+    _write_json(content, output)
     return 0 if checked.fits else 1
 
 
@@ -64,11 +64,11 @@ def run_search(
     rows = search.read_or_search(planned, compiling, most, _tell)
     if output != '-':
         search.print_rows(planned, rows, host_seconds)
-    _write({'topology': planned.topology, 'host_seconds': host_seconds, 'search': rows}, output)
+    _write_json({'topology': planned.topology, 'host_seconds': host_seconds, 'search': rows}, output)
     return 0 if rows[0]['fits'] else 1
 
 
-def _write(content, output):
+def _write_json(content, output):
     """Writes JSON where --json says: to standard output for '-', to a file, or nowhere."""
     if output == '-':
         print(json.dumps(content, indent=1))
@@ -80,7 +80,7 @@ def _tell(text):
     print(f'preflight: {text}', file=sys.stderr, flush=True)
 
 
-def _in_child():
+def _run_in_child():
     """Runs the same command in a child process, and once more when a signal kills the child. Returns the exit status.
 
     libtpu 0.0.42 sometimes dies when it compiles two programs at once. The second child compiles one at a time, and
@@ -98,7 +98,7 @@ def main() -> None:
     """Runs the command."""
     values = flags.FLAGS
     if not values.at_once:
-        sys.exit(_in_child())
+        sys.exit(_run_in_child())
     try:
         sizes = [int(n) for n in values.scale.split(',') if n]
     except ValueError:

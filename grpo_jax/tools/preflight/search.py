@@ -112,17 +112,17 @@ def _divisors(n):
 
 def setting_flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
     """Returns the flags that turn the plan into a setting; 'as it is' without any."""
-    return advice.candidate_flags(plan, _candidate(plan, setting)) or 'as it is'
+    return advice.candidate_flags(plan, _as_candidate(plan, setting)) or 'as it is'
 
 
-def _candidate(plan, setting):
+def _as_candidate(plan, setting):
     return advice.Candidate(0.0, plan.topology, setting.overrides(plan.config), smaller_cache=False)
 
 
 def _compile_setting(plan, setting, compiling):
     """The Tried of a setting; raises BadInput for sizes that do not divide."""
     with advice.without_warnings():
-        made = advice.plan_changes(plan, _candidate(plan, setting))
+        made = advice.plan_changes(plan, _as_candidate(plan, setting))
     return Tried(setting, model.guess(plan, setting), verdicts.compile_and_check(made, compiling))
 
 

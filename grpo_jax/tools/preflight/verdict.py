@@ -20,7 +20,7 @@ class Verdict(NamedTuple):
     @property
     def totals(self) -> list[int | float]:
         """Bytes in use on a device while each program runs."""
-        return [total(job, measured) for job, measured in self.runs]
+        return [bytes_in_use(job, measured) for job, measured in self.runs]
 
     @property
     def phases(self) -> dict[str, tuple[int | float, str]]:
@@ -70,7 +70,7 @@ def compile_and_check(plan: plans.PlannedRun, compiling: compiler.Compiling) -> 
     return Verdict(plan, jobs, compiler.measure(jobs, plan, compiling), sampler_bytes)
 
 
-def total(job: plans.Job, measured: compiler.Measured) -> int | float:
+def bytes_in_use(job: plans.Job, measured: compiler.Measured) -> int | float:
     """Returns the bytes in use on a device while a program runs: its own, and all other live buffers."""
     if measured.refused:
         return job.alive + measured.refused
@@ -116,17 +116,17 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
         ),
         default=0,
     )
-    more = int((chip.memory - sampling) // (bytes_of_prompts(verdict) / engine.prompts))
+    more = int((chip.memory - sampling) // (prompt_bytes(verdict) / engine.prompts))
     prompts = max(engine.prompts + more, 0) * shards
     by_name = {job.name: (job, measured) for job, measured in verdict.runs}
     update, measured = by_name['learner.update']
     temporaries = measured.temporaries or measured.refused - plan.state_bytes()[0]
-    free = chip.memory - total(update, measured)
+    free = chip.memory - bytes_in_use(update, measured)
     rows = int(plan.microbatch()[0] * (1 + free / temporaries)) if 0 < temporaries < float('inf') else 0
     return prompts, max(rows, 0)
 
 
-def bytes_of_prompts(verdict: Verdict) -> int:
+def prompt_bytes(verdict: Verdict) -> int:
     """Returns the bytes on a device that grow with the prompts: the rollout and, without a budget, the cache."""
     limited = verdict.plan.engine.schedule.budget
     return verdict.sampler_bytes['rollout'] + (0 if limited else verdict.sampler_bytes['cache'])

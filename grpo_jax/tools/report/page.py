@@ -56,7 +56,7 @@ def _render(header, beside):
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.finalize = lambda value: _shown(value) if type(value) is str else value
+    environment.finalize = lambda value: _shorten(value) if type(value) is str else value
     scripts = [_read(name) for name in SCRIPTS]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     sources = ' '.join(f"'sha256-{digest}'" for digest in digests) + " 'self' file:" * beside
@@ -66,7 +66,7 @@ def _render(header, beside):
     return environment.get_template('report.html').render(**header, **assets, sources=sources)
 
 
-def _shown(text):
+def _shorten(text):
     """A text of a run in one line, cut to LONGEST characters."""
     return escape(text if len(text) <= LONGEST else f'{text[:LONGEST]}...')
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from grpo_jax.text import escape
 from grpo_jax.tools.report import verdict
-from grpo_jax.tools.report.read import Variant, number
+from grpo_jax.tools.report.read import Variant, as_number
 
 POINTS = 1000  # of a curve; a longer one is drawn as mean, min and max over blocks of neighbouring steps
 DIGITS = 6
@@ -111,7 +111,7 @@ def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     undrawn = {}  # file -> names of its numbers that no panel has drawn
     for file in files:
         rows = [row for variant in variants for run in variant.runs for row in getattr(run, file)]
-        undrawn[file] = sorted({name for row in rows for name in row if not np.isnan(number(row[name]))} - {'step'})
+        undrawn[file] = sorted({name for row in rows for name in row if not np.isnan(as_number(row[name]))} - {'step'})
     sections = []
     for heading, panels in SECTIONS.items():
         drawn = [content for panel in panels for content in _draw(panel, variants, undrawn[panel.file])]
@@ -159,7 +159,7 @@ def make_line(variant: Variant, file: str, name: str) -> dict[str, Any] | None:
     """
     tables = []  # {step: value} of each run
     for run in variant.runs:
-        table = {row['step']: number(row.get(name)) for row in getattr(run, file)}
+        table = {row['step']: as_number(row.get(name)) for row in getattr(run, file)}
         tables.append({step: value for step, value in table.items() if not np.isnan(value)})
     steps = np.array(sorted({step for table in tables for step in table}), float)
     if not len(steps):

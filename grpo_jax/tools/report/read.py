@@ -56,7 +56,7 @@ def read_variants(folders: Sequence[str]) -> list[Variant]:
     for run in runs:
         settings = {name: value for name, value in run.config.items() if name not in WITHOUT_EFFECT}
         alike.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
-    names = _names([[run.folder for run in group] for group in alike.values()])
+    names = _short_names([[run.folder for run in group] for group in alike.values()])
     return [Variant(name, group) for name, group in zip(names, alike.values(), strict=True)]
 
 
@@ -113,7 +113,7 @@ def read_lines(path: str, notes: list[str]) -> Rows:
     return rows
 
 
-def number(value: Any) -> float:
+def as_number(value: Any) -> float:
     """Returns a row's value as a float; NaN when it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
@@ -158,7 +158,7 @@ def _folders(folder):
     return sorted(name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name)))
 
 
-def _names(groups):
+def _short_names(groups):
     """A short name for each group of folders: the fewest last parts of their paths that differ."""
     paths = [os.path.normpath(os.path.abspath(os.path.commonpath(map(os.path.abspath, group)))) for group in groups]
     paths = [

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from grpo_jax.tools.report.read import Run, number, read_lines
+from grpo_jax.tools.report.read import Run, as_number, read_lines
 
 # key of a token's numbers in a dump -> key in the page
 NUMBERS = {'logprobs': 'l', 'entropy': 'e', 'old_logprobs': 'o', 'ref_logprobs': 'f'}
@@ -74,7 +74,7 @@ def make_row(row: dict[str, Any]) -> dict[str, Any]:
 
 def _rounded(value):
     """A value rounded to DIGITS, as an int when it is whole; None when it is no number."""
-    value = number(value)
+    value = as_number(value)
     if value != value:
         return None
     value = round(value, DIGITS)

@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo_jax.figures import LEVEL
 from grpo_jax.statistics import share_interval
-from grpo_jax.tools.report.read import Run, Variant, number
+from grpo_jax.tools.report.read import Run, Variant, as_number
 
 SHARES = ('greedy', 'pass@', 'maj@', 'truncated', 'failed', 'unparsed')  # first parts of the names of shares
 MOST_PROMPTS = 100_000
@@ -65,7 +65,7 @@ def count_prompts(run: Run) -> int:
     if not isinstance(most, int) or not 1 <= most <= MOST_PROMPTS:
         return 0
     names = ('greedy', 'greedy/length', 'greedy/truncated')
-    means = np.array([number(row.get(name)) for row in run.evaluations[-10:] for name in names])
+    means = np.array([as_number(row.get(name)) for row in run.evaluations[-10:] for name in names])
     means = means[np.isfinite(means)]
     totals = np.arange(1, most + 1)[:, None] * means
     fits = 1 + np.flatnonzero(np.all(np.abs(totals - np.round(totals)) < 1e-6 * np.maximum(1, totals), axis=1))
@@ -78,7 +78,7 @@ def measure_change(variant: Variant, name: str) -> Change | None:
     Over several seeds, the values are means, and the intervals run from the min to the max.
     """
     ends = [[run.evaluations[i] for i in (0, -1)] for run in variant.runs if len(run.evaluations) > 1]
-    values = np.array([[number(row.get(name)) for row in rows] for rows in ends])
+    values = np.array([[as_number(row.get(name)) for row in rows] for rows in ends])
     values = values[np.isfinite(values).all(1)] if len(values) else values
     if not len(values):
         return None
@@ -142,5 +142,5 @@ def _without_evaluation(variant):
     if not done:
         return 'No step is done yet.'
     last = variant.runs[0].metrics[-1] if variant.runs[0].metrics else {}
-    name = next((name for name in ('reward', 'accuracy', 'loss') if not math.isnan(number(last.get(name)))), '')
-    return f'{done} steps are done.' + (f' The last {name} is {number(last[name]):.3g}.' if name else '')
+    name = next((name for name in ('reward', 'accuracy', 'loss') if not math.isnan(as_number(last.get(name)))), '')
+    return f'{done} steps are done.' + (f' The last {name} is {as_number(last[name]):.3g}.' if name else '')
