@@ -413,9 +413,9 @@ def source_text(value: Any) -> str:
         return f'{source_text(value.func)} {value.args} {sorted(value.keywords.items())}'
     if not callable(value):
         return repr(value)
-    of_package = str(getattr(value, '__module__', '')).startswith('grpo_jax.')
+    ours = str(getattr(value, '__module__', '')).startswith('grpo_jax.')
     try:
-        return value.__qualname__ if of_package else inspect.getsource(value)
+        return value.__qualname__ if ours else inspect.getsource(value)
     except (OSError, TypeError, AttributeError):  # no file or cell has its source
         return type(value).__name__
 
