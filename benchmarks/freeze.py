@@ -268,7 +268,7 @@ class Checkout:
         row = next(row for row in map(json.loads, lines) if row['step'] == step)
         tree = ocp.PyTreeCheckpointHandler().restore(epath.Path(workdir / 'checkpoints' / str(step + 1) / 'default'))
         leaves = jax.tree_util.tree_leaves_with_path({key: tree[key] for key in ('params', 'opt_state')})
-        lines = (workdir / 'rollouts' / f'{step}.jsonl').read_text(encoding='utf8').splitlines()
+        lines = (workdir / 'rollouts' / f'{step:06}.jsonl').read_text(encoding='utf8').splitlines()
         numbers = row | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
         return numbers, [(row['completion'], row['tokens']) for row in map(json.loads, lines)]
 
@@ -350,6 +350,7 @@ def main():
     parser.add_argument('--states', action='store_true', help="steps from the base's own states, compared by rounding")
     given = parser.parse_args()
     os.environ['JAX_PLATFORMS'] = 'cpu'
+    jax.config.update('jax_platforms', 'cpu')  # the environment was read at import
     print(environment.describe())
     folder = pathlib.Path(given.folder)
     shutil.rmtree(folder / 'head', ignore_errors=True)

@@ -66,7 +66,7 @@ def ours(case):
     sampling = sampler.Sampling(temperature=1.0, max_tokens=most, stop_tokens=(), pad_token=0)
     engine = make_sampler(model_config, one, shapes, sampling, {})
     learner = make_learner(model_config, method, Optimizers(optax.adamw(1e-5)), one, shapes, learning)
-    compiled.compile_all([learner.logprobs, learner.update], 'the learner')
+    compiled.compile_all([*learner.programs.values()], 'the learner')
     state = learner.initial(params)
     rng, lengths, reward = np.random.default_rng(1), np.asarray(case['lengths'], np.int32), Gate()
     while True:

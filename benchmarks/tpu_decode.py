@@ -56,12 +56,12 @@ def build_engine(c, mesh, budget):
 
 def list_jobs(engine):
     """The prefill of a fresh batch, and each decode program of `schedule.largest`."""
-    programs, setup = engine.programs, engine.programs.setup
+    programs, spec = engine.programs, engine.programs.spec
     keys = schedule.largest(engine.schedule)
     decoding = [key for key in keys if key.kind == 'decode']
     opening = next(key for key in keys if key.kind == 'open')
     return [
-        Job(str(key), programs.trace(key), setup.abstract_weights, setup.abstract_batch(like))
+        Job(str(key), programs.trace(key), spec.abstract_weights, spec.abstract_batch(like))
         for key, like in [(opening, decoding[0]), *((key, key) for key in decoding)]
     ]
 

@@ -1,12 +1,15 @@
-"""What the site needs beyond mkdocs: pages may link to files outside of docs/, which come along; and formulas.
+"""What the site needs beyond mkdocs: pages may link to files outside of docs/, which come along; formulas; and more.
 
 A hook of mkdocs.yml. A file of the repository that a page links to becomes the page repository/<path>: Markdown as it
 is, anything else as a listing. Links are rewritten so that they lead there; on GitHub they work as they stand.
 """
 
+import glob
 import os
 import re
+import shutil
 
+import make_address
 from mkdocs.structure.files import File
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -15,6 +18,13 @@ LINK = re.compile(r'(\]\()([^)\s#]+)([^)\s]*\))')  # of Markdown: its target, an
 FENCE = re.compile(r'^(```.*?^```$)', re.DOTALL | re.MULTILINE)
 FORMULA = re.compile(r'^```math\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 LANGUAGES = {'.py': 'python', '.sh': 'bash', '.json': 'json', '.toml': 'toml', '.ipynb': 'json'}
+
+
+def on_config(config):
+    """The config with the address of the repository, where pyproject.toml has one."""
+    if repository := make_address.address():
+        config['repo_url'], config['repo_name'] = repository, 'Repository'
+    return config
 
 
 def on_files(files, config):
@@ -44,6 +54,13 @@ def on_page_markdown(markdown, page, **_):
 
     parts = FENCE.split(markdown)  # fences at the odd places
     return ''.join(part if i % 2 else LINK.sub(rewrite, part) for i, part in enumerate(parts))
+
+
+def on_post_build(config):
+    """Puts the Markdown of the pages beside them, to which llms.txt leads."""
+    for path in glob.glob(os.path.join(ROOT, 'docs', '*.md')):
+        if not path.endswith('_notes.md'):
+            shutil.copy(path, config.site_dir)
 
 
 def targets(path):

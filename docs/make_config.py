@@ -1,14 +1,19 @@
-"""Writes docs/config.md: the keys of configs/default.py with their defaults and comments, below config_notes.md.
+"""Writes docs/config.md, a row for each key below the text of config_notes.md, and the kinds of keys in checkpoints.md.
+
+Values, default and kind are those of the key's field, and its meaning is the comment behind the field, or above it.
 
 python docs/make_config.py
 """
 
 import ast
+from collections import defaultdict
+from collections.abc import Mapping
 import importlib
 import inspect
 import io
 import os
 import sys
+import textwrap
 import tokenize
 from unittest import mock
 
@@ -19,43 +24,17 @@ from make_algorithms import table  # noqa: E402
 
 from grpo_jax import diagnose, ranges  # noqa: E402
 from grpo_jax.algorithms import pieces  # noqa: E402
-from grpo_jax.algorithms.algorithm import MODULES, Algorithm  # noqa: E402
+from grpo_jax.algorithms.algorithm import MODULES  # noqa: E402
 from grpo_jax.configs.recipes import settings as recipe_settings  # noqa: E402
-from grpo_jax.learner import Learning, Optimization  # noqa: E402
-from grpo_jax.models.lora import LoraOptions  # noqa: E402
+from grpo_jax.ranges import Kind  # noqa: E402
+from grpo_jax.rewards.build import declared_options  # noqa: E402
 from grpo_jax.run import settings  # noqa: E402
-from grpo_jax.sampler import sampling  # noqa: E402
-from grpo_jax.sharding.mesh import AXES  # noqa: E402
 
-SOURCE = os.path.join(ROOT, 'configs', 'default.py')
+DEFAULTS = os.path.join(ROOT, 'configs', 'default.py')
 TARGET = os.path.join(ROOT, 'docs', 'config.md')
-TYPES = {  # section -> the types that read it
-    '': [settings.Settings],
-    'model': [settings.ModelSource],
-    'model.lora': [LoraOptions],
-    'data': [settings.DataOptions],
-    'rollout': [settings.Sampling, settings.Settings],
-    'reward': [settings.RewardOptions],
-    'collection': [settings.Collection],
-    'reference': [settings.ReferenceSource],
-    'teacher': [settings.TeacherSource],
-    'algorithm': [Algorithm, Learning],
-    'learner': [Learning],
-    **{name: [Optimization] for name in ('optimizer', 'critic_optimizer', 'supervised.optimizer')},
-    'supervised': [settings.Supervised],
-    'reward_model': [settings.RewardModelOptions],
-    'evaluation': [settings.Evaluation],
-    'checkpoint': [settings.Cadence],
-    'log': [settings.Cadence],
-    'diagnose': [settings.DiagnoseOptions],
-}
-ELSEWHERE = {  # keys that no field has under their name
-    **{f'mesh.{axis}': ranges.Count for axis in AXES},
-    'rollout.cache_gib': sampling.CACHE_GIB,
-    'rollout.thinking_end': str,
-    'checkpoint.every': settings.Cadence.__annotations__['checkpoint'],
-}
 NOTES = os.path.join(ROOT, 'docs', 'config_notes.md')
+CHECKPOINTS = os.path.join(ROOT, 'docs', 'checkpoints.md')
+PLAIN = ('a text', 'a value', 'True or False', 'a section of keys', 'a tuple, each a value')  # any value of a type
 
 
 def text():
@@ -64,7 +43,7 @@ def text():
         notes = file.read()
     page = notes.replace('<!-- keys -->\n', keys()).replace('<!-- published -->', published())
     page = page.replace('<!-- recipes -->', recipes())
-    return f'<!-- Written by docs/make_config.py, from configs/default.py and config_notes.md. -->\n\n{page}'
+    return f'<!-- Written by docs/make_config.py, from the fields of the keys and config_notes.md. -->\n\n{page}'
 
 
 def published():
@@ -90,21 +69,64 @@ def recipes():
 
 
 def keys():
-    """A heading and a table for each section, in the order of configs/default.py."""
-    meanings, sections = read_comments(), {}
-    order = {path: number for number, path in enumerate(meanings)}
-    for path, value in sorted(leaves(defaults().to_dict()), key=lambda leaf: order.get(leaf[0], len(order))):
-        section, _, key = path.rpartition('.')
-        meaning = meanings.get(path, meanings.get(f'_optimizer.{key}', ''))
-        if section == 'algorithm' and key in MODULES:
-            meaning = '; '.join(filter(None, [f'a function of `{file_of(MODULES[key])}`', meaning]))
-        row = (f'`{path}`', f'`{value!r}`', values_of(path), meaning)
-        sections.setdefault(section.partition('.')[0], []).append(row + (readers(key),) * (section == 'algorithm'))
-    pages = []
-    for section, rows in sections.items():
+    """A heading and a table for each section, in the order of settings.Keys."""
+    config, meanings, rows, pages = defaults().to_dict(), sentences(settings.Keys), {}, []
+    for row in rows_of(settings.Keys, config):
+        section = row[0].strip('`').rpartition('.')[0].partition('.')[0]
+        rows.setdefault(section, []).append(row)
+    rows['algorithm'] = [(*row, readers(row[0].strip('`').partition('.')[2])) for row in rows['algorithm']]
+    for section, own in rows.items():
         headings = 'key | default | values | meaning' + ' | read by' * (section == 'algorithm')
-        pages += [f'## {section or "The run"}', meanings.get(section, '').capitalize(), table(headings, rows)]
+        about = meanings[section] if section else ''
+        pages += [f'## {section or "The run"}', about[:1].upper() + about[1:], table(headings, own)]
     return '\n\n'.join(filter(None, pages)) + '\n'
+
+
+def rows_of(declared, section, prefix=''):
+    """Yields (key, default, values, meaning) for each key of an options type and of the sections in it."""
+    meanings = sentences(declared)
+    for name, key in ranges.keys_of(declared).items():
+        path, options = prefix + name, ranges.type_of(key.annotation)
+        if options:
+            yield from rows_of(options, section[name], f'{path}.')
+        elif path == 'reward.options':
+            listed = listed_in_defaults()  # in their order there; each reward in one row
+            for reward in sorted(section[name], key=lambda reward: [*listed].index(f'reward.options.{reward}')):
+                yield cells(f'{path}.{reward}', section[name][reward], Mapping, listed[f'{path}.{reward}'])
+        elif path.startswith('algorithm.') and name in MODULES:
+            where = f'a function of `{os.path.basename(MODULES[name].__file__)}`'
+            yield cells(path, section[name], str, f'{where} {meanings[name]}')
+        else:
+            yield cells(path, section[name], key.annotation, meanings[name])
+    if prefix == 'algorithm.':
+        for name, (key, meaning) in numbers().items():
+            if name not in ranges.keys_of(declared):
+                yield cells(prefix + name, section[name], key.annotation, meaning)
+
+
+def cells(path, default, annotation, meaning):
+    """A row; the values are named where not all of a type will do."""
+    values = ranges.in_words(annotation).replace(f' and at most {2**31 - 1}', '')
+    return f'`{path}`', f'`{default!r}`', '' if values in PLAIN else values, meaning
+
+
+def numbers():
+    """Name -> (parameter, meaning) of the numbers of all pieces; a meaning is that of the first piece that has one."""
+    found = {}
+    for piece in (piece for module in MODULES.values() for piece in pieces.named(module).values()):
+        meanings = sentences(piece)
+        for name, key in inspect.signature(piece).parameters.items():
+            if key.kind is key.KEYWORD_ONLY:
+                known, meaning = found.get(name, (key, ''))
+                found[name] = known, meaning or meanings[name]
+    return found
+
+
+def readers(number):
+    """The names of the pieces that read a number of config.algorithm."""
+    every = [piece for module in MODULES.values() for piece in pieces.named(module).items()]
+    reading = [name for name, piece in every if number in {*pieces.numbers(piece), *pieces.reads(piece)} - {*MODULES}]
+    return ', '.join(f'`{name}`' for name in reading)
 
 
 def defaults():
@@ -123,68 +145,96 @@ def leaves(tree, prefix=''):
             yield prefix + key, value
 
 
-def read_comments():
-    """Dotted key -> the comment behind it in configs/default.py, with the lines below that only go on with it."""
-    with open(SOURCE, encoding='utf8') as file:
-        source = file.read()
-    behind, below = {}, {}  # line -> comment: behind code, and alone on its line
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            alone = not token.line[: token.start[1]].strip()
-            (below if alone else behind)[token.start[0]] = token.string.lstrip('# ')
+def sentences(declared):
+    """Name -> the comment behind each field of an options type, or number of a piece, or on the lines above it."""
+    source = textwrap.dedent(inspect.getsource(declared))
+    behind, alone = comments(source)
+    (tree,) = ast.parse(source).body
+    if isinstance(tree, ast.ClassDef):
+        nodes = {node.target.id: node for node in tree.body if isinstance(node, ast.AnnAssign)}
+    else:
+        nodes = {node.arg: node for node in tree.args.kwonlyargs}
     meanings = {}
-    for first, last, path in sorted(places(ast.parse(source))):
-        meaning = '; '.join(behind[line] for line in range(first, last + 1) if line in behind)
-        while meaning and last + 1 in below:
-            last += 1
-            meaning += f' {below[last]}'
-        meanings[path] = meaning
+    for name, node in nodes.items():
+        first, lines = node.lineno, []
+        while first - 1 in alone:
+            first -= 1
+            lines.insert(0, alone[first])
+        meanings[name] = behind.get(node.end_lineno, ' '.join(lines))
+        flat = isinstance(tree, ast.ClassDef) and ranges.type_of(declared.__annotations__[name])
+        if flat and name not in ranges.keys_of(declared):
+            meanings = sentences(flat) | meanings
     return meanings
 
 
-def places(tree):
-    """(first line, last line, dotted key) of each key: of an assignment to config, or of a dict in one."""
-    for node in ast.walk(tree):
+def comments(source):
+    """(line -> comment behind code, line -> comment alone on its line)."""
+    behind, alone = {}, {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            before = token.line[: token.start[1]].strip()
+            (behind if before else alone)[token.start[0]] = token.string.lstrip('# ')
+    return behind, alone
+
+
+def listed_in_defaults():
+    """Dotted key -> the comment behind it in configs/default.py, which lists common keys and all reward.options."""
+    with open(DEFAULTS, encoding='utf8') as file:
+        source = file.read()
+    behind, _ = comments(source)
+    listed = {}
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith('config.'):
             path = ast.unparse(node.targets[0]).removeprefix('config.')
-            entries = next((value for value in ast.walk(node.value) if isinstance(value, ast.Dict)), None)
-            yield from [(node.lineno, node.end_lineno, path)] if entries is None else items(entries, path)
-        if isinstance(node, ast.FunctionDef) and node.name == '_optimizer':
-            yield from items(next(value for value in ast.walk(node) if isinstance(value, ast.Dict)), node.name)
+            if isinstance(node.value, ast.Call):  # a ConfigDict of sections
+                entries = {
+                    f'{path}.{key.value}': (key.lineno, value.end_lineno)
+                    for key, value in zip(node.value.args[0].keys, node.value.args[0].values, strict=True)
+                }
+            else:
+                entries = {path: (node.lineno, node.end_lineno)}
+            for name, (first, last) in entries.items():
+                listed[name] = '; '.join(behind[line] for line in range(first, last + 1) if line in behind)
+    return listed
 
 
-def items(node, path):
-    """The places of a dict's keys."""
-    for key, value in zip(node.keys, node.values, strict=True):
-        yield key.lineno, value.end_lineno, f'{path}.{key.value}'
+def kinds():
+    """Kind -> its keys; SECTION.* stands for the keys of a section that are not named themselves."""
+    found = defaultdict(list)
+    _add_kinds(found, settings.Keys, '', None)
+    for name in defaults().reward.options:
+        for option, key in sorted(declared_options(name).items()):
+            if own := ranges.kind_in(key.annotation):
+                found[own].append(f'reward.options.{name}.{option}')
+    found[Kind.PATH] += settings.PATH_OPTIONS
+    return found
 
 
-def readers(number):
-    """The names of the pieces that read a number of config.algorithm."""
-    every = [piece for module in MODULES.values() for piece in pieces.named(module).items()]
-    reading = [name for name, piece in every if number in {*pieces.numbers(piece), *pieces.reads(piece)} - {*MODULES}]
-    return ', '.join(f'`{name}`' for name in reading)
+def _add_kinds(found, declared, prefix, around):
+    """Adds the keys of an options type to found; around: the kind of the section, where it says one."""
+    for name, key in ranges.keys_of(declared).items():
+        own, options = ranges.kind_in(key.annotation), ranges.type_of(key.annotation)
+        alike = options and not any(ranges.kind_in(inner.annotation) for inner in ranges.keys_of(options).values())
+        if own or (around is None and (alike or not options)):
+            several = options or ranges.in_words(key.annotation) == 'a section of keys'
+            found[own or Kind.FIXED].append(prefix + name + '.*' * bool(several))
+        if options and not alike:
+            _add_kinds(found, options, f'{prefix}{name}.', own)
 
 
-def values_of(path):
-    """What a key's values may be, in words; '' where any of its type do."""
-    section, _, key = path.rpartition('.')
-    annotation = ELSEWHERE.get(path)
-    every = [piece for module in MODULES.values() for piece in pieces.named(module).values()]
-    for reader in [*TYPES.get(section, []), *(every if section == 'algorithm' else [])]:
-        parameter = inspect.signature(reader).parameters.get(key)
-        if annotation is None and parameter and (parameter.kind is parameter.KEYWORD_ONLY or reader not in every):
-            annotation = parameter.annotation
-    words = ranges.in_words(annotation or str).replace(f' and at most {2**31 - 1}', '')
-    plain = ('a text', 'a value', 'True or False', 'a section of keys', 'a tuple, each a value')
-    return '' if words in plain else words
-
-
-def file_of(module):
-    """The name of a module's file."""
-    return os.path.basename(module.__file__)
+def checkpoints():
+    """The page docs/checkpoints.md with the keys of each kind in the table of kinds."""
+    with open(CHECKPOINTS, encoding='utf8') as file:
+        page = file.read()
+    for kind, names in kinds().items():
+        begin = f'\n| **{kind.value}** | '
+        assert page.count(begin) == 1, f'no row of the kind {kind.value} in {CHECKPOINTS}'
+        before, after = page.split(begin)
+        page = before + begin + ' '.join(f'`{name}`' for name in names) + after[after.index(' | ') :]
+    return page
 
 
 if __name__ == '__main__':
-    with open(TARGET, 'w', encoding='utf8') as target:
-        target.write(text())
+    for path, page in {TARGET: text(), CHECKPOINTS: checkpoints()}.items():
+        with open(path, 'w', encoding='utf8') as target:
+            target.write(page)

@@ -165,7 +165,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
 
 def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict]]:
     """Returns (content of evaluation.json without config, rows of completions.jsonl); model: what names the policy."""
-    dataset, sampling = evaluator.dataset, evaluator.engine.programs.setup.sampling
+    dataset, sampling = evaluator.dataset, evaluator.engine.programs.spec.sampling
     greedy, sampled = complete(evaluator, params)
     figures, seed = compute_figures(greedy, sampled), evaluator.seed
     content = {

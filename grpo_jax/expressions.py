@@ -5,6 +5,7 @@ from fractions import Fraction
 import re
 
 LONGEST = 100  # characters of an expression or value; nobody writes longer ones, and they are slow to work out
+ARITHMETIC = re.compile(r'[-+*/().0-9 ]+')  # the characters of a whole expression
 OPERATIONS = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,

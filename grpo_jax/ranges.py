@@ -1,16 +1,19 @@
-"""Which values a setting may have, written in the annotation beside its default, and the one check of them.
+"""What a setting is, written once where it is declared: its values, its kind, its default, and a comment for people.
 
-`clip_low: Annotated[float, Range(least=0)] = 0.2`, or an alias of this module like `NotNegative`, on a field of an
-options type or on a keyword-only parameter of a piece, a reward or a data set. Nothing is checked when such a function
-is called: `check` and `read_section` are for what a config says. A text in an annotation says in words what it must be.
+`chunk: Free[Natural] = 0  # tokens whose logits exist at once` is a field of an options type (a NamedTuple), whose
+fields are the keys of a section of the config; a number of a piece, an option of a reward or of a data set is a
+keyword-only parameter in the same form. `Annotated[float, Range(least=0)]`, or an alias of this module like
+`NotNegative`, says which values there may be, and a text in an annotation says so in words. Free, Amendable and Fixed
+say the kind. Nothing is checked when such a function is called: `check` and `read_section` are for what a config says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 import dataclasses
+import enum
 import inspect
 import math
 import types
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from grpo_jax.errors import BadInput
 
@@ -69,6 +72,31 @@ class Length:
         return 'that is not empty' if self.most == math.inf else f'of {self.least} to {self.most}'
 
 
+class Kind(enum.Enum):
+    """Whether a run that is begun may go on with another value of a key."""
+
+    FREE = 'free'  # it goes on, with floats that differ in their last bits at most
+    AMENDABLE = 'amendable'  # with --amend, recorded in events.jsonl
+    PARTS = 'amendable in its weights, else fixed'
+    PATH = 'free where it leads to the same content, else fixed'
+    FIXED = 'fixed'  # only in a branch; the kind of a key where nothing says another one
+    INHERITED = 'fixed, in a branch too'
+
+
+class Place(enum.Enum):
+    """Where the key of a field stands, if not in the section of the field's type under the field's name."""
+
+    NOWHERE = 'the field is no key: who makes the value gives it'
+    HERE = "the field is an options type, whose keys stand among those of the field's own type"
+
+
+T = TypeVar('T')
+Free = Annotated[T, Kind.FREE]
+Amendable = Annotated[T, Kind.AMENDABLE]
+Fixed = Annotated[T, Kind.FIXED]
+NoKey = Annotated[T, Place.NOWHERE]
+Flat = Annotated[T, Place.HERE]
+
 Natural = Annotated[int, Range(least=0, most=2**31 - 1)]  # int32 on devices
 Count = Annotated[int, Range(least=1, most=2**31 - 1)]
 NotNegative = Annotated[float, Range(least=0)]
@@ -82,15 +110,67 @@ Text = Annotated[str, Length(1)]
 Texts = Annotated[Sequence[Text], Length(1)]
 
 
-def read_section(declared: Callable, section: Any, name: str, elsewhere: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of an options type by name, from the config's section of that name; BadInput as `check` says.
+def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
+    """The keys of an options type by name, with annotation and default; one of an options type is itself a section."""
+    keys = {}
+    for name, parameter in inspect.signature(declared).parameters.items():
+        place = _mark(parameter.annotation, Place)
+        if place is Place.HERE:
+            keys |= keys_of(type_of(parameter.annotation))
+        elif place is None:
+            keys[name] = parameter
+    return keys
 
-    elsewhere: the fields that are no keys of the section.
+
+def kind_in(annotation: Any) -> Kind | None:
+    """The kind that an annotation says; None where it says none."""
+    return _mark(annotation, Kind)
+
+
+def type_of(annotation: Any) -> Any:
+    """The options type that an annotation is, whatever it says besides; None for another annotation."""
+    bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return bare if hasattr(bare, '_fields') else None
+
+
+def to_section(options: Any) -> dict[str, Any]:
+    """The section of a config that says an options value: its keys by name, a function as its name."""
+    section = {}
+    for name, parameter in inspect.signature(type(options)).parameters.items():
+        value, place = getattr(options, name), _mark(parameter.annotation, Place)
+        if place is Place.HERE:
+            section |= to_section(value)
+        elif place is None:
+            section[name] = to_section(value) if hasattr(value, '_fields') else _to_plain(value)
+    return section
+
+
+def _to_plain(value):
+    """A field's value as a config has it."""
+    if callable(value):
+        return value.__name__
+    if isinstance(value, Set):
+        return tuple(sorted(value))
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def read_options(declared: Callable, section: Any, name: str) -> Any:
+    """The value of an options type whose fields are all keys, from the config's section of that name; else BadInput."""
+    return declared(**read_section(declared, section, name))
+
+
+def read_section(declared: Callable, section: Any, name: str) -> dict[str, Any]:
+    """The values of an options type by field, from the config's section of that name; BadInput for a wrong one.
+
+    Fields that are no keys of the section are not among the values, nor are those that are sections themselves.
     """
-    fields = inspect.signature(declared).parameters
-    values = take(section, [field for field in fields if field not in elsewhere], name)
-    check(declared, values, name)
-    return values
+    parameters = inspect.signature(declared).parameters
+    annotations = {key: p.annotation for key, p in parameters.items() if _mark(p.annotation, Place) is None}
+    values = take(section, list(annotations), name)
+    for key, value in values.items():
+        annotation = Mapping if type_of(annotations[key]) else annotations[key]
+        check_value(f'{name}.{key}'.lstrip('.'), value, annotation)
+    return {key: value for key, value in values.items() if type_of(annotations[key]) is None}
 
 
 def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
@@ -99,7 +179,7 @@ def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
         raise BadInput(name or 'config', section, 'must be a section of keys')
     for key in names:
         if key not in section:
-            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; configs/default.py has every key')
+            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; configs/default.py makes every key')
     return {key: section[key] for key in names}
 
 
@@ -110,8 +190,8 @@ def check(declared: Callable, values: Any, section: str) -> None:
     type stands for its fields.
     """
     for name, parameter in inspect.signature(declared).parameters.items():
-        if hasattr(parameter.annotation, '_fields'):
-            check(parameter.annotation, values, section)
+        if options := type_of(parameter.annotation):
+            check(options, values, section)
         elif name in values:
             check_value(f'{section}.{name}', values[name], parameter.annotation)
 
@@ -138,7 +218,7 @@ def in_words(annotation: Any) -> str:
     """What a value of an annotation must be, in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        inner, *bounds = arguments
+        inner, bounds = arguments[0], _bounds(arguments)
         whole = next((str(bound) for bound in bounds if isinstance(bound, (str, OneOf))), '')
         return whole or ' '.join([in_words(inner), *map(str, bounds)])
     if origin is Literal:
@@ -156,7 +236,7 @@ def _fits(value, annotation):
     """Whether a value is what an annotation says; an annotation of another kind than `in_words` knows says nothing."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _fits(value, arguments[0]) and all(isinstance(b, str) or b.holds(value) for b in arguments[1:])
+        return _fits(value, arguments[0]) and all(isinstance(b, str) or b.holds(value) for b in _bounds(arguments))
     if origin is Literal:
         return value in arguments
     if origin in (Union, types.UnionType):
@@ -177,6 +257,17 @@ def _fits(value, annotation):
     if annotation is int:
         return type(value) is not bool and isinstance(value, int)
     return isinstance(value, annotation) if isinstance(annotation, type) and annotation in PLAIN else True
+
+
+def _bounds(arguments):
+    """What the arguments of an Annotated say of values."""
+    return [argument for argument in arguments[1:] if not isinstance(argument, (Kind, Place))]
+
+
+def _mark(annotation, kind):
+    """The Kind or Place that an annotation says, the outermost one; None where it says none."""
+    marks = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((mark for mark in reversed(marks) if isinstance(mark, kind)), None)
 
 
 def _is_sequence(annotation):

@@ -72,7 +72,7 @@ def run(config, workdir):
         raise BadInput('model.lora.rank', config.model.lora.rank, 'a reward model is trained as a whole; use 0')
     run = open_config(config, workdir, head=True)
     settings, tokenizer = run.settings, run.model.tokenizer
-    settings.tracking.check()
+    settings.log.tracking.check()
     splits, options = open_splits(run), settings.reward_model
     objective, most = OBJECTIVES[options.objective], settings.sampling.max_tokens
     train, test = (read_labelled(split, objective, tokenizer, options, most, settings.data.name) for split in splits)

@@ -19,9 +19,11 @@ from grpo_jax.collect.draw import decode_completions
 from grpo_jax.errors import BadInput
 from grpo_jax.figures import compute_sampled_figures, read_rewards, recorded_rewards, summarize, summarize_by_subject
 from grpo_jax.hosts import files, json_file, lock, processes
+from grpo_jax.ranges import Kind
 from grpo_jax.run import cli, digest, steering
 from grpo_jax.run.open import Run, make_run_sampler, open_split
 from grpo_jax.run.rows import read_rows, rollout_rows
+from grpo_jax.run.settings import kind_of
 from grpo_jax.run.steering import digest_of
 from grpo_jax.text import during
 
@@ -92,9 +94,9 @@ def _claim_folder(to, record):
     if os.path.exists(path):
         recorded = json_file.read_object(path)
         changes = list(steering.differences(recorded, json.loads(json.dumps(record))))
-        harmless = steering.FREE, steering.PATH
+        harmless = Kind.FREE, Kind.PATH
         for key, old, new in changes:
-            kind = steering.kind_of(key.removeprefix('config.')) if key.startswith('config.') else None
+            kind = kind_of(key.removeprefix('config.')) if key.startswith('config.') else None
             if kind not in harmless and key not in PLACES:
                 raise BadInput('--to', to, f'holds other samples: {key} was {old!r}, now {new!r}; name a new folder')
     processes.agree('the samples', {'record': json.dumps(record, sort_keys=True)})

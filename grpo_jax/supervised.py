@@ -72,7 +72,7 @@ def run(
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     run = open_config(_supervised_config(config), workdir, functions=functions, origins=origins, steered=steered)
     settings, tokenizer = run.settings, run.model.tokenizer
-    settings.tracking.check()
+    settings.log.tracking.check()
     with BackgroundCompiler() as compiler:
         learner = make_supervised_learner(run)
         compiler.add(learner.programs.values())

@@ -94,7 +94,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     with (
         run.rewards,  # the threads and processes that judge
         BackgroundCompiler() as compiler,  # compiles while weights are read
-        Shell(run.workdir, settings.cadence.keep) as shell,  # checkpoints, then files; closed whatever ends the run
+        Shell(run.workdir, settings.checkpoint.keep) as shell,  # checkpoints, then files; closed whatever ends the run
     ):
         # All hosts have the same step, config, data and programs, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)

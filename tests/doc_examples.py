@@ -23,6 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGES = [
     *(
         'README.md',
+        'AGENTS.md',
         'CONTRIBUTING.md',
         'CHANGELOG.md',
         'launch/README.md',

@@ -146,6 +146,16 @@ def test_options_of_a_users_reward_need_no_key(tmp_path):
     assert config.reward.options.mine.strict is True
 
 
+def test_keys_that_no_file_lists_are_settable():
+    # in configs/default.py stand the common ones alone
+    config = config_of(
+        '--config=arithmetic', '--config.diagnose.dead_share=0.8', '--config.learner.chunk=256',
+        '--config.algorithm.icepop_low=0.25', '--config.supervised.optimizer.b1=0.8', '--config.log.probe_every=0',
+    )  # fmt: skip
+    assert (config.diagnose.dead_share, config.learner.chunk, config.algorithm.icepop_low) == (0.8, 256, 0.25)
+    assert (config.supervised.optimizer.b1, config.log.probe_every) == (0.8, 0)
+
+
 @pytest.mark.parametrize(
     ('override', 'words'),
     [
@@ -153,6 +163,8 @@ def test_options_of_a_users_reward_need_no_key(tmp_path):
         ('--config.data.options.digit=4', ['config.data.options has no digit', 'digits']),
         ('--config.reward.options.math.x=1', ['config.reward.options has no math']),
         ('--config.algorithm.squash_width=1.0', ['config.algorithm has no squash_width']),
+        ('--config.diagnose.dead_shar=0.8', ['config.diagnose has no dead_shar', 'dead_share']),
+        ('--config.algorithm.icepop_lo=0.8', ['config.algorithm has no icepop_lo', 'icepop_low']),
         ('--config.algorithm.source=pairs', ['config.algorithm has no source']),
         ('--noconfig.data.chatt', ['config.data has no chatt', 'chat']),
     ],

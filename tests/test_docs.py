@@ -60,6 +60,15 @@ def test_the_page_is_what_the_script_makes(scripts, name):
     assert doc_examples.read(f'docs/{name}.md') == scripts[name].text(), f'run: python docs/make_{name}.py'
 
 
+def test_llms_txt_leads_to_every_page_with_a_sentence(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    text = doc_examples.read('docs/llms.txt')
+    assert text == importlib.import_module('make_llms').text(), 'run: python docs/make_llms.py'
+    assert re.match(r'# grpo_jax\n\n> .+\n', text)
+    listed = re.findall(r'^- \[[^]]+\]\((\w+\.md)\): \w.+$', text, re.MULTILINE)
+    assert sorted(f'docs/{page}' for page in listed) == [page for page in PAGES if page.startswith('docs/')]
+
+
 def test_every_monitor_has_its_row_and_its_remedies():
     page = doc_examples.read('docs/troubleshooting.md')
     for monitor in MONITORS.values():
@@ -95,7 +104,7 @@ def test_every_key_of_the_config_has_a_row_and_a_meaning(scripts):
     assert set(rows) == {path for path, _ in scripts['config'].leaves(scripts['config'].defaults().to_dict())}
     assert len(rows) > 150 and rows['steps'].startswith('`100` | a whole number at least 1 | steps of the loop')
     without = [path for path, row in rows.items() if not ''.join(row.split(' | ')[2:]).strip()]
-    assert not without, 'no comment behind these keys in configs/default.py'
+    assert not without, 'no comment at the fields of these keys'
 
 
 def test_the_page_says_which_values_a_key_may_have(scripts):
@@ -204,6 +213,10 @@ def test_lists_and_tables_begin_after_an_empty_line(page):
             assert not starts, line
 
 
+def test_the_page_for_agents_is_short():
+    assert len(doc_examples.read('AGENTS.md').splitlines()) <= 120
+
+
 def test_the_readme_is_read_in_two_minutes(advice):
     readme = doc_examples.read('README.md')
     assert len(readme.splitlines()) <= 130
@@ -262,6 +275,13 @@ def test_the_site_shows_files_of_the_repository_and_formulas(site):
     contributing = (site / 'repository' / 'CONTRIBUTING' / 'index.html').read_text(encoding='utf8')
     assert 'href="../../glossary/"' in contributing
     assert r'\[' in (site / 'algorithms' / 'index.html').read_text(encoding='utf8')
+
+
+def test_the_site_has_the_markdown_to_which_llms_txt_leads(site):
+    listed = re.findall(r'\((\w+\.md)\)', (site / 'llms.txt').read_text(encoding='utf8'))
+    assert len(listed) > 25
+    for page in listed:
+        assert (site / page).read_text(encoding='utf8') == doc_examples.read(f'docs/{page}')
 
 
 # examples
@@ -469,6 +489,10 @@ def test_the_table_says_how_many_files_and_lines_each_takes():
         'experiment': ['two_digits.py'],
         'model family': ['grpo_jax/models/hf/families.py'],
     }.items():
-        count = re.search(rf'^\| \[{row}\].*?\| .*?\| (\d+) \|', text, re.MULTILINE)[1]
+        places, count = re.search(rf'^\| \[{row}\].*?\| (.*?) \| (\d+) \|', text, re.MULTILINE).groups()
+        if row == 'model family':
+            assert places == f'none, {count} lines in `{files[0]}`'
+        else:
+            assert sum(map(int, re.findall(r'\d+', places))) == len(files), row
         assert int(count) == sum(lines.pop(file) for file in files), row
     assert not lines, 'an example that the table does not have'

@@ -19,7 +19,7 @@ from grpo_jax.run.open import open_config, open_split
 from grpo_jax.sampler import programs
 from grpo_jax.statistics import share_interval
 from grpo_jax.types import Example
-from grpo_jax.workers import pool
+from grpo_jax.workers import Expired
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -139,7 +139,7 @@ def test_what_cannot_be_scored_is_wrong_and_has_no_reward(reward_functions):
 def test_a_verifier_that_fails_is_counted(reward_functions):
     def slow(completion, example):
         if completion == '5':
-            raise pool.Expired('too slow')
+            raise Expired('too slow')
         return numeric.reward(completion, example)
 
     part = reward_functions.parts['numeric']._replace(function=slow)

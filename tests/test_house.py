@@ -31,7 +31,7 @@ FLOORS = [
     ('models', 'workers'),
     ('data', 'sampler', 'learner'),
     ('rewards',),
-    (*(f'run/{name}' for name in ('rows', 'console', 'writer', 'digest', 'checkpoint', 'steering')),),
+    (*(f'run/{name}' for name in ('rows', 'console', 'writer', 'digest', 'checkpoint')),),
     ('collect', 'diagnose'),
     ('run',),
     ('figures', 'train', 'supervised', 'evaluate', 'sample', 'reward_model'),
@@ -41,9 +41,9 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (20_200, 157_000), 'all': (33_100, 250_800)}
+BUDGETS = {'core': (20_220, 157_000), 'all': (33_170, 250_800)}
 RUN_FILES = 16
-DEMO_MODULES, MINIMAL_MODULES = 150, 54  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
+DEMO_MODULES, MINIMAL_MODULES = 151, 54  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 
 FILE_LINES, FUNCTION_LINES, PARAMETERS, LEAST_LINES = 700, 100, 8, 60
 TRAIN_RUN_LINES = 60  # of code
@@ -55,17 +55,22 @@ MORE_PARAMETERS = {
 SMALL = {'algorithms/selections', 'diagnose/monitors'}
 # file names that occur twice, and where
 TWINS = {
-    **{f'{name}.py': {'data', 'rewards'} for name in ('code', 'countdown', 'math')},  # a data set and its reward
+    'countdown.py': {'data', 'rewards'},  # a data set and its reward
     'advice.py': {'diagnose', 'tools/preflight'},
     'files.py': {'data', 'hosts'},
-    'groups.py': {'algorithms', 'diagnose'},
     'model.py': {'rewards', 'tools/preflight'},
     'options.py': {'collect', 'diagnose', 'learner'},
     'programs.py': {'learner', 'sampler'},
     'reward_model.py': {'', 'learner'},
     'rollouts.py': {'data', 'tools/report'},
-    'state.py': {'learner', 'sampler'},
     'verdict.py': {'tools/preflight', 'tools/report'},
+    'verifier.py': {'rewards/code', 'rewards/math'},
+}
+# folders that could be packages of their own: others import only what __init__ opens, and these alone stand below them
+DOORS = {
+    'rewards/code': {'example', 'ranges', 'workers'},
+    'rewards/math': {'example', 'expressions', 'workers'},
+    'workers': {'errors'},
 }
 # functions that take a whole Run, Settings or config, and are no builder: make_*, open_*, from_config, commands
 CARRIERS = {
@@ -183,6 +188,22 @@ def test_imports_go_one_way():
             if height > (-1 if own is None else floor_of[own]):
                 upward.append(f'{path} imports {name}')
     none(upward)
+
+
+def test_a_folder_with_one_door_is_entered_by_it_and_leans_on_little():
+    modules = {path.removesuffix('.py') for path, _, _ in SOURCES}
+    wrong = []
+    for path, _, tree in SOURCES:
+        for name in imports(tree):
+            target = name.removeprefix('grpo_jax').lstrip('.').replace('.', '/')
+            module = target if target in modules else target.rpartition('/')[0]  # a name of the module, or of a door
+            for door, ground in DOORS.items():
+                inside = path.startswith(f'{door}/')
+                if not inside and module.startswith(f'{door}/'):
+                    wrong.append(f'{path} imports {name}, and not by the door of {door}')
+                if inside and module != door and not module.startswith(f'{door}/') and module not in ground:
+                    wrong.append(f'{path} imports {name}, which {door} must not know')
+    none(wrong)
 
 
 def is_core(path):

@@ -461,7 +461,7 @@ def assert_makes_sense(config):
     """What holds of any config that is accepted."""
     ranges.check_finite(config)
     settings, algorithm = Settings.from_config(config), make_algorithm(config)
-    assert min(settings.steps, settings.group_size, settings.data.prompts_per_step, settings.cadence.keep) >= 1
+    assert min(settings.steps, settings.group_size, settings.data.prompts_per_step, settings.checkpoint.keep) >= 1
     assert 0 < settings.sampling.temperature <= 100 and 0 < settings.sampling.top_p <= 1
     for optimization in (settings.optimizer, settings.critic_optimizer, settings.supervised.optimizer):
         assert optimization.max_grad_norm > 0 and 0 <= optimization.learning_rate <= 10

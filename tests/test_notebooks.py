@@ -1,5 +1,6 @@
 """The notebooks: whole and clean as files, and run from their first cell to the last in folders without a clone."""
 
+import importlib
 import json
 import os
 import re
@@ -50,14 +51,49 @@ def test_a_notebook_is_valid_and_clean(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_a_notebook_begins_with_its_badge_and_the_same_first_cell(name):
+def test_a_notebook_begins_with_its_title_and_the_same_first_cell(name):
     cells = read(name)['cells']
-    first = sources('quickstart')[0]
-    (repository,) = re.findall(r"^REPOSITORY = 'https://github.com/([\w-]+/[\w-]+)'$", first, re.MULTILINE)
-    badge = f'https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}.ipynb'
-    assert cells[0]['cell_type'] == 'markdown' and f']({badge})' in ''.join(cells[0]['source'])
-    assert sources(name)[0] == first and sources(name)[2].count('notebook.check_machine(') == 1
+    assert cells[0]['cell_type'] == 'markdown' and cells[0]['source'][0].startswith('# ')
+    assert sources(name)[0] == sources('quickstart')[0]
+    assert sources(name)[2].count('notebook.check_machine(') == 1
     assert [''.join(c['source']) for c in cells if c['metadata'].get('tags') == ['parameters']] == [sources(name)[1]]
+
+
+@pytest.fixture
+def make_address(monkeypatch):
+    """The script that writes the address of the repository."""
+    monkeypatch.syspath_prepend(os.path.join(ROOT, 'docs'))
+    return importlib.import_module('make_address')
+
+
+def test_the_tree_has_the_address_of_its_repository_that_pyproject_sets_and_no_other(make_address):
+    for path, text in make_address.texts(make_address.address()).items():
+        with open(os.path.join(ROOT, path), encoding='utf8') as file:
+            assert file.read() == text, 'run: python docs/make_address.py'
+    known = {'huggingface/peft', 'leeoniya/uPlot', 'OWNER/NAME', make_address.address().partition('.com/')[2]}
+    strange = set()
+    for folder, folders, files in os.walk(ROOT):
+        inside = ('benchmarks', 'configs', 'docs', 'examples', 'grpo_jax', 'launch', 'notebooks')
+        folders[:] = [name for name in folders if folder != ROOT or name in inside]
+        for path in (os.path.join(folder, name) for name in files):
+            with open(path, encoding='utf8', errors='ignore') as file:
+                text = file.read()
+            for repository in re.findall(r'(?:github|gitlab|bitbucket)(?:\.com|\.org)?/([\w-]+/[\w.-]*\w)', text):
+                strange |= {(os.path.relpath(path, ROOT), repository)} if repository not in known else set()
+    assert not strange
+
+
+def test_an_address_that_is_set_comes_into_badges_links_and_citation_and_goes_again(make_address, monkeypatch):
+    none, made = make_address.texts(''), make_address.texts('https://github.com/me/fork')
+    for name in NAMES:
+        cells = json.loads(made[f'notebooks/{name}.ipynb'])['cells']
+        badge = f'](https://colab.research.google.com/github/me/fork/blob/main/notebooks/{name}.ipynb)\n'
+        assert cells[0]['source'][2].endswith(badge) and "REPOSITORY = 'https://github.com/me/fork'" in str(cells)
+    assert '](https://github.com/me/fork/blob/main/docs/pods.md)' in made['notebooks/tpu_one_host.ipynb']
+    assert '](../docs/pods.md)' in none['notebooks/tpu_one_host.ipynb'] and 'Open in Colab' not in str(none)
+    assert made['CITATION.cff'] == none['CITATION.cff'] + 'repository-code: https://github.com/me/fork\n'
+    monkeypatch.setattr(make_address, 'read', made.get)
+    assert make_address.texts('') == none
 
 
 def test_the_first_cell_installs_what_the_machine_needs_and_only_where_it_is_missing(tmp_path, monkeypatch):
@@ -74,8 +110,11 @@ def test_the_first_cell_installs_what_the_machine_needs_and_only_where_it_is_mis
     isfile, exists = os.path.isfile, os.path.exists
     monkeypatch.setattr(os.path, 'exists', lambda path: there['tpu'] if '/dev/' in path else exists(path))
     monkeypatch.setattr(subprocess, 'run', lambda command, check: calls.append(command[-1]))
+    with pytest.raises(RuntimeError, match='not installed: run this in a clone'):
+        exec(re.sub("REPOSITORY = '.*?'", "REPOSITORY = ''", first), {})
+    first = re.sub("REPOSITORY = '.*?'", "REPOSITORY = 'https://github.com/me/fork'", first)
     for change, package in [
-        ({}, 'grpo_jax[] @ git+https://'),
+        ({}, 'grpo_jax[] @ git+https://github.com/me/fork'),
         ({'nvidia': '/usr/bin/nvidia-smi'}, 'grpo_jax[cuda] @ git+https://'),
         ({'tpu': True}, 'grpo_jax[tpu] @ git+https://'),
     ]:

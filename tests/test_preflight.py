@@ -18,7 +18,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, linear, lora, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.run.open import make_run_learner, make_run_sampler, open_run
-from grpo_jax.sampler import schedule
+from grpo_jax.sampler import schedule, stops
 from grpo_jax.sharding import chips, compiled
 from grpo_jax.tools.preflight import __main__ as preflight
 from grpo_jax.tools.preflight import advice, compiler, flops, plan, report, scale, topology, verdict
@@ -154,7 +154,8 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
 
 def test_stop_strings_and_thinking_need_no_tokenizer(slices):
     config = tiny_run.config(rollout__stop_strings=('ab', 'b'), rollout__thinking_tokens=4, rollout__thinking_end='#')
-    automata = plan.make(config, 'v5e:2x2').engine.programs.setup.tables
+    spec = plan.make(config, 'v5e:2x2').engine.programs.spec
+    automata = stops.abstract_automata(spec.sampling, spec.model_config.vocab_size)
     assert {name: x.shape for name, x in automata.items()} == {'stop': (3, 99), 'thinking': (2, 99)}
 
 

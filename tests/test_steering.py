@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import shutil
 from typing import Any
 
@@ -15,65 +14,46 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.models import hf, transformer
 from grpo_jax.models.hf import families
-from grpo_jax.run import config_file, steering
+from grpo_jax.ranges import Kind
+from grpo_jax.run import steering
 from grpo_jax.run.open import open_config, open_train_split
 from grpo_jax.run.rows import recorded_events
-from grpo_jax.run.steering import AMENDABLE, FIXED, FREE, PARTS, PATH, Change, Steering
+from grpo_jax.run.settings import kind_of
+from grpo_jax.run.steering import Change, Steering
 from tests import small_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PLAIN, AMEND = Steering(), Steering(amend=True)
 
 
-def keys(tree, prefix=''):
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from keys(value, f'{prefix}{name}.')
-        else:
-            yield prefix + name
-
-
-def test_every_key_of_every_experiment_has_exactly_one_kind():
-    configs = [config_file.read_config(config_file.locate(name)) for name in config_file.experiments()]
-    every = set(itertools.chain.from_iterable(keys(config.to_dict()) for config in configs))
-    kinds = {key: steering.kinds_of(key) for key in every}
-    assert {key: several for key, several in kinds.items() if len(several) != 1} == {}
-    assert len(every) > 200
-    patterns = [pattern for several in steering.KINDS.values() for pattern in several]
-    assert len(patterns) == len(set(patterns))
-    # a pattern for no key is a mistake, unless it is an option that only some data sets have
-    exact = {pattern for pattern in patterns if '*' not in pattern}
-    assert exact - every <= {'data.options.sources'}
-
-
 @pytest.mark.parametrize(
     'key, kind',
     [
-        ('mesh.fsdp', FREE),
-        ('learner.pack_columns', FREE),
-        ('rollout.kernels', FREE),
-        ('rollout.temperature', AMENDABLE),
-        ('algorithm.clip_high', AMENDABLE),
-        ('algorithm.a_number_of_my_own', AMENDABLE),
-        ('reward.options.mine.bonus', AMENDABLE),
-        ('reward.options.model.batch', FREE),
-        ('algorithm.advantage', FIXED),
-        ('data.options.digits', FIXED),
-        ('data.options.folder', PATH),
-        ('reward.parts', PARTS),
-        ('seed', FIXED),
-        ('unheard_of', FIXED),
+        ('mesh.fsdp', Kind.FREE),
+        ('learner.pack_columns', Kind.FREE),
+        ('rollout.kernels', Kind.FREE),
+        ('rollout.temperature', Kind.AMENDABLE),
+        ('algorithm.clip_high', Kind.AMENDABLE),
+        ('algorithm.a_number_of_my_own', Kind.AMENDABLE),
+        ('reward.options.mine.bonus', Kind.AMENDABLE),
+        ('reward.options.model.batch', Kind.FREE),
+        ('algorithm.advantage', Kind.FIXED),
+        ('data.options.digits', Kind.FIXED),
+        ('data.options.folder', Kind.PATH),
+        ('reward.parts', Kind.PARTS),
+        ('seed', Kind.FIXED),
+        ('unheard_of', Kind.FIXED),
     ],
 )
 def test_kinds(key, kind):
-    assert steering.kind_of(key) == kind
+    assert kind_of(key) == kind
 
 
 def test_weights_of_rewards_are_amendable_and_the_rewards_are_not():
     old = [['numeric', 1.0], ['format', 0.2]]
-    assert Change('reward.parts', old, [['numeric', 1.0], ['format', 0.5]]).kind == AMENDABLE
-    assert Change('reward.parts', old, [['numeric', 1.0]]).kind == FIXED
-    assert Change('reward.parts', old, [['numeric', 1.0], ['length', 0.2]]).kind == FIXED
+    assert Change('reward.parts', old, [['numeric', 1.0], ['format', 0.5]]).kind == Kind.AMENDABLE
+    assert Change('reward.parts', old, [['numeric', 1.0]]).kind == Kind.FIXED
+    assert Change('reward.parts', old, [['numeric', 1.0], ['length', 0.2]]).kind == Kind.FIXED
 
 
 def refusal(workdir, steered: Steering | None = PLAIN, **changes):
@@ -259,11 +239,3 @@ def test_a_run_of_a_version_whose_config_lacks_a_key_is_refused(begun):
     (begun / 'config.json').write_text(json.dumps(recorded | {'model': recorded['model'] | {'lora': earlier}}))
     for steered in (None, PLAIN, AMEND):
         assert "model.lora.base_dtype = '': was None" in refusal(begun, steered)
-
-
-def test_the_page_has_the_table_of_kinds():
-    with open(os.path.join(ROOT, 'docs', 'checkpoints.md'), encoding='utf8') as file:
-        rows = dict(re.findall(r'^\| \*\*(.+?)\*\* \| (.+?) \|', file.read(), re.M))
-    assert {kind: set(re.findall(r'`([^`]+)`', cells)) for kind, cells in rows.items()} == {
-        kind: set(patterns) for kind, patterns in steering.KINDS.items()
-    }

@@ -169,7 +169,7 @@ def test_only_known_trackers_are_taken():
             Tracking.from_config({'trackers': value, 'project': 'x'})
     config = default.get_config()
     config.log.trackers = ('trackio', 'wandb')
-    assert Settings.from_config(config).tracking == Tracking(('trackio', 'wandb'), 'grpo_jax')
+    assert Settings.from_config(config).log.tracking == Tracking(('trackio', 'wandb'), 'grpo_jax')
 
 
 def test_extras_are_named_like_their_trackers():

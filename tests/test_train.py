@@ -19,7 +19,6 @@ from grpo_jax.algorithms import pieces, surrogates
 from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import Learning
 from grpo_jax.models import hf, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.run import checkpoint, cli
@@ -76,12 +75,6 @@ def test_profile_steps_are_two_rising_numbers():
     for text in ('5', '5:3', 'a:b', ':', '1:2:3', '-1:2'):
         with pytest.raises(BadInput, match='--profile'):
             cli.parse_steps(text)
-
-
-def test_an_option_of_the_learner_is_one_field_and_one_key():
-    # what a new one takes: these two, its kind in run/steering.py, and its use
-    elsewhere = {'dtype', 'lora', 'temperature', 'value_clip', 'critic_warmup'}  # of model, rollout, algorithm
-    assert set(Learning._fields) - elsewhere == set(tiny_run.config().learner)
 
 
 def test_a_run_leaves_its_files(finished):

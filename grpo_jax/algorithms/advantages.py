@@ -75,7 +75,10 @@ def prompt_moving_mean(
 
 
 def group_norm(
-    rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
+    rewards: Float[np.ndarray, 'P G'],
+    *,
+    std_ddof: Ddof = 1,  # 1 as in TRL, verl and OpenRLHF; the papers do not say
+    std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:
     """(r - mean) / (std + eps) within the group: GRPO (arXiv 2402.03300, section 4.1.2).
 
@@ -296,7 +299,7 @@ def gtpo(
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
     entropy_penalty: Coefficient = 0.1,
-    entropy_cut: NotNegative = 0.6931,
+    entropy_cut: NotNegative = 0.6931,  # nats: ln 2
 ) -> Float[np.ndarray, 'P G C']:
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 

@@ -19,7 +19,7 @@ from grpo_jax.algorithms import (
     surrogates,
     weights,
 )
-from grpo_jax.ranges import Coefficient, Natural, NotNegative, PositiveShare, Range, Share
+from grpo_jax.ranges import Coefficient, Fixed, Natural, NoKey, NotNegative, PositiveShare, Range, Share
 from grpo_jax.types import Array
 
 # config key -> the module whose functions it chooses from
@@ -41,34 +41,45 @@ class Algorithm(NamedTuple):
     A piece's positional parameters name what it reads (see pieces); each module lists what its pieces may.
     """
 
-    advantage: Callable  # -> f64[P, G] or f64[P, G, C], on the host
-    ratio: Callable  # -> f32[B, C]
-    surrogate: Callable  # -> f32[B, C]
-    weights: Callable  # -> f32[B, C]
-    kl: Callable = kl.none  # -> f32[B, C]
-    kl_coef: Coefficient = 0.0  # of the KL term, where there is one
-    kl_placement: str = 'loss'  # or 'reward_token', 'reward_sequence'
-    kl_corrected: bool = False  # the correction also multiplies the KL term of the loss
-    regularizers: tuple[Callable, ...] = ()  # -> f32[B, C] each, added
-    correction: Callable = corrections.none  # -> f32[B, C], multiplied on the surrogate
-    selection: Callable = selections.all_tokens  # -> f32[B, C], multiplied on the surrogate
-    ratio_base: str = 'old'  # logprobs that the ratio is taken to: old or sampler
-    denominator: str = 'all'  # tokens that the weights count: all or selected
-    dead_groups: str = 'keep'  # what becomes of groups that are dead
-    gate: str = 'auto'  # what says that a group is dead: see group_math.judge_groups
-    source: str = 'policy'  # of completions: policy, reference, demonstrations, pairs
+    advantage: Fixed[Callable] = advantages.group_norm  # -> f64[P, G] or f64[P, G, C], on the host
+    ratio: Fixed[Callable] = ratios.token  # -> f32[B, C]
+    surrogate: Fixed[Callable] = surrogates.clip  # -> f32[B, C]
+    weights: Fixed[Callable] = weights.sequence_mean  # -> f32[B, C]
+    kl: Fixed[Callable] = kl.none  # -> f32[B, C]
+    kl_coef: Coefficient = 0.0  # of the KL term; above 0 a reference policy is kept
+    # loss; reward_sequence, off a completion's reward; reward_token, off each token's reward, or off its advantage
+    # where that is of the whole completion
+    kl_placement: Fixed[str] = 'loss'
+    kl_corrected: Fixed[bool] = False  # the correction also weighs the KL term of the loss
+    regularizers: Fixed[tuple[Callable, ...]] = ()  # -> f32[B, C] each, added
+    # -> f32[B, C], multiplied on the surrogate, against logprobs of the sampler that differ from the learner's
+    correction: Fixed[Callable] = corrections.none
+    selection: Fixed[Callable] = selections.all_tokens  # -> f32[B, C], multiplied on the surrogate
+    ratio_base: Fixed[str] = 'old'  # logprobs that the ratio is taken to: old, or sampler (then without a correction)
+    # tokens that the weights count: all, or selected (and corrected to above 0)
+    denominator: Fixed[str] = 'all'
+    dead_groups: NoKey[str] = 'keep'  # what becomes of groups that are dead
+    gate: NoKey[str] = 'auto'  # what says that a group is dead: see group_math.judge_groups
+    source: NoKey[str] = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
-    critic_lambda: Share = 0.95  # of the returns that a critic learns
-    baseline_decay: Share = 0.9  # what a reward counts in a moving average, beside the next one
+    critic_lambda: Share = 0.95  # of the returns that the critic learns
+    critic_warmup: Natural = 0  # steps at the start in which the critic learns alone
+    value_clip: NotNegative = 0.2  # how far a critic's value may move in a step without more loss; 0: any
+    # of advantages moving_mean, prompt_moving_mean: what a reward counts beside the next one; 1: the mean of all; 0:
+    # the newest alone
+    baseline_decay: Share = 0.9
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
-    teacher_coef: Coefficient = 0.0  # of a teacher's log pi - the policy's, added to each token's advantage
-    teacher_top_k: Natural = 0  # of a teacher's likeliest tokens, summed over in its KL; 0: the sampled token alone
-    covariance_share: PositiveShare = 2e-4  # of tokens that count as of top covariance
-    entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0  # below 0 it pays for a narrow distribution
-    entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats; 0: the coefficient stays
+    teacher_coef: Coefficient = 0.0  # of a teacher's logprob less the policy's, added to each token's advantage
+    # of regularizer distill: likeliest tokens that its KL sums over; 0: the sampled token alone
+    teacher_top_k: Natural = 0
+    covariance_share: PositiveShare = 2e-4  # of tokens, for clip_cov and kl_cov
+    # of regularizer entropy_bonus; below 0 it pays for a narrow distribution
+    entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0
+    entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats that entropy_coef adapts to; 0: constant
     entropy_delta: Annotated[float, Range(above=0, most=1e6)] = 0.005  # its change a step
-    kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # of the adaptive kl_coef; 0: it stays
-    kl_horizon: Annotated[float, Range(least=1, most=1e12)] = 10000.0  # rows in which it may change by its own size
+    kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # nats a token that kl_coef adapts to; 0: constant
+    # completions in which it may double or halve, about
+    kl_horizon: Annotated[float, Range(least=1, most=1e12)] = 10000.0
 
     @property
     def reads(self) -> set[str]:

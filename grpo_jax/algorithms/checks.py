@@ -25,7 +25,6 @@ CHOICES = {
 }
 # the choices that config.collection makes for an algorithm
 SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', 'source': 'collection'}
-RUN_NUMBERS = {'critic_warmup': 0, 'value_clip': 0.2}  # numbers of the section that the run reads, with defaults
 
 
 def refuse_misplaced_keys(section: Any) -> None:
@@ -113,7 +112,7 @@ def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[
     conditions = _conditions(algorithm)
     read = {number for several in chosen.values() for piece in several for number in pieces.numbers(piece)}
     read |= {number for number, (holds, _) in conditions.items() if holds}
-    defaults = {**algorithm._field_defaults, **RUN_NUMBERS}
+    defaults = dict(algorithm._field_defaults)
     numbers = {
         key: {name: pieces.numbers(piece) for name, piece in pieces.named(module).items()}
         for key, module in modules.items()

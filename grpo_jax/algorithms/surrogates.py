@@ -41,7 +41,8 @@ def dual_clip(
     *,
     clip_low: NotNegative = 0.2,
     clip_high: NotNegative = 0.2,
-    dual_clip: Annotated[float, Range(least=1)] = 3.0,  # the config key; in the body the name is the number
+    # bound of the negative side's loss in units of -A
+    dual_clip: Annotated[float, Range(least=1)] = 3.0,
 ) -> Float[Array, 'B C']:
     """clip, and for A < 0 at most -dual_clip A: a bound on far-off negative tokens (arXiv 1912.09729, eq. 5)."""
     loss = clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
@@ -64,7 +65,7 @@ def cispo(
     advantages: pieces.Advantages,
     logprobs: Float[Array, 'B C'],
     *,
-    cispo_cap: Annotated[float, Range(least=1)] = 5.0,
+    cispo_cap: Annotated[float, Range(least=1)] = 5.0,  # absolute, not 1 + epsilon
 ) -> Float[Array, 'B C']:
     """-min(x, cispo_cap) A logprob, the weight not differentiated: CISPO (arXiv 2506.13585, eq. 4).
 
@@ -78,8 +79,8 @@ def sapo(
     ratio: Float[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,
-    sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,
+    sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,  # temperature
+    sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,  # temperature
 ) -> Float[Array, 'B C']:
     """-(4 / tau) sigmoid(tau (x - 1)) A, tau by the sign of A: SAPO (arXiv 2511.20347)."""
     tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
@@ -93,8 +94,8 @@ def dppo_tv(
     logprobs: Float[Array, 'B C'],
     base_logprobs: Float[Array, 'B C'],
     *,
-    dppo_low: Positive = 0.2,
-    dppo_high: Positive = 0.2,
+    dppo_low: Positive = 0.2,  # distance of probabilities
+    dppo_high: Positive = 0.2,  # distance of probabilities
 ) -> Float[Array, 'B C']:
     """-A x where the token's probability has not moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
 

@@ -41,7 +41,7 @@ def constant(
 def fixed_length(
     mask: Bool[Array, 'B C'],
     *,
-    fixed_length: Count = 1024,  # the config key; in the body the name is the number
+    fixed_length: Count = 1024,  # tokens that a row's sum is divided by
 ) -> Float[Array, 'B C']:
     """Sum over a row's tokens / fixed_length, mean over rows: Dr. GRPO (arXiv 2503.20783, section 3.2).
 

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 from grpo_jax import ranges, rewards
 from grpo_jax.algorithms.checks import CHOICES
 from grpo_jax.errors import BadInput
-from grpo_jax.ranges import Natural, OneOf, PositiveShare, Range, Share
+from grpo_jax.ranges import Amendable, Natural, OneOf, PositiveShare, Range, Share
 
 # sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
 READ_FROM_DATA = {'demonstrations': ('demonstration',), 'pairs': ('demonstration', 'rejected')}
@@ -16,20 +16,32 @@ ALLOCATIONS = ('equal', 'pass_rate', 'uncertainty')  # of a step's completions t
 class Collection(NamedTuple):
     """What a step learns from, and which policies are beside the one that learns: config.collection."""
 
+    # of completions: policy, reference (a frozen sampler), or read from the data: demonstrations, pairs
     source: Annotated[str, OneOf(CHOICES['source'])] = 'policy'
+    # a group is dead by outcome: all right or all wrong; reward: all rewards are equal; none: never. auto: outcome if
+    # the verifier is paid for, else reward
     gate: Annotated[str, OneOf(CHOICES['gate'])] = 'auto'
+    # dead groups: keep (advantage 0), drop (also from the weights), reweight (the others by B / (B - M)), resample,
+    # replay
     dead_groups: Annotated[str, OneOf(CHOICES['dead_groups'])] = 'keep'
-    max_draws: Annotated[int, Range(least=1, most=10_000)] = 10
-    max_staleness: Natural = 0
-    retire_above: Share = 0.0
-    revisit: Annotated[float, Range(least=0, below=1)] = 0.0
+    max_draws: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 10  # rollouts that resample may draw in a step
+    max_staleness: Amendable[Natural] = 0  # steps that groups left over by resample, or of replay, may be old
+    retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none
+    # share of the places of steps that retired prompts get again
+    revisit: Amendable[Annotated[float, Range(least=0, below=1)]] = 0.0
+    # completions of each prompt: equal, rollout.group_size; or so many on the average: pass_rate, most for those whose
+    # groups may then differ; or uncertainty, in rounds, most where it takes most off (XRPO)
     allocation: Annotated[str, OneOf(ALLOCATIONS)] = 'equal'
+    # completions that a prompt gets at a time, unless allocation is equal
     allocation_unit: Annotated[int, Range(least=2, most=1024)] = 2
-    exploration: Annotated[float, Range(least=0, most=1e6)] = 1.0
-    seeding: Annotated[int, Range(least=0, most=64)] = 0
+    # weight of few completions beside the uncertainty that more take off
+    exploration: Amendable[Annotated[float, Range(least=0, most=1e6)]] = 1.0
+    # solved prompts of a step that are written before an unsolved one
+    seeding: Amendable[Annotated[int, Range(least=0, most=64)]] = 0
+    # frozen, hard (the policy, every reference_every steps) or polyak (a share of it)
     reference: Annotated[str, OneOf(SCHEDULES)] = 'frozen'
-    reference_every: Natural = 0
-    reference_mix: PositiveShare = 0.6
+    reference_every: Amendable[Natural] = 0  # steps between two renewals of the reference; of hard and polyak
+    reference_mix: Amendable[PositiveShare] = 0.6  # share of the policy in polyak
 
     @classmethod
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):

@@ -1,6 +1,6 @@
 """Programming problems with tests: HumanEval (arXiv 2107.03374) and MBPP (arXiv 2108.07732), whole or sanitized.
 
-meta has what rewards/code.py needs: 'before', which goes before the program; 'tests', sources that raise when they
+meta has what the reward `code` needs: 'before', which goes before the program; 'tests', sources that raise when they
 fail; 'setup', the source that the tests need; and 'names', the tests' names for objects of the program.
 """
 

@@ -1,11 +1,12 @@
 """A split of a data set, tokenized: from config.data to the prompts of a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import importlib.util
 import inspect
 import logging
 import os
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from jaxtyping import Int
@@ -16,6 +17,7 @@ from grpo_jax.data import origin
 from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
 from grpo_jax.errors import BadInput
+from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, Text
 from grpo_jax.types import Example, Prompts
 
 logger = logging.getLogger('grpo_jax')
@@ -23,22 +25,25 @@ MOST_SHARED = 0.5  # share of the test prompts that the train split may have too
 
 
 class DataOptions(NamedTuple):
-    """config.data as plain values; configs/default.py says what each means."""
+    """config.data as plain values."""
 
-    name: ranges.Text
-    path: str
-    revision: str
-    options: dict[str, Any]
-    prompts_per_step: ranges.Count
-    max_prompt_tokens: Annotated[int, ranges.Range(least=2, most=2**31 - 1)]
-    prompt_format: PromptFormat
-    strict: bool
-    origins: tuple[origin.Origin, ...] = ()  # of each source, once `locate` has put their folders into options
+    name: Text = 'arithmetic'  # file in grpo_jax/data, or FILE.py of yours
+    # Hugging Face data set, for what data.options.folder does not hold; '': none
+    path: Annotated[str, Kind.PATH] = ''
+    # its commit or tag, read whatever the folder holds; '': the newest
+    revision: Annotated[str, Kind.PATH] = ''
+    options: Mapping[str, Any] = MappingProxyType({})  # arguments of its examples()
+    prompts_per_step: Amendable[Count] = 32  # P
+    # Q; longer prompts are left out
+    max_prompt_tokens: Annotated[int, Range(least=2, most=2**31 - 1)] = 64
+    prompt_format: Flat[PromptFormat] = PromptFormat()
+    strict: Free[bool] = False  # stop at the first malformed row; else they are left out and counted
+    origins: NoKey[tuple[origin.Origin, ...]] = ()  # of each source, once `locate` put their folders into options
 
     @classmethod
     def from_config(cls, section: Any) -> 'DataOptions':
         """The options of config.data; BadInput for a value that cannot work, whatever the data set."""
-        values = ranges.read_section(cls, section, 'data', elsewhere=['prompt_format', 'origins'])
+        values = ranges.read_section(cls, section, 'data')
         prompt_format = PromptFormat(**ranges.read_section(PromptFormat, section, 'data'))
         prompt_format.check()
         return cls(**values | {'options': dict(section['options']), 'prompt_format': prompt_format})

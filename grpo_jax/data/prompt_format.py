@@ -7,7 +7,7 @@ from grpo_jax import ranges
 from grpo_jax.data.records import shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
-from grpo_jax.workers import pool
+from grpo_jax.workers import Died, Expired
 
 SWITCHES = 'enable_thinking', 'thinking'  # the names that published chat templates give the switch of thinking
 
@@ -15,10 +15,11 @@ SWITCHES = 'enable_thinking', 'thinking'  # the names that published chat templa
 class PromptFormat(NamedTuple):
     """How a prompt is written for the model."""
 
-    chat: bool  # through the tokenizer's chat template
-    system: str  # message of the chat, where it has none of its own; '' for none
-    template: str  # text around {prompt}
-    thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'  # of the chat template; auto: its own choice
+    chat: bool = False  # apply the tokenizer's chat template
+    system: str = ''  # system message of chats that have none of their own
+    template: str = '{prompt}'  # text around the prompt, in a chat around the last message of the user
+    # on or off: a chat template's switch of thinking; auto: as it is by itself
+    thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'
 
     def check(self) -> None:
         """BadInput for a template into which no prompt goes."""
@@ -164,14 +165,14 @@ def render_prompts(
 
 def _render(tokenizer, prompt_format, chats):
     """The text of each chat, open for the assistant's answer; TemplateFailure in place of what is not written."""
-    from grpo_jax.workers import chat_templates  # it imports transformers
+    from grpo_jax.data import chat_templates  # it imports transformers
 
     try:
         template = tokenizer.get_chat_template()
         rendered = chat_templates.render(
             template, chats, dict(tokenizer.special_tokens_map) | prompt_format.variables()
         )
-    except (pool.Expired, pool.Died) as failure:
+    except (Expired, Died) as failure:
         raise BadInput(
             'data.chat',
             True,

@@ -1,6 +1,5 @@
 """When monitors speak, and what a run does then: config.diagnose."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
@@ -10,37 +9,38 @@ Factor = Annotated[float, Range(least=1)]
 
 
 class DiagnoseOptions(NamedTuple):
-    """config.diagnose; configs/default.py says where each threshold comes from."""
+    """config.diagnose: the thresholds of the monitors, and where each comes from."""
 
+    # what a diagnosis does besides: say, save (a checkpoint), stop, or off
     on: Annotated[str, OneOf(('say', 'save', 'stop', 'off'))] = 'say'
-    window: Annotated[int, Range(least=2, most=10_000)] = 10  # steps
-    patience: Annotated[int, Range(least=1, most=10_000)] = 3  # steps
-    dead_share: PositiveShare = 0.9
-    truncated: PositiveShare = 0.25
-    entropy_share: PositiveShare = 0.05
-    entropy_floor: NotNegative = 0.01  # nats
-    repetitive: PositiveShare = 0.2
-    language_mixed: PositiveShare = 0.1
-    kl_token: Positive = 0.5  # nats
-    kl_sequence: Positive = 10.0  # nats
-    length_growth: Factor = 1.3
-    length_correlation: Share = 0.3
-    part_growth: Positive = 0.5  # standard deviations of the reward
-    gain: Share = 0.02
-    variance_share: PositiveShare = 0.1
-    displacement: Positive = 0.1  # nats a token
-    sampler_gap: Positive = 0.02  # nats
-    sampler_ess: PositiveShare = 0.5
-    clip_share: PositiveShare = 0.3
-    gradient_spike: Factor = 10.0
-    reward_failures: PositiveShare = 0.05
-    evaluation_drop: PositiveShare = 0.05
-    generalization_gap: PositiveShare = 0.2
-    retired: PositiveShare = 0.9
-    repeat_after: Count = 20  # steps
+    # steps over which a mean is taken, and compared with earlier ones
+    window: Annotated[int, Range(least=2, most=10_000)] = 10
+    patience: Annotated[int, Range(least=1, most=10_000)] = 3  # steps in a row that a state must last
+    dead_share: PositiveShare = 0.9  # of groups; DAPO (2503.14476) shows them growing; the demo ends with 0.8
+    truncated: PositiveShare = 0.25  # of completions
+    entropy_share: PositiveShare = 0.05  # of the first step's entropy (2505.22617: gains end as it is used up)
+    entropy_floor: NotNegative = 0.01  # nats, where that is more
+    repetitive: PositiveShare = 0.2  # of completions, and twice as many as at the start
+    language_mixed: PositiveShare = 0.1  # of completions, and twice as many as at the start (R1, 2501.12948)
+    kl_token: Positive = 0.5  # nats a token; 1e-3 to 1e-1 is usual
+    kl_sequence: Positive = 10.0  # nats a completion; lecture notes name 5 to 10
+    length_growth: Factor = 1.3  # factor
+    length_correlation: Share = 0.3  # of reward and length within groups
+    part_growth: Positive = 0.5  # of a part of the reward, in standard deviations of the reward
+    gain: Share = 0.02  # of accuracy: what is less is no gain
+    variance_share: PositiveShare = 0.1  # of the first steps' variance of advantages
+    displacement: Positive = 0.1  # nats a token that right completions have lost (2410.08847, 2512.04220)
+    sampler_gap: Positive = 0.02  # nats a token; bfloat16 has some 0.004, float32 below 0.001
+    sampler_ess: PositiveShare = 0.5  # effective sample size of the correction's weights, as a share
+    clip_share: PositiveShare = 0.3  # of tokens; GSPO has some 0.15, others two orders of magnitude less
+    gradient_spike: Factor = 10.0  # in medians of the steps before
+    reward_failures: PositiveShare = 0.05  # of completions whose reward died, expired or cannot be told
+    evaluation_drop: PositiveShare = 0.05  # of pass@1, and more than two standard errors
+    generalization_gap: PositiveShare = 0.2  # by which accuracy in training leaves pass@1 behind
+    retired: PositiveShare = 0.9  # of prompts
+    repeat_after: Count = 20  # steps for which a diagnosis must have been gone before it is said again
 
     @classmethod
     def from_config(cls, section: Any) -> 'DiagnoseOptions':
         """DiagnoseOptions of config.diagnose; BadInput for a value out of its range."""
-        ranges.check_value('diagnose', section, Mapping)
         return cls(**ranges.read_section(cls, section, 'diagnose'))

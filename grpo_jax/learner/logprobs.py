@@ -4,16 +4,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
 from grpo_jax.models import gather, transformer
 from grpo_jax.models.mesh_ops import ALONE, MeshOps, VocabShards
-from grpo_jax.sharding import chips
 from grpo_jax.types import Array, HeadOutput, Rollout
 
 SHARE = 1 / 32  # of a device's memory, which the float32 logits of a chunk may take
-UNKNOWN_MEMORY = 2**34  # bytes, of a device that is not in the table of chips, such as a CPU
 CHUNKS = 128, 4096  # tokens, the fewest and the most that are chosen: fewer fill no tile of a TPU, more save nothing
 
 
@@ -130,20 +127,6 @@ def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, h
         return x.reshape(-1, *x.shape[2:]).at[rank].get(unique_indices=True).reshape(*shape, *x.shape[2:])
 
     return jax.tree.map(back, values)
-
-
-def choose_chunk(asked: int, vocab_size: int, mesh: Mesh) -> int:
-    """The chunk that learner.chunk asks for; for 0 a power of two, by SHARE of a device's memory, within CHUNKS.
-
-    It depends on the vocabulary of a device and on the kind of device alone, so that absent devices get theirs.
-    """
-    if asked:
-        return asked
-    chip = chips.lookup(mesh.devices.flat[0].device_kind)
-    memory = chip.memory if chip and chip.memory else UNKNOWN_MEMORY
-    fewest, most = CHUNKS
-    tokens = max(int(memory * SHARE) // (4 * (vocab_size // mesh.shape['tensor'])), 1)
-    return min(max(1 << (tokens.bit_length() - 1), fewest), most)
 
 
 def chunk_size(count: int, most: int) -> int:

@@ -1,14 +1,18 @@
-"""The learner's options: config.learner as a typed value."""
+"""The learner's options, config.learner as a typed value; and the optimizer, AdamW under a schedule."""
 
 from collections.abc import Set
 from typing import Annotated, Any, NamedTuple
 
+import optax
+
 from grpo_jax import ranges
 from grpo_jax.models import transformer
 from grpo_jax.models.lora import OFF, LoraOptions
-from grpo_jax.ranges import Count, Natural, NotNegative, OneOf
+from grpo_jax.ranges import Amendable, Count, Free, Natural, NoKey, OneOf, Positive, Range
 
 OFFLOADABLE = ('optimizer', 'reference')
+SCHEDULES = ('constant', 'cosine', 'linear')  # after warm-up
+Decay = Annotated[float, Range(least=0, most=0.999999)]  # nearer to 1, float32 has 1 - b as 0
 
 
 class Minibatching(NamedTuple):
@@ -36,27 +40,36 @@ class Learning(NamedTuple):
     The result depends on epochs, minibatches, dtype, lora, old_logprobs, temperature, value_clip, critic_warmup alone.
     """
 
-    epochs: Annotated[int, ranges.Range(least=1, most=10_000)] = 1  # passes over a step's rollout
-    minibatches: Count = 1  # optimizer updates a pass
-    microbatches: Count = 1  # gradients that add up to one update
-    pack_columns: Annotated[int, ranges.Range(least=-1, most=2**31 - 1)] = -1  # tokens of a packed row; see packs
-    pack_rows: Count = 1  # packed rows of a microbatch on each device
-    chunk: Natural = 0  # tokens whose logits exist at once, at most; 0: see logprobs.choose_chunk
-    attention: Annotated[str, OneOf(('auto', 'splash', 'xla'))] = 'auto'  # how it is computed; see partition
-    remat: Annotated[str, OneOf(tuple(transformer.REMAT))] = 'none'
-    offload: frozenset[Annotated[str, OneOf(OFFLOADABLE)]] = frozenset()  # what waits in the hosts' memory
-    old_logprobs: Annotated[str, OneOf(('forward', 'decode'))] = 'forward'  # by which programs
-    dtype: str = 'float32'  # of computation, and of what adapters leave frozen
-    lora: LoraOptions = OFF  # adapters, which alone are trained then
-    temperature: float = 1.0  # logprobs are those of softmax(logits / temperature)
-    value_clip: NotNegative = 0.0  # how far a critic's value may move in a step without more loss; 0: any
-    critic_warmup: Natural = 0  # steps at the start in which the critic learns alone
-    max_bad_steps: Natural = 10  # skipped updates that stop the run
+    epochs: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 1  # passes over a step's rollout
+    minibatches: Amendable[Count] = 1  # optimizer updates a pass
+    microbatches: Free[Count] = 1  # gradients that add up to one update, of padded rows; above 1 rows are padded
+    # tokens of a packed row: prompts once, their completions behind; -1: chosen by the step's sizes; 0: rows are
+    # padded; above 0 `microbatches` cuts a critic's rows alone
+    pack_columns: Free[Annotated[int, Range(least=-1, most=2**31 - 1)]] = -1
+    pack_rows: Free[Count] = 1  # packed rows of a microbatch on each device
+    # tokens whose logits exist at once, at most; 0: as many as take a 32nd of a chip's memory, from 128 to 4096
+    chunk: Free[Natural] = 0
+    # splash: in kernels, whose scores stay on the chip; xla; auto: splash on TPUs, cuDNN's kernels on NVIDIA GPUs,
+    # where they can
+    attention: Free[Annotated[str, OneOf(('auto', 'splash', 'xla'))]] = 'auto'
+    # computed again in the backward pass: none; dots (all of a layer but products with weights), full (whole layers)
+    remat: Free[Annotated[str, OneOf(tuple(transformer.REMAT))]] = 'none'
+    # waits in the hosts' memory until it is used: optimizer, reference
+    offload: Free[frozenset[Annotated[str, OneOf(OFFLOADABLE)]]] = frozenset()
+    # of a step's rollout: forward, in one pass; decode, by the sampler's programs again, token by token, bit-equal to
+    # the sampler's own
+    old_logprobs: Amendable[Annotated[str, OneOf(('forward', 'decode'))]] = 'forward'
+    dtype: NoKey[str] = 'float32'  # of computation, and of what adapters leave frozen
+    lora: NoKey[LoraOptions] = OFF  # adapters, which alone are trained then
+    temperature: NoKey[float] = 1.0  # logprobs are those of softmax(logits / temperature)
+    value_clip: NoKey[float] = 0.0  # how far a critic's value may move in a step without more loss; 0: any
+    critic_warmup: NoKey[int] = 0  # steps at the start in which the critic learns alone
+    max_bad_steps: Free[Natural] = 10  # more non-finite updates than this, in the whole run, stop it
 
     @classmethod
     def from_config(cls, section, **others):
-        """Learning of config.learner; others are its fields that stand elsewhere. BadInput for what cannot work."""
-        values: dict[str, Any] = ranges.read_section(cls, section, 'learner', elsewhere=list(others)) | others
+        """Learning of config.learner; others are its fields that are no keys. BadInput for what cannot work."""
+        values: dict[str, Any] = ranges.read_section(cls, section, 'learner') | others
         values['offload'] = frozenset(values['offload'])
         return cls(**values)
 
@@ -87,3 +100,62 @@ class Learning(NamedTuple):
     def cut(self, group_size: int) -> Minibatching:
         """The Minibatching of a batch of groups."""
         return Minibatching(group_size, self.epochs, self.minibatches, 'optimizer' in self.offload)
+
+
+class Optimization(NamedTuple):
+    """An optimizer's numbers; updates counts optimizer updates."""
+
+    learning_rate: Annotated[float, Range(least=0, most=10)] = 1e-6  # after warm-up
+    schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, linear or cosine to zero
+    warmup: Natural = 0  # updates
+    b1: Decay = 0.9  # of AdamW
+    b2: Decay = 0.95  # of AdamW
+    eps: Annotated[float, Range(above=0, most=1)] = 1e-8  # of AdamW
+    weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0  # of AdamW, on every parameter
+    max_grad_norm: Positive = 1.0  # longer gradients are scaled down to it
+
+    @classmethod
+    def from_config(cls, section, name='optimizer'):
+        """Optimization of the config's section of that name; BadInput for a value out of its range."""
+        return cls(**ranges.read_section(cls, section, name))
+
+
+class Optimizers(NamedTuple):
+    """The optimizers of a run."""
+
+    policy: optax.GradientTransformation
+    critic: optax.GradientTransformation | None = None
+    learning_rate: optax.Schedule | None = None  # of the policy's, which the metrics then have
+
+
+def build_optimizer(optimization: Optimization, updates: int) -> optax.GradientTransformation:
+    """The optax transformation for `updates` optimizer updates."""
+    return optax.chain(
+        optax.clip_by_global_norm(optimization.max_grad_norm),
+        optax.adamw(
+            learning_rates(optimization, updates),
+            b1=optimization.b1,
+            b2=optimization.b2,
+            eps=optimization.eps,
+            weight_decay=optimization.weight_decay,
+        ),
+    )
+
+
+def applied_updates(opt_state: optax.OptState) -> Any:
+    """How many updates an optimizer of build_optimizer has made, i32[]; skipped ones do not count."""
+    return optax.tree_utils.tree_get_all_with_path(opt_state, 'count')[-1][1]
+
+
+def learning_rates(optimization: Optimization, updates: int) -> optax.Schedule:
+    """Learning rate by update: linear warm-up, then constant, linear or cosine to zero at `updates`."""
+    peak, warmup = optimization.learning_rate, optimization.warmup
+    rest = max(updates - warmup, 1)
+    decays = {
+        'constant': lambda: optax.constant_schedule(peak),
+        'linear': lambda: optax.linear_schedule(peak, 0.0, rest),
+        'cosine': lambda: optax.cosine_decay_schedule(peak, rest),
+    }
+    # from peak / warmup, not 0: the first update of a run must count
+    ramp = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
+    return optax.join_schedules([ramp, decays[optimization.schedule]()], [warmup])

@@ -16,16 +16,17 @@ from grpo_jax import algorithms
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.learner import critic, logprobs, packing, partition, reward_model
-from grpo_jax.learner.optimizer import Optimizers
-from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning
+from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning, Optimizers
 from grpo_jax.learner.update import UpdateSpec, new_aux, update
 from grpo_jax.models import heads, lora, transformer
 from grpo_jax.models.linear import in_dtype
-from grpo_jax.sharding import batches, compiled, specs
+from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable, abstract, abstract_params
 from grpo_jax.sharding.mesh import BATCH_AXES
 from grpo_jax.types import LabelledBatch, Rollout, TrainState
+
+UNKNOWN_MEMORY = 2**34  # bytes, of a device that is not in the table of chips, such as a CPU
 
 
 class Initial(NamedTuple):
@@ -105,7 +106,7 @@ def make_learner(
     """
     check_sizes(algorithm, mesh, shapes, learning)
     sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
-    learning = learning._replace(chunk=logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh))
+    learning = learning._replace(chunk=choose_chunk(learning.chunk, model_config.vocab_size, mesh))
     if sizes is not None and algorithm.needs_values and learning.pack_columns < 0:
         # a critic's padded rows are cut into microbatches of about as many tokens as packed rows have
         share = packing.device_share(mesh, shapes, learning)
@@ -204,7 +205,7 @@ def make_teacher(
     sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
     head = logprobs.Head(
         learning.temperature,
-        logprobs.choose_chunk(learning.chunk, model_config.vocab_size, mesh),
+        choose_chunk(learning.chunk, model_config.vocab_size, mesh),
         mesh_ops=partition.make_mesh_ops(model_config, mesh, learning),
         top_k=algorithm.teacher_top_k,
         top_below=vocab_size,
@@ -322,6 +323,21 @@ def check_sizes(
             "minibatch's prompts",
         )
     packing.packed_sizes(mesh, shapes, learning, algorithm)
+
+
+def choose_chunk(asked: int, vocab_size: int, mesh: Mesh) -> int:
+    """Chooses learner.chunk: as asked, or for 0 a power of two by logprobs.SHARE of a device's memory.
+
+    It lies within logprobs.CHUNKS, and depends on the vocabulary of a device and on the kind of device alone, so that
+    absent devices get theirs.
+    """
+    if asked:
+        return asked
+    chip = chips.lookup(mesh.devices.flat[0].device_kind)
+    memory = chip.memory if chip and chip.memory else UNKNOWN_MEMORY
+    fewest, most = logprobs.CHUNKS
+    tokens = max(int(memory * logprobs.SHARE) // (4 * (vocab_size // mesh.shape['tensor'])), 1)
+    return min(max(1 << (tokens.bit_length() - 1), fewest), most)
 
 
 def _abstract_experience(spec, mesh, shapes, needed):

@@ -10,8 +10,7 @@ import optax
 from grpo_jax import algorithms
 from grpo_jax.learner import critic, descent, packing
 from grpo_jax.learner.logprobs import Head
-from grpo_jax.learner.optimizer import applied_updates
-from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning
+from grpo_jax.learner.options import NOTHING, ExtraMetrics, Learning, applied_updates
 from grpo_jax.learner.packing import ForwardSpec, PackedCells, PackSizes, microbatch_output
 from grpo_jax.models import lora
 from grpo_jax.models.linear import in_dtype

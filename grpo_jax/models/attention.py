@@ -66,10 +66,11 @@ def attend(
     that attends to nothing has output 0. Neither splash nor cuDNN writes scores and weights to main memory.
     """
     if rule.by == 'splash':
-        runs, touched = _runs(visible, rule.window, first, q.shape[1])
-        scale = 1 / math.sqrt(q.shape[-1]) if rule.scale is None else rule.scale
+        scale, cap, window, _ = rule  # all of it: a field that the kernel does not know must not pass it by
+        runs, touched = _runs(visible, window, first, q.shape[1])
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         splash = importlib.import_module('grpo_jax.models.kernels.splash')  # loads Pallas, where it is chosen
-        return splash.attend_runs(q, k, v, runs, scale=scale, cap=rule.cap, touched=touched)
+        return splash.attend_runs(q, k, v, runs, scale=scale, cap=cap, touched=touched)
     if isinstance(visible, PackedMask):
         return _attend_packed(q, k, v, visible, rule, first)
     if q.shape[1] * k.shape[1] <= CHUNK_ABOVE_PAIRS or q.shape[1] % QUERY_CHUNK:
@@ -130,8 +131,11 @@ def _by_cudnn(q, k, rule):
 
     It takes a mask as numbers to add, and the backward pass then wants even counts of queries and of keys.
     """
+    if rule.by != 'cudnn':
+        return False
+    _, cap, _, _ = rule  # all of it, as in attend
     fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[1] % 2 == 0 and k.shape[1] % 2 == 0
-    return rule.by == 'cudnn' and q.dtype.itemsize == 2 and not rule.cap and fits
+    return q.dtype.itemsize == 2 and not cap and fits
 
 
 def causal(

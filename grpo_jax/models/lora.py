@@ -39,12 +39,12 @@ class Inspection(NamedTuple):
 class LoraOptions(NamedTuple):
     """Which matrices have adapters, and of what size: config.model.lora."""
 
-    rank: Annotated[int, Range(least=0, most=4096)] = 0  # 0: none, all parameters are trained
-    alpha: Annotated[float, Range(above=0, most=1e6)] = 32.0
-    targets: ranges.Text = '.*'  # regular expression that whole names of matrices match
-    rslora: bool = False  # scale alpha / sqrt(rank) (arXiv 2312.03732), not alpha / rank
-    path: str = ''  # PEFT folder of the adapters to begin with; '': new ones, which change nothing
-    base_dtype: Literal['', 'int8'] = ''  # of the frozen matrices that have adapters; '': model.dtype
+    rank: Annotated[int, Range(least=0, most=4096)] = 0  # of the adapters; 0: none, all weights are trained
+    alpha: Annotated[float, Range(above=0, most=1e6)] = 32.0  # an adapter's product is multiplied by alpha / rank
+    targets: ranges.Text = '.*'  # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
+    rslora: bool = False  # multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    path: str = ''  # PEFT folder of adapters to begin with; '': new ones, which change nothing
+    base_dtype: Literal['', 'int8'] = ''  # of the frozen matrices beside adapters: int8, or '' for model.dtype
 
     @classmethod
     def from_config(cls, section: Any) -> 'LoraOptions':

@@ -31,8 +31,8 @@ Params = Mapping[str, Any]  # arrays by name, as param_table nests them
 class ModelConfig:
     """Shape and constants of a decoder; every field comes from a checkpoint (models.hf.families.load_config).
 
-    What has a default is one that changes nothing, which is Llama's. Another value for attention or the head must also
-    stand in is_plain.
+    What has a default is one that changes nothing, which is Llama's. The sampler's kernels refuse a model that has
+    another value, unless BESIDE_KERNELS names the field.
     """
 
     vocab_size: int
@@ -70,10 +70,16 @@ class ModelConfig:
     @property
     def is_plain(self) -> bool:
         """Whether attention and head compute what Llama's do, which is what the sampler's kernels compute."""
-        own = self.windows or self.rotary_dim or self.local_rope or self.unrotated or self.attention_cap
-        return not own and self.attention_scale is None and self.logit_divisor == 1 and not self.logit_cap
+        fields = [field for field in dataclasses.fields(self) if field.name not in BESIDE_KERNELS]
+        return all(getattr(self, field.name) == field.default for field in fields)
 
 
+# fields of ModelConfig whose value the sampler's kernels read from their inputs, or need not know
+BESIDE_KERNELS = frozenset(
+    'vocab_size width layers heads kv_heads head_dim mlp norm_eps rope_theta rope_scaling qk_norm qkv_bias out_bias '
+    'mlp_bias tie_embeddings fused activation norms norm_offset norm_in_float32 qk_norm_over_heads embed_scale '
+    'residual_scale'.split()
+)
 ENDLESS = 2**30  # positions of a window in layers without one
 ACTIVATIONS = {'silu': jax.nn.silu, 'gelu_pytorch_tanh': functools.partial(jax.nn.gelu, approximate=True)}
 # What the backward pass computes again of a layer. none: nothing. dots: all but its products with weights, which is

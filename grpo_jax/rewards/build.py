@@ -11,10 +11,10 @@ from typing import Annotated, Any, NamedTuple
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
-from grpo_jax.ranges import Gibibytes, Length, Range, Seconds, Share, Text
+from grpo_jax.ranges import Amendable, Free, Gibibytes, Kind, Length, Range, Seconds, Share, Text
 from grpo_jax.rewards import binding, custom, length
 from grpo_jax.rewards.resources import Resources
-from grpo_jax.workers.pool import Pool
+from grpo_jax.workers import Pool
 
 PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('format', 0.5))"
 OPTIONED = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
@@ -31,28 +31,31 @@ class SourceRewards(NamedTuple):
 
 
 class RewardOptions(NamedTuple):
-    """config.reward as plain values; configs/default.py says what each means."""
+    """config.reward as plain values."""
 
-    parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS]
-    options: dict[str, Any]
-    failed: Amount
-    deadline: Seconds
-    workers: Annotated[int, Range(least=1, most=10_000)]
-    memory_gib: Gibibytes
-    self_test: Share
-    truncated_reward: Amount
-    step_rewards: str
-    steps_with_outcome: bool
-    length_shaping: str
-    length_shaping_weight: Amount
-    verifier: str
-    correct_at: Amount
-    by_source: Mapping[str, SourceRewards] = MappingProxyType({})  # by meta['source']; those not named have the above
+    # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
+    parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS, Kind.PARTS] = (('numeric', 1.0),)
+    options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # of rewards by name; configs/default.py has them
+    failed: Amendable[Amount] = 0.0  # reward of a part that ran out of its time or memory
+    deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
+    # threads that judge, and worker processes where a part needs them
+    workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
+    memory_gib: Free[Gibibytes] = 4.0  # of a worker
+    self_test: Free[Share] = 0.02  # share of gold answers that the verifier may misjudge before the run starts
+    truncated_reward: Amendable[Amount] = 0.0  # added when the budget ends before a stop token
+    step_rewards: str = ''  # file in grpo_jax/rewards that rewards steps, for advantage process
+    steps_with_outcome: bool = False  # the total reward is a further step, at a completion's last token
+    length_shaping: str = ''  # shaping by length: a function of grpo_jax/rewards/length.py
+    length_shaping_weight: Amendable[Amount] = 1.0  # what it is multiplied by before it is added
+    verifier: str = 'numeric'  # the part that decides correct; '' when there is none
+    correct_at: Amendable[Amount] = 1.0  # value of that part from which a completion is correct
+    # source of the data, by meta['source'] -> parts, verifier, correct_at of its own
+    by_source: Mapping[str, SourceRewards] = MappingProxyType({})
 
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':
         """The options of config.reward; BadInput for a value that cannot work, whatever the rewards."""
-        values = ranges.read_section(cls, section, 'reward', elsewhere=['by_source'])
+        values = ranges.read_section(cls, section, 'reward')
         parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section['by_source'])
         # sources weigh a part alike, and name it by one file
         pairs = {custom.name_of(path): (path, weight) for path, weight in parts}
@@ -122,19 +125,27 @@ def _check_options(options):
     """
     for name, values in options.items():
         ranges.check_value(f'reward.options.{name}', values, Mapping)
-        functions = [getattr(_import(name), key, None) for key in OPTIONED] + [getattr(length, name, None)]
-        functions = list(filter(inspect.isfunction, functions))
-        known = set()
-        for function in functions:
-            for option, parameter in inspect.signature(function).parameters.items():
-                if parameter.kind is parameter.KEYWORD_ONLY and option not in LENT:
-                    known.update(getattr(parameter.annotation, '_fields', (option,)))  # a NamedTuple's stand for it
-        for option in values if functions else ():
+        known = declared_options(name)
+        if known is None:
+            continue
+        for option, value in values.items():
             if option not in known:
                 choices = ', '.join(sorted(known)) or 'none'
-                raise BadInput(f'reward.options.{name}.{option}', values[option], f'is no option; it has {choices}')
-        for function in functions:
-            ranges.check(function, values, f'reward.options.{name}')
+                raise BadInput(f'reward.options.{name}.{option}', value, f'is no option; it has {choices}')
+            ranges.check_value(f'reward.options.{name}.{option}', value, known[option].annotation)
+
+
+def declared_options(name: str) -> dict[str, inspect.Parameter] | None:
+    """The options by name that a reward of this package, or a shaping by length, declares; None for another name."""
+    functions = [getattr(_import(name), key, None) for key in OPTIONED] + [getattr(length, name, None)]
+    functions = list(filter(inspect.isfunction, functions))
+    options = {}
+    for function in functions:
+        for option, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and option not in LENT:
+                fields = ranges.type_of(parameter.annotation)  # a NamedTuple's fields stand for it
+                options = (ranges.keys_of(fields) if fields else {option: parameter}) | options
+    return options if functions else None
 
 
 def _import(name):

@@ -5,12 +5,11 @@ import itertools
 import re
 
 from grpo_jax.example import Example
-from grpo_jax.expressions import LONGEST, value_of
+from grpo_jax.expressions import ARITHMETIC, LONGEST, value_of
 
 # an expression, and its value if one follows, or signs alone; the value is optional, so that a text is never scanned
 # twice
 EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
-ARITHMETIC = re.compile(r'[-+*/().0-9 ]+')  # the characters of a whole expression
 MOST = 1000  # equations of a completion that are looked at
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards.binding import bind_names
-from grpo_jax.workers.pool import Pool
+from grpo_jax.workers import Pool
 
 COUNTED = (RecursionError, MemoryError, TimeoutError)  # they fail a completion, and not the run: see rewards.scoring
 LONGEST = 300  # characters of an exception's text

@@ -22,7 +22,7 @@ from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
 from grpo_jax.models import heads, hf, transformer
 from grpo_jax.models.hf import families
-from grpo_jax.ranges import Count, Natural, OneOf, Range
+from grpo_jax.ranges import Count, Free, Natural, OneOf, Range
 from grpo_jax.sharding import compiled
 
 READS_ANSWERS = False  # it judges without a gold answer
@@ -37,9 +37,9 @@ class Source(NamedTuple):
 
     folder: str  # or the name of a model that is downloaded already
     dtype: Annotated[str, OneOf(('float32', 'bfloat16'))]  # of computation
-    batch: Count  # rows at once
-    device: Natural  # index among this process's devices
-    park: bool  # the weights wait in the host's memory, and are on the device while it computes
+    batch: Free[Count]  # rows at once
+    device: Free[Natural]  # index among this process's devices
+    park: Free[bool]  # the weights wait in the host's memory, and are on the device while it computes
 
 
 class RewardModel(NamedTuple):

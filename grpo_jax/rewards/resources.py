@@ -7,8 +7,7 @@ import threading
 from typing import Any
 import weakref
 
-from grpo_jax.workers.pool import Pool
-from grpo_jax.workers.sandbox import Sandbox
+from grpo_jax.workers import Pool, Sandbox
 
 
 class EventLoop:

@@ -13,10 +13,10 @@ import numpy as np
 from grpo_jax.example import Example
 from grpo_jax.grouping import Grouping
 from grpo_jax.rewards.build import Part, RewardFunctions
-from grpo_jax.workers import pool
+from grpo_jax.workers import Died, Expired
 
 # what ends a part without a reward, and what it is counted as; anything else that a reward raises stops the run
-FAILURES = {pool.Expired: 'expired', TimeoutError: 'expired', pool.Died: 'died', RecursionError: 'died'}
+FAILURES = {Expired: 'expired', TimeoutError: 'expired', Died: 'died', RecursionError: 'died'}
 
 
 class Rewards(NamedTuple):

@@ -10,8 +10,10 @@ from grpo_jax.collect import policies
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner, without_frozen
+from grpo_jax.ranges import Kind
 from grpo_jax.run import checkpoint, rows, steering
 from grpo_jax.run.open import MAKING, Run, barrier, make_whole_policy, make_workdir, refuse_fewer_steps
+from grpo_jax.run.settings import kind_of
 
 logger = logging.getLogger('grpo_jax')
 OF_DATA = (
@@ -95,10 +97,10 @@ def _clear(folder):
 def _inherit(run, parent, changes, learner, train):
     """The TrainState of the parent's newest sound checkpoint, as far as it fits the learner."""
     changed, damaged = {change.key for change in changes}, None
+    data_kinds = {kind_of(key) for key in changed if key.startswith('data.')}
     anew = set()
-    if any(key.startswith('data.') and steering.kind_of(key) == steering.FIXED for key in changed) or (
-        changed & set(steering.KINDS[steering.PATH]) - {'model.path'}
-        and not steering.are_same_data(run.settings.data.origins, train, parent)
+    if Kind.FIXED in data_kinds or (
+        Kind.PATH in data_kinds and not steering.are_same_data(run.settings.data.origins, train, parent)
     ):
         anew |= set(OF_DATA)
     for step in checkpoint.steps(parent):

@@ -105,7 +105,7 @@ class Shell:
         the last step of a trace; on_step(step, row) is called after each step.
         """
         settings, first = run.settings, int(state.step)
-        subject = Subject(settings.tracking, settings.config.to_dict())
+        subject = Subject(settings.log.tracking, settings.config.to_dict())
         writer = None
         if processes.is_first():
             writer = self._stack.enter_context(Writer(self._workdir, first, steps, title, shown, subject))
@@ -119,12 +119,13 @@ class Shell:
             writer,
         )
         signals = self._stack.enter_context(contextlib.ExitStack())
-        listening = signals.enter_context(Signals(settings.cadence.hang_after))
+        listening = signals.enter_context(Signals(settings.log.hang_after))
         return Loop(
             _Parts(writer, dropped, monitors, trace, listening, signals.close, on_step, run.model.tokenizer),
             self,
             self._workdir,
-            settings.cadence,
+            settings.log.rollouts,
+            settings.checkpoint.every,
             settings.learning.max_bad_steps,
             title,
             range(first, steps),
@@ -187,9 +188,18 @@ class Loop:
     """A run's steps: `for step in loop.steps()` begins each step; `loop.log` and then `loop.finish` end it."""
 
     def __init__(
-        self, parts: _Parts, shell: Shell, workdir: str, cadence: Any, most_skipped: int, title: str, steps: range
+        self,
+        parts: _Parts,
+        shell: Shell,
+        workdir: str,
+        dump_every: int,
+        save_every: int,
+        most_skipped: int,
+        title: str,
+        steps: range,
     ):
-        self._parts, self._shell, self._workdir, self._cadence = parts, shell, workdir, cadence
+        self._parts, self._shell, self._workdir = parts, shell, workdir
+        self._dump_every, self._save_every = dump_every, save_every
         self._most_skipped, self._title, self._steps = most_skipped, title, steps
         self.seconds: dict[str, float] = {}  # that the stages of the step at hand have taken, by name
 
@@ -251,7 +261,7 @@ class Loop:
 
     def dump_if_due(self, step: int, draw: Draw, rewarded: Rewards, experience: Experience):
         """Writes a step's completions, every log.rollouts steps; all processes must call it."""
-        if self.due(step, self._cadence.rollouts):
+        if self.due(step, self._dump_every):
             dumped = rows.rollout_rows(draw.examples, draw.rollout, rewarded, experience, self._parts.tokenizer)
             if self._parts.writer:
                 self._parts.writer.rollouts(step, dumped)
@@ -272,7 +282,7 @@ class Loop:
         diagnosed = parts.monitors.asks('stop', where)
         saves = stop or skipped or diagnosed or parts.monitors.asks('save', where)
         self._shell.check()
-        if self.due(step + 1, self._cadence.checkpoint) or step + 1 == self._steps.stop or saves:
+        if self.due(step + 1, self._save_every) or step + 1 == self._steps.stop or saves:
             if parts.writer:
                 parts.writer.stage('save')
             self._shell.save(state)

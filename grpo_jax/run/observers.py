@@ -33,15 +33,15 @@ class Entry(NamedTuple):
     shared: int  # tokens with which another, different completion of its group begins too
 
 
-def abstract_probe(cadence: Any, shapes: batches.Shapes) -> dict[str, Any]:
-    """ShapeDtypeStructs of the probe in TrainState.aux of a run of such a Cadence, zeros at the start; {} without one.
+def abstract_probe(log: Any, shapes: batches.Shapes) -> dict[str, Any]:
+    """ShapeDtypeStructs of the probe in TrainState.aux with such LogOptions, zeros at the start; {} without one.
 
     Of the rollout, logprobs are the learner's at a row's entry, and version is the step of it.
     """
-    if not cadence.probe_every:
+    if not log.probe_every:
         return {}
-    numbers = jax.ShapeDtypeStruct((cadence.probe_prompts,), jnp.int32)
-    rollout = batches.abstract_rollout(shapes._replace(prompts=cadence.probe_prompts, group_size=1), None)
+    numbers = jax.ShapeDtypeStruct((log.probe_prompts,), jnp.int32)
+    rollout = batches.abstract_rollout(shapes._replace(prompts=log.probe_prompts, group_size=1), None)
     size = jax.ShapeDtypeStruct((), jnp.int32)
     return {NAME: {'rollout': rollout, 'ids': numbers, 'shared': numbers, 'size': size}}
 
@@ -60,15 +60,15 @@ class Observers(NamedTuple):
 
 def make_observers(run: Any, learner: Learner) -> Observers:
     """The Observers of a Run: the KL to a reference that nothing pays for, and the probe, as config.log says."""
-    settings, cadence = run.settings, run.settings.cadence
+    settings, log = run.settings, run.settings.log
     observers, programs = [], {}
-    if cadence.kl_observe and not run.algorithm.needs_reference:
+    if log.kl_observe and not run.algorithm.needs_reference:
         metrics = make_reference_metrics(settings.step_shapes(run.algorithm), run.mesh)
-        observers.append(observe_reference(learner.scorer, metrics, cadence.kl_observe))
+        observers.append(observe_reference(learner.scorer, metrics, log.kl_observe))
         programs['reference'] = metrics
-    if cadence.probe_every:
+    if log.probe_every:
         shapes = settings.step_shapes(run.algorithm)
-        observers.append(Probe(learner, shapes, cadence.probe_every, cadence.probe_prompts, run.mesh).observe)
+        observers.append(Probe(learner, shapes, log.probe_every, log.probe_prompts, run.mesh).observe)
     if observers:
         programs['logprobs'] = learner.scorer
 

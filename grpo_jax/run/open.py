@@ -25,6 +25,7 @@ from grpo_jax.learner import ExtraMetrics, Optimizers, build_optimizer, learning
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner, without_frozen
 from grpo_jax.models import hf, lora, transformer
 from grpo_jax.models.hf import families, peft
+from grpo_jax.ranges import Kind
 from grpo_jax.run import checkpoint, console, digest, rows, steering
 from grpo_jax.run.observers import abstract_probe
 from grpo_jax.run.settings import Settings
@@ -83,7 +84,7 @@ def open_run(
     if algorithm.needs_teacher:
         columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
         policies.check_teacher_model(settings.teacher.path, model.tokenizer, model.config.vocab_size, columns, run.mesh)
-    settings.tracking.check()
+    settings.log.tracking.check()
     begun = checkpoint.steps(run.workdir) or (steered.branch and not _is_begun(run.workdir))
     if settings.supervised.updates and not begun:
         check_sizes(SFT, run.mesh, *settings.supervised_sizes(), 'supervised.batch')
@@ -200,7 +201,7 @@ def _open_branch(config, workdir, functions, steered):
     if not checkpoint.steps(workdir):
         raise BadInput('--workdir', workdir, 'holds no finished checkpoint that --branch could begin from')
     changes = steering.changes(workdir, Settings.from_config(config).recorded)
-    inherited = [change for change in changes if change.kind == steering.INHERITED]
+    inherited = [change for change in changes if change.kind == Kind.INHERITED]
     if inherited:
         steering.refuse(inherited, workdir, steered)
     other_model = any(change.key == 'model.path' for change in changes)
@@ -269,7 +270,7 @@ def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
             'polyak',
             'the mean of two adapters is not that of their weights; use hard or frozen',
         )
-    kept = algorithm.keeps_reference or settings.cadence.kl_observe > 0
+    kept = algorithm.keeps_reference or settings.log.kl_observe > 0
     policies.check_reference(settings.reference.path, kept, run.workdir, settings.model, run.model.config, run.mesh)
     policies.check_teacher(settings.teacher, algorithm, run.model.config.vocab_size)
     if 'reference' in learning.offload and not kept:
@@ -328,7 +329,7 @@ def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
     """The Dataset of the train split; BadInput where a changed path of the data leads to others than the run's."""
     dataset = open_split(run, 'train')
     changes = steering.changes(run.workdir, run.settings.recorded)
-    changed = [change for change in changes if change.kind == steering.PATH and change.key != 'model.path']
+    changed = [change for change in changes if change.kind == Kind.PATH and change.key != 'model.path']
     if changed and not steering.are_same_data(run.settings.data.origins, dataset, run.workdir):
         steering.refuse(changed, run.workdir, steered)
     return dataset
@@ -352,8 +353,8 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     )
     return make_learner(
         run.model.config, algorithm, optimizers, run.mesh, shapes, settings.learning,
-        aux | abstract_probe(settings.cadence, shapes),
-        ExtraMetrics(outcomes=True, reference=settings.cadence.kl_observe > 0),
+        aux | abstract_probe(settings.log, shapes),
+        ExtraMetrics(outcomes=True, reference=settings.log.kl_observe > 0),
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ events.jsonl. Fixed: in a branch alone, but for adapters, which a branch inherit
 from collections.abc import Iterable, Mapping, Sequence
 import contextlib
 import datetime
-import fnmatch
 import importlib.metadata
 import logging
 import os
@@ -22,7 +21,9 @@ import jax
 from grpo_jax import PACKAGE, __version__, data
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
+from grpo_jax.ranges import Kind
 from grpo_jax.run.rows import append_event, recorded_events, rewrite_events
+from grpo_jax.run.settings import kind_of
 from grpo_jax.sharding import compiled
 
 logger = logging.getLogger('grpo_jax')
@@ -30,51 +31,6 @@ logger = logging.getLogger('grpo_jax')
 ENVIRONMENT = 'environment.json'  # in the workdir
 # the record names the versions of those that are installed
 PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
-FREE, AMENDABLE, FIXED = 'free', 'amendable', 'fixed'
-PATH = 'free where it leads to the same content, else fixed'
-PARTS = 'amendable in its weights, else fixed'
-INHERITED = 'fixed, in a branch too'
-
-# kind -> keys; * stands for any keys that are not named themselves
-KINDS: dict[str, tuple[str, ...]] = {
-    FREE: (
-        *('steps', 'mesh.*', 'evaluation.*', 'checkpoint.*', 'log.*', 'diagnose.*', 'data.strict'),
-        *(f'learner.{key}' for key in ('microbatches', 'pack_columns', 'pack_rows', 'chunk', 'remat', 'offload')),
-        *('learner.attention', 'learner.max_bad_steps', 'rollout.kernels', 'rollout.cache_gib'),
-        *('teacher.path', 'teacher.park'),  # of the teacher itself its digest decides, see collect.policies
-        *(f'reward.{key}' for key in ('workers', 'deadline', 'memory_gib', 'self_test')),
-        *('reward.options.code.timeout', 'reward.options.code.memory_mib'),
-        *(f'reward.options.{name}.{key}' for name in ('model', 'process') for key in ('batch', 'device', 'park')),
-    ),
-    AMENDABLE: (
-        *('optimizer.*', 'critic_optimizer.*', 'algorithm.*', 'rollout.*'),
-        *(f'learner.{key}' for key in ('epochs', 'minibatches', 'old_logprobs')),
-        *('model.dtype', 'teacher.dtype', 'data.prompts_per_step', 'reward.options.*'),
-        *(f'reward.{key}' for key in ('failed', 'truncated_reward', 'correct_at', 'length_shaping_weight')),
-        *(
-            f'collection.{key}'
-            for key in ('max_draws', 'max_staleness', 'retire_above', 'revisit', 'exploration', 'seeding')
-        ),
-        *('collection.reference_every', 'collection.reference_mix'),
-    ),
-    PARTS: ('reward.parts',),
-    PATH: ('model.path', 'data.path', 'data.revision', 'data.options.folder', 'data.options.sources'),
-    FIXED: (
-        *('seed', 'model.random_init', 'supervised.*', 'reward_model.*', 'reference.path'),
-        *('data.name', 'data.options', 'data.options.*', 'data.max_prompt_tokens'),
-        *('data.chat', 'data.system', 'data.template', 'data.thinking'),
-        *(f'reward.{key}' for key in ('verifier', 'step_rewards', 'steps_with_outcome', 'length_shaping')),
-        *('reward.by_source', 'reward.by_source.*'),
-        *(
-            f'collection.{key}'
-            for key in ('source', 'gate', 'dead_groups', 'allocation', 'allocation_unit', 'reference')
-        ),
-        *(f'algorithm.{key}' for key in ('advantage', 'ratio', 'ratio_base', 'surrogate', 'weights', 'denominator')),
-        *(f'algorithm.{key}' for key in ('correction', 'selection', 'kl', 'kl_placement', 'kl_corrected')),
-        'algorithm.regularizers',
-    ),
-    INHERITED: ('model.lora.*',),
-}
 
 
 class Steering(NamedTuple):
@@ -92,28 +48,15 @@ class Change(NamedTuple):
     new: Any
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """FREE, AMENDABLE, FIXED, INHERITED, or PATH where the content decides."""
         kind = kind_of(self.key)
-        if kind == PARTS:
-            return AMENDABLE if _names(self.old) == _names(self.new) else FIXED
+        if kind == Kind.PARTS:
+            return Kind.AMENDABLE if _names(self.old) == _names(self.new) else Kind.FIXED
         return kind
 
     def __str__(self) -> str:
         return f'{self.key}: was {self.old!r}, now {self.new!r}'
-
-
-def kind_of(key: str) -> str:
-    """The kind of a dotted key; FIXED for one that KINDS does not know."""
-    kinds = kinds_of(key)
-    return kinds[0] if kinds else FIXED
-
-
-def kinds_of(key: str) -> list[str]:
-    """The kinds that KINDS has for a dotted key: of the key itself, else of the longest pattern that it fits."""
-    named = [kind for kind, keys in KINDS.items() for name in keys if name == key]
-    fitting = [(len(name), kind) for kind, keys in KINDS.items() for name in keys if fnmatch.fnmatchcase(key, name)]
-    return named or [kind for length, kind in fitting if length == max(fitting)[0]]
 
 
 def _names(parts):
@@ -149,11 +92,11 @@ def check(changed: Sequence[Change], workdir: str, steering: Steering | None) ->
 
     Those of kind PATH pass: who knows their content judges them, by `refuse`. steering None: nothing can be steered.
     """
-    allowed = (FREE, PATH, AMENDABLE) if steering and steering.amend else (FREE, PATH)
+    allowed = (Kind.FREE, Kind.PATH, Kind.AMENDABLE) if steering and steering.amend else (Kind.FREE, Kind.PATH)
     if any(change.kind not in allowed for change in changed):
-        refuse([change for change in changed if change.kind != FREE], workdir, steering)
+        refuse([change for change in changed if change.kind != Kind.FREE], workdir, steering)
     for change in changed:
-        logger.warning('%s%s', change, ' (amended)' if change.kind == AMENDABLE else '')
+        logger.warning('%s%s', change, ' (amended)' if change.kind == Kind.AMENDABLE else '')
 
 
 def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
@@ -161,9 +104,9 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
     (key, old, new), *others = changed
     was = f'was {old!r} in {workdir}'
     was += ''.join(f', {change.key} = {change.new!r} was {change.old!r}' for change in others)
-    fixed = [change.key for change in changed if change.kind not in (FREE, AMENDABLE)]
+    fixed = [change.key for change in changed if change.kind not in (Kind.FREE, Kind.AMENDABLE)]
     branch = "--branch=DIR begins a new run from this one's newest checkpoint"
-    inherited = [change.key for change in changed if change.kind == INHERITED]
+    inherited = [change.key for change in changed if change.kind == Kind.INHERITED]
     if inherited:
         keys = ' and '.join(inherited)
         remedy = f'a run and its branches keep their adapters, and so {keys}; use what was, or another --workdir'
@@ -188,7 +131,7 @@ def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> 
     true = true_rows(rows, recorded)
     if len(true) < len(rows):
         rewrite_events(workdir, true)
-    for key, old, new in (change for change in changed if change.kind == AMENDABLE):
+    for key, old, new in (change for change in changed if change.kind == Kind.AMENDABLE):
         append_event(workdir, step, 'amended', key=key, old=old, new=new)
 
 
@@ -210,7 +153,7 @@ def amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Chang
     recorded = json_file.read_object(path) if os.path.exists(path) else {}
     rows = true_rows(recorded_events(workdir), recorded)
     keys = {row['key'] for row in rows if row['event'] == 'amended' and row['step'] >= step}
-    return keys | {change.key for change in changed if change.kind == AMENDABLE}
+    return keys | {change.key for change in changed if change.kind == Kind.AMENDABLE}
 
 
 def record_environment(workdir: str) -> None:

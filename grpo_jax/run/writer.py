@@ -168,8 +168,8 @@ def _record(event):
 class Tracking(NamedTuple):
     """Where the rows go besides: of config.log."""
 
-    trackers: Sequence[Annotated[str, OneOf(NAMES)]] = ()
-    project: ranges.Text = 'grpo_jax'
+    trackers: Sequence[Annotated[str, OneOf(NAMES)]] = ()  # besides the files and TensorBoard: wandb, trackio
+    project: ranges.Text = 'grpo_jax'  # of the trackers
 
     @classmethod
     def from_config(cls, section):

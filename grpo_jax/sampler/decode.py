@@ -1,4 +1,4 @@
-"""Decoding a DecodeBatch: a segment of many steps, the choice of a token, and what a token changes."""
+"""Decoding a DecodeBatch: a segment of many steps, how a row's token is chosen, and what a token changes."""
 
 from collections.abc import Mapping
 import importlib
@@ -16,35 +16,35 @@ from grpo_jax.types import Array
 
 
 class Report(NamedTuple):
-    """What the host reads after a segment, each i32[]."""
+    """Numbers that the host reads after a segment."""
 
     live: Int[Array, '']  # rows of the batch that still decode
     steps: Int[Array, '']  # decode steps of the segment
     unfinished: Int[Array, '']  # rows, in the batch or not
-    longest: Int[Array, '']  # tokens of the longest of them
+    longest: Int[Array, '']  # tokens of the longest one
     tokens: Int[Array, '']  # of all rows so far
 
 
 def decode_segment(
     params, batch: DecodeBatch, state: RolloutState, tables, version, model_config, options: Sampling, steps: int
 ):
-    """(DecodeBatch, RolloutState, Report) after up to `steps` decode steps.
+    """Decodes a batch for at most `steps` steps; returns (DecodeBatch, RolloutState, Report).
 
-    It ends earlier when no row of the batch is live or the last chunk is full. tables are the automata (see stops);
-    version i32[] tags the tokens.
+    The segment ends earlier when no row of the batch is live, or when the last chunk is full. tables are the automata
+    (see stops); version i32[] is the step of the weights, which is written beside each token.
     """
-    queries = jnp.sum(state.prompts.mask, -1, dtype=jnp.int32)
+    prompt_lengths = jnp.sum(state.prompts.mask, -1, dtype=jnp.int32)
     limit = state.limit[batch.rows]
     greedy = batch.rows % state.group >= state.group - options.greedy if options.greedy else None
     choice = _Choice(state.keys[batch.rows], state.given_tokens[batch.rows], greedy)
-    first = batch.cache.length - batch.cache.start
-    queries = queries[batch.rows // state.group]
+    first = batch.cache.length - batch.cache.start  # i32[B]: completion positions at which the segment begins
+    prompt_lengths = prompt_lengths[batch.rows // state.group]
 
     def step(carry):
         batch, records, done, i = carry
-        n = batch.cache.length - batch.cache.start
+        n = batch.cache.length - batch.cache.start  # i32[B]: completion positions
         with jax.named_scope('decode'):
-            hidden, cache = transformer.decode(params, batch.last, queries - 1 + n, batch.cache, model_config)
+            hidden, cache = transformer.decode(params, batch.last, prompt_lengths - 1 + n, batch.cache, model_config)
         with jax.named_scope('draw'):
             token, logprob, forced = _choose_token(params, hidden, batch, n, choice, model_config, options)
         record = (token, logprob, forced, batch.live)
@@ -69,7 +69,7 @@ def decode_segment(
 
 
 class _Choice(NamedTuple):
-    """What the tokens of a batch's rows depend on, beside the model."""
+    """What a row's tokens depend on besides the model."""
 
     keys: Key[Array, ' B']
     given_tokens: Int[Array, 'B C']
@@ -77,7 +77,7 @@ class _Choice(NamedTuple):
 
 
 def _choose_token(params, hidden, batch, n, choice, model_config, options):
-    """(token i32[B], logprob f32[B], forced bool[B]) of each row at completion position n i32[B]."""
+    """Chooses each row's token at completion position n i32[B]: (token i32[B], logprob f32[B], forced bool[B])."""
     written, forced = _written_tokens(batch, n, choice.given_tokens, options)
     keys = jax.vmap(jax.random.fold_in)(choice.keys, n)
     head = transformer.head_weights(params, model_config)
@@ -106,7 +106,7 @@ def _choose_token(params, hidden, batch, n, choice, model_config, options):
 
 
 def fits_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Array, ' B']) -> bool:
-    """Whether the kernel can draw: from the whole distribution, by vectors and keys of the kinds that it reads."""
+    """Whether the kernel can draw the tokens: it knows no truncation, and reads some kinds of keys and heads only."""
     ((name, weights),) = head.items()
     return (
         not options.truncates
@@ -120,18 +120,18 @@ def fits_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Array, ' B
 
 
 def _written_tokens(batch, n, given_tokens, options):
-    """(tokens i32[B] that are given or forced at completion position n i32[B], or -1, which of them are forced)."""
+    """(i32[B] tokens that are given or forced at position n i32[B], -1 where none is; bool[B] where one is forced)."""
     given = jnp.take_along_axis(given_tokens, n[:, None], 1, mode='clip')[:, 0]
     if not options.thinking_tokens:
         return given, jnp.zeros_like(batch.live)
-    place = n - options.thinking_tokens
-    forced = batch.thinking & (place >= 0) & (place < len(options.thinking_end))
-    ending = jnp.where(forced, jnp.asarray(options.thinking_end)[jnp.maximum(place, 0)], -1)
+    index = n - options.thinking_tokens  # of a token in thinking_end
+    forced = batch.thinking & (index >= 0) & (index < len(options.thinking_end))
+    ending = jnp.where(forced, jnp.asarray(options.thinking_end)[jnp.maximum(index, 0)], -1)
     return jnp.where(given >= 0, given, ending), forced
 
 
 def _after_token(batch, token, n, tables, options):
-    """(DecodeBatch that has read the token, stopped bool[B])."""
+    """Reads each row's token i32[B] at position n i32[B]; returns (DecodeBatch, bool[B] where a stop was met)."""
     states = stops.advance(tables, batch.states, token, batch.live)
     states = stops.without_early(tables, states, n, options.min_tokens)
     stopped = jnp.isin(token, jnp.asarray(options.stop_tokens, jnp.int32))
@@ -146,7 +146,7 @@ def _after_token(batch, token, n, tables, options):
 
 
 def _write_records(state, batch, first, records, done, version):
-    """The state with a segment's records, each [steps, B], of rows that began it at position first i32[B]."""
+    """Writes a segment's records, each [steps, B], into the state; first i32[B]: each row's position at its begin."""
     tokens, logprobs, forced, valid = (x.T for x in records)
     columns = first[:, None] + jnp.arange(tokens.shape[1])
     at = (batch.rows[:, None], jnp.where(valid, columns, state.tokens.shape[1]))  # beyond the end: dropped

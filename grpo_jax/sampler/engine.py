@@ -1,48 +1,47 @@
 """The host side of a rollout: which rows decode together, in which shapes, and when.
 
-A decode batch starts with all its rows together in few columns. It gets another chunk of columns when its last is full,
-and half its rows go when no more than half are live, so that memory and work follow the survivors. When the cache would
+All rows of a decode batch begin together in few columns. The batch gets another chunk of columns when its last chunk is
+full, and half its rows leave when at most half are live, so memory and work follow the survivors. Where the cache would
 outgrow its budget, rows are preempted: their tokens stay in the RolloutState, and a later batch prefills them. Prompts
-that wait for memory form further batches. The host visits once a segment. Every decision is a function of numbers that
-all shards share, so that all processes agree.
+that wait for memory form further batches. The host decides once a segment. It reads numbers that all shards share, so
+all processes decide alike.
 
-Each call of `sample` or `resume` makes the weights' copy that it decodes with (dtype, layout, quantization, adapters
-merged), and lets go of it when it returns.
+Each call of `sample` or `resume` makes its own copy of the weights (in the sampler's dtype and shardings, quantized,
+adapters merged) and frees the copy when it returns.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.models import lora, transformer
-from grpo_jax.sampler.definitions import SamplerSetup
-from grpo_jax.sampler.programs import SamplerPrograms, choose_sizes
+from grpo_jax.sampler.programs import SamplerPrograms, SamplerSpec, choose_sizes
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import Schedule
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import Prompts, Rollout
 
-Finished = Callable[[int, np.ndarray, bool], Any]  # of a row, its tokens, and whether it was truncated
-Progress = Callable[[int, int, int], Any]  # of the tokens so far, the batch's live rows and its rows
+Finished = Callable[[int, np.ndarray, bool], Any]  # (row, its tokens, whether it was truncated)
+Progress = Callable[[int, int, int], Any]  # (tokens so far, live rows of the batch, rows of the batch)
 
 
-class Stats(NamedTuple):
+@dataclasses.dataclass
+class Stats:
     """What a rollout cost."""
 
-    steps: int  # decode steps, one after another
-    slot_steps: int  # sum over steps of the rows decoded, live or not (of one shard, times shards)
-    tokens: int
-    peak_bytes: int  # of cache, the most at any time, per shard
-    decode_batches: int
-    preempted: int  # times that a row left a batch unfinished
-    bytes_read: int  # weights and live cache over all steps, per device: the least that decoding must read
-    seconds: float
+    steps: int = 0  # decode steps, one after another
+    slot_steps: int = 0  # sum over steps of the rows decoded, live or not (of one shard, times shards)
+    tokens: int = 0
+    peak_bytes: int = 0  # of cache, the most at any time, per shard
+    decode_batches: int = 0
+    preempted: int = 0  # times that a row left a batch unfinished
+    bytes_read: int = 0  # weights and live cache over all steps, per device: the least that decoding must read
+    seconds: float = 0.0
     inspection: lora.Inspection | None = None  # of the weights, for run/measure.py to judge; None without adapters
 
     @property
@@ -53,39 +52,27 @@ class Stats(NamedTuple):
 
 @dataclasses.dataclass
 class _Ongoing:
-    """One rollout under way; state and the numbers after it change with every segment."""
+    """A rollout that is being decoded; each segment changes its state, its Stats and the numbers below them."""
 
     weights: Any
     state: Any
     step: Any  # int, or i32[]
     finished: Finished | None
     progress: Progress | None
+    stats: Stats = dataclasses.field(default_factory=Stats)
     unfinished: int = 0  # rows, in a batch or not
-    longest: int = 0  # tokens of the longest of them
-    tokens: int = 0  # of all rows
-    handed_on: Any = False  # bool[B], rows that `finished` was called for
-    counts: dict = dataclasses.field(
-        default_factory=lambda: dict(steps=0, slot_steps=0, peak_bytes=0, decode_batches=0, preempted=0, bytes_read=0)
-    )
-
-    def count(self, **more):
-        """Adds to the counts."""
-        for name, number in more.items():
-            self.counts[name] += number
-
-    def reach(self, size):
-        """Notes bytes of cache in use."""
-        self.counts['peak_bytes'] = max(self.counts['peak_bytes'], size)
+    longest: int = 0  # tokens of the longest one
+    reported: Any = False  # bool[B], rows that `finished` was called for
 
     def report(self, programs, live, rows):
-        """Calls finished for the rows that have ended since the last call, and progress."""
+        """Calls `finished` for each row that has ended since the last call, and `progress`."""
         if self.finished:
             numbers, tokens, count, ended, truncated = programs.ended_rows(self.state)
-            for i in np.flatnonzero(ended & ~self.handed_on):
+            for i in np.flatnonzero(ended & ~self.reported):
                 self.finished(int(numbers[i]), tokens[i, : count[i]], bool(truncated[i]))
-            self.handed_on = self.handed_on | ended
+            self.reported = self.reported | ended
         if self.progress:
-            self.progress(self.tokens, live, rows)
+            self.progress(self.stats.tokens, live, rows)
 
 
 class Engine:
@@ -95,24 +82,19 @@ class Engine:
         self.schedule, self.programs, self._shards = schedule, programs, shards
 
     @property
-    def device_kind(self) -> str:
-        """The devices' name."""
-        return self.programs.device_kind
-
-    @property
     def hash(self) -> str:
-        """Of all programs: what two runs sampled differently shows there."""
+        """One hash of all programs; it differs where two runs sample by other programs."""
         return self.programs.hash
 
     def compile(self) -> 'Engine':
         """Compiles all programs that a rollout can reach, and returns the engine."""
-        shapes, executables = self.programs.setup.shapes, self.programs.executables
+        shapes, executables = self.programs.spec.shapes, self.programs.executables
         name = f'{len(executables)} programs that sample {shapes.prompts} x {shapes.group_size} rows'
         compiled.compile_all(executables, name)
         return self
 
     def __call__(self, params: Any, prompts: Prompts, key: Any, step: Any, **options: Any) -> Rollout:
-        """The Rollout of `sample` alone."""
+        """Samples as `sample` does, and returns the Rollout alone."""
         return self.sample(params, prompts, key, step, **options)[0]
 
     def sample(
@@ -127,12 +109,14 @@ class Engine:
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]:
-        """(Rollout of all prompts: rows of the mesh, group_size a prompt; its Stats).
+        """Samples group_size completions of each prompt; returns (Rollout, Stats).
 
-        key and step choose the noise (see sampler.row_keys). given i32[B, C] writes those tokens instead
-        of sampling (-1: sample). limit, an int or i32[B], pauses rows after that many tokens; `resume` goes on.
-        finished(row, tokens, truncated) is called while others still decode, once for every row;
-        progress(tokens, live rows, rows of the batch) at every host visit.
+        params, prompts: the policy and the Prompts, on the mesh.
+        key, step: choose the noise (see sampler.row_keys); new tokens carry version `step`.
+        given: i32[B, C], tokens to write instead of sampled ones; -1: sample.
+        limit: an int or i32[B], the number of tokens after which a row pauses; `resume` continues it.
+        finished: called as finished(row, tokens, truncated) once for every row, while other rows still decode.
+        progress: called as progress(tokens, live rows, rows of the batch) after every segment.
         """
         state = self.programs.new_state(prompts, key, step, given, limit)
         return self._finish_rows(params, _Ongoing(self.programs.weights(params), state, step, finished, progress), 0)
@@ -149,84 +133,86 @@ class Engine:
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]:
-        """(Rollout continued where its truncated rows stand, with these weights, up to `limit` more tokens; its Stats).
+        """Continues the truncated rows of a Rollout by at most `limit` tokens; returns (Rollout, Stats).
 
-        Noise is that of the step in which a row began (version[:, 0]), so a row that pauses has the tokens
-        it would have had without, if the weights are the same. New tokens carry version `step`.
+        A row keeps the noise of the step in which it began (version[:, 0]): with the same weights it gets the tokens
+        that it would have got without the pause. New tokens carry version `step`. Other arguments as in `sample`.
         """
         state = self.programs.resume_state(rollout, prompts, key, limit)
         ongoing = _Ongoing(self.programs.weights(params), state, step, finished, progress)
         return self._finish_rows(params, ongoing, self.schedule.prompts)
 
     def replay(self, params: Any, rollout: Rollout, prompts: Prompts, key: Any) -> Rollout:
-        """The Rollout with logprobs computed anew by the same decode steps, its tokens given.
+        """Decodes the tokens of a Rollout again, and returns the Rollout with the logprobs of these decode steps.
 
-        The oracle of the sampler: with the same weights the logprobs are bit-equal, since the same programs
-        run on the same shapes.
+        With the same weights the logprobs are bit-equal, since the same programs run on the same shapes: this checks
+        the sampler.
         """
         tokens = rollout.tokens[:, rollout.prompt_mask.shape[1] :]
         given = jnp.where(rollout.completion_mask, tokens, -1)
         return self(params, prompts, key, rollout.version[0, 0], given=given)
 
     def _finish_rows(self, params, ongoing, opened):
-        """(Rollout, Stats) of an _Ongoing rollout in which the first `opened` prompts have begun."""
-        inspection = self.programs.inspect(ongoing.weights, params)
-        began, fresh = time.monotonic(), self.schedule.fresh_batch()
-        ongoing.unfinished, ongoing.longest, ongoing.tokens = _on_host(self.programs.count_remaining(ongoing.state))
+        """Decodes until all rows have ended, where the first `opened` prompts have begun; returns (Rollout, Stats)."""
+        stats, programs, fresh = ongoing.stats, self.programs, self.schedule.fresh_batch()
+        stats.inspection = programs.inspect(ongoing.weights, params)
+        began = time.monotonic()
+        ongoing.unfinished, ongoing.longest, stats.tokens = _on_host(programs.count_remaining(ongoing.state))
         while ongoing.unfinished:
             if opened < self.schedule.prompts:
                 size, length = fresh, 0
-                batch = self.programs.open_batch(ongoing.weights, ongoing.state, opened // size.prompts, size)
+                batch = programs.open_batch(ongoing.weights, ongoing.state, opened // size.prompts, size)
                 opened += size.prompts
             else:
                 size, length = self.schedule.resumed_batch(ongoing.unfinished, ongoing.longest), ongoing.longest
-                batch = self.programs.resume_rows(ongoing.weights, ongoing.state, length, size)
-            ongoing.count(decode_batches=1)
-            self._decode(ongoing, batch, size, length)
-        seconds = time.monotonic() - began
-        return self.programs.finish(ongoing.state), Stats(
-            tokens=ongoing.tokens, seconds=seconds, inspection=inspection, **ongoing.counts
-        )
+                batch = programs.resume_rows(ongoing.weights, ongoing.state, length, size)
+            stats.decode_batches += 1
+            self._decode_batch(ongoing, batch, size, length)
+        stats.seconds = time.monotonic() - began
+        return programs.finish(ongoing.state), stats
 
-    def _decode(self, ongoing, batch, size, length):
+    def _decode_batch(self, ongoing, batch, size, length):
         """Decodes a batch that stands at own column `length` until its rows have ended or are preempted."""
-        schedule, live, rows_at_start = self.schedule, size.rows, size.rows
+        schedule, stats, live, rows_at_start = self.schedule, ongoing.stats, size.rows, size.rows
         while live:
             if length == sum(schedule.chunks[: size.chunks]):
                 admitting = schedule.admitting_batch(size)
-                ongoing.count(preempted=max(live - admitting.rows, 0))
-                batch = self._shrink(ongoing, batch, size, admitting)
+                stats.preempted += max(live - admitting.rows, 0)
+                batch = self._shrink(stats, batch, size, admitting)
                 size = admitting._replace(chunks=size.chunks + 1)
                 batch = self.programs.add_chunk(batch, size)
-            ongoing.reach(schedule.bytes(*size))
-            batch, ongoing.state, report = self.programs.decode(
+            stats.peak_bytes = max(stats.peak_bytes, schedule.bytes(*size))
+            batch, ongoing.state, report = self.programs.decode_segment(
                 ongoing.weights, batch, ongoing.state, ongoing.step, size
             )
-            live, steps, ongoing.unfinished, ongoing.longest, ongoing.tokens = _on_host(report)
+            live, steps, ongoing.unfinished, ongoing.longest, stats.tokens = _on_host(report)
             columns = size.prompts * schedule.prompt_columns + size.rows * (length + steps // 2)
-            step_bytes = self.programs.weight_bytes + schedule.column_bytes * columns
-            ongoing.count(steps=steps, slot_steps=steps * size.rows * self._shards, bytes_read=steps * step_bytes)
+            stats.bytes_read += steps * (self.programs.weight_bytes + schedule.column_bytes * columns)
+            stats.steps += steps
+            stats.slot_steps += steps * size.rows * self._shards
             length += steps
             ongoing.report(self.programs, live, size.rows)
-            # the last few rows of all batches go on together; so do those that are short of columns because they
-            # began beside a longer row
+            # the last few rows of all batches go on together; so do rows that are short of columns because they began
+            # beside a longer row
             few = live * 8 <= rows_at_start and ongoing.unfinished > live
             if live and (few or length == sum(schedule.chunks)):
-                ongoing.count(preempted=live)
+                stats.preempted += live
                 return
             if live:
                 smaller = schedule.shrunk_batch(size, live)
-                batch, size = self._shrink(ongoing, batch, size, smaller), smaller
+                batch, size = self._shrink(stats, batch, size, smaller), smaller
 
-    def _shrink(self, ongoing, batch, size, smaller):
-        """The batch in the smaller size."""
+    def _shrink(self, stats, batch, size, smaller):
+        """Copies the rows that stay into a batch of the smaller size."""
         if smaller == size:
             return batch
-        ongoing.reach(self.schedule.bytes(*size) + self.schedule.copy_bytes(smaller.rows, size.chunks))
+        needed_bytes = self.schedule.bytes(*size) + self.schedule.copy_bytes(smaller.rows, size.chunks)
+        stats.peak_bytes = max(stats.peak_bytes, needed_bytes)
         return self.programs.shrink(batch, size, smaller)
 
 
 def _on_host(numbers):
+    """Fetches numbers from the devices, as a list of ints."""
     return [int(x) for x in jax.device_get(tuple(numbers))]
 
 
@@ -240,12 +226,13 @@ def make_sampler(
     block: int | None = None,
     segment: int | None = None,
 ) -> Engine:
-    """The Engine, (params, Prompts, key, step) -> Rollout, whose programs are compiled when they are first needed.
+    """Makes an Engine, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
-    automata are tables (sampler.stops), perhaps abstract; block and segment replace the platform's. BadInput when the
-    mesh does not divide the prompts, the cache's budget holds not even one group, or kernels cannot decode.
+    automata are tables (sampler.stops), perhaps abstract. block and segment replace the numbers of the platform.
+    BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when
+    kernels cannot decode.
     """
     batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
     sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)
-    programs = SamplerPrograms(SamplerSetup(model_config, mesh, shapes, sampling, sizes, cache_format), automata)
-    return Engine(sizes, programs, batches.devices_along(mesh, ROW_AXES))
+    spec = SamplerSpec(model_config, mesh, shapes, sampling, sizes, cache_format)
+    return Engine(sizes, SamplerPrograms(spec, automata), spec.shards)

@@ -1,7 +1,7 @@
 """A rollout in one function, without a schedule: the front page of the sampler.
 
-`generate` decodes the whole batch at once, in one program. The engine gives the same tokens, in many programs, with
-memory and work that follow the rows which are still alive. Its words, and where they live:
+`generate` decodes the whole batch at once, in one program. The engine gives the same tokens by many programs, whose
+memory and work follow the rows that are still live. Its words, and where they live:
 
     RolloutState   all rows of a rollout and their tokens so far (state.py)
     DecodeBatch    the rows that are decoded together, with their keys and values (state.py)
@@ -12,7 +12,8 @@ memory and work that follow the rows which are still alive. Its words, and where
     preempted      a row that left its batch unfinished, for want of memory; its tokens stay in the RolloutState
     resume         prefill preempted rows into a new batch, or go on with a paused Rollout (state.py)
     Schedule       the sizes of a rollout, and what the engine chooses by them (schedule.py)
-    ProgramKey     what sets a compiled program apart; `schedule.reachable` lists all that a rollout may need
+    ProgramKey     kind and sizes of a compiled program; `schedule.reachable` lists all that a rollout may need
+    PROGRAMS       for each kind of program its function, inputs and shardings (programs.py)
     automaton      a table that moves over tokens until a string has come: a stop string, or thinking's end (stops.py)
 """
 
@@ -28,9 +29,10 @@ from grpo_jax.types import Array, Prompts, Rollout
 
 
 def row_keys(seed: Key[Array, ''], step: Any, ids: Any, group_size: int, first: Any = 0) -> Key[Array, ' B']:
-    """Keys [P * G], fold_in(seed, step, prompt id, sample index): functions of ids, not of the batch.
+    """Returns a key for each row: fold_in(seed, step, prompt id, sample index), a function of ids and not of the batch.
 
-    `step` is i32[] or i32[P * G], `ids` i32[P]; first, i32[] or i32[P], the index of a prompt's first sample here.
+    step is i32[] or i32[P * G], and ids are i32[P]. first, i32[] or i32[P], is the index of each prompt's first sample
+    in this batch.
     """
     first = jnp.repeat(jnp.broadcast_to(first, ids.shape), group_size)
     ids = jnp.repeat(ids, group_size)
@@ -55,13 +57,16 @@ def generate(
     block: int,
     limit: Int[Array, ' B'] | None = None,
 ) -> Rollout:
-    """A Rollout of group_size = len(keys) / P completions for each of the Prompts.
+    """Samples a Rollout of group_size = len(keys) / P completions for each of the Prompts.
 
-    keys come from row_keys; the token at completion position n uses fold_in(key, n), whatever the batch
-    or mesh. version i32[] tags the tokens. c is the model's config. A completion keeps its stop token and is padded
-    after it. tables holds the automata of stop strings ('stop') and of the end of thinking ('thinking'), {} without
-    any (see sampler.stops). block: columns of the cache that are read at once. limit ends rows earlier than
-    sampling.max_tokens.
+    A completion keeps its stop token and is padded after it.
+
+    keys: from row_keys; the token at completion position n uses fold_in(key, n), whatever the batch or mesh.
+    version: i32[], the step of the weights, which is written beside each token.
+    c: the model's config.
+    tables: the automata of stop strings ('stop') and of the end of thinking ('thinking'), as sampler.stops makes them.
+    block: how many columns of the cache are read at once.
+    limit: ends rows earlier than sampling.max_tokens.
     """
     # 1. The state of all rows: no tokens yet.
     given_tokens = jnp.full((keys.shape[0], sampling.max_tokens), -1, jnp.int32)

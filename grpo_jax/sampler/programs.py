@@ -1,26 +1,35 @@
-"""The sampler's programs: one for each size that a rollout can reach, and the sizes that are chosen for a platform."""
+"""The sampler's programs: a table of their kinds, and a program for each size that a rollout can reach.
 
-from collections.abc import Mapping
+`PROGRAMS` says for each kind which function is compiled, which inputs (of `INPUTS`) it takes, which of them it may
+overwrite, and how its results lie on the mesh. Each shard of the rows decodes on its own (`_per_shard`) until its own
+rows have ended, so the decode loops have no collectives but those that the partitioner adds along the tensor axis.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.models import lora, transformer
-from grpo_jax.sampler import schedule, state
-from grpo_jax.sampler.definitions import SamplerSetup, cuts_heads, without_chunks
+from grpo_jax.models import cache as kv_cache
+from grpo_jax.models import linear, lora, transformer
+from grpo_jax.sampler import decode, schedule, state, stops
+from grpo_jax.sampler.generate import row_keys
 from grpo_jax.sampler.sampling import Sampling
-from grpo_jax.sampler.schedule import BatchSize, ProgramKey
+from grpo_jax.sampler.schedule import BatchSize, ProgramKey, Schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.chips import LANES, LINES
 from grpo_jax.sharding.mesh import ROW_AXES
+from grpo_jax.types import Prompts
 
-# by platform: steps between two visits of the host, columns that attention reads at once, and how far the rows of
+# by platform: steps between two visits of the host, columns that attention reads at once, and how often the rows of
 # a batch are halved (a CPU pays for each row; an accelerator reads the weights, whatever the rows)
 SEGMENT = {'cpu': 32, 'gpu': 64, 'tpu': 64}
 BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 128}
@@ -29,11 +38,23 @@ HALVINGS = {'cpu': 10, 'gpu': 3, 'tpu': 3}
 # round of a loop, and copies what a layer reads out of the arrays of all
 BY_LAYER = {'cpu': False, 'gpu': True, 'tpu': False}
 
+# how arrays are cut: along their first axis, along the rows of a chunk, not at all
+ROWS, CHUNKS, SAME = PartitionSpec(ROW_AXES), PartitionSpec(None, None, ROW_AXES), PartitionSpec()
+BATCH = state.DecodeBatch(
+    cache=kv_cache.KVCache(prompt=CHUNKS, prompt_start=ROWS, chunks=CHUNKS, start=ROWS, length=ROWS),
+    rows=ROWS,
+    last=ROWS,
+    live=ROWS,
+    thinking=ROWS,
+    states=ROWS,
+    seen=ROWS,
+)
+
 
 def cache_bytes(
     model_config: transformer.ModelConfig, mesh: jax.sharding.Mesh, shapes: batches.Shapes, sampling: Sampling
 ) -> int:
-    """Bytes on a device of the keys and values of all rows at full length, with the copy that shrinking makes."""
+    """Bytes on a device for keys and values of all rows at full length, with the copy that shrinking makes."""
     sizes, _ = choose_sizes(model_config, mesh, shapes, sampling)
     return sizes.peak(*sizes.whole)
 
@@ -45,13 +66,15 @@ def choose_sizes(
     sampling: Sampling,
     block: int | None = None,
     segment: int | None = None,
-) -> tuple[schedule.Schedule, state.CacheFormat]:
-    """(Schedule, CacheFormat) of a sampler; arguments as in make_sampler."""
+) -> tuple[Schedule, state.CacheFormat]:
+    """Chooses (Schedule, CacheFormat) for a sampler; arguments as in make_sampler."""
     platform, shards = mesh.devices.flat[0].platform, batches.devices_along(mesh, ROW_AXES)
     blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
     block = min(block or BLOCK[platform], -(-shapes.tokens // (8 * blocks)) * 8)
     cache_dtype = jnp.dtype(sampling.cache_dtype or sampling.dtype)
     flat = _decodes_in_kernels(model_config, mesh, sampling.kernels, block, cache_dtype)
+    heads = model_config.kv_heads // (mesh.shape['tensor'] if _cuts_heads(model_config, mesh) else 1)
+    scale_bytes = 4 if cache_dtype.itemsize == 1 else 0
     sizes = schedule.make_schedule(
         (shapes.prompts // shards, shapes.group_size, shapes.tokens),
         block=block,
@@ -59,26 +82,19 @@ def choose_sizes(
         halvings=HALVINGS[platform],
         budget=sampling.cache_bytes,
         prompt_columns=state.prompt_columns(shapes.queries, block),
-        column_bytes=_column_bytes(model_config, mesh, cache_dtype),
+        column_bytes=2 * model_config.layers * heads * (model_config.head_dim * cache_dtype.itemsize + scale_bytes),
     )
     return sizes, state.CacheFormat(block, cache_dtype, flat, BY_LAYER[platform] and not flat)
 
 
-def _column_bytes(model_config, mesh, cache_dtype):
-    """Bytes of the keys and values of one column of one row on one device."""
-    heads = model_config.kv_heads // (mesh.shape['tensor'] if cuts_heads(model_config, mesh) else 1)
-    scale_bytes = 4 if cache_dtype.itemsize == 1 else 0
-    return 2 * model_config.layers * heads * (model_config.head_dim * cache_dtype.itemsize + scale_bytes)
-
-
 def _decodes_in_kernels(model_config, mesh, choice, block, cache_dtype):
-    """Whether Pallas kernels decode: as rollout.kernels says, which is auto, on or off."""
+    """Whether Pallas kernels decode, by rollout.kernels ('auto', 'on' or 'off'); BadInput when 'on' cannot work."""
     device, tensor = mesh.devices.flat[0], mesh.shape['tensor']
     hindered = {
         'a device that is neither a TPU nor a CPU': device.platform not in ('tpu', 'cpu'),
         "windows, soft caps, or scales and rotary positions that are not Llama's": not model_config.is_plain,
         'an int8 cache': cache_dtype == jnp.int8,
-        f'{model_config.kv_heads} heads of keys on mesh.tensor = {tensor}': not cuts_heads(model_config, mesh),
+        f'{model_config.kv_heads} heads of keys on mesh.tensor = {tensor}': not _cuts_heads(model_config, mesh),
         f'blocks of {block} columns, which 16 does not divide': block % LINES,
         'heads of keys on a device that do not fill 128 lanes': device.platform == 'tpu'
         and model_config.kv_heads // tensor * model_config.head_dim % LANES,
@@ -90,28 +106,385 @@ def _decodes_in_kernels(model_config, mesh, choice, block, cache_dtype):
     return not reasons and (choice == 'on' or (choice == 'auto' and chip is not None and chip.cores > 1))
 
 
-class SamplerPrograms:
-    """A table ProgramKey -> Executable of what a rollout can reach, and the calls that an Engine makes of it.
+def _cuts_heads(model_config, mesh):
+    """Whether the tensor axis cuts the heads of keys and values."""
+    return model_config.kv_heads % mesh.shape['tensor'] == 0
 
-    Numbers that the host reads are those of the shard that has most, tokens those of all shards.
+
+@dataclasses.dataclass(frozen=True)
+class SamplerSpec:
+    """The static values that all programs of a sampler depend on; abstract inputs and shardings follow from them."""
+
+    model_config: transformer.ModelConfig
+    mesh: jax.sharding.Mesh
+    shapes: batches.Shapes
+    sampling: Sampling
+    schedule: Schedule
+    cache_format: state.CacheFormat
+
+    @property
+    def shards(self) -> int:
+        """The number of row shards; each has the sizes of the schedule."""
+        return batches.devices_along(self.mesh, ROW_AXES)
+
+    @property
+    def rows(self) -> int:
+        """B: the number of rows in all shards."""
+        return self.shapes.prompts * self.shapes.group_size
+
+    @property
+    def weights_dtype(self) -> np.dtype:
+        """The dtype of the sampler's matrices."""
+        return jnp.dtype(self.sampling.weights_dtype or self.sampling.dtype)
+
+    @property
+    def attend_by(self) -> str:
+        """attention.Rule.by in prefills: kernels on TPUs, unless the mesh cuts a head."""
+        on_tpu = self.mesh.devices.flat[0].platform == 'tpu'
+        in_kernels = {'on': True, 'auto': on_tpu, 'off': False}[self.sampling.kernels]
+        return 'splash' if in_kernels and _cuts_heads(self.model_config, self.mesh) else 'xla'
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a decode step reads on one device: all but an embedding table that is no head."""
+        table = transformer.param_table(self.model_config)
+        sizes = transformer.map_table(lambda path, param: math.prod(param.shape), table)
+        if not self.model_config.tie_embeddings:
+            sizes.pop('embed')
+        return sum(jax.tree.leaves(sizes)) * self.weights_dtype.itemsize // self.mesh.shape['tensor']
+
+    @property
+    def abstract_params(self) -> Any:
+        """Abstract parameters of the policy, with its adapters."""
+        return lora.abstract_params(self.model_config, self.sampling.lora, self.sampling.dtype, self.mesh)
+
+    @functools.cached_property
+    def abstract_weights(self) -> Any:
+        """Abstract weights as the sampler reads them."""
+        return self._abstract_results(schedule.WEIGHTS)
+
+    @functools.cached_property
+    def abstract_state(self) -> state.RolloutState:
+        """An abstract RolloutState."""
+        return self._abstract_results(schedule.STATE)
+
+    def abstract_batch(self, key: ProgramKey) -> state.DecodeBatch:
+        """An abstract DecodeBatch for all shards; each shard has the sizes of the key."""
+        prompts, rows = self.shards * (key.prompts or key.rows), self.shards * key.rows
+        vocab_size = self.model_config.vocab_size
+
+        def make_empty():
+            numbers, flags = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
+            cache = kv_cache.KVCache(
+                prompt=self.cache_format.empty_prompts(self.model_config, prompts, self.shapes.queries),
+                prompt_start=jnp.zeros(prompts, jnp.int32),
+                chunks=tuple(self.cache_format.empty(self.model_config, rows, columns) for columns in key.columns),
+                start=numbers,
+                length=jnp.zeros(self.shards, jnp.int32),
+            )
+            return state.DecodeBatch(
+                cache=cache,
+                rows=numbers,
+                last=numbers,
+                live=flags,
+                thinking=flags,
+                states=dict.fromkeys(self.sampling.end_strings, numbers),
+                seen=jnp.zeros((rows, vocab_size), bool) if self.sampling.repetition_penalty != 1 else None,
+            )
+
+        batch = jax.eval_shape(make_empty)
+        return _laid_out(batch, jax.tree.map(self.sharding, batch))
+
+    def _abstract_results(self, key):
+        """The abstract results of a program."""
+        kind = PROGRAMS[key.kind]
+        results = jax.eval_shape(functools.partial(kind.function, self, key), *kind.abstract_inputs(self, key))
+        return _laid_out(results, self.shardings(key, results))
+
+    def shardings(self, key: ProgramKey, results: Any) -> Any:
+        """A NamedSharding for each result of a program."""
+        shardings = PROGRAMS[key.kind].shardings
+        return shardings(self) if shardings else jax.tree.map(self.sharding, results)
+
+    def sharding(self, array: Any) -> NamedSharding:
+        """The NamedSharding of an array: chunks are cut by rows and, if it divides them, by heads; others by rows."""
+        if len(array.shape) >= 5:  # a chunk
+            heads = 4 if self.cache_format.flat else 3
+            cut = ('tensor',) if _cuts_heads(self.model_config, self.mesh) else ()
+            return NamedSharding(self.mesh, PartitionSpec(*(None, None, ROW_AXES, None, None)[:heads], *cut))
+        return NamedSharding(self.mesh, ROWS if array.shape else SAME)
+
+
+def _laid_out(shapes, shardings):
+    """Abstract arrays with these shapes and shardings."""
+    return jax.tree.map(lambda x, sharding: compiled.abstract(x.shape, x.dtype, sharding), shapes, shardings)
+
+
+def _abstract_prompts(spec, key):
+    """Prompts of all rows; `first` comes from the host."""
+    rows, (p, q) = specs.over_rows(spec.mesh), (spec.shapes.prompts, spec.shapes.queries)
+    abstract_type: Any = Prompts  # with abstract arrays in the places of arrays
+    return abstract_type(
+        tokens=compiled.abstract((p, q), jnp.int32, rows),
+        mask=compiled.abstract((p, q), bool, rows),
+        ids=compiled.abstract((p,), jnp.int32, rows),
+        first=np.zeros(p, np.int32),
+    )
+
+
+def _abstract_tables(spec, key):
+    """Automata, which every device has."""
+    automata = stops.abstract_automata(spec.sampling, spec.model_config.vocab_size)
+    return _laid_out(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
+
+
+def _abstract_chunk(spec, key):
+    """The prompt cache in a key's sizes, or its one chunk."""
+    cache = spec.abstract_batch(key).cache
+    return cache.prompt if key.prompts else cache.chunks[0]
+
+
+def _abstract_rows(spec, shape):
+    return compiled.abstract(shape, jnp.int32, specs.over_rows(spec.mesh))
+
+
+# what programs take: name -> the abstract input, of a SamplerSpec and a ProgramKey; numbers and limits are the host's
+INPUTS = {
+    'params': lambda spec, key: spec.abstract_params,
+    'params of layers': lambda spec, key: spec.abstract_params['layers'],
+    'weights': lambda spec, key: spec.abstract_weights,
+    'weights of layers': lambda spec, key: spec.abstract_weights['layers'],
+    'prompts': _abstract_prompts,
+    'seed': lambda spec, key: compiled.abstract((), jax.random.key(0).dtype, specs.replicated(spec.mesh)),
+    'number': lambda spec, key: np.int32(0),
+    'limits': lambda spec, key: np.zeros(spec.rows, np.int32),
+    'given tokens': lambda spec, key: _abstract_rows(spec, (spec.rows, spec.shapes.tokens)),
+    'rollout': lambda spec, key: batches.abstract_rollout(spec.shapes, specs.over_rows(spec.mesh)),
+    'tables': _abstract_tables,
+    'state': lambda spec, key: spec.abstract_state,
+    'batch': lambda spec, key: spec.abstract_batch(key),
+    'batch without chunks': lambda spec, key: _without_chunks(spec.abstract_batch(key)),
+    'chunk': _abstract_chunk,
+    'order': lambda spec, key: _abstract_rows(spec, (spec.shards * key.survivors,)),
+}
+
+
+def _per_shard(in_specs, out_specs):
+    """A decorator for (spec, key, *inputs): each shard of the rows runs the function on its own part of the inputs.
+
+    A scalar that the function returns comes back as an array with one number for each shard.
     """
 
-    def __init__(self, setup: SamplerSetup, automata: Mapping[str, Any]):
-        self.setup, self._automata = setup, automata
-        self.mesh, self.device_kind = setup.mesh, setup.mesh.devices.flat[0].device_kind
-        self.weight_bytes = _weight_bytes(setup)  # that a decode step reads
-        keys = schedule.reachable(setup.schedule) + [schedule.INSPECT] * bool(setup.sampling.lora.rank)
-        self._executables = {} if _without_jit() else {key: self._make(key) for key in keys}
+    def decorate(function):
+        def over_shards(spec, key, *inputs):
+            def run(*inputs):
+                return jax.tree.map(lambda x: x if x.shape else x[None], function(spec, key, *inputs))
+
+            if spec.mesh.size > 1:
+                options: Any = dict(axis_names=set(ROW_AXES), check_vma=False)
+                run = jax.shard_map(run, mesh=spec.mesh, in_specs=in_specs, out_specs=out_specs, **options)
+            return run(*inputs)
+
+        return over_shards
+
+    return decorate
+
+
+def _as_sampled(spec, weights, shardings=None):
+    """Casts weights to the sampler's dtype, applies shardings, if there are any, and quantizes matrices for int8."""
+    weights = jax.tree.map(lambda x: x.astype(spec.sampling.dtype), weights)
+    if shardings is not None:
+        weights = jax.lax.with_sharding_constraint(weights, shardings)
+    return linear.matrices_to_int8(weights) if spec.weights_dtype == jnp.int8 else weights
+
+
+def _convert_weights(spec, key, params):
+    """Copies the policy's weights for the sampler: adapters merged, cast or quantized, and not cut along fsdp."""
+    shardings = specs.sampler_params(transformer.param_table(spec.model_config), spec.mesh)
+    # a layer at a time, or what is gathered is in memory twice
+    layers = jax.tree.map(lambda x: x[:, None], params['layers'])
+    layers = jax.lax.map(lambda layer: _as_sampled(spec, lora.merge(layer), shardings['layers']), layers)
+    if spec.cache_format.by_layer:
+        layers = tuple(jax.tree.map(lambda x, i=i: x[i, 0], layers) for i in range(spec.model_config.layers))
+    else:
+        layers = jax.tree.map(lambda x: x[:, 0], layers)
+    others = {name: x for name, x in params.items() if name != 'layers'}
+    return _as_sampled(spec, others, {name: shardings[name] for name in others}) | {'layers': layers}
+
+
+def _weights_shardings(spec):
+    """The shardings of the sampler's weights."""
+    table = transformer.param_table(spec.model_config)
+    shardings = specs.sampler_params(table, spec.mesh)
+    if spec.weights_dtype == jnp.int8:
+        shardings = linear.int8_shardings(shardings, table)
+    if spec.cache_format.by_layer:
+        one_layer = jax.tree.map(specs.unstacked, shardings['layers'])
+        shardings = shardings | {'layers': (one_layer,) * spec.model_config.layers}
+    return shardings
+
+
+def _inspect_layers(spec, key, layers, params):
+    """Compares the sampler's layers with the parameters that they were made of; returns a lora.Inspection."""
+    return lora.inspect(layers, params, functools.partial(_as_sampled, spec))
+
+
+def _new_state(spec, key, prompts, seed, step, limit, given_tokens=None):
+    """The RolloutState of rows without tokens; ids and step choose the noise."""
+    keys = row_keys(seed, step, prompts.ids, spec.shapes.group_size, prompts.first)
+    if given_tokens is None:
+        given_tokens = jnp.full((spec.rows, spec.shapes.tokens), -1, jnp.int32)
+    return state.new_state(prompts, keys, given_tokens, limit, spec.sampling.end_strings)
+
+
+def _resume_state(spec, key, rollout, prompts, seed, limit, tables):
+    """The RolloutState that continues a paused Rollout; ids and the step in which a row began choose the noise."""
+    keys = row_keys(seed, rollout.version[:, 0], prompts.ids, spec.shapes.group_size, prompts.first)
+    return state.resume_state(rollout, prompts, keys, limit, tables, spec.sampling)
+
+
+@_per_shard((ROWS,), ROWS)
+def _count_in_shard(spec, key, rollout_state):
+    return tuple(state.count_remaining(rollout_state))
+
+
+def _count_remaining(spec, key, rollout_state):
+    """(unfinished rows, tokens of the longest, tokens of all rows); the first two are the largest of any shard."""
+    unfinished, longest, tokens = _count_in_shard(spec, key, rollout_state)
+    return jnp.max(unfinished), jnp.max(longest), jnp.sum(tokens)
+
+
+@_per_shard((SAME, ROWS, SAME), BATCH)
+def _open_batch(spec, key, weights, rollout_state, index):
+    """The DecodeBatch of a shard's `index`-th prompts, in one chunk."""
+    sizes, options = (key.prompts, key.columns[0]), spec.sampling
+    return state.open_batch(
+        weights, rollout_state, index, spec.model_config, options, spec.cache_format, sizes, spec.attend_by
+    )
+
+
+@_per_shard((SAME, ROWS, SAME), BATCH)
+def _resume_rows(spec, key, weights, rollout_state, length):
+    """The DecodeBatch of a shard's longest unfinished rows."""
+    sizes, options = (key.rows, key.columns), spec.sampling
+    return state.resume_rows(
+        weights, rollout_state, length, spec.model_config, options, spec.cache_format, sizes, spec.attend_by
+    )
+
+
+@_per_shard((SAME, BATCH, ROWS, SAME, SAME), (BATCH, ROWS, ROWS))
+def _decode_in_shard(spec, key, weights, batch, rollout_state, tables, step):
+    steps, batch = spec.schedule.segment, _of_one_shard(batch)
+    return decode.decode_segment(weights, batch, rollout_state, tables, step, spec.model_config, spec.sampling, steps)
+
+
+def _decode_segment(spec, key, *inputs):
+    """(DecodeBatch, RolloutState, Report) after a segment; numbers are the largest of any shard, tokens are summed."""
+    batch, rollout_state, reports = _decode_in_shard(spec, key, *inputs)
+    report = jax.tree.map(jnp.max, reports)
+    return batch, rollout_state, report._replace(tokens=jnp.sum(reports.tokens))
+
+
+def _empty_chunk(spec, key):
+    """An empty chunk for the rows of all shards."""
+    (columns,) = key.columns
+    return spec.cache_format.empty(spec.model_config, spec.shards * key.rows, columns)
+
+
+@_per_shard((BATCH,), (BATCH, ROWS))
+def _choose_rows(spec, key, batch):
+    """(DecodeBatch without chunks, order i32[M]) of rows that a shard keeps when the batch shrinks."""
+    return state.choose_rows(_of_one_shard(batch), key.survivors)
+
+
+@_per_shard((CHUNKS, ROWS), CHUNKS)
+def _gather_rows(spec, key, chunk, order):
+    """A chunk, or the prompt cache, of rows that a shard keeps."""
+    return state.gather_rows(chunk, order, key.rows // key.prompts if key.prompts else 1)
+
+
+def _finish(spec, key, rollout_state):
+    """The Rollout."""
+    return state.finish(rollout_state, spec.sampling.pad_token)
+
+
+def _of_one_shard(batch):
+    """A shard's DecodeBatch with length i32[]; in a program's inputs the length is i32[shards]."""
+    return batch.replace(cache=batch.cache.replace(length=batch.cache.length[0]))
+
+
+def _without_chunks(batch):
+    """A DecodeBatch without its keys and values."""
+    return batch.replace(cache=batch.cache.replace(prompt=None, chunks=()))
+
+
+class ProgramKind(NamedTuple):
+    """What is compiled for the programs of a kind: `function(spec, key, *inputs)`."""
+
+    function: Callable
+    inputs: tuple[str, ...]  # of INPUTS
+    donated: tuple[str, ...] = ()  # inputs whose memory the results may take
+    shardings: Callable | None = None  # SamplerSpec -> those of the results; None: each as SamplerSpec.sharding says
+
+    def abstract_inputs(self, spec: SamplerSpec, key: ProgramKey) -> list:
+        """The abstract inputs of a program."""
+        return [INPUTS[name](spec, key) for name in self.inputs]
+
+
+PROGRAMS = {
+    'weights': ProgramKind(_convert_weights, ('params',), shardings=_weights_shardings),
+    'inspect': ProgramKind(_inspect_layers, ('weights of layers', 'params of layers')),
+    'state': ProgramKind(_new_state, ('prompts', 'seed', 'number', 'limits')),
+    'given state': ProgramKind(_new_state, ('prompts', 'seed', 'number', 'limits', 'given tokens')),
+    'resumed state': ProgramKind(_resume_state, ('rollout', 'prompts', 'seed', 'limits', 'tables')),
+    'remaining': ProgramKind(_count_remaining, ('state',)),
+    'open': ProgramKind(_open_batch, ('weights', 'state', 'number')),
+    'resume': ProgramKind(_resume_rows, ('weights', 'state', 'number')),
+    'decode': ProgramKind(
+        _decode_segment, ('weights', 'batch', 'state', 'tables', 'number'), donated=('batch', 'state')
+    ),
+    'add': ProgramKind(_empty_chunk, ()),
+    'choose': ProgramKind(_choose_rows, ('batch without chunks',)),
+    'gather': ProgramKind(_gather_rows, ('chunk', 'order')),
+    'finish': ProgramKind(_finish, ('state',)),
+}
+
+
+@functools.lru_cache(maxsize=256)  # programs of some ten samplers; what jax has compiled of others is freed
+def _jitted(spec, key):
+    """The jitted function of a program: one object for all equal samplers, so that jax traces and compiles it once."""
+    kind = PROGRAMS[key.kind]
+
+    def laid_out(*inputs):
+        results = kind.function(spec, key, *inputs)
+        return jax.lax.with_sharding_constraint(results, spec.shardings(key, results))
+
+    donated = [kind.inputs.index(name) for name in kind.donated]
+    options = compiled.repeatable_on(spec.mesh.devices.flat[0])
+    return jax.jit(laid_out, donate_argnums=donated, compiler_options=options)
+
+
+class SamplerPrograms:
+    """The calls that an Engine makes, and an Executable by ProgramKey for each program that a rollout can reach.
+
+    Other programs, to replay or to go on after a pause, are added when they are first called.
+    """
+
+    def __init__(self, spec: SamplerSpec, automata: Mapping[str, Any]):
+        self.spec, self._automata = spec, automata
+        self.weight_bytes = spec.weight_bytes  # that a decode step reads on one device
+        keys = schedule.reachable(spec.schedule) + [schedule.INSPECT] * bool(spec.sampling.lora.rank)
+        self._executables = {key: self._make(key) for key in keys}
 
     @functools.cached_property
     def tables(self) -> dict[str, Any]:
         """The automata on every device."""
-        everywhere = specs.replicated(self.mesh)
+        everywhere = specs.replicated(self.spec.mesh)
         return {name: processes.put(table, everywhere) for name, table in self._automata.items()}
 
     @property
     def executables(self) -> list[compiled.Executable]:
-        """The Executables of all programs that a rollout can reach; none without jit."""
+        """The Executables of all programs that a rollout can reach."""
         return list(self._executables.values())
 
     @property
@@ -121,77 +494,77 @@ class SamplerPrograms:
         return compiled.hashed(' '.join(f'{name} {digest}' for name, digest in executables))
 
     def trace(self, key: ProgramKey) -> Any:
-        """The jax.stages.Traced of a key's program; nothing is compiled."""
-        return _jitted(self.setup, key).trace(*self.setup.inputs(key))
+        """Traces a program, and returns the jax.stages.Traced; nothing is compiled."""
+        return _jitted(self.spec, key).trace(*PROGRAMS[key.kind].abstract_inputs(self.spec, key))
 
     def _make(self, key):
+        """The Executable of a program; under `jax.disable_jit()` it calls the function as it is."""
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+            return compiled.Executable(None, functools.partial(PROGRAMS[key.kind].function, self.spec, key))
         return compiled.Executable(functools.partial(self.trace, key), name=f"the sampler's program {key}")
 
-    def _call(self, key, *arguments):
-        if _without_jit():
-            return self.setup.program(key).function(*arguments)
+    def _call(self, key, *inputs):
         if key not in self._executables:
             self._executables[key] = self._make(key)
-        return self._executables[key](*arguments)
+        return self._executables[key](*inputs)
 
     def weights(self, params: Any) -> Any:
-        """The policy as the sampler reads it."""
+        """The policy's weights as the sampler reads them."""
         return self._call(schedule.WEIGHTS, params)
 
     def inspect(self, weights: Any, params: Any) -> lora.Inspection | None:
-        """What became of adapters in the sampler's weights; None where the policy has none."""
-        if not self.setup.sampling.lora.rank:
+        """Says what became of adapters in the sampler's weights; None where the policy has none."""
+        if not self.spec.sampling.lora.rank:
             return None
         return self._call(schedule.INSPECT, weights['layers'], params['layers'])
 
-    def new_state(self, prompts: Any, key: Any, step: Any, given: Any, limit: Any) -> state.RolloutState:
-        """The state of rows without tokens."""
-        inputs = (self._numbered(prompts), key, np.int32(step), self._limits(limit))
+    def new_state(self, prompts: Any, seed: Any, step: Any, given: Any, limit: Any) -> state.RolloutState:
+        """The RolloutState of rows without tokens; arguments as in Engine.sample."""
+        prompts, limits = self._complete(prompts, limit)
         if given is None:
-            return self._call(schedule.STATE, *inputs)
-        return self._call(schedule.GIVEN_STATE, *inputs, given)
+            return self._call(schedule.STATE, prompts, seed, np.int32(step), limits)
+        return self._call(schedule.GIVEN_STATE, prompts, seed, np.int32(step), limits, given)
 
-    def resume_state(self, rollout: Any, prompts: Any, key: Any, limit: Any) -> state.RolloutState:
-        """The state that goes on where a Rollout paused."""
-        inputs = (rollout, self._numbered(prompts), key, self._limits(limit), self.tables)
-        return self._call(schedule.RESUMED_STATE, *inputs)
+    def resume_state(self, rollout: Any, prompts: Any, seed: Any, limit: Any) -> state.RolloutState:
+        """The RolloutState that goes on where a Rollout paused; arguments as in Engine.resume."""
+        prompts, limits = self._complete(prompts, limit)
+        return self._call(schedule.RESUMED_STATE, rollout, prompts, seed, limits, self.tables)
 
-    def _limits(self, limit):
-        shapes = self.setup.shapes
-        limit = np.int32(shapes.tokens if limit is None else limit)
-        return np.broadcast_to(limit, (shapes.prompts * shapes.group_size,))
-
-    def _numbered(self, prompts):
-        return prompts if prompts.first is not None else prompts.replace(first=np.zeros(len(prompts.ids), np.int32))
+    def _complete(self, prompts, limit):
+        """(Prompts with the number of each first sample, i32[B] of limits): what a caller may leave out."""
+        if prompts.first is None:
+            prompts = prompts.replace(first=np.zeros(len(prompts.ids), np.int32))
+        limit = np.int32(self.spec.shapes.tokens if limit is None else limit)
+        return prompts, np.broadcast_to(limit, (self.spec.rows,))
 
     def count_remaining(self, rollout_state: state.RolloutState) -> Any:
-        """(unfinished rows of the fullest shard, their longest, tokens of all rows), each i32[]."""
+        """(unfinished rows, tokens of the longest, tokens of all rows), each i32[]; see `_count_remaining`."""
         return self._call(schedule.REMAINING, rollout_state)
 
     def open_batch(self, weights: Any, rollout_state: Any, index: int, size: BatchSize) -> state.DecodeBatch:
-        """Every shard's `index`-th prompts, prefilled."""
-        return self._call(self.setup.schedule.open_key(size), weights, rollout_state, np.int32(index))
+        """The DecodeBatch of every shard's `index`-th prompts, prefilled."""
+        return self._call(self.spec.schedule.key('open', size), weights, rollout_state, np.int32(index))
 
     def resume_rows(self, weights: Any, rollout_state: Any, length: int, size: BatchSize) -> state.DecodeBatch:
-        """Every shard's longest unfinished rows, prefilled before own column `length`."""
-        return self._call(self.setup.schedule.resume_key(size), weights, rollout_state, np.int32(length))
+        """The DecodeBatch of every shard's longest unfinished rows, prefilled before own column `length`."""
+        return self._call(self.spec.schedule.key('resume', size), weights, rollout_state, np.int32(length))
 
-    def decode(self, weights: Any, batch: Any, rollout_state: Any, step: Any, size: BatchSize) -> Any:
+    def decode_segment(self, weights: Any, batch: Any, rollout_state: Any, step: Any, size: BatchSize) -> Any:
         """(DecodeBatch, RolloutState, Report) after a segment; step is the version of the weights."""
-        key = self.setup.schedule.decode_key(size)
+        key = self.spec.schedule.key('decode', size)
         return self._call(key, weights, batch, rollout_state, self.tables, np.int32(step))
 
     def add_chunk(self, batch: state.DecodeBatch, size: BatchSize) -> state.DecodeBatch:
-        """The batch with another chunk, empty, which gives it that size."""
-        chunk = self._call(self.setup.schedule.add_key(size))
+        """The batch with another, empty chunk, which gives it that size."""
+        chunk = self._call(self.spec.schedule.add_key(size))
         return batch.replace(cache=batch.cache.replace(chunks=(*batch.cache.chunks, chunk)))
 
     def shrink(self, batch: state.DecodeBatch, size: BatchSize, smaller: BatchSize) -> state.DecodeBatch:
         """The batch in the smaller size, live rows first, each with its own copy of its prompt."""
-        sizes, gathered = self.setup.schedule, []
-        bare, order = self._call(sizes.choose_key(size, smaller), without_chunks(batch))
-        chunks = (batch.cache.prompt, *batch.cache.chunks)
-        for key, chunk in zip(sizes.gather_keys(size, smaller), chunks, strict=True):
+        choose, *gathers = self.spec.schedule.shrink_keys(size, smaller)
+        bare, order = self._call(choose, _without_chunks(batch))
+        gathered = []
+        for key, chunk in zip(gathers, (batch.cache.prompt, *batch.cache.chunks), strict=True):
             gathered.append(self._call(key, chunk, order))
             jax.tree.map(lambda x: x.delete(), chunk)  # never two whole caches at once
         return bare.replace(cache=bare.cache.replace(prompt=gathered[0], chunks=tuple(gathered[1:])))
@@ -201,43 +574,17 @@ class SamplerPrograms:
         return self._call(schedule.FINISH, rollout_state)
 
     def ended_rows(self, rollout_state: state.RolloutState) -> tuple[np.ndarray, ...]:
-        """(row numbers, tokens, count, ended, truncated) of this process's rows, on the host; each has one owner."""
+        """(row numbers, tokens, count, ended, truncated) of the rows that this process owns, on the host."""
 
         def read_own(array):
-            # rows may lie on several devices, and processes, along the tensor axis
+            # rows may lie on several devices, and processes, along the tensor axis; one of them owns a row
             pieces = {s.index[0].start or 0: np.asarray(s.data) for s in array.addressable_shards if not s.replica_id}
-            return [pieces[start] for start in sorted(pieces)], sorted(pieces)
+            return dict(sorted(pieces.items()))
 
         arrays = (rollout_state.tokens, rollout_state.count, rollout_state.limit, rollout_state.done)
-        (tokens, starts), *rest = (read_own(x) for x in arrays)
-        if not starts:
+        pieces = [read_own(array) for array in arrays]  # each {first row: array}
+        if not pieces[0]:
             return (np.zeros(0, int),) * 5
-        rows = np.concatenate([start + np.arange(len(part)) for start, part in zip(starts, tokens, strict=True)])
-        count, limit, done = (np.concatenate(pieces) for pieces, _ in rest)
-        return rows, np.concatenate(tokens), count, done | (count >= limit), ~done
-
-
-def _without_jit():
-    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
-
-
-@functools.lru_cache(maxsize=256)  # programs of some ten samplers; what jax has compiled of others is freed
-def _jitted(setup, key):
-    """The jitted function of a program: one object for all equal samplers, so that jax traces and compiles it once."""
-    program = setup.program(key)
-
-    def laid_out(*arguments):
-        result = program.function(*arguments)
-        return jax.lax.with_sharding_constraint(result, program.shardings or jax.tree.map(setup.sharding, result))
-
-    options = compiled.repeatable_on(setup.mesh.devices.flat[0])
-    return jax.jit(laid_out, donate_argnums=program.donated, compiler_options=options)
-
-
-def _weight_bytes(setup):
-    """Bytes of the weights that a decode step reads on one device: all but an embedding table that is no head."""
-    table = transformer.param_table(setup.model_config)
-    sizes = transformer.map_table(lambda path, param: math.prod(param.shape), table)
-    if not setup.model_config.tie_embeddings:
-        sizes.pop('embed')
-    return sum(jax.tree.leaves(sizes)) * setup.weights_dtype.itemsize // setup.mesh.shape['tensor']
+        rows = np.concatenate([first + np.arange(len(piece)) for first, piece in pieces[0].items()])
+        tokens, count, limit, done = (np.concatenate([*piece_at.values()]) for piece_at in pieces)
+        return rows, tokens, count, done | (count >= limit), ~done

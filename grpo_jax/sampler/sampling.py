@@ -1,4 +1,4 @@
-"""How tokens are chosen: the options, and the token distribution with its penalties, truncation and noise."""
+"""How a token is drawn: the options, and the distribution with its penalties, truncation and noise."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -9,52 +9,49 @@ from jaxtyping import Bool, Float, Int, Key
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.models.lora import OFF, LoraOptions
-from grpo_jax.ranges import Count, Natural, OneOf, PositiveShare, Range, Share, Text
+from grpo_jax.ranges import Count, Flat, Free, Natural, NoKey, OneOf, PositiveShare, Range, Share, Text
 from grpo_jax.types import Array
 
 NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
-CACHE_GIB = Annotated[float, Range(least=0, most=2**20)]  # of rollout.cache_gib; 0: no limit
 
 
 class Sampling(NamedTuple):
-    """config.rollout as the sampler needs it: plain values, so that it can be a static argument."""
+    """The options of config.rollout as plain values, which a program can be compiled for."""
 
-    temperature: Annotated[float, Range(least=0.01, most=100)]  # of the logits; 0, for evaluations: exact argmax
-    max_tokens: Count  # C
-    stop_tokens: tuple[int, ...]  # a completion ends with the first of them
-    pad_token: int  # fills a completion after its end
-    top_p: PositiveShare = 1.0  # 1, 0, 0 and 1 keep the whole distribution
-    top_k: Natural = 0
-    min_p: Share = 0.0
-    # arXiv 1909.05858, over prompt and completion as in transformers
+    # logprobs are those of softmax(logits / temperature); 0, for evaluations: exact argmax
+    temperature: Annotated[float, Range(least=0.01, most=100)] = 1.0
+    max_tokens: Count = 64  # C, the completion budget
+    stop_tokens: NoKey[tuple[int, ...]] = ()  # a completion ends with the first of them
+    pad_token: NoKey[int] = 0  # fills a completion after its end
+    top_p: PositiveShare = 1.0  # truncation biases training: needs accept_bias
+    top_k: Natural = 0  # likeliest tokens that may be drawn; 0: all
+    min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's
+    # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none
     repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
-    min_tokens: Natural = 0  # no stop before that many tokens
-    thinking_tokens: Natural = 0  # after that many the end of thinking is forced; 0: never
-    thinking_end: tuple[int, ...] = ()  # the tokens that are forced
+    min_tokens: Natural = 0  # no stop before that many
+    thinking_tokens: Natural = 0  # budget of thinking, after which its end is forced; 0: none
+    thinking_end: NoKey[tuple[int, ...]] = ()  # the tokens that are forced
     stop_strings: tuple[Text, ...] = ()  # a completion ends with the token that completes one of them
-    thinking_text: str = ''  # the text of thinking_end
-    dtype: str = 'float32'  # of computation
-    cache_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of keys and values: int8, or '' for dtype
-    weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for dtype
-    cache_bytes: int = 0  # of keys and values on a device; 0: unlimited
-    kernels: Annotated[str, OneOf(('auto', 'on', 'off'))] = 'auto'  # whether Pallas kernels sample: auto, on or off
-    lora: LoraOptions = OFF  # adapters of the parameters, which are merged into the weights
-    greedy: int = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
+    thinking_text: NoKey[str] = ''  # the text of thinking_end
+    dtype: NoKey[str] = 'float32'  # of computation
+    cache_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of keys and values: int8, or '' for model.dtype
+    weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for model.dtype
+    cache_bytes: NoKey[int] = 0  # of keys and values on a device; 0: unlimited
+    # Pallas kernels prefill and decode: on, off, or auto: prefills on TPUs, decoding on those with two cores a chip
+    kernels: Free[Annotated[str, OneOf(('auto', 'on', 'off'))]] = 'auto'
+    lora: NoKey[LoraOptions] = OFF  # adapters of the parameters, which are merged into the weights
+    greedy: NoKey[int] = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
 
     @classmethod
     def from_config(cls, section: Any, *, dtype: str, corrected: bool, lora: LoraOptions = OFF) -> 'Sampling':
-        """Sampling of config.rollout, without tokens, which `for_tokenizer` adds; BadInput for what cannot work.
+        """Reads config.rollout; `for_tokenizer` adds the tokens. BadInput for options that cannot work.
 
-        dtype is that of computation, lora says which adapters the parameters have; corrected: the algorithm corrects
-        for a sampler with logprobs of its own.
+        dtype: in which the model computes. corrected: the algorithm corrects for logprobs of the sampler that differ
+        from the learner's. lora: which adapters the parameters have.
         """
-        elsewhere = ('stop_tokens', 'pad_token', 'thinking_end', 'thinking_text', 'dtype', 'cache_bytes', 'lora')
-        elsewhere += ('greedy',)
-        values: dict[str, Any] = ranges.read_section(cls, section, 'rollout', elsewhere)
+        values: dict[str, Any] = ranges.read_section(cls, section, 'rollout')
         values['stop_strings'] = tuple(values['stop_strings'])
-        kinds = {'accept_bias': bool, 'thinking_end': str, 'cache_gib': CACHE_GIB}
-        for name, value in ranges.take(section, list(kinds), 'rollout').items():
-            ranges.check_value(f'rollout.{name}', value, kinds[name])
+        ranges.read_section(RolloutOptions, section, 'rollout')
         _check_bias(section, corrected)
         if section.thinking_tokens and not section.thinking_end:
             raise BadInput('rollout.thinking_end', '', 'an empty text is everywhere; name the text that ends thinking')
@@ -66,8 +63,6 @@ class Sampling(NamedTuple):
             )
         return cls(
             **values,
-            stop_tokens=(),
-            pad_token=0,
             thinking_text=section.thinking_end if section.thinking_tokens else '',
             dtype=dtype,
             cache_bytes=int(section.cache_gib * 2**30),
@@ -75,7 +70,7 @@ class Sampling(NamedTuple):
         )
 
     def for_tokenizer(self, tokenizer: Any, stop_tokens: tuple[int, ...], pad_token: int) -> 'Sampling':
-        """The Sampling with a tokenizer's ids; without one, bytes stand for them: no shape depends on them."""
+        """The Sampling with a tokenizer's ids; without a tokenizer bytes stand for ids, as no shape depends on them."""
         end = ()
         if self.thinking_tokens and tokenizer is None:
             end = self.thinking_text.encode()
@@ -85,18 +80,29 @@ class Sampling(NamedTuple):
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are drawn from anything but softmax(logits / temperature)."""
+        """Whether tokens are drawn from another distribution than softmax(logits / temperature)."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1 or self.min_tokens > 0
 
     @property
     def end_strings(self) -> dict[str, tuple[str, ...]]:
-        """Strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
+        """The strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
         strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,) * bool(self.thinking_text)}
         return {name: texts for name, texts in strings.items() if texts}
 
 
+class RolloutOptions(NamedTuple):
+    """The keys of config.rollout: those of Sampling, and those that stand for something else there."""
+
+    group_size: Count = 8  # G, completions of a prompt
+    sampling: Flat[Sampling] = Sampling()
+    accept_bias: bool = False  # train all the same on samples of another distribution than the policy's
+    thinking_end: str = '</think>'  # the text that ends thinking
+    # keys and values on a device; rows beyond it wait; 0: no limit
+    cache_gib: Free[Annotated[float, Range(least=0, most=2**20)]] = 0.0
+
+
 def _check_bias(section, corrected):
-    """BadInput for samples from another distribution than the one that is trained, unless they are wanted."""
+    """Refuses, with BadInput, to sample from another distribution than the one that is trained, unless accepted."""
     neutral_values = {'top_p': 1.0, 'top_k': 0, 'min_p': 0.0, 'repetition_penalty': 1.0, 'min_tokens': 0}
     for name, neutral in (neutral_values | {'cache_dtype': '', 'weights_dtype': ''}).items():
         # the logprobs of a quantized sampler are its own, so a correction knows the difference
@@ -120,10 +126,10 @@ def draw(
     min_p: float,
     greedy: Bool[Array, ' B'] | None = None,
 ) -> Int[Array, ' B']:
-    """Tokens i32[B] drawn from softmax(logits / temperature) truncated, logits f32[B, V], one key per row.
+    """Draws tokens i32[B] from the truncated softmax(logits / temperature), with one key for each row.
 
-    temperature 0 is exact argmax, and so are rows that are greedy. Noise is Gumbel, so a row's token depends on its own
-    key alone and not on its neighbours.
+    At temperature 0, and in greedy rows, the token is the exact argmax. The noise is Gumbel, so a row's token depends
+    on its own key and not on other rows.
     """
     if temperature == 0:
         return jnp.argmax(logits, -1).astype(jnp.int32)
@@ -137,15 +143,15 @@ def draw(
 
 
 def _argmax_on_cpu(x):
-    """argmax over the last axis. XLA on CPUs computes argmax's own reduction, and noise fused with it, one by one."""
+    """argmax over the last axis, in a form that XLA vectorizes on CPUs: there jnp.argmax runs one number at a time."""
     best = jnp.max(x, -1, keepdims=True)
     return jnp.min(jnp.where(x == best, jnp.arange(x.shape[-1]), x.shape[-1] - 1), -1)
 
 
 def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: float) -> Float[Array, ' B']:
-    """log softmax(logits / temperature) f32[B] of tokens i32[B]: untruncated, the quantity that the learner computes.
+    """f32[B]: log softmax(logits / temperature) at the tokens, untruncated, which is what the learner computes.
 
-    temperature 0 gives the logprob at temperature 1.
+    Temperature 0 gives the logprob at temperature 1.
     """
     scaled = logits / (temperature or 1.0)
     # a masked sum and not an index: indexing logits that are sharded over the vocabulary gathers them
@@ -154,15 +160,15 @@ def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: 
 
 
 def penalize(logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: float) -> Float[Array, 'B V']:
-    """logits f32[B, V] with those of seen tokens bool[B, V] divided (if positive) or multiplied by the penalty."""
+    """The logits, where a seen token's logit is divided by the penalty if it is positive, and else multiplied."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def truncate(logprobs: Float[Array, 'B V'], *, top_p: float, top_k: int, min_p: float) -> Float[Array, 'B V']:
-    """logprobs f32[B, V] with -inf outside the kept set; never empties a row.
+    """The logprobs, with -inf for tokens that are not kept; every row keeps its best token.
 
-    top_k keeps the k best; min_p those of at least min_p times the best's probability; top_p then the
-    smallest set of best tokens whose mass, renormalized after the other two, reaches top_p.
+    top_k keeps the k best tokens. min_p keeps tokens with at least min_p times the probability of the best. top_p
+    then keeps the smallest set of best tokens whose mass, renormalized after the other two, reaches top_p.
     """
     if top_k:
         kth = jax.lax.top_k(logprobs, min(top_k, logprobs.shape[-1]))[0][:, -1:]

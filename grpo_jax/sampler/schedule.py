@@ -1,7 +1,7 @@
-"""Schedule: the sizes of a rollout on one shard, every choice that the engine makes, and the programs they can reach.
+"""Schedule: the sizes of a rollout on one shard, every choice that the engine makes, and the programs it can reach.
 
-Pure functions of plain numbers. The engine asks a Schedule what to do next, and `reachable` follows the same
-choices from the first batch on, so that what can be asked for is known before anything runs.
+All are pure functions of plain numbers. The engine asks a Schedule what to do next. `reachable` follows the same
+choices from the first batch on, so all programs that the engine can ask for are known before anything runs.
 """
 
 from typing import NamedTuple
@@ -12,19 +12,19 @@ from grpo_jax.errors import BadInput
 class BatchSize(NamedTuple):
     """The size of a DecodeBatch."""
 
-    prompts: int  # of the prompt cache: one a group, or, once rows have been chosen, one a row
+    prompts: int  # in the prompt cache: one for each group or, after the batch has shrunk, one for each row
     rows: int
-    chunks: int  # the first so many of Schedule.chunks
+    chunks: int  # a batch has the first so many of Schedule.chunks
 
 
 class ProgramKey(NamedTuple):
-    """What sets one of the sampler's programs apart; sizes are those of one shard."""
+    """Kind and sizes of a sampler program, which set it apart from others; the sizes are for one shard."""
 
-    kind: str
-    prompts: int = 0  # of the prompt cache that it makes or reads
+    kind: str  # of programs.PROGRAMS
+    prompts: int = 0  # in the prompt cache that the program makes or reads
     rows: int = 0
-    columns: tuple[int, ...] = ()  # of each chunk that it makes or reads
-    survivors: int = 0  # rows that are left when a batch shrinks
+    columns: tuple[int, ...] = ()  # of each chunk that the program makes or reads
+    survivors: int = 0  # rows that stay when a batch shrinks
 
     def __str__(self):
         sizes = [f'{self.rows} rows'] * bool(self.rows) + [f'{self.prompts} prompts'] * bool(self.prompts)
@@ -34,21 +34,19 @@ class ProgramKey(NamedTuple):
 
 
 WEIGHTS, STATE, REMAINING, FINISH = (ProgramKey(kind) for kind in ('weights', 'state', 'remaining', 'finish'))
-# compiled when they are first needed: of a training run only by learner.old_logprobs = 'decode' (given tokens), and the
-# last where there are adapters
-GIVEN_STATE, RESUMED_STATE = ProgramKey('given state'), ProgramKey('resumed state')
-INSPECT = ProgramKey('inspect')
+# not of every rollout: to replay (learner.old_logprobs='decode'), to go on after a pause, and where there are adapters
+GIVEN_STATE, RESUMED_STATE, INSPECT = (ProgramKey(kind) for kind in ('given state', 'resumed state', 'inspect'))
 
 
 class Schedule(NamedTuple):
-    """Sizes of one shard's rollout; what happens is a function of it and of the completions' lengths."""
+    """The sizes of one shard's rollout; all that happens is a function of the sizes and the completions' lengths."""
 
     prompts: int  # of the step
     group: int
     chunks: tuple[int, ...]  # columns of the chunks, in order; together at least max_tokens
-    rows: tuple[int, ...]  # that a decode batch may have after shrinking, falling
+    rows: tuple[int, ...]  # numbers of rows that a decode batch may have after it has shrunk, falling
     segment: int  # decode steps between two visits of the host
-    prompt_columns: int  # of a prompt in the prompt cache
+    prompt_columns: int  # that a prompt takes in the prompt cache
     column_bytes: int  # keys and values of one column of one row, all layers
     budget: int  # bytes of cache; 0: unlimited
 
@@ -58,26 +56,26 @@ class Schedule(NamedTuple):
         return BatchSize(self.prompts, self.prompts * self.group, len(self.chunks))
 
     def bytes(self, prompts: int, rows: int, chunks: int) -> int:
-        """Bytes of a cache of that many prompts and rows in the first `chunks` chunks."""
+        """Bytes of a cache that holds so many prompts, and so many rows in the first `chunks` chunks."""
         return self.column_bytes * (prompts * self.prompt_columns + rows * sum(self.chunks[:chunks]))
 
     def copy_bytes(self, rows: int, chunks: int) -> int:
-        """Bytes that shrinking to `rows` rows adds for a moment: the smaller copy of the largest piece."""
+        """Bytes that shrinking to `rows` rows needs besides the cache: the smaller copy of its largest piece."""
         return self.column_bytes * rows * max(*self.chunks[:chunks], self.prompt_columns)
 
     def peak(self, prompts: int, rows: int, chunks: int) -> int:
-        """Bytes of a cache and of the copy that shrinking it to the next smaller size makes."""
+        """Bytes of a cache with the copy that is made when it shrinks to the next smaller size."""
         fewer = max((n for n in self.rows if n < rows), default=0)
         return self.bytes(prompts, rows, chunks) + self.copy_bytes(fewer, chunks)
 
     def fits(self, prompts: int, rows: int, chunks: int) -> bool:
-        """Whether that cache and every shrinking of it stay within the budget."""
+        """Whether a cache stays within the budget, also while it shrinks."""
         return not self.budget or self.peak(prompts, rows, chunks) <= self.budget
 
     def fresh_batch(self) -> BatchSize:
-        """The batch that new prompts begin in: the most prompts, dividing all, whose groups fit in one chunk.
+        """The batch that new prompts begin in, with one chunk: as many prompts as fit, a divisor of all prompts.
 
-        BadInput when the budget holds not even one group, or not one row at full length.
+        BadInput when the budget does not hold one group, or not one row at full length.
         """
         fitting = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0 and self.fits(n, n * self.group, 1)]
         if not fitting or not self.fits(1, 1, len(self.chunks)):
@@ -90,12 +88,12 @@ class Schedule(NamedTuple):
         return BatchSize(fitting[-1], fitting[-1] * self.group, 1)
 
     def resumed_batches(self, chunks: int) -> list[BatchSize]:
-        """The batches of preempted rows that fit in that many chunks, the largest first."""
+        """The batches that preempted rows may go on in with so many chunks, the largest first."""
         sizes = (self.prompts * self.group, *self.rows)
         return [BatchSize(n, n, chunks) for n in sizes if self.fits(n, n, chunks)]
 
     def resumed_batch(self, unfinished: int, longest: int) -> BatchSize:
-        """The batch that unfinished rows go on in, all of them or as many as fit; the longest has `longest` tokens."""
+        """The batch that unfinished rows go on in, all or as many as fit; the longest of them has `longest` tokens."""
         chunks = next(n for n in range(1, len(self.chunks) + 1) if sum(self.chunks[:n]) > longest)
         fitting = self.resumed_batches(chunks)
         return min(
@@ -103,55 +101,42 @@ class Schedule(NamedTuple):
         )
 
     def smaller_batches(self, size: BatchSize) -> list[BatchSize]:
-        """The batches that this one may shrink to, the largest first.
+        """The batches that a batch may shrink to, the largest first.
 
-        A smaller batch keeps a copy of the prompt for each row, which with long prompts can be more than it saves.
+        A smaller batch has a copy of the prompt for each row; long prompts can take more bytes than the rows save.
         """
         sizes = [BatchSize(n, n, size.chunks) for n in self.rows if n < size.rows]
         return [smaller for smaller in sizes if self.fits(*smaller)]
 
     def shrunk_batch(self, size: BatchSize, live: int) -> BatchSize:
-        """The smallest batch that holds the live rows; the batch itself when no smaller one fits."""
+        """The smallest batch that holds the live rows: the batch itself when no smaller one fits."""
         return [size, *(smaller for smaller in self.smaller_batches(size) if smaller.rows >= live)][-1]
 
     def admitting_batch(self, size: BatchSize) -> BatchSize:
-        """The largest batch, this one or a smaller one, that fits with one chunk more."""
+        """The largest batch that still fits when it gets another chunk: this batch or a smaller one."""
         if self.fits(size.prompts, size.rows, size.chunks + 1):
             return size
         rows = next(n for n in self.rows if n < size.rows and self.fits(n, n, size.chunks + 1))
         return BatchSize(rows, rows, size.chunks)
 
-    def open_key(self, size: BatchSize) -> ProgramKey:
-        """The program that prefills new prompts."""
-        return ProgramKey('open', size.prompts, size.rows, self.chunks[: size.chunks])
-
-    def resume_key(self, size: BatchSize) -> ProgramKey:
-        """The program that prefills preempted rows."""
-        return ProgramKey('resume', size.prompts, size.rows, self.chunks[: size.chunks])
-
-    def decode_key(self, size: BatchSize) -> ProgramKey:
-        """The program that decodes a segment."""
-        return ProgramKey('decode', size.prompts, size.rows, self.chunks[: size.chunks])
+    def key(self, kind: str, size: BatchSize) -> ProgramKey:
+        """The program that makes ('open', 'resume') or decodes ('decode') a batch of that size."""
+        return ProgramKey(kind, size.prompts, size.rows, self.chunks[: size.chunks])
 
     def add_key(self, size: BatchSize) -> ProgramKey:
-        """The program that makes the last chunk of a batch."""
+        """The program that makes the last chunk for a batch of that size."""
         return ProgramKey('add', rows=size.rows, columns=self.chunks[size.chunks - 1 : size.chunks])
 
-    def choose_key(self, size: BatchSize, smaller: BatchSize) -> ProgramKey:
-        """The program that chooses the rows that are left when a batch shrinks."""
-        return ProgramKey('choose', size.prompts, size.rows, survivors=smaller.rows)
-
-    def gather_keys(self, size: BatchSize, smaller: BatchSize) -> list[ProgramKey]:
-        """The programs that copy what is left of the prompt cache and of each chunk."""
-        prompts = ProgramKey('gather', size.prompts, size.rows, survivors=smaller.rows)
-        chunks = self.chunks[: size.chunks]
-        return [prompts, *(ProgramKey('gather', 0, size.rows, (n,), smaller.rows) for n in chunks)]
-
     def shrink_keys(self, size: BatchSize, smaller: BatchSize) -> list[ProgramKey]:
-        """All programs that shrink a batch; none where the sizes are the same."""
+        """The programs that shrink a batch; none where the sizes are the same.
+
+        The first chooses the rows that stay; the others copy these rows' part of the prompt cache and of each chunk.
+        """
         if size == smaller:
             return []
-        return [self.choose_key(size, smaller), *self.gather_keys(size, smaller)]
+        choose = ProgramKey('choose', size.prompts, size.rows, survivors=smaller.rows)
+        prompts = choose._replace(kind='gather')
+        return [choose, prompts, *(prompts._replace(prompts=0, columns=(n,)) for n in self.chunks[: size.chunks])]
 
 
 def make_schedule(
@@ -164,11 +149,11 @@ def make_schedule(
     column_bytes: int,
     budget: int,
 ) -> Schedule:
-    """Schedule of a shard of sizes (prompts, group size, max tokens).
+    """Makes the Schedule of a shard with these sizes (prompts, group size, max tokens).
 
-    Rows are halved, and where not all rows fit at full length, columns grow by doubling. The first chunk then has 2
-    blocks: with one, XLA copies it. Rows are halved `halvings` times, or more often where a full-length cache would not
-    fit the budget.
+    A batch may shrink to half its rows `halvings` times, or more often where a cache of full length would not fit the
+    budget. If all rows fit at full length, there is one chunk. Else columns grow by doubling, and the first chunk has
+    two blocks (of `block` columns), since XLA copies a chunk of one block. Other arguments: see Schedule.
     """
     prompts, group, max_tokens = sizes
     columns, total = -(-max_tokens // block) * block, prompts * group
@@ -186,22 +171,22 @@ def make_schedule(
 
 
 def reachable(schedule: Schedule) -> list[ProgramKey]:
-    """Every program that a rollout from its first token may need, whatever the lengths of its completions."""
+    """Lists every program that a rollout may need from its first token on, for completions of any lengths."""
     first = schedule.fresh_batch()
-    keys = dict.fromkeys((WEIGHTS, STATE, REMAINING, schedule.open_key(first)))
+    keys = dict.fromkeys((WEIGHTS, STATE, REMAINING, schedule.key('open', first)))
     unvisited, visited = [first], set()
     if not schedule.fits(*schedule.whole):
         for chunks in range(1, len(schedule.chunks) + 1):
             for size in schedule.resumed_batches(chunks):
-                keys[schedule.resume_key(size)] = None
+                keys[schedule.key('resume', size)] = None
                 unvisited.append(size)
     while unvisited:
         size = unvisited.pop()
         if size in visited:
             continue
         visited.add(size)
-        keys[schedule.decode_key(size)] = None
-        # what may happen to a batch between two segments: it grows by a chunk, or shrinks
+        keys[schedule.key('decode', size)] = None
+        # between two segments a batch may grow by a chunk, or shrink
         if size.chunks < len(schedule.chunks):
             admitting = schedule.admitting_batch(size)
             grown = admitting._replace(chunks=size.chunks + 1)
@@ -214,23 +199,24 @@ def reachable(schedule: Schedule) -> list[ProgramKey]:
 
 
 def largest(schedule: Schedule) -> list[ProgramKey]:
-    """The reachable programs that need most memory, in the order of a rollout.
+    """Lists the reachable programs that need most memory, in the order of a rollout.
 
-    They decode a fresh batch in all columns that it may reach, the same with as many rows as each further chunk
-    allows, or once halved, and, where rows can be preempted, the largest batch of those in all columns.
+    A fresh batch grows to all its columns with as many rows as each chunk allows; each of these sizes decodes, and so
+    does the last one when it is halved. Where rows can be preempted, the largest batch of preempted rows in all columns
+    decodes too.
     """
     size = schedule.fresh_batch()
-    keys = [WEIGHTS, STATE, schedule.open_key(size)]
+    keys = [WEIGHTS, STATE, schedule.key('open', size)]
     while size.chunks < len(schedule.chunks):
         admitting = schedule.admitting_batch(size)
         if admitting != size:
-            keys += [schedule.decode_key(size), *schedule.shrink_keys(size, admitting)]
+            keys += [schedule.key('decode', size), *schedule.shrink_keys(size, admitting)]
         size = admitting._replace(chunks=size.chunks + 1)
         keys.append(schedule.add_key(size))
-    keys.append(schedule.decode_key(size))
+    keys.append(schedule.key('decode', size))
     for smaller in schedule.smaller_batches(size)[:1]:
-        keys += [*schedule.shrink_keys(size, smaller), schedule.decode_key(smaller)]
+        keys += [*schedule.shrink_keys(size, smaller), schedule.key('decode', smaller)]
     if not schedule.fits(schedule.prompts, schedule.prompts * schedule.group, size.chunks):
         most = schedule.resumed_batches(size.chunks)[0]
-        keys += [schedule.resume_key(most), schedule.decode_key(most)]
+        keys += [schedule.key('resume', most), schedule.key('decode', most)]
     return [*dict.fromkeys(keys), FINISH]

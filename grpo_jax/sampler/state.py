@@ -1,12 +1,12 @@
-"""What a rollout holds on the devices: the RolloutState of all rows, and the DecodeBatch of those that decode together.
+"""What a rollout holds on the devices: the RolloutState of all rows, and the DecodeBatch of rows that decode together.
 
-A batch is opened with some rows of the state, decodes them in segments of many steps, grows in columns and shrinks in
+A batch begins with some rows of the state. It decodes them in segments of many steps, grows in columns, and shrinks in
 rows as they finish. A row that leaves a batch unfinished is preempted: its tokens stay in the state, and a later batch
-prefills them. All functions work on one shard's rows and are pure. The engine decides when they run, and programs.py
-where.
+prefills them. All functions are pure and work on the rows of one shard. The engine decides when they run, and
+programs.py decides where.
 
-The last prompt token is the first decode input, so there is no special first-token path: own column j of a row holds
-the j-th of [last prompt token, its tokens].
+A row has own columns in the cache behind the columns of its prompt. Own column j holds the j-th token of [last prompt
+token, the row's tokens]: the last prompt token is the first input of decoding, so the first token needs no other code.
 """
 
 from collections.abc import Iterable
@@ -34,6 +34,15 @@ class CacheFormat(NamedTuple):
     dtype: Any  # of computation, or int8
     flat: bool = False  # in the order that models.kernels.decode_kernel reads
     by_layer: bool = False  # each layer has arrays of its own, and so have its weights
+
+    def empty(self, model_config: Any, rows: int, columns: int) -> kv_cache.AnyChunk:
+        """An empty chunk."""
+        return kv_cache.empty(model_config, rows, columns, **self._asdict())
+
+    def empty_prompts(self, model_config: Any, prompts: int, queries: int) -> kv_cache.AnyChunk:
+        """An empty prompt cache for prompts of `queries` tokens."""
+        prompt_format = self._replace(block=_prompt_block(queries, self.block))
+        return prompt_format.empty(model_config, prompts, prompt_columns(queries, self.block))
 
 
 @pytree
@@ -84,7 +93,7 @@ def new_state(
     limit: Number | Int[Array, ' N'] | Int[np.ndarray, ' N'],
     automata: Iterable[str],
 ) -> RolloutState:
-    """The RolloutState of rows without tokens; limit is one number or one a row, automata are names."""
+    """The RolloutState of rows without tokens; limit is one number or one for each row, automata are names."""
     rows, columns = given_tokens.shape
     limit = jnp.broadcast_to(jnp.minimum(limit, columns), (rows,)).astype(jnp.int32)
     return RolloutState(
@@ -111,7 +120,7 @@ def resume_state(
     tables: stops.Tables,
     options: Sampling,
 ) -> RolloutState:
-    """The RolloutState that goes on where a Rollout paused; each unfinished row gets up to `limit` more tokens."""
+    """The RolloutState that goes on where a Rollout paused; each unfinished row gets at most `limit` more tokens."""
     queries = rollout.prompt_mask.shape[1]
     mask = rollout.completion_mask
     state = new_state(prompts, keys, jnp.full(mask.shape, -1, jnp.int32), mask.shape[1], tables)
@@ -148,26 +157,27 @@ def open_batch(
     sizes: tuple[int, int],
     attend_by: str = 'xla',
 ) -> DecodeBatch:
-    """The DecodeBatch of the `index`-th prompts, with all rows of their groups, of which none has begun.
+    """The DecodeBatch of the `index`-th prompts with all rows of their groups; none of these rows has begun.
 
-    sizes are the number of prompts and the columns of the first chunk; attend_by is attention.Rule.by of the prefill.
+    sizes are the number of prompts and the columns of the first chunk; attend_by is attention.Rule.by in the prefill.
     """
     prompts, columns = sizes
 
-    def part(x):
+    def slice_prompts(x):
         return jax.lax.dynamic_slice_in_dim(x, index * prompts, prompts)
 
-    tokens, mask = part(state.prompts.tokens), part(state.prompts.mask)
+    tokens_PQ, mask_PQ = slice_prompts(state.prompts.tokens), slice_prompts(state.prompts.mask)
     rows = (index * prompts * state.group + jnp.arange(prompts * state.group)).astype(jnp.int32)
-    prompt_cache = empty_prompt_cache(model_config, prompts, tokens.shape[1], cache_format)
+    queries = tokens_PQ.shape[1]
+    prompt_cache = cache_format.empty_prompts(model_config, prompts, queries)
     (prompt_cache,) = _prefill(
-        params, tokens[:, :-1], mask[:, :-1], model_config, (prompt_cache,), (tokens.shape[1] - 1,), attend_by
+        params, tokens_PQ[:, :-1], mask_PQ[:, :-1], model_config, (prompt_cache,), (queries - 1,), attend_by
     )
-    own = kv_cache.empty(model_config, rows.shape[0], columns, **cache_format._asdict())
+    chunk = cache_format.empty(model_config, rows.shape[0], columns)
     cache = kv_cache.KVCache(
         prompt=prompt_cache,
-        prompt_start=prompt_cache.columns - jnp.sum(mask[:, :-1], -1, dtype=jnp.int32),
-        chunks=(own,),
+        prompt_start=prompt_cache.columns - jnp.sum(mask_PQ[:, :-1], -1, dtype=jnp.int32),
+        chunks=(chunk,),
         start=jnp.zeros_like(rows),
         length=jnp.int32(0),
     )
@@ -186,31 +196,34 @@ def resume_rows(
 ) -> DecodeBatch:
     """The DecodeBatch of the longest unfinished rows, each with a copy of its prompt.
 
-    Their tokens are prefilled right-aligned before own column `length`, which no row may exceed. sizes are the number
-    of rows and the columns of each chunk; attend_by is attention.Rule.by of the prefill.
+    The rows' tokens are prefilled right-aligned, so that they end before own column `length`; no row may have more than
+    `length` tokens. sizes are the number of rows and the columns of each chunk; attend_by is attention.Rule.by in the
+    prefill.
     """
     rows, columns = sizes
-    length_of = jnp.where(state.unfinished, state.count, -1)
-    chosen = jnp.argsort(-length_of, stable=True)[:rows].astype(jnp.int32)
-    live = length_of[chosen] >= 0
-    prompts, mask = state.prompts.tokens[chosen // state.group], state.prompts.mask[chosen // state.group]
+    count = jnp.where(state.unfinished, state.count, -1)
+    chosen = jnp.argsort(-count, stable=True)[:rows].astype(jnp.int32)  # i32[R]
+    live = count[chosen] >= 0
+    prompts_RQ, prompt_mask_RQ = state.prompts.tokens[chosen // state.group], state.prompts.mask[chosen // state.group]
     start = length - jnp.where(live, state.count[chosen], 0)
 
+    # S own columns: column s of a row holds the (s - start)-th token of [last prompt token, the row's tokens]
     total = sum(-(-size // cache_format.block) * cache_format.block for size in columns)
-    place = jnp.arange(total) - start[:, None]  # of a column in [last prompt token, tokens]
-    fed = jnp.concatenate([prompts[:, -1:], state.tokens[chosen]], 1)
-    own = jnp.take_along_axis(fed, jnp.clip(place, 0, fed.shape[1] - 1), 1)
-    own_mask = (place >= 0) & (jnp.arange(total) < length)
-    tokens, mask = jnp.concatenate([prompts[:, :-1], own], 1), jnp.concatenate([mask[:, :-1], own_mask], 1)
+    index_RS = jnp.arange(total) - start[:, None]
+    inputs = jnp.concatenate([prompts_RQ[:, -1:], state.tokens[chosen]], 1)
+    tokens_RS = jnp.take_along_axis(inputs, jnp.clip(index_RS, 0, inputs.shape[1] - 1), 1)
+    mask_RS = (index_RS >= 0) & (jnp.arange(total) < length)
+    tokens_RT = jnp.concatenate([prompts_RQ[:, :-1], tokens_RS], 1)
+    mask_RT = jnp.concatenate([prompt_mask_RQ[:, :-1], mask_RS], 1)
 
-    empty = [empty_prompt_cache(model_config, rows, prompts.shape[1], cache_format)]
-    empty += [kv_cache.empty(model_config, rows, size, **cache_format._asdict()) for size in columns]
-    widths = (prompts.shape[1] - 1, *(chunk.columns for chunk in empty[1:]))
-    prompt_cache, *chunks = _prefill(params, tokens, mask, model_config, tuple(empty), widths, attend_by)
-    prompt_start = prompt_cache.columns - jnp.sum(mask[:, : prompts.shape[1] - 1], -1, dtype=jnp.int32)
+    queries = prompts_RQ.shape[1]
+    empty = [cache_format.empty_prompts(model_config, rows, queries)]
+    empty += [cache_format.empty(model_config, rows, size) for size in columns]
+    widths = (queries - 1, *(chunk.columns for chunk in empty[1:]))
+    prompt_cache, *chunks = _prefill(params, tokens_RT, mask_RT, model_config, tuple(empty), widths, attend_by)
     cache = kv_cache.KVCache(
         prompt=prompt_cache,
-        prompt_start=prompt_start,
+        prompt_start=prompt_cache.columns - jnp.sum(mask_RT[:, : queries - 1], -1, dtype=jnp.int32),
         chunks=tuple(chunks),
         start=start,
         length=jnp.asarray(length, jnp.int32),
@@ -218,45 +231,16 @@ def resume_rows(
     return _read_rows(cache, state, chosen, live, model_config, options)
 
 
-def empty_batch(
-    model_config: Any,
-    queries: int,
-    sizes: tuple[int, int, tuple[int, ...]],
-    options: Sampling,
-    automata: Iterable[str],
-    cache_format: CacheFormat,
-) -> DecodeBatch:
-    """A DecodeBatch of zeros, for its shapes; sizes are prompts, rows and the columns of each chunk, automata names."""
-    prompts, rows, columns = sizes
-    numbers, flags = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
-    cache = kv_cache.KVCache(
-        prompt=empty_prompt_cache(model_config, prompts, queries, cache_format),
-        prompt_start=jnp.zeros(prompts, jnp.int32),
-        chunks=tuple(kv_cache.empty(model_config, rows, size, **cache_format._asdict()) for size in columns),
-        start=numbers,
-        length=jnp.int32(0),
-    )
-    return DecodeBatch(
-        cache=cache,
-        rows=numbers,
-        last=numbers,
-        live=flags,
-        thinking=flags,
-        states=dict.fromkeys(automata, numbers),
-        seen=jnp.zeros((rows, model_config.vocab_size), bool) if options.repetition_penalty != 1 else None,
-    )
-
-
 class Remaining(NamedTuple):
-    """What is left of a rollout, each i32[]."""
+    """How much of a rollout remains, each i32[]."""
 
     unfinished: Int[Array, '']  # rows
-    longest: Int[Array, '']  # tokens of the longest of them
+    longest: Int[Array, '']  # tokens of the longest one
     tokens: Int[Array, '']  # of all rows so far
 
 
 def count_remaining(state: RolloutState) -> Remaining:
-    """The Remaining of a RolloutState."""
+    """Counts the Remaining of a RolloutState."""
     unfinished = state.unfinished
     return Remaining(
         jnp.sum(unfinished, dtype=jnp.int32),
@@ -266,14 +250,14 @@ def count_remaining(state: RolloutState) -> Remaining:
 
 
 def choose_rows(batch: DecodeBatch, size: int) -> tuple[DecodeBatch, Int[Array, ' M']]:
-    """(DecodeBatch of `size` of its rows, their order i32[size]): live rows first, in their order.
+    """(DecodeBatch of `size` rows, their order i32[size] in `batch`); live rows come first.
 
-    The batch comes without prompt cache and chunks. They follow one by one (`gather_rows`), so that never two whole
-    caches exist.
+    Keys and values are not copied here: `gather_rows` copies the prompt cache and each chunk one by one, so that two
+    whole caches never exist at once.
     """
     order = jnp.argsort(~batch.live, stable=True)[:size].astype(jnp.int32)
-    small = (batch.rows, batch.last, batch.live, batch.thinking, batch.states, batch.seen, batch.cache.start)
-    rows, last, live, thinking, states, seen, start = jax.tree.map(lambda x: x[order], small)
+    arrays = (batch.rows, batch.last, batch.live, batch.thinking, batch.states, batch.seen, batch.cache.start)
+    rows, last, live, thinking, states, seen, start = jax.tree.map(lambda x: x[order], arrays)
     rows_per_prompt = batch.rows.shape[0] // batch.cache.prompt_start.shape[0]
     cache = batch.cache.replace(start=start, prompt_start=batch.cache.prompt_start[order // rows_per_prompt])
     batch = batch.replace(cache=cache, rows=rows, last=last, live=live, thinking=thinking, states=states, seen=seen)
@@ -281,12 +265,12 @@ def choose_rows(batch: DecodeBatch, size: int) -> tuple[DecodeBatch, Int[Array, 
 
 
 def gather_rows(chunk: kv_cache.AnyChunk, order: Int[Array, ' M'], rows_per_prompt: int) -> kv_cache.AnyChunk:
-    """The chunk of the batch's rows in `order`; rows_per_prompt of them share a row of the chunk."""
+    """A copy of the chunk for the batch's rows in `order`; rows_per_prompt rows share one row of the chunk."""
     return jax.tree.map(lambda x: x[:, :, order // rows_per_prompt], chunk)
 
 
 def finish(state: RolloutState, pad_token: int) -> Rollout:
-    """The Rollout of a RolloutState."""
+    """Makes the Rollout of a RolloutState; pad_token fills the completions after their ends."""
     columns = state.tokens.shape[1]
     mask = jnp.arange(columns) < state.count[:, None]
     prompts = jax.tree.map(lambda x: jnp.repeat(x, state.group, 0), state.prompts)
@@ -303,34 +287,28 @@ def finish(state: RolloutState, pad_token: int) -> Rollout:
 
 
 def prompt_columns(queries: int, block: int) -> int:
-    """Columns of a prompt of `queries` tokens in the prompt cache: all but its last token, in whole blocks."""
+    """Columns of the prompt cache for a prompt of `queries` tokens: whole blocks, for all tokens but the last."""
     width = _prompt_block(queries, block)
     return max(-(-(queries - 1) // width), 1) * width
 
 
-def empty_prompt_cache(model_config: Any, rows: int, queries: int, cache_format: CacheFormat) -> kv_cache.AnyChunk:
-    """An empty chunk for prompts of `queries` tokens."""
-    columns = prompt_columns(queries, cache_format.block)
-    prompt_format = cache_format._replace(block=_prompt_block(queries, cache_format.block))
-    return kv_cache.empty(model_config, rows, columns, **prompt_format._asdict())
-
-
 def _prompt_block(queries, block):
-    """Wider than own blocks, since a prompt is full from the start, but no wider than a short one needs."""
+    """Columns in a block of prompts: four times `block`, since a prompt is full at once, or as many as one fills."""
     return min(4 * block, max(-(-(queries - 1) // 8), 1) * 8)
 
 
 def _read_rows(cache, state, rows, live, model_config, options):
-    """DecodeBatch with what the state has of the rows."""
-    prompts, count, tokens, owners = state.prompts, state.count[rows], state.tokens[rows], rows // state.group
-    newest = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], 1)[:, 0]
-    last = jnp.where(count == 0, prompts.tokens[owners, -1], newest)
+    """The DecodeBatch of rows i32[B] as they are in the state; live bool[B]: which of them may decode."""
+    prompts, count, tokens_BC = state.prompts, state.count[rows], state.tokens[rows]
+    prompt_of = rows // state.group
+    newest = jnp.take_along_axis(tokens_BC, jnp.maximum(count - 1, 0)[:, None], 1)[:, 0]
+    last = jnp.where(count == 0, prompts.tokens[prompt_of, -1], newest)
     seen = None
     if options.repetition_penalty != 1:
-        before = jnp.concatenate([prompts.tokens[owners], tokens], 1)
-        valid = jnp.concatenate([prompts.mask[owners], jnp.arange(tokens.shape[1]) < count[:, None]], 1)
+        tokens_BT = jnp.concatenate([prompts.tokens[prompt_of], tokens_BC], 1)
+        mask_BT = jnp.concatenate([prompts.mask[prompt_of], jnp.arange(tokens_BC.shape[1]) < count[:, None]], 1)
         seen = jnp.zeros((rows.shape[0], model_config.vocab_size), bool)
-        seen = seen.at[jnp.arange(rows.shape[0])[:, None], before].max(valid)
+        seen = seen.at[jnp.arange(rows.shape[0])[:, None], tokens_BT].max(mask_BT)
     return DecodeBatch(
         cache=cache,
         rows=rows,
@@ -342,33 +320,33 @@ def _read_rows(cache, state, rows, live, model_config, options):
     )
 
 
-def _prefill(params, tokens, mask, model_config, chunks, widths, attend_by):
-    """chunks filled with the keys and values of tokens [R, T], cut into consecutive pieces of the given widths.
+def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by):
+    """Fills chunks with keys and values of the tokens, cut into consecutive pieces of these widths, one for each chunk.
 
-    The first piece is of prompts.
+    The first piece has prompts.
     """
-    rows, t = tokens.shape
-    if t == 0:
+    rows, columns = tokens_RT.shape
+    if columns == 0:
         return chunks
-    at_once = max(n for n in range(1, rows + 1) if rows % n == 0 and (n == 1 or n * t <= PREFILL_TOKENS))
-    positions = transformer.positions_of(mask)
+    at_once = max(n for n in range(1, rows + 1) if rows % n == 0 and (n == 1 or n * columns <= PREFILL_TOKENS))
+    positions_RT = transformer.positions_of(mask_RT)
 
     def fill(i, chunks):
-        def part(x):
+        def slice_rows(x):
             return jax.lax.dynamic_slice_in_dim(x, i * at_once, at_once)
 
-        own_tokens, own_positions, visible = part(tokens), part(positions), part(mask)
+        def write_rows(chunk, rows):
+            return jax.lax.dynamic_update_slice_in_dim(chunk, rows, i * at_once, 2)
+
+        tokens, positions, visible = slice_rows(tokens_RT), slice_rows(positions_RT), slice_rows(mask_RT)
         if attend_by == 'splash':
-            visible = _runs_apart(visible, own_positions, widths[0])
-        k, v = transformer.prefill(params, own_tokens, own_positions, visible, model_config, attend_by=attend_by)
+            visible = _runs_apart(visible, positions, widths[0])
+        # [L, at_once, K, T, H]
+        k, v = transformer.prefill(params, tokens, positions, visible, model_config, attend_by=attend_by)
         filled, column = [], 0
         for chunk, width in zip(chunks, widths, strict=True):
             new = kv_cache.prompt_chunk(k[..., column : column + width, :], v[..., column : column + width, :], chunk)
-            filled.append(
-                jax.tree.map(
-                    lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, i * at_once, 2), chunk, new
-                )
-            )
+            filled.append(jax.tree.map(write_rows, chunk, new))
             column += width
         return tuple(filled)
 
@@ -377,7 +355,7 @@ def _prefill(params, tokens, mask, model_config, chunks, widths, attend_by):
 
 
 def _runs_apart(mask, positions, queries):
-    """mask, whose valid columns end with the `queries` of the prompt and go on after a gap, as splash takes them."""
+    """The mask [R, T] as splash takes it: valid columns end with the `queries` of the prompt and go on after a gap."""
     columns = mask.shape[1]
     if columns == queries:
         return mask

@@ -1,7 +1,7 @@
-"""Stop strings inside the decode loop: a byte automaton (Aho-Corasick) lifted to tokens.
+"""Stop strings inside the decode loop: a byte automaton (Aho-Corasick) that reads tokens.
 
-A stop string may begin in one token and end in another. The automaton's state is the longest end of the
-text so far that begins a stop string; one look-up in a [states, V] table moves it over a whole token.
+A stop string may begin in one token and end in another. The automaton's state is the longest end of the text so far
+that begins a stop string. One look-up in a table [states, V] moves the automaton over a whole token.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ States = dict[str, Any]  # i32[B] by automaton
 
 
 def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[str, np.ndarray]:
-    """Tables of the strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
+    """Makes the tables of strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
     return {
         name: table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
         for name, strings in sampling.end_strings.items()
@@ -29,7 +29,7 @@ def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[s
 
 
 def abstract_automata(sampling: Sampling, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of `make_automata`, which do not depend on the tokenizer."""
+    """The tables of `make_automata`, abstract: their shapes do not depend on the tokenizer."""
     return {
         name: jax.ShapeDtypeStruct((states(strings), vocab_size), jnp.int32)
         for name, strings in sampling.end_strings.items()
@@ -37,17 +37,17 @@ def abstract_automata(sampling: Sampling, vocab_size: int) -> dict[str, jax.Shap
 
 
 def advance(tables: Tables, states: States, token: Int[Array, ' B'], valid: Bool[Array, ' B']) -> States:
-    """The automata's states after a token, where it is valid."""
+    """Moves each automaton over a row's token where the token is valid; returns the new states."""
     return {name: jnp.where(valid, tables[name][state, token], state) for name, state in states.items()}
 
 
 def is_met(tables: Tables, states: States, name: str) -> Bool[Array, ' B']:
-    """Whether the automaton has met one of its strings."""
+    """bool[B]: whether an automaton has met one of its strings."""
     return states[name] == tables[name].shape[0] - 1
 
 
 def without_early(tables: Tables, states: States, n: Int[Array, '...'], min_tokens: int) -> States:
-    """The states after the token at position n; a stop string that is met before min_tokens begins anew."""
+    """The states after the token at position n, where a stop string that came before min_tokens is forgotten."""
     if 'stop' not in tables or not min_tokens:
         return states
     early = is_met(tables, states, 'stop') & (n + 1 < min_tokens)
@@ -57,16 +57,16 @@ def without_early(tables: Tables, states: States, n: Int[Array, '...'], min_toke
 def still_thinking(
     tables: Tables, states: States, thinking: Bool[Array, ' B'], n: Int[Array, '...'], thinking_tokens: int
 ) -> Bool[Array, ' B']:
-    """Rows that think on after the token at position n: thinking ends where its end was sampled within the budget."""
+    """bool[B]: rows that still think after the token at position n; a sampled end within the budget ends thinking."""
     if not thinking_tokens:
         return thinking
     return thinking & ~(is_met(tables, states, 'thinking') & (n < thinking_tokens))
 
 
 def table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:
-    """i32[states, V]: the state after a token; start in state 0, the last state means that a string was met.
+    """i32[states, V]: the state after each token. State 0 is the first one; in the last state a string has been met.
 
-    strings are non-empty; token_bytes has one bytes object a token (see bytes_of_tokens).
+    strings are not empty; token_bytes has the bytes of each token (see bytes_of_tokens).
     """
     needles, prefixes = [string.encode() for string in strings], _prefixes(strings)
     number = {prefix: i for i, prefix in enumerate(prefixes)}
@@ -86,12 +86,12 @@ def table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarra
 
 
 def states(strings: Sequence[str]) -> int:
-    """The number of states of the table for these strings."""
+    """The number of states in the table for these strings."""
     return len(_prefixes(strings)) + 1
 
 
 def _prefixes(strings):
-    """What may stand before a stop string's last byte, the shortest first."""
+    """The beginnings of stop strings, without the last byte of any, the shortest first."""
     prefixes = {needle[:n] for needle in (string.encode() for string in strings) for n in range(len(needle))}
     return sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
 
@@ -99,7 +99,7 @@ def _prefixes(strings):
 def bytes_of_tokens(tokenizer: Any, vocab_size: int, strings: Sequence[str] = ()) -> list[bytes]:
     """The bytes that each of vocab_size ids adds to a decoded text.
 
-    Unused ids add none, nor do special ones, but those whose text is in one of the strings.
+    Unused ids add no bytes. Special ids add none either, unless one of the strings has their text.
     """
     decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'], ensure_ascii=False)
     special = set(tokenizer.all_special_ids)
@@ -119,7 +119,7 @@ def bytes_of_tokens(tokenizer: Any, vocab_size: int, strings: Sequence[str] = ()
 
 
 def _byte_level():
-    """Character -> byte of the byte-level BPE alphabet: printable latin-1 stands for itself, the rest for 256 on."""
-    plain = [*range(ord('!'), ord('~') + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+    """{character: byte} of byte-level BPE: a printable latin-1 character is its own byte, others begin at 256."""
+    printable = [*range(ord('!'), ord('~') + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

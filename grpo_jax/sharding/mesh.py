@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import mesh_utils
@@ -11,8 +11,19 @@ import numpy as np
 
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
+from grpo_jax.ranges import Count
 
-AXES = ('data', 'fsdp', 'context', 'tensor')
+
+class Axes(NamedTuple):
+    """config.mesh: how many devices lie along each axis."""
+
+    data: Count = 1  # devices that rows are dealt to, each with all weights; 1: not cut
+    fsdp: Count = 1  # devices that rows are dealt to, each with a share of the weights; 1: not cut
+    context: Count = 1  # devices that the columns of a row are dealt to; 1: not cut
+    tensor: Count = 1  # devices that heads and the width of the mlp are dealt to; 1: not cut
+
+
+AXES = Axes._fields
 ROW_AXES = ('data', 'fsdp', 'context')  # they split arrays of rows, and the sampler's rows
 BATCH_AXES = ('data', 'fsdp')  # they split the learner's rows; context splits the columns of those
 
@@ -23,7 +34,7 @@ def check(section: Any) -> None:
     for axis, size in section.items():
         if axis not in AXES:
             raise BadInput(f'mesh.{axis}', size, f'is no axis; choose from {", ".join(AXES)}')
-        ranges.check_value(f'mesh.{axis}', size, ranges.Count)
+        ranges.check_value(f'mesh.{axis}', size, Axes.__annotations__[axis])
 
 
 def make(section: Any) -> jax.sharding.Mesh:

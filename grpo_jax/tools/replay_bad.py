@@ -18,8 +18,8 @@ from grpo_jax import algorithms, evaluate
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.experience import abstract_history
-from grpo_jax.learner.logprobs import Head, choose_chunk, padded_logprobs
-from grpo_jax.learner.programs import without_frozen
+from grpo_jax.learner.logprobs import Head, padded_logprobs
+from grpo_jax.learner.programs import choose_chunk, without_frozen
 from grpo_jax.learner.update import anchored
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.run import checkpoint, cli

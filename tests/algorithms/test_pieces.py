@@ -35,19 +35,10 @@ def changed(value):
 
 
 @pytest.mark.parametrize('piece', every_piece(), ids=pieces.name_of)
-def test_a_number_has_the_configs_default_in_its_signature(piece):
+def test_a_number_has_one_default_in_all_signatures_and_the_config(piece):
     numbers = pieces.numbers(piece)
     assert inspect.Parameter.empty not in numbers.values()
     assert numbers == {name: SECTION[name] for name in numbers}
-
-
-def test_the_algorithms_own_numbers_have_the_configs_defaults():
-    own = {**algorithms.Algorithm._field_defaults, **checks.RUN_NUMBERS}
-    of_pieces = {number for piece in every_piece() for number in pieces.numbers(piece)}
-    assert {name: own[name] for name in own if name in NUMBERS} == {
-        name: SECTION[name] for name in NUMBERS if name in own
-    }
-    assert {*NUMBERS} == of_pieces | {name for name in own if name in NUMBERS}
 
 
 @pytest.mark.parametrize('number', sorted({*NUMBERS} - {'advantage_clip', 'teacher_coef'}))

@@ -12,8 +12,8 @@ from grpo_jax import diagnose
 from grpo_jax.configs import arithmetic, default
 from grpo_jax.diagnose import MONITORS, Context
 from grpo_jax.errors import BadInput
-from grpo_jax.run import steering
-from grpo_jax.run.settings import Settings
+from grpo_jax.ranges import Kind
+from grpo_jax.run.settings import Settings, kind_of
 from tests import doc_examples
 from tests.diagnose import streams
 from tests.diagnose.streams import MUST, SILENT, rows
@@ -138,11 +138,11 @@ def test_a_remedy_is_flags_that_exist_and_may_be_given(remedy):
     changed = [re.fullmatch(r'--config\.([\w.]+)=(.*)', word) for word in words if word.startswith('--config.')]
     assert changed and all(changed)
     ways = [word for word in words if not word.startswith('--config.')]
-    kinds = {steering.kind_of(match[1]) for match in changed}
+    kinds = {kind_of(match[1]) for match in changed}
     if not ways:
-        assert kinds == {steering.FREE}
+        assert kinds == {Kind.FREE}
     elif ways == ['--amend']:
-        assert kinds <= {steering.AMENDABLE, steering.PARTS}
+        assert kinds <= {Kind.AMENDABLE, Kind.PARTS}
     elif ways == ['--branch=DIR']:  # which draws no weights and has no cold start
         assert not any(match[1].startswith('supervised') for match in changed)
     else:
@@ -182,7 +182,3 @@ def test_what_is_inert_is_read_from_the_algorithm_where_the_config_makes_one():
     config = arithmetic.get_config()
     config.algorithm.surrogate, config.algorithm.clip_low = 'policy_gradient', 0.3  # which nothing reads then
     assert Context.from_config(config).inert == ()
-
-
-def test_the_defaults_are_those_of_the_config():
-    assert diagnose.DiagnoseOptions()._asdict() == default.get_config('dr_grpo').diagnose.to_dict()

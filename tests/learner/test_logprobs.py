@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import learner
-from grpo_jax.learner import logprobs
+from grpo_jax.learner import logprobs, programs
 from grpo_jax.models import transformer
 from grpo_jax.sharding import chips, mesh
 
@@ -155,7 +155,7 @@ def test_logits_of_all_tokens_never_exist_when_the_chunk_is_small(tiny, rollout,
 def test_a_chunk_is_chosen_by_the_vocabulary_and_the_memory(monkeypatch, asked, kind, tensor, vocab, chunk):
     chip = chips.lookup(kind)
     monkeypatch.setattr(chips, 'lookup', lambda _: chip)
-    assert logprobs.choose_chunk(asked, vocab, mesh.make({'tensor': tensor})) == chunk
+    assert programs.choose_chunk(asked, vocab, mesh.make({'tensor': tensor})) == chunk
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_jax import algorithms, learner
+from grpo_jax import algorithms
 from grpo_jax.algorithms import PooledMean
-from grpo_jax.learner import ExtraMetrics, Learning, Optimizers, UpdateSpec, descent
+from grpo_jax.learner import ExtraMetrics, Learning, Optimizers, descent, options
 from grpo_jax.learner.programs import make_learner
+from grpo_jax.learner.update import UpdateSpec, new_aux, update
 from grpo_jax.models import transformer
 from grpo_jax.run import observers
 from grpo_jax.sharding import batches, specs
@@ -75,7 +76,7 @@ def test_pooled_means_weigh_minibatches_by_what_they_hold():
         jnp.array([[2.0, 2, 0, 0, 0, 0], [0.0] * 6]), jnp.array([[True, True, False, False, False, False], [True] * 6])
     )
     params, optimizer = {'embed': jnp.ones(3)}, optax.sgd(0.1)
-    cut = learner.options.Minibatching(1, epochs=2, minibatches=2)
+    cut = options.Minibatching(1, epochs=2, minibatches=2)
     *_, metrics = descent.descend(params, optimizer.init(params), batch, None, gradient, optimizer, cut)
     assert metrics['here'] == 0.5 and np.isnan(metrics['nowhere'])
 
@@ -85,8 +86,8 @@ def observe(tiny, experience, method=None, **options):
     method = fixture.algorithm('dapo') if method is None else method
     optimizer = optax.sgd(0.1)
     setup = UpdateSpec(tiny[0], method, Learning(**dict(chunk=16) | options), optimizer, group_size=2)
-    state = TrainState(jnp.int32(3), tiny[1], optimizer.init(tiny[1]), None, learner.new_aux(method, tiny[1], None))
-    return jax.jit(lambda state, experience: learner.update(state, experience, None, setup))(state, experience)[1]
+    state = TrainState(jnp.int32(3), tiny[1], optimizer.init(tiny[1]), None, new_aux(method, tiny[1], None))
+    return jax.jit(lambda state, experience: update(state, experience, None, setup))(state, experience)[1]
 
 
 @pytest.fixture(scope='module')

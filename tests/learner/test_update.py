@@ -11,8 +11,10 @@ import pytest
 from grpo_jax import algorithms, learner
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
-from grpo_jax.learner import Learning, Optimization, UpdateSpec, build_optimizer
-from grpo_jax.learner.optimizer import learning_rates
+from grpo_jax.learner import Learning, Optimization, build_optimizer
+from grpo_jax.learner.options import learning_rates
+from grpo_jax.learner.update import UpdateSpec, new_aux
+from grpo_jax.learner.update import update as learner_update
 from grpo_jax.tools import sweep
 from grpo_jax.types import TrainState
 
@@ -27,7 +29,7 @@ SIX_UPDATES = dict(optimizer=ADAM, epochs=3, minibatches=2)
 
 def start(tiny, optimizer):
     params = tiny[1]
-    return TrainState(jnp.int32(3), params, optimizer.init(params), None, learner.new_aux(METHOD, params, None))
+    return TrainState(jnp.int32(3), params, optimizer.init(params), None, new_aux(METHOD, params, None))
 
 
 @pytest.fixture(scope='module')
@@ -38,7 +40,7 @@ def run(tiny):
     def program(method, optimizer, epochs, minibatches, microbatches):
         learning = Learning(epochs, minibatches, microbatches, chunk=16)
         setup = UpdateSpec(tiny[0], method, learning, optimizer, group_size=2)
-        return jax.jit(lambda state, experience: learner.update(state, experience, None, setup))
+        return jax.jit(lambda state, experience: learner_update(state, experience, None, setup))
 
     def call(experience, *, method=METHOD, optimizer=SGD, epochs=1, minibatches=1, microbatches=1, state=None):
         state = start(tiny, optimizer) if state is None else state
@@ -217,9 +219,9 @@ def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, 
         teacher_logprobs=floats,
         advantages=floats if algorithms.by_token(method) else experience.advantages,
     )
-    state = TrainState(jnp.int32(3), params, ADAM.init(params), None, learner.new_aux(method, params, ADAM))
+    state = TrainState(jnp.int32(3), params, ADAM.init(params), None, new_aux(method, params, ADAM))
     after, metrics = jax.eval_shape(
-        lambda state, experience: learner.update(state, experience, None, setup), state, known
+        lambda state, experience: learner_update(state, experience, None, setup), state, known
     )
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
     assert all(x.shape == () for x in metrics.values())
@@ -234,10 +236,10 @@ def test_the_critic_learns_alone_at_first(tiny, experience):
         jnp.asarray(rng.normal(size=experience.old_logprobs.shape), jnp.float32) for _ in range(3)
     )
     known = experience.replace(values=values, returns=returns, advantages=advantages)
-    state = TrainState(jnp.int32(0), params, optimizer.init(params), None, learner.new_aux(method, params, optimizer))
+    state = TrainState(jnp.int32(0), params, optimizer.init(params), None, new_aux(method, params, optimizer))
     learning = Learning(chunk=16, value_clip=0.2, critic_warmup=1)
     setup = UpdateSpec(c, method, learning, optimizer, optimizer, group_size=2)
-    once = jax.jit(lambda state: learner.update(state, known, None, setup)[0])
+    once = jax.jit(lambda state: learner_update(state, known, None, setup)[0])
     first = once(state)
     assert unchanged(state.params, first.params) and int(first.aux['bad_steps']) == 0
     assert not unchanged(state.aux['critic']['params'], first.aux['critic']['params'])
@@ -321,7 +323,7 @@ def test_learning_rate_follows_the_schedule_by_update():
 
 def test_numbers_that_adapt_are_in_the_metrics_as_the_step_has_used_them(tiny, run, experience):
     method = METHOD._replace(kl_coef=0.5, kl_target=0.1, kl_horizon=100.0, entropy_coef=0.02, entropy_target=1.0)
-    state = start(tiny, SGD).replace(aux=learner.new_aux(method, tiny[1], None))
+    state = start(tiny, SGD).replace(aux=new_aux(method, tiny[1], None))
     _, after, metrics = run(experience, method=method, state=state)
     assert (float(metrics['kl_coef']), float(metrics['entropy_acts'])) == (0.5, 1)
     assert float(metrics['entropy_coef']) == pytest.approx(0.02)
@@ -337,7 +339,7 @@ def test_the_learning_rate_of_a_step_is_in_the_metrics(tiny, experience):
         tiny[0], METHOD, Learning(chunk=16), build_optimizer(optimization, 9), group_size=2,
         learning_rate=learning_rates(optimization, 9),
     )  # fmt: skip
-    update = jax.jit(lambda state, experience: learner.update(state, experience, None, setup))
+    update = jax.jit(lambda state, experience: learner_update(state, experience, None, setup))
     state, rates = start(tiny, setup.optimizer), []
     for _ in range(3):
         state, metrics = update(state, experience)

@@ -131,6 +131,26 @@ def test_kernels_are_refused_where_they_compute_something_else(model, family):
     build(model(family)[0], kernels='auto')
 
 
+def test_a_field_that_nobody_has_told_the_kernels_of_keeps_models_from_them(tiny):
+    new = [('sinks', bool, dataclasses.field(default=False))]
+    wider = dataclasses.make_dataclass('Wider', new, bases=(transformer.ModelConfig,), frozen=True)
+    values = {field.name: getattr(tiny[0], field.name) for field in dataclasses.fields(tiny[0])}
+    assert wider(**values).is_plain and not wider(**values, sinks=True).is_plain
+    with pytest.raises(BadInput, match=r'rollout\.kernels'):
+        build(wider(**values, sinks=True), kernels='on')
+    # one without a default may mean anything
+    required = dataclasses.make_dataclass('Required', [('experts', int)], bases=(wider,), frozen=True, kw_only=True)
+    assert not required(**values, experts=0).is_plain
+
+
+@pytest.mark.parametrize('by', ['splash', 'cudnn'])
+def test_attention_with_a_rule_that_a_kernel_does_not_know_does_not_reach_it(by):
+    wider = tuple.__new__(attention.Rule, (*attention.Rule(by=by), 'a field more'))
+    x = jnp.ones((1, 2, 2, 8))
+    with pytest.raises(ValueError, match='unpack'):
+        attention.attend(x, x, x, jnp.ones((1, 2), bool), wider)
+
+
 # masks
 
 

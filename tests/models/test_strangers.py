@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from grpo_jax.data import chat_templates
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files
 from grpo_jax.models import hf, transformer
@@ -20,7 +21,6 @@ from grpo_jax.models.hf import folder as folders
 from grpo_jax.run.open import make_policy, open_config, open_split
 from grpo_jax.sharding import compiled
 from grpo_jax.types import Param
-from grpo_jax.workers import chat_templates
 from tests import hub_cache, small_model, tiny_run
 
 WEIGHTS = 'model.safetensors'

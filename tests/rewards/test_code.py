@@ -9,10 +9,9 @@ import pytest
 from grpo_jax.data import code as problems
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import code
-from grpo_jax.rewards.code_text import find_program
+from grpo_jax.rewards.code import find_program
 from grpo_jax.types import Example
-from grpo_jax.workers.pool import Expired
-from grpo_jax.workers.sandbox import Sandbox
+from grpo_jax.workers import Expired, Sandbox
 
 META = {
     'before': '',

@@ -9,9 +9,10 @@ from grpo_jax.configs import default
 from grpo_jax.data import gsm8k
 from grpo_jax.data import math as problems
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import gold, math, math_numbers, numeric
+from grpo_jax.rewards import gold, math, numeric
+from grpo_jax.rewards.math import numbers
 from grpo_jax.types import Example
-from grpo_jax.workers.pool import Pool
+from grpo_jax.workers import Pool
 from tests import tiny_run
 
 
@@ -90,7 +91,7 @@ def test_math_passes_with_golds_of_every_kind(real):
     folder = os.path.join(real, 'math')
     chosen = [
         *gsm8k.examples('test', folder=folder)[::60],
-        *(e for e in problems.examples('math500', folder=folder)[::4] if math_numbers.fraction(e.answer) is not None),
+        *(e for e in problems.examples('math500', folder=folder)[::4] if numbers.fraction(e.answer) is not None),
     ]
     for example in chosen:
         right, *wrong = gold.perturb(example)

@@ -16,9 +16,10 @@ from grpo_jax.data import gsm8k
 from grpo_jax.data import math as problems
 from grpo_jax.data.records import split_malformed
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import math, math_numbers, math_spelling, math_text
+from grpo_jax.rewards import math
+from grpo_jax.rewards.math import extraction, numbers, spelling, verifier
 from grpo_jax.types import Example
-from grpo_jax.workers.pool import Died, Expired, Pool
+from grpo_jax.workers import Died, Expired, Pool
 
 
 def example(gold):
@@ -86,7 +87,7 @@ class NoPool(Pool):
     ],
 )
 def test_strict_reads_boxes_and_hashes_alone(completion, expected):
-    assert math_text.strict(completion) == expected
+    assert extraction.strict(completion) == expected
     assert expected is None or math.extract(completion) == expected
 
 
@@ -130,13 +131,13 @@ def test_strict_reads_boxes_and_hashes_alone(completion, expected):
 )
 def test_lenient_reads_the_last_thing_that_looks_like_an_answer(completion, expected):
     assert math.extract(completion) == expected
-    assert math_text.strict(completion) is None
+    assert extraction.strict(completion) is None
 
 
 def test_only_the_end_of_a_completion_is_read():
-    assert math.extract(r'\boxed{1}' + ' ' * math_text.TAIL) is None
-    assert math.extract(' ' * math_text.TAIL + r'\boxed{1}') == '1'
-    assert math.extract(r'\boxed{' + 'x' * (math_spelling.LONGEST + 1) + '}') is None
+    assert math.extract(r'\boxed{1}' + ' ' * extraction.TAIL) is None
+    assert math.extract(' ' * extraction.TAIL + r'\boxed{1}') == '1'
+    assert math.extract(r'\boxed{' + 'x' * (spelling.LONGEST + 1) + '}') is None
 
 
 # spellings
@@ -227,7 +228,7 @@ def test_only_the_end_of_a_completion_is_read():
 )
 def test_one_answer_has_one_spelling(spellings, expected):
     # majority votes count spellings
-    assert {text: math_text.canonical(text) for text in spellings} == dict.fromkeys(spellings, expected)
+    assert {text: spelling.canonical(text) for text in spellings} == dict.fromkeys(spellings, expected)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_one_answer_has_one_spelling(spellings, expected):
     ],
 )
 def test_what_is_no_number_is_none(text):
-    assert math_numbers.fraction(math_text.canonical(text)) is None
+    assert numbers.fraction(spelling.canonical(text)) is None
 
 
 @hypothesis.given(st.fractions(-(10**9), 10**9, max_denominator=10**6))
@@ -267,9 +268,9 @@ def test_numbers_are_read_exactly(number):
         f'{sign}\\dfrac{{{abs(above)}}}{{{below}}}',
         *([f'{sign}{whole}\\frac{{{rest}}}{{{below}}}', f'{sign}{whole} {rest}/{below}'] if whole else []),
     ):
-        assert Fraction(math_text.canonical(text)) == number
+        assert Fraction(spelling.canonical(text)) == number
     cents = number.limit_denominator(1) / 100
-    assert Fraction(math_text.canonical(f'{float(cents):,.2f}')) == cents
+    assert Fraction(spelling.canonical(f'{float(cents):,.2f}')) == cents
 
 
 # what is equal
@@ -351,7 +352,7 @@ def test_equal_numbers_and_lists_need_no_algebra(gold, answer):
 
 @pytest.mark.parametrize('gold, answer', ALGEBRA)
 def test_equal_by_algebra(pool, gold, answer):
-    assert math.decide(math_text.gold(gold), math_text.canonical(answer)) is None
+    assert math.decide(extraction.gold(gold), spelling.canonical(answer)) is None
     assert math.reward(f'\\boxed{{{answer}}}', example(gold), pool=pool) == 1
 
 
@@ -701,15 +702,17 @@ def fuzz(seed, count):
     @hypothesis.given(TEXTS, TEXTS)
     def check(text, other):
         read = timed(math.extract, text)
-        answers = [timed(math_text.canonical, text), read, timed(math_text.gold, other)]
+        answers = [timed(spelling.canonical, text), read, timed(extraction.gold, other)]
         answers = [answer for answer in answers if answer is not None]
         for a, b in itertools.product(answers, answers):
             verdict = timed(math.decide, a, b)
-            if not (math.COMMA.fullmatch(a) or math.COMMA.fullmatch(b)):  # a gold 2,74 is a list, an answer a decimal
+            if not (
+                verifier.COMMA.fullmatch(a) or verifier.COMMA.fullmatch(b)
+            ):  # a gold 2,74 is a list, an answer a decimal
                 assert verdict is math.decide(b, a)
             assert verdict is True or a != b
         for answer in answers:
-            assert math_numbers.fraction(answer) is None or str(math_numbers.fraction(answer)) == answer
+            assert numbers.fraction(answer) is None or str(numbers.fraction(answer)) == answer
 
     check()
 

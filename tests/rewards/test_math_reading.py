@@ -7,9 +7,10 @@ import time
 import pytest
 
 from grpo_jax.data import math as problems
-from grpo_jax.rewards import math, math_echo, math_spelling, math_text
+from grpo_jax.rewards import math
+from grpo_jax.rewards.math import echo, extraction, spelling
 from grpo_jax.types import Example
-from grpo_jax.workers.pool import Died, Expired, Pool
+from grpo_jax.workers import Died, Expired, Pool
 from tests.rewards.endings import ENDINGS, GOLDS, UNIVERSAL
 
 SOLUTION = 'Janet sells 16 - 3 - 4 = 9 eggs a day.\nShe makes 9 * 2 dollars every day.\n'
@@ -72,8 +73,8 @@ def test_every_ending_is_judged_fast(number):
     for _ in range(3):
         began = time.thread_time()
         for _ in range(10):
-            math_spelling._canonical.cache_clear()
-            math_spelling._respell.cache_clear()
+            spelling._canonical.cache_clear()
+            spelling._respell.cache_clear()
             math.reward(text, example('18'), pool=NoPool())
         seconds.append((time.thread_time() - began) / 10)
     assert min(seconds) < 1 / 500
@@ -151,18 +152,18 @@ def test_repeating_the_problem_is_no_answer(problem, gold, answer, expected):
 
 def test_no_gold_answer_counts_as_repeating_its_problem(real):
     examples = problems.examples('math500', folder=os.path.join(real, 'math'))
-    assert not [e.answer for e in examples if math_echo.is_echo(e.answer, e.prompt, e.answer)]
-    texts = [(e, math_text.answer(e.meta['demonstration'])) for e in examples]
-    assert not [text for e, text in texts if math_echo.is_echo(text, e.prompt, e.answer)]
+    assert not [e.answer for e in examples if echo.is_echo(e.answer, e.prompt, e.answer)]
+    texts = [(e, extraction.answer(e.meta['demonstration'])) for e in examples]
+    assert not [text for e, text in texts if echo.is_echo(text, e.prompt, e.answer)]
 
 
 def test_boxing_a_formula_of_the_problem_pays_on_no_competition_problem(real):
     paid = []
     for e in problems.examples('math500', folder=os.path.join(real, 'math')):
-        formulas = [next(filter(None, match)) for match in math_echo.FORMULA.findall(e.prompt)]
+        formulas = [next(filter(None, match)) for match in echo.FORMULA.findall(e.prompt)]
         for formula in formulas:
             # that are not the gold answer, but have its value
-            if not math_echo.is_plain(formula) and math_text.canonical(formula) != math_text.gold(e.answer):
+            if not echo.is_plain(formula) and spelling.canonical(formula) != extraction.gold(e.answer):
                 paid += [formula] if pays(e.answer, formula, Sceptic(), e.prompt) else []
     assert not paid
 
@@ -191,5 +192,5 @@ def test_gold_answers_that_are_half_open_or_money_are_read_without_a_box():
 @pytest.mark.parametrize('problem', ['\\(' * 10**4, '$' * 10**5, '-' * 10**5, '(1 ' * 10**5, '$ a ' * 10**5])
 def test_large_problems_are_read_in_no_time(problem):
     began = time.thread_time()
-    assert not math_echo.is_echo('x^2+1', problem, '5')
+    assert not echo.is_echo('x^2+1', problem, '5')
     assert time.thread_time() - began < 1

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from grpo_jax.workers.pool import Died, Expired, Pool
+from grpo_jax.workers import Died, Expired, Pool
 
 
 def spin(forever):
@@ -161,7 +161,7 @@ def test_workers_run_side_by_side(pool):
 
 def test_a_worker_whose_parent_is_killed_in_a_call_ends_silently():
     program = (
-        f'import sys, time; sys.path[:0] = {sys.path!r}\nfrom grpo_jax.workers.pool import Pool\n'
+        f'import sys, time; sys.path[:0] = {sys.path!r}\nfrom grpo_jax.workers import Pool\n'
         'pool = Pool(1, deadline=20.0, memory_gib=2.0)\npool.call(time.sleep, 0)\n'
         'print(flush=True)\npool.call(time.sleep, 1)'
     )

@@ -15,8 +15,7 @@ import time
 import pytest
 
 from grpo_jax.errors import BadInput
-from grpo_jax.workers import confinement, sandbox
-from grpo_jax.workers.pool import Died, Expired
+from grpo_jax.workers import Died, Expired, confinement, sandbox
 from tests.rewards.hostile import ATTACKS, CHEATS, ENDED, OPENS, READS_JUDGE, STOPPED
 
 TESTS = ('assert f(2) == 4', 'assert f(3) == 9')
@@ -542,7 +541,7 @@ def test_a_jail_that_does_not_end_its_job_is_killed(folder, monkeypatch):
 def test_jails_end_with_their_parent(folder):
     program = (
         f'import sys, tempfile; sys.path[:0] = {sys.path!r}; tempfile.tempdir = {folder!r}\n'
-        'from grpo_jax.workers.sandbox import Sandbox\nsandbox = Sandbox()\nprint(sandbox.layers(), flush=True)\n'
+        'from grpo_jax.workers import Sandbox\nsandbox = Sandbox()\nprint(sandbox.layers(), flush=True)\n'
         'sandbox.run("while True: pass", ["f"], names={}, setup="", timeout=1.0, memory_mib=512)'
     )
     SANDBOX.close()

@@ -280,7 +280,7 @@ def test_rewards_that_nobody_closed_end_with_the_last_reference_and_with_the_int
         os.kill(worker, 0)
     script = (
         f'import os, sys; sys.path[:0] = {sys.path!r}\n'
-        'from grpo_jax.workers.pool import Pool\nfrom grpo_jax.workers.sandbox import Sandbox\n'
+        'from grpo_jax.workers import Pool, Sandbox\n'
         'pool, sandbox = Pool(1, deadline=9.0, memory_gib=2.0), Sandbox()\nsandbox.layers()\n'
         'print(pool.call(os.getpid), sandbox._idle[0].process.pid, sandbox._idle[0].folder)'
     )

@@ -67,7 +67,7 @@ def sample(tiny):
 
     def call(built, prompts=None, *, method='__call__', seed=0, step=0, rollout=None, **options):
         built = engine(c, built) if isinstance(built, str) else built
-        mesh = built.programs.mesh
+        mesh = built.programs.spec.mesh
         rows = specs.over_rows(mesh)
         prompts = jax.device_put(make_prompts() if prompts is None else prompts, rows)
         before = () if rollout is None else (jax.device_put(rollout, rows),)
@@ -483,7 +483,7 @@ def test_layers_with_arrays_of_their_own_sample_the_same(tiny, sample, monkeypat
     built = build(tiny[0], SAMPLINGS[sampling], mesh, 3, budget, **dtypes)
     stats = assert_samples(sample, built, expected)
     assert stats.preempted or not budget
-    loops = str(built.programs.trace(built.schedule.decode_key(built.schedule.fresh_batch())).jaxpr).count('while[')
+    loops = str(built.programs.trace(built.schedule.key('decode', built.schedule.fresh_batch())).jaxpr).count('while[')
     assert loops == 1  # over the steps
 
 

@@ -20,7 +20,7 @@ class FakePrograms:
     when they end.
     """
 
-    hash, device_kind, weight_bytes = '', 'none', 1
+    hash, weight_bytes = '', 1
 
     def __init__(self, sizes, lengths):
         self.sizes, self.lengths, self.requested = sizes, np.asarray(lengths), []
@@ -32,11 +32,11 @@ class FakePrograms:
     def inspect(self, weights, params):
         return None
 
-    def new_state(self, prompts, key, step, given, limit):
+    def new_state(self, prompts, seed, step, given, limit):
         self.requested.append(schedule.STATE)
         return np.zeros_like(self.lengths)
 
-    def resume_state(self, rollout, prompts, key, limit):
+    def resume_state(self, rollout, prompts, seed, limit):
         raise AssertionError('nothing is paused')
 
     def count_remaining(self, state):
@@ -48,12 +48,12 @@ class FakePrograms:
         return unfinished.sum(1).max(), np.where(unfinished, state, 0).max(), state.sum()
 
     def open_batch(self, weights, state, index, size):
-        self.requested.append(self.sizes.open_key(size))
+        self.requested.append(self.sizes.key('open', size))
         rows = np.arange(size.rows) + index * size.rows
         return self._batch(state, np.tile(rows, (len(state), 1)), 0, size)
 
     def resume_rows(self, weights, state, length, size):
-        self.requested.append(self.sizes.resume_key(size))
+        self.requested.append(self.sizes.key('resume', size))
         length_of = np.where(state < self.lengths, state, -1)
         assert length_of.max() <= length
         return self._batch(state, np.argsort(-length_of, 1, kind='stable')[:, : size.rows], length, size)
@@ -62,8 +62,8 @@ class FakePrograms:
         unfinished = np.take_along_axis(state < self.lengths, rows, 1)
         return {'rows': rows, 'live': unfinished, 'length': np.full(len(state), length), 'size': size}
 
-    def decode(self, weights, batch, state, step, size):
-        self.requested.append(self.sizes.decode_key(size))
+    def decode_segment(self, weights, batch, state, step, size):
+        self.requested.append(self.sizes.key('decode', size))
         assert batch['size'] == size and batch['rows'].shape[1] == size.rows
         self.cache_bytes = max(self.cache_bytes, self.sizes.bytes(*size))
         state, steps = state.copy(), np.zeros(len(state), int)

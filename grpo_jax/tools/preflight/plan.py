@@ -242,8 +242,8 @@ def list_jobs(plan):
     ]
     # passes over the batch: of the policy, of a reference, and of both when a KL is measured that no loss reads
     scorings = bool(learner.needed - {'ref_logprobs'}) + ('ref_logprobs' in learner.needed)
-    if settings.cadence.kl_observe and not algorithm.needs_reference:
-        scorings += 2 / settings.cadence.kl_observe
+    if settings.log.kl_observe and not algorithm.needs_reference:
+        scorings += 2 / settings.log.kl_observe
     if scorings:
         fetched = plan.trained_bytes() * ('reference' in settings.learning.offload)
         alive = state + rollout + fetched
@@ -312,15 +312,15 @@ def sampler_jobs(engine, phase, state, params):
     other programs differ from the rollout's by the number of rows. state, params: bytes on a device of the TrainState
     and of the policy's parameters.
     """
-    setup, keys = engine.programs.setup, schedule.largest(engine.schedule)
-    keys += [schedule.INSPECT] * bool(setup.sampling.lora.rank)
-    batches_of = {key: setup.abstract_batch(key) for key in keys if key.kind == 'decode'}
+    spec, keys = engine.programs.spec, schedule.largest(engine.schedule)
+    keys += [schedule.INSPECT] * bool(spec.sampling.lora.rank)
+    batches_of = {key: spec.abstract_batch(key) for key in keys if key.kind == 'decode'}
     cache_bytes = {
         key: compiled.device_bytes((batch.cache.prompt, batch.cache.chunks)) for key, batch in batches_of.items()
     }
     sizes = {
-        'weights': compiled.device_bytes(setup.abstract_weights),
-        'rollout': compiled.device_bytes(setup.abstract_state),
+        'weights': compiled.device_bytes(spec.abstract_weights),
+        'rollout': compiled.device_bytes(spec.abstract_state),
         'cache': max(cache_bytes.values()),
     }
     times = engine.schedule.prompts // engine.schedule.fresh_batch().prompts

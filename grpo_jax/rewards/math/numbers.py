@@ -3,8 +3,7 @@
 from fractions import Fraction
 import re
 
-from grpo_jax.expressions import value_of
-from grpo_jax.rewards.calculator import ARITHMETIC
+from grpo_jax.expressions import ARITHMETIC, value_of
 
 LAYERS = 8  # of fractions within fractions
 DIGITS = 100  # of a power that is worked out

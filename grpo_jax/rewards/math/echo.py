@@ -3,9 +3,9 @@
 import functools
 import re
 
-from grpo_jax.rewards import math_text
-from grpo_jax.rewards.math_numbers import fraction
-from grpo_jax.rewards.math_spelling import respell
+from grpo_jax.rewards.math import extraction
+from grpo_jax.rewards.math.numbers import fraction
+from grpo_jax.rewards.math.spelling import respell
 
 LONGEST = 20_000  # characters of a problem that are looked at
 FORMULA = re.compile(
@@ -28,7 +28,7 @@ def is_echo(answer: str, problem: str, gold: str) -> bool:
     spelled = _spelled(answer)
     if not any(side in _formulas(problem) for side in (spelled, spelled.rpartition('=')[2])):
         return False
-    return spelled not in (_spelled(gold), _spelled(math_text.answer(gold)))
+    return spelled not in (_spelled(gold), _spelled(extraction.answer(gold)))
 
 
 @functools.lru_cache(4096)

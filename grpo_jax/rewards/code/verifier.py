@@ -7,10 +7,9 @@ import json
 from typing import Annotated
 
 from grpo_jax.example import Example
-from grpo_jax.ranges import Range, Seconds
-from grpo_jax.rewards.code_text import find_program
-from grpo_jax.workers.pool import Died, Expired
-from grpo_jax.workers.sandbox import Sandbox
+from grpo_jax.ranges import Free, Range, Seconds
+from grpo_jax.rewards.code.blocks import find_program
+from grpo_jax.workers import Died, Expired, Sandbox
 
 CONSTANTS = ('True', 'False', 'None', '0', '1', '-1', '1.0', "''", '[]', '()', '{}', 'set()')
 MOST_CONSTANTS = 48  # that are tried for an example
@@ -25,16 +24,16 @@ def reward(
     *,
     sandbox: Sandbox,
     all_pass: bool,
-    timeout: Seconds,
-    memory_mib: Annotated[int, Range(least=1, most=2**30)],
+    timeout: Free[Seconds],
+    memory_mib: Free[Annotated[int, Range(least=1, most=2**30)]],
 ) -> float | None:
     """1.0 if all tests pass; else 0.0, or without all_pass the share of tests above a constant's; None without tests.
 
     With s the share that the program passes, and b the greatest share that a program of one constant result passes, it
     is max(0, (s - b) / (1 - b)): `return True` earns nothing. The constants are CONSTANTS and those in the tests.
 
-    example.meta is as data/code.py makes it. Raises pool.Expired when program and tests take more than `timeout`
-    seconds, pool.Died when the sandbox fails; a program that ends itself or runs out of memory just fails its tests.
+    example.meta is as data/code.py makes it. Raises workers.Expired when program and tests take more than `timeout`
+    seconds, workers.Died when the sandbox fails; a program that ends itself or runs out of memory just fails its tests.
     """
     meta = example.meta
     if not meta.get('tests'):
@@ -89,7 +88,7 @@ def _constants(tests):
 
 
 def extract(completion: str) -> str:
-    """The program of a completion, whatever it is to define; see code_text.find_program."""
+    """The program of a completion, whatever it is to define; see blocks.find_program."""
     return find_program(completion)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.utils import chat_template_utils
 
-from grpo_jax.workers.pool import Pool
+from grpo_jax.workers import Pool
 
 AT_ONCE = 64  # chats in a call of the worker
 SECONDS = 20.0  # for these, each of which takes less than a thousandth of a second
@@ -26,8 +26,8 @@ def render(
     """(text, '') of each chat, open for the assistant's answer, or (None, what the template raised); in a worker.
 
     variables are what the template sees besides the messages: special tokens by name, and its switches.
-    A chat that ends with the assistant's words is left open behind them. pool.Expired or pool.Died where the worker had
-    to be ended.
+    A chat that ends with the assistant's words is left open behind them. workers.Expired or workers.Died where the
+    worker had to be ended.
     """
     rendered = []
     for start in range(0, len(chats), AT_ONCE):

@@ -2,8 +2,8 @@
 
 import re
 
-from grpo_jax.rewards.math_spelling import LONGEST
-from grpo_jax.rewards.math_units import SCALES, UNITS
+from grpo_jax.rewards.math.spelling import LONGEST
+from grpo_jax.rewards.math.units import SCALES, UNITS
 
 LINES = 40  # at the end of a text that are looked at
 NUMBERS = 20  # of a sentence

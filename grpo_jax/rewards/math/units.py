@@ -3,7 +3,7 @@
 from fractions import Fraction
 import re
 
-from grpo_jax.rewards.math_numbers import work_out
+from grpo_jax.rewards.math.numbers import work_out
 
 # spelling without the plural's s -> ours, or '' where the problem names the unit
 UNITS = {

@@ -7,8 +7,8 @@ from fractions import Fraction
 import functools
 import re
 
-from grpo_jax.rewards.math_numbers import fraction, work_out
-from grpo_jax.rewards.math_units import PERCENT, SPACE, sign_of, split_unit
+from grpo_jax.rewards.math.numbers import fraction, work_out
+from grpo_jax.rewards.math.units import PERCENT, SPACE, sign_of, split_unit
 
 LONGEST = 1000  # characters of an answer; longer text is noise
 CACHED = 4096  # texts whose spelling is remembered: each is asked for several times

@@ -7,8 +7,8 @@ functions are linear in the length of a completion, and read a bounded number of
 import functools
 import re
 
-from grpo_jax.rewards import math_lines
-from grpo_jax.rewards.math_spelling import canonical
+from grpo_jax.rewards.math import lines
+from grpo_jax.rewards.math.spelling import canonical
 
 TAIL = 20_000  # characters at the end of a completion that are looked at
 
@@ -47,11 +47,11 @@ def answer(completion: str, *, boxed: bool = False, words: bool = True) -> str:
     tail = completion[-TAIL:]
     places = (_boxed, _after_hashes)
     if not boxed:
-        places += tuple(functools.partial(place, words=words) for place in (_tagged, _marked, math_lines.last))
+        places += tuple(functools.partial(place, words=words) for place in (_tagged, _marked, lines.last))
     if '</think' in tail or '</thought>' in tail or '</reasoning>' in tail:
         outside = _without_thinking(tail)
         # strict reading too: who answers outside without a box has no box
-        if any(canonical(place(outside)) for place in (_boxed, _after_hashes, _tagged, _marked, math_lines.last)):
+        if any(canonical(place(outside)) for place in (_boxed, _after_hashes, _tagged, _marked, lines.last)):
             tail = outside
     return _first(tail, places)
 
@@ -99,19 +99,19 @@ def _boxed(text):
 def _after_hashes(text):
     """The line after the last ####, or the number it begins with; '' for a heading, which other lines follow."""
     _, mark, rest = text.rpartition('####')
-    line, _, more = math_lines.cleaned(rest).strip().partition('\n') if mark else ('', '', '')
+    line, _, more = lines.cleaned(rest).strip().partition('\n') if mark else ('', '', '')
     line = line.strip()
-    if not line or (more.strip() and math_lines.word(line)):
+    if not line or (more.strip() and lines.word(line)):
         return ''
-    stated = math_lines.word(line) and not math_lines.bare(line)
-    return math_lines.first_number(line) if stated else math_lines.read_line(line)
+    stated = lines.word(line) and not lines.bare(line)
+    return lines.first_number(line) if stated else lines.read_line(line)
 
 
 def _tagged(text, words=True):
     """The answer in the last <answer> tags; ''."""
     head, close, _ = text.rpartition('</answer>')
     _, opening, inner = head.rpartition('<answer>')
-    return math_lines.last(inner, words) if opening and close else ''
+    return lines.last(inner, words) if opening and close else ''
 
 
 def _marked(text, words=True):
@@ -121,5 +121,5 @@ def _marked(text, words=True):
         return ''
     text = text[marks[-1].end() :]
     if text.startswith(('$', r'\(', r'\[')):
-        return next(iter(math_lines.pick_values(text)), '')
-    return math_lines.last(SENTENCE.split(text, maxsplit=1)[0], words)
+        return next(iter(lines.pick_values(text)), '')
+    return lines.last(SENTENCE.split(text, maxsplit=1)[0], words)

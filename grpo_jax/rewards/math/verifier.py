@@ -10,11 +10,11 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from grpo_jax.example import Example
-from grpo_jax.rewards import math_echo, math_text
-from grpo_jax.rewards.math_numbers import fraction, work_out
-from grpo_jax.rewards.math_spelling import split_list
-from grpo_jax.rewards.math_units import same_units, split_unit, statement
-from grpo_jax.workers.pool import Pool
+from grpo_jax.rewards.math import echo, extraction
+from grpo_jax.rewards.math.numbers import fraction, work_out
+from grpo_jax.rewards.math.spelling import canonical, split_list
+from grpo_jax.rewards.math.units import same_units, split_unit, statement
+from grpo_jax.workers import Pool
 
 SIGNIFICANT = 6  # digits from which a decimal stands for a number without end
 PRECISION = 100  # digits to which irrational numbers are compared
@@ -42,12 +42,12 @@ def strict(completion: str, example: Example, *, pool: Pool) -> float | None:
 
 def extract(completion: str) -> str | None:
     """The completion's answer in canonical form, in which numbers have one spelling; None without one."""
-    return math_text.lenient(completion)
+    return extraction.lenient(completion)
 
 
 def extract_strict(completion: str) -> str | None:
     """extract, as strict reads a completion."""
-    return math_text.strict(completion)
+    return extraction.strict(completion)
 
 
 def same(answer: str, other: str) -> bool:
@@ -57,19 +57,19 @@ def same(answer: str, other: str) -> bool:
 
 @functools.lru_cache(CACHED)
 def _gold(text):
-    return math_text.gold(text)
+    return extraction.gold(text)
 
 
 def _judge(completion, example, pool, boxed):
     gold = _gold(example.answer)
     if gold is None:
         return None
-    text = math_text.answer(completion, boxed=boxed, words=not isinstance(fraction(split_unit(gold)[0]), Fraction))
-    answer = math_text.canonical(text)
+    text = extraction.answer(completion, boxed=boxed, words=not isinstance(fraction(split_unit(gold)[0]), Fraction))
+    answer = canonical(text)
     if answer is None:
         return 0.0
     verdict = decide(gold, answer)
-    if verdict is not False and math_echo.is_echo(text, example.prompt, example.answer):
+    if verdict is not False and echo.is_echo(text, example.prompt, example.answer):
         return 0.0
     return float(pool.cached(equivalent, gold, answer) if verdict is None else verdict)
 
