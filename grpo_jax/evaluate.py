@@ -322,7 +322,8 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
     """Evaluates the run in workdir or, without workdir, the model in config.model.path. Prints the figures.
 
     Writes evaluation.json and completions.jsonl to the new folder out, or without out to workdir. samples: completions
-    a prompt, 0: as the config says; trust: see open_recorded. Raises BadInput when out exists or both are missing.
+    a prompt, 0: as configured; split: of the data; trust: see open_recorded. Raises BadInput when out exists, and
+    without out and workdir.
     """
     folder = out or workdir
     if folder is None:

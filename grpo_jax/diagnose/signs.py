@@ -229,9 +229,9 @@ def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]
 
 
 def improved(before: Rows, now: Rows, context: Context) -> bool:
-    """Returns whether accuracy has grown by config.diagnose.gain; without accuracy, the reward by `gain` deviations.
+    """Returns whether accuracy has grown by config.diagnose.gain; True when no metric tells.
 
-    Returns True when neither is known, so that no monitor complains without evidence.
+    Without accuracy, the reward must have grown by `gain` of its standard deviation.
     """
     for name, unit in ((context.accuracy, 1.0), ('reward', average(before, 'reward_std'))):
         old, new = average(before, name), average(now, name)

@@ -48,7 +48,7 @@ def list_collectives(
             for x in inner.values():
                 cost(x, inner, times, i.called('calls'))
         elif op in SENT:
-            part = identity(i.attributes) if computation else None
+            part = collective_key(i.attributes) if computation else None
             if part is None or part not in parts:
                 parts.add(part)
                 # XLA fuses a reduction with a slice of its result to a reduce-scatter
@@ -68,7 +68,7 @@ def list_collectives(
     return list(by_kind.values())
 
 
-def identity(attributes: str) -> tuple[str, ...] | None:
+def collective_key(attributes: str) -> tuple[str, ...] | None:
     """Returns a key that the instructions of one collective share when it is spread over fusions; None without a key.
 
     The channel alone is no key: all collectives of jax.shard_map have channel 1.
