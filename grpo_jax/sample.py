@@ -45,9 +45,9 @@ class Request(NamedTuple):
 def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool = False) -> dict[str, Any]:
     """Samples a policy's completions into the folder `to`, prints their figures, and returns them.
 
-    config, workdir, trust: of the policy, see evaluate.open_subject; request: the samples. to/<shard>.jsonl has rows like a run's rollouts,
-    with advantage None. Existing shards are not sampled again, so the same command goes on. Raises BadInput for a
-    folder that holds anything but a part of these samples.
+    config, workdir, trust: of the policy, see evaluate.open_subject; request: the samples. to/<shard>.jsonl has rows
+    like a run's rollouts, with advantage None. Existing shards are not sampled again, so the same command goes on.
+    Raises BadInput for a folder that holds anything but a part of these samples.
     """
     check(to, request)
     policy = evaluate.open_subject(config, workdir, to, trust)
