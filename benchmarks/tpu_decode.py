@@ -54,7 +54,7 @@ def build_engine(c, mesh, budget):
     return make_sampler(c, mesh, shapes, sampling, {})
 
 
-def jobs_of(engine):
+def list_jobs(engine):
     """The prefill of a fresh batch, and each decode program of `schedule.largest`."""
     programs, spec = engine.programs, engine.programs.spec
     keys = schedule.largest(engine.schedule)
@@ -159,7 +159,7 @@ def main():
     )
     whole = build_engine(c, mesh, 0)
     for engine in (whole, build_engine(c, mesh, whole.schedule.bytes(PROMPTS, PROMPTS * GROUP, 1) - 1)):
-        for job in jobs_of(engine):
+        for job in list_jobs(engine):
             rows.append(
                 dict(
                     topology=arguments.topology,

@@ -196,7 +196,7 @@ def our_rows(model, topology, only):
 def our_row(program, settings, lengths, rows, plan, recommended, compiled):
     """Row of the project; compiled: what was compiled before, by key, to which this adds."""
     name = 'learner.update' if program == 'update' else 'rollout: decode'
-    job = next(job for job in plans.jobs_of(plan)[0] if job.name.startswith(name) and job.runs)
+    job = next(job for job in plans.list_jobs(plan)[0] if job.name.startswith(name) and job.runs)
     lowered, started = job.trace().lower(), time.process_time()
     key = compiler.cache_key(lowered.as_text(), plan.topology, 1)
     if key not in compiled:

@@ -82,7 +82,7 @@ def advice():
         'preset | what | paper | evidence | take it for',
         [
             (f'`{name}`', _headline(_preset(name).__doc__), _papers(_preset(name).__doc__), *ADVICE.get(name, ('', '')))
-            for name in sweep.choose('all')
+            for name in sweep.choose_presets('all')
         ],
     )
 
@@ -90,7 +90,7 @@ def advice():
 def composition():
     """Table of the pieces and numbers of each preset, from its config section."""
     rows = []
-    for name in sweep.choose('all'):
+    for name in sweep.choose_presets('all'):
         config = importlib.import_module('grpo_jax.configs.default').get_config(name)
         section, collection = config.algorithm, config.collection
         method = entry.make(section, collection)

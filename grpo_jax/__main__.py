@@ -1,4 +1,4 @@
-"""The commands by name: `grpo-jax COMMAND` and `python -m grpo_jax COMMAND`."""
+"""Runs the commands by name: `grpo-jax COMMAND` and `python -m grpo_jax COMMAND`."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ COMMANDS = CORE + TOOLS
 
 
 def main() -> None:
-    """Runs the command that the first argument names; without one, lists the commands."""
+    """Runs the command named by the first argument; without an argument, lists the commands."""
     name = sys.argv[1] if len(sys.argv) > 1 else '--help'
     if name in ('-h', '--help', 'help'):
         print(overview())
@@ -27,32 +27,31 @@ def main() -> None:
         runpy.run_module(module_of(name), run_name='__main__', alter_sys=True)
     else:
         print(
-            f'error: command = {name!r}: there is none of that name; choose one of {", ".join(COMMANDS)}',
-            file=sys.stderr,
+            f'error: command = {name!r}: there is no such command; choose one of {", ".join(COMMANDS)}', file=sys.stderr
         )
         sys.exit(2)
 
 
 def module_of(name: str) -> str:
-    """The module of a command."""
+    """Returns the module of a command."""
     return f'grpo_jax.{name}' if name in CORE else f'grpo_jax.tools.{name}'
 
 
 def overview() -> str:
-    """The list of commands, each with the first sentence of its module, which is read and not imported."""
+    """Returns the list of commands, each with the first paragraph of its module's docstring."""
     purposes = (read_docstring(name).partition('\n\n')[0].replace('\n', ' ') for name in COMMANDS)
     lines = [f'  {name:<13} {purpose}' for name, purpose in zip(COMMANDS, purposes, strict=True)]
     return '\n'.join(['grpo-jax COMMAND [FLAGS]; COMMAND --help has its flags and examples.', '', *lines])
 
 
 def read_docstring(name: str) -> str:
-    """The docstring of a command's module, which is not imported."""
+    """Returns the docstring of a command's module without importing it."""
     with open(path_of(name), encoding='utf8') as file:
         return ast.get_docstring(ast.parse(file.read())) or ''
 
 
 def path_of(name: str) -> str:
-    """The file that a command runs."""
+    """Returns the path of a command's file."""
     place = os.path.join(PACKAGE, *module_of(name).split('.')[1:])
     return os.path.join(place, '__main__.py') if os.path.isdir(place) else f'{place}.py'
 

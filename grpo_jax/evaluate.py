@@ -41,44 +41,48 @@ from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import columns, cut, during
 from grpo_jax.types import Prompts, Rollout
 
-FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may take however small a step is
-# fields of Sampling that a report leaves out
+FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may always take
+# fields of Sampling that evaluation.json leaves out
 UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels', 'greedy', 'lora')
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
 TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a fair draw, unread answers do not vote'
 
 
 class Evaluator(NamedTuple):
-    """Evaluates policies on some prompts of a split: `evaluator(params)` gives figures by name."""
+    """Evaluates policies on some prompts of a split: `evaluator(params)` returns figures by name."""
 
     split: str
     dataset: data.Dataset
-    shapes: batches.Shapes  # of a batch: `samples` completions a prompt, and then a greedy one
+    shapes: batches.Shapes  # of a batch: `samples` sampled completions a prompt, then one greedy completion
     engine: Engine
     samples: int
     seed: int
-    key: Any  # of the noise
+    key: Any  # the sampler's random key
     mesh: Mesh
     pad_token: int
     tokenizer: Any
     reward_functions: rewards.RewardFunctions
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """Means by name of the figures that any prompt has; the same params give the same results.
+        """Returns {figure: mean over prompts}, without figures that no prompt has. Prints one greedy completion.
 
-        The console shows the first prompt's greedy completion.
+        The same params give the same results.
         """
         greedy, sampled = complete(self, params)
         if processes.speaks():
             example = self.dataset.examples[0]
-            asked = example.prompt or self.tokenizer.decode(self.dataset.tokens[0])
-            console.print(sample_line(asked, example.answer, greedy.rewarded, console.width))
+            prompt = example.prompt or self.tokenizer.decode(self.dataset.tokens[0])
+            console.print(sample_line(prompt, example.answer, greedy.rewarded, console.width))
         figures = compute_figures(greedy, sampled)
         return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
 
 
 def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) -> Evaluator:
-    """The Evaluator of a Run over evaluation.prompts of a split, spread evenly; its programs are not compiled yet."""
+    """Returns a Run's Evaluator, with programs that are not compiled yet.
+
+    dataset, split: the split and its name; samples: completions a prompt. The prompts are evaluation.prompts of the
+    split, spread evenly. Raises BadInput for samples below 1.
+    """
     if samples < 1:
         raise BadInput('evaluation.samples', samples, 'must be at least 1')
     settings = run.settings
@@ -94,10 +98,10 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
 
 
 def make_shapes(run: Run, group_size: int, prompts: int) -> batches.Shapes:
-    """The Shapes of as many of the prompts as are sampled at once.
+    """Returns the Shapes of the prompts that are sampled at once: as many of `prompts` as the memory allows.
 
-    All of them are, if their keys and values need no more memory than rollout.cache_gib, or, where that is no limit,
-    than those of a step's rollout or FREE_CACHE.
+    Their keys and values may take rollout.cache_gib. Without that limit they may take as much as a training step's
+    rollout, and at least FREE_CACHE.
     """
     settings, mesh, sampling = run.settings, run.mesh, run.settings.sampling
 
@@ -113,22 +117,22 @@ def make_shapes(run: Run, group_size: int, prompts: int) -> batches.Shapes:
     return settings.shapes(at_once, group_size)
 
 
-def rollouts(
+def sample_batches(
     dataset: data.Dataset, shapes: batches.Shapes, pad_token: int, mesh: Mesh, sample: Callable[[Prompts], Rollout]
 ) -> Iterator[tuple[range, Rollout]]:
-    """Yields (indices, Rollout) of shapes.prompts prompts of a data set at once, in order.
+    """Samples the prompts of a data set in order, in batches of shapes.prompts. Yields (indices, Rollout).
 
-    Rows behind those of the indices fill up the last one. sample is given Prompts on the mesh.
+    sample: called with Prompts on the mesh. The last batch is filled up, so its Rollout may have further rows.
     """
     for start in range(0, len(dataset.examples), shapes.prompts):
         real = range(start, min(start + shapes.prompts, len(dataset.examples)))
         chosen = [*real, *[start] * (shapes.prompts - len(real))]
-        _, asked = data.prompts(dataset, chosen, shapes.queries, pad_token)
-        yield real, sample(batches.put_rows(asked, mesh))
+        _, prompts = data.prompts(dataset, chosen, shapes.queries, pad_token)
+        yield real, sample(batches.put_rows(prompts, mesh))
 
 
 def sample_line(prompt: str, answer: str, rewarded: rewards.Rewards, width: int) -> str:
-    """One line of at most `width` columns: a prompt, the first completion of `rewarded`, and its verdict."""
+    """Returns a line of at most `width` columns: a prompt, the first completion of `rewarded`, and its verdict."""
     verdict = {1.0: 'right', 0.0: f'wrong, the answer is {cut(str(answer), 20)}'}.get(float(rewarded.correct[0]))
     verdict = f' ({verdict or f"reward {rewarded.rewards[0]:.3g}"})'
     room = width - columns(verdict) - len('sample:  -> ')
@@ -137,17 +141,17 @@ def sample_line(prompt: str, answer: str, rewarded: rewards.Rewards, width: int)
 
 
 def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
-    """The greedy completions, one a prompt, and the sampled ones, both judged."""
+    """Completes and judges the prompts. Returns (greedy, sampled): one and evaluator.samples completions a prompt."""
     dataset, shapes, group = evaluator.dataset, evaluator.shapes, evaluator.shapes.group_size
     greedy, sampled = Completions([], [], []), Completions([], [], [])
 
     def sample(prompts):
-        return evaluator.engine(params, prompts, evaluator.key, 0)  # the same noise at whatever step
+        return evaluator.engine(params, prompts, evaluator.key, 0)  # the same noise at every step
 
     with during('evaluating', len(dataset.examples)) as evaluating:
-        for indices, rollout in rollouts(dataset, shapes, evaluator.pad_token, evaluator.mesh, sample):
-            every = decode_completions(evaluator.tokenizer, rollout)
-            for values, greedy_values, sampled_values in zip(every, greedy, sampled, strict=True):
+        for indices, rollout in sample_batches(dataset, shapes, evaluator.pad_token, evaluator.mesh, sample):
+            decoded = decode_completions(evaluator.tokenizer, rollout)
+            for values, greedy_values, sampled_values in zip(decoded, greedy, sampled, strict=True):
                 groups = [values[row : row + group] for row in range(0, len(indices) * group, group)]
                 greedy_values.extend(values[-1] for values in groups)
                 sampled_values.extend(value for values in groups for value in values[:-1])
@@ -160,7 +164,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
 
 
 def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict]]:
-    """(what evaluation.json has of completions, rows of completions.jsonl) of a policy; `model` names the policy."""
+    """Returns (content of evaluation.json without config, rows of completions.jsonl); model: what names the policy."""
     dataset, sampling = evaluator.dataset, evaluator.engine.programs.spec.sampling
     greedy, sampled = complete(evaluator, params)
     figures, seed = compute_figures(greedy, sampled), evaluator.seed
@@ -182,7 +186,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
 
 
 def _rows(tokenizer, dataset, judged):
-    """One dict a completion, with its prompt as the model saw it, its reward and its verdict."""
+    """Yields a dict for each completion: prompt, text, reward and verdict. judged: {'greedy' or 'sampled': Judged}."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
         prompt = tokenizer.decode(tokens)
         for decoding, (rewarded, answers, correct, _) in judged.items():
@@ -202,7 +206,7 @@ def _rows(tokenizer, dataset, judged):
                     'parts': {name: json_float(x[row]) for name, x in rewarded.parts.items()},
                     'failed': [name for name, failed in rewarded.failures.items() if failed[row]],
                     'extracted': answers[''][index, sample] if '' in answers else None,
-                    # None where the source of the prompt has no such verifier
+                    # None when the prompt's source has no such verifier
                     **{
                         f'{prefix}correct': None if hits[index, sample] is None else bool(hits[index, sample])
                         for prefix, hits in correct.items()
@@ -211,17 +215,17 @@ def _rows(tokenizer, dataset, judged):
 
 
 def print_report(content: dict[str, Any]) -> None:
-    """Prints the figures with their intervals, strict beside lenient, and the tables by subject."""
-    every, samples, interval = content['figures'], content['samples'], f'{LEVEL:.0%} interval'
-    strict = {name.removeprefix('strict/'): value for name, value in every.items() if name.startswith('strict/')}
+    """Prints the figures of evaluation.json with intervals, strict beside lenient, and the tables by subject."""
+    figures, samples, interval = content['figures'], content['samples'], f'{LEVEL:.0%} interval'
+    strict = {name.removeprefix('strict/'): value for name, value in figures.items() if name.startswith('strict/')}
     show_tables(
         f'{content["prompts"]} {content["split"]} prompts, {samples} samples at temperature '
         f'{content["sampling"]["temperature"]}, verifier {content["verifier"] or "none"}',
         make_table(
             ['', 'mean', interval, *(['strict', interval] if strict else [])],
             [
-                [name, *_cells(every, name), *(_cells(strict, name) if strict else ())]
-                for name in every
+                [name, *_cells(figures, name), *(_cells(strict, name) if strict else ())]
+                for name in figures
                 if not name.startswith('strict/')
             ],
         ),
@@ -230,7 +234,7 @@ def print_report(content: dict[str, Any]) -> None:
     names = ['reward', 'length', 'truncated']
     if content['verifier']:
         names = [
-            name for name in dict.fromkeys(['greedy', 'pass@1', f'pass@{samples}', f'maj@{samples}']) if name in every
+            name for name in dict.fromkeys(['greedy', 'pass@1', f'pass@{samples}', f'maj@{samples}']) if name in figures
         ]
     for field, groups in content['tables'].items():
         rows = [
@@ -241,7 +245,7 @@ def print_report(content: dict[str, Any]) -> None:
 
 
 def _cells(summary, name, digits=3):
-    """Texts of a figure's value and interval, empty without it."""
+    """(value, interval) of a figure as texts; empty texts when the summary lacks the figure."""
     if name not in summary:
         return '', ''
     mean, low, high = (f'{summary[name][key]:.{digits}f}' for key in ('mean', 'low', 'high'))
@@ -249,16 +253,17 @@ def _cells(summary, name, digits=3):
 
 
 def open_recorded(workdir: str, trust: bool = False, functions: Mapping | None = None) -> Run:
-    """The Run of a workdir in which a run was started; functions: as train.run has had them.
+    """Opens the Run of a workdir from its recorded config.
 
-    trust: the code that the recorded config names may run; without it, a config that names some is BadInput.
+    trust: whether the code files that the config names may run; functions: as given to train.run. Raises BadInput when
+    the config names code and trust is False.
     """
     config = config_file.read_recorded(workdir, trust)
     return open_config(config, workdir, folder=files.inside(workdir, 'model'), functions=functions)
 
 
 def open_policy(run: Run) -> tuple[Any, int]:
-    """(the policy's parameters in a Run's newest sound checkpoint, on the mesh; the checkpoint's step)."""
+    """Returns (the policy's parameters from a Run's newest sound checkpoint, on the mesh; the checkpoint's step)."""
     source = run.settings.model
     abstract = abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
     trained, step = checkpoint.read_params(run.workdir, abstract)
@@ -266,16 +271,17 @@ def open_policy(run: Run) -> tuple[Any, int]:
 
 
 class Policy(NamedTuple):
-    """A policy that is to complete prompts."""
+    """A policy that completes prompts: its Run, and a function that loads its parameters."""
 
     run: Run
     load: Callable  # () -> (parameters on the mesh, {what names the policy})
 
 
 def open_subject(config: Any, workdir: str | None, out: str | None, trust: bool = False) -> Policy:
-    """The Policy of the newest checkpoint of a run's workdir (trust: see open_recorded), or else of model.path.
+    """Opens a Policy: the newest checkpoint in workdir or, without workdir, the model in config.model.path.
 
-    Without workdir, config says what it completes and how that is judged, and out is the folder of what comes of it.
+    config: only without workdir, for prompts and rewards; out: folder of the results; trust: see open_recorded. Raises
+    BadInput when not exactly one of config and workdir is given, or for a model with random weights.
     """
     if (config is None) == (workdir is None):
         raise BadInput(
@@ -300,7 +306,7 @@ def open_subject(config: Any, workdir: str | None, out: str | None, trust: bool 
 
 
 def open_report(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
-    """(content of evaluation.json, rows of completions.jsonl) of a policy; samples 0: as its config says."""
+    """Evaluates a Policy. Returns (content of evaluation.json, rows of completions.jsonl); samples 0: as configured."""
     run, settings = policy.run, policy.run.settings
     evaluator = make_evaluator(run, open_split(run, split), split, samples or settings.evaluation.samples)
     evaluator.engine.compile()
@@ -313,9 +319,11 @@ def open_report(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any
 
 
 def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str, trust: bool = False) -> None:
-    """Evaluates the run in workdir (trust: see open_recorded), or else the folder in config.model.path.
+    """Evaluates the run in workdir or, without workdir, the model in config.model.path. Prints the figures.
 
-    Prints the figures, and writes evaluation.json and completions.jsonl to the new folder out, else to workdir.
+    Writes evaluation.json and completions.jsonl to the new folder out, or without out to workdir. samples: completions
+    a prompt, 0: as configured; split: of the data; trust: see open_recorded. Raises BadInput when out exists, and
+    without out and workdir.
     """
     folder = out or workdir
     if folder is None:
@@ -333,7 +341,7 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     run(values.config, values.workdir, values.out, values.samples, values.split, values.trust)
 
@@ -343,5 +351,5 @@ if __name__ == '__main__':
     cli.define_trust()
     flags.DEFINE_string('out', None, "New folder for the results; a run's own folder without it.")
     flags.DEFINE_integer('samples', 0, 'Completions a prompt; 0: evaluation.samples of the config.', lower_bound=0)
-    flags.DEFINE_enum('split', 'test', ['test', 'train'], 'Of the data.')
+    flags.DEFINE_enum('split', 'test', ['test', 'train'], 'Split of the data.')
     cli.run(main)

@@ -1,4 +1,4 @@
-"""The figures of an evaluation: completions judged by the training's own verifier, their means, and their intervals."""
+"""The figures of an evaluation: judges completions with the training's verifier, and computes means and intervals."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -15,15 +15,15 @@ from grpo_jax.rewards import RewardFunctions, Rewards
 from grpo_jax.types import Example
 
 LEVEL = 0.95  # of intervals
-RESAMPLES = 2000
+RESAMPLES = 2000  # of the bootstrap
 UNBOUNDED = ('reward', 'length')  # figures that are no shares
-SUBJECTS = ('subject', 'level', 'source')  # fields of Example.meta that have a table
+SUBJECTS = ('subject', 'level', 'source')  # fields of Example.meta with a table
 
-Figures = dict[str, Float[np.ndarray, ' N']]  # one number a prompt by name, NaN for a prompt without one
+Figures = dict[str, Float[np.ndarray, ' N']]  # name -> a number for each prompt, NaN if it has none
 
 
 class Completions(NamedTuple):
-    """Completions of prompts, the n of the first prompt first."""
+    """n completions of each prompt, in the order of the prompts."""
 
     texts: list[str]
     truncated: list[Any]  # bools
@@ -31,32 +31,34 @@ class Completions(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What the reward and the verifier make of n completions of each of N prompts."""
+    """Rewards and verdicts of completions: N prompts with n completions each.
+
+    The keys of answers and correct are prefixes of figures: '', and 'strict/' for a verifier's stricter reading.
+    """
 
     rewarded: Rewards  # of N * n rows
-    # by the prefix of their figures, '' and, where the verifier has a stricter reading, 'strict/':
-    answers: dict[str, Shaped[np.ndarray, 'N n']]  # str or None: what it read; {} for one that reads none
-    correct: dict[str, Shaped[np.ndarray, 'N n']]  # bools; None for prompts of a source without
+    answers: dict[str, Shaped[np.ndarray, 'N n']]  # the answer that was read, or None; {} if the verifier reads none
+    correct: dict[str, Shaped[np.ndarray, 'N n']]  # bools; None for prompts without a verifier
     by_source: Sequence[
         tuple[list[int], Any]
-    ] = ()  # of several sources: (indices of its prompts, their Judged) of each
+    ] = ()  # with several sources: (indices of a source's prompts, their Judged) of each
 
 
 def judge(reward_functions: RewardFunctions, examples: Sequence[Example], completions: Completions) -> Judged:
-    """Judges N * n completions; what the verifier cannot score, or fails at, counts as wrong."""
+    """Judges N * n completions. A completion that the verifier cannot score counts as wrong."""
     return read_rewards(reward_functions, examples, _compute_rewards(reward_functions, examples, completions))
 
 
 def read_rewards(
     reward_functions: RewardFunctions, examples: Sequence[Example], rewarded: Rewards, strict: bool = True
 ) -> Judged:
-    """What the verifiers make of completions whose rewards are known; strict: in their stricter readings too."""
+    """Returns the verifiers' Judged of completions with known rewards; strict: also in the stricter readings."""
     divided = reward_functions.divide(examples)
     if len(divided) > 1:
         return _read_sources(divided, examples, rewarded, strict)
     ((functions, _),) = divided
     shape, extract = (len(examples), -1), functions.extract
-    answers = {'': _read(functions, extract, rewarded.texts, shape)} if extract else {}
+    answers = {'': _extract_answers(functions, extract, rewarded.texts, shape)} if extract else {}
     correct: dict[str, Any] = {'': rewarded.correct.reshape(shape) == 1} if functions.verifier else {}
     if functions.strict and strict:
         alone = functions._replace(
@@ -65,16 +67,16 @@ def read_rewards(
         judged = _compute_rewards(alone, examples, Completions(*map(list, rewarded[:3])))
         correct['strict/'] = judged.correct.reshape(shape) == 1
         extract = functions.extract_strict or extract
-        answers |= {'strict/': _read(functions, extract, rewarded.texts, shape)} if extract else {}
+        answers |= {'strict/': _extract_answers(functions, extract, rewarded.texts, shape)} if extract else {}
     return Judged(rewarded, answers, correct)
 
 
 def _read_sources(divided, examples, rewarded, strict):
-    """The Judged of examples that have several verifiers, or none: each source by its own."""
+    """The Judged of examples from several sources. divided: [(reward functions, indices of their examples)]."""
     rows, by_source = np.arange(len(rewarded.texts)).reshape(len(examples), -1), []
     for functions, indices in divided:
-        own = jax.tree.map(operator.itemgetter(rows[indices].reshape(-1)), rewarded)
-        by_source.append((indices, read_rewards(functions, [examples[i] for i in indices], own, strict)))
+        source_rewards = jax.tree.map(operator.itemgetter(rows[indices].reshape(-1)), rewarded)
+        by_source.append((indices, read_rewards(functions, [examples[i] for i in indices], source_rewards, strict)))
     merged = {}
     for indices, judged in by_source:
         for field in ('answers', 'correct'):
@@ -85,7 +87,7 @@ def _read_sources(divided, examples, rewarded, strict):
 
 
 def recorded_rewards(rows: Sequence[Mapping[str, Any]]) -> Rewards:
-    """The Rewards that rows of run.dumps have written down; they do not say which of their parts failed."""
+    """Returns the Rewards in recorded rows of completions; which parts failed is not recorded."""
 
     def numbers(values):
         return np.array([np.nan if value is None else value for value in values], np.float64)
@@ -98,14 +100,14 @@ def recorded_rewards(rows: Sequence[Mapping[str, Any]]) -> Rewards:
     return Rewards(texts, truncated, lengths, rewarded, correct, parts, {})
 
 
-def _read(reward_functions, extract, completions, shape):
-    """The answer that each completion gives, or None; spellings of one answer are one."""
+def _extract_answers(reward_functions, extract, completions, shape):
+    """Each completion's answer or None, in shape (N, n); a prompt's equal answers get the first one's spelling."""
     answers = np.full(len(completions), None)
     answers[:] = [extract(text) for text in completions]
     answers, same = answers.reshape(shape), reward_functions.same
     if not same:
         return answers
-    for row in answers:  # each becomes the first of its prompt that the verifier takes for the same
+    for row in answers:
         firsts = []
         for i, answer in enumerate(row):
             if answer is not None:
@@ -116,48 +118,51 @@ def _read(reward_functions, extract, completions, shape):
 
 
 def _compute_rewards(reward_functions, examples, completions):
+    """The Rewards of completions; processes share the groups."""
     compute = functools.partial(rewards.compute_rewards, reward_functions)
     return processes.by_group(compute, examples, *completions)
 
 
 def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
-    """One number a prompt by name of figure; greedy has one completion a prompt, sampled has n.
+    """Returns the Figures of an evaluation; greedy has one completion a prompt, sampled has n.
 
-    With a verifier: greedy (is the argmax completion correct), pass@k for powers of two up to the n samples, and for n;
-    where it reads answers, maj@n (statistics.majority) and unparsed (no answer could be read). Always: reward, length
-    in tokens, truncated, and failed (a part of the reward ran out of time or memory). strict/ goes before figures of
-    the verifier's stricter reading, greedy/ before those of greedy completions; the others are of the samples.
+    With a verifier: greedy (whether the greedy completion is correct), and pass@k for n and the powers of two up to n;
+    if the verifier reads answers, also maj@n (statistics.majority) and unparsed (no answer could be read). Always:
+    reward, length in tokens, truncated, and failed (a part of the reward ran out of time or memory). The prefix strict/
+    marks the verifier's stricter reading, and greedy/ marks greedy completions; other figures are of the samples.
     """
     figures, prompts = {}, len(greedy.rewarded.texts)
     if sampled.by_source:
         pairs = zip(greedy.by_source, sampled.by_source, strict=True)
-        return _join_sources([(indices, compute_figures(own, drawn)) for (indices, own), (_, drawn) in pairs], prompts)
+        return _join_sources(
+            [(indices, compute_figures(first, second)) for (indices, first), (_, second) in pairs], prompts
+        )
     for prefix in sampled.correct:
         figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
-        figures |= _shares_right(sampled, prefix)
-    return figures | _averages(sampled, prompts, '') | _averages(greedy, prompts, 'greedy/')
+        figures |= _accuracy_figures(sampled, prefix)
+    return figures | _mean_figures(sampled, prompts, '') | _mean_figures(greedy, prompts, 'greedy/')
 
 
 def compute_sampled_figures(sampled: Judged, prompts: int) -> Figures:
-    """As compute_figures, of samples alone."""
+    """Returns the figures of compute_figures that need no greedy completions."""
     if sampled.by_source:
-        pieces = [(indices, compute_sampled_figures(own, len(indices))) for indices, own in sampled.by_source]
+        pieces = [(indices, compute_sampled_figures(judged, len(indices))) for indices, judged in sampled.by_source]
         return _join_sources(pieces, prompts)
-    shares = [_shares_right(sampled, prefix) for prefix in sampled.correct]
-    return dict(item for figures in (*shares, _averages(sampled, prompts, '')) for item in figures.items())
+    shares = [_accuracy_figures(sampled, prefix) for prefix in sampled.correct]
+    return dict(item for figures in (*shares, _mean_figures(sampled, prompts, '')) for item in figures.items())
 
 
 def _join_sources(pieces, prompts):
-    """The Figures of all prompts from (indices, Figures) of each source."""
+    """Joins (indices, Figures) of each source to the Figures of all prompts."""
     figures = {}
-    for indices, own in pieces:
-        for name, values in own.items():
+    for indices, source_figures in pieces:
+        for name, values in source_figures.items():
             figures.setdefault(name, np.full(prompts, np.nan))[indices] = values
     return figures
 
 
-def _shares_right(sampled, prefix):
-    """pass@k and maj@n of the verifier's reading `prefix`."""
+def _accuracy_figures(sampled, prefix):
+    """The Figures pass@k and maj@n of the verifier's reading `prefix`, '' or 'strict/'."""
     correct, figures = sampled.correct[prefix], {}
     n = correct.shape[1]
     for k in sorted({2**i for i in range(n.bit_length())} | {n}):
@@ -167,8 +172,8 @@ def _shares_right(sampled, prefix):
     return figures
 
 
-def _averages(judged, prompts, prefix):
-    """What any completions have, by name behind the prefix."""
+def _mean_figures(judged, prompts, prefix):
+    """The Figures that need no verdicts, with a prefix for their names: means over a prompt's completions."""
     rewarded, answers = judged.rewarded, judged.answers
     rows = {'reward': rewarded.rewards, 'length': rewarded.lengths, 'truncated': rewarded.truncated}
     if rewarded.failures:
@@ -179,9 +184,10 @@ def _averages(judged, prompts, prefix):
 
 
 def summarize(figures: Figures, seed: int, rows: Any = slice(None)) -> dict[str, dict[str, float]]:
-    """{'mean', 'low', 'high'} by name of the figures that any of the rows has: the value, and its interval.
+    """Returns {figure: {'mean', 'low', 'high'}} over prompts, without figures that no prompt has.
 
-    Shares have statistics.share_interval, which holds where an event is rare; rewards and lengths, the bootstrap.
+    seed: of the bootstrap; rows: indices of the prompts. Intervals of shares are statistics.share_interval, which holds
+    for rare events too; intervals of rewards and lengths are bootstrapped.
     """
     chosen = {name: values[rows] for name, values in figures.items() if np.isfinite(values[rows]).any()}
     low, high = statistics.bootstrap(np.stack(list(chosen.values()), 1), level=LEVEL, resamples=RESAMPLES, seed=seed)
@@ -195,7 +201,7 @@ def summarize(figures: Figures, seed: int, rows: Any = slice(None)) -> dict[str,
 
 
 def summarize_by_subject(figures: Figures, examples: Sequence[Example], seed: int) -> dict[str, dict[str, Any]]:
-    """field -> value -> {'prompts', 'figures'} for the fields of SUBJECTS that divide the examples; see summarize."""
+    """Returns {field: {value: {'prompts', 'figures'}}} for fields of SUBJECTS with several values; see summarize."""
     tables = {}
     for field in SUBJECTS:
         rows = {}

@@ -1,6 +1,6 @@
 """Trains an outcome or process reward model: the policy's decoder with a scalar head, on the data set's labels.
 
-The folder that rewards read is WORKDIR/reward_model.
+The rewards `model` and `process` read the folder WORKDIR/reward_model.
 
 Examples:
     python -m grpo_jax.reward_model --config=arithmetic_reward --workdir=runs/judge
@@ -46,23 +46,25 @@ class Labelled(NamedTuple):
 
     dataset: data.Dataset
     completions: list[list[list[int]]]  # token ids of each completion of an example
-    marks: list[list[Marks]]  # of each completion of an example
+    marks: list[list[Marks]]  # labels of each completion of an example
 
 
 class Objective(NamedTuple):
-    """What a reward model is trained on."""
+    """A kind of labels, and how a reward model learns from them."""
 
     fields: tuple[str, ...]  # of an example's meta
     completions: int  # of an example
-    loss: Callable  # of learner.reward_model
+    loss: Callable  # a function of learner.reward_model
     encode: Callable  # (example, tokenizer, RewardModelOptions) -> (completions, marks)
 
 
 @owns_workdir
 def run(config, workdir):
-    """The final TrainState of supervised.updates updates on the train split's labels; goes on where it stopped.
+    """Trains a reward model and returns its final TrainState; goes on where it stopped.
 
-    Then it is judged on the test split (evaluation.json) and saved as a folder that the rewards model and process load.
+    Makes supervised.updates updates on the train split's labels, evaluates the model on the test split
+    (evaluation.json), and saves it as a folder that the rewards `model` and `process` load. Raises BadInput without
+    updates, and for adapters.
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
@@ -106,7 +108,7 @@ def run(config, workdir):
 
 
 def make_initial_params(run: Run) -> Any:
-    """Parameters that a Run's reward model starts from: a policy's, or a reward model's, which has a head already."""
+    """Returns the first parameters of a Run's reward model: those of a policy, or of a reward model with its head."""
     model = run.model
     if run.settings.model.random_init or not hf.has_head(model.folder):
         return make_policy(run)
@@ -117,9 +119,10 @@ def make_initial_params(run: Run) -> Any:
 def read_labelled(
     split: data.Dataset, objective: Objective, tokenizer: Any, options: Any, most: int, name: str
 ) -> Labelled:
-    """The examples of a split that have what the objective reads, with their labels; options: RewardModelOptions.
+    """Returns the examples of a split that have the objective's fields, with their completions and labels.
 
-    most, name: see demonstrations.read_completions.
+    options: RewardModelOptions; most: longest completion in tokens; name: of the data set, for messages; see
+    demonstrations.read_completions.
     """
     marks = {}
 
@@ -131,17 +134,20 @@ def read_labelled(
     return Labelled(dataset, completions, [marks[example.id] for example in dataset.examples])
 
 
-def _pair(example, tokenizer, options):
+def _encode_pair(example, tokenizer, options):
+    """(completions, marks): the chosen completion with label 1 at its last token, the rejected one with 0."""
     rows = [encode_completion(tokenizer, example.meta[field]) for field in ('demonstration', 'rejected')]
     return rows, [[(len(row) - 1, label)] for row, label in zip(rows, (1.0, 0.0), strict=True)]
 
 
-def _point(example, tokenizer, options):
+def _encode_point(example, tokenizer, options):
+    """(completions, marks): one completion with its label at its last token."""
     row = encode_completion(tokenizer, example.meta['demonstration'])
-    return [row], [[(len(row) - 1, _in_unit(example.meta['label'], example))]]
+    return [row], [[(len(row) - 1, _checked_label(example.meta['label'], example))]]
 
 
-def _steps(example, tokenizer, options):
+def _encode_steps(example, tokenizer, options):
+    """(completions, marks): one completion of joined steps, with a label at the last token of each labelled step."""
     steps, labels, separator = example.meta['steps'], example.meta['labels'], options.separator
     if not all(isinstance(step, str) for step in steps):
         raise BadInput(f'steps of example {example.id}', str(steps)[:80], 'must be texts; mend its row')
@@ -149,7 +155,7 @@ def _steps(example, tokenizer, options):
         raise BadInput(
             f'steps of example {example.id}',
             steps,
-            f'one is blank or holds {separator!r}, by which a completion is parted into steps; '
+            f'one is blank or holds {separator!r}, which separates the steps of a completion; '
             'choose another reward_model.separator',
         )
     if len(steps) != len(labels):
@@ -160,34 +166,35 @@ def _steps(example, tokenizer, options):
         labels = labels[:first] + [0.0] * (len(labels) - first)
     return [row], [
         [
-            (position, _in_unit(label, example))
+            (position, _checked_label(label, example))
             for position, label in zip(last, labels, strict=True)
             if label is not None
         ]
     ]
 
 
-def _in_unit(label, example):
+def _checked_label(label, example):
+    """The label as a float; raises BadInput when it lies outside [0, 1]."""
     if not isinstance(label, (int, float)) or not 0 <= label <= 1:
         raise BadInput(f'label of example {example.id}', label, 'must lie in [0, 1]')
     return float(label)
 
 
 OBJECTIVES = {
-    'pairwise': Objective(('demonstration', 'rejected'), 2, reward_model.pairwise, _pair),
-    'pointwise': Objective(('demonstration', 'label'), 1, reward_model.labelled, _point),
-    'steps': Objective(('steps', 'labels'), 1, reward_model.labelled, _steps),
+    'pairwise': Objective(('demonstration', 'rejected'), 2, reward_model.pairwise, _encode_pair),
+    'pointwise': Objective(('demonstration', 'label'), 1, reward_model.labelled, _encode_point),
+    'steps': Objective(('steps', 'labels'), 1, reward_model.labelled, _encode_steps),
 }
 
 
 def labelled_rollout(labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_token: int) -> Rollout:
-    """The chosen examples' completions, on the host."""
+    """Returns the completions of examples as a Rollout on the host; chosen: indices of examples."""
     _, prompts = data.prompts(labelled.dataset, chosen, shapes.queries, pad_token)
     return demonstrations.as_rollout(prompts, [labelled.completions[i] for i in chosen], shapes, pad_token)
 
 
 def labelled_batch(labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_token: int) -> LabelledBatch:
-    """The chosen examples' completions, on the host, with their labels where they have one."""
+    """Returns the completions and token labels of examples, on the host; chosen: indices of examples."""
     rollout = labelled_rollout(labelled, chosen, shapes, pad_token)
     labels = np.zeros(rollout.completion_mask.shape, np.float32)
     label_mask = np.zeros(labels.shape, bool)
@@ -200,7 +207,7 @@ def labelled_batch(labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_
 def predictions(
     labelled: Labelled, chosen: Any, shapes: batches.Shapes, pad_token: int, values: Callable, mesh: Mesh
 ) -> Iterator[Scores]:
-    """Yields (values f64[n], labels f64[n]) of each chosen example; values(Rollout on the mesh) is f32[B, C]."""
+    """Yields (scores f64[n], labels f64[n]) of each chosen example; values(Rollout on the mesh) returns f32[B, C]."""
     for start in range(0, len(chosen), shapes.prompts):
         block = chosen[start : start + shapes.prompts]
         padded = np.pad(block, (0, shapes.prompts - len(block)), mode='edge')
@@ -212,17 +219,18 @@ def predictions(
                 for row, marks in zip(block_rows, labelled.marks[index], strict=True)
                 for place, label in marks
             ]
-            values_of, labels = np.array(pairs, np.float64).reshape(-1, 2).T
-            yield values_of, labels
+            scores, labels = np.array(pairs, np.float64).reshape(-1, 2).T
+            yield scores, labels
 
 
 def judge(train: Sequence[Scores], test: Sequence[Scores], objective: str) -> dict[str, Any]:
-    """Results on the test split by name, from (scores, labels) of each example; a label from 0.5 on is right.
+    """Returns the results on the test split by name. A label of at least 0.5 is right, a score above 0 predicts it.
 
-    majority is the accuracy of the train split's commoner label, position that of the commoner one at the same step.
-    over_majority and over_position are what the model's accuracy is above; *_low and *_high bound 95 % of
-    bootstrap draws of examples. train_mean and train_std are of the scores, for rewards.model. For pairs, accuracy is
-    the share whose chosen completion scores higher, and majority is a half.
+    train, test: (scores, labels) of each example; objective: a key of OBJECTIVES. majority: accuracy of always
+    predicting the train split's commoner label; position: accuracy of predicting the commoner label at the same step.
+    over_majority, over_position: the model's accuracy minus these. *_low and *_high: 95 % interval, by bootstrap over
+    examples. train_mean, train_std: of the train scores, for rewards.model. For pairs, accuracy is the share with the
+    chosen completion scored higher, and majority is 0.5.
     """
     scores, labels = (np.concatenate(column) for column in zip(*test, strict=True))
     hits = [(values > 0) == (marked >= 0.5) for values, marked in test]
@@ -243,21 +251,21 @@ def judge(train: Sequence[Scores], test: Sequence[Scores], objective: str) -> di
         **_mean_and_bounds('accuracy', hits),
     }
     for name, baseline in baselines.items():
-        gains = [ours - 1.0 * theirs for ours, theirs in zip(hits, baseline, strict=True)]
+        gains = [model - 1.0 * trivial for model, trivial in zip(hits, baseline, strict=True)]
         results |= {name: float(np.mean(np.concatenate(baseline)))} | _mean_and_bounds(f'over_{name}', gains)
     train_scores = np.concatenate([values for values, _ in train])
     return results | {'train_mean': float(train_scores.mean()), 'train_std': float(train_scores.std())}
 
 
 def _baseline_hits(train, test, key):
-    """bool[n] an example: whether the train split's commoner label at the same key(position) is each test label."""
-    votes, every = {}, []
+    """[bool[n]] by test example: whether the commoner train label of the same key(position) equals each label."""
+    votes, all_votes = {}, []
     for _, labels in train:
         for position, label in enumerate(labels):
             votes.setdefault(key(position), []).append(label >= 0.5)
-            every.append(label >= 0.5)
+            all_votes.append(label >= 0.5)
     commoner = {at: np.mean(labels) >= 0.5 for at, labels in votes.items()}
-    default = np.mean(every) >= 0.5
+    default = np.mean(all_votes) >= 0.5
     return [
         np.array(
             [commoner.get(key(position), default) == (label >= 0.5) for position, label in enumerate(labels)], bool
@@ -267,7 +275,7 @@ def _baseline_hits(train, test, key):
 
 
 def _mean_and_bounds(name, values):
-    """The mean over all values of all examples, and its 2.5 % and 97.5 % quantiles over draws of examples."""
+    """The mean over all values of all examples, and its 2.5 % and 97.5 % quantiles by bootstrap over examples."""
     totals, sizes = np.array([[np.sum(row), len(row)] for row in values]).T[:, :, None]
     (low,), (high,) = statistics.bootstrap_ratio(totals, sizes, tail=0.025, resamples=RESAMPLES, seed=0)
     return {name: float(totals.sum() / sizes.sum()), f'{name}_low': float(low), f'{name}_high': float(high)}
@@ -287,9 +295,10 @@ def print_results(results: dict[str, Any]) -> None:
 def save_folder(
     workdir: str, source: str, params: Any, model_config: Any, pad_token: int, texts: dict[str, Any]
 ) -> None:
-    """Writes workdir/reward_model: a sequence classification, and how its texts are written.
+    """Writes the folder workdir/reward_model: a sequence classification model and the format of its texts.
 
-    source: the model's folder. A finished run is judged again, and its folder stays.
+    source: folder of the model that training began with; params: on the host; texts: the prompt format and the
+    separator of steps. An existing folder stays: a finished run that is called again is only evaluated again.
     """
     folder = os.path.join(workdir, 'reward_model')
     if os.path.exists(folder):
@@ -300,7 +309,7 @@ def save_folder(
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     run(flags.FLAGS.config, flags.FLAGS.workdir)
 
 

@@ -1,4 +1,4 @@
-"""Samples completions of a policy, rewarded as in a run: a folder that distillation and rejection sampling learn from.
+"""Samples and rewards completions of a policy, and writes a folder for distillation and rejection sampling.
 
 Examples:
     python -m grpo_jax.sample --workdir=runs/teacher --to=runs/samples --samples=8
@@ -27,26 +27,27 @@ from grpo_jax.run.settings import kind_of
 from grpo_jax.run.steering import digest_of
 from grpo_jax.text import during
 
-FILE = 'sampling.json'  # whose samples a folder holds: policy, prompts, config
-PLACES = ('model.workdir', 'model.path', 'model.adapters', 'config.model.lora.path')  # of what digests tell apart
+FILE = 'sampling.json'  # origin of a folder's samples: policy, prompts, config
+PLACES = ('model.workdir', 'model.path', 'model.adapters', 'config.model.lora.path')  # may differ: digests are compared
 NOISE = 0x5A3B  # folded into the run's key: samples must not reuse the noise of training or evaluation
 
 
 class Request(NamedTuple):
-    """What is to be sampled."""
+    """The samples to make."""
 
     split: str = 'train'
-    prompts: int = 0  # evenly over the split; 0: all
+    prompts: int = 0  # spread evenly over the split; 0: all
     samples: int = 4  # completions a prompt
-    greedy: bool = False  # the most likely tokens, with one completion a prompt
-    shard: int = 256  # prompts of a file
+    greedy: bool = False  # one completion a prompt, of the most likely tokens
+    shard: int = 256  # prompts in a file
 
 
 def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool = False) -> dict[str, Any]:
-    """Writes completions of a policy (see evaluate.open_subject) to the folder `to`; the figures of them, as printed.
+    """Samples a policy's completions into the folder `to`, prints their figures, and returns them.
 
-    to/<shard>.jsonl has the rows of a run's rollouts, with the advantage None; shards that are there already are not
-    sampled again, so that the same command goes on. BadInput for a folder with anything but a part of these samples.
+    config, workdir, trust: of the policy, see evaluate.open_subject; request: the samples. to/<shard>.jsonl has rows
+    like a run's rollouts, with advantage None. Existing shards are not sampled again, so the same command goes on.
+    Raises BadInput for a folder that holds anything but a part of these samples.
     """
     check(to, request)
     policy = evaluate.open_subject(config, workdir, to, trust)
@@ -62,7 +63,7 @@ def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool
         'config': opened.settings.recorded,
     }
     with lock.own(to, '--to'), opened.rewards:
-        _claim(to, record)
+        _claim_folder(to, record)
         make_shards(opened, dataset, params, to, request)
         if not processes.is_first():
             return {}
@@ -74,7 +75,7 @@ def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool
 
 
 def check(to: str, request: Request) -> None:
-    """BadInput for a request that cannot be met, and for a folder with other things than samples."""
+    """Raises BadInput for an impossible request, and for a folder that holds other things than samples."""
     for name, least in [('prompts', 0), ('samples', 1), ('shard', 1)]:
         if getattr(request, name) < least:
             raise BadInput(f'--{name}', getattr(request, name), f'must be at least {least}')
@@ -87,8 +88,8 @@ def check(to: str, request: Request) -> None:
         raise BadInput('--to', to, f'holds other things than samples, like {min(names)}; name a new folder')
 
 
-def _claim(to, record):
-    """Claims the folder for these samples; BadInput where it holds others."""
+def _claim_folder(to, record):
+    """Records in the folder the origin of these samples; raises BadInput when it holds samples of another origin."""
     path = os.path.join(to, FILE)
     if os.path.exists(path):
         recorded = json_file.read_object(path)
@@ -103,12 +104,15 @@ def _claim(to, record):
 
 
 def shard_path(to: str, shard: int) -> str:
-    """The file of a shard."""
+    """Returns the path of a shard."""
     return os.path.join(to, f'{shard:06d}.jsonl')
 
 
 def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, request: Request) -> None:
-    """Samples the shards of a data set that are not there yet, by a Run's policy; the first process writes them."""
+    """Samples the missing shards of a data set; the first process writes them.
+
+    opened: the policy's Run; params: the policy's parameters on the mesh; to: the folder.
+    """
     count = len(dataset.examples)
     shards = [range(start, min(start + request.shard, count)) for start in range(0, count, request.shard)]
     missing = [shard for shard in range(len(shards)) if not os.path.exists(shard_path(to, shard))]
@@ -119,13 +123,13 @@ def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, reques
     sampler = make_run_sampler(opened, shapes, greedy=request.samples if request.greedy else 0).compile()
     key = jax.random.fold_in(jax.random.key(opened.settings.seed), NOISE)
 
-    def rows_of(part):
-        """The rows of all prompts of a data set."""
+    def sample_rows(part):
+        """Samples and rewards a part of the data set; returns the rows of its completions."""
         rows = []
         compute = functools.partial(rewards.compute_rewards, opened.rewards)
         sample = functools.partial(sampler, params, key=key, step=0)
         pad_token, tokenizer = opened.settings.sampling.pad_token, opened.model.tokenizer
-        for indices, rollout in evaluate.rollouts(part, shapes, pad_token, opened.mesh, sample):
+        for indices, rollout in evaluate.sample_batches(part, shapes, pad_token, opened.mesh, sample):
             examples = part.examples[indices.start : indices.stop]
             columns = decode_completions(tokenizer, rollout)
             real = len(columns[0]) // shapes.prompts * len(examples)
@@ -136,7 +140,7 @@ def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, reques
     done = count - sum(len(shards[shard]) for shard in missing)
     with during('sampling', count, done, lines=True) as sampling:
         for shard in missing:
-            rows = rows_of(data.pick(dataset, shards[shard]))
+            rows = sample_rows(data.pick(dataset, shards[shard]))
             if processes.is_first():
                 with files.atomic_write(shard_path(to, shard)) as file:
                     file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
@@ -154,7 +158,7 @@ def summarize_samples(
     temperature: float,
     seed: int,
 ) -> dict[str, Any]:
-    """What evaluate.print_report prints of the samples that lie in a folder."""
+    """Returns what evaluate.print_report prints on the samples in the folder `to`; seed: of the bootstrap."""
     rows = read_samples(to, dataset, request)
     prompts = len(dataset.examples)
     judged = read_rewards(reward_functions, dataset.examples, recorded_rewards(rows), strict=False)
@@ -171,24 +175,24 @@ def summarize_samples(
 
 
 def read_samples(to: str, dataset: data.Dataset, request: Request) -> Sequence[dict[str, Any]]:
-    """The rows of a folder's shards; BadInput where they are not those of the prompts, or damaged."""
+    """Returns the rows of a folder's shards; raises BadInput for a shard that is damaged or has other prompts."""
     rows, shards = [], range(-(-len(dataset.examples) // request.shard))
     for shard in shards:
         path = shard_path(to, shard)
         ids = [e.id for e in dataset.examples[shard * request.shard : (shard + 1) * request.shard]]
         try:
-            own = read_rows(path)
-            sound = [row['id'] for row in own] == [i for i in ids for _ in range(request.samples)]
+            shard_rows = read_rows(path)
+            sound = [row['id'] for row in shard_rows] == [i for i in ids for _ in range(request.samples)]
         except (ValueError, KeyError, TypeError):
             sound = False
         if not sound:
             raise BadInput('--to', path, 'is damaged; remove it, and the same command samples it again')
-        rows += own
+        rows += shard_rows
     return rows
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     request = Request(values.split, values.prompts, values.samples, values.greedy, values.shard)
     run(values.config, values.workdir, values.to, request, values.trust)
@@ -197,10 +201,10 @@ def main() -> None:
 if __name__ == '__main__':
     cli.define_flags(required=False)
     cli.define_trust()
-    flags.DEFINE_string('to', None, 'Folder of the samples; one with a part of them is completed.', required=True)
-    flags.DEFINE_enum('split', 'train', ['test', 'train'], 'Of the data.')
+    flags.DEFINE_string('to', None, 'Folder of the samples; a folder with a part of them is completed.', required=True)
+    flags.DEFINE_enum('split', 'train', ['test', 'train'], 'Split of the data.')
     flags.DEFINE_integer('prompts', 0, 'Prompts, evenly over the split; 0: all.', lower_bound=0)
     flags.DEFINE_integer('samples', 4, 'Completions a prompt.', lower_bound=1)
     flags.DEFINE_bool('greedy', False, 'The most likely tokens instead of drawn ones; with --samples=1.')
-    flags.DEFINE_integer('shard', 256, 'Prompts of a file.', lower_bound=1)
+    flags.DEFINE_integer('shard', 256, 'Prompts in a file.', lower_bound=1)
     cli.run(main)

@@ -1,4 +1,4 @@
-"""Trains a policy on demonstrations: the cold start, with the same policy, weights and learner.
+"""Trains a policy on demonstrations, with the learner of GRPO; also as the cold start of a run.
 
 Examples:
     python -m grpo_jax.supervised --config=arithmetic --workdir=runs/sft
@@ -39,9 +39,9 @@ def cold_start(
     steering: Steering | None = None,
     on_step: Callable | None = None,
 ):
-    """The first policy of a Run: its model's weights, or those that supervised.updates lead to.
+    """Returns the parameters of a Run's first policy: the model's weights, trained by supervised.updates if not 0.
 
-    functions, steering: as the Run was opened with; on_step(step, row) is called after each update.
+    functions, steering: as given to open the Run; on_step(step, row) is called after each update.
     """
     settings = parent.settings
     if not settings.supervised.updates:
@@ -61,16 +61,16 @@ def run(
     train_split: data.Dataset | None = None,
     on_step: Callable | None = None,
 ) -> TrainState:
-    """The final TrainState of supervised training on the train split's demonstrations, in its own workdir.
+    """Trains on demonstrations in its own workdir, and returns the final TrainState. Goes on where it stopped.
 
-    A demonstration is an example's meta['demonstration']; those longer than rollout.max_tokens are left out. Goes on
-    where it stopped. origins: of the data, where another run has chosen them; functions: rewards by name that
-    config.reward.parts may list; steered: what may be done where the workdir has another config; train_split: where it
-    was read already; on_step(step, row) is called after each update.
+    A demonstration is an example's meta['demonstration'] in the train split; those longer than rollout.max_tokens are
+    left out. origins: of the data, when another run has chosen them; functions: rewards by name that
+    config.reward.parts may list; steered: what to do when the workdir has another config; train_split: the split, when
+    it was read already; on_step(step, row) is called after each update. Raises BadInput without updates.
     """
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    run = open_config(_own_config(config), workdir, functions=functions, origins=origins, steered=steered)
+    run = open_config(_supervised_config(config), workdir, functions=functions, origins=origins, steered=steered)
     settings, tokenizer = run.settings, run.model.tokenizer
     settings.log.tracking.check()
     with BackgroundCompiler() as compiler:
@@ -95,7 +95,7 @@ def run(
 
         def initial():
             params = make_policy(run)
-            compiler.wait('the cold start')  # where it is said: what compiles the state would wait behind it
+            compiler.wait('the cold start')  # the state's program would wait behind these, without a message
             return learner.initial(params)
 
         training = Training(train_split, dataset.examples, batch, learner, update, initial)
@@ -103,7 +103,7 @@ def run(
 
 
 def make_supervised_learner(run: Run) -> Learner:
-    """The Learner of a Run's supervised training; BadInput where an update cannot be cut as the config says."""
+    """Returns the Learner of supervised training; raises BadInput when microbatches do not divide supervised.batch."""
     supervised, (shapes, learning) = run.settings.supervised, run.settings.supervised_sizes()
     check_sizes(SFT, run.mesh, shapes, learning, 'supervised.batch')
     optimizer = build_optimizer(supervised.optimizer, supervised.updates)
@@ -111,15 +111,15 @@ def make_supervised_learner(run: Run) -> Learner:
 
 
 def finished(config, workdir) -> bool:
-    """Whether workdir holds the whole supervised training of this very config."""
+    """Returns whether workdir holds a finished supervised training of exactly this config."""
     path = os.path.join(workdir, 'config.json')
-    if not os.path.isfile(path) or json_file.read(path) != Settings.from_config(_own_config(config)).recorded:
+    if not os.path.isfile(path) or json_file.read(path) != Settings.from_config(_supervised_config(config)).recorded:
         return False
     return max(checkpoint.steps(workdir), default=0) == config.supervised.updates
 
 
-def _own_config(config):
-    """The config of supervised training, which trains random weights as a whole: adapters cannot make a model."""
+def _supervised_config(config):
+    """The config of supervised training. For random weights it has no adapters, which alone cannot make a model."""
     if not (config.model.random_init and LoraOptions.from_config(config.model.lora).rank):
         return config
     config = config.copy_and_resolve_references()
@@ -128,12 +128,12 @@ def _own_config(config):
 
 
 class Training(NamedTuple):
-    """What is trained on demonstrations or labels, for `make_trained`."""
+    """The data and functions of a training on demonstrations or labels, for `make_trained`."""
 
     split: data.Dataset  # the train split
-    examples: Sequence[Example]  # those of it that it learns from
+    examples: Sequence[Example]  # the examples of the split that are used
     batch: Callable  # (step) -> host arrays
-    learner: Any  # with update and state
+    learner: Any  # a Learner or RewardLearner
     update: Callable  # (TrainState, batch on the mesh) -> (TrainState, metrics)
     initial: Callable  # () -> the first TrainState
 
@@ -145,10 +145,10 @@ def make_trained(
     compiler: BackgroundCompiler | None = None,
     on_step: Callable | None = None,
 ) -> TrainState:
-    """The final TrainState of a Run's supervised.updates updates; goes on where it stopped.
+    """Makes a Run's supervised.updates updates, and returns the final TrainState; goes on where it stopped.
 
-    compiler: has begun to compile the learner; on_step(step, row) is called after each update. Stopped when a signal
-    came: the step at hand was finished and saved.
+    title: for the console; compiler: one that compiles the learner already; on_step(step, row) is called after each
+    update. After a signal, the update in progress is finished and saved, and Stopped is raised.
     """
     settings, learner, origins = run.settings, training.learner, run.settings.data.origins
     with Shell(run.workdir, keep=1) as shell:
@@ -169,7 +169,7 @@ def make_trained(
 
 
 def main():
-    """The command."""
+    """Runs the command."""
     run(flags.FLAGS.config, flags.FLAGS.workdir)
 
 

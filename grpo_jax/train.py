@@ -64,12 +64,12 @@ from grpo_jax.types import Experience, Rollout, TrainState
 def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None, on_step=None) -> TrainState:
     """Trains a policy and returns its last TrainState; called again with the same workdir, it resumes.
 
-    algorithm, functions: objects to use in place of those that the config names, say from a notebook: an Algorithm, and
-    rewards by name, which config.reward.parts may list. profile: the first and the last step of a trace in
-    workdir/profile. steering: like Steering(amend=True) or Steering(branch=folder), what is done where the run was
-    begun with another config. on_step(step, row) is called after each step with its row of metrics.jsonl; what it
-    raises ends the run, saved. Stopped when a signal came: the step at hand was finished and saved. BadInput for what
-    cannot work, before anything is put on a device.
+    algorithm: an Algorithm in place of the config's, for example from a notebook; functions: rewards by name, which
+    config.reward.parts may list; profile: (first, last) step of a trace in workdir/profile; steering: what to do when
+    the run was begun with another config, like Steering(amend=True) or Steering(branch=folder); on_step(step, row) is
+    called after each step with its row of metrics.jsonl; an exception in it ends the run, saved. After a signal, the
+    step in progress is finished and saved, and Stopped is raised. Raises BadInput before any device work when a setting
+    cannot work.
     """
     run = open_run(config, workdir, algorithm, functions, steering)  # config checked; model, tokenizer, rewards, mesh
     settings, algorithm = run.settings, run.algorithm  # typed values; algorithm: or the config's
@@ -151,10 +151,10 @@ def make_first_state(
     steering: Steering | None,
     compiler: BackgroundCompiler,
 ) -> TrainState:
-    """The TrainState at the start of a Run: the policy of its model, or what the cold start makes of it.
+    """Returns a Run's first TrainState: the model's policy, after the cold start if the config has one.
 
-    train: the split; examples: those of it that the run learns from, whose gold answers are judged first. The compiler
-    goes on behind the cold start.
+    train: the train split; examples: the examples that the run learns from, whose gold answers are checked first;
+    functions, steering: as given to run; compiler: goes on after the cold start's programs.
     """
     gold.check(run.rewards, examples)
     policy = supervised.cold_start(run, train, functions, steering, compiler.step)
@@ -164,11 +164,12 @@ def make_first_state(
 def make_experience_stage(
     run: Run, examples: Sequence[Example], pack: Callable[[Rollout], Any]
 ) -> Callable[..., tuple[TrainState, Experience, Any, dict[str, Any]]]:
-    """The stage of a Run's steps in which rewards become advantages.
+    """Returns the stage of a step in which rewards become advantages.
 
-    (state, draw, packed rows of its rollout, Rewards, logprobs by name) -> (TrainState whose history has the rewards,
-    Experience, its packed rows, metrics by name). The rewards get the config's terms of length. Where dead groups are
-    dropped, rows are packed again. BadInput where nothing has been rewarded for several steps.
+    (state, draw, packed rows of its rollout, Rewards, logprobs by name) -> (TrainState with these rewards in its
+    history, Experience, packed rows of the Experience, metrics by name). It adds the config's length terms to the
+    rewards, and packs rows again when dead groups are dropped. It raises BadInput when no completion has been rewarded
+    for several steps.
     """
     algorithm, gate, reward_functions = run.algorithm, run.settings.collection.gate, run.rewards
     places = {example.id: place for place, example in enumerate(examples)}
@@ -194,7 +195,7 @@ def make_experience_stage(
 
 
 def executables(collector, learner, observers, evaluator, logprob_stage) -> list[Executable]:
-    """All that a step and an evaluation run, in the order in which they are compiled."""
+    """Returns all programs of a step and of an evaluation, in the order of compilation."""
     engines = [*collector.programs.values()], [evaluator.engine]
     sampling, evaluating = ([e for engine in some for e in engine.programs.executables] for some in engines)
     programs = learner.programs | observers.programs  # which may share one
@@ -202,14 +203,14 @@ def executables(collector, learner, observers, evaluator, logprob_stage) -> list
 
 
 def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[str, Any]) -> None:
-    """Writes programs.json, whose hashes show what two runs compute differently, and the records of other files."""
+    """Writes programs.json, {program: hash} to compare runs by, and a file for each of records, {file: content}."""
     hashes = {name: program.hash for name, program in programs.items()}
     for name, content in {**records, 'programs.json': hashes}.items():
         json_file.write(os.path.join(workdir, name), content)
 
 
 def finished(config, workdir) -> bool:
-    """Whether workdir holds a whole run of this very config; BadInput when it went beyond config.steps."""
+    """Returns whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps."""
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False
@@ -221,7 +222,7 @@ def finished(config, workdir) -> bool:
 
 
 def main():
-    """The command."""
+    """Runs the command."""
     profile = cli.parse_steps(flags.FLAGS.profile)
     run(flags.FLAGS.config, flags.FLAGS.workdir, profile=profile, steering=cli.read_steering())
 

@@ -19,8 +19,8 @@ MICROBATCHES = 2
 
 model, topology, fsdp = sys.argv[1:4]
 sizes = {'model.path': model, 'data.prompts_per_step': int(fsdp), 'mesh.fsdp': int(fsdp)}
-planned = plan.make(plan.changed(gsm8k.get_config(), sizes | {'learner.microbatches': MICROBATCHES}), topology)
-job = next(job for job in plan.jobs_of(planned)[0] if job.name == 'learner.update')
+planned = plan.make(plan.change_config(gsm8k.get_config(), sizes | {'learner.microbatches': MICROBATCHES}), topology)
+job = next(job for job in plan.list_jobs(planned)[0] if job.name == 'learner.update')
 traced = job.trace()
 _, text = compiler.compile_and_measure(traced.lower())
 measured = compiler.read_movement(text, planned.mesh.size, 1, job.text_trip_counts)

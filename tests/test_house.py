@@ -77,7 +77,7 @@ CARRIERS = {
     'run/config_file.py:add_declared': 'completes a config before anything reads it',
     'run/config_file.py:_check_key': 'looks a key up in it',
     'run/settings.py:_check_size': 'the last check of Settings.from_config',
-    'supervised.py:_own_config': 'makes a config of another one',
+    'supervised.py:_supervised_config': 'makes a config of another one',
     'supervised.py:cold_start': 'the run of a run: it opens and trains',
 }
 UNIVERSE = {'Run', 'Settings', 'ConfigDict', 'Experiment'}  # types

@@ -138,7 +138,7 @@ def slices(monkeypatch):
 def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     config = tiny_run.config(mesh__fsdp=4)
     made = plan.make(config, 'v5e:2x2')
-    jobs, held = plan.jobs_of(made)
+    jobs, held = plan.list_jobs(made)
     run = open_run(config, str(tmp_path / 'run'))
     shapes = run.settings.step_shapes(run.algorithm)
     learner = make_run_learner(run, abstract_aux(run.settings.collection, shapes, 40))
@@ -186,9 +186,9 @@ def measured(**changes):
 def test_what_is_in_use_while_a_program_runs():
     job = plan.Job('a', 'rollout', None, alive=100)
     found = measured(arguments=10, outputs=2, temporaries=5, peak=14)
-    assert verdict.total(job, found) == 117
-    assert verdict.total(job._replace(arguments=False), found) == 107
-    assert verdict.total(job, measured(refused=17.0)) == 117
+    assert verdict.bytes_in_use(job, found) == 117
+    assert verdict.bytes_in_use(job._replace(arguments=False), found) == 107
+    assert verdict.bytes_in_use(job, measured(refused=17.0)) == 117
     assert (found.in_use, found.fragmentation) == (17, 3)
 
 
@@ -232,7 +232,7 @@ def test_packed_rows_count_as_often_as_there_are_any(slices):
     def loops(mean, **changes):
         sizes = dict(learner__pack_columns=24, mesh__fsdp=2, data__prompts_per_step=4) | changes
         made = plan.make(tiny_run.config(**sizes), 'v5e:1x2', mean_tokens=mean)
-        return next(job.trip_counts for job in plan.jobs_of(made)[0] if job.name == 'learner.update')
+        return next(job.trip_counts for job in plan.list_jobs(made)[0] if job.name == 'learner.update')
 
     # 4 groups of 4 completions; 24 columns hold a prompt of 6 and one completion of 12, and of 4 tokens four;
     # a microbatch is two rows
@@ -259,7 +259,7 @@ def pretend(monkeypatch, needs):
 
     def compile_and_check(planned, compiling):
         tried.append(planned)
-        jobs, sizes = plan.jobs_of(planned)
+        jobs, sizes = plan.list_jobs(planned)
         figures = [measured(temporaries=needs(planned, job), flops=1e9) for job in jobs]
         return verdict.Verdict(planned, jobs, figures, sizes)
 
@@ -289,7 +289,7 @@ def test_advice_is_the_least_change_that_fits(slices, monkeypatch, tmp_path, row
     base = verdict.compile_and_check(plan.make(config, 'v5e:2x2'), NOT_COMPILING)
     assert not base.fits
     found, better = advice.advise(base, tell=lambda text: None, compiling=NOT_COMPILING)
-    assert advice.settings(base.plan, found) == settings
+    assert advice.candidate_flags(base.plan, found) == settings
     assert better.fits and better.plan is tried[-1] and len(tried) <= 1 + advice.TRIES
     prompts, _ = verdict.largest_batch(better)
     assert prompts > 4  # next to nothing of a GiB is in use then
@@ -298,8 +298,8 @@ def test_advice_is_the_least_change_that_fits(slices, monkeypatch, tmp_path, row
 def test_advice_knows_what_offloading_leaves(slices):
     made = plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4), 'v5e:2x2')
     base = verdict.Verdict(made, [], [], dict.fromkeys(('weights', 'rollout', 'cache'), 0))
-    candidate = next(x for x in advice.candidates(made) if 'learner.offload' in x.overrides)
-    assert advice.settings(made, candidate) == "--config.learner.offload=\"('optimizer', 'reference')\""
+    candidate = next(x for x in advice.list_candidates(made) if 'learner.offload' in x.overrides)
+    assert advice.candidate_flags(made, candidate) == "--config.learner.offload=\"('optimizer', 'reference')\""
     _, smaller = advice.plan_candidate(made, candidate, base)
     (state, of_params), (left, _) = made.state_bytes(), smaller.state_bytes()
     assert state - left == pytest.approx(3 * of_params, rel=1e-2)  # two moments and the reference
@@ -329,7 +329,7 @@ def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monke
     assert halved == pytest.approx(compiled.device_bytes(base) / 2, rel=0.1)  # less four bytes of each output's scale
     pretend(monkeypatch, lambda *_: 0)
     names = [job.name for job in verdict.compile_and_check(adapted, NOT_COMPILING).jobs]
-    assert 'rollout: inspect' in names and 'rollout: inspect' not in [job.name for job in plan.jobs_of(whole)[0]]
+    assert 'rollout: inspect' in names and 'rollout: inspect' not in [job.name for job in plan.list_jobs(whole)[0]]
 
 
 def test_a_teacher_is_counted_all_the_time_or_when_it_is_asked(slices):
@@ -337,7 +337,7 @@ def test_a_teacher_is_counted_all_the_time_or_when_it_is_asked(slices):
         made = plan.make(
             tiny_run.config(**dict(teacher__path='configs/models/characters', mesh__fsdp=4) | changes), 'v5e:2x2'
         )
-        return made, {job.name: job.alive for job in plan.jobs_of(made)[0]}
+        return made, {job.name: job.alive for job in plan.list_jobs(made)[0]}
 
     _, alone = planned(preset='dr_grpo', teacher__path='')
     (rests, resting), (_, parked) = planned(preset='opd'), planned(preset='opd', teacher__park=True)
@@ -416,12 +416,12 @@ def test_a_budget_of_cache_is_planned_with_preempted_rows(slices):
         tiny_run.config(rollout__cache_gib=0.0008, rollout__max_tokens=200, mesh__fsdp=4, algorithm__fixed_length=200),
         'v5e:2x2',
     )
-    jobs, held = plan.jobs_of(made)
+    jobs, held = plan.list_jobs(made)
     kinds = [job.name.split()[1] for job in jobs if job.phase == 'rollout']
     assert {'weights', 'open', 'decode', 'add', 'choose', 'gather', 'resume'} <= set(kinds)
     assert 0 < held['cache'] <= 0.0008 * GIB
     whole = plan.make(tiny_run.config(rollout__max_tokens=200, mesh__fsdp=4), 'v5e:2x2')
-    assert plan.jobs_of(whole)[1]['cache'] > held['cache']
+    assert plan.list_jobs(whole)[1]['cache'] > held['cache']
 
 
 @pytest.fixture(scope='module')
@@ -478,7 +478,7 @@ def test_every_family_is_planned_with_loops_of_known_length(slices, tmp_path, re
     if family != 'gemma2':
         request.getfixturevalue('long')
     config = tiny_run.config(model__path=family_model.write(family, tmp_path), mesh__fsdp=4, rollout__max_tokens=40)
-    jobs, held = plan.jobs_of(plan.make(config, 'v5e:2x2'))
+    jobs, held = plan.list_jobs(plan.make(config, 'v5e:2x2'))
     decode = next(job for job in jobs if job.name.startswith('rollout: decode'))
     operations, unknown = flops.count(decode.trace().jaxpr, decode.trip_counts)
     assert operations > 0 and not unknown and held['cache'] > 0

@@ -96,7 +96,7 @@ def test_the_command_ends_with_status_1_for_damage(workdir):
 def test_two_runs_differ_in_settings_and_programs(long, made, tmp_path):
     other = tmp_path / 'other'
     train.run(tiny_run.config(steps=1, supervised__updates=0, evaluation__prompts=2, rollout__group_size=2), str(other))
-    lines = list(provenance.in_words(str(made), str(other)))
+    lines = list(provenance.describe_differences(str(made), str(other)))
     assert 'rollout.group_size: 4 became 2' in lines and 'the data are the same' in lines
     assert lines[0] == 'the programs sample and update differ; the same is logprobs'  # dr_grpo needs none
 
@@ -110,8 +110,9 @@ def lowered_hashes(workdir, **changes):
     engine = make_run_sampler(run, shapes)
     traced = [engine.programs.trace(key) for key in schedule.largest(engine.schedule)]
     sample = compiled.hashed(' '.join(program.lower().as_text() for program in traced))
-    own = {name: getattr(learner, name).traced.lower().as_text() for name in ('logprobs', 'update')}
-    return {'sample': sample} | {name: compiled.hashed(text) for name, text in own.items()}
+    programs = {'logprobs': learner.scorer, 'update': learner.update}
+    texts = {name: program.traced.lower().as_text() for name, program in programs.items()}
+    return {'sample': sample} | {name: compiled.hashed(text) for name, text in texts.items()}
 
 
 @pytest.fixture(scope='module')
@@ -182,29 +183,34 @@ SAME = {'sample': 'a', 'logprobs': 'b', 'update': 'c'}
 )
 def test_which_programs_differ_is_said_in_words(tmp_path, programs, sentence):
     one, two = write_run(tmp_path / 'a', SAME), write_run(tmp_path / 'b', programs)
-    assert list(provenance.in_words(one, two)) == [sentence, 'the data are the same', 'the settings are the same']
+    assert list(provenance.describe_differences(one, two)) == [
+        sentence,
+        'the data are the same',
+        'the settings are the same',
+    ]
 
 
 def test_settings_and_data_differ_in_words(tmp_path):
     one = write_run(tmp_path / 'a', SAME)
     other_data = write_run(tmp_path / 'b', SAME, data__template='{prompt}?')
-    assert list(provenance.in_words(one, other_data))[1:] == [
+    assert list(provenance.describe_differences(one, other_data))[1:] == [
         'the data differ', 'one setting differs', "data.template: '{prompt}' became '{prompt}?'",
     ]  # fmt: skip
     other_seed = write_run(tmp_path / 'c', SAME, seed=2)
-    assert list(provenance.in_words(one, other_seed))[-1] == 'of the settings only the seed differs: 0 became 2'
+    *_, last = provenance.describe_differences(one, other_seed)
+    assert last == 'of the settings only the seed differs: 0 became 2'
     more_prompts = write_run(tmp_path / 'd', SAME, data__prompts_per_step=8)
-    assert 'the data are the same' in provenance.in_words(one, more_prompts)
+    assert 'the data are the same' in provenance.describe_differences(one, more_prompts)
     (tmp_path / 'a' / 'data.json').write_text('[{"commit": "x"}]')
-    assert 'the data differ in where they are from' in provenance.in_words(one, other_seed)
+    assert 'the data differ in where they are from' in provenance.describe_differences(one, other_seed)
 
 
 def test_files_of_another_form_are_compared_as_far_as_they_go(tmp_path):
     one, two = write_run(tmp_path / 'a', SAME), write_run(tmp_path / 'b', ['x'])
     (tmp_path / 'a' / 'environment.json').write_text('{"code": 1}')
     (tmp_path / 'b' / 'environment.json').write_text('[{"code": 5, "devices": {"count": 2}}]')
-    assert next(provenance.in_words(one, two)).startswith('nothing is known')
-    assert 'devices count: None became 2' in provenance.in_words(one, two)
+    assert next(provenance.describe_differences(one, two)).startswith('nothing is known')
+    assert 'devices count: None became 2' in provenance.describe_differences(one, two)
 
 
 @pytest.mark.parametrize('flags', [(), ('--workdir=', '--other='), ('--workdir=', '')])

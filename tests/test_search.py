@@ -45,7 +45,7 @@ def pretend(monkeypatch, seconds, needs=lambda setting: 0):
     def compile_and_check(made, compiling):
         setting = model.setting_of(made.config)
         tried.append(setting)
-        jobs, sizes = plan.jobs_of(made)
+        jobs, sizes = plan.list_jobs(made)
         nothing = compiler.Measured(0, True, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 0)
         update = nothing._replace(traffic=seconds(setting) * made.chip.bandwidth, temporaries=needs(setting))
         figures = [update if job.name == 'learner.update' else nothing for job in jobs]
@@ -67,7 +67,7 @@ def test_formulas_are_near_what_the_compiler_said(slices, monkeypatch):
     """The update of Qwen2.5-0.5B on v5e:2x2, 64 rows of 256 + 1,024 tokens, compiled by libtpu 0.0.42."""
     monkeypatch.setattr(chips, 'lookup', lambda kind: chips.TPUS['v5e'])
     sizes = {'model.path': 'Qwen/Qwen2.5-0.5B', 'data.prompts_per_step': 8, 'rollout.max_tokens': 1024}
-    asked = plan.changed(gsm8k.get_config(), sizes | {'mesh.fsdp': 4, 'learner.microbatches': 8})
+    asked = plan.change_config(gsm8k.get_config(), sizes | {'mesh.fsdp': 4, 'learner.microbatches': 8})
     guess = model.guess(plan.make(asked, 'v5e:2x2'), model.setting_of(asked))
     assert guess.seconds['update']['products'] == pytest.approx(0.404, rel=0.15)
     assert guess.seconds['update']['HBM'] == pytest.approx(0.228, rel=0.5)
@@ -76,7 +76,7 @@ def test_formulas_are_near_what_the_compiler_said(slices, monkeypatch):
 
 
 def test_settings_divide_model_and_batch(planned):
-    every = list(search.settings(planned))
+    every = list(search.list_settings(planned))
     assert len(set(every)) == len(every) and model.setting_of(planned.config) in every
     # two heads of keys and values and 4 prompts of 4 completions
     assert {(one.data, one.fsdp, one.tensor) for one in every} >= {(1, 4, 1), (4, 1, 1), (1, 2, 2)}
@@ -87,7 +87,7 @@ def test_settings_divide_model_and_batch(planned):
 
 def test_a_context_axis_stays(slices, tmp_path):
     made = plan.make(config(tmp_path, mesh__fsdp=2, mesh__context=2), 'v5e:2x2')
-    every = list(search.settings(made))
+    every = list(search.list_settings(made))
     assert {(one.data, one.fsdp, one.tensor) for one in every} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
     assert not model.setting_of(made.config).overrides(made.config)
     assert not any('context' in key for one in every for key in one.overrides(made.config))
@@ -116,7 +116,7 @@ def test_what_was_compiled_corrects_the_formulas(planned, monkeypatch):
     def seconds(setting):  # tensor is far worse than the formulas say, which like it
         return by_formula(setting) * (10 if setting.tensor > 1 else 1)
 
-    every = list(search.settings(planned))
+    every = list(search.list_settings(planned))
     assert min(every, key=by_formula).tensor == 2
     room = [one for one in every if not one.offload]
     compiled = pretend(monkeypatch, seconds)
@@ -137,7 +137,7 @@ def test_what_does_not_leave_the_margin_is_not_found(planned, monkeypatch):
     pretend(monkeypatch, lambda setting: 1.0, lambda setting: GIB if setting == own else 0)
     every = found(planned)
     assert not every[0].fits and least(every).setting != own
-    rows = search.rows_of(planned, every)
+    rows = search.make_rows(planned, every)
     assert rows[0]['fits'] and not rows[-1]['fits'] and rows[-1]['flags'] == 'as it is'
 
 
@@ -180,9 +180,9 @@ def test_the_command_shows_the_flags_and_reads_them_the_second_time(planned, mon
 def test_every_setting_gives_a_plan_or_says_why_not(planned):
     """Of the smallest and the largest of each choice: plans are made of them, as the search does."""
     made = 0
-    for setting in itertools.islice(search.settings(planned), 0, None, 37):
+    for setting in itertools.islice(search.list_settings(planned), 0, None, 37):
         try:
-            other = plan.changed(planned.config, setting.overrides(planned.config))
+            other = plan.change_config(planned.config, setting.overrides(planned.config))
             assert model.setting_of(plan.make(other, planned.topology).config) == setting
             made += 1
         except BadInput as error:

@@ -271,7 +271,7 @@ def test_sources_tell_functions_apart_and_name_those_of_the_package():
 
 def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(tmp_path):
     with pytest.raises(BadInput, match=r"--presets = 'grop': .* dapo, .*dr_grpo"):
-        sweep.choose('dapo,grop')
+        sweep.choose_presets('dapo,grop')
     done = subprocess.run(
         [
             sys.executable,
@@ -293,9 +293,9 @@ def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(t
 
 
 def test_all_names_every_file_of_the_presets():
-    chosen = sweep.choose('all')
+    chosen = sweep.choose_presets('all')
     assert {'grpo', 'dr_grpo', 'dapo', 'rloo'} <= set(chosen) and '__init__' not in chosen
-    assert sweep.choose('rloo,grpo,rloo') == ['rloo', 'grpo']
+    assert sweep.choose_presets('rloo,grpo,rloo') == ['rloo', 'grpo']
 
 
 def flag_of(*arguments):

@@ -1,4 +1,4 @@
-"""Settings beside those that were published: each range with its sources, and what of a config lies outside."""
+"""Published ranges of settings with their sources, and the settings of a config that lie outside."""
 
 from collections.abc import Container, Mapping
 import math
@@ -8,32 +8,34 @@ import jax
 
 from grpo_jax.models import transformer
 
-SMALLEST = 300_000_000  # parameters: below, nothing was published; the demo's models have some hundred thousand
+SMALLEST = (
+    300_000_000  # parameters; nothing is published on smaller models. The demo's models have some hundred thousand
+)
 LARGE = 7_000_000_000
 UPDATES = 'learner.epochs x learner.minibatches'
 
 
 class Published(NamedTuple):
-    """The range of a setting in papers and reports, with what they are about."""
+    """The range of a setting in papers and reports, and the kind of run that they are about."""
 
     setting: str
     least: float
     most: float
-    methods: str  # in words
+    methods: str  # the kind of run, in words
     sources: str
-    only: Mapping[str, Container[Any]] = {}  # keys of the config -> their values in such methods
-    also: tuple[float, ...] = ()  # published values outside of the range
-    parameters: tuple[float, float] = (SMALLEST, math.inf)  # of the model: at least, and below
+    only: Mapping[str, Container[Any]] = {}  # keys of the config -> their values in such runs
+    also: tuple[float, ...] = ()  # published values outside the range
+    parameters: tuple[float, float] = (SMALLEST, math.inf)  # size of the model: from, and below
 
     @property
     def models(self) -> str:
-        """The sizes of the models in words."""
+        """The model sizes that the range is for, in words."""
         least, below = (f'{count / 1e9:g} billion' for count in self.parameters)
         return f'{least} parameters and more' if math.isinf(self.parameters[1]) else f'{least} to {below} parameters'
 
     @property
     def values(self) -> str:
-        """The range in words."""
+        """The published values in words."""
         others = ''.join(f', or {value:g}' for value in self.also)
         return f'{self.least:g} to {self.most:g}{others}'
 
@@ -43,7 +45,7 @@ class Published(NamedTuple):
 
 
 _SAMPLED = {'collection.source': ('policy',)}
-_WHOLE, _ADAPTERS = {'model.lora.rank': (0,)}, {'model.lora.rank': range(1, 2**31)}  # what is trained
+_WHOLE, _ADAPTERS = {'model.lora.rank': (0,)}, {'model.lora.rank': range(1, 2**31)}  # what the run trains
 _TOKEN_CLIP = {'algorithm.ratio': ('token',), 'algorithm.surrogate': ('clip', 'dual_clip')}
 _SEQUENCE_CLIP = {
     'algorithm.ratio': ('sequence_geometric', 'sequence_geometric_token'),
@@ -116,9 +118,9 @@ PUBLISHED = (
 
 
 def advise(config: Any, model_config: transformer.ModelConfig) -> list[str]:
-    """A line for each setting of a config that lies outside of what was published for such a method and model.
+    """Returns a line for each setting of a config that lies outside its published range.
 
-    [] for models that are drawn at random or are smaller than any of those.
+    Returns [] for models with random weights and for models that are smaller than all published ones.
     """
     parameters = count_parameters(model_config)
     if config['model']['random_init'] or parameters < SMALLEST:
@@ -126,8 +128,8 @@ def advise(config: Any, model_config: transformer.ModelConfig) -> list[str]:
     lines = []
     for published in PUBLISHED:
         least, below = published.parameters
-        value = _value(config, published.setting)
-        fits = all(_value(config, key) in values for key, values in published.only.items())
+        value = _setting_value(config, published.setting)
+        fits = all(_setting_value(config, key) in values for key, values in published.only.items())
         if fits and least <= parameters < below and not published.holds(value):
             lines.append(
                 f'{published.setting} = {value:g} was not published for such a run ({published.methods}, '
@@ -137,12 +139,13 @@ def advise(config: Any, model_config: transformer.ModelConfig) -> list[str]:
 
 
 def count_parameters(model_config: transformer.ModelConfig) -> int:
-    """How many parameters a model has."""
+    """Returns how many parameters a model has."""
     sizes = transformer.map_table(lambda path, param: math.prod(param.shape), transformer.param_table(model_config))
     return sum(jax.tree.leaves(sizes))
 
 
-def _value(config, setting):
+def _setting_value(config, setting):
+    """The value of a setting in a config: a dotted key, or UPDATES."""
     if setting == UPDATES:
         return config['learner']['epochs'] * config['learner']['minibatches']
     for key in setting.split('.'):

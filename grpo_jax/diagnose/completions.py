@@ -1,4 +1,4 @@
-"""Monitors of the completions: their lengths, ends, repetitions and languages."""
+"""Monitors of the completions: lengths, truncation, repetition and languages."""
 
 from grpo_jax.diagnose.signs import (
     Answer,
@@ -8,11 +8,11 @@ from grpo_jax.diagnose.signs import (
     Sign,
     average,
     averages,
-    change,
+    format_change,
+    format_steps,
     improved,
-    last,
+    last_values,
     spans,
-    steps,
 )
 
 SOON = 2  # steps in a row
@@ -21,8 +21,8 @@ GROWN = 1.5  # times the first steps' length: completions have become longer
 
 
 def truncation(rows: Rows, context: Context) -> Sign | None:
-    """A large share of the completions ends with the budget."""
-    shares = last(rows, 'truncated', SOON)
+    """The token budget cuts off a large share of the completions."""
+    shares = last_values(rows, 'truncated', SOON)
     if shares is None or min(shares) < context.options.truncated:
         return None
     recent = rows[-SOON:]
@@ -30,32 +30,32 @@ def truncation(rows: Rows, context: Context) -> Sign | None:
     answer = 'grown' if first and now and now >= GROWN * first else ''
     return Sign(
         f'{shares[-1]:.0%} of the completions are cut off by the budget',
-        f'truncated {shares[0]:.2f} to {shares[-1]:.2f} in {steps(recent)}, at {context.max_tokens} tokens',
+        f'truncated {shares[0]:.2f} to {shares[-1]:.2f} in {format_steps(recent)}, at {context.max_tokens} tokens',
         answer,
     )
 
 
 def repetition(rows: Rows, context: Context) -> Sign | None:
-    """Many completions repeat themselves, and twice as many as at the start."""
-    return _risen(rows, context, 'repetitive', 'the completions repeat themselves')
+    """Many completions repeat themselves, at least twice as many as at the start."""
+    return _sign_of_rise(rows, context, 'repetitive', 'the completions repeat themselves')
 
 
 def language_mixing(rows: Rows, context: Context) -> Sign | None:
-    """Many completions mix languages or scripts, and twice as many as at the start."""
-    return _risen(rows, context, 'language_mixed', 'the completions mix languages')
+    """Many completions mix languages or scripts, at least twice as many as at the start."""
+    return _sign_of_rise(rows, context, 'language_mixed', 'the completions mix languages')
 
 
-def _risen(rows, context, name, seen):
-    """The Sign of a share that has risen above the threshold of its name, and to twice what it was at first."""
+def _sign_of_rise(rows, context, name, seen):
+    """The Sign if the share `name` is above its threshold and has doubled, else None; seen: what completions do."""
     count = context.options.patience
-    shares, first = last(rows, name, count), average(rows[:count], name)
+    shares, first = last_values(rows, name, count), average(rows[:count], name)
     if shares is None or first is None or min(shares) < max(getattr(context.options, name), 2 * first):
         return None
-    return Sign(f'{shares[-1]:.0%} of {seen}', change(name, rows[:count], rows[-count:]))
+    return Sign(f'{shares[-1]:.0%} of {seen}', format_change(name, rows[:count], rows[-count:]))
 
 
 def length_hacking(rows: Rows, context: Context) -> Sign | None:
-    """Completions get longer because length is paid, within groups too, and no better."""
+    """Completions get longer and no better, because within a group the longer ones are paid more."""
     options = context.options
     correlation = average(rows[-options.window :], 'length_reward_correlation')
     if correlation is None or correlation < options.length_correlation:
@@ -63,19 +63,19 @@ def length_hacking(rows: Rows, context: Context) -> Sign | None:
     for before, now in spans(rows, options.window):
         old, new = average(before, 'length'), average(now, 'length')
         grown = old and new and new >= options.length_growth * old
-        # where no verifier tells, no more are right
+        # without a verifier, count the longer completions as no better
         if grown and not (context.accuracy in now[-1] and improved(before, now, context)):
-            evidence = f'{change("length", before, now)}; length_reward_correlation {correlation:.2f}'
-            evidence += f'; {change(context.accuracy, before, now)}' if context.accuracy in rows[-1] else ''
+            evidence = f'{format_change("length", before, now)}; length_reward_correlation {correlation:.2f}'
+            evidence += f'; {format_change(context.accuracy, before, now)}' if context.accuracy in rows[-1] else ''
             return Sign('completions get longer, are paid for it, and no more of them are right', evidence)
     return None
 
 
 def wrong_answers_growing(rows: Rows, context: Context) -> Sign | None:
-    """Wrong completions get longer than right ones (Dr. GRPO, arXiv 2503.20783)."""
+    """Wrong completions grow faster than right ones, and are longer (Dr. GRPO, arXiv 2503.20783)."""
     options, names = context.options, ('length_wrong', 'length_right')
     accuracy = average(rows[-options.window :], context.accuracy)
-    if accuracy is not None and accuracy > 0.9:  # the few that are left are the hard ones, which take longer
+    if accuracy is not None and accuracy > 0.9:  # the few wrong ones are on hard prompts, which take longer
         return None
     for before, now in spans(rows, options.window):
         old, new = averages(before, *names), averages(now, *names)
@@ -85,7 +85,7 @@ def wrong_answers_growing(rows: Rows, context: Context) -> Sign | None:
         if min(grown, relative) >= options.length_growth and new[0] >= LONGER * new[1]:
             return Sign(
                 'wrong answers get longer, and right ones do not keep pace',
-                f'{change("length_wrong", before, now)}; {change("length_right", before, now)}',
+                f'{format_change("length_wrong", before, now)}; {format_change("length_right", before, now)}',
                 '' if context.weights == 'sequence_mean' else 'weighed',
             )
     return None
@@ -100,14 +100,14 @@ MONITORS = (
         {
             '': Answer('the budget is too small for this task', '--amend --config.rollout.max_tokens={more_tokens}'),
             'grown': Answer(
-                'completions have grown while the policy learned; where they end no longer, the learning rate broke it',
+                'completions have grown while the policy learned; if they never end, the learning rate is too high',
                 '--amend --config.reward.truncated_reward=-0.5',
             ),
         },
     ),
     Monitor(
         'repetition',
-        'completions that say the same again and again',
+        'completions say the same again and again',
         ('repetitive',),
         repetition,
         {
@@ -119,7 +119,7 @@ MONITORS = (
     ),
     Monitor(
         'language_mixing',
-        'completions that change the language in the middle',
+        'completions change the language in the middle',
         ('language_mixed',),
         language_mixing,
         {

@@ -1,4 +1,4 @@
-"""Monitors of the groups: steps from which there is little or nothing to learn."""
+"""Monitors of the groups: steps that teach little or nothing."""
 
 from grpo_jax.diagnose.signs import (
     Answer,
@@ -8,20 +8,20 @@ from grpo_jax.diagnose.signs import (
     Sign,
     average,
     averages,
-    change,
+    format_change,
+    format_number,
+    format_steps,
     improved,
-    last,
-    number,
+    last_values,
     spans,
-    steps,
     worsened,
 )
 
-HALF = 0.5  # of completions: from there on truncation, or unread answers, explain why all are wrong
+HALF = 0.5  # from this share of completions on, truncation or unread answers explain why all are wrong
 
 
 def dead_run(rows: Rows, context: Context) -> Sign | None:
-    """Every group is dead, some steps in a row, and not because all are right."""
+    """Every group is dead for some steps in a row, and not because all completions are right."""
     count = context.options.patience
     recent = rows[-count:]
     dead = [row.get('dead_groups') == 1 or row.get('advantage_abs') == 0 for row in recent]
@@ -29,88 +29,93 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
         return None
     if all((row.get('groups_all_right') or 0) > HALF for row in recent):
         return None
-    answer, now = _why_wrong(recent), average(recent, 'reward')
+    answer, now = _explain_all_wrong(recent), average(recent, 'reward')
     rewarded = [row for row in rows[:-count] if row.get('reward') is not None]
     best = max(rewarded, key=lambda row: row['reward'], default={})
     if worsened([best], recent):
         answer = 'broken'
-    evidence = f'no group with an advantage in {steps(recent)}, reward {"none" if now is None else number(now)}'
-    evidence += f' after {best["reward"]:.3g} at best' if answer == 'broken' else _wrongness(recent, answer)
+    reward = 'none' if now is None else format_number(now)
+    evidence = f'no group with an advantage in {format_steps(recent)}, reward {reward}'
+    evidence += f' after {best["reward"]:.3g} at best' if answer == 'broken' else _share_text(recent, answer)
     return Sign('all completions of every prompt get the same reward: nothing is learned', evidence, answer)
 
 
-def _why_wrong(rows):
-    """The answer for groups that are all wrong."""
+def _explain_all_wrong(rows):
+    """The key of the Answer that explains groups that are all wrong; '' when neither explanation fits."""
     return next((name for name in ('truncated', 'unparsed') if (average(rows, name) or 0) >= HALF), '')
 
 
-def _wrongness(rows, answer):
+def _share_text(rows, answer):
+    """The mean share of truncated or unparsed completions, as a clause of the evidence."""
     return f', {answer} {average(rows, answer):.2f}' if answer else ''
 
 
 def dead_all_right(rows: Rows, context: Context) -> Sign | None:
-    """Nearly all groups are all right: there is hardly anything left to learn here."""
+    """Nearly all groups are all right, so the prompts teach hardly anything more."""
     recent = rows[-context.options.window :]
     share = _dead_share(recent, 'groups_all_right')
     if not context.samples or len(recent) < context.options.window or share < context.options.dead_share:
         return None
     return Sign(
         f'{share:.0%} of the groups are all right, and teach nothing',
-        f'groups_all_right {share:.2f} in {steps(recent)}',
+        f'groups_all_right {share:.2f} in {format_steps(recent)}',
     )
 
 
 def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
-    """Nearly all groups are all wrong, though not every one; or most are, and few were when the reward was higher."""
+    """Nearly all groups are all wrong (all of them: see dead_run); or most are, since the reward has fallen."""
     options = context.options
     recent = rows[-options.window :]
     if not context.samples or dead_run(rows, context):
         return None
     share = _dead_share(recent, 'groups_all_wrong')
     if len(recent) == options.window and share >= options.dead_share:
-        answer = _why_wrong(recent)
-        evidence = f'groups_all_wrong {share:.2f} in {steps(recent)}{_wrongness(recent, answer)}'
+        answer = _explain_all_wrong(recent)
+        evidence = f'groups_all_wrong {share:.2f} in {format_steps(recent)}{_share_text(recent, answer)}'
         return Sign(f'{share:.0%} of the groups are all wrong, and teach nothing', evidence, answer)
     for before, now in spans(rows, options.window):
         share = _dead_share(now, 'groups_all_wrong')
         if share >= max(HALF, 2 * _dead_share(before, 'groups_all_wrong')) and worsened(before, now):
-            evidence = f'{change("groups_all_wrong", before, now)}; {change("reward", before, now)}'
+            evidence = f'{format_change("groups_all_wrong", before, now)}; {format_change("reward", before, now)}'
             return Sign(f'{share:.0%} of the groups are all wrong, which they were not before', evidence, 'broken')
     return None
 
 
 def _dead_share(rows, name):
-    """The mean share of groups that are all right, or all wrong, as far as they are dead: other parts may be paid."""
+    """The mean of `name` (groups_all_right or groups_all_wrong), at most the mean share of dead groups.
+
+    A group with equal verdicts is not dead when other parts of its reward differ.
+    """
     shares = averages(rows, name, 'dead_groups')
     return min(shares) if shares else 0.0
 
 
 def stagnation(rows: Rows, context: Context) -> Sign | None:
-    """Advantages have lost their variance, the reward grows no longer, and it is not because all is right."""
+    """Advantages have lost their variance and the reward stands still, though not all completions are right."""
     window = context.options.window
     if not context.samples or len(rows) < 3 * window:
         return None
     first, before, now = rows[:window], rows[-2 * window : -window], rows[-window:]
-    variance, left = average(first, 'advantage_variance'), average(now, 'advantage_variance')
-    if not variance or left is None or left > context.options.variance_share * variance:
+    old, new = average(first, 'advantage_variance'), average(now, 'advantage_variance')
+    if not old or new is None or new > context.options.variance_share * old:
         return None
     if (average(now, 'groups_all_right') or 0) > HALF or improved(before, now, context):
         return None
-    return Sign('the completions of a prompt hardly differ any longer', change('advantage_variance', first, now))
+    return Sign('the completions of a prompt hardly differ any longer', format_change('advantage_variance', first, now))
 
 
 def data_exhausted(rows: Rows, context: Context) -> Sign | None:
-    """The prompts are retired, or no live groups are drawn any longer, or they are learned by heart."""
+    """The data have nothing left to teach: prompts are retired, draws find no live groups, or prompts are memorized."""
     options, count = context.options, context.options.patience
     recent = rows[-options.window :]
     retired = rows[-1].get('retired')
     if retired is not None and retired >= options.retired:
-        return Sign(f'{retired:.0%} of the prompts are retired', f'retired {retired:.2f} in {steps(rows[-1:])}')
-    draws, dead = last(rows, 'draws', count), last(rows, 'dead_groups', count)
+        return Sign(f'{retired:.0%} of the prompts are retired', f'retired {retired:.2f} in {format_steps(rows[-1:])}')
+    draws, dead = last_values(rows, 'draws', count), last_values(rows, 'dead_groups', count)
     if draws and dead and context.max_draws > 1 and min(draws) >= context.max_draws and min(dead) >= HALF:
         return Sign(
             'as many rollouts as may be drawn, and most groups are dead all the same',
-            f'draws {draws[-1]:.0f} and dead_groups {dead[-1]:.2f} in {steps(rows[-count:])}',
+            f'draws {draws[-1]:.0f} and dead_groups {dead[-1]:.2f} in {format_steps(rows[-count:])}',
             'draws',
         )
     evaluations = [row for row in context.evaluations if row.get('pass@1') is not None]
@@ -123,16 +128,17 @@ def data_exhausted(rows: Rows, context: Context) -> Sign | None:
         return None
     return Sign(
         'right on the prompts that it trains on, and not on held-out ones',
-        f'{context.accuracy} {accuracy:.2f} in {steps(recent)}, pass@1 {newest:.2f} at step {evaluations[-1]["step"]}',
+        f'{context.accuracy} {accuracy:.2f} in {format_steps(recent)}, '
+        f'pass@1 {newest:.2f} at step {evaluations[-1]["step"]}',
         'heart',
     )
 
 
 def loss_is_zero(rows: Rows, context: Context) -> Sign | None:
-    """The loss of the first steps is about 0 because advantages of a group cancel, which is as it must be."""
+    """The loss of the first steps is about 0, because the advantages of a group cancel; this is no fault."""
     count = context.options.patience
     first = rows[:count]
-    losses, sizes, gradients = (last(first, name, count) for name in ('loss', 'advantage_abs', 'grad_norm'))
+    losses, sizes, gradients = (last_values(first, name, count) for name in ('loss', 'advantage_abs', 'grad_norm'))
     if context.updates > 1 or losses is None or sizes is None or gradients is None:
         return None
     if any(abs(loss) > 0.01 * size for loss, size in zip(losses, sizes, strict=True)) or not all(gradients):
@@ -140,7 +146,7 @@ def loss_is_zero(rows: Rows, context: Context) -> Sign | None:
     largest = max(abs(loss) for loss in losses)
     return Sign(
         'the loss is about 0, and that is no fault: the advantages of a group cancel',
-        f'|loss| at most {largest:.1g} in {steps(first)}, grad_norm {number(gradients[-1])}',
+        f'|loss| at most {largest:.1g} in {format_steps(first)}, grad_norm {format_number(gradients[-1])}',
     )
 
 
@@ -153,7 +159,7 @@ _EASIER = Answer(
     '--amend --config.rollout.group_size={more_completions}',
 )
 _LONGER = Answer(
-    'completions do not come to their end within the budget, so no answer is there to be judged',
+    'completions do not end within the budget, so there is no answer to judge',
     '--amend --config.rollout.max_tokens={more_tokens}',
 )
 _TEMPLATE = Answer(
@@ -179,7 +185,7 @@ MONITORS = (
     ),
     Monitor(
         'dead_all_right',
-        'the reward is at its top, and gradients are those of a few groups',
+        'the reward is near its maximum, and few groups give a gradient',
         ('groups_all_right', 'dead_groups'),
         dead_all_right,
         {
@@ -198,7 +204,7 @@ MONITORS = (
     ),
     Monitor(
         'stagnation',
-        'the reward stands still below its top, and gradients get smaller',
+        'the reward stands still below its maximum, and gradients get smaller',
         ('advantage_variance', 'reward', 'reward_std', 'groups_all_right'),
         stagnation,
         {
@@ -223,7 +229,7 @@ MONITORS = (
                 '--amend --config.collection.max_draws={more_draws}',
             ),
             'heart': Answer(
-                'few prompts are seen again and again: take more of them, or a smaller step',
+                'few prompts are seen again and again: take more prompts, or a smaller learning rate',
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             ),
         },

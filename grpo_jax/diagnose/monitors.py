@@ -1,4 +1,4 @@
-"""All monitors, and what they newly see."""
+"""All monitors, and the diagnoses that they begin."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ MONITORS = {
 }
 
 
-def new(rows: Rows, context: Context) -> list[Diagnosis]:
-    """The Diagnoses that set in at the newest row, or with the newest evaluation where that comes after it.
+def new_diagnoses(rows: Rows, context: Context) -> list[Diagnosis]:
+    """Returns the Diagnoses that begin at the newest row, or at a newer evaluation.
 
-    One that was there within the last config.diagnose.repeat_after steps does not set in again. A pure function of rows
-    and context: a resumed run, and whoever reads the files of a run, sees the same.
+    A monitor that has spoken within the last config.diagnose.repeat_after steps begins no new Diagnosis. This is a pure
+    function of rows and context, so a resumed run and a reader of the run's files get the same Diagnoses.
     """
     begun = []
     for monitor in MONITORS.values():
@@ -22,19 +22,19 @@ def new(rows: Rows, context: Context) -> list[Diagnosis]:
         if not diagnosis:
             continue
         earlier = range(diagnosis.step - 1, diagnosis.step - 1 - context.options.repeat_after, -1)
-        if not any(monitor.judge(*_until(rows, context, time)) for time in earlier):
+        if not any(monitor.judge(*_at_step(rows, context, time)) for time in earlier):
             begun.append(diagnosis)
     return begun
 
 
 def history(rows: Rows, context: Context) -> list[Diagnosis]:
-    """All Diagnoses of a run in the order in which they set in."""
+    """Returns all Diagnoses of a run, in the order in which they began."""
     times = sorted({row['step'] for row in (*rows, *context.evaluations)})
-    return [diagnosis for time in times for diagnosis in new(*_until(rows, context, time))]
+    return [diagnosis for time in times for diagnosis in new_diagnoses(*_at_step(rows, context, time))]
 
 
-def _until(rows: Sequence, context, step):
-    """(rows, Context) as they were at a step."""
+def _at_step(rows: Sequence, context, step):
+    """(rows, Context) as they were at a step: without later rows and evaluations."""
 
     def until(table):
         count = len(table)

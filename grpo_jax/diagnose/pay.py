@@ -1,55 +1,68 @@
-"""Monitors of what is paid: parts of the reward, reward models, failures, and evaluations beside the reward."""
+"""Monitors of the reward: parts, reward models and failures; and evaluations that contradict the reward."""
 
 import bisect
 import math
 
-from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, average, change, improved, last, spans, steps
+from grpo_jax.diagnose.signs import (
+    Answer,
+    Context,
+    Monitor,
+    Rows,
+    Sign,
+    average,
+    format_change,
+    format_steps,
+    improved,
+    last_values,
+    spans,
+)
 from grpo_jax.rewards.custom import name_of
 
 LEARNED = ('model', 'process')  # parts that are reward models
 FAILURES = {'reward_expired': 'expired', 'reward_died': 'died', 'unscorable': ''}  # metric -> answer
-SEEN_OFTEN = 0.1  # of prompts that are retired: from there on forgetting them shows
+SEEN_OFTEN = 0.1  # from this share of retired prompts on, forgetting them shows in evaluations
 
 
 def hacked_part(rows: Rows, context: Context) -> Sign | None:
-    """A part of the reward is earned more and more, and accuracy does not grow: format up, accuracy flat."""
-    for name in _paid(context, learned=False):
-        risen = _risen(rows, context, name)
-        if risen and not improved(*risen, context):
-            before, now = risen
+    """A part of the reward, say the format, is earned more and more, and accuracy does not grow."""
+    for name in _paid_parts(context, learned=False):
+        rise = _find_rise(rows, context, name)
+        if rise and not improved(*rise, context):
+            before, now = rise
             return Sign(
                 f'the part {name} is earned, and no more completions are right for it',
-                f'{change(f"reward/{name}", before, now)}; {change(context.accuracy, before, now)}',
+                f'{format_change(f"reward/{name}", before, now)}; {format_change(context.accuracy, before, now)}',
             )
     return None
 
 
 def overoptimization(rows: Rows, context: Context) -> Sign | None:
     """The reward model's reward grows while accuracy falls (arXiv 2210.10760)."""
-    for name in _paid(context, learned=True):
-        risen = _risen(rows, context, name)
-        if risen:
-            before, now = risen
+    for name in _paid_parts(context, learned=True):
+        rise = _find_rise(rows, context, name)
+        if rise:
+            before, now = rise
             old, new = average(before, context.accuracy), average(now, context.accuracy)
             if old is not None and new is not None and old - new >= context.options.gain:
                 return Sign(
                     'the reward model pays more and more for completions that are less and less right',
-                    f'{change(f"reward/{name}", before, now)}; {change(context.accuracy, before, now)}',
+                    f'{format_change(f"reward/{name}", before, now)}; {format_change(context.accuracy, before, now)}',
                     'free' if context.kl == 'none' else '',
                 )
     return None
 
 
-def _paid(context, learned):
-    """Names of the parts that are paid for, but for the verifier; none without a verifier, which has to disagree."""
+def _paid_parts(context, learned):
+    """Names of weighted parts without the verifier: reward models if `learned`, else others; [] without a verifier."""
     names = [name_of(path) for path, weight in context.parts if weight]
     return [n for n in names if context.verifier and n != context.verifier and (n in LEARNED) == learned]
 
 
-def _risen(rows, context, name):
-    """(earlier rows, the newest) between which the part's share of the reward has risen; None when it has not.
+def _find_rise(rows, context, name):
+    """(earlier rows, newest rows) between which the weighted reward of part `name` has risen; None when it has not.
 
-    By config.diagnose.part_growth, in standard deviations of the first rewards. A penalty that goes away is no rise.
+    The rise must be config.diagnose.part_growth standard deviations of the first rewards. A penalty that shrinks is no
+    rise.
     """
     options, metric = context.options, f'reward/{name}'
     weight = next(weight for path, weight in context.parts if name_of(path) == name)
@@ -64,25 +77,25 @@ def _risen(rows, context, name):
 
 
 def flaky_reward(rows: Rows, context: Context) -> Sign | None:
-    """Rewards that fail: a part dies, runs out of its time, or cannot tell."""
+    """Many rewards fail: a part dies, runs out of time, or cannot judge."""
     count = context.options.patience
     for name, answer in FAILURES.items():
-        shares = last(rows, name, count)
+        shares = last_values(rows, name, count)
         if shares and min(shares) >= context.options.reward_failures:
             return Sign(
                 f'{shares[-1]:.0%} of the completions have a reward that failed',
-                f'{name} {shares[0]:.2f} to {shares[-1]:.2f} in {steps(rows[-count:])}',
+                f'{name} {shares[0]:.2f} to {shares[-1]:.2f} in {format_steps(rows[-count:])}',
                 answer,
             )
     return None
 
 
 def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
-    """Held-out prompts are answered worse than before, while the reward in training has not fallen."""
-    fallen = _fallen(context)
-    if fallen is None:
+    """pass@1 on held-out prompts has fallen, while the training reward has not."""
+    fall = _find_fall(context)
+    if fall is None:
         return None
-    best, now = fallen
+    best, now = fall
     first = bisect.bisect_left(rows, best['step'], key=lambda row: row['step'])
     width = min(context.options.window, (len(rows) - first) // 2)
     if not width:
@@ -93,26 +106,26 @@ def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
         return None
     return Sign(
         'the reward grows, and held-out prompts are answered worse',
-        f'{_pass_rates(best, now)}; {change("reward", before, after)}',
+        f'{_pass_rates(best, now)}; {format_change("reward", before, after)}',
     )
 
 
 def forgetting(rows: Rows, context: Context) -> Sign | None:
-    """Prompts that were mastered and retired are no longer answered."""
+    """pass@1 on held-out prompts has fallen since mastered prompts are retired."""
     retired = average(rows[-context.options.window :], 'retired')
     if retired is None or retired < SEEN_OFTEN:
         return None
-    fallen = _fallen(context)
-    if fallen is None:
+    fall = _find_fall(context)
+    if fall is None:
         return None
     return Sign(
         'since prompts are retired, held-out ones are answered worse',
-        f'retired {retired:.2f} in {steps(rows[-context.options.window :])}; {_pass_rates(*fallen)}',
+        f'retired {retired:.2f} in {format_steps(rows[-context.options.window :])}; {_pass_rates(*fall)}',
     )
 
 
-def _fallen(context):
-    """(the best evaluation before, the newest) where pass@1 has fallen beyond chance; None elsewhere."""
+def _find_fall(context):
+    """(the best earlier evaluation, the newest) when pass@1 has fallen by more than chance explains; else None."""
     rates = [row for row in context.evaluations if row.get('pass@1') is not None]
     if len(rates) < 2:
         return None
@@ -123,6 +136,7 @@ def _fallen(context):
 
 
 def _pass_rates(best, now):
+    """Two evaluations' pass@1 and steps, as evidence."""
     return f'pass@1 {best["pass@1"]:.2f} at step {best["step"]}, {now["pass@1"]:.2f} at step {now["step"]}'
 
 
@@ -131,7 +145,7 @@ _PENALTY = '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={mo
 MONITORS = (
     Monitor(
         'hacked_part',
-        'the reward grows, and what it is for does not',
+        'the reward grows, and accuracy does not',
         ('reward/PART', 'reward/VERIFIER', 'reward_std'),
         hacked_part,
         {
@@ -158,16 +172,16 @@ MONITORS = (
     ),
     Monitor(
         'flaky_reward',
-        'rewards that are missing, or come from nowhere',
+        'rewards are missing, or wrong for no visible reason',
         ('reward_expired', 'reward_died', 'unscorable'),
         flaky_reward,
         {
             'expired': Answer(
-                'judging takes longer than it may: a slow verifier, or too many workers for these cores',
+                'judging takes longer than its deadline: a slow verifier, or too many workers for these cores',
                 '--config.reward.deadline={more_seconds}',
             ),
             'died': Answer(
-                'the memory of the worker processes does not hold what they judge',
+                'the worker processes need more memory to judge these completions',
                 '--config.reward.memory_gib={more_memory}',
             ),
             '': Answer(
@@ -184,7 +198,7 @@ MONITORS = (
         falling_evaluation,
         {
             '': Answer(
-                'what is rewarded is not what is evaluated, or the training prompts are learned by heart',
+                'reward and evaluation measure different things, or the training prompts are memorized',
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             )
         },

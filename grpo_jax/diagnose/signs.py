@@ -1,7 +1,7 @@
-"""What monitors are made of: a diagnosis, what it is judged from, and the arithmetic of rows.
+"""The parts of monitors: their values (Diagnosis, Sign, Context, ...), and the arithmetic of rows.
 
-Rows are those of metrics.jsonl, the newest last: dicts of floats, in which a name may be missing, or be None where a
-number could not be computed. Whatever a monitor needs and does not get makes it silent.
+Rows come from metrics.jsonl, the newest last. They are dicts of floats; a name may be missing, or be None when a
+number could not be computed. A monitor that lacks a metric which it needs says nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,18 +16,18 @@ from grpo_jax.errors import BadInput
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-READ_FROM_DATA = ('demonstrations', 'pairs')  # sources of completions that no policy has drawn
-AGE = 100  # steps after which a figure is too old
+READ_FROM_DATA = ('demonstrations', 'pairs')  # sources whose completions no policy has sampled
+AGE = 100  # steps after which a measurement is too old
 
 
 class Diagnosis(NamedTuple):
-    """What a monitor sees at a step, in texts of a line."""
+    """What a monitor says at a step; each text is one line."""
 
     monitor: str
     step: int
     seen: str
-    evidence: str  # numbers, with the steps that they are of
-    cause: str  # the likely one
+    evidence: str  # numbers and their steps
+    cause: str  # the likely cause
     remedy: str  # flags of a command
 
     def __str__(self):
@@ -38,9 +38,8 @@ class Diagnosis(NamedTuple):
 class Answer(NamedTuple):
     """A likely cause, and its remedy.
 
-    The remedy is flags and nothing else, for the command of the run: with --amend or --branch=DIR where they need it,
-    or with --workdir=NEW for a run from the beginning; '' where none is needed. {names} in it stand for what
-    Context.numbers has.
+    The remedy is flags alone, for the command of the run. They include --amend or --branch=DIR when the change needs
+    one, or --workdir=NEW for a new run; '' means that nothing is to be done. Context.numbers fills in its {names}.
     """
 
     cause: str
@@ -48,36 +47,36 @@ class Answer(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """What a monitor's function sees in the rows."""
+    """The result of a monitor's function: what it sees in the rows, and the numbers that show it."""
 
     seen: str
     evidence: str
-    answer: str = ''  # key of the monitor's answers
+    answer: str = ''  # a key of the monitor's answers
 
 
 class Context(NamedTuple):
-    """What monitors know of a run besides its rows: plain values."""
+    """What monitors know about a run besides its rows, as plain values."""
 
     options: DiagnoseOptions = DiagnoseOptions()
     evaluations: Rows = ()  # rows of evaluations.jsonl so far
     group_size: int = 8
-    updates: int = 1  # of a rollout
-    source: str = 'policy'  # of completions
-    taught: bool = False  # by a teacher, whatever the rewards
-    stale: bool = False  # the completions are partly those of another policy, by intent
-    exact: bool = True  # computed in float32
+    updates: int = 1  # optimizer updates a rollout
+    source: str = 'policy'  # where completions come from
+    taught: bool = False  # a teacher gives a learning signal, whatever the rewards
+    stale: bool = False  # another policy sampled some of the completions, by intent
+    exact: bool = True  # the model computes in float32
     quantized: bool = False  # the sampler's weights or cache are in int8
-    inert: tuple[str, ...] = ()  # what of the algorithm does nothing while the policy is the old one
+    inert: tuple[str, ...] = ()  # settings of the algorithm without effect while all ratios are 1
     kl: str = 'none'
     correction: str = 'none'
     weights: str = 'sequence_mean'
     kl_coef: float = 0.0
     critic_warmup: int = 0  # steps at the start in which the policy does not learn
-    optimizer: str = 'optimizer'  # its section of the config
+    optimizer: str = 'optimizer'  # the optimizer's section of the config
     learning_rate: float = 1e-6
     max_grad_norm: float = 1.0
     max_tokens: int = 64
-    chat: bool = False  # prompts are in the tokenizer's chat template
+    chat: bool = False  # prompts use the tokenizer's chat template
     retire_above: float = 0.0
     max_draws: int = 10
     deadline: float = 10.0
@@ -88,12 +87,15 @@ class Context(NamedTuple):
 
     @classmethod
     def from_config(cls, config: Any, evaluations: Rows = (), optimizer: str = 'optimizer') -> 'Context':
-        """The Context of a run with a config, a ConfigDict or what config.json holds; optimizer: its section there."""
+        """Returns the Context of a run. config: a ConfigDict, or the content of config.json.
+
+        evaluations: rows of evaluations.jsonl; optimizer: 'optimizer', or else the section of supervised training.
+        """
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
         try:
             inert = tuple(checks.list_inert(algorithms.make(algorithm, collection)))
-        except BadInput:  # this config makes none, since the run was given another algorithm
+        except BadInput:  # train.run was given an algorithm, and this config makes none
             inert = ()
         optimization = config['optimizer'] if optimizer == 'optimizer' else config['supervised']['optimizer']
         return cls(
@@ -120,16 +122,16 @@ class Context(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether groups of completions are drawn, so that they can be compared."""
+        """Whether the run samples groups of several completions."""
         return self.source not in READ_FROM_DATA and self.group_size > 1
 
     @property
     def accuracy(self) -> str:
-        """The metric that has the verifier's mean; '' without a verifier."""
+        """The name of the metric with the verifier's mean reward; '' without a verifier."""
         return f'reward/{self.verifier}' if self.verifier else ''
 
     def numbers(self) -> dict[str, str]:
-        """What {names} in remedies stand for, as text."""
+        """Returns the texts that replace the {names} in remedies."""
         return {
             'optimizer': self.optimizer,
             'go_on': '--amend' if self.optimizer == 'optimizer' else '--workdir=NEW',
@@ -149,28 +151,28 @@ class Context(NamedTuple):
         }
 
     def _parts(self, factor):
-        """The parts of the reward as a flag has them; the weights of those that the verifier is not, by a factor."""
+        """config.reward.parts as a flag's text, all weights but the verifier's multiplied by factor."""
         weights = [(name, weight * (1.0 if name == self.verifier else factor)) for name, weight in self.parts]
         return ' '.join(f'({name!r}, {weight:g}),' for name, weight in weights)
 
 
 class Monitor(NamedTuple):
-    """A pure function of the rows so far, and what docs/troubleshooting.md says of it."""
+    """A pure function of the rows so far, and its entry in docs/troubleshooting.md."""
 
     name: str
     symptom: str
-    reads: tuple[str, ...]  # metrics; evaluation/NAME is of evaluations.jsonl
+    reads: tuple[str, ...]  # metrics; evaluation/NAME is in evaluations.jsonl
     sign: Callable[[Rows, Context], Sign | None]
     answers: Mapping[str, Answer]  # by the Sign's answer
-    level: str = 'warning'  # or note: information, for which nothing is stopped or saved
+    level: str = 'warning'  # or 'note': information, which never stops or saves a run
 
     @property
     def lab(self) -> str:
-        """The module of configs/labs with a run in which it speaks, and the remedy."""
+        """The module of configs/labs with a run in which the monitor speaks, and with the remedy."""
         return self.name
 
     def judge(self, rows: Rows, context: Context) -> Diagnosis | None:
-        """The Diagnosis of all rows so far; None where there is nothing to say."""
+        """Returns the Diagnosis of all rows so far; None when the monitor sees nothing."""
         sign = self.sign(rows, context) if rows else None
         if sign is None:
             return None
@@ -180,39 +182,40 @@ class Monitor(NamedTuple):
 
 
 def newest_step(rows: Rows, context: Context) -> int:
-    """The step of the newest row, or of the evaluation that has come after it."""
+    """Returns the step of the newest row, or of a newer evaluation."""
     return max(row['step'] for row in (*rows[-1:], *context.evaluations[-1:]))
 
 
-def last(rows: Rows, name: str, count: int) -> list[float] | None:
-    """The metric in the last `count` rows; None where there are fewer, or one lacks it."""
+def last_values(rows: Rows, name: str, count: int) -> list[float] | None:
+    """Returns the metric in the last `count` rows; None when there are fewer rows, or one lacks the metric."""
     values = [row.get(name) for row in rows[-count:]]
     return None if len(values) < count or None in values else values  # pyright: ignore[reportReturnType]
 
 
-def until_known(rows: Rows, name: str) -> Rows:
-    """The rows up to the newest that has the metric, for one that is not measured in each step; () without."""
+def until_measured(rows: Rows, name: str) -> Rows:
+    """Returns the rows up to the newest with the metric, which few steps measure; () if the last AGE rows lack it."""
     age = next((age for age, row in enumerate(reversed(rows[-AGE:])) if row.get(name) is not None), None)
     return () if age is None else rows[: len(rows) - age]
 
 
 def average(rows: Rows, name: str) -> float | None:
-    """The mean of the metric over the rows that have it; None where none has."""
+    """Returns the metric's mean over the rows that have the metric; None when no row has it."""
     values = [row[name] for row in rows if row.get(name) is not None]
     return statistics.fmean(values) if values else None
 
 
 def averages(rows: Rows, *names: str) -> list[float] | None:
-    """The averages of metrics; None where one has none."""
+    """Returns the average of each metric; None when one metric has none."""
     values = [average(rows, name) for name in names]
     return None if None in values else values  # pyright: ignore[reportReturnType]
 
 
 def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]]:
-    """(`window` earlier rows, the newest `window` rows), the earlier ones ever further back and at last the first.
+    """Yields pairs (`window` earlier rows, the newest `window` rows), to compare.
 
-    They lie one window back, two, four and so on, so that what creeps shows as well as what jumps, at a small price.
-    Of fewer rows than two windows, it is the first and the second half, of at least `least` rows (0: half a window).
+    The earlier rows lie one window back, then two, four and so on, and at last at the start: slow changes show
+    as well as sudden ones, and few pairs are compared. With fewer rows than two windows, the pair is the first and the
+    second half; nothing is yielded when a half has fewer than `least` rows (0: half a window).
     """
     width = min(window, len(rows) // 2)
     if width < (least or max(window // 2, 2)):
@@ -226,9 +229,9 @@ def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]
 
 
 def improved(before: Rows, now: Rows, context: Context) -> bool:
-    """Whether what the run is for has grown: accuracy by config.diagnose.gain, else reward by that many deviations.
+    """Returns whether accuracy has grown by config.diagnose.gain; True when no metric tells.
 
-    Also where neither is known: then nothing speaks against it.
+    Without accuracy, the reward must have grown by `gain` of its standard deviation.
     """
     for name, unit in ((context.accuracy, 1.0), ('reward', average(before, 'reward_std'))):
         old, new = average(before, name), average(now, name)
@@ -238,24 +241,24 @@ def improved(before: Rows, now: Rows, context: Context) -> bool:
 
 
 def worsened(before: Rows, now: Rows) -> bool:
-    """Whether the reward has fallen by more than half of the standard deviation that it had."""
+    """Returns whether the reward has fallen by more than half of its earlier standard deviation."""
     old, new = averages(before, 'reward', 'reward_std'), average(now, 'reward')
     return old is not None and new is not None and new < old[0] - old[1] / 2
 
 
-def steps(rows: Rows) -> str:
-    """The steps of rows in words: step 7, or steps 5 to 7."""
+def format_steps(rows: Rows) -> str:
+    """Returns the steps of rows in words: 'step 7', or 'steps 5 to 7'."""
     first, newest = rows[0]['step'], rows[-1]['step']
     return f'step {first}' if first == newest else f'steps {first} to {newest}'
 
 
-def change(name: str, before: Rows, now: Rows) -> str:
-    """A metric's means in words: length 12.4 in steps 0 to 9, 25.7 in steps 50 to 59."""
+def format_change(name: str, before: Rows, now: Rows) -> str:
+    """Returns a metric's means in words: 'length 12.4 in steps 0 to 9, 25.7 in steps 50 to 59'."""
     old, new = average(before, name), average(now, name)
-    shown = ['none' if value is None else number(value) for value in (old, new)]
-    return f'{name} {shown[0]} in {steps(before)}, {shown[1]} in {steps(now)}'
+    shown = ['none' if value is None else format_number(value) for value in (old, new)]
+    return f'{name} {shown[0]} in {format_steps(before)}, {shown[1]} in {format_steps(now)}'
 
 
-def number(value: float) -> str:
-    """A number with three digits."""
+def format_number(value: float) -> str:
+    """Returns a number as text, with three digits."""
     return f'{value:.3g}' if abs(value) < 1000 or not math.isfinite(value) else f'{value:.0f}'

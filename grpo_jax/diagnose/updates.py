@@ -1,37 +1,37 @@
-"""Monitors of the updates: gradients, clipping, settings without effect, and the sampler beside the learner."""
+"""Monitors of the updates: gradients, clipping, settings without effect, and the gap of sampler and learner."""
 
 import statistics
 
-from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, last, number, steps
+from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, format_number, format_steps, last_values
 
-SPIKES = 2  # in a window
-HUGE = 10  # times the threshold: one such spike is enough
+SPIKES = 2  # so many spikes in a window are too many
+HUGE = 10  # one spike of so many times the threshold is enough
 
 
 def sampler_mismatch(rows: Rows, context: Context) -> Sign | None:
-    """The sampler's logprobs are not the learner's, beyond what the numerics of their dtypes explain."""
+    """The sampler's and the learner's logprobs differ by more than rounding explains."""
     options, count = context.options, context.options.patience
-    gaps, sizes = last(rows, 'sampler_gap_mean', count), last(rows, 'sampler_ess', count)
+    gaps, sizes = last_values(rows, 'sampler_gap_mean', count), last_values(rows, 'sampler_ess', count)
     if context.stale or gaps is None:
         return None
     wide, poor = min(gaps) >= options.sampler_gap, bool(sizes) and max(sizes) <= options.sampler_ess
     if not wide and not poor:
         return None
-    evidence = f'sampler_gap_mean {number(gaps[-1])} nats a token'
+    evidence = f'sampler_gap_mean {format_number(gaps[-1])} nats a token'
     evidence += f', sampler_ess {sizes[-1]:.2f}' if sizes else ''
     answer = '' if context.correction == 'none' else 'corrected'
     answer = 'int8' if context.quantized else 'exact' if context.exact else answer
     return Sign(
         'sampler and learner give the same tokens different probabilities',
-        f'{evidence} in {steps(rows[-count:])}',
+        f'{evidence} in {format_steps(rows[-count:])}',
         answer,
     )
 
 
 def clip_saturation(rows: Rows, context: Context) -> Sign | None:
-    """A large share of the tokens is clipped, so that most of a step's later updates teach nothing."""
+    """A large share of the tokens is clipped, so a step's later updates teach little."""
     count = context.options.patience
-    lows, highs = last(rows, 'clip_low_share', count), last(rows, 'clip_high_share', count)
+    lows, highs = last_values(rows, 'clip_low_share', count), last_values(rows, 'clip_high_share', count)
     if lows is None or highs is None:
         return None
     shares = [low + high for low, high in zip(lows, highs, strict=True)]
@@ -39,33 +39,38 @@ def clip_saturation(rows: Rows, context: Context) -> Sign | None:
         return None
     return Sign(
         f'{shares[-1]:.0%} of the tokens are clipped, and have no gradient',
-        f'clip_low_share {lows[-1]:.2f} and clip_high_share {highs[-1]:.2f} in {steps(rows[-count:])}',
+        f'clip_low_share {lows[-1]:.2f} and clip_high_share {highs[-1]:.2f} in {format_steps(rows[-count:])}',
     )
 
 
 def inert_settings(rows: Rows, context: Context) -> Sign | None:
-    """All ratios are 1: of one update a rollout, with settings that act on other ratios alone; or of several."""
+    """All ratios are 1, so settings that act on ratios do nothing, or the updates do not move the policy.
+
+    With one update a rollout, ratios are 1 by construction; the monitor speaks when such settings are set. With several
+    updates, ratios of 1 mean that the updates change nothing.
+    """
     count = context.options.patience
     first, recent = rows[:count], rows[-count:]
     if context.updates == 1:
         if context.inert and _all_one(first, count):
             seen = f'settings without effect: {"; ".join(context.inert)}'
-            return Sign(seen, f'ratio_max 1 in {steps(first)}, 1 update a rollout')
+            return Sign(seen, f'ratio_max 1 in {format_steps(first)}, 1 update a rollout')
         return None
     taught = recent[0]['step'] >= context.critic_warmup and all((row.get('advantage_abs') or 0) > 0 for row in recent)
     if taught and _all_one(recent, count):
-        evidence = f'ratio_max 1 in {steps(recent)}, {context.updates} updates a rollout'
+        evidence = f'ratio_max 1 in {format_steps(recent)}, {context.updates} updates a rollout'
         return Sign('the updates do not move the policy', evidence, 'still')
     return None
 
 
 def _all_one(rows, count):
-    highest = last(rows, 'ratio_max', count)
+    """Whether the largest ratio is 1 in each of the last `count` rows."""
+    highest = last_values(rows, 'ratio_max', count)
     return highest is not None and all(abs(ratio - 1) < 1e-6 for ratio in highest)
 
 
 def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
-    """Gradients many times as long as those of the steps before: some of them, or one that is enormous."""
+    """Some gradients of the window, or one enormous one, are many times as long as the median before the window."""
     options = context.options
     recent, earlier = rows[-options.window :], rows[-3 * options.window : -options.window]
     norms = [row['grad_norm'] for row in earlier if row.get('grad_norm')]  # 0: all groups were dead
@@ -80,8 +85,8 @@ def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
         return None
     return Sign(
         f'gradients {longest["grad_norm"] / usual:.0f} times as long as before',
-        f'grad_norm {number(longest["grad_norm"])} in step {longest["step"]}, {number(usual)} in the middle of those '
-        f'before {steps(recent)}; such steps: {len(spikes)}',
+        f'grad_norm {format_number(longest["grad_norm"])} in step {longest["step"]}, median {format_number(usual)} '
+        f'before {format_steps(recent)}; such steps: {len(spikes)}',
     )
 
 
@@ -93,11 +98,11 @@ MONITORS = (
         sampler_mismatch,
         {
             '': Answer(
-                'bfloat16 rounds otherwise in the sampler than in the learner; a correction takes the bias away',
+                'bfloat16 rounds differently in sampler and learner; a correction removes the bias',
                 '--branch=DIR --config.algorithm.correction=truncated',
             ),
             'corrected': Answer(
-                'bfloat16 rounds otherwise in the sampler than in the learner, more than the correction can mend',
+                'bfloat16 rounds differently in sampler and learner, by more than the correction can mend',
                 '--amend --config.model.dtype=float32',
             ),
             'int8': Answer(
@@ -105,7 +110,7 @@ MONITORS = (
                 '--amend --config.rollout.weights_dtype= --config.rollout.cache_dtype=',
             ),
             'exact': Answer(
-                'both compute in float32, so this is no rounding: a kernel or a cut of the mesh computes wrongly',
+                'both compute in float32, so this is no rounding: a kernel or a sharding computes wrongly',
                 '--config.rollout.kernels=off',
             ),
         },
@@ -146,7 +151,7 @@ MONITORS = (
         gradient_spikes,
         {
             '': Answer(
-                'single batches or completions weigh too much: hold their gradients shorter',
+                'single batches or completions weigh too much: clip their gradients more',
                 '{go_on} --config.{optimizer}.max_grad_norm={lower_norm}',
             )
         },

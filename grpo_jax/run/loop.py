@@ -388,7 +388,7 @@ class Monitors:
     def _say(self):
         self._asks = False
         context = self._context._replace(evaluations=self._evaluations)
-        for diagnosis in diagnose.new(self._rows, context):
+        for diagnosis in diagnose.new_diagnoses(self._rows, context):
             level = diagnose.MONITORS[diagnosis.monitor].level
             self._asks |= level == 'warning'
             console.print(f'{"diagnosis" if level == "warning" else level} at step {diagnosis.step}: {diagnosis}')

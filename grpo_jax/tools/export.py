@@ -24,22 +24,23 @@ from grpo_jax.models import hf, lora
 from grpo_jax.models.hf import peft
 from grpo_jax.run import checkpoint, cli, config_file, steering
 from grpo_jax.text import escape
+from grpo_jax.tools.provenance import as_object
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 FILE = 'README.md'
 TEMPLATE = os.path.join(os.path.dirname(__file__), 'model_card.md.jinja')
 HUB_NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')
-FIGURES = re.compile(r'greedy|pass@\d+|maj@\d+|reward|length|truncated|unparsed')  # columns of the curve
-MOST_ROWS = 20  # of the curve
-UNMENTIONED = ('checkpoint', 'diagnose', 'log')  # sections of a config that change nothing of what is learned
+FIGURES = re.compile(r'greedy|pass@\d+|maj@\d+|reward|length|truncated|unparsed')  # columns of the card's curve
+MOST_ROWS = 20  # of the card's curve
+UNMENTIONED = ('checkpoint', 'diagnose', 'log')  # sections of a config without effect on learning
 
 
 def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: bool = False, push: str = '') -> None:
-    """Writes the newest checkpoint's policy to the new folder `out`, in dtype 'float32' or 'bfloat16', with its card.
+    """Writes the newest checkpoint's policy, with a model card, as a Hugging Face folder.
 
-    Adapters are merged into the weights, or with `adapter` written alone, as a folder of peft. trust: the files of code
-    that the run's config names may run, as they do when it is opened. push: the name on the hub under which the folder
-    is then uploaded; what would keep it from that is BadInput before anything is written.
+    out: a new folder; dtype: 'float32' or 'bfloat16'; trust: the code files that the run's config names may run;
+    adapter: write the adapters alone, as a peft folder, in place of merged weights; push: ORG/NAME on the hub to upload
+    the folder to. Raises BadInput before anything is written when this cannot work, the upload included.
     """
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
@@ -77,7 +78,7 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
 
 
 def check_whole(out: str, workdir: str, steps: int) -> None:
-    """BadInput where `out` has been exported from a workdir whose run is to have more steps than it has."""
+    """Raises BadInput when `out` was exported, and the run in workdir would still go on to `steps` steps."""
     done = max(checkpoint.steps(workdir), default=0)
     if os.path.exists(out) and done < steps:
         remedy = f'{out} is the policy of {done}, with which others began; use that, or another --workdir'
@@ -85,21 +86,22 @@ def check_whole(out: str, workdir: str, steps: int) -> None:
 
 
 def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = False) -> None:
-    """Writes the card of a workdir's policy at a step into the folder, under that name of a model.
+    """Writes README.md, the card of a run's policy, into a model folder.
 
-    adapter: the folder has adapters alone, for peft. Of paths on this machine it has the last part alone. Files of the
-    run that are absent or damaged are left out.
+    workdir, step: the run and the policy's step; name: of the model; adapter: the folder has adapters alone, for peft.
+    The card shows only the last part of paths on this machine, and leaves out files of the run that are absent or
+    damaged.
     """
     from huggingface_hub import ModelCard, ModelCardData  # a quarter of a second
 
-    config = _object(_read(workdir, 'config.json'))
+    config = as_object(_read(workdir, 'config.json'))
     origins = _read(workdir, 'data.json')
-    origins = [_object(origin) for origin in origins] if isinstance(origins, list) else []
-    evaluation = _object(_read(workdir, 'evaluation.json'))
+    origins = [as_object(origin) for origin in origins] if isinstance(origins, list) else []
+    evaluation = as_object(_read(workdir, 'evaluation.json'))
     environments = _read(workdir, steering.ENVIRONMENT)
-    environment = _object(environments[-1]) if isinstance(environments, list) and environments else {}
-    rows = _evaluations_until(workdir, step)  # supervised training has none, and a run one before its first step
-    base, model = base_model(config), _object(config.get('model'))
+    environment = as_object(environments[-1]) if isinstance(environments, list) and environments else {}
+    rows = _evaluations_until(workdir, step)  # none in supervised training; a run has one before its first step
+    base, model = base_model(config), as_object(config.get('model'))
     random = 'random weights' if model.get('random_init') else 'a model of a folder'
     head = ModelCardData(
         base_model=base or None,
@@ -112,80 +114,76 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
         head,
         TEMPLATE,
         code=_code,
-        named=_named,
+        named=_name_values,
         name=escape(name),
         step=step,
         adapter=adapter,
         rewarded=bool(rows),
         begun=f'[{base}]({hub.page(base)})' if base else random,
-        # adapters go onto the model that training began with, whose tokenizer it is
+        # adapters need the model that training began with, and its tokenizer
         loaded=repr((base or _without_folders(str(model.get('path')))) if adapter else name),
         called=repr(name),
-        data=_object(config.get('data')),
+        data=as_object(config.get('data')),
         origins=origins,
-        curve=_curve(rows),
+        curve=_curve_table(rows),
         evaluation=evaluation,
-        evaluated=_object(evaluation.get('model')).get('step'),
-        figures=_figures(evaluation),
-        settings=_settings(config),
+        evaluated=as_object(evaluation.get('model')).get('step'),
+        figures=_figures_table(evaluation),
+        settings=_settings_table(config),
         environment=environment,
-        version=steering.code_name(_object(environment.get('code'))),
-        packages=_named(_object(environment.get('packages'))),
-        devices=_object(environment.get('devices')),
-        programs=_named(_object(_read(workdir, 'programs.json'))),
+        version=steering.code_name(as_object(environment.get('code'))),
+        packages=_name_values(as_object(environment.get('packages'))),
+        devices=as_object(environment.get('devices')),
+        programs=_name_values(as_object(_read(workdir, 'programs.json'))),
     )
     with files.atomic_write(os.path.join(folder, FILE)) as file:
         file.write(str(card))
 
 
 def _read(workdir, name) -> Any:
+    """The content of a JSON file in workdir; None when it is absent or damaged."""
     with contextlib.suppress(BadInput):
         return json_file.read(os.path.join(workdir, name))
     return None
 
 
-def _object(value) -> dict[str, Any]:
-    """The value where it has named fields, else {}."""
-    return value if isinstance(value, dict) else {}
-
-
 def _evaluations_until(workdir, step):
-    """The rows of a run's evaluations before the steps after `step`."""
+    """The rows of evaluations.jsonl up to `step`."""
     rows = []
     with contextlib.suppress(OSError), open(os.path.join(workdir, 'evaluations.jsonl'), encoding='utf8') as lines:
         for line in lines:
             with contextlib.suppress(ValueError):  # a run that was killed may leave half a row
-                row = _object(json.loads(line))
+                row = as_object(json.loads(line))
                 if row.get('step', 0) <= step:
                     rows.append(row)
     return rows
 
 
 def base_model(config: Mapping[str, Any]) -> str:
-    """The hub's name of the model that a run's config begins with; '' for random weights and for a folder."""
-    model = _object(config.get('model'))
+    """Returns the hub name of the model that a config begins with; '' for random weights and for a local folder."""
+    model = as_object(config.get('model'))
     path = str(model.get('path', ''))
     local = model.get('random_init') or path.startswith('configs/') or os.path.isdir(path)
     return path if not local and HUB_NAME.fullmatch(path) else ''
 
 
-def _curve(rows) -> str:
+def _curve_table(rows) -> str:
     names = [name for name in dict.fromkeys(key for row in rows for key in row) if FIGURES.fullmatch(name)]
     kept = rows if len(rows) <= MOST_ROWS else [*rows[:: -(-len(rows) // (MOST_ROWS - 1))], rows[-1]]
     cells = [[row.get('step'), *(row.get(name) for name in names)] for row in kept]
     return _table(['step', *names], cells) if names else ''
 
 
-def _figures(evaluation) -> str:
+def _figures_table(evaluation) -> str:
     keys = ('mean', 'low', 'high')
-    figures = {name: _object(value) for name, value in _object(evaluation.get('figures')).items()}
+    figures = {name: as_object(value) for name, value in as_object(evaluation.get('figures')).items()}
     rows = [[name, *(value.get(key) for key in keys)] for name, value in figures.items()]
     return _table(['figure', *keys], rows) if rows else ''
 
 
-def _settings(config) -> str:
+def _settings_table(config) -> str:
     defaults = config_file.read_config(os.path.join(config_file.CONFIGS, 'default.py')).to_dict()
-    # as JSON has them, so that a tuple is no change
+    # through JSON, which makes lists of tuples as in the recorded config
     changes = steering.differences(json.loads(json.dumps(defaults)), config)
     changes = [change for change in changes if change.key.split('.')[0] not in UNMENTIONED]
     return _table(['key', 'value'], [[change.key, change.new] for change in changes])
@@ -197,13 +195,13 @@ def _table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return '\n'.join([*lines, *(f'| {" | ".join(map(_code, row))} |' for row in rows)])
 
 
-def _named(values):
-    """The values, each behind its name, but for those that say nothing."""
+def _name_values(values):
+    """The texts 'name value', without empty values."""
     return [f'{name} {_code(value)}' for name, value in values.items() if value]
 
 
 def _code(value):
-    """A value as Markdown shows it and does not obey it; numbers to four digits."""
+    """A value as Markdown code, so that Markdown in it has no effect; numbers to four digits."""
     if value is None:
         return ''
     if isinstance(value, float):
@@ -214,7 +212,7 @@ def _code(value):
 
 
 def _without_folders(value):
-    """The value with the last part alone of each path that begins at the root or at a person's home."""
+    """The value with absolute paths, and paths from ~, cut to their last part."""
     if isinstance(value, str):
         return os.path.basename(os.path.normpath(value)) if re.match(r'[/~\\]|[A-Za-z]:\\', value) else value
     if isinstance(value, dict):
@@ -223,7 +221,7 @@ def _without_folders(value):
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     export(values.workdir, values.out, values.dtype, values.trust, adapter=values.adapter, push=values.push)
     print(escape(f'wrote {values.out}' + f', and uploaded it to {hub.page(values.push)}' * bool(values.push)))

@@ -1,7 +1,8 @@
 """Trains reward model and policy in turn: iterative GRPO.
 
-DeepSeekMath (arXiv 2402.03300), algorithm 1: an iteration trains the reward model on newest completions and a share of
-older ones, then the policy against it, from where both were, with that policy as the reference.
+DeepSeekMath (arXiv 2402.03300), algorithm 1. An iteration trains the reward model on the newest completions and a share
+of older ones. Then it trains the policy against this reward model. Both go on from the last iteration, whose policy is
+the reference.
 
 Examples:
     python -m grpo_jax iterate --config=arithmetic_iterative --workdir=runs/x --labelled=runs/policy/rollouts
@@ -29,10 +30,11 @@ from grpo_jax.tools import export
 
 @owns_workdir
 def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[str, Any]]:
-    """One dict an iteration: evaluation.json of its reward model, and the policy's last evaluation in 'policy'.
+    """Trains the iterations that are not done yet. Returns a dict for each iteration.
 
-    labelled is a folder of rollouts (jsonl) that reward.verifier scored. The first reward model learns from them and
-    begins as the policy in model.path. Iteration i is in workdir/<i>/reward_model and workdir/<i>/policy.
+    The dict has the reward model's evaluation.json, and in 'policy' the policy's last evaluation. labelled: a folder of
+    rollouts (jsonl) that reward.verifier judged; the first reward model learns from them, and starts from model.path.
+    Iteration i is in workdir/<i>/reward_model and workdir/<i>/policy.
     """
     check(config, iterations)
     rollouts, reward_folder, policy = [labelled], config.model.path, config.model.path
@@ -47,13 +49,13 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
         learning = policy_config(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
             export.check_whole(folders['exported'], folders['policy'], config.steps)
-            if i:  # every iteration reads the data that the first one reads
+            if i:  # every iteration reads the same versions of the data
                 record_origins(folders['policy'], recorded_origins(os.path.join(workdir, '0', 'policy')))
             train.run(learning, folders['policy'])
         _check_rollouts(folders['policy'], config.steps)
         policy = folders['exported']
         if not os.path.exists(policy):
-            export.export(folders['policy'], policy, 'float32', trust=True)  # of this very config
+            export.export(folders['policy'], policy, 'float32', trust=True)  # code of this very config
         processes.agree(f'the policy of iteration {i}', {})
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
         results.append(
@@ -64,7 +66,7 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
 
 
 def check(config: Any, iterations: int) -> None:
-    """Raises BadInput for what cannot be iterated."""
+    """Raises BadInput for a config that cannot be iterated."""
     if iterations < 1:
         raise BadInput('--iterations', iterations, 'must be at least 1')
     if iterations > 1 and config.model.lora.base_dtype:
@@ -91,12 +93,12 @@ def check(config: Any, iterations: int) -> None:
 
 
 def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str]) -> Any:
-    """The config of iteration i's reward model, which begins as the model in `folder`.
+    """Returns the config of iteration i's reward model.
 
-    The reward model learns from the last of the folders `rollouts`, and as a share of reward_model.replay from the
-    earlier ones.
+    folder: the model that it starts from; rollouts: folders of completions. It learns from the last of them, and from
+    the earlier ones with the share reward_model.replay.
     """
-    changed, replay, older = _changed(config, i, folder), config.reward_model.replay, len(rollouts) - 1
+    changed, replay, older = _iteration_config(config, i, folder), config.reward_model.replay, len(rollouts) - 1
     weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
     sources = [
         {
@@ -115,24 +117,25 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
 
 
 def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
-    """The config of iteration i's policy, which begins as the policy in `folder` and learns from the reward model."""
-    changed = _changed(config, i, folder)
+    """Returns the config of iteration i's policy, which starts from `folder` and learns from a reward model."""
+    changed = _iteration_config(config, i, folder)
     changed.supervised.updates = 0  # the config's updates are the reward model's
     changed.reward.options.model.folder = reward_folder
     changed.log.rollouts = 1
-    if i:  # whose policy begins with the adapters of the one before in its weights
+    if i:  # the adapters of the last iteration are merged in the weights
         changed.model.lora.path = ''
     return changed
 
 
-def _changed(config, i, folder):
+def _iteration_config(config, i, folder):
+    """A copy of the config for iteration i, with its own seed, that starts from the model in `folder`."""
     changed = copy.deepcopy(config)
     changed.seed, changed.model.path = config.seed + i, folder
     return changed
 
 
 def _check_rollouts(workdir, steps):
-    """BadInput where a policy's run could not write all rollouts: the next reward model learns from them."""
+    """Raises BadInput when a policy's run did not write all rollouts, which the next reward model learns from."""
     folder = os.path.join(workdir, 'rollouts')
     count = len([name for name in os.listdir(folder) if name.endswith('.jsonl')]) if os.path.isdir(folder) else 0
     if count < steps:
@@ -140,7 +143,7 @@ def _check_rollouts(workdir, steps):
 
 
 def print_iterations(results: Sequence[dict[str, Any]]) -> None:
-    """Prints an iteration a row."""
+    """Prints a table with a row for each iteration."""
     headings = [
         'iteration',
         'reward model:\npairs right',
@@ -157,7 +160,7 @@ def print_iterations(results: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     results = run(values.config, values.workdir, values.iterations, values.labelled)
     if processes.is_first():

@@ -1,4 +1,4 @@
-"""What the notebooks share: the machine, a live plot of a run, completions token by token, the report in a frame."""
+"""Helpers of the notebooks: a check of the machine, a live plot, coloured tokens, and the report in a frame."""
 
 from collections.abc import Callable, Mapping, Sequence
 import html
@@ -21,29 +21,35 @@ from grpo_jax.run.rows import read_rows
 from grpo_jax.text import escape
 from grpo_jax.tools.report.write import write_report
 
-warnings.filterwarnings('ignore', message='IProgress not found')  # of tqdm, where there are no widgets
+warnings.filterwarnings('ignore', message='IProgress not found')  # tqdm warns without widgets
 REDRAW_SECONDS = 1.0
-MOST_TOKENS = 2000  # of a completion that are shown
-# slices by their generation and the number of their chips
+MOST_TOKENS = 2000  # shown of a completion
+# generation -> {chips: sides of a slice}
 SIDES = {
     'v5e': {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'},
     'v4': {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4'},
 }
 SIDES |= {'v6e': SIDES['v5e'], 'v5p': SIDES['v4']}
-GENERATIONS = {'v5 lite': 'v5e', 'v5e': 'v5e', 'v5': 'v5p', 'v6': 'v6e', 'v4': 'v4'}  # by a device's kind
+GENERATIONS = {
+    'v5 lite': 'v5e',
+    'v5e': 'v5e',
+    'v5': 'v5p',
+    'v6': 'v6e',
+    'v4': 'v4',
+}  # part of a device's kind -> generation
 
 
 def topology(kind: str, count: int) -> str:
-    """The name that preflight has for `count` chips of a device kind, like v5e:2x4; '' for what it does not know."""
+    """Returns preflight's name of a slice, like 'v5e:2x4', from device kind and number of chips; '' when unknown."""
     generation = next((name for text, name in GENERATIONS.items() if text in kind and 'TPU' in kind), '')
     sides = SIDES.get(generation, {}).get(count, '')
     return f'{generation}:{sides}' if sides else ''
 
 
 def check_machine(experiment: str, settings: Mapping[str, Any] | None = None) -> str:
-    """Prints what this machine is; on TPUs, whether the experiment fits. Returns 'tpu', 'gpu' or 'cpu'.
+    """Prints the machine's devices, and on TPUs whether the experiment fits. Returns 'tpu', 'gpu' or 'cpu'.
 
-    experiment: NAME[:PRESET] as behind --config; settings: keys of its config, by their dotted names.
+    experiment: NAME[:PRESET], as in --config; settings: values of its config by dotted key.
     """
     devices = jax.devices()
     kind, count = devices[0].device_kind, len(devices)
@@ -62,13 +68,13 @@ def check_machine(experiment: str, settings: Mapping[str, Any] | None = None) ->
 
 
 def preflight_command(experiment: str, slice_name: str, settings: Mapping[str, Any] | None = None) -> list[str]:
-    """The words behind `python -m` that say whether an experiment fits a slice."""
+    """Returns the arguments of `python -m` with which preflight checks an experiment on a slice."""
     changes = [f'--config.{name}={value}' for name, value in (settings or {}).items()]
     return ['grpo_jax', 'preflight', f'--config={experiment}', f'--topology={slice_name}', *changes]
 
 
 def preflight(experiment: str, slice_name: str, settings: Mapping[str, Any] | None = None) -> tuple[int, str]:
-    """(exit status, text) of preflight in a process of its own, which compiles for chips that need not be here."""
+    """Runs preflight in a child process. Returns (exit status, its output or the last line of its error)."""
     command = [sys.executable, '-m', *preflight_command(experiment, slice_name, settings)]
     done = subprocess.run(command, capture_output=True, text=True)
     last = console.one_line(done.stderr.strip().rpartition('\n')[2])
@@ -76,9 +82,9 @@ def preflight(experiment: str, slice_name: str, settings: Mapping[str, Any] | No
 
 
 class LivePlot:
-    """A picture in the cell's output that grows with a run: `train.run(config, workdir, on_step=LivePlot(workdir))`.
+    """Plots metrics in the cell's output while a run trains: `train.run(config, workdir, on_step=LivePlot(workdir))`.
 
-    It begins with the steps that the run has already, so that a cell that is run again goes on with the same picture.
+    The plot begins with the steps in the workdir, so a cell that runs again goes on with the same plot.
     """
 
     def __init__(self, workdir: str, names: Sequence[str] = ('reward', 'length', 'entropy')):
@@ -91,20 +97,20 @@ class LivePlot:
         self._handle: Any = display.display(self._image(plot_rows(self._rows, self._names)), display_id=True)
 
     def __call__(self, step: int, row: Mapping[str, Any]) -> None:
-        """Adds a step, and draws at most once in REDRAW_SECONDS."""
+        """Adds a step's row of metrics; draws at most once in REDRAW_SECONDS."""
         self._rows = [old for old in self._rows if old['step'] < step] + [dict(row)]
         if time.monotonic() - self._drawn > REDRAW_SECONDS:
             self.draw()
 
     def draw(self) -> None:
-        """Draws now."""
+        """Draws the plot now."""
         self._drawn = time.monotonic()
-        if self._handle is not None:  # there is none outside of a notebook
+        if self._handle is not None:  # None outside a notebook
             self._handle.update(self._image(plot_rows(self._rows, self._names)))
 
 
 def plot_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bytes:
-    """A PNG with a panel for each metric, by step."""
+    """Returns a PNG with a panel for each metric by step."""
     figure, panels = make_panels(1, len(names), (3.2 * len(names), 2.4))
     steps = [row['step'] for row in rows]
     for panel, name in zip(panels, names, strict=True):
@@ -117,10 +123,10 @@ def plot_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bytes:
 
 
 def show_tokens(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> Any:
-    """Completions of a dump as HTML for a cell, their tokens coloured by a number: see COLOURS.
+    """Returns completions of a dump as HTML for a cell, each token coloured by a number.
 
-    Orange is low or negative, blue is high or positive, and a token's number shows when the pointer is on it. Texts are
-    shown as they are and never obeyed.
+    rows: of a dump; by: a key of COLOURS. Orange is negative and blue is positive; the pointer on a token shows its
+    number. Texts are escaped, so HTML in them has no effect.
     """
     from IPython import display
 
@@ -128,7 +134,7 @@ def show_tokens(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> Any:
 
 
 def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> str:
-    """The HTML of show_tokens; BadInput for a number that these rows do not have."""
+    """Returns the HTML of show_tokens; raises BadInput for a number that these rows lack."""
     if by not in COLOURS:
         raise BadInput('by', by, f'choose one of {", ".join(COLOURS)}')
     lines = []
@@ -153,38 +159,43 @@ def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> st
 
 
 def _advantages(row):
+    """The advantage of each token of a row."""
     advantage = row['advantage']
     return [advantage or 0.0] * max(len(row.get('tokens') or ()), 1) if not isinstance(advantage, list) else advantage
 
 
 def _kl(row):
-    """The estimator k3 of the KL to the reference, token by token."""
+    """The estimator k3 of the KL to the reference for each token; None when the row lacks logprobs for it."""
     pairs = _pairs(row, 'ref_logprobs', 'old_logprobs') or _pairs(row, 'ref_logprobs', 'logprobs')
-    return [math.expm1(reference - own) - (reference - own) for reference, own in pairs] if pairs else None
+    return [math.expm1(reference - policy) - (reference - policy) for reference, policy in pairs] if pairs else None
 
 
-def _pairs(row, one, other):
-    return [*zip(row[one], row[other], strict=True)] if one in row and other in row else None
+def _pairs(row, first, second):
+    """Pairs of two of a row's lists by token; None when the row lacks one."""
+    return [*zip(row[first], row[second], strict=True)] if first in row and second in row else None
 
 
-# what tokens are coloured by -> the numbers of a row's tokens, None where the row lacks them
+# name -> function that returns a number for each token of a row, or None when the row lacks them
 COLOURS: dict[str, Callable[[Mapping[str, Any]], list[float] | None]] = {
     'advantage': _advantages,
     'logprob': lambda row: row.get('logprobs'),
     'entropy': lambda row: row.get('entropy'),
     'ratio': lambda row: (
-        [math.expm1(old - own) for old, own in pairs] if (pairs := _pairs(row, 'old_logprobs', 'logprobs')) else None
+        [math.expm1(old - sampled) for old, sampled in pairs]
+        if (pairs := _pairs(row, 'old_logprobs', 'logprobs'))
+        else None
     ),
     'kl': _kl,
 }
 
 
 def _inert(text):
+    """A text as HTML without effect, cut to a length."""
     return html.escape(escape(text[: 20 * MOST_TOKENS]))
 
 
 def show_report(workdir: str) -> Any:
-    """The report of a run in a frame, which nothing outside of the frame can be reached from."""
+    """Returns a run's report in a sandboxed frame for a cell."""
     from IPython import display
 
     with open(write_report([workdir]), encoding='utf8') as file:

@@ -1,6 +1,6 @@
-"""Trains the stages of a recipe one after another, each on what earlier ones made: a policy, or completions.
+"""Runs the stages of a recipe one after another; a stage uses the policies or completions of earlier stages.
 
-The same command goes on with what was stopped, and does nothing again.
+The same command goes on with a stopped stage, and does no stage again.
 
 Examples:
     python -m grpo_jax pipeline --config=recipes/r1_small --workdir=runs/r1_small
@@ -28,48 +28,48 @@ from grpo_jax.run.steering import record_origins, recorded_origins
 from grpo_jax.tools import export
 
 COMMANDS = {'supervised': supervised, 'train': train, 'sample': sample}
-SAMPLED = 'sampled.json'  # of a stage whose samples are whole: what was asked for
-FIGURES = ('reward', 'greedy', 'pass@1')  # of evaluations, in the table
+SAMPLED = 'sampled.json'  # the Request of a stage whose samples are complete
+FIGURES = ('reward', 'greedy', 'pass@1')  # of evaluations, shown in the table
 
 
 class Stage(NamedTuple):
-    """A command on a config; what it makes is in the folder of its name."""
+    """A command of a recipe; its results are in the folder of its name."""
 
     name: str
     command: str  # supervised, train, sample
-    config: Any = None  # of supervised and train
-    of: str = ''  # of sample: the stage whose policy is sampled, as that stage's config says
-    request: sample.Request = sample.Request()  # of sample
+    config: Any = None  # for supervised and train
+    of: str = ''  # for sample: the stage whose policy is sampled, with that stage's config
+    request: sample.Request = sample.Request()  # for sample
 
 
 def run_folder(workdir: str, name: str) -> str:
-    """The workdir of a stage's run, or the folder of its samples."""
+    """Returns the workdir of a stage's run, or the folder of its samples."""
     return os.path.join(workdir, name, 'run')
 
 
 def policy_folder(workdir: str, name: str) -> str:
-    """The Hugging Face folder of the policy that a stage ends with."""
+    """Returns the Hugging Face folder of a stage's final policy."""
     return os.path.join(workdir, name, 'policy')
 
 
 def begin_with(config: Any, workdir: str, name: str) -> None:
-    """Changes a stage's config so that it begins as the policy of an earlier stage, whose adapters are merged."""
+    """Changes a stage's config so that it starts from the final policy of stage `name`, with merged adapters."""
     config.model.path, config.model.random_init, config.model.lora.path = policy_folder(workdir, name), False, ''
 
 
 @owns_workdir
 def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float]]]:
-    """The evaluations of each stage that has some, by its name; runs what is not done yet.
+    """Runs the stages that are not done yet. Returns {stage: rows of evaluations.jsonl} for the stages of train.
 
-    stages are those of a recipe's get_stages(config, workdir). A stage's run is in workdir/<name>/run, to be looked at
-    like any other, and its policy in workdir/<name>/policy. All configs are checked before the first stage begins. A
-    stage whose config has changed since it was run is refused as its command refuses it.
+    stages: from a recipe's get_stages(config, workdir). A stage's run is in workdir/<name>/run, and its policy in
+    workdir/<name>/policy. All configs are checked before the first stage begins. A stage whose config has changed since
+    it ran is refused as its command refuses it.
     """
     check(stages, workdir)
     evaluations = {}
     for i, stage in enumerate(stages):
         folder = run_folder(workdir, stage.name)
-        if not _finished(stage, folder):
+        if not _is_finished(stage, folder):
             if stage.command != 'sample':
                 updates = stage.config.steps if stage.command == 'train' else stage.config.supervised.updates
                 export.check_whole(policy_folder(workdir, stage.name), folder, updates)
@@ -79,26 +79,26 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
                 sample.run(None, run_folder(workdir, stage.of), folder, stage.request, trust=True)
                 json_file.write(os.path.join(workdir, stage.name, SAMPLED), stage.request._asdict())
             else:
-                own = stage.config.data.to_dict()
+                data = stage.config.data.to_dict()
                 earlier = [other for other in stages[:i] if other.config is not None]
-                same = [other.name for other in earlier if other.config.data.to_dict() == own]
-                if same and not recorded_origins(folder):
-                    # the commits of the hub that the first stage with the same data read
-                    record_origins(folder, recorded_origins(run_folder(workdir, same[0])))
+                same_data = [other.name for other in earlier if other.config.data.to_dict() == data]
+                if same_data and not recorded_origins(folder):
+                    # read the hub's commits that the first stage with the same data read
+                    record_origins(folder, recorded_origins(run_folder(workdir, same_data[0])))
                 COMMANDS[stage.command].run(stage.config, folder)
         if stage.command == 'sample':
             continue
         policy = policy_folder(workdir, stage.name)
         if not os.path.exists(policy):
-            export.export(folder, policy, 'float32', trust=True)  # of this very config
+            export.export(folder, policy, 'float32', trust=True)  # code of this very config
         processes.agree(f'the policy of stage {stage.name}', {})
         if stage.command == 'train':
             evaluations[stage.name] = read_rows(os.path.join(folder, 'evaluations.jsonl'))
     return evaluations
 
 
-def _finished(stage, folder):
-    """Whether a stage's command has nothing to do any more."""
+def _is_finished(stage, folder):
+    """Whether a stage's command has nothing left to do."""
     if stage.command == 'sample':
         path = os.path.join(os.path.dirname(folder), SAMPLED)
         return os.path.isfile(path) and json_file.read(path) == stage.request._asdict()
@@ -106,7 +106,7 @@ def _finished(stage, folder):
 
 
 def check(stages: Sequence[Stage], workdir: str) -> None:
-    """BadInput for stages that cannot be run one after another, and for whatever of their configs cannot work."""
+    """Raises BadInput for stages that cannot follow one another, and for configs that cannot work."""
     names = [stage.name for stage in stages]
     if not names or len({*names}) < len(names) or not all(re.fullmatch(r'\w+', name) for name in names):
         raise BadInput('stages', names, 'must be one or more, with distinct names of letters, digits and _')
@@ -132,7 +132,7 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
         for name, earlier in trained.items():
             if settings.model.path != policy_folder(workdir, name):
                 continue
-            # the stage begins as the policy of an earlier one, whose adapters are merged
+            # the stage starts from the policy of an earlier one, with merged adapters
             if options.path and options.path == earlier.path:
                 remedy = f"is in the weights of stage {name} already; use begin_with, or ''"
                 raise BadInput(f'model.lora.path of stage {stage.name}', options.path, remedy)
@@ -147,20 +147,20 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
 
 
 def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
-    """The stages of the recipe that --config names; BadInput for an experiment without stages."""
+    """Returns the stages of the recipe that --config names; raises BadInput for an experiment without stages."""
     path = config_file.locate(name.partition(':')[0])
     with open(path, encoding='utf8') as file:
         if 'def get_stages(' not in file.read():
             raise BadInput('--config', name, 'has no get_stages(config, workdir); grpo_jax.train trains what has none')
     stages = config_file.call_function(path, 'get_stages', config, workdir)
-    # by fields: the module of a command is __main__, whose Stage is not the class that a recipe imports
+    # compare fields, not classes: this module runs as __main__, and a recipe imports another copy of Stage
     if not (isinstance(stages, list) and all(getattr(stage, '_fields', ()) == Stage._fields for stage in stages)):
         raise BadInput(path, type(stages).__name__, 'is what get_stages() returns; return a list of pipeline.Stage')
     return stages
 
 
 def print_evaluations(evaluations: dict[str, list[dict[str, float]]]) -> None:
-    """Prints a stage a row: held-out figures before and after it."""
+    """Prints a table with a row for each stage: held-out figures before and after it."""
     headings = ['stage', *(f'{name}\n{when}' for name in FIGURES for when in ('before', 'after'))]
     rows = []
     for stage, evaluated in evaluations.items():
@@ -170,7 +170,7 @@ def print_evaluations(evaluations: dict[str, list[dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     name = config_flags.get_config_filename(values['config'])
     evaluations = run(read_stages(name, values.config, values.workdir), values.workdir)

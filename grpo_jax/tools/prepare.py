@@ -1,7 +1,7 @@
 """Prepares GSM8K or MATH from files for tensorflow-datasets, without tensorflow.
 
-FOLDER holds <name>_train.jsonl and <name>_test.jsonl, or other files that data.files.rows finds. The written folder,
-OUT/<name>/<version>, is one that the data sets gsm8k, math and files read.
+FOLDER holds <name>_train.jsonl and <name>_test.jsonl, or other files that data.files.rows finds. The command writes the
+folder OUT/<name>/<version>, which the data sets gsm8k, math and files read.
 
 Examples:
     python -m grpo_jax prepare --name=gsm8k --folder=data/math --out=data/prepared
@@ -19,15 +19,15 @@ from grpo_jax.data.records import convert_rows, drop_malformed, get_field, text_
 from grpo_jax.errors import BadInput
 from grpo_jax.run import cli
 
-# (required fields, optional fields: '' where a row lacks them)
+# name -> (required fields, optional fields; '' when a row lacks one)
 FIELDS = {'gsm8k': (('question', 'answer'), ()), 'math': (('problem', 'answer'), ('subject', 'level'))}
 
 
 class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Writes the rows, dicts of text, of each split in their order."""
+    """Writes the rows of each split in order; rows are dicts of texts."""
 
     VERSION = tfds.core.Version('1.0.0')
-    url_infos = None  # of downloads; to learn that nothing is downloaded, tfds would import what it does not require
+    url_infos = None  # no downloads; without this, tfds imports a package that it does not require
 
     def __init__(self, name, rows, folder):
         self.name = name  # pyright: ignore[reportAttributeAccessIssue]  # tfds derives it from the class's name
@@ -36,7 +36,7 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _info(self):
         fields, optional = FIELDS[self.name]
-        # a shuffled row's number would no longer be that of its line
+        # shuffling would break the match of row numbers and line numbers
         return tfds.core.DatasetInfo(
             builder=self,
             disable_shuffling=True,
@@ -51,9 +51,10 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 def prepare(name: str, folder: str, out: str) -> str:
-    """Writes the splits train and test in `folder`, as files.rows finds them, and returns the written folder.
+    """Writes the splits train and test of data set `name`, and returns the written folder.
 
-    A malformed row is counted, and is written without text, so that a reader finds it malformed again.
+    folder: of the files, which files.rows finds; out: folder of prepared data sets. A malformed row is counted and
+    written with empty texts, so that readers find it malformed too.
     """
     fields, optional = FIELDS[name]
 
@@ -76,7 +77,7 @@ def prepare(name: str, folder: str, out: str) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     print(prepare(flags.FLAGS.name, flags.FLAGS.folder, flags.FLAGS.out))
 
 

@@ -1,6 +1,6 @@
-"""What a run was made from, where it differs from another one, and whether its files are whole.
+"""Shows what a run was made from, how two runs differ, and whether a run's files are whole.
 
-Exit status 0; 1 where --verify finds damage.
+Exit status 0; 1 when --verify finds damage.
 
 Examples:
     python -m grpo_jax provenance --workdir=runs/gsm8k --verify
@@ -22,14 +22,19 @@ from grpo_jax.run import checkpoint, cli, steering, writer
 from grpo_jax.run.rows import EVENTS, recorded_events
 from grpo_jax.text import escape
 
-TEXTS = ('config.json', 'environment.json', 'programs.json', 'data.json')  # of a run; the last one where data are read
+TEXTS = (
+    'config.json',
+    'environment.json',
+    'programs.json',
+    'data.json',
+)  # JSON files of a run; data.json only when it reads data files
 ROWS = (*writer.FILES, EVENTS)
 
 
 def describe_run(workdir: str) -> Iterator[str]:
-    """Lines about what a run was made from: code, packages, devices, data, programs, and what has happened to it."""
-    config = json_file.read_object(_existing(workdir, 'config.json'))
-    yield f'run {workdir}: seed {config.get("seed")}, {len(_rows(workdir, "metrics.jsonl"))} steps'
+    """Yields lines on a run's code, packages, devices, data, programs, events and checkpoints."""
+    config = json_file.read_object(_require_file(workdir, 'config.json'))
+    yield f'run {workdir}: seed {config.get("seed")}, {len(_complete_lines(workdir, "metrics.jsonl"))} steps'
     for entry in _read(workdir, steering.ENVIRONMENT, []):
         code, devices = steering.code_name(entry.get('code', {})), entry.get('devices', {})
         packages = ', '.join(f'{name} {version}' for name, version in entry.get('packages', {}).items())
@@ -41,16 +46,16 @@ def describe_run(workdir: str) -> Iterator[str]:
     for name, value in _read(workdir, 'programs.json', {}).items():
         yield f'program {name}: {value}'
     for row in recorded_events(workdir):
-        rest = ', '.join(f'{name} {value!r}' for name, value in row.items() if name not in ('step', 'event'))
-        yield f'step {row["step"]}: {row["event"]}: {rest}'
+        fields = ', '.join(f'{name} {value!r}' for name, value in row.items() if name not in ('step', 'event'))
+        yield f'step {row["step"]}: {row["event"]}: {fields}'
     yield f'checkpoints: {", ".join(map(str, checkpoint.steps(workdir))) or "none"}'
 
 
-def in_words(workdir: str, other: str) -> Iterator[str]:
-    """Sentences on how another run differs: in its programs, its data, its settings, its code and where it ran."""
-    programs = [_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
-    yield _programs_in_words(*programs)
-    configs = [json_file.read_object(_existing(folder, 'config.json')) for folder in (workdir, other)]
+def describe_differences(workdir: str, other: str) -> Iterator[str]:
+    """Yields sentences on how run `other` differs: its programs, data, settings, code, packages and devices."""
+    programs = [as_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
+    yield _describe_programs(*programs)
+    configs = [json_file.read_object(_require_file(folder, 'config.json')) for folder in (workdir, other)]
     changed = list(steering.differences(configs[0], configs[1]))
     origins = [_read(folder, 'data.json', []) for folder in (workdir, other)]
     data_changes = [c for c in changed if c.key.startswith('data.') and c.key != 'data.prompts_per_step']
@@ -64,18 +69,18 @@ def in_words(workdir: str, other: str) -> Iterator[str]:
         yield f'{len(changed)} settings differ' if len(changed) > 1 else 'one setting differs'
         yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
     entries = [_read(folder, steering.ENVIRONMENT, []) for folder in (workdir, other)]
-    one, two = (_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
-    for part in ('code', 'packages', 'devices'):
-        for key, a, b in steering.differences(_object(one.get(part)), _object(two.get(part))):
-            yield f'{part} {key}: {a!r} became {b!r}'
+    first, second = (as_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
+    for section in ('code', 'packages', 'devices'):
+        for key, old, new in steering.differences(as_object(first.get(section)), as_object(second.get(section))):
+            yield f'{section} {key}: {old!r} became {new!r}'
 
 
-def _programs_in_words(one, two):
-    """A sentence on which of the compiled programs of two runs are the same."""
-    names = sorted(one.keys() | two.keys())
-    if not one or not two:
+def _describe_programs(first, second):
+    """A sentence on which compiled programs of two runs are the same. first, second: {program: hash}."""
+    names = sorted(first.keys() | second.keys())
+    if not first or not second:
         return 'nothing is known of the programs: at least one of the runs has compiled none yet'
-    differ = [name for name in names if one.get(name) != two.get(name)]
+    differ = [name for name in names if first.get(name) != second.get(name)]
     if not differ:
         return 'all programs are the same: ' + ', '.join(names)
     same = [name for name in names if name not in differ]
@@ -89,8 +94,8 @@ def _programs_in_words(one, two):
 
 
 def verify(workdir: str) -> Iterator[str]:
-    """A line for each thing that is wrong with a run's files: texts, rows, dumps, and every array of a checkpoint."""
-    _existing(workdir, 'config.json')
+    """Yields a line for each fault in a run's files: JSON files, rows, dumps, and every array of the checkpoints."""
+    _require_file(workdir, 'config.json')
     for name in TEXTS:
         path = os.path.join(workdir, name)
         if os.path.exists(path) or name in ('config.json', steering.ENVIRONMENT):
@@ -111,8 +116,8 @@ def verify(workdir: str) -> Iterator[str]:
         except BadInput as error:
             yield str(error)
             continue
-        rows = len(_rows(workdir, 'metrics.jsonl'))
-        if _begun_at(workdir) + rows < step:
+        rows = len(_complete_lines(workdir, 'metrics.jsonl'))
+        if _first_step(workdir) + rows < step:
             yield f'{path}: is of step {step}, and metrics.jsonl has {rows} rows'
     nested = os.path.join(workdir, 'cold_start')
     if os.path.isfile(os.path.join(nested, 'config.json')):
@@ -120,6 +125,7 @@ def verify(workdir: str) -> Iterator[str]:
 
 
 def _check_rows(folder, name):
+    """Yields a line for each damaged row of a file, and for the first step out of order."""
     path = os.path.join(folder, name)
     if not os.path.exists(path):
         return
@@ -133,21 +139,21 @@ def _check_rows(folder, name):
                 steps.append(None)
             if not line.endswith(b'\n'):
                 yield f'{path}, line {number}: has no end; the next start of the run drops it'
-    begun = _begun_at(folder)
+    begun = _first_step(folder)
     if name in ('metrics.jsonl', 'timings.jsonl') and None not in steps:
         odd = next((i for i, step in enumerate(steps) if step != begun + i), None)
         if odd is not None:
             yield f'{path}, line {odd + 1}: has step {steps[odd]} in place of {begun + odd}'
 
 
-def _begun_at(workdir):
-    """The first step of a run: of a branch, that of its parent's checkpoint."""
+def _first_step(workdir):
+    """The first step of a run: 0, or for a branch the step of its parent's checkpoint."""
     steps = [row.get('step') for row in recorded_events(workdir) if row.get('event') == 'branched']
     return steps[0] if steps and isinstance(steps[0], int) else 0
 
 
-def _rows(workdir, name):
-    """The lines of a file, whatever they hold."""
+def _complete_lines(workdir, name):
+    """The complete lines of a file, unparsed; [] without the file."""
     path = os.path.join(workdir, name)
     if not os.path.exists(path):
         return []
@@ -156,17 +162,18 @@ def _rows(workdir, name):
 
 
 def _read(workdir, name, default) -> Any:
+    """The content of a JSON file in workdir; default without the file."""
     path = os.path.join(workdir, name)
     return json_file.read(path) if os.path.exists(path) else default
 
 
-def _object(value) -> dict[str, Any]:
-    """The value where it has named fields, else {}: another program may have written the file."""
+def as_object(value: Any) -> dict[str, Any]:
+    """Returns the value if it is a dict, else {}: another program may have written the file."""
     return value if isinstance(value, dict) else {}
 
 
-def _existing(workdir, name):
-    """The path of a run's file; BadInput for a folder that holds no run."""
+def _require_file(workdir, name):
+    """The path of a run's file; raises BadInput when the folder lacks it."""
     path = os.path.join(workdir, name)
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, f'holds no run (no {name})')
@@ -174,14 +181,14 @@ def _existing(workdir, name):
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values: Any = flags.FLAGS
-    # both may also stand without the names of their flags
+    # folders may also be given without --workdir and --other
     folders = [folder for folder in (values.workdir, values.other, *values(sys.argv)[1:]) if folder]
     if not 1 <= len(folders) <= 2:
         raise BadInput('folders', folders, 'name the folder of a run, or of two that are to be compared')
     if len(folders) == 2:
-        for line in in_words(*folders):
+        for line in describe_differences(*folders):
             print(escape(line))
         return
     (workdir,) = folders

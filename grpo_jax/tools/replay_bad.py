@@ -1,4 +1,4 @@
-"""Looks into a skipped update: which rows, tokens and terms are not finite; and runs the update again.
+"""Examines a skipped update: shows which rows, tokens and loss terms are not finite, and runs the update again.
 
 Examples:
     python -m grpo_jax replay_bad --workdir=runs/gsm8k --step=412
@@ -28,17 +28,17 @@ from grpo_jax.sharding import batches, compiled
 from grpo_jax.text import escape
 from grpo_jax.types import Experience
 
-# of an Experience: by completion or token, and meant to be finite at every token that is learned from
+# fields of an Experience, by completion or by token, that must be finite at every token with a loss
 FINITE = ('advantages', 'old_logprobs', 'forward_logprobs', 'ref_logprobs', 'old_entropy', 'values')
 
 
 def run(
     workdir: str, step: int, rows: int = 10, algorithm=None, functions: Mapping | None = None, trust: bool = False
 ) -> Iterator[str]:
-    """Lines about the skipped update of a step: what is not finite in its batch and in its loss, and the update again.
+    """Yields lines on a step's skipped update: non-finite numbers in its batch and loss, and the update's second run.
 
-    rows: how many tokens are named of each kind; algorithm and functions: as train.run has had them;
-    trust: see evaluate.open_recorded.
+    rows: how many tokens are shown of each array; algorithm, functions: as given to train.run; trust: see
+    evaluate.open_recorded.
     """
     experience = checkpoint.load_bad_batch(workdir, step)
     run = evaluate.open_recorded(workdir, trust, functions)
@@ -52,17 +52,17 @@ def run(
         path = checkpoint.path_of(workdir, chosen)
         state = checkpoint.read_tree(path, without_frozen(learner.state))
         state = state.replace(params=make_whole_policy(run, state.params, path))
-    names = _Names(run.model.tokenizer, experience, rows)
-    yield from names.describe({'rollout.logprobs': experience.rollout.logprobs}, 'of the batch')
-    yield from names.describe({name: getattr(experience, name) for name in FINITE}, 'of the batch')
+    non_finite = _NonFiniteReport(run.model.tokenizer, experience, rows)
+    yield from non_finite.describe({'rollout.logprobs': experience.rollout.logprobs}, 'of the batch')
+    yield from non_finite.describe({name: getattr(experience, name) for name in FINITE}, 'of the batch')
     chunk = choose_chunk(learning.chunk, model_config.vocab_size, run.mesh)
     head = Head(learning.temperature, chunk, algorithm.needs_entropy_gradient)
     on_mesh = batches.put_rows(experience, run.mesh)
     options = compiled.repeatable_on(run.mesh.devices.flat[0])
-    computed = jax.jit(_computed, static_argnums=(3, 4, 5, 6), compiler_options=options)(
+    computed = jax.jit(_compute_terms, static_argnums=(3, 4, 5, 6), compiler_options=options)(
         state.params, on_mesh, state.aux['coefficients'], algorithm, model_config, head, learning
     )
-    yield from names.describe(jax.device_get(computed), 'with these parameters')
+    yield from non_finite.describe(jax.device_get(computed), 'with these parameters')
     state = state.replace(step=jnp.full_like(state.step, step))
     before = int(state.aux['bad_steps'])
     state, metrics = learner.update(state, on_mesh, learner.pack(on_mesh.rollout))
@@ -74,10 +74,10 @@ def run(
 
 
 def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
-    """(step of the checkpoint whose parameters a skipped update is run again with, what is to be said of it).
+    """Returns (step of the checkpoint for the second run of a skipped update, a remark on its parameters).
 
-    A skipped update leaves the parameters as they are, and the run saves them at the end of the step. Where a rollout
-    has several updates, those behind the skipped one have changed them since.
+    A skipped update leaves the parameters unchanged, and the run saves them at the end of the step. With several
+    updates a rollout, later updates have changed them.
     """
     steps = checkpoint.steps(workdir)
     if not steps:
@@ -88,8 +88,8 @@ def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
     return nearest, f': those of step {step} are gone (checkpoint.keep), these are the nearest'
 
 
-def _computed(params, experience: Experience, coefficients, algorithm, model_config, head, learning):
-    """What the loss is made of, by name, f32[B, C]: logprobs, entropy, each term, and the gradient by logprobs."""
+def _compute_terms(params, experience: Experience, coefficients, algorithm, model_config, head, learning):
+    """{name: f32[B, C]}: logprobs, entropy, each term of the loss, and the gradient of the loss by logprobs."""
     compute = in_dtype(params, learning.dtype)
     output = padded_logprobs(compute, experience.rollout, model_config, head, 'none', experience.teacher_ids)
     output = output._replace(logprobs=anchored(output.logprobs, experience, learning))
@@ -109,8 +109,8 @@ def _computed(params, experience: Experience, coefficients, algorithm, model_con
     }
 
 
-class _Names:
-    """Says where arrays of a batch are not finite."""
+class _NonFiniteReport:
+    """Describes non-finite numbers in arrays of a batch, with their rows and tokens."""
 
     def __init__(self, tokenizer, experience, rows):
         self._tokenizer, self._rows = tokenizer, rows
@@ -118,7 +118,7 @@ class _Names:
         self._tokens = experience.rollout.tokens[:, -self._mask.shape[1] :]
 
     def describe(self, arrays, where):
-        """A line for each array, and one for each of its first tokens that are not finite."""
+        """Yields a line for each array, and for its first non-finite tokens. arrays: each broadcasts to [B, C]."""
         for name, values in arrays.items():
             if values is None:
                 continue
@@ -134,7 +134,7 @@ class _Names:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values: Any = flags.FLAGS
     for line in run(values.workdir, values.step, values.rows, trust=values.trust):
         print(escape(line), flush=True)

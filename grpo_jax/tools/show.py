@@ -1,4 +1,4 @@
-"""Shows the exact text and token ids that the model will see.
+"""Shows the exact text and token ids of prompts, as the model sees them.
 
 Examples:
     python -m grpo_jax show --config=arithmetic
@@ -19,7 +19,7 @@ from grpo_jax.text import escape
 
 
 def lines(config: Any, count: int) -> Iterator[str]:
-    """Yields the lines to print for the first `count` prompts of step 0, and the tokens that end a completion."""
+    """Yields lines on the stop tokens and on the first `count` prompts of step 0: text, token ids, answer."""
     make_algorithm(config)
     settings = Settings.from_config(config)
     folder = hf.find(settings.model.path)
@@ -38,7 +38,7 @@ def lines(config: Any, count: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
         print(escape(line))
 

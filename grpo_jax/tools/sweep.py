@@ -1,6 +1,6 @@
 """Trains every preset with every seed on one experiment, then writes a table and curves.
 
-What is finished is not run again. --config.KEY=VALUE holds for every preset.
+Finished runs are not run again. --config.KEY=VALUE holds for every preset.
 
 Examples:
     python -m grpo_jax sweep --config=arithmetic --workdir=runs/sweep
@@ -50,9 +50,9 @@ COLUMNS = {
     'seconds': ('seconds a step', 2),
 }
 ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
-# of a sweep's table: (mean, min, max) by column; preset, mark, status, failures, curves, and `runs`, numbers by seed
+# rows of the table: (mean, min, max) by column; preset, mark, status, failures, curves; runs {seed: {column: number}}
 Rows = list[dict[str, Any]]
-FILE = 'sources.json'  # of a sweep's workdir
+FILE = 'sources.json'  # in a sweep's workdir: sources of variants and functions
 
 
 @owns_workdir
@@ -64,33 +64,34 @@ def run(
     variants: Mapping[str, Algorithm] | None = None,
     functions: Mapping[str, Callable] | None = None,
 ) -> Rows:
-    """The table's rows, best first; trains what is not finished yet.
+    """Trains the runs that are not finished yet, and returns the table's rows, best first.
 
-    get_config is the function of an experiment's file. The run of a preset and a seed is in workdir/<preset>/<seed>.
-    A run that BadInput or FloatingPointError ends is recorded as failed, and the sweep goes on. variants are further
-    algorithms by name, such as a notebook makes, on get_config(); functions are rewards by name that
-    config.reward.parts may list. BadInput for one of them whose source has changed since it was run here.
+    get_config: get_config([preset]) of an experiment's file; presets: names in configs/algorithms; seeds: how many,
+    from 0; workdir: the run of a preset and a seed is in workdir/<preset>/<seed>; variants: further algorithms by name,
+    such as a notebook's, which train on get_config(); functions: rewards by name that config.reward.parts may list. A
+    run that ends with BadInput or FloatingPointError counts as failed, and the sweep goes on. Raises BadInput for a
+    variant or function whose source has changed since it ran here.
     """
     variants, functions = variants or {}, functions or {}
     _check_variants(variants, presets)
     if jax.process_count() > 1:
         raise BadInput('--processes', jax.process_count(), 'a sweep is for one process; start its runs one by one')
-    # everything is read before anything is written
-    made = {preset: functools.partial(get_config, preset) for preset in presets} | dict.fromkeys(variants, get_config)
-    if not made or seeds < 1:
-        raise BadInput('seeds, presets', (seeds, list(made)), 'nothing to run; name a preset and at least one seed')
-    configs = {(name, seed): _seeded(make(), seed) for seed in range(seeds) for name, make in made.items()}
+    # read everything before anything is written
+    makers = {preset: functools.partial(get_config, preset) for preset in presets} | dict.fromkeys(variants, get_config)
+    if not makers or seeds < 1:
+        raise BadInput('seeds, presets', (seeds, list(makers)), 'nothing to run; name a preset and at least one seed')
+    configs = {(name, seed): _with_seed(make(), seed) for seed in range(seeds) for name, make in makers.items()}
     section = data.DataOptions.from_config(next(iter(configs.values())).data)
-    origins = data.locate(section, recorded_origins(workdir)).origins  # of every run, whatever the hub has next week
+    origins = data.locate(section, recorded_origins(workdir)).origins  # all runs read the same commits of the hub
     record_sources(workdir, variants, functions)
     record_origins(workdir, origins)
-    cold_start = functools.cache(lambda seed: _cold_start(get_config, seed, workdir, origins, functions))
+    cold_start = functools.cache(lambda seed: _make_cold_start(get_config, seed, workdir, origins, functions))
     elsewhere = {
         preset
         for (preset, _), config in configs.items()
         if config.collection.source != 'policy' or config.collection.dead_groups in ('resample', 'replay')
     }
-    outcomes: dict[tuple[str, int], str | None] = {}  # of the runs so far: the message of a failure, or None
+    outcomes: dict[tuple[str, int], str | None] = {}  # of the runs so far: message of the failure, or None
     rows: Rows = []
     for number, ((preset, seed), config) in enumerate(configs.items(), 1):
         folder = os.path.join(workdir, preset, str(seed))
@@ -102,9 +103,9 @@ def run(
                 if config.supervised.updates and not os.path.exists(own_start):
                     _copy_cold_start(cold_start(seed), own_start)
                 record_origins(folder, origins)
-                given = {'algorithm': variants.get(preset), 'functions': functions}
-                train.run(config, folder, **{name: value for name, value in given.items() if value})
-        except InUse:  # also where this process has lost the folder to another
+                objects = {'algorithm': variants.get(preset), 'functions': functions}
+                train.run(config, folder, **{name: value for name, value in objects.items() if value})
+        except InUse:  # another process has the folder, or has taken it over
             raise
         except (BadInput, FloatingPointError) as error:
             outcomes[preset, seed] = ' '.join(str(error).split())
@@ -117,8 +118,8 @@ def run(
     return rows
 
 
-def choose(names: str) -> list[str]:
-    """The presets that a comma-separated list names, or all; BadInput for an unknown one."""
+def choose_presets(names: str) -> list[str]:
+    """Returns the presets of a comma-separated list, or of 'all'; raises BadInput for an unknown preset."""
     folder = os.path.join(PACKAGE, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
     chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
@@ -133,16 +134,17 @@ def choose(names: str) -> list[str]:
 def summarize(
     outcomes: Mapping[tuple[str, int], str | None], seeds: int, elsewhere: Collection[str], workdir: str
 ) -> Rows:
-    """The table's rows, by held-out reward; outcomes maps (preset, seed) to the message of a failure, or None.
+    """Returns the table's rows, the best held-out reward first.
 
-    elsewhere: the presets whose training reward is not that of the policy's own samples.
+    outcomes: {(preset, seed): message of the failure, or None}; seeds: of each preset; elsewhere: presets whose
+    training reward is not of the policy's own samples; workdir: of the sweep.
     """
     rows = []
     for preset in dict.fromkeys(preset for preset, _ in outcomes):
         failures = {seed: text for (name, seed), text in outcomes.items() if name == preset and text is not None}
         finished = [seed for (name, seed), text in outcomes.items() if name == preset and text is None]
         folders = [os.path.join(workdir, preset, str(seed)) for seed in finished]
-        runs = {seed: _measure(folder) for seed, folder in zip(finished, folders, strict=True)}
+        runs = {seed: _measure_run(folder) for seed, folder in zip(finished, folders, strict=True)}
         row = {}
         for name in COLUMNS:
             values = [numbers[name] for numbers in runs.values() if not math.isnan(numbers[name])]
@@ -160,12 +162,12 @@ def summarize(
             }
             | row
         )
-    # a preset without a number comes last
+    # presets without a number come last
     return sorted(rows, key=lambda row: -np.nan_to_num(row['reward_after'][0], nan=-np.inf))
 
 
 def write_table(rows: Rows, workdir: str) -> None:
-    """Writes table.md, for people, and table.csv, with mean, least and greatest in columns of their own."""
+    """Writes table.md for people, and table.csv with mean, min and max in separate columns."""
     os.makedirs(workdir, exist_ok=True)
     with open(os.path.join(workdir, 'table.csv'), 'w', encoding='utf8', newline='') as file:
         writer = csv.writer(file)
@@ -183,12 +185,12 @@ def write_table(rows: Rows, workdir: str) -> None:
         file.write('\nMean over seeds, with the least and the greatest; length and entropy are of the last quarter.\n')
         if any(row['mark'] for row in rows):
             file.write(f'\n\\{ELSEWHERE}.\n')
-        # a block of code, in which Markdown means nothing: messages quote files of others
+        # messages quote other people's files; in a block of code, Markdown has no effect
         file.writelines(f'\nFailed:\n\n    {escape(line)}\n' for line in _failure_lines(rows))
 
 
 def print_table(rows: Rows) -> None:
-    """Prints the table, narrower: means before and after, and the range of the held-out reward."""
+    """Prints a narrower table: means before and after, and the range of the held-out reward."""
     columns = {
         'training reward': ('reward_first', 'reward_last'),
         'held-out': ('reward_before', 'reward_after'),
@@ -204,8 +206,8 @@ def print_table(rows: Rows) -> None:
             for names in columns.values()
         ]
         _, least, most = row['reward_after']
-        ends = f'{least:.2f} to {most:.2f}' if most > least else ''
-        lines.append([row['preset'] + row['mark'], *cells, ends, row['status']])
+        interval = f'{least:.2f} to {most:.2f}' if most > least else ''
+        lines.append([row['preset'] + row['mark'], *cells, interval, row['status']])
     table = console.make_table(
         ['preset', *columns, 'range held-out', 'runs'],
         lines,
@@ -218,7 +220,7 @@ def print_table(rows: Rows) -> None:
 
 
 def draw_curves(rows: Rows, workdir: str) -> None:
-    """Writes curves.png: reward by step, a panel a preset, over the means of all the others."""
+    """Writes curves.png: a panel for each preset, its reward by step before the means of all presets."""
     drawn = [row for row in rows if len(row['curves'])]
     if not drawn:
         return
@@ -246,7 +248,7 @@ def draw_curves(rows: Rows, workdir: str) -> None:
         panel.set_title(f'{row["reward_after"][0]:.2f}', loc='right', fontsize=9, color=BLUE)
     for number, panel in enumerate(panels):
         panel.set_visible(number < len(drawn))
-        panel.tick_params(labelbottom=number + across >= len(drawn))  # the last one of its column
+        panel.tick_params(labelbottom=number + across >= len(drawn))  # only under the last panel of a column
     note = f'\n{ELSEWHERE}' if any(row['mark'] for row in drawn) else ''
     figure.suptitle(
         'Training reward by step. Blue: mean and range over seeds, and the held-out reward at the end. '
@@ -260,7 +262,7 @@ def draw_curves(rows: Rows, workdir: str) -> None:
 
 
 def config_from_flag(flag: Any) -> Callable[..., Any]:
-    """get_config(preset) of a parsed --config flag without its preset; the overrides hold for every preset."""
+    """Returns get_config([preset]) of a parsed --config flag; raises BadInput when the flag sets a preset or a seed."""
     file, _, preset = config_flags.get_config_filename(flag).partition(':')
     overrides = config_flags.get_override_values(flag)
     if preset:
@@ -278,33 +280,34 @@ def config_from_flag(flag: Any) -> Callable[..., Any]:
 
 
 def _check_variants(variants, presets):
-    """BadInput for variants whose names cannot be those of folders beside the presets'."""
+    """Raises BadInput for a variant whose name is no identifier, or is taken by a preset or by 'cold_start'."""
     for name in variants:
-        if not name.isidentifier() or name in (*choose('all'), *presets, 'cold_start'):
+        if not name.isidentifier() or name in (*choose_presets('all'), *presets, 'cold_start'):
             raise BadInput('variants', name, 'must be a word of letters and digits, and the name of no preset')
 
 
-def _seeded(config, seed):
+def _with_seed(config, seed):
+    """The same config, changed to a seed."""
     config.seed = seed
     return config
 
 
-def _cold_start(get_config, seed, workdir, origins, functions):
-    """The folder of the seed's cold start, which is the same for every preset."""
+def _make_cold_start(get_config, seed, workdir, origins, functions):
+    """Runs a seed's cold start, which all presets share, and returns its folder."""
     folder = os.path.join(workdir, 'cold_start', str(seed))
-    supervised.run(_seeded(get_config(), seed), folder, origins, functions)
+    supervised.run(_with_seed(get_config(), seed), folder, origins, functions)
     return folder
 
 
 def _copy_cold_start(source, target):
-    """Gives a run the finished cold start, whole or not at all."""
+    """Copies a finished cold start into a run's folder, whole or not at all."""
     with atomic_folder(target) as temporary:
-        # its config.json names another algorithm; the run writes its own
+        # config.json names another algorithm; the run writes its own
         shutil.copytree(source, temporary, ignore=shutil.ignore_patterns('config.json'), dirs_exist_ok=True)
 
 
-def _measure(folder):
-    """The numbers of a finished run by column, NaN for what the run does not have."""
+def _measure_run(folder):
+    """{column: number} of a finished run; NaN for a number that the run lacks."""
     evaluations = read_rows(os.path.join(folder, 'evaluations.jsonl'))
     timings = read_rows(os.path.join(folder, 'timings.jsonl'))
     seconds = [sum(row.get(stage, 0.0) for stage in ('sample', 'reward', 'observe', 'update')) for row in timings]
@@ -318,12 +321,13 @@ def _measure(folder):
 
 
 def _mean(values):
+    """The mean of the finite values; NaN without any."""
     values = np.asarray(values)[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
 
 
 def _cell(row, name, spread=True, cut=0):
-    """Text of a number, with its range where there is one; cut leaves out that many digits."""
+    """The text of a row's mean; '' for NaN. spread: with its range; cut: how many digits to leave out."""
     (mean, least, most), digits = row[name], max(COLUMNS[name][1] - cut, 0)
     if math.isnan(mean):
         return ''
@@ -332,7 +336,7 @@ def _cell(row, name, spread=True, cut=0):
 
 
 def _failure_lines(rows):
-    """One line for each way in which a preset failed."""
+    """A line for each preset and failure message, with the seeds."""
     lines = []
     for row in rows:
         for message in dict.fromkeys(row['failures'].values()):
@@ -342,14 +346,14 @@ def _failure_lines(rows):
 
 
 class Comparison(NamedTuple):
-    """How much higher a number is with one preset than with another, over seeds that both have."""
+    """The difference of a column between two presets, over the seeds that both have finished."""
 
     name: str
     preset: str
     other: str
     seeds: int
-    mean: float  # of the differences by seed
-    low: float  # of the interval of that mean
+    mean: float  # of preset - other, over seeds
+    low: float  # interval of the mean
     high: float
 
     def __str__(self) -> str:
@@ -363,15 +367,16 @@ class Comparison(NamedTuple):
 
 
 def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> Comparison:
-    """The Comparison of two presets by a column of the table, seed by seed; Student's interval of the mean difference.
+    """Compares two presets by a column of the table, with Student's interval of the mean difference.
 
-    The seeds of both share prompts and cold start, so that differences are steadier than the numbers. BadInput for a
-    preset that is not in the rows, and with fewer than two seeds that both have finished.
+    rows: of the table; name: the column. A seed has the same prompts and cold start with both presets, so differences
+    by seed vary less than the numbers. Raises BadInput for a preset that is not in the rows, and for fewer than two
+    seeds that both have finished.
     """
     runs = {row['preset']: row['runs'] for row in rows}
-    for wanted in (preset, other):
-        if wanted not in runs:
-            raise BadInput('preset', wanted, f'is not in this sweep; choose of {", ".join(runs)}')
+    for compared in (preset, other):
+        if compared not in runs:
+            raise BadInput('preset', compared, f'is not in this sweep; choose of {", ".join(runs)}')
     pairs = [(runs[preset][seed][name], runs[other][seed][name]) for seed in runs[preset] if seed in runs[other]]
     differences = np.array([a - b for a, b in pairs if not math.isnan(a - b)])
     if len(differences) < 2:
@@ -381,9 +386,9 @@ def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> 
 
 
 def record_sources(workdir: str, variants: Mapping[str, Algorithm], functions: Mapping[str, Callable]) -> None:
-    """Writes down the sources of what a notebook has written; BadInput where a run has another.
+    """Records the sources of variants and functions; raises BadInput when a run here used another source.
 
-    What is finished is not run again, and a config does not say what these do.
+    Finished runs are not run again, and their configs do not show such a change.
     """
     path = os.path.join(workdir, FILE)
     recorded = json_file.read_object(path) if os.path.exists(path) else {}
@@ -399,7 +404,7 @@ def record_sources(workdir: str, variants: Mapping[str, Algorithm], functions: M
 
 
 def source_text(value: Any) -> str:
-    """What a function, an Algorithm or a partial function does, as text: the source of what is not of this package."""
+    """Returns the source of a function, a partial function or an Algorithm; this package's functions by name."""
     if isinstance(value, Algorithm):
         return '\n'.join(f'{name} = {source_text(part)}' for name, part in value._asdict().items())
     if isinstance(value, tuple):
@@ -408,16 +413,16 @@ def source_text(value: Any) -> str:
         return f'{source_text(value.func)} {value.args} {sorted(value.keywords.items())}'
     if not callable(value):
         return repr(value)
-    own = str(getattr(value, '__module__', '')).startswith('grpo_jax.')
+    ours = str(getattr(value, '__module__', '')).startswith('grpo_jax.')
     try:
-        return value.__qualname__ if own else inspect.getsource(value)
-    except (OSError, TypeError, AttributeError):  # it was not written in a file or a cell
+        return value.__qualname__ if ours else inspect.getsource(value)
+    except (OSError, TypeError, AttributeError):  # no file or cell has its source
         return type(value).__name__
 
 
 def main() -> None:
-    """The command."""
-    presets, seeds = choose(flags.FLAGS.presets), flags.FLAGS.seeds
+    """Runs the command."""
+    presets, seeds = choose_presets(flags.FLAGS.presets), flags.FLAGS.seeds
     if seeds < 1:
         raise BadInput('--seeds', seeds, 'must be at least 1')
     run(config_from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)

@@ -260,10 +260,10 @@ MUST: dict[str, list[Stream]] = {
         # the usual norm is the median of 0.1, 0.12, 0.14 and 0.16 in turn; 2.6 is 20 times 0.13
         Stream(
             rows(grad_norm=lambda step: 2.6 if step in (33, 37) else 0.1 + 0.02 * (step % 4)),
-            'grad_norm 2.6 in step 33, 0.13 in the middle of those before steps 30 to 39; such steps: 2',
+            'grad_norm 2.6 in step 33, median 0.13 before steps 30 to 39; such steps: 2',
             RUN,
         ),
-        Stream(rows(grad_norm=from_step(39, 50.0, 0.1)), 'grad_norm 50 in step 39, 0.1 in the middle', RUN),
+        Stream(rows(grad_norm=from_step(39, 50.0, 0.1)), 'grad_norm 50 in step 39, median 0.1 before', RUN),
     ],
 }
 

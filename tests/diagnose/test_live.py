@@ -146,7 +146,7 @@ def reads_of(count):
     """How many values of rows are read at the last of so many steps."""
     table = [CountedRow(row) for row in streams.rows(count, truncated=streams.from_step(3, 0.4, 0.0))]
     CountedRow.reads = 0
-    diagnose.new(table, streams.RUN)
+    diagnose.new_diagnoses(table, streams.RUN)
     return CountedRow.reads
 
 

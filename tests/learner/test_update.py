@@ -204,7 +204,7 @@ def test_forced_tokens_are_read_but_carry_no_loss(run, experience, assert_close)
     assert not unchanged(reread.params, plain.params)
 
 
-@pytest.mark.parametrize('preset', sweep.choose('all'))
+@pytest.mark.parametrize('preset', sweep.choose_presets('all'))
 def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, preset):
     # traced, not compiled: what each preset computes is held against numbers in tests/algorithms
     c, params = tiny

@@ -272,7 +272,7 @@ def test_five_thousand_rollouts_browse_smoothly_in_less_than_15_mb(chromium, tmp
     assert page.evaluate('document.querySelectorAll(".completion").length') < 500 and page.problems() == []
 
 
-def test_a_page_that_is_watched_follows_the_run_where_the_reader_is(chromium, tmp_path):
+def test_a_followed_page_keeps_up_with_the_run_where_the_reader_is(chromium, tmp_path):
     folder = runs.make(tmp_path / 'run', steps=2, evaluated=False)
     path = report.write_report([folder], stamp=1)
     page = chromium.open(path)

@@ -75,7 +75,7 @@ def test_the_number_of_prompts_is_that_of_the_split_where_it_is_smaller(configur
         {'step': 9, 'greedy': (actual - 1) / actual, 'greedy/length': 31 / actual},
     ]
     run = read.Run('x', {'evaluation': {'prompts': configured}}, [], [], rows, [], [], [], [])
-    assert verdict.prompts_of(run) == actual
+    assert verdict.count_prompts(run) == actual
 
 
 def test_rewards_have_no_interval_over_prompts():
@@ -324,11 +324,11 @@ def test_texts_of_the_config_and_of_events_are_texts(tmp_path, name):
     assert not set(written) & set('\x00\x1b\x9b\u2028\u2029\u202e')
 
 
-# watching
+# following
 
 
 def test_a_finished_run_is_written_once_and_left(workdir, capsys):
-    assert report.watch([workdir], look_every=0) == os.path.join(workdir, 'report.html')
+    assert report.follow([workdir], look_every=0) == os.path.join(workdir, 'report.html')
     assert data_of(os.path.join(workdir, 'report.html'))['stamp'] == 0
 
 
@@ -341,7 +341,7 @@ def test_a_run_in_progress_is_written_whenever_it_writes(tmp_path, monkeypatch):
             runs.make(folder)
 
     monkeypatch.setattr(write.time, 'sleep', next_look)
-    report.watch([folder])
+    report.follow([folder])
     assert stamps == [1, 1] and data_of(os.path.join(folder, 'report.html'))['stamp'] == 0
     assert 'in progress' not in text_of(os.path.join(folder, 'report.html'))
     assert text_of(os.path.join(folder, 'report_stamp.js')) == 'reportStamp(2);\n'

@@ -1,1 +1,1 @@
-"""Whether a run fits TPUs that are not here, and what it would cost them: `python -m grpo_jax preflight`."""
+"""Tells whether a run fits TPUs that are not here, and its least time there: `python -m grpo_jax preflight`."""

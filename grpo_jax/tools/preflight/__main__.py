@@ -1,6 +1,6 @@
 """Tells whether a run fits TPUs that are not here, and its least time there; needs the extra [tpu], and no TPU.
 
-Exit status 0: it fits; 1: it does not, and what is printed names settings that do; 2: bad input.
+Exit status 0: it fits; 1: it does not, and the output names settings that fit, if any was found; 2: bad input.
 
 Examples:
     python -m grpo_jax preflight --config=gsm8k --topology=v5e:4x4
@@ -27,9 +27,9 @@ from grpo_jax.tools.preflight import advice, compiler, plan, report, scale, sear
 
 
 def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, sizes: Sequence[int]) -> int:
-    """The exit status.
+    """Compiles and prints a plan, and changes that fit when the plan does not. Returns the exit status.
 
-    output is '', a file for JSON, or '-' for JSON instead of tables. sizes are numbers of chips to predict for.
+    output: '', a file for JSON, or '-' to print JSON instead of tables; sizes: numbers of chips to predict for.
     """
     shown = output != '-'
     checked = verdict.compile_and_check(planned, compiling)
@@ -40,32 +40,36 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
         remedy, better = advice.advise(checked, tell=_tell, compiling=compiling)
     content = report.as_json(checked)
     if remedy and better:
-        content['advice'] = {'settings': advice.settings(planned, remedy), 'verdict': report.as_json(better)}
+        content['advice'] = {'settings': advice.candidate_flags(planned, remedy), 'verdict': report.as_json(better)}
     if sizes:
         content['scale'] = scale.predict(checked, sizes)
         if shown:
             scale.print_predictions(content['scale'])
     if shown and remedy and better:
-        print(f'\nWith {advice.settings(planned, remedy)} it fits (compiled):')
+        print(f'\nWith {advice.candidate_flags(planned, remedy)} it fits (compiled):')
         report.print_verdict(better)
     elif shown and not checked.fits:
         print('\nNo setting was found that fits; take a larger topology or chip, or a smaller model')
-    _write(content, output)
+    _write_json(content, output)
     return 0 if checked.fits else 1
 
 
 def run_search(
     planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, most: int, host_seconds: float
 ) -> int:
-    """The exit status of a search that compiles `most` settings beside the config's own; output is that of run."""
+    """Prints the settings that a search compiled, at most `most` beside the config's own. Returns the exit status.
+
+    output: as in run; host_seconds: the host's part of a step, which is added to each.
+    """
     rows = search.read_or_search(planned, compiling, most, _tell)
     if output != '-':
         search.print_rows(planned, rows, host_seconds)
-    _write({'topology': planned.topology, 'host_seconds': host_seconds, 'search': rows}, output)
+    _write_json({'topology': planned.topology, 'host_seconds': host_seconds, 'search': rows}, output)
     return 0 if rows[0]['fits'] else 1
 
 
-def _write(content, output):
+def _write_json(content, output):
+    """Writes JSON where --json says: to standard output for '-', to a file, or nowhere."""
     if output == '-':
         print(json.dumps(content, indent=1))
     elif output:
@@ -76,10 +80,11 @@ def _tell(text):
     print(f'preflight: {text}', file=sys.stderr, flush=True)
 
 
-def _in_child():
-    """The exit status of the same command in a process of its own, and in a second one when the first is killed.
+def _run_in_child():
+    """Runs the same command in a child process, and once more when a signal kills the child. Returns the exit status.
 
-    libtpu 0.0.42 now and then dies when it compiles two programs at once; what was compiled by then is in the cache.
+    libtpu 0.0.42 sometimes dies when it compiles two programs at once. The second child compiles one at a time, and
+    finds in the cache what the first has compiled.
     """
     for at_once in (os.cpu_count(), 1):
         status = subprocess.call([sys.executable, '-m', 'grpo_jax', 'preflight', *sys.argv[1:], f'--at_once={at_once}'])
@@ -90,15 +95,15 @@ def _in_child():
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     values = flags.FLAGS
     if not values.at_once:
-        sys.exit(_in_child())
+        sys.exit(_run_in_child())
     try:
         sizes = [int(n) for n in values.scale.split(',') if n]
     except ValueError:
         raise BadInput('--scale', values.scale, 'must be numbers of chips, like 8,16,64') from None
-    # what jax's cache holds of absent devices cannot be read back; the command keeps its own
+    # jax cannot read programs for absent devices back from its cache; this command keeps its own cache
     jax.config.update('jax_enable_compilation_cache', False)
     planned = plan.make(values.config, values.topology, values.slices, values.mean_tokens)
     compiling = compiler.Compiling(os.path.expanduser(values.cache), compiler.print_progress, values.at_once)
@@ -119,7 +124,9 @@ if __name__ == '__main__':
     flags.DEFINE_string('cache', '~/.cache/grpo_jax/preflight', 'Folder of what was compiled before.')
     flags.DEFINE_string('scale', '', 'Numbers of chips to predict the step for, like 8,16,64,256,1024.')
     flags.DEFINE_integer('mean_tokens', 0, 'Mean length of completions in packed rows; 0: all at full length.', 0)
-    flags.DEFINE_integer('search', 0, 'Settings to compile beside the own one, for the least step; 0: no search.', 0)
+    flags.DEFINE_integer(
+        'search', 0, "Settings to compile beside the config's own, for the least step; 0: no search.", 0
+    )
     flags.DEFINE_float('host_seconds', 0.0, "The host's part of a step as a run measured it; --search adds it.", 0.0)
     flags.DEFINE_integer('at_once', 0, 'Programs to compile at a time; 0: one a core, and one by one when that fails.')
     sys.argv = ['--json=-' if argument == '--json' else argument for argument in sys.argv]

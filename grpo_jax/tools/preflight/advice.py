@@ -1,4 +1,4 @@
-"""Finds what to change in a config that does not fit: orders candidates by cost, and compiles the likely ones."""
+"""Finds changes with which a config fits: orders candidates by cost, and compiles the likely ones."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -27,18 +27,18 @@ GIB = 2**30
 
 
 class Costs(NamedTuple):
-    """How unwelcome each change is; the sum orders the candidates, and only its order has a meaning."""
+    """How unwelcome each change is. A candidate's sum has no unit and only orders the candidates."""
 
-    larger_slice: float = 20.0  # for each size up: more money, and chips that one may not get
-    half_prompts: float = 6.0  # for each halving: the only change of the results
-    other_mesh: float = 2.0  # other communication, and a mesh was perhaps chosen on purpose
-    tensor_shard: float = 0.01  # for each: communication in every layer, so fewer come first
+    larger_slice: float = 20.0  # a size up: more money, and chips that may not be free
+    half_prompts: float = 6.0  # a halving: the only change that changes results
+    other_mesh: float = 2.0  # other communication, and the user may have chosen the mesh on purpose
+    tensor_shard: float = 0.01  # a shard: communication in every layer, so fewer shards come first
     smaller_cache: float = 1.5  # rows wait for room, so a rollout has more decode steps
     offload: float = 1.6  # a part of the state crosses the host's link in every step
     microbatches: float = 1.0  # smaller matrix products
-    microbatch: float = 0.001  # for each: fewer come first
+    microbatch: float = 0.001  # a microbatch: fewer come first
     remat: float = 0.5  # computes activations twice
-    saved: float = -0.2  # for the share of activations that is kept: less recomputation comes first
+    saved: float = -0.2  # times the share of activations kept: less recomputation comes first
 
 
 COSTS = Costs()
@@ -47,13 +47,13 @@ COSTS = Costs()
 class Candidate(NamedTuple):
     """A change of the config."""
 
-    cost: float  # of Costs, in all
+    cost: float  # sum of Costs
     topology: str
     overrides: dict[str, Any]  # by dotted key
-    smaller_cache: bool  # whether rollout.cache_gib becomes what is left for it
+    smaller_cache: bool  # whether rollout.cache_gib becomes the memory that is left
 
     def plus(self, cost: float, **overrides: Any) -> 'Candidate':
-        """The candidate with more overrides, by key with __ for the dot."""
+        """Returns the candidate with more overrides and a higher cost; a keyword has __ for the dot of its key."""
         changes = {key.replace('__', '.'): value for key, value in overrides.items()}
         return self._replace(cost=self.cost + cost, overrides=self.overrides | changes)
 
@@ -61,30 +61,30 @@ class Candidate(NamedTuple):
 def advise(
     verdict: Verdict, *, tell: Callable[[str], Any], compiling: Compiling
 ) -> tuple[Candidate, Verdict] | tuple[None, None]:
-    """(Candidate, Verdict) of the least change that fits, compiled; (None, None) when none of the compiled ones does.
+    """Returns the cheapest Candidate that fits and its Verdict; (None, None) when no compiled candidate fits.
 
-    tell(text) is called before a candidate is compiled.
+    verdict: of a plan that does not fit. tell(text) is called before a candidate is compiled; at most TRIES are.
     """
     base, tries = verdict, 0
-    for candidate in candidates(verdict.plan):
-        with quiet():
+    for candidate in list_candidates(verdict.plan):
+        with without_warnings():
             planned = plan_candidate(verdict.plan, candidate, base)
         if planned is None:
             continue
         candidate, plan = planned
-        tell(f'trying {settings(verdict.plan, candidate)}')
+        tell(f'trying {candidate_flags(verdict.plan, candidate)}')
         compiled = verdicts.compile_and_check(plan, compiling)
         if compiled.fits:
             return candidate, compiled
-        base, tries = compiled, tries + 1  # the next estimates start from what is known now
+        base, tries = compiled, tries + 1  # the next estimates start from this compiled plan
         if tries == TRIES:
             break
     return None, None
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warnings of a config, which the config of the first plan has caused already."""
+def without_warnings() -> Iterator[None]:
+    """Suppresses a config's warnings in the block; the first plan's config has already caused them."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -93,8 +93,8 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def settings(plan: plans.PlannedRun, candidate: Candidate) -> str:
-    """The flags that make a candidate of the plan."""
+def candidate_flags(plan: plans.PlannedRun, candidate: Candidate) -> str:
+    """Returns the flags that turn the plan into a candidate, as text."""
     flags = [
         f'--config.{key}=' + (f'"{value}"' if isinstance(value, tuple) else f'{value}')
         for key, value in candidate.overrides.items()
@@ -102,8 +102,8 @@ def settings(plan: plans.PlannedRun, candidate: Candidate) -> str:
     return ' '.join(([f'--topology={candidate.topology}'] if candidate.topology != plan.topology else []) + flags)
 
 
-def candidates(plan: plans.PlannedRun) -> list[Candidate]:
-    """The candidates by cost: changes that compute the same come first, then fewer prompts, then more chips."""
+def list_candidates(plan: plans.PlannedRun) -> list[Candidate]:
+    """Returns the candidates, cheapest first: first without effect on results, then fewer prompts, then more chips."""
     remat, offload = plan.config.learner.remat, set(plan.config.learner.offload)
     every = list(_meshes_and_batches(plan))
     every += [
@@ -126,14 +126,14 @@ def candidates(plan: plans.PlannedRun) -> list[Candidate]:
 
 
 def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
-    """Candidates of other slices, meshes, prompts a step and microbatches; the first one changes nothing."""
+    """Yields candidates with other slices, meshes, prompts a step and microbatches; the first one changes nothing."""
     config = plan.config
     kind, _, size = plan.topology.partition(':')
     sizes = SLICES[kind]
     larger = sizes[sizes.index(size) :] if size in sizes else (size,)
     for step, name in enumerate(larger):
         count = len(topologies.devices(f'{kind}:{name}', plan.slices))
-        for mesh in plans.meshes(plan.run.model.config, count, plan.slices):
+        for mesh in plans.list_meshes(plan.run.model.config, count, plan.slices):
             axes = {f'mesh.{axis}': mesh[axis] for axis in AXES if mesh[axis] != config.mesh[axis]}
             mesh_cost = (COSTS.other_mesh + COSTS.tensor_shard * mesh['tensor']) * bool(axes)
             shards = count // mesh['tensor']
@@ -154,7 +154,7 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
 def plan_candidate(
     plan: plans.PlannedRun, candidate: Candidate, base: Verdict
 ) -> tuple[Candidate, plans.PlannedRun] | None:
-    """(the candidate with the size of its cache, its plan) if it fits by estimate from the base; else None."""
+    """Returns (the candidate with its cache's size, its plan) if they fit by an estimate from base; else None."""
     try:
         changed = plan_changes(plan, candidate)
         phases, cache = estimate(changed, base)
@@ -174,18 +174,19 @@ def plan_candidate(
 
 
 def plan_changes(plan: plans.PlannedRun, candidate: Candidate) -> plans.PlannedRun:
-    """The plan with a candidate's changes; BadInput for sizes that do not divide."""
+    """Returns the plan with a candidate's changes; raises BadInput for sizes that do not divide."""
     return plans.make(
-        plans.changed(plan.config, candidate.overrides), candidate.topology, plan.slices, plan.mean_tokens
+        plans.change_config(plan.config, candidate.overrides), candidate.topology, plan.slices, plan.mean_tokens
     )
 
 
 def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int | float]:
-    """({'update', 'logprobs', 'rollout'} bytes of a device in use then, without cache; bytes of cache) of a plan.
+    """Estimates a plan's memory on a device, in bytes, from the compiled base.
 
-    The sizes of the state and of the sampler's weights are exact. Temporaries are those of the base in proportion:
-    the update's to a device's tokens of a microbatch, those of logprobs to the rows of the batch, both without two
-    copies of the gradient, and all of them to 1 / tensor.
+    Returns ({phase: bytes in use without the cache}, bytes of the cache), for the phases update, logprobs and rollout.
+    State and sampler weights are exact. Temporaries scale from the base: an update's (without two copies of the
+    gradient) with the tokens of a microbatch on a device, a logprobs pass's with the rows of the batch, and all with
+    1 / tensor.
     """
     before, (state, _), trained = base.plan, plan.state_bytes(), plan.trained_bytes()
     (state_before, _), trained_before = before.state_bytes(), before.trained_bytes()
@@ -214,7 +215,7 @@ def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int
 
 
 def weight_bytes(plan: plans.PlannedRun) -> int:
-    """Bytes of the sampler's weights on a device, with all matrices in their dtype."""
+    """Returns the bytes of the sampler's weights on a device, with all matrices in the sampler's dtype."""
     kind = jnp.dtype(plan.run.settings.sampling.weights_dtype or plan.run.settings.sampling.dtype)
     whole = count_parameters(plan.run.model.config)
     return whole * kind.itemsize // plan.mesh.shape['tensor']

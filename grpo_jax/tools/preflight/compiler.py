@@ -1,4 +1,4 @@
-"""Compiles programs for absent devices, on all cores, and keeps what was read off them in a cache folder."""
+"""Compiles programs for absent devices, on all cores, and caches their sizes and texts in a folder."""
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
@@ -21,59 +21,59 @@ from grpo_jax.tools.preflight import flops, hlo_collectives, products
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight.traffic import Traffic
 
-FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment that changes what the compiler does
+FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment variables that change the compiler's output
 
 
 class Compiling(NamedTuple):
     """How programs are compiled."""
 
-    cache: str  # folder of what was compiled before
-    progress: Callable[[str, dict, int, int], Any]  # called as (name, fields of Measured, done, all) after each one
+    cache: str  # folder of programs that were compiled before
+    progress: Callable[[str, dict, int, int], Any]  # called with (name, fields of Measured, done, all) after each one
     at_once: int  # programs that are compiled at a time
 
 
 class Measured(NamedTuple):
-    """What is known of a compiled program; bytes and operations are those of one device in one run of it."""
+    """The sizes and costs of a compiled program, for one device and one run of the program."""
 
-    seconds: float  # of compiling, beside others
+    seconds: float  # to compile it, beside other programs
     cached: bool
     arguments: int
-    outputs: int  # that do not take an argument's place
+    outputs: int  # without those that take an argument's place
     temporaries: int
-    peak: int  # the compiler's own figure: of all of these, the most at one time; 0 where it gives none
-    traffic: float  # read from and written to main memory
+    peak: int  # the most bytes in use at one time, by the compiler's own count; 0 when it gives none
+    traffic: float  # bytes read from and written to main memory
     within: dict  # bytes sent to devices of the same slice, by kind of collective
     across: dict  # bytes sent to other slices
-    flops: float  # of matrix products, as the program says before it is compiled
-    multiplied: float  # the same, as the compiled text has them; 0 where there is no text
-    unknown: int  # loops that were counted once
-    refused: float  # bytes that the program would need, where the compiler says that they do not fit; else 0
+    flops: float  # of matrix products, counted before compiling
+    multiplied: float  # the same, counted in the compiled text; 0 without a text
+    unknown: int  # loops of unknown length, which count once
+    refused: float  # bytes that the program needs when the compiler says that they do not fit; else 0
 
     @property
     def collective_bytes(self) -> tuple[int | float, int | float]:
-        """Bytes sent, within slices and across."""
+        """(bytes sent within slices, bytes sent across slices)."""
         return sum(self.within.values()), sum(self.across.values())
 
     @property
     def in_use(self) -> int:
-        """Bytes that the program's arguments, results and temporaries take up."""
+        """Bytes of the program's arguments, results and temporaries together."""
         return self.arguments + self.outputs + self.temporaries
 
     @property
     def fragmentation(self) -> int:
-        """Bytes of these that are not in use at the peak: gaps between temporaries, and what is dead by then."""
+        """Bytes of `in_use` that are not in use at the peak: gaps between temporaries, and dead buffers."""
         return max(self.in_use - self.peak, 0) if self.peak else 0
 
     @property
     def repeated(self) -> float:
-        """How much more is multiplied than the program says, as a share of that: by all devices, or a second time."""
+        """multiplied / flops - 1: the share of products that the compiled program computes again or on all devices."""
         return self.multiplied / self.flops - 1 if self.flops and self.multiplied else 0.0
 
 
 def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compiling) -> list[Measured]:
-    """Traces and compiles the programs of a plan, and reads off them what can be known.
+    """Traces and compiles the programs of a plan, and returns the Measured of each job.
 
-    Programs are traced one after another, and each is compiled as soon as it is traced; equal ones once.
+    Programs are traced one after another, and each is compiled as soon as it is traced. Equal programs compile once.
     """
     devices, slices = plan.mesh.size, plan.slices
     compiled, results = {}, []
@@ -102,14 +102,14 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
 
 
 def cache_key(text: str, topology: str, slices: int) -> str:
-    """The name of a program in the cache: the hash of everything that the compiled program depends on."""
+    """Returns a program's name in the cache: a hash of everything that the compiled program depends on."""
     versions = [importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'libtpu')]
     parts = [text, topology, slices, versions, [os.environ.get(name, '') for name in FLAGS]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[dict[str, Any], str]:
-    """(bytes and seconds, fields of Measured; compiled text) from the cache, or from compiling, into it."""
+    """Returns compile_and_measure's values from the cache; when they are not there, compiles and adds them."""
     path = os.path.join(cache, f'{key}.json.gz')
     if os.path.exists(path):
         with gzip.open(path, 'rt', encoding='utf8') as file:
@@ -123,7 +123,7 @@ def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[
 
 
 def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
-    """(bytes and seconds, compiled text); the text is '' of a program that the compiler refuses."""
+    """Returns (seconds and bytes, fields of Measured; compiled text, '' when the program does not fit the device)."""
     started = time.monotonic()
     try:
         compiled = lowered.compile()
@@ -144,13 +144,13 @@ def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], st
 
 
 def read_movement(text: str, devices: int, slices: int, trip_counts: Sequence[int]) -> dict[str, Any]:
-    """Fields of Measured that are read off the compiled text."""
+    """Returns the fields of Measured that the text shows; trip_counts: of the loops whose text has no count."""
     if not text:
         return {'traffic': 0.0, 'within': {}, 'across': {}, 'unknown': 0, 'multiplied': 0.0}
     traffic, within, across = Traffic(text), {}, {}
     moved = traffic.count_program(trip_counts)
     for collective in hlo_collectives.list_collectives(text, devices, trip_counts):
-        devices_per_slice = devices // slices  # data, the first axis of the mesh, goes over the slices
+        devices_per_slice = devices // slices  # the mesh's first axis, data, spans the slices
         leaves = any(len({device // devices_per_slice for device in group}) > 1 for group in collective.groups)
         kind = across if leaves else within
         kind[collective.op] = kind.get(collective.op, 0.0) + collective.bytes
@@ -164,12 +164,12 @@ def read_movement(text: str, devices: int, slices: int, trip_counts: Sequence[in
 
 
 def needed_bytes(message: str) -> float:
-    """Bytes that a program needs, from the compiler's refusal; infinity when the message has no size."""
+    """Returns the bytes that a program needs, read from the compiler's refusal; infinity when it names no size."""
     size = re.search(r'(?:temporaries \(|Used )([\d.]+)([GMK])', message)
     return float(size[1]) * {'G': 2**30, 'M': 2**20, 'K': 2**10}[size[2]] if size else float('inf')
 
 
-def print_progress(name: str, fields: dict[str, Any], done: int, every: int) -> None:
-    """Prints a line about a program that has been compiled, or was before."""
+def print_progress(name: str, fields: dict[str, Any], done: int, total: int) -> None:
+    """Prints a line about a compiled program: its name, and how long it took or that the cache had it."""
     how = 'from the cache' if fields['cached'] else f'in {console.duration(fields["seconds"])}'
-    console.console.print(f'preflight: {done} of {every}: {name} {how}')
+    console.console.print(f'preflight: {done} of {total}: {name} {how}')

@@ -1,9 +1,9 @@
-"""Floating-point operations of matrix products, counted in a program before it is compiled.
+"""Counts the floating-point operations of matrix products in a program before it is compiled.
 
-cost_analysis() counts a loop's body once; here the body of a scan counts as often as it runs, what is recomputed
-in a backward pass counts again, and what `shard_map` runs on every shard counts for each. Work that devices repeat
-outside `shard_map`, by their shardings, is not seen. Names of primitives and of their parameters are those of jax
-0.10 to 0.12, which jax does not promise to keep.
+cost_analysis() counts a loop's body once. Here a scan's body counts as often as it runs, recomputation in a backward
+pass counts again, and work in `shard_map` counts for every shard. Work that shardings repeat on several devices
+outside `shard_map` is not seen. jax 0.10 to 0.12 have these names of primitives and parameters; jax does not promise
+to keep them.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 def count(jaxpr: Jaxpr | ClosedJaxpr, trip_counts: Iterable[int] = ()) -> tuple[int, int]:
-    """(operations of all devices together, loops whose trip count is not known and that count once).
+    """Returns (operations of all devices together, number of loops with unknown trip count, which count once).
 
-    trip_counts are those of the while loops, in order of their appearance, an outer loop before those within.
+    trip_counts: of the while loops in order of appearance, an outer loop before its inner loops.
     """
-    left, unknown = iter(trip_counts), 0
+    counts_left, unknown = iter(trip_counts), 0
 
     def count_all(jaxpr):
         return sum(map(count_equation, getattr(jaxpr, 'jaxpr', jaxpr).eqns))
@@ -27,11 +27,11 @@ def count(jaxpr: Jaxpr | ClosedJaxpr, trip_counts: Iterable[int] = ()) -> tuple[
         nonlocal unknown
         name, params = equation.primitive.name, equation.params
         if name == 'dot_general':
-            return product(equation)
+            return count_dot(equation)
         if name == 'conv_general_dilated':
-            return convolution(equation)
+            return count_convolution(equation)
         if name == 'while':
-            times = next(left, None)
+            times = next(counts_left, None)
             unknown += times is None
             return (1 if times is None else times) * (count_all(params['cond_jaxpr']) + count_all(params['body_jaxpr']))
         inner = [x for x in params.values() if isinstance(x, Jaxpr | ClosedJaxpr)]
@@ -50,14 +50,14 @@ def count(jaxpr: Jaxpr | ClosedJaxpr, trip_counts: Iterable[int] = ()) -> tuple[
     return count_all(jaxpr), unknown
 
 
-def product(equation: Any) -> int:
-    """Operations of a dot_general: 2 for each element of the result and of the contracted dimensions."""
+def count_dot(equation: Any) -> int:
+    """Returns the operations of a dot_general: 2 x elements of the result x elements of the contracted dimensions."""
     (contracted, _), _ = equation.params['dimension_numbers']
     shape = equation.invars[0].aval.shape
     return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
 
 
-def convolution(equation: Any) -> int:
-    """Operations of a convolution: 2 for each element of the result and of the kernel of one output feature."""
+def count_convolution(equation: Any) -> int:
+    """Returns the operations of a convolution: 2 x elements of the result x kernel elements of one output feature."""
     kernel, numbers = equation.invars[1].aval.shape, equation.params['dimension_numbers']
     return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[numbers.rhs_spec[0]]

@@ -1,4 +1,4 @@
-"""Collectives of a compiled program, read off its text: which devices talk to each other, and how much they send."""
+"""Reads the collectives off a compiled program's text: which devices communicate, and how much they send."""
 
 from collections.abc import Iterable
 import math
@@ -11,15 +11,15 @@ from grpo_jax.tools.preflight import hlo
 
 
 class Collective(NamedTuple):
-    """A kind of collective of a program."""
+    """All collectives of a program with the same operation and groups."""
 
     op: str  # all-gather, reduce-scatter, all-reduce, all-to-all, collective-permute
-    groups: list[list[int]]  # of devices that talk to each other, by their positions in the mesh
-    times: int  # that it runs
-    bytes: float  # that a device sends to others in all of them, by rings
+    groups: list[list[int]]  # positions in the mesh of devices that communicate
+    times: int  # how often they run together
+    bytes: float  # what a device sends in all of them, over rings
 
 
-# bytes that one of n devices sends, in units of what it hands in
+# bytes that one of n devices sends, in units of the bytes of its operand
 SENT = {
     'all-gather': lambda n: n - 1,
     'reduce-scatter': lambda n: (n - 1) / n,
@@ -34,9 +34,10 @@ SENT = {
 def list_collectives(
     text: str, devices: int, trip_counts: Iterable[int] = (), decoding: bool = False
 ) -> list[Collective]:
-    """Collectives of a program in the order of the text, or those of one pass of its decode loop.
+    """Returns a program's collectives, in the order of the text.
 
-    trip_counts as in Traffic.count_program. A collective that is spread over several fusions counts once.
+    devices: of all slices; trip_counts: as in Traffic.count_program; decoding: only those of one pass of the decode
+    loop. A collective that is spread over several fusions counts once.
     """
     program, by_kind, parts = hlo.parse(text), {}, set()
 
@@ -47,14 +48,14 @@ def list_collectives(
             for x in inner.values():
                 cost(x, inner, times, i.called('calls'))
         elif op in SENT:
-            part = identity(i.attributes) if computation else None
+            part = collective_key(i.attributes) if computation else None
             if part is None or part not in parts:
                 parts.add(part)
-                # the fusion of a reduction with a slice of its result
-                note('reduce-scatter' if 'all-reduce-scatter' in computation else op, i, scope, times)
+                # XLA fuses a reduction with a slice of its result to a reduce-scatter
+                add('reduce-scatter' if 'all-reduce-scatter' in computation else op, i, scope, times)
         return 0
 
-    def note(op, i, scope, times):
+    def add(op, i, scope, times):
         groups = replica_groups(i.attributes, devices)
         size = sum(math.prod(array.dims) * array.item for name in i.operands for array in scope[name].arrays)
         sent = size * (1 if op == 'collective-permute' else SENT[op](len(groups[0])))
@@ -67,10 +68,10 @@ def list_collectives(
     return list(by_kind.values())
 
 
-def identity(attributes: str) -> tuple[str, ...] | None:
-    """What the parts of a collective that is spread over fusions share; None for one that nothing tells apart.
+def collective_key(attributes: str) -> tuple[str, ...] | None:
+    """Returns a key that the instructions of one collective share when it is spread over fusions; None without a key.
 
-    The channel alone does not: those that jax.shard_map writes down have channel 1, all of them.
+    The channel alone is no key: all collectives of jax.shard_map have channel 1.
     """
     patterns = r'channel_id=(\d+)', r'chain_id="(\d+)"', r'async_collective_name="([^"]+)"'
     channel, chain, name = (match[1] if (match := re.search(p, attributes)) else '' for p in patterns)
@@ -78,7 +79,7 @@ def identity(attributes: str) -> tuple[str, ...] | None:
 
 
 def replica_groups(attributes: str, devices: int) -> list[list[int]]:
-    """Lists of device numbers that talk to each other."""
+    """Returns the groups of devices that communicate, as lists of positions in the mesh."""
     pairs = re.search(r'(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}', attributes)
     if pairs:
         return [[int(n) for n in group.split(',')] for group in re.findall(r'\{([\d,]+)\}', pairs[1])]
@@ -86,8 +87,8 @@ def replica_groups(attributes: str, devices: int) -> list[list[int]]:
     if iota:
         shape, dims, axes = ([int(n) for n in part.split(',')] if part else None for part in iota.groups())
         return np.arange(devices).reshape(dims or ()).transpose(axes).reshape(shape or ()).tolist()
-    # mesh['a'=1,'b'=4] {'b'}: devices in the order of a grid, groups along the named axes; device_ids=([2,8]T(1,0))
-    # gives another order
+    # mesh['a'=1,'b'=4] {'b'}: the devices form a grid, and a group runs along the named axes;
+    # device_ids=([2,8]T(1,0)) gives the grid another order of devices
     grid = re.search(
         r"replica_groups=mesh\[([\w'=,]+)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? "
         r"\{([\w',]+)\}",

@@ -1,7 +1,7 @@
-"""What a step would take on a slice under other settings, by formulas alone: coarse, to choose what is compiled.
+"""Estimates a step's time and memory under other settings by formulas, so that a search knows what to compile.
 
-All figures are those of a chip. They leave out what no setting changes, so the ratio of two settings means more than
-either; grpo_jax.tools.preflight.search corrects them by what was compiled.
+All figures are for one chip. They leave out costs that no setting changes, so compare settings rather than read one
+figure. grpo_jax.tools.preflight.search corrects them with compiled programs.
 """
 
 import math
@@ -12,16 +12,16 @@ from grpo_jax.learner import logprobs
 from grpo_jax.tools.preflight import plan as plans
 
 HALF, FLOAT = 2, 4  # bytes of a number in bfloat16 and in float32
-FILLED = 0.92  # of the cells of packed rows
-SCORES = 6  # times that XLA's attention writes or reads float32 scores in a forward pass
-PASSES = {'none': 3.0, 'dots': 3.2, 'full': 4.0}  # products of an update, in those of a forward pass
-TOUCHES = {'none': 5, 'dots': 5, 'full': 6}  # times that a microbatch reads or writes each matrix, gathering it twice
-# numbers of each token and layer that wait for the backward pass, in widths of the model
+FILLED = 0.92  # share of packed cells that hold tokens
+SCORES = 6  # how often XLA's attention writes or reads float32 scores in a forward pass
+PASSES = {'none': 3.0, 'dots': 3.2, 'full': 4.0}  # products of an update / products of a forward pass, by remat
+TOUCHES = {'none': 5, 'dots': 5, 'full': 6}  # reads and writes of each matrix in a microbatch, two gathers included
+# activations kept for the backward pass, in widths of the model for each token and layer
 KEPT = {'none': 34.0, 'dots': 14.0, 'full': 1.0}
 
 
 class Setting(NamedTuple):
-    """What the search chooses."""
+    """The settings that the search chooses."""
 
     data: int
     fsdp: int
@@ -33,17 +33,17 @@ class Setting(NamedTuple):
     offload: tuple[str, ...]
 
     def overrides(self, config: Any) -> dict[str, Any]:
-        """{dotted key: value} where the setting differs from the config."""
+        """Returns {dotted key: value} of the fields that differ from the config."""
         sections = ['mesh'] * 3 + ['learner'] * 5
         fields = zip(sections, self._fields, self, setting_of(config), strict=True)
         changes = {f'{section}.{name}': value for section, name, value, now in fields if value != now}
-        if 'learner.microbatches' in changes:  # which otherwise may decide whether rows are packed
+        if 'learner.microbatches' in changes:  # with pack_columns=-1, microbatches would decide whether rows are packed
             changes['learner.pack_columns'] = self.pack_columns
         return changes
 
 
 def setting_of(config: Any) -> Setting:
-    """The Setting of a config whose mesh is chosen."""
+    """Returns the Setting of a config with a chosen mesh."""
     mesh, learner = config.mesh, config.learner
     columns = 0 if learner.pack_columns < 0 and learner.microbatches > 1 else learner.pack_columns
     return Setting(
@@ -53,59 +53,62 @@ def setting_of(config: Any) -> Setting:
 
 
 class Guess(NamedTuple):
-    """What a setting takes."""
+    """The estimated time and memory of a setting, on one chip."""
 
     seconds: dict[str, dict[str, float]]  # {phase: {bound: seconds of a step}}
     memory: dict[str, float]  # {phase: bytes in use}
 
 
 class _Sizes(NamedTuple):
-    """What the formulas share, of a chip."""
+    """Sizes of one chip's work that the formulas share."""
 
     rows: float  # completions of a step
     microbatches: int  # of a step
-    tokens: float  # that a step's update works on, padding and all
-    matrices: float  # bytes of the weights that a tensor shard computes with
-    gradients: float  # bytes of their gradients in float32
-    forward: dict[str, float]  # what a forward pass over these tokens multiplies, moves and sends
-    along: float  # bytes that the tensor axis sends in a forward pass, for each token
+    tokens: float  # of a step's updates, padding included
+    matrices: float  # bytes of a tensor shard's weights in bfloat16
+    gradients: float  # bytes of the gradients of these weights in float32
+    forward: dict[str, float]  # operations, bytes moved and bytes sent of a forward pass over `tokens`
+    tensor_sent: float  # bytes a token that a forward pass sends over the tensor axis
     cached: float  # bytes of a token's keys and values
 
 
 def guess(plan: plans.PlannedRun, setting: Setting) -> Guess:
-    """Guess of a setting for the plan's model, batch and slice."""
-    sizes, shapes, chip = _sizes(plan, setting), plan.shapes, plan.chip
+    """Returns the Guess of a setting for the plan's model, batch and slice."""
+    sizes, shapes, chip = _make_sizes(plan, setting), plan.shapes, plan.chip
     forward, matrices = sizes.forward, sizes.matrices
     prompts, sampled = sizes.rows / shapes.group_size, sizes.rows * shapes.tokens
-    read = prompts * shapes.queries + sampled / 2  # of the cache at each step, in the mean
+    read = prompts * shapes.queries + sampled / 2  # cached tokens read in a decode step, on average
     passes, shard = PASSES[setting.remat], sizes.gradients / setting.fsdp
     updates = plan.config.learner.epochs * plan.config.learner.minibatches
-    once = TOUCHES[setting.remat] * matrices + sizes.gradients + 3 * shard  # moved by a microbatch
-    crossing = (2 * matrices + sizes.gradients / 2) * _ring(setting.fsdp) + 2 * _ring(setting.data) * shard
+    once = TOUCHES[setting.remat] * matrices + sizes.gradients + 3 * shard  # bytes moved in a microbatch
+    crossing = (2 * matrices + sizes.gradients / 2) * ring_share(setting.fsdp) + 2 * ring_share(setting.data) * shard
     amounts = {
         'rollout': {
             'products': matrices / HALF * 2 * (sampled + prompts * shapes.queries),
             'HBM': shapes.tokens * (matrices + read * sizes.cached),
-            'sent': matrices * _ring(setting.fsdp) + sampled * sizes.along,
+            'sent': matrices * ring_share(setting.fsdp) + sampled * sizes.tensor_sent,
         },
-        'logprobs': forward | {'sent': forward['sent'] + matrices * _ring(setting.fsdp)},
+        'logprobs': forward | {'sent': forward['sent'] + matrices * ring_share(setting.fsdp)},
         'update': {
             'products': forward['products'] * passes,
-            'HBM': forward['HBM'] * passes + sizes.microbatches * once + 7 * shard * updates,  # the optimizer's seven
+            'HBM': forward['HBM'] * passes
+            + sizes.microbatches * once
+            + 7 * shard * updates,  # 7: the optimizer's reads and writes
             'sent': forward['sent'] * (2 + (setting.remat == 'full')) + sizes.microbatches * crossing,
         },
     }
     speeds = {'products': chip.flops, 'HBM': chip.bandwidth, 'sent': plan.links[1] or math.inf}
     seconds = {phase: {name: n / speeds[name] for name, n in kinds.items()} for phase, kinds in amounts.items()}
-    return Guess(seconds, _memory(plan, setting, sizes))
+    return Guess(seconds, _memory_by_phase(plan, setting, sizes))
 
 
-def _sizes(plan, setting):
+def _make_sizes(plan, setting):
+    """The _Sizes of a setting."""
     model_config, shapes, tensor = plan.run.model.config, plan.shapes, setting.tensor
     learner = plan.config.learner
     rows = shapes.prompts * shapes.group_size / setting.data / setting.fsdp / plan.mesh.shape['context']
     updates = learner.epochs * learner.minibatches
-    columns = learner.pack_rows * (setting.pack_columns if setting.pack_columns >= 0 else own_columns(plan))
+    columns = learner.pack_rows * (setting.pack_columns if setting.pack_columns >= 0 else packed_columns(plan))
     if columns:
         real = rows * ((plan.mean_tokens or shapes.tokens) + shapes.queries / shapes.group_size)
         microbatches = updates * math.ceil(real / FILLED / columns / learner.minibatches)
@@ -116,12 +119,14 @@ def _sizes(plan, setting):
     weights, logits = count_parameters(model_config), model_config.vocab_size
     embedding = logits * model_config.width * (not model_config.tie_embeddings)  # rows are looked up, not multiplied
     heads = model_config.heads * model_config.head_dim
-    scores = tokens * (shapes.queries + shapes.tokens) * model_config.layers  # half of all pairs, queries and values
+    scores = (
+        tokens * (shapes.queries + shapes.tokens) * model_config.layers
+    )  # causal: half of all pairs; twice: scores and values
     numbers = 4 * model_config.width + (3 * model_config.mlp + 4 * heads) / tensor
     moved = tokens * HALF * (model_config.layers * numbers + logits / tensor)
     if learner.attention == 'xla':
         moved += scores * model_config.heads / tensor * FLOAT * SCORES
-    along = model_config.layers * 2 * model_config.width * HALF * 2 * _ring(tensor)
+    tensor_sent = model_config.layers * 2 * model_config.width * HALF * 2 * ring_share(tensor)
     return _Sizes(
         rows,
         microbatches,
@@ -131,24 +136,25 @@ def _sizes(plan, setting):
         forward={
             'products': 2 * (tokens * (weights - embedding) + scores * heads) / tensor,
             'HBM': moved,
-            'sent': tokens * along,
+            'sent': tokens * tensor_sent,
         },
-        along=along,
+        tensor_sent=tensor_sent,
         cached=2 * model_config.layers * model_config.kv_heads * model_config.head_dim * HALF / tensor,
     )
 
 
-def own_columns(plan: plans.PlannedRun) -> int:
-    """Columns of the packed rows of the plan's own setting; 0 where rows are padded."""
+def packed_columns(plan: plans.PlannedRun) -> int:
+    """Returns the columns of the plan's packed rows; 0 when it pads rows."""
     return plan.learner.sizes.columns if plan.learner.sizes else 0
 
 
-def _ring(devices):
-    """The share of an array that a device sends to gather or scatter it."""
+def ring_share(devices: int) -> float:
+    """Returns the share of an array that each device sends when devices gather or scatter it over a ring."""
     return (devices - 1) / devices
 
 
-def _memory(plan, setting, sizes):
+def _memory_by_phase(plan, setting, sizes):
+    """{phase: bytes in use on a chip}."""
     model_config, shapes, memory = plan.run.model.config, plan.shapes, plan.chip.memory
     state = plan.state_bytes()[0] * plan.mesh.shape['fsdp'] * plan.mesh.shape['tensor'] / setting.fsdp / setting.tensor
     shard = sizes.gradients / setting.fsdp

@@ -1,4 +1,4 @@
-"""The programs of a run on a topology, abstract: what grpo_jax.train would compile there, from the config alone."""
+"""Plans a run on a topology: the abstract programs that grpo_jax.train would compile there, from the config alone."""
 
 from collections.abc import Callable
 import dataclasses
@@ -43,13 +43,13 @@ class Job(NamedTuple):
     name: str
     phase: str  # of a run: start, cold start, rollout, logprobs, update, evaluation
     trace: Callable  # () -> jax.stages.Traced
-    alive: int  # bytes on a device beside the program's results and temporaries
-    arguments: bool = True  # whether its arguments come on top of these
-    holds: tuple[str, ...] = ('state',)  # what is among all of it, of state and the names in jobs_of's sizes
-    runs: float = 0  # a step; 0: a variant of another one, or not in every step
-    trip_counts: tuple[int, ...] = ()  # of loops whose text does not tell, the most: over steps, blocks of the prompt,
-    # blocks of each chunk
-    text_trip_counts: tuple[int, ...] = ()  # the same without those that the compiled text tells
+    alive: int  # bytes on a device of other live buffers, without this program's results and temporaries
+    arguments: bool = True  # whether `alive` leaves out the program's arguments too
+    holds: tuple[str, ...] = ('state',)  # live buffers: 'state', or keys of list_jobs's sizes
+    runs: float = 0  # in a step; 0: a variant of another program, or not in every step
+    # the most passes of each loop without a trip count: over steps, blocks of the prompt, blocks of each chunk
+    trip_counts: tuple[int, ...] = ()
+    text_trip_counts: tuple[int, ...] = ()  # trip_counts without the loops whose compiled text has a count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +63,23 @@ class PlannedRun:
     chip: chips.Chip
     shapes: batches.Shapes
     learner: Learner
-    teacher: compiled.Executable | None = None  # its program, where the algorithm learns from one
-    teacher_bytes: int = 0  # of its weights on a device
-    mean_tokens: int = 0  # of a completion, for packed rows; 0: all at full length
+    teacher: compiled.Executable | None = None  # the teacher's program, when the algorithm has a teacher
+    teacher_bytes: int = 0  # of the teacher's weights on a device
+    mean_tokens: int = 0  # mean length of a completion in packed rows; 0: all at full length
 
     @property
     def mesh(self):
-        """Its jax Mesh."""
+        """The run's jax Mesh."""
         return self.run.mesh
 
     @property
     def algorithm(self) -> Any:
-        """Its Algorithm."""
+        """The run's Algorithm."""
         return self.run.algorithm
 
     @functools.cached_property
     def engine(self):
-        """The sampler of training, or of evaluation where training reads its completions from the data."""
+        """The training sampler; the evaluation sampler when training reads its completions from the data."""
         if self.algorithm.source in READ_FROM_DATA:
             return self.evaluation_engine
         settings = self.run.settings
@@ -88,35 +88,35 @@ class PlannedRun:
 
     @functools.cached_property
     def evaluation_engine(self):
-        """The sampler of evaluation."""
+        """The evaluation sampler."""
         evaluation = self.config.evaluation
         shapes = evaluate.make_shapes(self.run, evaluation.samples + 1, evaluation.prompts)
         return make_run_sampler(self.run, shapes, greedy=1)
 
     @property
     def links(self) -> tuple[float, float]:
-        """Bytes a second that a chip sends over its links, see chips.Chip.links."""
+        """(low, high): bytes a second that a chip sends over its links; see chips.Chip.links."""
         return self.chip.links([int(side) for side in self.topology.partition(':')[2].split('x')])
 
     def state_bytes(self):
-        """Bytes of the TrainState on a device, and of the parameters among it."""
+        """Returns (bytes of the TrainState on a device, bytes of the parameters in it)."""
         return compiled.device_bytes(self.learner.state), compiled.device_bytes(self.learner.state.params)
 
     def trained_bytes(self) -> int:
-        """Bytes on a device of the parameters that are trained: all of them, or the adapters."""
+        """Returns the bytes on a device of the trained parameters: all parameters, or the adapters."""
         return compiled.device_bytes(lora.split(self.learner.state.params)[0])
 
     def fetched_reference_bytes(self) -> int:
-        """Bytes on a device of a reference that waits in the hosts' memory and is sampled from."""
+        """Returns the bytes on a device of an offloaded reference that the sampler fetches; 0 when it fetches none."""
         fetched = self.algorithm.source == 'reference' and 'reference' in self.config.learner.offload
         return fetched * self.trained_bytes()
 
     def row_shards(self):
-        """Devices that the rows of a batch are split over."""
+        """Returns how many devices share the rows of a batch."""
         return batches.devices_along(self.mesh, ROW_AXES)
 
     def microbatch(self) -> tuple[int, int]:
-        """Rows of a microbatch on a device, and their tokens, padding and all."""
+        """Returns (rows of a microbatch on a device, tokens of a row with padding)."""
         if self.learner.sizes is not None:
             return self.config.learner.pack_rows, self.learner.sizes.columns
         learning = self.run.settings.learning
@@ -125,7 +125,7 @@ class PlannedRun:
 
 
 def find_model(path):
-    """The folder of a model, or that of a published model's shape in configs/models."""
+    """Returns a model's folder; without one, the folder in configs/models with the shape of a published model."""
     for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
@@ -134,10 +134,11 @@ def find_model(path):
 
 
 def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun:
-    """PlannedRun of a config on `slices` slices of a topology; BadInput for what cannot work there.
+    """Returns the PlannedRun of a config on `slices` slices of the topology `name`.
 
-    Where every axis of config.mesh is 1, a mesh over all devices is chosen, and stands in the PlannedRun's config.
-    mean_tokens is that of completions, in packed rows; 0: all have their full length.
+    When every axis of config.mesh is 1, a mesh over all devices is chosen and written to the PlannedRun's config.
+    mean_tokens: mean length of completions in packed rows; 0: all have full length. Raises BadInput for a config that
+    cannot run there.
     """
     settings = Settings.from_config(config)
     folder = find_model(settings.model.path)
@@ -163,14 +164,14 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     if not algorithm.needs_teacher:
         return plan
     path, columns = settings.teacher.path, settings.data.max_prompt_tokens + settings.sampling.max_tokens
-    config_of_teacher = policies.teacher_config(find_model(path), path, model_config.vocab_size, columns, mesh)
-    weights = compiled.abstract_params(transformer.param_table(config_of_teacher), mesh)
-    program = policies.make_teacher_program(run, config_of_teacher)
+    teacher_config = policies.teacher_config(find_model(path), path, model_config.vocab_size, columns, mesh)
+    weights = compiled.abstract_params(transformer.param_table(teacher_config), mesh)
+    program = policies.make_teacher_program(run, teacher_config)
     return dataclasses.replace(plan, teacher=program, teacher_bytes=compiled.device_bytes(weights))
 
 
 def with_mesh(config, model_config, name, count, slices):
-    """The config with a mesh of `count` devices: its own, or one along fsdp where all axes are 1."""
+    """Returns the config with a mesh of `count` devices, chosen if all axes are 1. Raises BadInput for other meshes."""
     section = config.mesh
     wanted = math.prod(section[axis] for axis in AXES)
     if wanted == count:
@@ -185,14 +186,14 @@ def with_mesh(config, model_config, name, count, slices):
             f'has {wanted} devices and {name} has {count}; the nearest that fits is '
             + ' '.join(f'{axis}={near[axis]}' for axis in AXES),
         )
-    return changed(config, {f'mesh.{axis}': size for axis, size in chosen.items()})
+    return change_config(config, {f'mesh.{axis}': size for axis, size in chosen.items()})
 
 
 def choose_mesh(config, model_config, count, slices):
-    """{axis: size}: data over slices and fsdp within; tensor, and then data, take what rows or width do not divide."""
+    """Returns the first mesh of list_meshes, {axis: size}, over which the batch divides; else the first mesh."""
     rows = config.data.prompts_per_step
     batch = rows * config.rollout.group_size // (config.learner.minibatches * config.learner.microbatches)
-    candidates = meshes(model_config, count, slices)
+    candidates = list_meshes(model_config, count, slices)
     return next(
         (
             sizes
@@ -203,8 +204,11 @@ def choose_mesh(config, model_config, count, slices):
     )
 
 
-def meshes(model_config, count, slices):
-    """[{axis: size}] of meshes that divide the model, by tensor, which must divide the heads of keys and values."""
+def list_meshes(model_config, count, slices):
+    """Returns the meshes that divide the model, as {axis: size}, in order of their tensor size.
+
+    tensor divides the key and value heads. fsdp is as large as the width allows within a slice; data is the rest.
+    """
     within, candidates = count // slices, []
     for tensor in (n for n in range(1, within + 1) if within % n == 0 and model_config.kv_heads % n == 0):
         cut = within // tensor
@@ -213,8 +217,8 @@ def meshes(model_config, count, slices):
     return candidates
 
 
-def changed(config, overrides):
-    """A copy of the config with other values, by dotted key."""
+def change_config(config, overrides):
+    """Returns a copy of the config with other values, by dotted key."""
     config = config.copy_and_resolve_references()
     for key, value in overrides.items():
         *path, last = key.split('.')
@@ -225,8 +229,8 @@ def changed(config, overrides):
     return config
 
 
-def jobs_of(plan):
-    """([Job], the slowest to compile first; bytes on a device of the sampler's weights, rollout and cache, by name)."""
+def list_jobs(plan):
+    """Returns (a plan's Jobs, the slowest to compile first; the sampler's bytes on a device, see sampler_jobs)."""
     run, settings, algorithm = plan.run, plan.run.settings, plan.algorithm
     shapes, learner = plan.shapes, plan.learner
     trained, frozen = lora.split(learner.state.params)
@@ -236,7 +240,7 @@ def jobs_of(plan):
         Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
     ]
-    # of the policy, of a reference, and of both where a KL is observed that no loss reads
+    # passes over the batch: of the policy, of a reference, and of both when a KL is measured that no loss reads
     scorings = bool(learner.scorer_fields - {'ref_logprobs'}) + ('ref_logprobs' in learner.scorer_fields)
     if settings.log.kl_observe and not algorithm.needs_reference:
         scorings += 2 / settings.log.kl_observe
@@ -262,7 +266,7 @@ def jobs_of(plan):
     jobs += more
     if plan.evaluation_engine is not plan.engine:
         jobs += [
-            job._replace(holds=('state', 'weights'))  # its cache is another one
+            job._replace(holds=('state', 'weights'))  # the cache of training is not live then
             for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
         ]
     resting = plan.teacher_bytes * (not settings.teacher.park)
@@ -273,17 +277,16 @@ def jobs_of(plan):
 
 
 def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
-    """(microbatches of packed rows in a minibatch,); () where rows are padded.
+    """Returns (microbatches of packed rows in a minibatch,); () when rows are padded.
 
-    The packer is asked, with prompts at full length, and the completions of each group as long as those of
-    completion_lengths.
+    The real packer packs prompts at full length and completions of the lengths of completion_lengths.
     """
     learning, shapes, sizes = plan.run.settings.learning, plan.shapes, plan.learner.sizes
     if sizes is None:
         return ()
     rows = shapes.prompts * shapes.group_size
     lengths = completion_lengths(rows, shapes.tokens, plan.mean_tokens or shapes.tokens)
-    # dealt out, so that each group has short and long ones
+    # each group gets short and long completions
     lengths = lengths.reshape(shapes.group_size, shapes.prompts).T.reshape(-1)
     packed = packing.pack(
         np.ones((rows, shapes.queries), bool), np.arange(shapes.tokens) < lengths[:, None], sizes, learning.minibatches
@@ -292,10 +295,10 @@ def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
 
 
 def completion_lengths(count: int, most: int, mean: float) -> np.ndarray:
-    """i64[count], rising, of that mean: those of an exponential distribution that ends at `most`."""
+    """Returns i64[count], rising: quantiles of an exponential distribution of this mean, clipped at `most`."""
     places = -np.log1p(-(np.arange(count) + 0.5) / count)
     least, greatest = 0.0, 64.0 * most
-    for _ in range(60):  # the scale whose mean is wanted
+    for _ in range(60):  # bisection for the scale that gives the mean
         scale = (least + greatest) / 2
         low = np.minimum(places * scale, most).mean() < mean
         least, greatest = (scale, greatest) if low else (least, scale)
@@ -303,10 +306,11 @@ def completion_lengths(count: int, most: int, mean: float) -> np.ndarray:
 
 
 def sampler_jobs(engine, phase, state, params):
-    """([Job], bytes of weights, rollout state and cache by name) of an engine's programs that need most memory.
+    """Returns the Jobs of an engine's largest programs, and its {'weights', 'rollout', 'cache'} bytes on a device.
 
-    All smaller sizes of a decode batch need less. Of an evaluation's, only the largest decode program counts: the
-    others differ from those of the rollout by the number of rows. state and params are bytes of one device.
+    Programs for smaller decode batches need less memory. For an evaluation, only the largest decode program counts; its
+    other programs differ from the rollout's by the number of rows. state, params: bytes on a device of the TrainState
+    and of the policy's parameters.
     """
     spec, keys = engine.programs.spec, schedule.largest(engine.schedule)
     keys += [schedule.INSPECT] * bool(spec.sampling.lora.rank)
@@ -331,10 +335,10 @@ def sampler_jobs(engine, phase, state, params):
         elif key.kind == 'decode':
             segments = math.ceil(sum(engine.schedule.chunks) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
-            cache = batches_of[key].cache  # kernels have no loops over its blocks
+            cache = batches_of[key].cache  # kernels have no loops over the cache's blocks
             blocks = () if cache.prompt.flat else tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks))
             trip_counts = (engine.schedule.segment, *blocks)
-        elif key.kind != 'resume':  # what these read is among what is alive
+        elif key.kind != 'resume':  # these read live buffers alone
             alive, arguments = state + sum(sizes.values()), False
         if phase == 'rollout' or (key.kind == 'decode' and runs):
             runs *= phase == 'rollout'

@@ -1,7 +1,7 @@
-"""Operations of a compiled program's matrix products on one device, read off its text.
+"""Counts the operations of a compiled program's matrix products on one device, from its text.
 
-What TPUs multiply stands there as convolutions, whose windows say which dimensions are those of a batch. A product that
-XLA has turned into multiplications and sums, of a vector for instance, is none any more.
+TPU programs write matrix products as convolutions, whose windows show the batch dimensions. Products that XLA turned
+into elementwise multiplications and sums, such as products with a vector, are not counted.
 """
 
 from collections.abc import Iterable
@@ -13,35 +13,35 @@ from grpo_jax.tools.preflight.hlo import Instruction, Scope
 
 
 def count(text: str, trip_counts: Iterable[int] = ()) -> float:
-    """Operations of the products of a text; trip_counts are those of the loops whose text has none, in order."""
-    program, within = hlo.parse(text), {}
+    """Returns the operations of all matrix products; trip_counts: of the loops whose text has no count, in order."""
+    program, by_computation = hlo.parse(text), {}
 
     def cost(i: Instruction, scope: Scope, _: int) -> float:
         if i.op == 'fusion':
             name = i.called('calls')
-            if name not in within:
+            if name not in by_computation:
                 inner = program.computations[name]
-                within[name] = sum(cost(x, inner, 1) for x in inner.values())
-            return within[name]
-        if i.op == 'custom-call':  # a kernel tells
+                by_computation[name] = sum(cost(x, inner, 1) for x in inner.values())
+            return by_computation[name]
+        if i.op == 'custom-call':  # a kernel's cost estimate
             estimate = re.search(r'"flops":"(\d+)"', i.attributes)
             return int(estimate[1]) if estimate else 0
-        return {'dot': dot, 'convolution': convolution}.get(i.op, lambda *_: 0)(i, scope)
+        return {'dot': count_dot, 'convolution': count_convolution}.get(i.op, lambda *_: 0)(i, scope)
 
     return hlo.Walk(program, iter(trip_counts), cost).total(program.entry)
 
 
-def dot(i: Instruction, scope: Scope) -> int:
-    """2 for each element of the result and of the contracted dimensions."""
+def count_dot(i: Instruction, scope: Scope) -> int:
+    """Returns the operations of a dot: 2 x elements of the result x elements of the contracted dimensions."""
     dims = scope[i.operands[0]].arrays[0].dims
-    contracted = re.findall(r'\d+', hlo.match(r'lhs_contracting_dims=\{([\d,]*)\}', i.attributes)[1])
+    contracted = re.findall(r'\d+', hlo.require_match(r'lhs_contracting_dims=\{([\d,]*)\}', i.attributes)[1])
     return 2 * math.prod(i.arrays[0].dims) * math.prod(dims[int(axis)] for axis in contracted)
 
 
-def convolution(i: Instruction, scope: Scope) -> int:
-    """2 for each product of an element of the input, and not of its padding, with one of the kernel."""
+def count_convolution(i: Instruction, scope: Scope) -> int:
+    """Returns the operations of a convolution: 2 for each product of an input element, not padding, with the kernel."""
     inputs, kernel = (scope[name].arrays[0].dims for name in i.operands)
-    input_axes, kernel_axes, result_axes = hlo.match(r'dim_labels=(\w+)_(\w+)->(\w+)', i.attributes).groups()
+    input_axes, kernel_axes, result_axes = hlo.require_match(r'dim_labels=(\w+)_(\w+)->(\w+)', i.attributes).groups()
     result, window = i.arrays[0].dims, re.search(r'window=\{([^}]*)\}', i.attributes)
     options = dict(re.findall(r'(\w+)=(\S+)', window[1])) if window else {}
     products = result[result_axes.index('b')] * result[result_axes.index('f')] * kernel[kernel_axes.index('i')]
@@ -56,6 +56,6 @@ def convolution(i: Instruction, scope: Scope) -> int:
         outputs = result[result_axes.index(str(axis))]
         length = (inputs[input_axes.index(str(axis))] - 1) * spread + 1
         places = [out * stride - before + at * apart for out in range(outputs) for at in range(size)]
-        # how many elements of the input meet one of the window, over all outputs along the axis
+        # products along this axis: window places, over all outputs, that hold an input element
         products *= sum(0 <= place < length and place % spread == 0 for place in places)
     return 2 * products // (int(groups[1]) if groups else 1)

@@ -1,4 +1,4 @@
-"""A verdict as tables for people and as JSON for programs."""
+"""Shows a verdict: as tables for people, and as JSON for programs."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Dict of everything that is printed; bytes, seconds and operations of one chip."""
+    """Returns everything that is printed, for JSON; bytes, seconds and operations are those of one chip."""
     plan = verdict.plan
     prompts, rows = verdicts.largest_batch(verdict)
     return {
@@ -52,7 +52,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
-    """{axis: size}."""
+    """Returns {axis: size} of the plan's mesh."""
     return {axis: plan.mesh.shape[axis] for axis in AXES}
 
 
@@ -67,10 +67,10 @@ def print_verdict(verdict: Verdict) -> None:
         f'{slices}{plan.topology}: {plan.mesh.size} chips of {plan.chip.memory / GIB:.2f} GiB; '
         f'mesh {mesh}; {rows} {packed} rows of {columns} tokens a microbatch and chip',
         programs_table(verdict),
-        "arg, out, temp: bytes of the program; peak: the compiler's own figure; gaps: what these are more than it; in "
-        'use: with what waits beside it. TFLOP: matrix products of the compiled text, what is recomputed twice. At '
-        'least: three bounds, each as if nothing else took time; sent: with all links of an inner chip at the higher '
-        'published figure, and of a corner at the lower one. Loops that end with the longest completion count in full.',
+        "arg, out, temp: bytes of the program; peak: the compiler's own count; gaps: arg + out + temp - peak; in use: "
+        'with the other live buffers. TFLOP: matrix products of the compiled text, recomputation included. products, '
+        'HBM, sent in ms: three lower bounds, each ignores the others; sent: over all links of an inner chip at the '
+        'higher published speed, and of a corner at the lower one. Loops over completions count to the longest one.',
     ]
     apart = [(job.name, measured.repeated) for job, measured in verdict.runs if abs(measured.repeated) > 0.01]
     lines += [
@@ -103,7 +103,7 @@ PROGRAM_COLUMNS = (
 
 
 def programs_table(verdict: Verdict) -> rich.table.Table:
-    """Table of programs: compile time, memory, work, and what bounds their time."""
+    """Returns the table of programs: compile time, memory, work, and bounds of their time."""
     rows = []
     for job, measured, size in zip(verdict.jobs, verdict.measured, verdict.totals, strict=True):
         head = [job.name, 'cached' if measured.cached and not measured.refused else f'{measured.seconds:.0f}']
@@ -135,14 +135,14 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
 
 
 def _sent(bounds, unit, digits):
-    """Text of the bounds by what is sent: both ends of the range within a slice, and between slices."""
+    """The communication bounds as text: the range within a slice + between slices. unit: 1 for s, 1e3 for ms."""
     ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
     between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
     return (ends[0] if ends[0] == ends[1] else ' to '.join(ends)) + between
 
 
 def phases_table(verdict: Verdict) -> rich.table.Table:
-    """Table of what is in memory at the same time."""
+    """Returns the table of the bytes in use in each phase."""
     headings = ['phase', 'state', "sampler's weights", 'rollout', 'cache', 'the rest', 'sum', 'free', 'most during']
     sizes, rows = {'state': verdict.plan.state_bytes()[0]} | verdict.sampler_bytes, []
     for phase, (size, name) in verdict.phases.items():
@@ -154,13 +154,13 @@ def phases_table(verdict: Verdict) -> rich.table.Table:
 
 
 def summary(verdict: Verdict) -> list[str]:
-    """Lines: the verdict, the largest batch, and the least time of a step."""
+    """Returns lines on the verdict, the largest batch, and the least time of a step."""
     prompts, rows = verdicts.largest_batch(verdict)
     memory, plan = verdict.plan.chip.memory / GIB, verdict.plan
     if verdict.fits:
         first = f'FITS: {verdict.peak / GIB:.2f} of {memory:.2f} GiB in use at most, {verdict.free:.0%} free'
     else:
-        first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB wanted, {memory:.2f} there'
+        first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB needed, {memory:.2f} available'
     lines = [
         first,
         f'largest batch, by arithmetic and not compiled: data.prompts_per_step={prompts} with microbatches '
@@ -179,11 +179,11 @@ def summary(verdict: Verdict) -> list[str]:
         shapes = plan.shapes
         tokens = shapes.prompts * shapes.group_size * shapes.tokens
         bounds, largest = verdict.bounds, verdict.largest_bound
-        mean = f'. Packed rows: completions of {plan.mean_tokens} tokens in the mean' if plan.mean_tokens else ''
+        mean = f'. Packed rows: completions of {plan.mean_tokens} tokens on average' if plan.mean_tokens else ''
         lines.append(
-            f'the least of a step on the devices when every completion has {shapes.tokens} tokens: products '
-            f'{bounds["products"]:.2f} s, HBM {bounds["HBM"]:.2f} s, sent {_sent(bounds, 1, 2)} s; the largest of '
-            f'each program together {largest:.2f} s, at most {tokens / largest / plan.mesh.size:.0f} tokens a second '
-            f"and chip. Bounds from the makers' figures, not measurements{mean}"
+            f'least time of a step on the devices when every completion has {shapes.tokens} tokens: products '
+            f'{bounds["products"]:.2f} s, HBM {bounds["HBM"]:.2f} s, sent {_sent(bounds, 1, 2)} s; the largest '
+            f'bound of each program, summed: {largest:.2f} s, at most {tokens / largest / plan.mesh.size:.0f} tokens a '
+            f"second and chip. Bounds from the makers' figures, not measurements{mean}"
         )
     return lines

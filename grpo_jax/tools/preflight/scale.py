@@ -1,4 +1,4 @@
-"""A prediction for other numbers of chips, from the counts of one compiled plan. Arithmetic only."""
+"""Predicts a step on other numbers of chips by arithmetic from one compiled plan."""
 
 from collections.abc import Iterable, Sequence
 import math
@@ -7,6 +7,7 @@ from typing import Any
 from grpo_jax.run import console
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight import verdict as verdicts
+from grpo_jax.tools.preflight.model import ring_share
 from grpo_jax.tools.preflight.report import WIDTH
 from grpo_jax.tools.preflight.verdict import Verdict
 
@@ -14,17 +15,17 @@ LARGEST = {'v5e': 256, 'v6e': 256, 'v4': 4096, 'v5p': 8960}  # chips of a slice
 
 
 def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
-    """One dict for each number of chips, with as much of the batch on each chip as in the verdict's plan.
+    """Returns one dict for each number of chips; each chip keeps its share of the batch, so the batch grows.
 
-    Products and traffic of a chip then stay as they are. What a ring over n chips sends grows as (n - 1) / n. Over
-    s slices, each microbatch's gradient crosses the network 2 (s - 1) / s times in float32. Larger slices have all the
-    links that a chip can have. A program takes as long as its largest bound, all others hidden behind it.
+    A chip's products and traffic then stay the same. A ring over n chips sends (n - 1) / n of an array. Over s slices,
+    each microbatch's float32 gradient crosses the network 2 (s - 1) / s times. On larger slices a chip has all its
+    links. A program takes as long as its largest bound, which hides the others.
     """
     plan, chip = verdict.plan, verdict.plan.chip
     shapes, learner = plan.shapes, plan.config.learner
     tensor, before = plan.mesh.shape['tensor'], plan.row_shards()
     all_links = chip.links([3] * (plan.topology.count('x') + 1))[1]
-    whole = plan.trained_bytes() * plan.mesh.shape['fsdp']  # float32 parameters that a tensor shard has, and trains
+    whole = plan.trained_bytes() * plan.mesh.shape['fsdp']  # bytes of a tensor shard's trained parameters
     microbatches, *_ = plans.packed_trip_counts(plan) or (learner.microbatches,)
     gradients = learner.epochs * learner.minibatches * microbatches
     predictions = []
@@ -36,18 +37,18 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
             for n in range(1, shards // slices + 1)
             if shards // slices % n == 0 and plan.run.model.config.width % n == 0
         )
-        factor = _ring(shards) / _ring(before) if before > 1 else 1.0
+        factor = ring_share(shards) / ring_share(before) if before > 1 else 1.0
         factor *= plan.links[1] / all_links if count > plan.mesh.size else 1.0
-        largest = talking = working = 0.0
+        largest = communicating = multiplying = 0.0
         for job, measured in verdict.runs:
             bounds = verdicts.bounds(measured, plan)
             network = 0.0
             if job.name == 'learner.update':
-                network = gradients * 2 * _ring(slices) * whole / fsdp / chip.network
+                network = gradients * 2 * ring_share(slices) * whole / fsdp / chip.network
             sent = bounds['sent'] * factor
             largest += job.runs * max(bounds['products'], bounds['HBM'], sent, network)
-            talking += job.runs * max(sent, network)
-            working += job.runs * bounds['products']
+            communicating += job.runs * max(sent, network)
+            multiplying += job.runs * bounds['products']
         tokens = shapes.prompts * shapes.group_size * shapes.tokens / plan.mesh.size
         predictions.append(
             {
@@ -59,19 +60,15 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
                 'prompts_per_step': shapes.prompts * shards / before,
                 'largest_bound': largest,
                 'tokens_a_second_and_chip': tokens / largest,
-                'share_of_peak': working / largest,
-                'communication': talking / largest,
+                'share_of_peak': multiplying / largest,
+                'communication': communicating / largest,
             }
         )
     return predictions
 
 
-def _ring(n):
-    return (n - 1) / n
-
-
 def print_predictions(predictions: Sequence[dict[str, Any]]) -> None:
-    """Prints the predictions."""
+    """Prints the predictions as a table."""
     headings = [
         'chips',
         'slices',

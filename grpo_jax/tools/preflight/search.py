@@ -1,7 +1,7 @@
-"""Searches mesh, microbatches, packing, chunk, remat and offload for the least bound of a step that fits a slice.
+"""Searches mesh, microbatches, packing, chunk, remat and offload for the fastest step that fits a slice.
 
-Formulas (grpo_jax.tools.preflight.model) order all settings; the first ones are compiled, and what the compiler says
-corrects the formulas for those that are left.
+Formulas (grpo_jax.tools.preflight.model) order all settings. The best ones are compiled, and each compiled setting
+corrects the formulas for the rest.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight import verdict as verdicts
 from grpo_jax.tools.preflight.report import GIB, WIDTH
 
-MARGIN = 0.05  # of a chip's memory, which what is found leaves free
-CHUNKS = 0, 512, 2048  # of learner.chunk that are tried
+MARGIN = 0.05  # share of a chip's memory that a found setting leaves free
+CHUNKS = 0, 512, 2048  # values of learner.chunk to try
 PHASES = 'rollout', 'logprobs', 'update'
 
 
@@ -39,45 +39,45 @@ class Tried(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it leaves the margin free."""
+        """Whether the setting fits and leaves MARGIN free."""
         return self.verdict.fits and self.verdict.free >= MARGIN
 
 
 def search(plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tell: Callable[[str], Any]) -> list[Tried]:
-    """What was compiled, the plan's own setting first and then `most` others at the most, best guess first.
+    """Compiles the plan's own setting and then at most `most` others, and returns them in this order.
 
-    It ends before that when no setting that is left is guessed to take less than the best that fits. tell(text) is
-    called before each.
+    The setting with the least estimated time comes next. The search ends early when no estimate is below the best
+    compiled setting that fits. tell(text) is called before each.
     """
-    left = {setting: model.guess(plan, setting) for setting in settings(plan)}
+    guesses = {setting: model.guess(plan, setting) for setting in list_settings(plan)}
     own = model.setting_of(plan.config)
-    tried = [_try(plan, own, compiling)]
-    for twin in (own, own._replace(pack_columns=model.own_columns(plan))):
-        left.pop(twin, None)
-    while left and len(tried) <= most:
-        corrected = {setting: _correct(plan, setting, known, tried) for setting, known in left.items()}
-        room = {setting: seconds for setting, (seconds, memory) in corrected.items() if memory <= plan.chip.memory}
-        if any(not setting.offload for setting in room):  # what moves to and from the hosts is not timed
-            room = {setting: seconds for setting, seconds in room.items() if not setting.offload}
+    tried = [_compile_setting(plan, own, compiling)]
+    for twin in (own, own._replace(pack_columns=model.packed_columns(plan))):
+        guesses.pop(twin, None)
+    while guesses and len(tried) <= most:
+        corrected = {setting: _correct_guess(setting, guess, tried) for setting, guess in guesses.items()}
+        fitting = {setting: seconds for setting, (seconds, memory) in corrected.items() if memory <= plan.chip.memory}
+        if any(not setting.offload for setting in fitting):  # the transfers of offload are not in the estimate
+            fitting = {setting: seconds for setting, seconds in fitting.items() if not setting.offload}
         best = min((one.verdict.largest_bound for one in tried if one.fits), default=float('inf'))
-        setting = min(room, key=lambda setting: room[setting], default=None)
-        if setting is None or room[setting] >= best:
+        setting = min(fitting, key=lambda setting: fitting[setting], default=None)
+        if setting is None or fitting[setting] >= best:
             break
-        tell(f'trying {flags(plan, setting)}')
+        tell(f'trying {setting_flags(plan, setting)}')
         try:
-            tried.append(_try(plan, setting, compiling))
+            tried.append(_compile_setting(plan, setting, compiling))
         except BadInput as error:  # sizes that do not divide
             tell(str(error))
-        del left[setting]
+        del guesses[setting]
     return tried
 
 
-def settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
-    """All that are looked at: meshes that divide model and batch, and for each of them all other choices."""
+def list_settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
+    """Yields all settings of the search: each mesh that divides model and batch, with each other choice."""
     config, shapes = plan.config, plan.shapes
     rows = shapes.prompts * shapes.group_size // config.learner.minibatches
     kept = [(), ('optimizer',)] + [('optimizer', 'reference')] * (plan.learner.state.ref_params is not None)
-    for data, fsdp, tensor in meshes(plan):
+    for data, fsdp, tensor in list_meshes(plan):
         shards = data * fsdp
         powers = [2**k for k in range((rows // shards).bit_length())]
         batches = [(n, 0) for n in powers if rows % (n * shards) == 0]
@@ -86,8 +86,8 @@ def settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
             yield model.Setting(data, fsdp, tensor, microbatches, columns, chunk, remat, offload)
 
 
-def meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
-    """(data, fsdp, tensor) of the meshes that the slices, the weights' shapes and the prompts allow; context stays."""
+def list_meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
+    """Yields (data, fsdp, tensor) of the meshes that divide slices, weights and prompts; context keeps its size."""
     run, slices, context = plan.run, plan.slices, plan.mesh.shape['context']
     count = plan.mesh.size // context
     for tensor in _divisors(count // slices):
@@ -101,7 +101,7 @@ def meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
 
 
 def row_lengths(shapes: Any) -> list[int]:
-    """Columns of packed rows: a prompt with its whole group, half of it, and with two completions, rounded up."""
+    """Returns lengths of packed rows, multiples of 256: a prompt and its group, half its group, or two completions."""
     members = {shapes.group_size, max(shapes.group_size // 2, 1), min(shapes.group_size, 2)}
     return sorted({-(-(shapes.queries + n * shapes.tokens) // 256) * 256 for n in members})
 
@@ -110,39 +110,43 @@ def _divisors(n):
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
-def flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
-    """The flags that make a setting of the plan; 'as it is' where there are none."""
-    return advice.settings(plan, _candidate(plan, setting)) or 'as it is'
+def setting_flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
+    """Returns the flags that turn the plan into a setting; 'as it is' without any."""
+    return advice.candidate_flags(plan, _as_candidate(plan, setting)) or 'as it is'
 
 
-def _candidate(plan, setting):
+def _as_candidate(plan, setting):
     return advice.Candidate(0.0, plan.topology, setting.overrides(plan.config), smaller_cache=False)
 
 
-def _try(plan, setting, compiling):
-    with advice.quiet():
-        made = advice.plan_changes(plan, _candidate(plan, setting))
+def _compile_setting(plan, setting, compiling):
+    """The Tried of a setting; raises BadInput for sizes that do not divide."""
+    with advice.without_warnings():
+        made = advice.plan_changes(plan, _as_candidate(plan, setting))
     return Tried(setting, model.guess(plan, setting), verdicts.compile_and_check(made, compiling))
 
 
-def _correct(plan, setting, guess, tried):
-    """(seconds of a step, bytes in use at most) of a guess, in proportion to what the likest compiled setting took."""
-    likest = max(reversed(tried), key=lambda one: sum(a == b for a, b in zip(one.setting, setting, strict=True)))
+def _correct_guess(setting, guess, tried):
+    """(seconds of a step, most bytes in use, margin included) of a guess.
+
+    The guess is scaled by measured / guessed of the compiled setting with most fields in common.
+    """
+    nearest = max(reversed(tried), key=lambda one: sum(a == b for a, b in zip(one.setting, setting, strict=True)))
     seconds = memory = 0.0
-    measured = phase_bounds(likest.verdict)
+    measured = phase_bounds(nearest.verdict)
     for phase in [phase for phase in PHASES if phase in measured]:
         bounds = []
         for name, amount in guess.seconds[phase].items():
-            known, before = measured[phase][name], likest.guess.seconds[phase][name]
-            bounds.append(amount * known / before if known and before else amount)
+            actual, guessed = measured[phase][name], nearest.guess.seconds[phase][name]
+            bounds.append(amount * actual / guessed if actual and guessed else amount)
         seconds += max(bounds)
-        used, _ = likest.verdict.phases[phase]
-        memory = max(memory, guess.memory[phase] * used / likest.guess.memory[phase])
+        used, _ = nearest.verdict.phases[phase]
+        memory = max(memory, guess.memory[phase] * used / nearest.guess.memory[phase])
     return seconds, memory / (1 - MARGIN)
 
 
 def phase_bounds(verdict: verdicts.Verdict) -> dict[str, dict[str, float]]:
-    """{phase: {bound: seconds of a step}} of the phases that a step has."""
+    """Returns {phase: {bound: seconds of a step}} for the phases of a step."""
     sums: dict[str, dict[str, float]] = {}
     for job, measured in verdict.runs:
         if job.phase in PHASES:
@@ -152,11 +156,11 @@ def phase_bounds(verdict: verdicts.Verdict) -> dict[str, dict[str, float]]:
     return sums
 
 
-def rows_of(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]]:
-    """One dict for each that was compiled, those that fit first, and of them the least step first."""
-    every = [
+def make_rows(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]]:
+    """Returns one dict for each compiled setting: those that fit first, and the fastest first."""
+    rows = [
         {
-            'flags': flags(plan, one.setting),
+            'flags': setting_flags(plan, one.setting),
             'fits': one.fits,
             'in_use': one.verdict.peak,
             'guess': sum(max(one.guess.seconds[phase].values()) for phase in phase_bounds(one.verdict)),
@@ -165,32 +169,32 @@ def rows_of(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]]:
         }
         for one in tried
     ]
-    return sorted(every, key=lambda row: (not row['fits'], row['step']))
+    return sorted(rows, key=lambda row: (not row['fits'], row['step']))
 
 
 def read_or_search(
     plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tell: Callable[[str], Any]
 ) -> list[dict[str, Any]]:
-    """rows_of a search, from the cache where the same one was made by the same sources and versions."""
+    """Returns make_rows of a search; from the cache when the same search ran with the same sources and versions."""
     sources = hashlib.sha256()
     for folder, _, files in sorted(os.walk(PACKAGE)):
         for name in sorted(name for name in files if name.endswith(('.py', '.json'))):
             with open(os.path.join(folder, name), 'rb') as file:
                 sources.update(file.read())
     shape = repr(plan.run.model.config)
-    asked = [plan.config.to_json(), shape, sources.hexdigest(), plan.mean_tokens, most]
-    key = compiler.cache_key(json.dumps(asked), plan.topology, plan.slices)
+    inputs = [plan.config.to_json(), shape, sources.hexdigest(), plan.mean_tokens, most]
+    key = compiler.cache_key(json.dumps(inputs), plan.topology, plan.slices)
     path = os.path.join(compiling.cache, f'search-{key}.json')
     if os.path.exists(path):
         with open(path, encoding='utf8') as file:
             return json.load(file)
-    rows = rows_of(plan, search(plan, compiling, most, tell))
+    rows = make_rows(plan, search(plan, compiling, most, tell))
     json_file.write(path, rows)
     return rows
 
 
 def print_rows(plan: plans.PlannedRun, rows: list[dict[str, Any]], host_seconds: float) -> None:
-    """Prints the table, with the host's part of a step added, and the flags of the best."""
+    """Prints the table, with host_seconds added to each step, and the flags of the best setting."""
     headings = [
         'step at\nleast, s',
         *(f'{phase}, s' for phase in PHASES),

@@ -1,12 +1,12 @@
-"""TPUs that are not here, to compile for: a topology is a name such as 'v5e:1x1', 'v5p:2x2x1' or 'v6e:2x2'.
+"""Absent TPUs to compile for. A topology is a name such as 'v5e:1x1', 'v5p:2x2x1' or 'v6e:2x2'.
 
-Needs libtpu, and in the environment before jax is imported:
+This needs libtpu, and in the environment before jax is imported:
 
     TPU_SKIP_MDS_QUERY=1            libtpu does not look for the metadata server of a TPU machine
-    ALLOW_MULTIPLE_LIBTPU_LOAD=1    another process's lock on libtpu, or one left behind, does not abort this one
+    ALLOW_MULTIPLE_LIBTPU_LOAD=1    a lock on libtpu, of another process or left behind, does not abort this one
 
-and on a machine without accelerators JAX_PLATFORMS=cpu. What is compiled for such devices cannot be run;
-its memory_analysis() and as_text() are those of the real device.
+and on a machine without accelerators JAX_PLATFORMS=cpu. Programs for such devices cannot run; their memory_analysis()
+and as_text() are those of the real device.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from grpo_jax.errors import BadInput
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import AXES
 
-# a chip of v4 has two cores; as one device, which is what meshes take, they are a megacore
+# a v4 chip has two cores; a megacore makes them one device, as meshes need
 OPTIONS = {'v4': {'chip_config_name': 'megacore'}}
-ONE_CHIP = {'chips_per_host_bounds': (1, 1, 1)}  # libtpu takes a host for one of 2 x 2 chips, which Colab's are not
+ONE_CHIP = {'chips_per_host_bounds': (1, 1, 1)}  # libtpu assumes hosts of 2 x 2 chips; Colab's have one
 
 
 def devices(name: str, slices: int = 1) -> Sequence[Any]:
-    """The devices of `slices` slices of a topology, in its order. Count them: some kinds have two a chip."""
+    """Returns the devices of `slices` slices; some kinds have two a chip. Raises BadInput when libtpu has none."""
     if importlib.util.find_spec('libtpu') is None:
         raise BadInput('--topology', name, 'needs the TPU compiler, libtpu; install the extra [tpu]')
     generation, _, sides = name.partition(':')
@@ -44,10 +44,10 @@ def devices(name: str, slices: int = 1) -> Sequence[Any]:
 
 
 def mesh(name: str, section: Any, slices: int = 1) -> jax.sharding.Mesh:
-    """jax Mesh over all devices of a topology; section has the sizes of the axes.
+    """Returns the jax Mesh over all devices of a topology; section: sizes of the axes.
 
-    Axis data goes over the slices first. BadInput when the sizes do not multiply to the number of devices, or the
-    slices do not divide data.
+    The axis data spans the slices first. Raises BadInput when the product of the sizes is not the number of devices, or
+    when the slices do not divide data.
     """
     all_devices = devices(name, slices)
     shape = tuple(section.get(axis, 1) for axis in AXES)

@@ -1,4 +1,4 @@
-"""Whether a plan fits its chips, and the least time that its programs can take there."""
+"""Tells whether a plan fits its chips, and the least time of its programs."""
 
 from typing import NamedTuple
 
@@ -10,21 +10,21 @@ BOUNDS = 'products', 'HBM', 'sent', 'sent_slowly', 'network'
 
 
 class Verdict(NamedTuple):
-    """A plan and what its compiled programs need."""
+    """A plan, with the measurements of its compiled programs in the order of jobs."""
 
     plan: plans.PlannedRun
     jobs: list[plans.Job]
     measured: list[compiler.Measured]
-    sampler_bytes: dict[str, int]  # of the sampler's weights, rollout and cache on a device
+    sampler_bytes: dict[str, int]  # {'weights', 'rollout', 'cache'} of the sampler on a device
 
     @property
     def totals(self) -> list[int | float]:
-        """Bytes of a device in use while each program runs."""
-        return [total(job, measured) for job, measured in self.runs]
+        """Bytes in use on a device while each program runs."""
+        return [bytes_in_use(job, measured) for job, measured in self.runs]
 
     @property
     def phases(self) -> dict[str, tuple[int | float, str]]:
-        """{phase: (bytes in use at most, name of the program that runs then)}."""
+        """{phase: (most bytes in use on a device, name of the program that runs then)}."""
         runs = list(zip(self.jobs, self.totals, strict=True))
         return {
             phase: max((size, job.name) for job, size in runs if job.phase == phase)
@@ -34,12 +34,12 @@ class Verdict(NamedTuple):
 
     @property
     def peak(self) -> int | float:
-        """The most bytes of a device in use."""
+        """The most bytes in use on a device."""
         return max(self.totals)
 
     @property
     def fits(self) -> bool:
-        """Whether a chip has that many, and the compiler refused nothing."""
+        """Whether the peak fits a chip's memory, and the compiler refused no program."""
         return self.peak <= self.plan.chip.memory and not any(measured.refused for measured in self.measured)
 
     @property
@@ -49,39 +49,39 @@ class Verdict(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, int | float]:
-        """`bounds` of a step's programs, summed by name."""
+        """{name: seconds}: the bounds of all programs of a step, summed."""
         programs = [(job.runs, bounds(measured, self.plan)) for job, measured in self.runs]
         return {name: sum(runs * seconds[name] for runs, seconds in programs) for name in BOUNDS}
 
     @property
     def largest_bound(self) -> int | float:
-        """The sum over a step's programs of the largest bound of each: none of them takes less."""
+        """Least seconds of a step: each program's largest bound, summed."""
         return sum(job.runs * largest(bounds(measured, self.plan))[1] for job, measured in self.runs)
 
     @property
     def runs(self) -> list[tuple[plans.Job, compiler.Measured]]:
-        """Its programs, and what is known of each."""
+        """(job, its measurements) of each program."""
         return list(zip(self.jobs, self.measured, strict=True))
 
 
 def compile_and_check(plan: plans.PlannedRun, compiling: compiler.Compiling) -> Verdict:
-    """Verdict of a plan, after its programs have been compiled."""
-    jobs, sampler_bytes = plans.jobs_of(plan)
+    """Compiles a plan's programs, and returns the Verdict."""
+    jobs, sampler_bytes = plans.list_jobs(plan)
     return Verdict(plan, jobs, compiler.measure(jobs, plan, compiling), sampler_bytes)
 
 
-def total(job: plans.Job, measured: compiler.Measured) -> int | float:
-    """Bytes of a device in use while a program runs: what waits, its arguments, results and temporaries."""
+def bytes_in_use(job: plans.Job, measured: compiler.Measured) -> int | float:
+    """Returns the bytes in use on a device while a program runs: its own, and all other live buffers."""
     if measured.refused:
         return job.alive + measured.refused
     return job.alive + measured.in_use - (not job.arguments) * measured.arguments
 
 
 def bounds(measured: compiler.Measured, plan: plans.PlannedRun) -> dict[str, int | float]:
-    """Least seconds of a run, each as if nothing else took any: of BOUNDS.
+    """Returns {name: least seconds} of one run of a program, for BOUNDS; each bound ignores the others.
 
-    products by what is multiplied in the compiled text; HBM; sent over links, all of which work, at the higher figure
-    that is published, and sent_slowly from a corner of the slice at the lower one; network, between slices.
+    products: of the compiled text; HBM: traffic; sent: over all links of a chip at the higher published speed;
+    sent_slowly: over the links of a chip in a corner of the slice at the lower one; network: between slices.
     """
     chip, (within, across) = plan.chip, measured.collective_bytes
     slowly, fast = plan.links
@@ -95,17 +95,16 @@ def bounds(measured: compiler.Measured, plan: plans.PlannedRun) -> dict[str, int
 
 
 def largest(seconds: dict[str, int | float]) -> tuple[str, int | float]:
-    """(name, seconds) of the largest of `bounds`; sent_slowly is none that a chip could not beat."""
+    """Returns (name, seconds) of the largest bound. sent_slowly does not count, since a chip can be faster."""
     name = max((name for name in BOUNDS if name != 'sent_slowly'), key=lambda name: seconds[name])
     return name, seconds[name]
 
 
 def largest_batch(verdict: Verdict) -> tuple[int, int]:
-    """(prompts a step, rows of a microbatch on a device) that would fit, by arithmetic; rows are 0 when none would.
+    """Estimates the largest (prompts a step, rows of a microbatch on a device) that fit; 0 rows when none fits.
 
-    The cache and the rollout grow with the prompts. The batch's other arrays are small beside them, and a microbatch
-    has as many rows as now. The update's temporaries are taken as proportional to the rows of a microbatch, which
-    overestimates them.
+    More prompts need more cache and rollout; other arrays of the batch are small, and the microbatch keeps its rows.
+    The update's temporaries are taken as proportional to the rows of a microbatch, which overestimates them.
     """
     plan, chip = verdict.plan, verdict.plan.chip
     shards, engine = plan.row_shards(), plan.engine.schedule
@@ -117,17 +116,17 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
         ),
         default=0,
     )
-    more = int((chip.memory - sampling) // (bytes_of_prompts(verdict) / engine.prompts))
+    more = int((chip.memory - sampling) // (prompt_bytes(verdict) / engine.prompts))
     prompts = max(engine.prompts + more, 0) * shards
     by_name = {job.name: (job, measured) for job, measured in verdict.runs}
     update, measured = by_name['learner.update']
     temporaries = measured.temporaries or measured.refused - plan.state_bytes()[0]
-    free = chip.memory - total(update, measured)
+    free = chip.memory - bytes_in_use(update, measured)
     rows = int(plan.microbatch()[0] * (1 + free / temporaries)) if 0 < temporaries < float('inf') else 0
     return prompts, max(rows, 0)
 
 
-def bytes_of_prompts(verdict: Verdict) -> int:
-    """Bytes on a device of the arrays that grow with the prompts: rollout and, without a budget, cache."""
+def prompt_bytes(verdict: Verdict) -> int:
+    """Returns the bytes on a device that grow with the prompts: the rollout and, without a budget, the cache."""
     limited = verdict.plan.engine.schedule.budget
     return verdict.sampler_bytes['rollout'] + (0 if limited else verdict.sampler_bytes['cache'])

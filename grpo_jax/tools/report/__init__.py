@@ -1,4 +1,4 @@
-"""The report of a run: what its files say, as one page that opens in any browser. See docs/report.md."""
+"""The report of a run: its files as one page, which opens in any browser. See docs/report.md."""
 
-from grpo_jax.tools.report.write import watch as watch
+from grpo_jax.tools.report.write import follow as follow
 from grpo_jax.tools.report.write import write_report as write_report

@@ -1,4 +1,4 @@
-"""What a report says: its header, its curves, its timeline and its comparison, as plain values."""
+"""The contents of a report as plain values: header, curves, timeline and comparison."""
 
 from collections.abc import Iterator, Sequence
 import os
@@ -11,9 +11,9 @@ from grpo_jax.tools import provenance
 from grpo_jax.tools.report import panels, verdict
 from grpo_jax.tools.report.read import Run, Variant
 
-SHOWN_VARIANTS = 12  # that are compared in words, and whose rollouts are shown
+SHOWN_VARIANTS = 12  # variants with a comparison in words, and with rollouts
 MOST_ROWS = 500  # of the timeline
-# facts of a run -> the keys of its config
+# fact of a run -> keys of its config
 FACTS = {
     'model': ('model.path',),
     'data': ('data.name', 'data.path'),
@@ -27,10 +27,10 @@ FACTS = {
 
 
 def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, Any]:
-    """What the template shows, all of it texts: title, verdict, facts, the table of variants, timeline, comparison."""
+    """Returns the template's values: title, verdict, facts, table of variants, timeline, comparisons, notes."""
     first = variants[0]
     text, meaning = verdict.headline(first)
-    headings, rows = verdict.table(variants)
+    headings, rows = verdict.make_table(variants)
     return {
         'title': first.name if len(variants) < 3 else f'{first.name} and {len(variants) - 1} others',
         'others': [variant.name for variant in variants[1:]],
@@ -49,7 +49,7 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
 
 
 def facts(variant: Variant) -> Iterator[tuple[str, str]]:
-    """(name, value) of what a reader asks first of a variant."""
+    """Yields (name, value) of a variant's main settings: seeds, model, data, algorithm, devices, code."""
     run, seeds = variant.runs[0], [str(run.config.get('seed')) for run in variant.runs]
     yield 'seeds' if len(seeds) > 1 else 'seed', ', '.join(seeds)
     for name, keys in FACTS.items():
@@ -69,38 +69,38 @@ def facts(variant: Variant) -> Iterator[tuple[str, str]]:
 
 
 def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
-    """What has happened beside the steps, by step: {'step', 'kind', 'where', 'title', 'fields'}."""
+    """Yields {'step', 'kind', 'where', 'title', 'fields'} of each event, run by run and in order of steps."""
     several = sum(len(variant.runs) for variant in variants) > 1
     for variant in variants:
         for run in variant.runs:
             where = f'{variant.name}, seed {run.config.get("seed")}' if several else ''
             for row in run.events:
-                rest = {
+                fields = {
                     name: value if isinstance(value, str) else repr(value)
                     for name, value in row.items()
                     if name not in ('step', 'event')
                 }
-                title = rest.pop('monitor', '') if row['event'] == 'diagnosis' else ''
+                title = fields.pop('monitor', '') if row['event'] == 'diagnosis' else ''
                 kind = row['event'].replace('_', ' ')
                 yield {
                     'step': row['step'], 'kind': kind, 'where': where, 'title': title.replace('_', ' '),
-                    'fields': list(rest.items()),
+                    'fields': list(fields.items()),
                 }  # fmt: skip
 
 
 def comparisons(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
-    """How each other variant differs from the first, in words: {'name', 'base', 'lines'}."""
+    """Yields {'name', 'base', 'lines'} for each further variant; lines: how it differs from the first, in words."""
     base = variants[0]
     for variant in variants[1:SHOWN_VARIANTS]:
         try:
-            lines = list(provenance.in_words(base.runs[0].folder, variant.runs[0].folder))
+            lines = list(provenance.describe_differences(base.runs[0].folder, variant.runs[0].folder))
         except BadInput as error:
             lines = [str(error)]
         yield {'name': variant.name, 'base': base.name, 'lines': lines}
 
 
 def make_data(variants: Sequence[Variant]) -> dict[str, Any]:
-    """What the scripts read besides rollouts: sections of panels, names of variants, and steps with a diagnosis."""
+    """Returns the data of the page's scripts: names and seeds of variants, sections of panels, and marked steps."""
     marks = {(row['step'], escape(row['title'] or row['kind'])) for row in timeline(variants)}
     return {
         'variants': [escape(variant.name) for variant in variants],
@@ -111,5 +111,5 @@ def make_data(variants: Sequence[Variant]) -> dict[str, Any]:
 
 
 def shown_runs(variants: Sequence[Variant]) -> list[tuple[str, Run]]:
-    """(name, run) of the runs whose rollouts a report shows: of each variant the first seed's."""
+    """Returns (variant's name, run) of the runs with rollouts in the report: the first seed of each variant."""
     return [(variant.name, variant.runs[0]) for variant in variants[:SHOWN_VARIANTS]]

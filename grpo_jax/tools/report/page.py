@@ -1,4 +1,4 @@
-"""The page of a report: one file with its styles, scripts and data, which opens without any request."""
+"""The page of a report: one file with styles, scripts and data, which opens without any request."""
 
 import base64
 from collections.abc import Iterable, Mapping
@@ -15,20 +15,20 @@ from grpo_jax.text import escape
 
 FOLDER = os.path.join(os.path.dirname(__file__), 'assets')
 SCRIPTS = ('uPlot.iife.min.js', 'text.js', 'charts.js', 'tokens.js', 'rollouts.js', 'main.js')  # in this order
-LONGEST = 4000  # characters of a setting, or of a field of an event
+LONGEST = 4000  # characters shown of a text of the run
 STYLES = ('uPlot.min.css', 'report.css')
-# what HTML, or a script, could take for its own; and what no UTF-8 has
+# characters that HTML or a script could interpret, and surrogates, which UTF-8 cannot encode
 UNSAFE = re.compile('[<>&\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]')
 
 
 def as_json(value: Any) -> str:
-    r"""JSON that can stand in a page or a script whatever texts it holds: \u escapes stand for all that is UNSAFE."""
+    r"""Returns JSON that is safe in a page or a script: characters of UNSAFE are written as \u escapes."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
     return UNSAFE.sub(lambda match: f'\\u{ord(match[0]):04x}', text)
 
 
 def as_script(step_key: str, text: str) -> str:
-    """A script that hands a step's JSON over to the page, which parses it: a literal could set a prototype."""
+    """Returns a script that passes a step's JSON to the page as text; a literal object could set a prototype."""
     return f'reportRollouts({as_json(step_key)},{as_json(text)});\n'
 
 
@@ -37,8 +37,8 @@ def write_page(
 ) -> None:
     """Writes the page, whole or not at all.
 
-    header is what the template shows; data, what the scripts read; inline, (id, JSON) of more data in the page, which
-    come one at a time. CannotWrite when the disk refuses it.
+    header: the template's values; data: the scripts' values; inline: (id, JSON) of further data in the page, read one
+    at a time. Raises CannotWrite when the disk refuses the file.
     """
     before, marked, after = _render(header, bool(data['beside'])).partition('<!-- data -->')
     assert marked, 'the template has a place for the data'
@@ -50,28 +50,29 @@ def write_page(
 
 
 def _render(header, beside):
+    """The page's HTML without data; beside: whether scripts in files beside the page may load."""
     import jinja2  # a tenth of a second
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.finalize = lambda value: _shown(value) if type(value) is str else value
+    environment.finalize = lambda value: _shorten(value) if type(value) is str else value
     scripts = [_read(name) for name in SCRIPTS]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     sources = ' '.join(f"'sha256-{digest}'" for digest in digests) + " 'self' file:" * beside
     styles = [_read(name) for name in STYLES]
-    # texts of this package, and no data: they must stand as they are
-    own = {'scripts': [_Own(text) for text in scripts], 'styles': [_Own(text) for text in styles], 'sources': sources}
-    return environment.get_template('report.html').render(**header, **own)
+    # scripts and styles of this package are not escaped
+    assets = {'scripts': [_Asset(text) for text in scripts], 'styles': [_Asset(text) for text in styles]}
+    return environment.get_template('report.html').render(**header, **assets, sources=sources)
 
 
-def _shown(text):
-    """A text of a run as the template shows it: in one line, and not endless."""
+def _shorten(text):
+    """A text of a run in one line, cut to LONGEST characters."""
     return escape(text if len(text) <= LONGEST else f'{text[:LONGEST]}...')
 
 
-class _Own(str):
-    """A text of this package, which a template shows as it is."""
+class _Asset(str):
+    """A script or style of this package, which the template does not escape."""
 
     def __html__(self):
         return self

@@ -1,4 +1,4 @@
-"""The curves of a report: which metrics stand in one picture, and their numbers over the seeds of each variant."""
+"""The curves of a report: which metrics share a panel, and their numbers over the seeds of each variant."""
 
 from collections.abc import Iterable, Sequence
 import fnmatch
@@ -9,26 +9,26 @@ import numpy as np
 
 from grpo_jax.text import escape
 from grpo_jax.tools.report import verdict
-from grpo_jax.tools.report.read import Variant, number
+from grpo_jax.tools.report.read import Variant, as_number
 
-POINTS = 1000  # of a curve; what has more is drawn as means over neighbouring steps, with their least and greatest
+POINTS = 1000  # of a curve; a longer one is drawn as mean, min and max over blocks of neighbouring steps
 DIGITS = 6
 
 
 class Panel(NamedTuple):
-    """Metrics that are drawn into one picture; * stands for any text."""
+    """Metrics that share a picture; * in a name matches any text."""
 
     title: str
     metrics: tuple[str, ...]
     note: str = ''
-    file: str = 'metrics'  # the field of Run that has them
+    file: str = 'metrics'  # the field of Run with these metrics
     stacked: bool = False
     logarithmic: bool = False
 
 
 BELOW = tuple(f'groups_below_{name}' for name in ('quarter', 'half', 'three_quarters', 'all'))
 OUTCOMES = ('groups_all_wrong', *BELOW, 'groups_mixed', 'groups_all_right')
-# heading -> its panels; a metric is drawn by the first panel that has it
+# heading -> panels; the first panel that matches a metric draws it
 SECTIONS: dict[str, tuple[Panel, ...]] = {
     'Held-out prompts': (
         Panel('Accuracy of greedy completions', ('greedy', 'strict/greedy'), file='evaluations'),
@@ -103,39 +103,38 @@ MORE = 'More'
 
 
 def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """The sections that have any number, as JSON takes them: heading, and panels with their lines.
+    """Returns the sections with any number, for JSON: {'heading', 'panels'}.
 
-    What no panel names is in the section MORE, a panel each. Where several variants are compared, a panel has one
-    metric.
+    Metrics that no panel names get a panel each in the section MORE. With several variants, each panel has one metric.
     """
     files = {panel.file for panels in SECTIONS.values() for panel in panels}
-    left = {}  # names of all numbers in a file of the runs
+    undrawn = {}  # file -> names of its numbers that no panel has drawn
     for file in files:
         rows = [row for variant in variants for run in variant.runs for row in getattr(run, file)]
-        left[file] = sorted({name for row in rows for name in row if not np.isnan(number(row[name]))} - {'step'})
+        undrawn[file] = sorted({name for row in rows for name in row if not np.isnan(as_number(row[name]))} - {'step'})
     sections = []
     for heading, panels in SECTIONS.items():
-        drawn = [content for panel in panels for content in _draw(panel, variants, left[panel.file])]
+        drawn = [content for panel in panels for content in _draw(panel, variants, undrawn[panel.file])]
         sections += [{'heading': heading, 'panels': drawn}] if drawn else []
-    rest = [
-        content for name in left['metrics'] for content in _draw(Panel(name, (glob.escape(name),)), variants, [name])
+    more = [
+        content for name in undrawn['metrics'] for content in _draw(Panel(name, (glob.escape(name),)), variants, [name])
     ]
-    sections += [{'heading': MORE, 'panels': rest}] if rest else []
+    sections += [{'heading': MORE, 'panels': more}] if more else []
     for index, panel in enumerate(panel for section in sections for panel in section['panels']):
         panel['id'] = index
     return sections
 
 
 def _draw(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
-    """Yields the panel's content, one for all its metrics or one for each; takes the metrics from names."""
+    """Yields the panel's contents: one for all its metrics, or one for each. Removes the metrics from names."""
     chosen = []
     for pattern in panel.metrics:
         matching = fnmatch.filter(names, pattern)
-        # pass@16 comes behind pass@8
+        # pass@8 comes before pass@16
         chosen += sorted(matching, key=lambda name: (len(name), name) if '@' in name else (0, name))
     chosen = list(dict.fromkeys(chosen))
     if 'groups_mixed' in chosen and {*BELOW} & {*chosen}:
-        chosen.remove('groups_mixed')  # it is their sum
+        chosen.remove('groups_mixed')  # it is the sum of BELOW
     names[:] = [name for name in names if name not in chosen]
     alone = len(variants) == 1
     for metrics in [chosen] if alone and chosen else [[name] for name in chosen]:
@@ -146,37 +145,38 @@ def _draw(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
             if (line := make_line(variant, panel.file, name))
         ]
         title = panel.title if len(chosen) == len(metrics) else f'{panel.title}: {metrics[0]}'
-        own = {'title': escape(title), 'note': panel.note if metrics[0] == chosen[0] else '', 'lines': lines}
+        content = {'title': escape(title), 'note': panel.note if metrics[0] == chosen[0] else '', 'lines': lines}
         stacked = panel.stacked and alone and len(lines) > 1
-        yield own | {'stacked': stacked, 'logarithmic': panel.logarithmic, 'points': panel.file == 'evaluations'}
+        yield content | {'stacked': stacked, 'logarithmic': panel.logarithmic, 'points': panel.file == 'evaluations'}
 
 
 def make_line(variant: Variant, file: str, name: str) -> dict[str, Any] | None:
-    """{'steps', 'values', 'low', 'high'} of a metric over a variant's seeds; None where it has no number.
+    """Returns {'steps', 'values', 'low', 'high'} of a metric over a variant's seeds; None when no run has a number.
 
-    low and high are the least and the greatest over seeds; of a share in the evaluations of one run, its interval over
-    prompts; of a long curve, also over the steps that a point stands for; None where there is none.
+    values are means over seeds, low and high the min and max. For a share in the evaluations of one run, low and high
+    are its interval over prompts. In a long curve, a point stands for a block of steps. low and high are None when they
+    equal the values. file: the field of Run with the metric.
     """
     tables = []  # {step: value} of each run
     for run in variant.runs:
-        table = {row['step']: number(row.get(name)) for row in getattr(run, file)}
+        table = {row['step']: as_number(row.get(name)) for row in getattr(run, file)}
         tables.append({step: value for step, value in table.items() if not np.isnan(value)})
     steps = np.array(sorted({step for table in tables for step in table}), float)
     if not len(steps):
         return None
     values = np.array([[table.get(step, np.nan) for step in steps] for table in tables])
     if file == 'evaluations' and len(variant.runs) == 1:
-        prompts = verdict.prompts_of(variant.runs[0])
+        prompts = verdict.count_prompts(variant.runs[0])
         low, high = zip(*(verdict.interval(name, value, prompts) for value in values[0]), strict=True)
         low, high = np.array(low), np.array(high)
     else:
         low, high = np.nanmin(values, 0), np.nanmax(values, 0)
     curves = {'steps': steps, 'values': np.nanmean(values, 0), 'low': low, 'high': high}
     if len(steps) > POINTS:
-        ways = {'low': np.min, 'high': np.max}
+        reductions = {'low': np.min, 'high': np.max}
         for key, curve in curves.items():
-            way = ways.get(key, np.mean)
-            curves[key] = np.array([way(part) for part in np.array_split(curve, POINTS)])
+            reduce = reductions.get(key, np.mean)
+            curves[key] = np.array([reduce(block) for block in np.array_split(curve, POINTS)])
     wide = bool(np.any(curves['high'] > curves['low']))
     line: dict[str, Any] = {'low': None, 'high': None}
     for key, curve in curves.items():

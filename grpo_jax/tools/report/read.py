@@ -1,4 +1,4 @@
-"""What a report reads of the folders of runs; rows that are damaged are left out, and named."""
+"""Reads the folders of runs for a report; damaged rows are left out, with a note."""
 
 from collections.abc import Sequence
 import json
@@ -12,7 +12,7 @@ from grpo_jax.run import steering
 from grpo_jax.run.rows import EVENTS
 
 Rows = list[dict[str, Any]]
-# of a config: the seed, and sections that change no number
+# keys of a config by which runs of one variant may differ: the seed, and sections that change no number
 WITHOUT_EFFECT = ('seed', 'checkpoint', 'diagnose', 'log', 'mesh')
 
 
@@ -27,11 +27,11 @@ class Run(NamedTuple):
     events: Rows
     cold_start: Rows  # metrics of the supervised run before the first step
     environment: list[dict[str, Any]]
-    notes: list[str]  # what could not be read
+    notes: list[str]  # on rows and files that could not be read
 
     @property
     def finished(self) -> bool:
-        """Whether the last step is done, and evaluated; of supervised training, which is not, the last update."""
+        """Whether the last step is done and evaluated; in supervised training, whether the last update is done."""
         done, section = len(self.metrics), self.config.get('supervised')
         if self.evaluations:
             return self.config.get('steps') == done == self.evaluations[-1]['step']
@@ -39,16 +39,16 @@ class Run(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """Runs that differ by their seeds alone, under one name."""
+    """Runs that differ only by their seeds, under one name."""
 
     name: str
     runs: list[Run]
 
 
 def read_variants(folders: Sequence[str]) -> list[Variant]:
-    """The Variants of the runs in folders, each that of a run or of a sweep; BadInput for a folder without a run.
+    """Returns the Variants of all runs in the folders, in the order of their first runs.
 
-    A folder that is named twice counts once. Variants have the order in which their first runs come.
+    folders: of runs or sweeps; a repeated folder counts once. Raises BadInput for a folder without a run.
     """
     paths = [path for folder in folders for path in find_runs(folder)]
     runs = [read_run(path) for path in dict.fromkeys(map(os.path.normpath, paths))]
@@ -56,12 +56,12 @@ def read_variants(folders: Sequence[str]) -> list[Variant]:
     for run in runs:
         settings = {name: value for name, value in run.config.items() if name not in WITHOUT_EFFECT}
         alike.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
-    names = _names([[run.folder for run in group] for group in alike.values()])
+    names = _short_names([[run.folder for run in group] for group in alike.values()])
     return [Variant(name, group) for name, group in zip(names, alike.values(), strict=True)]
 
 
 def find_runs(folder: str) -> list[str]:
-    """The folder, where it holds a run; else those of the runs of a sweep in it, in order; BadInput without any."""
+    """Returns the folders of runs: the folder itself, or a sweep's in order; raises BadInput when there is none."""
     if os.path.isfile(os.path.join(folder, 'config.json')):
         return [folder]
     names = [
@@ -79,7 +79,7 @@ def find_runs(folder: str) -> list[str]:
 
 
 def read_run(folder: str) -> Run:
-    """The Run of a folder with a config.json; BadInput where that is no config."""
+    """Reads a Run; raises BadInput when config.json is damaged."""
     notes: list[str] = []
     config = json_file.read_object(os.path.join(folder, 'config.json'))
     return Run(
@@ -96,7 +96,7 @@ def read_run(folder: str) -> Run:
 
 
 def read_lines(path: str, notes: list[str]) -> Rows:
-    """The objects in the lines of a file; a note for each line that is none, but for half a line at the end."""
+    """Returns the objects in a file's lines; adds a note for each other line, but for an unfinished last line."""
     rows = []
     if not os.path.isfile(path):
         return rows
@@ -113,19 +113,19 @@ def read_lines(path: str, notes: list[str]) -> Rows:
     return rows
 
 
-def number(value: Any) -> float:
-    """A row's value as a float; NaN for what is no finite number."""
+def as_number(value: Any) -> float:
+    """Returns a row's value as a float; NaN when it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     try:
         value = float(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer too large for a float
         return math.nan
     return value if math.isfinite(value) else math.nan
 
 
 def _read_rows(folder, name, notes):
-    """The rows of a file that have a step, one a step, by step; events may have several."""
+    """The rows of a file that have a step, sorted by step: the last row of each step, but all events."""
     rows, path = [], os.path.join(folder, name)
     for row in read_lines(path, notes):
         if isinstance(row.get('step'), int) and not isinstance(row['step'], bool) and 0 <= row['step'] < 2**53:
@@ -139,6 +139,7 @@ def _read_rows(folder, name, notes):
 
 
 def _read_environment(folder, notes):
+    """The entries of environment.json; [] and a note when it is damaged."""
     path = os.path.join(folder, steering.ENVIRONMENT)
     if not os.path.exists(path):
         return []
@@ -151,13 +152,14 @@ def _read_environment(folder, notes):
 
 
 def _folders(folder):
+    """The names of the folders in a folder, sorted."""
     if not os.path.isdir(folder):
         return []
     return sorted(name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name)))
 
 
-def _names(groups):
-    """A short name for each group of folders: the parts of their paths that tell the groups apart."""
+def _short_names(groups):
+    """A short name for each group of folders: the fewest last parts of their paths that differ."""
     paths = [os.path.normpath(os.path.abspath(os.path.commonpath(map(os.path.abspath, group)))) for group in groups]
     paths = [
         os.path.abspath(group[0]) if paths.count(path) > 1 else path for group, path in zip(groups, paths, strict=True)

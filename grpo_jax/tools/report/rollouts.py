@@ -1,4 +1,4 @@
-"""The completions of a run as the report's browser reads them: groups of a step, with tokens and their numbers."""
+"""A run's completions for the report's browser of rollouts: groups of a step, with tokens and their numbers."""
 
 from collections.abc import Iterator
 import glob
@@ -6,15 +6,15 @@ import os
 import re
 from typing import Any
 
-from grpo_jax.tools.report.read import Run, number, read_lines
+from grpo_jax.tools.report.read import Run, as_number, read_lines
 
-# the dump's keys of a token's numbers -> theirs in the page
+# key of a token's numbers in a dump -> key in the page
 NUMBERS = {'logprobs': 'l', 'entropy': 'e', 'old_logprobs': 'o', 'ref_logprobs': 'f'}
 DIGITS = 4  # of a dump's numbers
 
 
 def read_steps(run: Run, notes: list[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields (step, groups) of each dump of a run, the oldest first, one at a time; notes name what is left out."""
+    """Yields (step, groups) of each dump of a run, the oldest first; adds notes on lines that are left out."""
     for path in sorted(glob.glob(os.path.join(glob.escape(run.folder), 'rollouts', '*.jsonl'))):
         name = re.fullmatch(r'(\d{1,15})\.jsonl', os.path.basename(path))
         if name:
@@ -24,7 +24,7 @@ def read_steps(run: Run, notes: list[str]) -> Iterator[tuple[int, list[dict[str,
 
 
 def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups of neighbouring rows of one prompt: {'id', 'prompt', 'answer', 'chat', 'rows'}, see make_row."""
+    """Returns {'id', 'prompt', 'answer', 'chat', 'rows'} for each run of rows with the same prompt; see make_row."""
     groups: list[dict[str, Any]] = []
     for row in rows:
         head: dict[str, Any] = {
@@ -42,10 +42,10 @@ def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def make_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A completion with short keys: c text, r reward, v verdict, p parts, a advantage, n length, t truncated, k tokens.
+    """Returns a completion with short keys, for JSON.
 
-    NUMBERS has the keys of what stands beside tokens. The text is left out where the tokens hold it; a list that has
-    not as many entries as there are tokens is left out.
+    c text, r reward, v verdict, p parts, a advantage, n length, t truncated, k tokens; NUMBERS has the keys of numbers
+    by token. The text is left out when the tokens contain it, and a list without one entry for each token is left out.
     """
     short: dict[str, Any] = {'r': _rounded(row.get('reward'))}
     if isinstance(row.get('correct'), bool):
@@ -73,8 +73,8 @@ def make_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(value):
-    """A number with few digits, whole ones without a point; None for what is none."""
-    value = number(value)
+    """A value rounded to DIGITS, as an int when it is whole; None when it is no number."""
+    value = as_number(value)
     if value != value:
         return None
     value = round(value, DIGITS)
@@ -82,4 +82,5 @@ def _rounded(value):
 
 
 def _text(value):
+    """A value as text; '' for None."""
     return value if isinstance(value, str) else '' if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What a run has come to, in a line: an evaluation's figure before and after, with its interval."""
+"""The verdict on a run in one line: an evaluation figure before and after training, with intervals."""
 
 from collections.abc import Sequence
 import math
@@ -8,9 +8,9 @@ import numpy as np
 
 from grpo_jax.figures import LEVEL
 from grpo_jax.statistics import share_interval
-from grpo_jax.tools.report.read import Run, Variant, number
+from grpo_jax.tools.report.read import Run, Variant, as_number
 
-SHARES = ('greedy', 'pass@', 'maj@', 'truncated', 'failed', 'unparsed')  # how names of shares begin
+SHARES = ('greedy', 'pass@', 'maj@', 'truncated', 'failed', 'unparsed')  # first parts of the names of shares
 MOST_PROMPTS = 100_000
 MEANINGS = {
     'greedy': 'Greedy accuracy on held-out prompts',
@@ -20,7 +20,7 @@ MEANINGS = {
 
 
 class Change(NamedTuple):
-    """A figure of a variant before and after, with the ends of its intervals; NaN where there are none."""
+    """A figure of a variant before and after training, with intervals; NaN when it has no interval."""
 
     name: str
     first: tuple[float, float, float]  # value, low, high
@@ -30,17 +30,17 @@ class Change(NamedTuple):
 
     @property
     def direction(self) -> str:
-        """rose or fell, where the intervals lie apart; moved, where there are none or they overlap."""
+        """'rose' or 'fell' when the intervals do not overlap; 'moved' when they do, or when there are none."""
         if self.last[1] > self.first[2]:
             return 'rose'
         return 'fell' if self.last[2] < self.first[1] else 'moved'
 
 
 def interval(name: str, value: float, prompts: int) -> tuple[float, float]:
-    """(low, high) of a share over that many prompts; NaN for what is no share, and where nobody knows how many (0).
+    """Returns (low, high), the interval of a share over prompts; NaN when `name` is no share, or for 0 prompts.
 
-    It is that of prompts which are wholly right or wholly wrong: exact for greedy completions, and for others the
-    widest that prompts with this mean can have.
+    The interval assumes prompts that are wholly right or wholly wrong. It is exact for greedy completions, and the
+    widest possible for samples. prompts: how many; 0 when unknown.
     """
     if (
         not name.removeprefix('strict/').removeprefix('greedy/').startswith(SHARES)
@@ -54,31 +54,31 @@ def interval(name: str, value: float, prompts: int) -> tuple[float, float]:
     return min(low, value), max(high, value)
 
 
-def prompts_of(run: Run) -> int:
-    """How many prompts a run's evaluations have; 0 where that cannot be told.
+def count_prompts(run: Run) -> int:
+    """Returns how many prompts a run's evaluations have; 0 when it is unknown.
 
-    config.evaluation.prompts; where its split has fewer, the least number of which all shares and mean lengths of the
-    greedy completions can be, since that makes intervals the widest.
+    This is config.evaluation.prompts if all greedy figures are multiples of 1 / prompts. Else the split has fewer
+    prompts; the least number that explains all figures is returned, which gives the widest intervals.
     """
     section = run.config.get('evaluation')
     most = section.get('prompts') if isinstance(section, dict) else None
     if not isinstance(most, int) or not 1 <= most <= MOST_PROMPTS:
         return 0
     names = ('greedy', 'greedy/length', 'greedy/truncated')
-    means = np.array([number(row.get(name)) for row in run.evaluations[-10:] for name in names])
+    means = np.array([as_number(row.get(name)) for row in run.evaluations[-10:] for name in names])
     means = means[np.isfinite(means)]
     totals = np.arange(1, most + 1)[:, None] * means
     fits = 1 + np.flatnonzero(np.all(np.abs(totals - np.round(totals)) < 1e-6 * np.maximum(1, totals), axis=1))
     return int(most if most in fits else fits[0]) if len(means) and len(fits) else 0
 
 
-def change(variant: Variant, name: str) -> Change | None:
-    """The Change of a figure between the first and the last evaluation; None without two evaluations that have it.
+def measure_change(variant: Variant, name: str) -> Change | None:
+    """Returns the Change of a figure from the first to the last evaluation; None without two evaluations with it.
 
-    Over several seeds it is the mean, with the least and the greatest.
+    Over several seeds, the values are means, and the intervals run from the min to the max.
     """
     ends = [[run.evaluations[i] for i in (0, -1)] for run in variant.runs if len(run.evaluations) > 1]
-    values = np.array([[number(row.get(name)) for row in rows] for rows in ends])
+    values = np.array([[as_number(row.get(name)) for row in rows] for rows in ends])
     values = values[np.isfinite(values).all(1)] if len(values) else values
     if not len(values):
         return None
@@ -86,22 +86,22 @@ def change(variant: Variant, name: str) -> Change | None:
     if len(values) > 1:
         first, last = ((float(x.mean()), float(x.min()), float(x.max())) for x in values.T)
         return Change(name, first, last, steps, len(values))
-    prompts = prompts_of(variant.runs[0])
+    prompts = count_prompts(variant.runs[0])
     (a, b), (c, d) = (interval(name, x, prompts) for x in values[0])
     return Change(name, (float(values[0, 0]), a, b), (float(values[0, 1]), c, d), steps, 1)
 
 
 def headline(variant: Variant) -> tuple[str, str]:
-    """(verdict, what its intervals are) of a variant, each one sentence; of a run without evaluations, its steps."""
-    name = next((name for name in MEANINGS if change(variant, name)), '')
-    changed = change(variant, name) if name else None
+    """Returns (verdict, meaning of its intervals) of a variant; without evaluations, the verdict counts the steps."""
+    name = next((name for name in MEANINGS if measure_change(variant, name)), '')
+    changed = measure_change(variant, name) if name else None
     if changed is None:
         return _without_evaluation(variant), ''
     ends = []
     for value, low, high in (changed.first, changed.last):
-        end = show(name, value)
+        end = format_figure(name, value)
         if not math.isnan(low) and low != high:
-            end += f' ({show(name, low).removesuffix(" %")} to {show(name, high).removesuffix(" %")})'
+            end += f' ({format_figure(name, low).removesuffix(" %")} to {format_figure(name, high).removesuffix(" %")})'
         ends.append(end)
     text = f'{MEANINGS[name]} {changed.direction} from {ends[0]} to {ends[1]} in {changed.steps[1]} steps.'
     if changed.seeds > 1:
@@ -109,35 +109,38 @@ def headline(variant: Variant) -> tuple[str, str]:
     if math.isnan(changed.first[1]):
         return text, ''
     apart = '' if changed.direction != 'moved' else ' They overlap: the change may be chance.'
-    prompts = prompts_of(variant.runs[0])
+    prompts = count_prompts(variant.runs[0])
     return text, f'In brackets, {LEVEL:.0%} intervals over {prompts} prompts.{apart}'
 
 
-def table(variants: Sequence[Variant]) -> tuple[list[str], list[list[str]]]:
-    """(headings, rows of texts): what evaluations have in common, each variant before and after."""
+def make_table(variants: Sequence[Variant]) -> tuple[list[str], list[list[str]]]:
+    """Returns (headings, rows of texts): each variant's evaluation figures before and after training."""
     names = dict.fromkeys(name for v in variants for run in v.runs for row in run.evaluations for name in row)
-    wanted = [name for name in names if name in MEANINGS or name.startswith(('pass@', 'maj@', 'length', 'truncated'))]
-    wanted = [name for name in wanted if any(change(variant, name) for variant in variants)]
+    shown = [name for name in names if name in MEANINGS or name.startswith(('pass@', 'maj@', 'length', 'truncated'))]
+    shown = [name for name in shown if any(measure_change(variant, name) for variant in variants)]
     rows = []
     for variant in variants:
         steps = max((len(run.metrics) for run in variant.runs), default=0)
-        cells = [change(variant, name) for name in wanted]
-        texts = ['' if x is None else f'{show(x.name, x.first[0])} → {show(x.name, x.last[0])}' for x in cells]
+        cells = [measure_change(variant, name) for name in shown]
+        texts = [
+            '' if x is None else f'{format_figure(x.name, x.first[0])} → {format_figure(x.name, x.last[0])}'
+            for x in cells
+        ]
         rows.append([variant.name, str(len(variant.runs)), str(steps), *texts])
-    return ['', 'seeds', 'steps', *wanted], rows
+    return ['', 'seeds', 'steps', *shown], rows
 
 
-def show(name: str, value: float) -> str:
-    """A figure as text: shares in percent."""
+def format_figure(name: str, value: float) -> str:
+    """Returns a figure as text; shares in percent."""
     is_share = name.removeprefix('strict/').removeprefix('greedy/').startswith(SHARES)
     return f'{100 * value:.1f} %' if is_share else f'{value:.3g}'
 
 
 def _without_evaluation(variant):
-    """A sentence on a run without two evaluations: how far it is, and its last reward or loss."""
+    """A sentence on a variant without two evaluations: its steps, and its last reward, accuracy or loss."""
     done = max(len(run.metrics) for run in variant.runs)
     if not done:
         return 'No step is done yet.'
     last = variant.runs[0].metrics[-1] if variant.runs[0].metrics else {}
-    name = next((name for name in ('reward', 'accuracy', 'loss') if not math.isnan(number(last.get(name)))), '')
-    return f'{done} steps are done.' + (f' The last {name} is {number(last[name]):.3g}.' if name else '')
+    name = next((name for name in ('reward', 'accuracy', 'loss') if not math.isnan(as_number(last.get(name)))), '')
+    return f'{done} steps are done.' + (f' The last {name} is {as_number(last[name]):.3g}.' if name else '')

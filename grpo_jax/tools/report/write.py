@@ -1,4 +1,4 @@
-"""Writes the page of a report and, where they are many, its rollouts beside it; once, or whenever a run writes."""
+"""Writes the page of a report, once or whenever a run writes; many rollouts are written beside the page."""
 
 from collections.abc import Sequence
 import os
@@ -11,27 +11,28 @@ from grpo_jax.tools.report import content, page, rollouts
 from grpo_jax.tools.report.read import Variant, find_runs, read_variants
 
 FILE, BESIDE, STAMP = 'report.html', 'report_rollouts', 'report_stamp.js'
-INLINE_BYTES = 12 << 20  # of rollouts in the page; more lie in files beside it, which the page loads as it shows them
-LOOK_EVERY = 2.0  # seconds between looks at a run that is watched
-WATCHED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'rollouts')
+INLINE_BYTES = 12 << 20  # of rollouts in the page; when there are more, all lie in files beside it
+LOOK_EVERY = 2.0  # seconds between looks at a run that is followed
+FOLLOWED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'rollouts')
 
 
 def write_report(folders: Sequence[str], inline_bytes: int = INLINE_BYTES, stamp: int = 0) -> str:
-    """Writes report.html into the first of the folders, and returns its path.
+    """Writes report.html into the first folder, and returns its path.
 
-    stamp: a number that is not 0 makes a page that reloads itself when the stamp beside it changes. BadInput for a
-    folder without a run, CannotWrite when the disk refuses it; the report that was there stays then.
+    folders: of runs or sweeps; inline_bytes: most bytes of rollouts in the page; stamp: if not 0, the page reloads when
+    the stamp file beside it changes. Raises BadInput for a folder without a run, and CannotWrite when the disk refuses
+    the file; an earlier report then stays.
     """
     return _write(read_variants(folders), folders[0], inline_bytes, stamp)
 
 
-def watch(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
-    """The path of the report, which is written again whenever a run writes, until all runs are finished."""
+def follow(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
+    """Writes the report again whenever a run writes, until all are finished; returns its path. look_every: seconds."""
     stamp, seen = 0, None
     while True:
-        # what changes when a run writes: sizes and times of the files that a report reads
+        # sizes and times of the report's files change when a run writes
         runs = [run for folder in folders for run in find_runs(folder)]
-        paths = [os.path.join(run, name) for run in runs for name in WATCHED]
+        paths = [os.path.join(run, name) for run in runs for name in FOLLOWED]
         state = [(path, os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in paths if os.path.exists(path)]
         if state != seen:
             variants = read_variants(folders)
@@ -48,12 +49,12 @@ def watch(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
 
 
 def _write(variants: list[Variant], folder, inline_bytes, stamp):
-    """Writes the page, and its rollouts into it or beside it."""
+    """Writes the page with its rollouts, or its rollouts beside it. Returns its path."""
     notes: list[str] = []
     inline: list[tuple[str, str]] = []
     index, size, beside = [], 0, os.path.join(folder, BESIDE)
     fresh = f'{beside}.writing'
-    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(fresh, ignore_errors=True)  # from a killed process
     for number, (name, run) in enumerate(content.shown_runs(variants)):
         steps = []
         for step, groups in rollouts.read_steps(run, notes):
@@ -61,7 +62,7 @@ def _write(variants: list[Variant], folder, inline_bytes, stamp):
             steps.append(step)
             size += len(text.encode())
             inline.append((key, text))
-            if size > inline_bytes:  # from here on all of them lie beside the page
+            if size > inline_bytes:  # too many: all rollouts go beside the page
                 _write_beside(fresh, inline)
                 inline.clear()
         index.append({'name': escape(name), 'steps': steps})
@@ -81,6 +82,7 @@ def _write(variants: list[Variant], folder, inline_bytes, stamp):
 
 
 def _write_beside(folder, blocks):
+    """Writes a script for each (key, JSON) of rollouts."""
     with writing(folder):
         os.makedirs(folder, exist_ok=True)
     for key, text in blocks:

@@ -104,7 +104,7 @@
     };
   }
 
-  // a fine line at each step at which a diagnosis or an event stands
+  // a thin line at each step with a diagnosis or an event
   function marks(plot) {
     const context = plot.ctx;
     const {left, top, width, height} = plot.bbox;
@@ -123,7 +123,7 @@
     context.restore();
   }
 
-  // the legend has the last values while nothing is pointed at
+  // without a pointer, the legend shows the last values
   function rest(plot) {
     if (plot.cursor.idx === null || plot.cursor.idx === undefined || plot.cursor.left < 0) {
       plot.setLegend({idx: plot.data[0].length - 1}, false);
@@ -193,7 +193,7 @@
     return [make('figure', {class: 'panel'}, caption, place, numbers), place];
   }
 
-  // whether a panel is one number throughout, which needs no picture
+  // whether a panel is one constant number, which needs no chart
   function constant(panel) {
     return panel.lines.every((line) => line.values.length > 1 && line.values.every((y) => y === line.values[0]) &&
       (!line.low || panel.points));

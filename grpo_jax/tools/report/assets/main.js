@@ -1,5 +1,5 @@
 'use strict';
-// Puts the page together, and in a run that is watched takes up each new report where the reader is.
+// Puts the page together. When a run is followed, each new report opens at the place of the reader.
 (() => {
   Report.data = Report.json('report-data');
   const links = document.getElementById('sections');
@@ -13,14 +13,14 @@
   Report.rollouts(document.getElementById('browser'));
 
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => Report.redraw());
-  const onPaper = (on) => { // pictures are drawn before the styles of paper hold
+  const onPaper = (on) => { // charts are drawn before the print styles apply
     document.documentElement.toggleAttribute('data-print', on);
     Report.redraw();
   };
   addEventListener('beforeprint', () => onPaper(true));
   addEventListener('afterprint', () => onPaper(false));
 
-  // the section that was at the top is there again; the one before it may have grown
+  // the section that was at the top comes back to the top; earlier sections may have grown
   const {id, top} = Report.recall('place', {id: null, top: 0});
   Report.remember('place', {id: null, top: 0});
   if (id || top) {

@@ -1,5 +1,5 @@
 'use strict';
-// The browser of rollouts: a prompt, its completions side by side; only what is near the window is in the page.
+// The browser of rollouts: a prompt's completions side by side; only those near the window are in the page.
 (() => {
   const {make, number, signed, visible} = Report;
   const NEAR = '1500px';
@@ -38,7 +38,7 @@
     unsolved: ['prompts that are all wrong', (rows) => rows.every((row) => row.v === false), () => true],
   };
 
-  // texts that came from scripts beside the page, by key
+  // texts from scripts beside the page, by key
   const waiting = new Map();
   window.reportRollouts = (key, text) => waiting.get(key)?.(JSON.parse(text));
 
@@ -127,7 +127,7 @@
     article.style.minHeight = '';
   }
 
-  // a list of which only what is near the window has content
+  // a list whose items have content only near the window
   function makeList(root) {
     const items = new Map();
     let view = null;
@@ -213,7 +213,7 @@
       const steps = entries().map((entry) => entry.step);
       return state.step === null ? steps.length - 1 : Math.max(0, steps.findLastIndex((step) => step <= state.step));
     };
-    let turn = 0; // a slow answer to an older question is dropped
+    let turn = 0; // a late answer to an older request is dropped
     async function update() {
       const mine = ++turn;
       const all = entries();

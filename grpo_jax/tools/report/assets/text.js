@@ -1,9 +1,9 @@
 'use strict';
-// Elements, texts and what the page remembers. Text of data is only ever put in by textContent.
+// Elements, texts and the page's memory. Texts of the data are only inserted by textContent.
 const Report = {};
 
 (() => {
-  // controls and marks that change how text around them is shown stand as what they are
+  // control characters, and marks that change the direction of text, are shown as symbols
   const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/gu;
 
   function name(character) {
@@ -56,7 +56,7 @@ const Report = {};
     try {
       sessionStorage.setItem(PLACE, JSON.stringify({...remembered(), [key]: value}));
     } catch {
-      // a browser that keeps nothing begins at the top
+      // without storage, the page begins at the top
     }
   };
 })();
