@@ -70,11 +70,11 @@ class Activity:
     def advance(self, done: int, *cells: str) -> None:
         """`done` are finished now."""
         self.done, self.cells, self.stage = done, cells, ''
-        for observer in observers:
-            observer.advanced(self)
+        for listener in listeners:
+            listener.advanced(self)
 
 
-class Observer(Protocol):
+class Listener(Protocol):
     """What is told of each activity."""
 
     def began(self, activity: Activity) -> None: ...
@@ -84,17 +84,17 @@ class Observer(Protocol):
     def ended(self, activity: Activity) -> None: ...
 
 
-observers: list[Observer] = []
+listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def during(text: str, total: int = 0, done: int = 0, even: bool = True, lines: bool = False) -> Iterator[Activity]:
     """A context in which the program does what `text` says; gives the Activity."""
     activity = Activity(text, total, done, even, lines)
-    for observer in observers:
-        observer.began(activity)
+    for listener in listeners:
+        listener.began(activity)
     try:
         yield activity
     finally:
-        for observer in observers:
-            observer.ended(activity)
+        for listener in listeners:
+            listener.ended(activity)

@@ -278,7 +278,7 @@ def _receive(client, meeting, process, where):
     raise RuntimeError(f'at {where}: process {process} has not come for {MEETING_SECONDS} s')
 
 
-def agree(where: str, values: Mapping[str, Any], stop: bool = False) -> bool:
+def exchange_stop(where: str, values: Mapping[str, Any], stop: bool = False) -> bool:
     """Whether any process wants to stop; RuntimeError that names the process whose values differ from the others'.
 
     values are texts and numbers by name. All processes must call it, in the same order.

@@ -31,7 +31,7 @@ import rich.text
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.run.rows import read_rows
-from grpo_jax.text import Activity, columns, cut, escape, observers
+from grpo_jax.text import Activity, columns, cut, escape, listeners
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ BLOCKS, COLUMNS = '▁▂▃▄▅▆▇█', 40  # of a curve in text
 
 
 class Console:
-    """Shows activities, and prints lines above them; an activity.Observer."""
+    """Shows activities, and prints lines above them; a text.Listener."""
 
     def __init__(self):
         self._lock = threading.RLock()
@@ -261,7 +261,7 @@ def install() -> None:
         logger.addHandler(_handler)
         logger.setLevel(logging.WARNING)  # whatever a library makes of the root's
         logger.propagate = False
-        observers.append(console)
+        listeners.append(console)
 
 
 def install_for_command() -> None:

@@ -212,7 +212,7 @@ class Loop:
             with parts.trace.around(step), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
                 yield step
         self._shell.wait()
-        if processes.agree(f'the end of {self._title}', {}, parts.signals.stopping):
+        if processes.exchange_stop(f'the end of {self._title}', {}, parts.signals.stopping):
             raise Stopped(self._workdir, self._steps.stop - 1)
         parts.close_signals()  # what follows the last step may take any time, and a signal ends it
 
@@ -278,7 +278,7 @@ class Loop:
         if skipped and experience is not None:
             with parts.dropped.unless_written(step, checkpoint.BAD):
                 checkpoint.dump_bad_batch(self._workdir, step, experience)
-        stop = processes.agree(where, row, parts.signals.stopping)
+        stop = processes.exchange_stop(where, row, parts.signals.stopping)
         diagnosed = parts.monitors.asks('stop', where)
         saves = stop or skipped or diagnosed or parts.monitors.asks('save', where)
         self._shell.check()
@@ -383,7 +383,7 @@ class Monitors:
 
     def asks(self, action: str, where: str) -> bool:
         """Whether a new diagnosis saves or stops the run; all processes must call it, in the same order."""
-        return self._on == action and processes.agree(f'{where}, diagnosis', {}, self._asks)
+        return self._on == action and processes.exchange_stop(f'{where}, diagnosis', {}, self._asks)
 
     def _say(self):
         self._asks = False

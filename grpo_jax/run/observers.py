@@ -62,9 +62,9 @@ def make_observers(run: Any, learner: Learner) -> Observers:
     """The Observers of a Run: the KL to a reference that nothing pays for, and the probe, as config.log says."""
     settings, log = run.settings, run.settings.log
     observers, programs = [], {}
-    if log.kl_observe and not run.algorithm.needs_reference:
+    if log.kl_every and not run.algorithm.needs_reference:
         metrics = make_reference_metrics(settings.step_shapes(run.algorithm), run.mesh)
-        observers.append(observe_reference(learner.scorer, metrics, log.kl_observe))
+        observers.append(observe_reference(learner.scorer, metrics, log.kl_every))
         programs['reference'] = metrics
     if log.probe_every:
         shapes = settings.step_shapes(run.algorithm)

@@ -270,7 +270,7 @@ def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
             'polyak',
             'the mean of two adapters is not that of their weights; use hard or frozen',
         )
-    kept = algorithm.keeps_reference or settings.log.kl_observe > 0
+    kept = algorithm.keeps_reference or settings.log.kl_every > 0
     policies.check_reference(settings.reference.path, kept, run.workdir, settings.model, run.model.config, run.mesh)
     policies.check_teacher(settings.teacher, algorithm, run.model.config.vocab_size)
     if 'reference' in learning.offload and not kept:
@@ -354,7 +354,7 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     return make_learner(
         run.model.config, algorithm, optimizers, run.mesh, shapes, settings.learning,
         aux | abstract_probe(settings.log, shapes),
-        ExtraMetrics(outcomes=True, reference=settings.log.kl_observe > 0),
+        ExtraMetrics(outcomes=True, reference=settings.log.kl_every > 0),
     )  # fmt: skip
 
 
@@ -479,7 +479,7 @@ def barrier(
     if processes.several():  # a hash takes tracing, which one process leaves for later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
     with during('waiting for the other processes'):
-        processes.agree('the start', values | dict(_flat(recorded, 'config.')))
+        processes.exchange_stop('the start', values | dict(_flat(recorded, 'config.')))
 
 
 def _flat(tree, prefix):

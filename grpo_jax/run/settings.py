@@ -106,7 +106,7 @@ class LogOptions(NamedTuple):
     rollouts: Natural = 10  # steps between dumps of completions; 0: never
     # steps between looks at the KL to a reference that no penalty needs, which is kept for it; the policy learns the
     # same; 0: never
-    kl_observe: Natural = 0
+    kl_every: Natural = 0
     # steps between looks at the probe: a few prompts with their first right completions, which must not become
     # unlikely; 0: never
     probe_every: Natural = 10

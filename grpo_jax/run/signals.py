@@ -26,7 +26,7 @@ _underway: list['Signals'] = []  # of the loops that take their steps now, the i
 class Signals:
     """A context around a loop. The first signal only sets `stopping`; the second ends the process.
 
-    In a command the Listener hears them and sets it; elsewhere a handler of this context does.
+    In a command the SignalThread hears them and sets it; elsewhere a handler of this context does.
     A step longer than `limit` seconds (0: none) ends the process. step(name) begins a step.
     """
 
@@ -37,7 +37,8 @@ class Signals:
 
     def __enter__(self):
         _underway.append(self)
-        if _listener is None and threading.current_thread() is threading.main_thread():  # no other may set a handler
+        # no other thread than the main one may set a handler
+        if _signal_thread is None and threading.current_thread() is threading.main_thread():
             self._before = _handle(self._asked)
         return self
 
@@ -69,7 +70,7 @@ class Signals:
         threading.Thread(target=console.print, args=[f'{NAMES[number]}: {PROMISE}']).start()
 
 
-class Listener:
+class SignalThread:
     """Hears the signals of a command on a thread of its own."""
 
     def __init__(self):
@@ -121,19 +122,19 @@ class Listener:
         os.kill(os.getpid(), number)
 
 
-_listener: Listener | None = None
+_signal_thread: SignalThread | None = None
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
     """A context around a command: signals end its runs, in one line each, whatever the main thread computes."""
-    global _listener
-    _listener = Listener()
+    global _signal_thread
+    _signal_thread = SignalThread()
     try:
         yield
     finally:
-        _listener.close()
-        _listener = None
+        _signal_thread.close()
+        _signal_thread = None
 
 
 def stop_now(text: str, status: int) -> None:

@@ -238,8 +238,8 @@ def jobs_of(plan):
     ]
     # of the policy, of a reference, and of both where a KL is observed that no loss reads
     scorings = bool(learner.needed - {'ref_logprobs'}) + ('ref_logprobs' in learner.needed)
-    if settings.log.kl_observe and not algorithm.needs_reference:
-        scorings += 2 / settings.log.kl_observe
+    if settings.log.kl_every and not algorithm.needs_reference:
+        scorings += 2 / settings.log.kl_every
     if scorings:
         fetched = plan.trained_bytes() * ('reference' in settings.learning.offload)
         alive = state + rollout + fetched
