@@ -439,9 +439,9 @@ def open_state(
             return checkpoint.read_tree(path, abstract)
         changes = steering.changes(run.workdir, run.settings.recorded)
         amended = steering.amended_since(run.workdir, int(os.path.basename(path)), changes)
-        if not amended and not checkpoint.observes_otherwise(path, abstract):
+        if not amended and not checkpoint.differs_in_observed(path, abstract):
             return checkpoint.read_tree(path, abstract)
-        return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_of(amended))
+        return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_to_reset(amended))
 
     state = checkpoint.restore(checkpoints, without_frozen(abstract), read)
     if state is None:
