@@ -74,7 +74,7 @@ def manager(workdir, *, keep):
     """Orbax's CheckpointManager of workdir/checkpoints; its close() waits until all checkpoints are written.
 
     keep: how many of the newest checkpoints stay; None keeps all. Folders that cannot be checkpoints are moved to
-    workdir/damaged; raises Damaged when no other folder is left. All processes must call this and the manager's methods.
+    workdir/damaged; raises Damaged when no other folder is left. All processes must call this and its methods.
     """
     spare_memory()
     if processes.is_first():
@@ -479,8 +479,8 @@ def _fields(cls):
 
 
 # The code below keeps the memory of a run that saves often from growing. tensorstore 0.1.86 never frees the JSON texts
-# that it returns. At each save and restore Orbax requests two: the number of bytes that were moved, for a line of its log
-# (40 KiB), and for each array the folder's resolved spec (20 KiB for 80 arrays). We return 0 for the byte count, and
+# that it returns. At each save and restore Orbax requests two: the number of bytes that were moved, for a line of its
+# log (40 KiB), and for each array the folder's resolved spec (20 KiB for 80 arrays). We return 0 for the byte count and
 # cache the spec per kind. Besides, each save starts threads, for which glibc uses up to 8 arenas a core, and each arena
 # has unused gaps; two arenas are as fast.
 M_ARENA_MAX, ARENAS = -8, 2  # M_ARENA_MAX is a constant of malloc.h
