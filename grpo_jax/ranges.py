@@ -104,9 +104,7 @@ Positive = Annotated[float, Range(above=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 PositiveShare = Annotated[float, Range(above=0, most=1)]
 Coefficient = Annotated[float, Range(least=0, most=1e6)]  # of a term of the loss
-Seconds = Annotated[
-    float, Range(least=1e-3, most=1e7)
-]  # at most some months, since a thread cannot wait longer than years
+Seconds = Annotated[float, Range(least=1e-3, most=1e7)]  # at most some months; a thread cannot wait for centuries
 Gibibytes = Annotated[float, Range(least=1e-3, most=2**20)]
 Text = Annotated[str, Length(1)]
 Texts = Annotated[Sequence[Text], Length(1)]

@@ -99,7 +99,7 @@ def _clear(folder):
 
 
 def _inherit(run, parent, changes, learner, train):
-    """The TrainState that a branch starts from: of the parent's newest sound checkpoint, with new parts where none fit.
+    """The TrainState that a branch starts from: its parent's newest sound checkpoint, unfit parts replaced.
 
     Raises Damaged when all of the parent's checkpoints are damaged, BadInput when it has none.
     """

@@ -88,10 +88,9 @@ def read_config(path: str, *preset: str) -> ConfigDict:
 
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:
-    """Runs a config file and calls a function of it.
+    """Runs a config file and returns what its function `name` returns for the arguments.
 
-    path: the file; name: the function; arguments: of the function. Returns the function's value. Raises BadInput with
-    the line of the file for any error that the file raises.
+    Raises BadInput with the file's line for any error that the file raises.
     """
     # a config file may say `from configs import ...`, unless the user has another package of that name
     spec = importlib.util.find_spec('configs')

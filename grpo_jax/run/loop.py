@@ -218,7 +218,7 @@ class Loop:
 
     @contextlib.contextmanager
     def stage(self, name: str):
-        """A context that times a stage of the step, shows it on the console and names it in the profiler trace."""
+        """Opens a context that times a stage of the step, and names it on the console and in the profiler trace."""
         began = time.monotonic()
         if self._parts.writer:
             self._parts.writer.stage(name)
@@ -319,7 +319,7 @@ class _Trace:
 
     @contextlib.contextmanager
     def around(self, step):
-        """A context around a step, in which the trace starts or ends where it is due."""
+        """Opens a context around a step, in which the trace starts or ends when it is due."""
         if step == self._first:
             self._folder = self._stack.enter_context(tempfile.TemporaryDirectory())
             jax.profiler.start_trace(self._folder)

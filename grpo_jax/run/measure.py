@@ -78,7 +78,7 @@ def assess(
     experience: Experience,
     sampled_at: int | None,
 ) -> dict[str, Any]:
-    """{metric: value} of a step's completions: diversity, correctness, language, length and advantages.
+    """{metric: value} of a step's completions: emptiness, repetition, correctness, languages and advantages.
 
     reward_functions: of the run; rollout, rewarded: the step's completions and their rewards, all of them, also those
     that the experience leaves out; experience: what the step learns from; sampled_at: the step, None where the
@@ -173,7 +173,7 @@ def conflicting_share(
 def advantage_variance(
     advantages: Num[np.ndarray, 'B _'], mask: Bool[np.ndarray, 'B C'], is_rewarded: Bool[np.ndarray, ' B']
 ) -> float:
-    """Variance of the advantages of rewarded completions, of all their tokens if it is [B, C]; NaN without any."""
+    """Variance of rewarded completions' advantages, over tokens if advantages are [B, C]; NaN without any."""
     values = advantages[is_rewarded, 0] if advantages.shape[1] == 1 else advantages[mask & is_rewarded[:, None]]
     return float(np.var(values, dtype=np.float64)) if values.size else np.nan
 
@@ -252,7 +252,7 @@ def update_operations(
     critic: bool = False,
     adapters: lora.LoraOptions = lora.OFF,
 ) -> float:
-    """Floating-point operations of one epoch of updates, forward and backward, without padding and rematerialization.
+    """FLOPs of one epoch of updates, forward and backward, without padding and rematerialization.
 
     prompts, completions: tokens of each; shared: a group's prompt is computed once; critic: a second model of the same
     size without a head; adapters: the LoRA options.

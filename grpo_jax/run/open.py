@@ -68,7 +68,7 @@ def open_run(
     functions: Mapping | None = None,
     steered: Steering | None = None,
 ) -> Run:
-    """The Run of a training in workdir, or of a branch of it; writes nothing, compiles nothing, and reads no data yet.
+    """The Run of a training in workdir, or the Run of its branch; writes nothing, compiles nothing, reads no data.
 
     algorithm: in the place of the config's; functions: reward functions by name; steered: allowed changes of the
     config, and the branch, see train.run. Raises BadInput when anything in the config cannot work.

@@ -64,7 +64,7 @@ class Signals:
         self._before = {}
 
     def _stop(self, number, _):
-        """The signal handler: sets `stopping`, and restores earlier handlers, with which a second signal ends all."""
+        """Handles the first signal: sets `stopping`, and restores the earlier handlers, which a second signal meets."""
         self.stopping = True
         self._restore()
         # on another thread, since this one may be printing and hold the console's lock
@@ -116,7 +116,7 @@ class SignalThread:
         console.print(f'{NAMES[number]}: {PROMISE}')
 
     def _handle_without_run(self, number, _):
-        """The signal handler of the main thread: does the signal's default action unless a run holds its workdir."""
+        """Handles a signal in the main thread: does the default action, unless a run holds its workdir."""
         if lock.held():
             return
         if number == signal.SIGINT:

@@ -78,7 +78,7 @@ class Board:
     """A new TensorBoard event file in a folder. TensorBoard ignores steps from first_step on in older files."""
 
     def __init__(self, folder: str, first_step: int, config: Mapping[str, Any] | None = None):
-        """folder: of event files; first_step: of this start of the run; config: hyperparameters, as nested dicts."""
+        """folder: for event files; first_step: the step that the run goes on with; config: hyperparameters, nested."""
         # imported here, since it takes a second where torch is installed
         event_pb2: Any = importlib.import_module('tensorboardX.proto.event_pb2')
         self._event, log = event_pb2.Event, event_pb2.SessionLog
@@ -110,7 +110,7 @@ class Board:
         self._write(step, [summary.text(name, '\n'.join(lines))])
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes histograms of rewards, lengths and advantages of rows of rollout_rows, and SAMPLES completions."""
+        """Writes histograms of the reward, length and advantage in `rows`, of rollout_rows, and SAMPLES completions."""
         from tensorboardX import summary
 
         summaries = []
@@ -185,9 +185,8 @@ class Tracking(NamedTuple):
         """Raises BadInput for a tracker that cannot be imported."""
         for name in self.trackers:
             try:
-                usable = hasattr(
-                    importlib.import_module(name), 'init'
-                )  # a folder of that name in the current one imports too, but has no init
+                # a folder of that name in the current one can be imported too, but has no init
+                usable = hasattr(importlib.import_module(name), 'init')
             except Exception as error:
                 usable, reason = False, f' ({console.one_line(str(error))})'
             else:
@@ -207,7 +206,7 @@ class Trackers:
     """The trackers of a run. The run has the same id in all trackers and after each resume."""
 
     def __init__(self, workdir: str, subject: Subject, first_step: int, logged: Mapping[str, int]):
-        """first_step: of this start of the run; logged: `last_steps` of the files before they were cut to first_step."""
+        """first_step: the step that the run goes on with; logged: `last_steps` before the files were cut to it."""
         self._workdir, self._subject, self._logged = workdir, subject, logged
         self._first_step, self._events = first_step, 0
         self._runs: dict[str, Any] = {}
