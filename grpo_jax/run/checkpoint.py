@@ -265,17 +265,17 @@ def _check_kinds(path, abstract, digests, partial):
     names = wanted.keys() if partial else wanted.keys() | recorded.keys()
     if all(recorded.get(name) == wanted.get(name) for name in names):
         return ''
-    found = _kinds(_described_tree(path))
-    names = wanted.keys() if partial else wanted.keys() | recorded.keys() | found.keys()
+    actual = _kinds(_described_tree(path))
+    names = wanted.keys() if partial else wanted.keys() | recorded.keys() | actual.keys()
     for name in sorted(names):
-        if recorded.get(name) != found.get(name):
-            return f'{name} is {found.get(name)} there and was saved as {recorded.get(name)}'
+        if recorded.get(name) != actual.get(name):
+            return f'{name} is {actual.get(name)} there and was saved as {recorded.get(name)}'
     for name in sorted(names):
-        if found.get(name) != wanted.get(name):
+        if actual.get(name) != wanted.get(name):
             raise BadInput(
                 'checkpoint',
                 path,
-                f'{name} is {found.get(name)} there and {wanted.get(name)} in this run: another model, optimizer or '
+                f'{name} is {actual.get(name)} there and {wanted.get(name)} in this run: another model, optimizer or '
                 'algorithm; use another --workdir',
             )
     return ''
@@ -354,11 +354,11 @@ def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
 
     path: the checkpoint's folder; thing, value: the flag that named the checkpoint, for the message.
     """
-    found = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
+    actual = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
     wanted = _kinds({'params': abstract})
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise BadInput(thing, value, f'{name} is {found.get(name)} in {path} and {wanted.get(name)} in this model')
+    for name in sorted(wanted.keys() | actual.keys()):
+        if wanted.get(name) != actual.get(name):
+            raise BadInput(thing, value, f'{name} is {actual.get(name)} in {path} and {wanted.get(name)} in this model')
 
 
 def parts_to_reset(amended: set[str]) -> set[str]:
