@@ -49,6 +49,7 @@ SMALL = (
 STATES = 1, 2, 3  # steps of whose checkpoints --states goes on
 EACH_STEP = ('--config.checkpoint.every=1', '--config.checkpoint.keep=100', f'--config.steps={STATES[-1] + 1}')
 CLOSE = 1e-6
+RENAMED = {'kl_every': 'kl_observe'}  # keys of config.log, and their names in commits before they were renamed
 # compared as they are; paths of this machine are taken out before
 COMPARED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'config.json', 'completions.jsonl')
 
@@ -77,7 +78,7 @@ CASES = {
     ),
     'gspo': Case(
         'arithmetic:gspo',
-        ('--config.learner.old_logprobs=decode', '--config.learner.epochs=2', '--config.log.kl_observe=2'),
+        ('--config.learner.old_logprobs=decode', '--config.learner.epochs=2', '--config.log.kl_every=2'),
         fast=True,
     ),
     'ppo': Case('arithmetic:ppo', ('--config.learner.microbatches=2',), fast=True),
@@ -163,6 +164,8 @@ class Checkout:
 
     def __init__(self, source: pathlib.Path, folder: pathlib.Path):
         self.source, self.folder = source, folder
+        keys = (source / 'docs' / 'config.md').read_text(encoding='utf8')
+        self.older_names = {new: old for new, old in RENAMED.items() if f'`log.{old}`' in keys}
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, words, case, dump=None):
@@ -177,6 +180,8 @@ class Checkout:
         }
         if dump:
             env['JAX_DUMP_IR_TO'] = str(dump)
+        for new, old in self.older_names.items():
+            words = [word.replace(f'--config.log.{new}=', f'--config.log.{old}=') for word in words]
         command = [sys.executable, '-m', 'grpo_jax', *words]
         if case.processes > 1:
             with socket.socket() as free:
@@ -234,6 +239,8 @@ class Checkout:
             where = path.relative_to(folder / 'run')
             if where.name in COMPARED or where.parts[0] == 'rollouts':
                 text = path.read_text(encoding='utf8').replace(str(self.folder), '.').replace(str(self.source), '.')
+                for new, old in self.older_names.items():
+                    text = text.replace(f'"{old}"', f'"{new}"')
                 found[str(where).replace('.killed', '')] = text.replace(f'{name}.killed', name)
         newest = max((folder / 'run' / 'checkpoints').iterdir(), key=lambda path: int(path.name))
         metadata = json.loads((newest / '_CHECKPOINT_METADATA').read_text(encoding='utf8'))['custom_metadata']

@@ -1,10 +1,10 @@
-"""What a setting is, written once where it is declared: its values, its kind, its default, and a comment for people.
+"""Declares each setting in one place: allowed values, kind, default, and a comment with its meaning.
 
-`chunk: Free[Natural] = 0  # tokens whose logits exist at once` is a field of an options type (a NamedTuple), whose
-fields are the keys of a section of the config; a number of a piece, an option of a reward or of a data set is a
-keyword-only parameter in the same form. `Annotated[float, Range(least=0)]`, or an alias of this module like
-`NotNegative`, says which values there may be, and a text in an annotation says so in words. Free, Amendable and Fixed
-say the kind. Nothing is checked when such a function is called: `check` and `read_section` are for what a config says.
+`chunk: Free[Natural] = 0  # tokens whose logits exist at once` is a field of an options type, a NamedTuple whose fields
+are the keys of a config section. Numbers of pieces and options of rewards and data sets are keyword-only parameters in
+the same form. `Annotated[float, Range(least=0)]`, or an alias like `NotNegative`, gives the allowed values; a text in
+the annotation describes them in messages. Free, Amendable and Fixed give the kind. Calls of such types and functions
+check nothing: `check` and `read_section` check a config's values.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from grpo_jax.errors import BadInput
 
-SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # of float32, in which a run computes with the numbers
+SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # normal float32 numbers: a run computes with float32
 PLAIN = {int: 'a whole number', float: 'a number', str: 'a text', bool: 'True or False', type(None): 'None'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers between two ends; `above` and `below` are ends that are themselves outside."""
+    """An interval of numbers: `least` and `most` are inside, `above` and `below` are outside."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -31,7 +31,7 @@ class Range:
     below: float = math.inf
 
     def holds(self, value: Any) -> bool:
-        """Whether a number lies inside."""
+        """Whether a number lies in the interval."""
         return bool(self.least <= value <= self.most and self.above < value < self.below)
 
     def __str__(self):
@@ -42,12 +42,12 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """A few values, and no others."""
+    """A set of allowed values."""
 
     choices: Sequence[Any]
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is one of them."""
+        """Whether a value is allowed."""
         return value in self.choices
 
     def __str__(self):
@@ -57,13 +57,13 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Length:
-    """Texts and sequences of at least so many members, and at most so many."""
+    """Texts and sequences with `least` to `most` members."""
 
     least: int = 1
     most: float = math.inf
 
     def holds(self, value: Any) -> bool:
-        """Whether a text or a sequence has as many."""
+        """Whether the length of a text or sequence is allowed."""
         return self.least <= len(value) <= self.most
 
     def __str__(self):
@@ -73,18 +73,18 @@ class Length:
 
 
 class Kind(enum.Enum):
-    """Whether a run that is begun may go on with another value of a key."""
+    """Whether a started run may go on with another value of a key."""
 
-    FREE = 'free'  # it goes on, with floats that differ in their last bits at most
-    AMENDABLE = 'amendable'  # with --amend, recorded in events.jsonl
+    FREE = 'free'  # it goes on; floats differ in their last bits at most
+    AMENDABLE = 'amendable'  # it goes on with --amend, recorded in events.jsonl
     PARTS = 'amendable in its weights, else fixed'
     PATH = 'free where it leads to the same content, else fixed'
-    FIXED = 'fixed'  # only in a branch; the kind of a key where nothing says another one
+    FIXED = 'fixed'  # only in a branch; the default kind
     INHERITED = 'fixed, in a branch too'
 
 
 class Place(enum.Enum):
-    """Where the key of a field stands, if not in the section of the field's type under the field's name."""
+    """Marks a field that is not simply a key of its section under the field's name."""
 
     NOWHERE = 'the field is no key: who makes the value gives it'
     HERE = "the field is an options type, whose keys stand among those of the field's own type"
@@ -104,14 +104,14 @@ Positive = Annotated[float, Range(above=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 PositiveShare = Annotated[float, Range(above=0, most=1)]
 Coefficient = Annotated[float, Range(least=0, most=1e6)]  # of a term of the loss
-Seconds = Annotated[float, Range(least=1e-3, most=1e7)]  # some months; a thread cannot wait for centuries
+Seconds = Annotated[float, Range(least=1e-3, most=1e7)]  # at most some months; a thread cannot wait for centuries
 Gibibytes = Annotated[float, Range(least=1e-3, most=2**20)]
 Text = Annotated[str, Length(1)]
 Texts = Annotated[Sequence[Text], Length(1)]
 
 
 def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
-    """The keys of an options type by name, with annotation and default; one of an options type is itself a section."""
+    """{key: its parameter, with annotation and default} of an options type; a key whose type is one is a section."""
     keys = {}
     for name, parameter in inspect.signature(declared).parameters.items():
         place = _mark(parameter.annotation, Place)
@@ -123,18 +123,18 @@ def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
 
 
 def kind_in(annotation: Any) -> Kind | None:
-    """The kind that an annotation says; None where it says none."""
+    """The Kind in an annotation; None without one."""
     return _mark(annotation, Kind)
 
 
 def type_of(annotation: Any) -> Any:
-    """The options type that an annotation is, whatever it says besides; None for another annotation."""
+    """The options type in an annotation, Annotated or not; None for another annotation."""
     bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     return bare if hasattr(bare, '_fields') else None
 
 
 def to_section(options: Any) -> dict[str, Any]:
-    """The section of a config that says an options value: its keys by name, a function as its name."""
+    """The config section of an options value, as a nested dict; a function is replaced by its name."""
     section = {}
     for name, parameter in inspect.signature(type(options)).parameters.items():
         value, place = getattr(options, name), _mark(parameter.annotation, Place)
@@ -146,7 +146,7 @@ def to_section(options: Any) -> dict[str, Any]:
 
 
 def _to_plain(value):
-    """A field's value as a config has it."""
+    """A field's value in the form that configs have: names of functions, tuples for sets, dicts."""
     if callable(value):
         return value.__name__
     if isinstance(value, Set):
@@ -155,14 +155,15 @@ def _to_plain(value):
 
 
 def read_options(declared: Callable, section: Any, name: str) -> Any:
-    """The value of an options type whose fields are all keys, from the config's section of that name; else BadInput."""
+    """Reads a section as an options type whose fields are all keys. Raises BadInput as `read_section` does."""
     return declared(**read_section(declared, section, name))
 
 
 def read_section(declared: Callable, section: Any, name: str) -> dict[str, Any]:
-    """The values of an options type by field, from the config's section of that name; BadInput for a wrong one.
+    """{field: value} of an options type (`declared`), read from a config section and checked.
 
-    Fields that are no keys of the section are not among the values, nor are those that are sections themselves.
+    name: the section's dotted name, for messages; '' for the whole config. Fields that are no keys, and fields that are
+    sections, are left out. Raises BadInput for a missing key or a wrong value.
     """
     parameters = inspect.signature(declared).parameters
     annotations = {key: p.annotation for key, p in parameters.items() if _mark(p.annotation, Place) is None}
@@ -174,7 +175,7 @@ def read_section(declared: Callable, section: Any, name: str) -> dict[str, Any]:
 
 
 def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
-    """The values of a section's keys by name, unchecked; BadInput where there is no such section or key."""
+    """{key: value} of a section's keys `names`, unchecked. Raises BadInput when section or key are missing."""
     if not _is_mapping(section):
         raise BadInput(name or 'config', section, 'must be a section of keys')
     for key in names:
@@ -184,10 +185,11 @@ def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
 
 
 def check(declared: Callable, values: Any, section: str) -> None:
-    """BadInput, by the dotted key, for the first value that a field or parameter of its name may not have.
+    """Raises BadInput for the first value that the field or parameter of its name does not allow.
 
-    What is not annotated, or by a name that only the user's file knows, may be anything. A parameter that is an options
-    type stands for its fields.
+    declared: an options type or a function; values: {name: value}; section: its dotted name, for the message. Values
+    without an annotation, or with one that only a user's file can resolve, may be anything. The fields of a parameter
+    that is an options type are looked up in values too.
     """
     for name, parameter in inspect.signature(declared).parameters.items():
         if options := type_of(parameter.annotation):
@@ -197,13 +199,13 @@ def check(declared: Callable, values: Any, section: str) -> None:
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:
-    """BadInput for a value of the config's key that is not what the annotation says."""
+    """Raises BadInput for a value that the annotation does not allow. key: its dotted name, for the message."""
     if not _fits(value, annotation):
         raise BadInput(key, value, f'must be {in_words(annotation)}')
 
 
 def check_finite(tree: Any, key: str = '') -> None:
-    """BadInput for the first NaN or infinite number in nested dicts and sequences, by its dotted key."""
+    """Raises BadInput for the first NaN or infinity in nested dicts and sequences. key: the dotted name of `tree`."""
     if _is_mapping(tree):
         for name, value in tree.items():
             check_finite(value, f'{key}.{name}' if key else str(name))
@@ -215,7 +217,7 @@ def check_finite(tree: Any, key: str = '') -> None:
 
 
 def in_words(annotation: Any) -> str:
-    """What a value of an annotation must be, in words."""
+    """The values that an annotation allows, in words, like 'a number at least 0'."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner, bounds = arguments[0], _bounds(arguments)
@@ -233,7 +235,7 @@ def in_words(annotation: Any) -> str:
 
 
 def _fits(value, annotation):
-    """Whether a value is what an annotation says; an annotation of another kind than `in_words` knows says nothing."""
+    """Whether an annotation allows a value; an annotation that `in_words` does not know allows any."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _fits(value, arguments[0]) and all(isinstance(b, str) or b.holds(value) for b in _bounds(arguments))
@@ -252,7 +254,7 @@ def _fits(value, annotation):
     if annotation is float:
         if type(value) is bool or not isinstance(value, (int, float)):
             return False
-        # float32 holds it as what it is: neither as infinity nor as 0
+        # float32 must not round it to infinity or 0
         return value == 0 or SMALLEST <= abs(value) <= LARGEST
     if annotation is int:
         return type(value) is not bool and isinstance(value, int)
@@ -260,12 +262,12 @@ def _fits(value, annotation):
 
 
 def _bounds(arguments):
-    """What the arguments of an Annotated say of values."""
+    """The arguments of an Annotated that restrict or describe values."""
     return [argument for argument in arguments[1:] if not isinstance(argument, (Kind, Place))]
 
 
 def _mark(annotation, kind):
-    """The Kind or Place that an annotation says, the outermost one; None where it says none."""
+    """The outermost Kind or Place (`kind`: which of the two) in an annotation; None without one."""
     marks = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
     return next((mark for mark in reversed(marks) if isinstance(mark, kind)), None)
 

@@ -99,7 +99,7 @@ def _claim_folder(to, record):
             kind = kind_of(key.removeprefix('config.')) if key.startswith('config.') else None
             if kind not in harmless and key not in PLACES:
                 raise BadInput('--to', to, f'holds other samples: {key} was {old!r}, now {new!r}; name a new folder')
-    processes.agree('the samples', {'record': json.dumps(record, sort_keys=True)})
+    processes.exchange_stop('the samples', {'record': json.dumps(record, sort_keys=True)})
     json_file.write(path, record)
 
 

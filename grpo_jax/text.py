@@ -69,13 +69,13 @@ class Activity:
         self.stage, self.stage_began = stage, time.monotonic()
 
     def advance(self, done: int, *cells: str) -> None:
-        """Sets how many items are finished, with the cells of the last one, and tells the observers."""
+        """Sets how many items are finished, with the cells of the last one, and tells the listeners."""
         self.done, self.cells, self.stage = done, cells, ''
-        for observer in observers:
-            observer.advanced(self)
+        for listener in listeners:
+            listener.advanced(self)
 
 
-class Observer(Protocol):
+class Listener(Protocol):
     """What is called when an activity begins, advances and ends, such as the console."""
 
     def began(self, activity: Activity) -> None: ...
@@ -85,17 +85,17 @@ class Observer(Protocol):
     def ended(self, activity: Activity) -> None: ...
 
 
-observers: list[Observer] = []
+listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def during(text: str, total: int = 0, done: int = 0, even: bool = True, lines: bool = False) -> Iterator[Activity]:
     """A context that lasts as long as an activity; yields the Activity. Arguments: see Activity."""
     activity = Activity(text, total, done, even, lines)
-    for observer in observers:
-        observer.began(activity)
+    for listener in listeners:
+        listener.began(activity)
     try:
         yield activity
     finally:
-        for observer in observers:
-            observer.ended(activity)
+        for listener in listeners:
+            listener.ended(activity)

@@ -68,7 +68,7 @@ def screen(monkeypatch):
     screen = Screen(clock)
     for module in (console, text):
         monkeypatch.setattr(module, 'time', clock)
-    monkeypatch.setattr(text, 'observers', [screen.console])
+    monkeypatch.setattr(text, 'listeners', [screen.console])
     monkeypatch.setattr(console, 'sys', types.SimpleNamespace(stderr=screen, stdout=sys.stdout))
     return screen
 
@@ -267,7 +267,7 @@ def test_on_a_terminal_bars_come_and_go_and_results_stay(monkeypatch):
     terminal, shown = Terminal(), console.Console()
     monkeypatch.setenv('TERM', 'xterm')
     monkeypatch.setattr(sys, 'stderr', terminal)
-    monkeypatch.setattr(text, 'observers', [shown])
+    monkeypatch.setattr(text, 'listeners', [shown])
     stdout = sys.stdout
     with during('train', 60) as train:
         assert sys.stdout is stdout  # it is no terminal: what a program prints there goes there
@@ -287,7 +287,7 @@ def test_a_bar_shows_the_texts_of_others_and_obeys_none(monkeypatch):
     monkeypatch.setenv('TERM', 'xterm')
     monkeypatch.setenv('COLUMNS', '120')
     monkeypatch.setattr(sys, 'stderr', terminal)
-    monkeypatch.setattr(text, 'observers', [shown])
+    monkeypatch.setattr(text, 'listeners', [shown])
     with during('reading [red]a[/red]\x1b[2J', 3) as reading:
         reading.cells = ('[bold]b\x07', ':smile:')
         shown.tick()
@@ -302,7 +302,7 @@ def test_the_line_of_a_step_fits_the_terminal(columns_there, monkeypatch):
     monkeypatch.setenv('TERM', 'xterm')
     monkeypatch.setenv('COLUMNS', str(columns_there))
     monkeypatch.setattr(sys, 'stderr', terminal)
-    monkeypatch.setattr(text, 'observers', [shown])
+    monkeypatch.setattr(text, 'listeners', [shown])
     with during('train', 60, lines=True) as train:
         train.advance(6, *console.step_cells(ROW, {'sample': 0.5}))
         assert shown.width == columns_there

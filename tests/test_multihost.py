@@ -203,8 +203,8 @@ with processes.session(address, 2, process):
         jax.tree.map(np.testing.assert_array_equal, processes.fetch(params), whole)
     third = np.float64(1) / 3  # not a float32
     assert processes.gather((third, process)) == [(third, 0), (third, 1)]
-    assert processes.agree('a step', {'reward': 0.5}, stop=process == 1)
-    processes.agree('the next step', {'reward': 0.5 + process})
+    assert processes.exchange_stop('a step', {'reward': 0.5}, stop=process == 1)
+    processes.exchange_stop('the next step', {'reward': 0.5 + process})
 """
 
 
@@ -333,7 +333,7 @@ from grpo_jax.run import cli, signals
 
 def main():
     with lock.own(flags.FLAGS.workdir), signals.Signals(0) as heard:
-        processes.agree('the start', {})
+        processes.exchange_stop('the start', {})
         heard.underway = flags.FLAGS.case == 'steps'
         print('begun', flush=True)
         if flags.FLAGS.case == 'full' and flags.FLAGS.process == 1:
@@ -341,7 +341,7 @@ def main():
                 raise OSError(28, 'No space left on device')
         if flags.FLAGS.case == 'raised' and flags.FLAGS.process == 0:
             raise KeyError('the service is away')
-        while not processes.agree('a step', {}, heard.stopping):
+        while not processes.exchange_stop('a step', {}, heard.stopping):
             time.sleep(100 if flags.FLAGS.case != 'steps' else 0.1)
 
 flags.DEFINE_string('workdir', None, '')

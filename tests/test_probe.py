@@ -18,7 +18,7 @@ from grpo_jax.types import Experience, Rollout
 from tests import small_model, tiny_run
 
 NAN = float('nan')
-OBSERVED = dict(log__probe_every=1, log__probe_prompts=3, log__kl_observe=2)
+OBSERVED = dict(log__probe_every=1, log__probe_prompts=3, log__kl_every=2)
 
 
 def config(**changes):
@@ -172,7 +172,7 @@ def test_a_resumed_run_says_the_same_bit_for_bit(probed, tmp_path):
 
 def test_what_is_observed_changes_no_parameter_and_can_be_switched_off(probed, tmp_path, caplog):
     workdir, state = probed
-    copy, plain = goes_on(workdir, tmp_path, 4, log__probe_every=0, log__kl_observe=0)
+    copy, plain = goes_on(workdir, tmp_path, 4, log__probe_every=0, log__kl_every=0)
     assert same(plain.params, state.params) and same(plain.opt_state, state.opt_state)
     assert 'probe' not in plain.aux and plain.ref_params is None
     assert not {'kl_ref', 'probe_size'} & set(tiny_run.rows(copy)[4])
@@ -180,7 +180,7 @@ def test_what_is_observed_changes_no_parameter_and_can_be_switched_off(probed, t
 
 
 def test_what_is_observed_can_be_switched_on(long, probed, tmp_path, caplog):
-    copy, _ = goes_on(probed[0], tmp_path, 4, log__probe_every=0, log__kl_observe=0)
+    copy, _ = goes_on(probed[0], tmp_path, 4, log__probe_every=0, log__kl_every=0)
     again = train.run(config(**OBSERVED | dict(steps=12)), copy)  # enough for a right completion, whatever the machine
     rows = tiny_run.rows(copy)
     assert rows[11]['probe_size'] > 0 and 'begins anew: the probe' in caplog.text

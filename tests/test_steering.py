@@ -174,10 +174,10 @@ def test_events_that_a_crash_left_alone_are_none():
 
     other = {'step': 3, 'event': 'rewards'}
     rows = [row('a.b', 1, 2), other, row('a.b', 2, 3), row('c', 0, 1), row('a.b', 3, 2)]
-    assert steering.true_rows(rows, {'a': {'b': 2}, 'c': 1}) == rows
-    assert steering.true_rows(rows, {'a': {'b': 3}, 'c': 0}) == rows[:3]
-    assert steering.true_rows(rows, {'a': {'b': 1}, 'c': 0}) == [other]
-    assert steering.true_rows(rows, {}) == [other]
+    assert steering.valid_rows(rows, {'a': {'b': 2}, 'c': 1}) == rows
+    assert steering.valid_rows(rows, {'a': {'b': 3}, 'c': 0}) == rows[:3]
+    assert steering.valid_rows(rows, {'a': {'b': 1}, 'c': 0}) == [other]
+    assert steering.valid_rows(rows, {}) == [other]
 
 
 def folder_of_sums(folder, rows=8, plus=0):

@@ -16,5 +16,5 @@ def get_config(preset='dr_grpo'):
     config = sums.get_config(preset)
     config.reward.parts = (('coin', 1.0), ('numeric', 0.0))
     config.optimizer.learning_rate = 1e-3
-    config.log.kl_observe = 1
+    config.log.kl_every = 1
     return config

@@ -305,7 +305,7 @@ def check_reference(
         )
     if path and not keeps_reference:
         raise BadInput(
-            'reference.path', path, "this algorithm keeps no reference; set algorithm.kl or log.kl_observe, or use ''"
+            'reference.path', path, "this algorithm keeps no reference; set algorithm.kl or log.kl_every, or use ''"
         )
     if not path or checkpoint.steps(workdir):  # a run that goes on has its reference
         return

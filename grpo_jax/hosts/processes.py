@@ -283,7 +283,7 @@ def _receive(client, meeting, process, where):
     raise RuntimeError(f'at {where}: process {process} has not come for {MEETING_SECONDS} s')
 
 
-def agree(where: str, values: Mapping[str, Any], stop: bool = False) -> bool:
+def exchange_stop(where: str, values: Mapping[str, Any], stop: bool = False) -> bool:
     """Whether any process wants to stop. Raises RuntimeError, with the process's name, where values differ.
 
     where: names the place in the program. values: texts and numbers by name, which must be equal everywhere. stop:

@@ -1,1 +1,1 @@
-"""What stands around the steps of a run: config and settings, opening, checkpoints, files, console, signals."""
+"""Everything around the steps of a run: config, settings, opening, checkpoints, files, console and signals."""

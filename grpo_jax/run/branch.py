@@ -1,4 +1,4 @@
-"""Branches: a run that begins from another run's checkpoint, with the parts of it that fit its config."""
+"""Branches: a new run starts from another run's checkpoint and keeps the parts that fit its own config."""
 
 import contextlib
 import logging
@@ -16,20 +16,23 @@ from grpo_jax.run.open import MAKING, Run, barrier, make_whole_policy, make_work
 from grpo_jax.run.settings import kind_of
 
 logger = logging.getLogger('grpo_jax')
-OF_DATA = (
+DATA_PARTS = (
     'aux/position',
     'aux/tries',
     'aux/hits',
     'aux/kept',
     'aux/history',
     'aux/probe',
-)  # what means nothing on other data
+)  # parts of a checkpoint that have a meaning only for the data of the run that saved it
 
 
 def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) -> None:
-    """Makes the workdir of a Run that begins as a branch of the run in the workdir `parent`, where that is to be done.
+    """Makes the workdir of a branch, unless it exists already or the Run is no branch (its workdir is `parent`).
 
-    Its first checkpoint is the state that it begins from; config.json comes last. Nothing is written in parent.
+    run: the branch; parent: the workdir of the run that it starts from, in which nothing is written; learner: the
+    branch's Learner; train: its train split. The branch's first checkpoint is the state that it starts from.
+    config.json is written last, so that a workdir without it holds an unfinished branch. All processes must call it.
+    Raises BadInput when the parent's state does not fit, Damaged when it has no sound checkpoint.
     """
     child = run.workdir
     if child == parent or os.path.exists(os.path.join(child, 'config.json')):
@@ -39,7 +42,7 @@ def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) ->
     temporary = os.path.join(child, MAKING)
     if processes.is_first():
         os.makedirs(temporary, exist_ok=True)
-        _clear(temporary)  # of what a process that was killed has left
+        _clear(temporary)  # a killed process may have left files there
     try:
         processes.exchange(f'the folder of the branch {child}', '')
         step = _make_contents(run, parent, changes, learner, train, temporary)
@@ -47,17 +50,18 @@ def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) ->
     except BaseException:
         if processes.is_first():
             _clear(temporary)
-            if {*os.listdir(child)} <= {MAKING, lock.FILE}:  # else it tells that the rest is of a branch
+            # beside other files the empty folder stays: it tells that they are an unfinished branch
+            if {*os.listdir(child)} <= {MAKING, lock.FILE}:
                 os.rmdir(temporary)
-                with contextlib.suppress(OSError):  # it has an owner
+                with contextlib.suppress(OSError):  # it holds the lock of its owner
                     os.rmdir(child)
         raise
     if processes.is_first():
-        # config.json, with which the run is begun, comes last
+        # config.json comes last: a workdir that has it holds a run
         for name in sorted(os.listdir(temporary), key=lambda name: name == 'config.json'):
             target = os.path.join(child, name)
             if os.path.isdir(target):
-                shutil.rmtree(target)  # moved there by a process that was killed
+                shutil.rmtree(target)  # a killed process moved it there
             os.replace(os.path.join(temporary, name), target)
         os.rmdir(temporary)
     processes.exchange(f'the branch {child}', '')
@@ -67,11 +71,11 @@ def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) ->
 
 
 def _make_contents(run, parent, changes, learner, train, folder):
-    """Writes to a folder what the workdir of a branch has at its start; returns the step."""
+    """Writes the first checkpoint and the other files of a new branch to a folder; returns the checkpoint's step."""
     settings, model = run.settings, run.model
     if processes.is_first() and settings.model.lora.rank and settings.model.random_init:
-        checkpoint.copy_cold_start(parent, folder)  # which has what stays frozen
-    processes.exchange(f'what stays frozen in {folder}', '')
+        checkpoint.copy_cold_start(parent, folder)  # its weights are the frozen ones
+    processes.exchange(f'the frozen weights in {folder}', '')
     state = _inherit(run, parent, changes, learner, train)
     if any(change.key == 'reference.path' for change in changes):
         state = policies.load_reference(state, learner.state, settings.reference.path, model.config)
@@ -86,7 +90,7 @@ def _make_contents(run, parent, changes, learner, train, folder):
 
 
 def _clear(folder):
-    """Removes all that is in a folder."""
+    """Removes every file and folder in a folder."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry)
@@ -95,20 +99,23 @@ def _clear(folder):
 
 
 def _inherit(run, parent, changes, learner, train):
-    """The TrainState of the parent's newest sound checkpoint, as far as it fits the learner."""
+    """The TrainState that a branch starts from: its parent's newest sound checkpoint, unfit parts replaced.
+
+    Raises Damaged when all of the parent's checkpoints are damaged, BadInput when it has none.
+    """
     changed, damaged = {change.key for change in changes}, None
     data_kinds = {kind_of(key) for key in changed if key.startswith('data.')}
-    anew = set()
+    reset_parts = set()
     if Kind.FIXED in data_kinds or (
         Kind.PATH in data_kinds and not steering.are_same_data(run.settings.data.origins, train, parent)
     ):
-        anew |= set(OF_DATA)
+        reset_parts |= set(DATA_PARTS)
     for step in checkpoint.steps(parent):
         amended = steering.amended_since(parent, step, changes)
         path = checkpoint.path_of(parent, step)
         try:
             state = checkpoint.read_fitting(
-                path, without_frozen(learner.state), learner.initial, anew | checkpoint.parts_of(amended)
+                path, without_frozen(learner.state), learner.initial, reset_parts | checkpoint.parts_to_reset(amended)
             )
             return state.replace(params=make_whole_policy(run, state.params, path, parent))
         except checkpoint.Damaged as error:

@@ -1,7 +1,8 @@
-"""Orbax checkpoints: atomic, asynchronous, with a keep policy; they hold all that a run needs to go on, a TrainState.
+"""Orbax checkpoints of a TrainState, which is all that a run needs to resume: written atomically in the background.
 
-A checkpoint has a digest of each array beside it, and what is read back is held against them. A run goes on from the
-newest checkpoint that is what was saved; those that are not are set aside in workdir/damaged.
+Each checkpoint records a digest of every array, and arrays that are read back are compared with their digests. A
+checkpoint is sound when they are equal. A run resumes from its newest sound checkpoint; newer damaged ones are moved to
+workdir/damaged.
 """
 
 from collections.abc import Callable
@@ -41,10 +42,10 @@ from grpo_jax.types import Experience, Rollout, TrainState
 
 logger = logging.getLogger('grpo_jax')
 FOLDER, DAMAGED, COLD_START, BAD = 'checkpoints', 'damaged', 'cold_start', 'bad'  # in the workdir
-METADATA, ITEM = '_CHECKPOINT_METADATA', 'default'  # in a checkpoint: Orbax's names
-# where values that are not finite are an error; elsewhere they may mean that there is none
+METADATA, ITEM = '_CHECKPOINT_METADATA', 'default'  # Orbax's names of a file and a folder in a checkpoint
+# arrays that must be finite; in others NaN may stand for a number that is missing
 FINITE = ('params/', 'opt_state/', 'ref_params/', 'aux/critic/', 'aux/coefficients/')
-# parts of a checkpoint that may begin anew, in words
+# parts of a checkpoint that may be reset, in words
 PARTS = {
     'opt_state': "the optimizer's state",
     'ref_params': 'the reference policy',
@@ -56,29 +57,30 @@ PARTS = {
     'aux/critic': 'the critic',
     'aux/probe': 'the probe',
 }
-OBSERVED = {'aux/probe', 'ref_params'}  # what config.log has kept, though nothing learns from it
-# keys of numbers that adapt during a run -> where the state has them
+OBSERVED = {'aux/probe', 'ref_params'}  # parts that a run may keep for config.log alone, without learning from them
+# config keys of numbers that adapt during a run -> the parts of the state that hold them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
-OF_PROBE = {'rollout.temperature', 'model.dtype'}  # keys that change the logprobs of the probe
+PROBE_KEYS = {'rollout.temperature', 'model.dtype'}  # config keys that change the logprobs of the probe
 
 
 class Damaged(BadInput):
-    """A checkpoint that is not what was saved."""
+    """A checkpoint that cannot be read, or whose arrays differ from those that were saved."""
 
     def __init__(self, path: str, problem: str, remedy: str = 'bring it back from a copy, or delete it'):
         super().__init__(path, problem, f'the checkpoint is not what was saved; {remedy}')
 
 
 def manager(workdir, *, keep):
-    """CheckpointManager over workdir/checkpoints, keeping the newest `keep` steps; close() waits for writes.
+    """Orbax's CheckpointManager of workdir/checkpoints; its close() waits until all checkpoints are written.
 
-    All processes open it together, and its other methods too. Folders there that cannot be checkpoints are set aside;
-    Damaged when there are no others.
+    keep: how many of the newest checkpoints stay; None keeps all. Folders that cannot be checkpoints are moved to
+    workdir/damaged; raises Damaged when no other folder is left. All processes must call this and its methods.
     """
     spare_memory()
     if processes.is_first():
         _set_aside_unreadable(workdir)
-    processes.exchange(f'the checkpoints of {workdir}', '')  # what comes first in there waits no longer than 30 s
+    # the processes meet first: inside the manager one waits at most 30 s for another
+    processes.exchange(f'the checkpoints of {workdir}', '')
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
     )
@@ -88,23 +90,22 @@ def manager(workdir, *, keep):
 
 
 def steps(workdir: str) -> list[int]:
-    """The steps of the checkpoints in a workdir, the newest first; whether they are sound is not looked at."""
+    """The steps of the checkpoints in a workdir, the newest first; they may be damaged."""
     folder = os.path.join(workdir, FOLDER)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return sorted((int(name) for name in names if re.fullmatch('0|[1-9][0-9]*', name)), reverse=True)
 
 
 def path_of(workdir: str, step: int) -> str:
-    """The folder of the checkpoint of a step."""
+    """The folder of a step's checkpoint."""
     return os.path.join(os.path.abspath(workdir), FOLDER, str(step))
 
 
 def save(checkpoints, state):
-    """Starts writing a TrainState as the checkpoint of its step; returns before it is on disk.
+    """Starts to write a TrainState as the checkpoint of its step; returns before the checkpoint is on the disk.
 
-    Of what adapters leave frozen there is a digest alone in it.
-
-    FloatingPointError, and nothing written, for parameters or moments that are not finite.
+    checkpoints: a CheckpointManager. Beside adapters, the frozen weights are not written, only their digest. Raises
+    FloatingPointError and writes nothing when an array of FINITE is not finite. All processes must call it.
     """
     trained, frozen = lora.split(state.params)
     state = state.replace(params=trained)
@@ -122,9 +123,9 @@ def save(checkpoints, state):
 
 
 def read_params(workdir: str, abstract: Any) -> tuple[Any, int]:
-    """(parameters, step) of a workdir's newest sound checkpoint, laid out as the abstract ones; BadInput without one.
+    """(parameters, step) of a workdir's newest sound checkpoint; the workdir is not changed.
 
-    Nothing in the workdir changes.
+    abstract: ShapeDtypeStructs with the shardings of the result. Raises BadInput when no checkpoint is sound.
     """
     damaged = None
     for step in steps(workdir):
@@ -137,9 +138,11 @@ def read_params(workdir: str, abstract: Any) -> tuple[Any, int]:
 
 
 def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
-    """The tree of a checkpoint's folder, laid out as the abstract one; partial: of which it is a part.
+    """The arrays of a checkpoint.
 
-    Damaged when it is not what was saved; BadInput when it is of other arrays than the abstract tree's.
+    path: its folder; abstract: a tree of ShapeDtypeStructs with the shardings of the result; partial: the checkpoint
+    may have more arrays than the abstract tree. Raises Damaged when a digest differs or the files cannot be read, and
+    BadInput when names, dtypes or shapes differ from the abstract tree's. All processes must call it.
     """
     tree, problem = None, ''
     try:
@@ -157,7 +160,7 @@ def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
                     break
     except BadInput:
         raise
-    except Exception as error:  # tensorstore and Orbax raise whatever bytes that make no sense lead to
+    except Exception as error:  # tensorstore and Orbax raise many kinds of errors for damaged files
         _ignore_late_callbacks()
         problem = _described(error)
     problems = filter(None, processes.exchange(f'reading {path}', problem))
@@ -166,14 +169,16 @@ def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
     return tree
 
 
-Read = Callable[[str, Any], Any]  # (a checkpoint's folder, the abstract tree) -> the tree
+Read = Callable[[str, Any], Any]  # (a checkpoint's folder, an abstract tree) -> the tree of arrays
 
 
 def restore(checkpoints: Any, abstract: TrainState, read: Read = read_tree) -> TrainState | None:
-    """The TrainState of the newest sound checkpoint, laid out as the abstract state's shardings; None without any.
+    """The TrainState of the newest sound checkpoint; None when there is no checkpoint.
 
-    Newer ones are set aside, with a warning. BadInput when the checkpoint's arrays are not those of the abstract state
-    (another model), and when no checkpoint is sound. read(folder, abstract) reads one, as read_tree does.
+    checkpoints: a CheckpointManager; abstract: ShapeDtypeStructs with the shardings of the result; read(folder,
+    abstract): reads one checkpoint. Newer damaged checkpoints are moved to workdir/damaged, with a warning. Raises
+    BadInput when the checkpoint's arrays differ from the abstract state's (another model), and Damaged when no
+    checkpoint is sound. All processes must call it.
     """
     workdir, damaged = os.path.dirname(str(checkpoints.directory)), []
     for step in steps(workdir):
@@ -195,22 +200,25 @@ def restore(checkpoints: Any, abstract: TrainState, read: Read = read_tree) -> T
 
 
 def abstract_tree(path: str, sharding: Any) -> Any:
-    """The abstract tree of the arrays that a checkpoint's folder says it has; Damaged where it says nothing."""
+    """ShapeDtypeStructs of a checkpoint's arrays, all with one sharding.
+
+    path: the checkpoint's folder, whose metadata is read. Raises Damaged when that cannot be read.
+    """
     try:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _described_tree(path))
-    except Exception as error:  # Orbax raises whatever bytes that make no sense lead to
+    except Exception as error:  # Orbax raises many kinds of errors for damaged files
         raise Damaged(path, _described(error)) from None
 
 
 def _described_tree(path):
-    """What Orbax says of the arrays in a checkpoint's folder; an error of any kind for what makes no sense."""
+    """Orbax's metadata of the arrays in a checkpoint's folder. Raises errors of many kinds for damaged files."""
     return ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree
 
 
 def _ignore_late_callbacks():
-    """From now on, nothing is said when an array comes, or is given up, after the loop that asked for it was closed.
+    """Silences, from now on, Orbax callbacks that arrive after a failed read.
 
-    This is so where another array could not be read, some time after the error.
+    When one array cannot be read, the others arrive or are cancelled later, after the event loop was closed.
     """
     before = sys.unraisablehook
 
@@ -225,17 +233,20 @@ def _ignore_late_callbacks():
 
 
 def recorded_digests(path: str) -> dict[str, list[str]]:
-    """{name: [kind, sums]} of the arrays, as they were saved; an error of any kind where that makes no sense."""
+    """{name: [kind, sums]} of a checkpoint's arrays when they were saved; kind and sums are fields of digest.Digest.
+
+    Raises errors of many kinds for damaged files.
+    """
     return _metadata(path)['custom_metadata']['digests']
 
 
 def recorded_frozen(path: str) -> str:
-    """The digest of what adapters left frozen when a checkpoint was saved; '' where there were none."""
+    """The digest of the frozen weights when a checkpoint was saved; '' where the model had no adapters."""
     return _metadata(path)['custom_metadata'].get('frozen', '')
 
 
 def _metadata(path):
-    """What Orbax has written about a checkpoint; an error of any kind for what makes no sense."""
+    """Orbax's metadata file of a checkpoint, as a dict. Raises errors of many kinds for damaged files."""
     with open(os.path.join(path, METADATA), encoding='utf8') as file:
         metadata = json.load(file)
     if not isinstance(metadata['commit_timestamp_nsecs'], int):
@@ -244,26 +255,27 @@ def _metadata(path):
 
 
 def _check_kinds(path, abstract, digests, partial):
-    """What is wrong with the names, dtypes and shapes of a checkpoint's arrays; '' if nothing is.
+    """Compares names, dtypes and shapes of a checkpoint's arrays; returns what is damaged, '' if nothing is.
 
-    BadInput when they are consistently those of another model. Orbax is asked only where the digests do not agree with
-    the abstract tree: each time that it is asked, tensorstore 0.1.86 loses some 100 KiB.
+    path: the checkpoint's folder; abstract: the tree that is wanted; digests: of recorded_digests; partial: the
+    checkpoint may have more arrays. Raises BadInput when the checkpoint is sound, but another model's. Orbax reads its
+    metadata only where the digests differ from the abstract tree, since each read leaks 100 KiB in tensorstore 0.1.86.
     """
     wanted, recorded = _kinds(abstract), {name: kind for name, (kind, _) in digests.items()}
     names = wanted.keys() if partial else wanted.keys() | recorded.keys()
     if all(recorded.get(name) == wanted.get(name) for name in names):
         return ''
-    there = _kinds(_described_tree(path))
-    names = wanted.keys() if partial else wanted.keys() | recorded.keys() | there.keys()
+    actual = _kinds(_described_tree(path))
+    names = wanted.keys() if partial else wanted.keys() | recorded.keys() | actual.keys()
     for name in sorted(names):
-        if recorded.get(name) != there.get(name):
-            return f'{name} is {there.get(name)} there and was saved as {recorded.get(name)}'
+        if recorded.get(name) != actual.get(name):
+            return f'{name} is {actual.get(name)} there and was saved as {recorded.get(name)}'
     for name in sorted(names):
-        if there.get(name) != wanted.get(name):
+        if actual.get(name) != wanted.get(name):
             raise BadInput(
                 'checkpoint',
                 path,
-                f'{name} is {there.get(name)} there and {wanted.get(name)} in this run: another model, optimizer or '
+                f'{name} is {actual.get(name)} there and {wanted.get(name)} in this run: another model, optimizer or '
                 'algorithm; use another --workdir',
             )
     return ''
@@ -274,13 +286,13 @@ def _kinds(tree):
 
 
 def _set_aside_unreadable(workdir):
-    """Moves away what stands among the checkpoints and cannot be one; Damaged if it is all that is there."""
+    """Moves folders that cannot be checkpoints to workdir/damaged; raises Damaged when no other folder is left."""
     folder = os.path.join(workdir, FOLDER)
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise BadInput('checkpoints', folder, 'is no folder; move it away')
-    there = steps(workdir)
-    problems = {step: problem for step in there if (problem := _unreadable(path_of(workdir, step)))}
-    if len(problems) == len(there):
+    saved = steps(workdir)
+    problems = {step: problem for step in saved if (problem := _unreadable(path_of(workdir, step)))}
+    if len(problems) == len(saved):
         for step, problem in problems.items():
             path = path_of(workdir, step)
             if not os.path.isdir(path) or os.listdir(path):  # an empty folder is no checkpoint that somebody lost
@@ -292,9 +304,9 @@ def _set_aside_unreadable(workdir):
 def _unreadable(path):
     """Why a folder cannot be a checkpoint; '' if it can."""
     try:
-        _metadata(path)  # Orbax logs what it cannot read
+        _metadata(path)  # before Orbax, which would log what it cannot read
         ocp.PyTreeCheckpointer().metadata(path)
-    except Exception as error:  # Orbax raises whatever text that makes no sense leads to
+    except Exception as error:  # Orbax raises many kinds of errors for damaged files
         return _described(error)
     return '' if os.path.isdir(os.path.join(path, ITEM)) else 'it holds no arrays'
 
@@ -304,7 +316,7 @@ def _described(error):
 
 
 def _set_aside(workdir, step, problem):
-    """Moves a checkpoint to workdir/damaged, and says so."""
+    """Moves a damaged checkpoint to workdir/damaged, with a warning and an event."""
     to = os.path.join(workdir, DAMAGED, str(step))
     logger.warning('the checkpoint of step %d is not what was saved (%s); it is in %s now', step, problem, to)
     if not processes.is_first():
@@ -317,15 +329,15 @@ def _set_aside(workdir, step, problem):
 
 
 def kinds(path: str) -> dict[str, str]:
-    """Dtype and shape of each array in a checkpoint's folder, by name; Damaged when that cannot be read."""
+    """{name: dtype and shape} of the arrays in a checkpoint's folder; raises Damaged when they cannot be read."""
     try:
         return _kinds(_described_tree(path))
-    except Exception as error:  # Orbax raises whatever text that makes no sense leads to
+    except Exception as error:  # Orbax raises many kinds of errors for damaged files
         raise Damaged(path, _described(error)) from None
 
 
 def newest(workdir: str) -> str:
-    """The folder of the newest checkpoint of which names and shapes can be read; Damaged where there is none."""
+    """The folder of the newest checkpoint whose metadata can be read; raises Damaged where there is none."""
     damaged = None
     for step in steps(workdir):
         try:
@@ -338,74 +350,81 @@ def newest(workdir: str) -> str:
 
 
 def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
-    """BadInput of a thing and its value when a checkpoint's parameters are not like the abstract ones."""
-    there = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
+    """Raises BadInput when names, dtypes or shapes of a checkpoint's parameters differ from the abstract ones.
+
+    path: the checkpoint's folder; thing, value: the flag that named the checkpoint, for the message.
+    """
+    actual = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
     wanted = _kinds({'params': abstract})
-    for name in sorted(wanted.keys() | there.keys()):
-        if wanted.get(name) != there.get(name):
-            raise BadInput(thing, value, f'{name} is {there.get(name)} in {path} and {wanted.get(name)} in this model')
+    for name in sorted(wanted.keys() | actual.keys()):
+        if wanted.get(name) != actual.get(name):
+            raise BadInput(thing, value, f'{name} is {actual.get(name)} in {path} and {wanted.get(name)} in this model')
 
 
-def parts_of(amended: set[str]) -> set[str]:
-    """Parts of a state that begin anew where these keys were amended after it was saved."""
-    return {ADAPTED[key] for key in amended & ADAPTED.keys()} | ({'aux/probe'} if amended & OF_PROBE else set())
+def parts_to_reset(amended: set[str]) -> set[str]:
+    """The parts of a checkpoint that must be reset because these config keys were amended after it was saved."""
+    return {ADAPTED[key] for key in amended & ADAPTED.keys()} | ({'aux/probe'} if amended & PROBE_KEYS else set())
 
 
-def observes_otherwise(path: str, abstract: TrainState) -> bool:
-    """Whether a checkpoint and a run differ in what config.log keeps for the metrics, and in nothing else."""
+def differs_in_observed(path: str, abstract: TrainState) -> bool:
+    """Whether the arrays of a checkpoint and of a run differ, and only in OBSERVED parts.
+
+    path: the checkpoint's folder; abstract: the run's state.
+    """
     try:
         digests = recorded_digests(path)
-    except Exception:  # whatever makes no sense there: who reads it says so
+    except Exception:  # damaged: the error comes when the checkpoint is read
         return False
-    there = _by_part({name: kind for name, (kind, _) in digests.items()})
-    ours = _by_part({name: digest.kind_of(x) for name, x in digest.leaves_by_name(abstract).items()})
-    different = {part for part in ours.keys() | there.keys() if ours.get(part) != there.get(part)}
+    saved = _by_part({name: kind for name, (kind, _) in digests.items()})
+    needed = _by_part(_kinds(abstract))
+    different = {part for part in needed.keys() | saved.keys() if needed.get(part) != saved.get(part)}
     return bool(different) and different <= OBSERVED
 
 
 def read_fitting(
-    path: str, abstract: TrainState, initial_state: Callable[[Any], TrainState], anew: set[str]
+    path: str, abstract: TrainState, initial_state: Callable[[Any], TrainState], reset_parts: set[str]
 ) -> TrainState:
-    """The TrainState of a checkpoint's folder; parts that do not fit the abstract one, or are in `anew`, begin anew.
+    """The TrainState of a checkpoint, with reset parts where the checkpoint's do not fit the abstract state.
 
-    The parameters and the step always come along: BadInput when they do not fit. Anew is as initial_state(trained
-    parameters) has it.
+    path: the checkpoint's folder; abstract: ShapeDtypeStructs with the shardings of the result; initial_state(trained
+    parameters): a state whose values reset parts take; reset_parts: parts that are reset though they fit. Raises
+    BadInput when parameters or step, which are never reset, do not fit, and Damaged as read_tree does.
     """
-    wanted = digest.leaves_by_name(abstract)
-    there, ours = _by_part(kinds(path)), _by_part({n: digest.kind_of(x) for n, x in wanted.items()})
-    unfit = {part for part in ours if there.get(part) != ours[part] or part in anew} - {'params', 'step'}
-    gone = there.keys() - ours.keys()
-    for part in sorted(part for part in unfit | gone if part not in ADAPTED.values()):
-        how = 'not used any more' if part in gone else 'begins anew'
+    abstract_leaves = digest.leaves_by_name(abstract)
+    saved, needed = _by_part(kinds(path)), _by_part(_kinds(abstract))
+    reset = {part for part in needed if saved.get(part) != needed[part] or part in reset_parts} - {'params', 'step'}
+    unused = saved.keys() - needed.keys()
+    for part in sorted(part for part in reset | unused if part not in ADAPTED.values()):
+        how = 'not used any more' if part in unused else 'begins anew'
         logger.warning('%s: %s', how, PARTS.get(part, part.removeprefix('aux/')))
     leaves = {}
-    if unfit:
+    if reset:
         params = read_tree(path, {'params': abstract.params}, partial=True)['params']
         initial = digest.leaves_by_name(initial_state(params))
-        leaves = {name: leaf for name, leaf in initial.items() if _part(name) in unfit | {'params'}}
-        del params, initial  # before the rest is read
-    rest = read_tree(path, _only(abstract, ours.keys() - {_part(name) for name in leaves}), partial=True)
-    leaves |= digest.leaves_by_name(rest)
-    return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])
+        leaves = {name: leaf for name, leaf in initial.items() if _part(name) in reset | {'params'}}
+        del params, initial  # frees their memory before other parts are read
+    other_parts = needed.keys() - {_part(name) for name in leaves}
+    leaves |= digest.leaves_by_name(read_tree(path, _select_parts(abstract, other_parts), partial=True))
+    return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in abstract_leaves])
 
 
 def _part(name):
-    """The part of a state that a leaf belongs to, which fits or begins anew as a whole."""
+    """The part of a state that the leaf of this name belongs to; a part is kept or reset as a whole."""
     names = name.split('/')
     depth = 1 if names[0] != 'aux' else 3 if names[1] == 'coefficients' else 2
     return '/'.join(names[:depth])
 
 
 def _by_part(kinds):
-    """Part -> {name: kind} of its leaves."""
+    """{part: {name: kind}}, from {name: kind} of all leaves."""
     parts: dict[str, dict[str, str]] = {}
     for name, kind in kinds.items():
         parts.setdefault(_part(name), {})[name] = kind
     return parts
 
 
-def _only(state, parts):
-    """The nested dict of a state's parts."""
+def _select_parts(state, parts):
+    """A nested dict that has only these parts of a state."""
     tree: dict[str, Any] = {name: getattr(state, name) for name in parts if '/' not in name}
     aux = {name: value for name, value in state.aux.items() if f'aux/{name}' in parts}
     coefficients = {k: v for k, v in state.aux['coefficients'].items() if f'aux/coefficients/{k}' in parts}
@@ -413,19 +432,19 @@ def _only(state, parts):
 
 
 def copy_cold_start(workdir: str, folder: str) -> None:
-    """Copies the cold start of a workdir's run, where there is one, to the folder of another run."""
+    """Copies the checkpoints of a workdir's cold start, if it has some, to another run's folder."""
     source = os.path.join(workdir, COLD_START)
     if steps(source):
         shutil.copytree(source, os.path.join(folder, COLD_START))
 
 
 def bad_batch_path(workdir: str, step: int) -> str:
-    """The file of a step's batch."""
+    """The file that holds a step's batch when the step skipped an update."""
     return os.path.join(workdir, BAD, f'{step:06d}.npz')
 
 
 def dump_bad_batch(workdir: str, step: int, experience: Experience) -> None:
-    """Writes the batch of a step that skipped an update; all processes must call it."""
+    """Writes the batch of a step that skipped an update, and an event; all processes must call it."""
     path, leaves = bad_batch_path(workdir, step), jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
     if processes.is_first():
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -435,7 +454,7 @@ def dump_bad_batch(workdir: str, step: int, experience: Experience) -> None:
 
 
 def load_bad_batch(workdir: str, step: int) -> Experience:
-    """The host arrays of a step's batch; BadInput for one that is not there or cannot be read."""
+    """The host arrays that dump_bad_batch wrote for a step; raises BadInput when they are missing or cannot be read."""
     path = bad_batch_path(workdir, step)
     if not os.path.isfile(path):
         names = os.listdir(os.path.dirname(path)) if os.path.isdir(os.path.dirname(path)) else []
@@ -459,20 +478,20 @@ def _fields(cls):
     return [field.name for field in dataclasses.fields(cls)]
 
 
-# What follows keeps a run that saves often from growing. tensorstore 0.1.86 never frees the texts of a JSON that it has
-# answered. At each save and restore Orbax asks how many bytes were moved, for a line of its log (40 KiB), and for each
-# array anew what the folder's spec is in full (20 KiB for 80 arrays). The first is answered with 0, the second once a
-# kind. And each save begins threads, whose memory glibc takes from 8 arenas a core, each with gaps of its own; two
-# arenas take as long.
-M_ARENA_MAX, ARENAS = -8, 2  # of malloc.h
-ORBAX = (0, 12, 5)  # the first version whose files these replacements leave whole
+# The code below keeps the memory of a run that saves often from growing. tensorstore 0.1.86 never frees the JSON texts
+# that it returns. At each save and restore Orbax requests two: the number of bytes that were moved, for a line of its
+# log (40 KiB), and for each array the folder's resolved spec (20 KiB for 80 arrays). We return 0 for the byte count and
+# cache the spec per kind. Besides, each save starts threads, for which glibc uses up to 8 arenas a core, and each arena
+# has unused gaps; two arenas are as fast.
+M_ARENA_MAX, ARENAS = -8, 2  # M_ARENA_MAX is a constant of malloc.h
+ORBAX = (0, 12, 5)  # the first version that still writes whole files with these replacements
 
 
 class _KvStoreSpec(dict):
-    """A KvStore.Spec as a dict, which tensorstore takes as well; it asks once for all that differ by paths alone."""
+    """A KvStore.Spec as a dict, which tensorstore also accepts; specs that differ only in paths are resolved once."""
 
     def to_json(self) -> Any:
-        """The spec in full."""
+        """The resolved spec, with all defaults, as KvStore.Spec.to_json returns it."""
         paths: dict[str, str] = {}
 
         def stand_in(path):
@@ -480,12 +499,12 @@ class _KvStoreSpec(dict):
             paths[name] = path
             return name
 
-        in_full = _resolved(json.dumps(_with_paths(self, stand_in)))
-        return _with_paths(in_full, lambda name: paths.get(name, name))
+        resolved = _resolve(json.dumps(_with_paths(self, stand_in)))
+        return _with_paths(resolved, lambda name: paths.get(name, name))
 
 
 def _with_paths(spec, replace):
-    """A copy of the spec with other absolute paths."""
+    """A copy of a spec, in which replace(path) stands for each absolute path."""
     return {
         name: replace(value)
         if name == 'path' and value.startswith('/')
@@ -496,14 +515,14 @@ def _with_paths(spec, replace):
     }
 
 
-@functools.lru_cache(maxsize=64)  # kinds of specs, which are a few
-def _resolved(text):
+@functools.lru_cache(maxsize=64)  # a run has few kinds of specs
+def _resolve(text):
     return tensorstore.KvStore.Spec(json.loads(text)).to_json()
 
 
 @functools.cache
 def spare_memory() -> None:
-    """From now on Orbax asks less and threads share arenas; nothing changes where Orbax or libc are of another kind."""
+    """Makes Orbax and glibc use less memory from now on; leaves an older Orbax and another libc as they are."""
     if 'arena_max' not in os.environ.get('GLIBC_TUNABLES', '') and 'MALLOC_ARENA_MAX' not in os.environ:
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)

@@ -1,4 +1,4 @@
-"""What the commands share: flags, --help, loading a config, and how they end."""
+"""What all commands share: flags, --help, loading a config, exit messages and exit statuses."""
 
 import contextlib
 import os
@@ -15,15 +15,18 @@ from grpo_jax.run import config_file, console, signals
 from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import compiled
 
-FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flags that name a folder of this machine
-# seconds that a program must take to compile to be kept in jax's cache; its own bound of 1 s leaves out dozens that the
-# first step needs; the variable, if set, has its way
+FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flags whose value is a local folder
+# jax caches programs that take at least so many seconds to compile; its default of 1 s leaves out dozens of programs
+# that the first step needs. The environment variable, if set, wins
 CACHE_FROM, CACHED_FROM = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', 0.1
-LONGEST = 1000  # characters of what a library says of the command line
+LONGEST = 1000  # characters of a library's error message about the command line
 
 
 def define_flags(workdir=True, required=True):
-    """Defines --config=NAME[:PRESET], with overrides like --config.steps=10, and --workdir; required or not."""
+    """Defines --config=NAME[:PRESET], with overrides like --config.steps=10, --strict and --workdir.
+
+    workdir: whether the command has --workdir; required: whether --config and --workdir must be given.
+    """
     config_flags.DEFINE_config_file(
         'config',
         None,
@@ -39,13 +42,13 @@ def define_flags(workdir=True, required=True):
 
 
 def define_steering():
-    """Defines --amend and --branch=DIR, which go on with a run under another config."""
+    """Defines --amend and --branch=DIR, which continue a run with another config."""
     flags.DEFINE_bool('amend', False, "Go on although amendable keys have changed, and record it in the run's events.")
     flags.DEFINE_string('branch', '', "New folder of a run that begins from WORKDIR's newest checkpoint, or goes on.")
 
 
 def read_steering() -> Steering:
-    """The Steering that the flags of define_steering ask for."""
+    """The Steering of the flags --amend and --branch."""
     return Steering(flags.FLAGS.amend, flags.FLAGS.branch)
 
 
@@ -62,7 +65,7 @@ def define_trust():
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
-    """The first and the last step that --profile=FIRST:LAST names; BadInput for anything but two rising numbers."""
+    """(first step, last step) of --profile=FIRST:LAST; None without it. Raises BadInput unless FIRST <= LAST."""
     if text is None:
         return None
     first, _, last = text.partition(':')
@@ -72,10 +75,10 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
 
 
 def run(main):
-    """Runs main() after absl has read the command line, in as many processes as that says.
+    """Parses the command line with absl, connects the processes that it names, and runs main().
 
-    What ends it early leaves one line: what errors.py lists, with its status; a signal in a run, status 42; Ctrl-C
-    elsewhere, status 130.
+    An error of errors.py ends the process with one line and the error's status, a signal during a run with status 42,
+    Ctrl-C elsewhere with status 130.
     """
     console.install_for_command()
     if CACHE_FROM not in os.environ:
@@ -95,13 +98,13 @@ def run(main):
                 main()
         except (BadInput, CannotWrite, processes.OtherFailed) as error:
             text = f'error: {console.one_line(str(error))}'
-            if processes.several():  # an exit that waits for the others would abort without them
+            if processes.several():  # an ordinary exit waits for the other processes, and aborts
                 signals.stop_now(text, error.status)
             _print_last(text)
             sys.exit(error.status)
         except Stopped as stop:
             text = console.one_line(str(stop))
-            if compiled.busy() and not processes.several():  # an exit would wait for the compiler
+            if compiled.busy() and not processes.several():  # an ordinary exit waits for the compiler
                 signals.stop_now(text, stop.status)
             _print_last(text)
             sys.exit(stop.status)
@@ -113,12 +116,12 @@ def run(main):
 
 
 def _print_last(text):
-    with contextlib.suppress(OSError):  # a terminal that is gone
+    with contextlib.suppress(OSError):  # the terminal is gone
         print(text, file=sys.stderr, flush=True)
 
 
 def _define_processes():
-    """Defines the flags of several processes by hand; a TPU pod needs none."""
+    """Defines --coordinator, --processes and --process, which start several processes by hand; TPU pods need none."""
     flags.DEFINE_string(
         'coordinator',
         os.environ.get('JAX_COORDINATOR_ADDRESS'),
@@ -133,14 +136,14 @@ def _define_processes():
 
 def help_text(purpose: str) -> str:
     """The text of --help: the command's purpose and examples, then its own flags with their defaults."""
-    own = [
+    own_flags = [
         flag
         for module, defined in flags.FLAGS.flags_by_module_dict().items()
         if not module.startswith(('absl', 'jax', 'orbax', 'tensor', 'etils', 'chex'))
         for flag in defined
     ]
     lines = [textwrap.dedent(purpose).strip(), '', 'Flags:']
-    for flag in own:
+    for flag in own_flags:
         default = '' if flag.default in (None, '', False) else f' (default: {flag.default})'
         lines += textwrap.wrap(
             f'--{flag.name}: {flag.help}{default}', 100, initial_indent='  ', subsequent_indent='      '
@@ -149,19 +152,21 @@ def help_text(purpose: str) -> str:
 
 
 def _parse(argv):
-    """Command-line flags, with status 2 and one line for whatever is wrong with them."""
+    """Parses the command line; returns its positional arguments, or exits with status 2 for a wrong flag."""
     try:
-        rest = flags.FLAGS(argv)
+        arguments = flags.FLAGS(argv)
         config = flags.FLAGS.config if 'config' in flags.FLAGS else None
         if config is not None:
-            config.lock()  # a config file that could not be loaded only says so when it is touched
+            config.lock()  # ml_collections reports a config file that failed to load only at its first use
             if flags.FLAGS.strict:
                 config.data.strict = True
-                config_flags.get_override_values(flags.FLAGS['config'])['data.strict'] = True  # for a sweep
-        return rest
+                config_flags.get_override_values(flags.FLAGS['config'])['data.strict'] = (
+                    True  # a sweep reads the overrides
+                )
+        return arguments
     except BadInput as error:
         message = str(error)
-    except Exception as error:  # absl and ml_collections raise many kinds for an odd text
+    except Exception as error:  # absl and ml_collections raise many kinds of errors
         message = console.one_line(str(error))[:LONGEST] or type(error).__name__
     print(f'error: {message}', file=sys.stderr)
     sys.exit(2)

@@ -1,6 +1,7 @@
-"""What --config=NAME[:PRESET] stands for: a file or a name of one in configs/; and the config that a workdir records.
+"""Reads configs: from the file that --config=NAME[:PRESET] names, and from the config.json of a workdir.
 
-Keys that options declare are added. Anybody may have written a recorded config, so it is checked before it is used.
+Data sets and rewards declare options of their own; overridden options are added as keys. A config.json may come from
+anybody, so it is checked before it is used.
 """
 
 import ast
@@ -24,23 +25,24 @@ from grpo_jax.run import steering
 
 CONFIGS = os.path.join(PACKAGE, 'configs')
 OVERRIDE = re.compile(r'--?(?:no)?config\.([\w.]+)(?:=(.*))?', re.DOTALL)
-EMPTY = {str: '', int: 0, float: 0.0, bool: False, tuple: (), Sequence: (), dict: {}, Mapping: {}}  # values by type
+# a value of each type
+EMPTY = {str: '', int: 0, float: 0.0, bool: False, tuple: (), Sequence: (), dict: {}, Mapping: {}}
 
 
 class Parser(flags.ArgumentParser):
-    """Turns the text of --config into a locked config that has a key for each override of the command line.
+    """absl's parser of --config: makes a locked config that has a key for each override on the command line.
 
-    A key may be missing from the experiment when the chosen data set, reward or piece declares it in its signature.
+    An overridden key need not be in the experiment's file, if the chosen data set or reward declares it as an option.
     """
 
     def __init__(self, argv: Sequence[str] | None = None):
-        self._argv = argv  # None: that of the process, when it parses
+        self._argv = argv  # None: sys.argv at the time of parsing
 
     def parse(self, argument: str) -> ConfigDict:
-        """The config of NAME[:PRESET]; BadInput for a file that is not there or raises, and for an unknown key."""
+        """The config of NAME[:PRESET]; raises BadInput for a missing file, an error in it, and an unknown key."""
         file, _, preset = argument.partition(':')
         config = read_config(locate(file), *([preset] if preset else []))
-        overrides: dict[str, str | None] = {}  # dotted key -> text; None for a text that is the next argument
+        overrides: dict[str, str | None] = {}  # dotted key -> value; None when the value is the next argument
         for text in sys.argv if self._argv is None else self._argv:
             if match := OVERRIDE.fullmatch(text):
                 overrides[match[1]] = match[2]
@@ -51,12 +53,12 @@ class Parser(flags.ArgumentParser):
         return config.lock()
 
     def flag_type(self) -> str:
-        """The type's name in absl's texts."""
+        """The name of the flag's type, for absl."""
         return 'config file'
 
 
 def locate(name: str) -> str:
-    """The path of a config file: of `name` as it is, or of an experiment in configs/; BadInput for neither."""
+    """The path of a config file: `name` itself, or the experiment of that name in configs/; else raises BadInput."""
     shipped = [os.path.join(CONFIGS, f'{name}.py'), os.path.join(PACKAGE, name)]
     for path in (name, *shipped):
         if os.path.isfile(path):
@@ -78,7 +80,7 @@ def experiments() -> list[str]:
 
 
 def read_config(path: str, *preset: str) -> ConfigDict:
-    """What get_config(*preset) of a file returns; BadInput that names the line for whatever the file raises."""
+    """The ConfigDict that get_config(*preset) of a config file returns; raises BadInput as call_function does."""
     config = call_function(path, 'get_config', *preset)
     if not isinstance(config, ConfigDict):
         raise BadInput(path, type(config).__name__, 'is what get_config() returns; return the config of default.py')
@@ -86,8 +88,11 @@ def read_config(path: str, *preset: str) -> ConfigDict:
 
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:
-    """What a function of a config file returns; BadInput that names the line for whatever the file raises."""
-    # lets a config file say `from configs import ...`, unless the user has a package of that name
+    """Runs a config file and returns what its function `name` returns for the arguments.
+
+    Raises BadInput with the file's line for any error that the file raises.
+    """
+    # a config file may say `from configs import ...`, unless the user has another package of that name
     spec = importlib.util.find_spec('configs')
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     if spec is None or [os.path.realpath(place) for place in places] == [os.path.realpath(CONFIGS)]:
@@ -107,15 +112,16 @@ def call_function(path: str, name: str, *arguments: Any) -> Any:
 
 
 def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
-    """Adds the overridden keys that the chosen data set and rewards declare, with their defaults.
+    """Adds overridden options of the chosen data set and rewards to a config, with their declared defaults.
 
-    Where another data set than the experiment's is chosen, the options that it does not declare are dropped.
+    config: an unlocked ConfigDict; overrides: {dotted key: text} of the command line. When data.name is overridden,
+    options that the new data set does not declare are dropped. Raises BadInput for a wrong reward.parts.
     """
-    own = config.data.name
-    name = overrides.get('data.name') or own
-    if name != own or any(key.startswith('data.options.') for key in overrides):
+    default_name = config.data.name
+    name = overrides.get('data.name') or default_name
+    if name != default_name or any(key.startswith('data.options.') for key in overrides):
         declared = data.options_of(name)
-        if name != own:
+        if name != default_name:
             config.data.options = {key: value for key, value in config.data.options.items() if key in declared}
         _add(config.data.options, 'data.options.', declared, overrides)
     parts, text = config.reward.parts, overrides.get('reward.parts')
@@ -134,22 +140,23 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
 
 
 def _add(section, prefix, declared, overrides):
+    """Adds the declared options that are overridden under prefix to a section, which lacks them."""
     for name, parameter in declared.items():
         if prefix + name not in overrides or name in section:
             continue
         value = parameter.default
-        if value in (parameter.empty, None):  # a value of its type, whose place the command line's takes
+        if value in (parameter.empty, None):  # a value of the right type; the command line's value replaces it
             kind = getattr(parameter.annotation, '__origin__', parameter.annotation)
             value = EMPTY.get(kind, config_dict.placeholder(object))
         section[name] = value
 
 
 def _check_key(config, key, value):
-    """BadInput for a key that the config does not have, with the nearest one that it has."""
+    """Raises BadInput when a config does not have a dotted key; the message names the nearest key that it has."""
     section, names = config, key.split('.')
     for i, name in enumerate(names):
         if not isinstance(section, ConfigDict):
-            return  # an index of a tuple, which ml_collections judges
+            return  # an index of a tuple, which ml_collections checks
         try:
             section = section[name]
         except KeyError:
@@ -162,15 +169,15 @@ def _check_key(config, key, value):
 def read_recorded(workdir: str, trust: bool) -> ConfigDict:
     """The config in workdir/config.json.
 
-    BadInput where there is none, for one without the keys of a config or with values of other types, and, unless the
-    user trusts the workdir, for one that names files of Python code, which would run.
+    Raises BadInput when the file is missing, lacks keys, has values of wrong types, or names Python files, which would
+    run; trust: such files are allowed.
     """
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
     recorded = json_file.read_object(files.inside(workdir, 'config.json'))
-    known = read_config(os.path.join(CONFIGS, 'default.py'))
-    _check_recorded(recorded, known.to_dict(), workdir, '')
+    defaults = read_config(os.path.join(CONFIGS, 'default.py'))
+    _check_recorded(recorded, defaults.to_dict(), workdir, '')
     paths = list(dict.fromkeys(code_files(recorded)))
     if paths and not trust:
         raise BadInput(
@@ -182,9 +189,9 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
 
 
 def code_files(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the files of Python code that a config names, as it names them: data sets and rewards of users."""
+    """Yields the paths of Python files that a config names as data sets or rewards."""
     sources = [config['data']]
-    while sources:  # those of a mixture are data sets themselves
+    while sources:  # the sources of a mixture are data sets themselves
         source = sources.pop()
         if not isinstance(source, dict):
             continue
@@ -194,17 +201,19 @@ def code_files(config: Mapping[str, Any]) -> Iterator[str]:
         nested = options.get('sources') if isinstance(options, dict) else None
         sources += nested if isinstance(nested, list) else []
     by_source = config['reward']['by_source']
-    judges = [config['reward'], *(own for own in by_source.values() if isinstance(own, dict))]
-    every = [part for own in judges for part in own.get('parts', ()) if isinstance(part, list) and part]
-    parts = [part[0] for part in every]
-    for path in (*parts, config['reward']['step_rewards']):
+    sections = [config['reward'], *(section for section in by_source.values() if isinstance(section, dict))]
+    parts = [part for section in sections for part in section.get('parts', ()) if isinstance(part, list) and part]
+    for path in (*(part[0] for part in parts), config['reward']['step_rewards']):
         if rewards.is_file(str(path)):
             yield path
 
 
-def _check_recorded(recorded, known, workdir, prefix):
-    """BadInput where a recorded section lacks a key of the known one, or has a value of another type."""
-    for key, value in known.items():
+def _check_recorded(recorded, defaults, workdir, prefix):
+    """Raises BadInput when a section of a workdir's config.json lacks a default's key, or has a value of another type.
+
+    prefix: the section's dotted name with a dot at its end, '' for the whole config.
+    """
+    for key, value in defaults.items():
         if key not in recorded:
             raise BadInput(
                 '--workdir',
@@ -218,12 +227,12 @@ def _check_recorded(recorded, known, workdir, prefix):
         ):
             path = os.path.join(workdir, 'config.json')
             raise BadInput(f'{prefix}{key} in {path}', recorded[key], 'is no value of a config; bring back the file')
-        if isinstance(value, dict) and key != 'options':  # those are of data sets and rewards, which check them
+        if isinstance(value, dict) and key != 'options':  # data sets and rewards check their own options
             _check_recorded(recorded[key], value, workdir, f'{prefix}{key}.')
 
 
 def _with_tuples(value):
-    """What JSON gives, with tuples for lists, as configs have them."""
+    """A value that JSON gave, with tuples in the place of lists, as configs have."""
     if isinstance(value, dict):
         return {name: _with_tuples(part) for name, part in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

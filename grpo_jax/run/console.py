@@ -1,8 +1,8 @@
-"""What a person sees of a run, on stderr: what it is doing now, and warnings of a line each.
+"""The console of a run, on stderr: progress of its activities, and warnings of one line each; also tables and curves.
 
-On a terminal, bars at the bottom show it. Elsewhere a line is printed when something has lasted a second, one a minute
-while it goes on, and one at its end. Each step of a training has a line on both. Only the first of several processes
-shows anything.
+On a terminal, progress bars stand at the bottom. Elsewhere an activity has a line after its first second, a line a
+minute while it lasts, and a line at its end. Each training step has a line in both cases. Only the first of several
+processes prints.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,33 +31,33 @@ import rich.text
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.run.rows import read_rows
-from grpo_jax.text import Activity, columns, cut, escape, observers
+from grpo_jax.text import Activity, columns, cut, escape, listeners
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-EVERY = 60.0  # seconds between two lines about something that goes on
-SHORT = 1.0  # seconds that something lasts without being named
-RENEWED = 0.25  # seconds between two looks at the bars of a terminal
-TRIFLE = 0.1  # seconds: what has taken less leaves no line
-LINES = 10  # that something of many steps prints of itself, besides
+EVERY = 60.0  # seconds between two lines about an activity that lasts
+SHORT = 1.0  # seconds before an activity has its first line
+RENEWED = 0.25  # seconds between two updates of the bars
+TRIFLE = 0.1  # seconds; a shorter activity has no line at its end
+LINES = 10  # further lines about an activity of many steps
 BAR = 24  # columns of a bar
-WIDTH = 120  # columns of a pipe, which has no width of its own
+WIDTH = 120  # columns of a line where stderr is no terminal
 INK, BLUE, ORANGE, GREY = '#333333', '#2a6fbb', '#d9822b', '#cfcfcf'
 HELD_OUT = {'greedy': BLUE, 'pass@1': ORANGE}  # figures of evaluations with a verifier -> colour
-BLOCKS, COLUMNS = '▁▂▃▄▅▆▇█', 40  # of a curve in text
+BLOCKS, COLUMNS = '▁▂▃▄▅▆▇█', 40  # heights and most columns of a curve in text
 
 
 class Console:
-    """Shows activities, and prints lines above them; an activity.Observer."""
+    """Shows the progress of activities, and prints lines above the bars; a text.Listener."""
 
     def __init__(self):
         self._lock = threading.RLock()
         self._running: list[Activity] = []  # the innermost last
-        self._named: list[Activity] = []  # those of them that a line was printed about
-        self._printed = 0.0  # when the last line was
-        self._progress: rich.progress.Progress | None = None  # where stderr is a terminal
+        self._named: list[Activity] = []  # running activities that already have a line
+        self._printed = 0.0  # time of the last line, by time.monotonic
+        self._progress: rich.progress.Progress | None = None  # None where stderr is no terminal
         self._bars: dict[Activity, rich.progress.TaskID] = {}
         self._idle = threading.Event()
 
@@ -70,12 +70,12 @@ class Console:
                 self._start()
             self._running.append(activity)
             if self._progress is not None:
-                text, total = escape(activity.text), activity.total or None  # None: nobody counts, and the bar pulses
+                text, total = escape(activity.text), activity.total or None  # without a total the bar pulses
                 with contextlib.suppress(OSError):  # the terminal is gone
                     self._bars[activity] = self._progress.add_task(text, total=total, details='')
 
     def advanced(self, activity: Activity) -> None:
-        """Prints a line, if the activity has one a step, or else at each tenth of its whole, where no bar shows it."""
+        """Prints a line: at each step of an activity with `lines`, else at tenths of its total if there are no bars."""
         with self._lock:
             tenth = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
             due = activity.lines or (tenth and self._progress is None)
@@ -83,7 +83,7 @@ class Console:
                 self._describe(activity)
 
     def ended(self, activity: Activity) -> None:
-        """Prints the activity's result, and shows it no longer."""
+        """Prints the activity's result and removes its bar."""
         with self._lock:
             if activity not in self._running:
                 return
@@ -100,21 +100,21 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns of a line: those of the terminal, or WIDTH where there is none."""
+        """The columns of a line: the terminal's width, or WIDTH without a terminal."""
         progress = self._progress
         if progress is not None:
             return progress.console.width
         return rich.console.Console(stderr=True).width if sys.stderr.isatty() else WIDTH
 
     def stop(self) -> None:
-        """Shows nothing more, and gives a terminal its cursor back, before the process ends."""
-        if self._lock.acquire(timeout=SHORT):  # another thread may be printing, and wait for a terminal
+        """Removes all bars and restores the terminal's cursor, before the process ends."""
+        if self._lock.acquire(timeout=SHORT):  # another thread may hold the lock while the terminal blocks
             self._running.clear()
             self._stop()
             self._lock.release()
 
     def print(self, text: str) -> None:
-        """Prints a line, escaped, unless nobody is there to read it any longer."""
+        """Prints a line, escaped; does nothing when the terminal is gone."""
         text = escape(text)
         with self._lock, contextlib.suppress(OSError):
             self._printed = time.monotonic()
@@ -124,7 +124,7 @@ class Console:
                 self._progress.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
-        """Renews the bars; without a terminal, prints a line about the innermost activity if it is time for one."""
+        """Updates the bars; without a terminal, prints a line about the innermost activity when one is due."""
         with self._lock:
             if self._progress is not None:
                 for activity, bar in self._bars.items():
@@ -149,13 +149,13 @@ class Console:
             self._progress = rich.progress.Progress(
                 text('{task.description}', markup=False),
                 rich.progress.BarColumn(BAR),
-                # cut at its end, so that the bars stay under one another
+                # cut at its end, so that the bars stay aligned
                 text('{task.fields[details]}', markup=False, table_column=rich.table.Column(ratio=1, no_wrap=True)),
                 console=rich.console.Console(stderr=True),
                 auto_refresh=False,
                 transient=True,
                 expand=True,
-                redirect_stdout=sys.stdout.isatty(),  # else what goes to a file would come here
+                redirect_stdout=sys.stdout.isatty(),  # else text for a file would go to the terminal
             )
             self._progress.start()
         self._idle = threading.Event()
@@ -174,16 +174,13 @@ class Console:
 
 
 def describe(activity: Activity, width: int) -> str:
-    """One line: what is being done, how much of it is finished, and the time that it took or takes.
-
-    Of the activity's cells it has as many as have room.
-    """
+    """One line of at most `width` columns about an activity: its text, how much is done, its first cells, the time."""
     begin = f'{activity.text}: {activity.done} of {activity.total}' if activity.total else activity.text
     return fit(begin, activity.cells, [part for part in (_time(activity), _stage(activity)) if part], width)
 
 
 def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str:
-    """One line of at most `width` columns, escaped: cells that have no room are left out, the last ones first."""
+    """One escaped line of at most `width` columns: begin, cells, end; the last cells are left out where room lacks."""
     for count in range(len(cells), -1, -1):
         line = escape(', '.join([begin, *cells[:count], *end]))
         if columns(line) <= width:
@@ -192,7 +189,7 @@ def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str
 
 
 def _details(activity):
-    """What stands behind a bar of a terminal, the most important first."""
+    """The text beside an activity's bar, with the most important facts first."""
     counted = f'{activity.done}/{activity.total}' if activity.total else ''
     cells = () if activity.lines else activity.cells  # a step's own line has them
     return ', '.join(part for part in (counted, _time(activity), _stage(activity), *cells) if part)
@@ -212,7 +209,7 @@ def _stage(activity):
 
 
 def duration(seconds: float) -> str:
-    """A time in words: 0.4 s, 16 s, 2 min 5 s, 3 h 20 min."""
+    """Seconds in words: 0.4 s, 16 s, 2 min 5 s, 3 h 20 min."""
     whole = round(seconds)
     if whole < 60:
         return f'{whole} s' if whole >= 10 else f'{seconds:.1f} s'
@@ -222,13 +219,13 @@ def duration(seconds: float) -> str:
 
 
 class Warnings(logging.Handler):
-    """Prints each record of this package, and each error of a library, as one line."""
+    """A log handler that prints records of this package, and errors of libraries, as one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints a record."""
         if not processes.speaks():
             return
-        if 'orbax' in record.pathname:  # it logs what it also raises, a few times, from its threads
+        if 'orbax' in record.pathname:  # Orbax's threads also log the errors that it raises
             return
         ours = record.name.partition('.')[0] in ('grpo_jax', 'root')
         if ours or record.levelno >= logging.ERROR:
@@ -237,67 +234,72 @@ class Warnings(logging.Handler):
 
 
 def one_line(text: str) -> str:
-    """The text with each run of blanks and line ends as one blank, escaped."""
+    """A text on one line, escaped: each run of blanks and line ends becomes one blank."""
     return escape(' '.join(text.split()))
 
 
 def print_exception(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """Prints a traceback as the interpreter does, but that what the exception says is escaped."""
+    """Prints a traceback as the interpreter does, but with escaped text; a value for sys.excepthook."""
     lines = ''.join(traceback.format_exception(kind, error, trace)).rstrip('\n').split('\n')
     print(*map(escape, lines), sep='\n', file=sys.stderr)
 
 
-console = Console()  # stderr is one, and so is who writes there
+console = Console()  # one for the process, which has one stderr
 _handler = Warnings()
 
 
 def install() -> None:
-    """Shows activities and this package's warnings from now on; a second call does nothing.
+    """Starts to show activities and this package's warnings on stderr; a second call does nothing.
 
-    The warnings go nowhere else then: set `propagate` of the logger grpo_jax for handlers of your own.
+    The logger grpo_jax no longer passes warnings to other handlers; set its `propagate` for handlers of your own.
     """
     logger = logging.getLogger('grpo_jax')
     if _handler not in logger.handlers:
         logger.addHandler(_handler)
-        logger.setLevel(logging.WARNING)  # whatever a library makes of the root's
+        logger.setLevel(logging.WARNING)  # a library may have changed the root's level
         logger.propagate = False
-        observers.append(console)
+        listeners.append(console)
 
 
 def install_for_command() -> None:
-    """The same, and nothing else is shown: no warnings of libraries, unless python -W asks for them."""
+    """Does the same as `install`, and hides warnings of libraries unless python -W asks for them."""
     install()
     logging.root.handlers[:] = [_handler]
-    absl.logging.get_absl_handler().setLevel(logging.CRITICAL + 1)  # absl.app puts it back there
+    absl.logging.get_absl_handler().setLevel(logging.CRITICAL + 1)  # absl.app adds this handler to the root again
     sys.excepthook = print_exception
     sys.unraisablehook = _print_unraisable
-    # of an array whose write fails after another's has: the command says why it ends
+    # asyncio reports further failed writes of arrays; the command itself prints the first
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     if not sys.warnoptions:
         warnings.simplefilter('ignore')
 
 
 def _print_unraisable(unraisable):
-    """As elsewhere, but for writes of tensorstore that fail after another has ended what waited for them: it prints
-    hundreds, and the first comes out as an exception.
+    """Prints an unraisable error as Python does, except of tensorstore's writes after the event loop was closed.
+
+    After one failed write there are hundreds of these; the first failure is raised as an exception.
     """
     if str(unraisable.exc_value) != 'Event loop is closed':
         sys.__unraisablehook__(unraisable)
 
 
 def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequence[str] = ()) -> list[str]:
-    """Texts of a row of metrics.jsonl: of the metrics that `shown` names, or of what matters in a step of GRPO."""
+    """Texts like 'reward 0.512' of a step, for its line on the console, the most important first.
+
+    row: of metrics.jsonl; timings: {stage: seconds}; shown: names of metrics to show in the place of those that matter
+    in a step of GRPO.
+    """
     if shown:
         return [f'{name} {row[name]:.3f}' for name in shown if row.get(name) is not None]
     known = {name: value for name, value in row.items() if value is not None}
     cells = ['update skipped'] if known.get('finite', 1) < 1 else []
     cells += [f'reward {known["reward"]:.3f}'] if 'reward' in known else []
-    if known.get('dead_groups'):  # groups without a difference, by what they are where a verifier tells
+    if known.get('dead_groups'):  # groups of equal rewards; with a verifier, shares of all right and all wrong
         kinds = {word: known[f'groups_all_{word}'] for word in ('right', 'wrong') if known.get(f'groups_all_{word}')}
         text = ' '.join(f'{share:.0%} {word}' for word, share in kinds.items())
         cells.append(f'dead {text or format(known["dead_groups"], ".0%")}')
     parts = {name.removeprefix('reward/'): value for name, value in known.items() if name.startswith('reward/')}
-    if list(parts.values()) != [known.get('reward')]:  # else it is the only part, which is the reward
+    if list(parts.values()) != [known.get('reward')]:  # a single part of weight 1 is the reward itself
         cells += [f'{name} {value:.3f}' for name, value in parts.items()]
     cells += [f'length {known["length"]:.1f}'] if 'length' in known else []
     cells += [f'truncated {known["truncated"]:.0%}'] if known.get('truncated', 0) >= 0.005 else []
@@ -316,9 +318,10 @@ def make_table(
     dense: bool = False,
     wrapped: Collection[str] = (),
 ) -> rich.table.Table:
-    """Table of texts, escaped: the first column begins at the left, the others end at the right.
+    """A table of escaped texts; the first column is aligned left, the others right.
 
-    dense leaves out the frame. Cells keep to one line, but for those of the columns whose headings are in `wrapped`.
+    rows: cells of each row; title: above the table; dense: without a frame; wrapped: headings of columns whose cells
+    may take several lines.
     """
     table = rich.table.Table(
         title=rich.text.Text(escape(title), style='table.title') if title else None,
@@ -337,17 +340,17 @@ def make_table(
 
 
 def show_tables(*items: rich.table.Table | str, width: int | None = None) -> None:
-    """Prints tables and lines of text, `width` columns wide; without it as wide as the terminal is."""
+    """Prints tables and lines of text to stdout, `width` columns wide; None: the terminal's width."""
     console = rich.console.Console(width=width or (None if sys.stdout.isatty() else WIDTH))
     for item in items:
         console.print(escape(item) if isinstance(item, str) else item, markup=False, emoji=False, highlight=False)
 
 
 def draw_curve(workdir: str) -> str:
-    """Writes <workdir>/curve.png from metrics.jsonl and evaluations.jsonl, and returns its path.
+    """Draws reward, held-out figures and length by step into <workdir>/curve.png, and returns its path.
 
-    The x axis counts finished steps, so that the reward of a step stands beside the evaluation before it. BadInput when
-    workdir holds no metrics.
+    The reward of a step stands at the same x as the evaluation before the step. Raises BadInput when workdir holds no
+    metrics.jsonl.
     """
     steps, rewards, lengths = (_read(workdir, name) for name in ('step', 'reward', 'length'))
     evaluated, held_out = _evaluations(workdir)
@@ -372,15 +375,15 @@ def draw_curve(workdir: str) -> str:
 
 
 def print_outcome(workdir: str) -> None:
-    """Prints what a run has come to, and where it is; the first process does, and draws curve.png.
+    """Draws curve.png and prints a run's evaluations, curves in text, paths and the command of its report.
 
-    The first evaluation beside the last, the curves in text, the paths, and the command for the rest.
+    Only the first process does.
     """
     if not processes.is_first():
         return
     try:
         curve = f'curve: {draw_curve(workdir)}\n'
-    except OSError as error:  # on a full disk: it can be drawn at any time
+    except OSError as error:  # a full disk; the curve can be drawn later
         curve = f'curve: not drawn, {error.strerror or error}\n'
     curves = {name: _read(workdir, name) for name in ('reward', 'length')}
     curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
@@ -388,22 +391,22 @@ def print_outcome(workdir: str) -> None:
     lines = [f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()]
     show_tables(*_evaluation_table(workdir), *lines)
     report = f'report: python -m grpo_jax report --workdir={shlex.quote(workdir)}'
-    # whole, however narrow the terminal is
+    # without wrapping, so that paths can be copied
     print(*map(escape, f'{curve}{report}\neverything the run wrote: {workdir}'.split('\n')), sep='\n')
 
 
 def text_curve(values: Float[np.ndarray, ' N']) -> str:
-    """One line: the first number, a row of blocks from the least to the greatest number, and the last number.
+    """A curve as one line: the first number, at most COLUMNS blocks of 8 heights, and the last number.
 
-    Blocks are means over neighbouring numbers where there are more than COLUMNS, and spaces where there is none. They
-    are left out where the terminal cannot show them.
+    A block is the mean of neighbouring finite numbers, a space where there are none. Without blocks where stdout cannot
+    encode them.
     """
     known = values[np.isfinite(values)]
     if not len(known):
         return 'no finite number'
     means = []
-    for part in np.array_split(values, min(COLUMNS, len(values))):
-        finite = part[np.isfinite(part)]
+    for neighbours in np.array_split(values, min(COLUMNS, len(values))):
+        finite = neighbours[np.isfinite(neighbours)]
         means.append(finite.mean() if len(finite) else math.nan)
     least, span = np.nanmin(means), np.nanmax(means) - np.nanmin(means)
     heights = [' ' if math.isnan(x) else BLOCKS[int(x > least and (x - least) / span * 7.99)] for x in means]
@@ -412,14 +415,14 @@ def text_curve(values: Float[np.ndarray, ' N']) -> str:
 
 
 def series(folder: str, name: str, file: str = 'metrics.jsonl') -> Float[np.ndarray, ' N']:
-    """A number of each row of a run's file, NaN where it is not finite or missing."""
+    """f64[N]: the number `name` of each row of a file in a run's folder; NaN where it is missing or not finite."""
     rows = read_rows(os.path.join(folder, file))
     return np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
 
 
 def make_panels(down: int, across: int, size: tuple[float, float], shared: bool = False) -> 'tuple[Figure, list[Axes]]':
-    """(figure of `size` inches, its down * across panels, styled); shared: all have the same axes."""
-    from matplotlib.figure import Figure  # half a second, and only here
+    """(figure of `size` inches, its down * across styled panels); shared: all panels have the same axes."""
+    from matplotlib.figure import Figure  # here, since the import takes half a second
 
     figure = Figure(figsize=size, layout='constrained')
     panels = list(figure.subplots(down, across, sharex=shared, sharey=shared, squeeze=False).flat)
@@ -430,12 +433,12 @@ def make_panels(down: int, across: int, size: tuple[float, float], shared: bool 
         panel.grid(axis='y', color='#eeeeee', linewidth=0.6)
         panel.set_axisbelow(True)
         panel.margins(x=0.02)
-        panel.locator_params(axis='x', integer=True)  # steps
+        panel.locator_params(axis='x', integer=True)  # steps are whole numbers
     return figure, panels
 
 
 def _plot(panel, steps, values, color, **style):
-    """A line, or a point where one number alone has no line."""
+    """Draws values by step as a line; a single finite value, which has no line, as a point."""
     if np.isfinite(values).sum() == 1:
         style.setdefault('marker', 'o')
     panel.plot(steps, values, color=color, linewidth=1.5, **style)
@@ -448,7 +451,7 @@ def _read(workdir, name):
 
 
 def _evaluations(workdir):
-    """(steps, {name: numbers}) of a run's evaluations: what the verifier says, or without one the reward."""
+    """(steps, {name: values}) of a run's evaluations: the figures of HELD_OUT, or the reward without a verifier."""
     if not os.path.isfile(os.path.join(workdir, 'evaluations.jsonl')):
         return np.array([]), {}
     figures = {name: series(workdir, name, 'evaluations.jsonl') for name in (*HELD_OUT, 'reward')}
@@ -459,7 +462,7 @@ def _evaluations(workdir):
 
 
 def _evaluation_table(workdir):
-    """[table of the first and the last evaluation, the figures that a short one has]; [] where there is none."""
+    """[table of the most important figures of the first and last evaluation]; [] without evaluations."""
     path = os.path.join(workdir, 'evaluations.jsonl')
     evaluations = read_rows(path) if os.path.isfile(path) else []
     if not evaluations:
@@ -467,7 +470,9 @@ def _evaluation_table(workdir):
     first, last = evaluations[0], evaluations[-1]
     passes = [name for name in first if name.startswith('pass@')]  # by rising k
     names = dict.fromkeys(['greedy', *passes[:1], *passes[-1:], 'reward', 'length', 'truncated'])
-    if passes and first.get('reward') == first[passes[0]]:  # of a reward that is the verdict
+    if (
+        passes and first.get('reward') == first[passes[0]]
+    ):  # the reward is the verifier's verdict, so the figures are equal
         del names['reward']
     rows = [
         [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']

@@ -1,4 +1,4 @@
-"""The shell around a run's steps: checkpoints, files, monitors, agreement of processes, signals, traces, closing."""
+"""The shell around a run's steps: checkpoints, files, monitors, signals and traces; all processes stop together."""
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
@@ -29,16 +29,16 @@ from grpo_jax.types import Experience, TrainState
 logger = logging.getLogger('grpo_jax')
 P = ParamSpec('P')
 R = TypeVar('R')
-# what a run must be able to write, where it is there already
+# files and folders that a run must be able to write; a workdir may have them already
 KEPT = ('config.json', 'programs.json', checkpoint.FOLDER, rows.EVENTS, *FILES)
-MOST_UNREWARDED = 3  # such steps in a row: one may be chance, where few can be judged; three are a broken reward
+MOST_UNREWARDED = 3  # steps in a row without any reward: one may be chance, three are a broken reward
 
 
 def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
-    """A function with the parameter workdir, which from now on runs as that folder's owner: see hosts.lock.own.
+    """Decorates a function with a parameter workdir, so that it runs as the owner of that folder: see hosts.lock.own.
 
-    With an argument steering that names a branch, it owns that one, and writes nothing to the workdir. BadInput also
-    for files in there that cannot be written.
+    When the argument steering names a branch, the function owns the branch's folder instead. The function raises
+    BadInput when files in the folder cannot be written, and InUse as hosts.lock.own does.
     """
     signature = inspect.signature(run)
 
@@ -46,7 +46,7 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
     def owner(*args: P.args, **kwargs: P.kwargs) -> R:
         arguments = signature.bind(*args, **kwargs).arguments
         steering = arguments.get('steering')
-        workdir = (steering and steering.branch) or arguments['workdir']  # a branch's parent is only read
+        workdir = (steering and steering.branch) or arguments['workdir']  # the parent of a branch is only read
         with lock.own(workdir):
             for path in (os.path.join(workdir, name) for name in KEPT):
                 if os.path.exists(path) and not os.access(path, os.W_OK):
@@ -57,12 +57,12 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
 
 
 class Shell:
-    """A context around a run, which holds its checkpoints; whatever ends it, files and checkpoints are closed."""
+    """A context around a run that opens its checkpoints and files, and closes them however the run ends."""
 
     def __init__(self, workdir: str, keep: int):
-        """keep: how many checkpoints stay."""
+        """Opens the checkpoints of a workdir, of which the newest `keep` stay."""
         self._workdir, self._stack = workdir, contextlib.ExitStack()
-        self._finished: _Finished | None = None  # the last step
+        self._finished: _Finished | None = None  # state after the last step
         with self._writing():
             self.checkpoints = self._stack.enter_context(checkpoint.manager(workdir, keep=keep))
 
@@ -71,7 +71,7 @@ class Shell:
 
     def __exit__(self, kind, error, trace):
         if error is not None:
-            processes.report_failure(error)  # now: what follows may wait for the others
+            processes.report_failure(error)  # first, since closing may wait for the other processes
         if isinstance(error, Exception) and not isinstance(error, (Stopped, CannotWrite, InUse)):
             self._save_finished()
         try:
@@ -81,11 +81,11 @@ class Shell:
             if error is None:
                 raise
             if not isinstance(error, CannotWrite):
-                logger.warning('%s', failure)  # and what has ended the run goes on
+                logger.warning('%s', failure)  # the error that ended the run is raised
 
     @property
     def newest(self) -> int | None:
-        """The step of the newest checkpoint."""
+        """The step of the newest checkpoint; None without one."""
         return self.checkpoints.latest_step()
 
     def open_loop(
@@ -99,10 +99,10 @@ class Shell:
         profile: tuple[int, int] | None = None,
         on_step: Callable[[int, Mapping[str, Any]], Any] | None = None,
     ) -> 'Loop':
-        """The Loop of a Run's steps from the state's on; it is closed with this context.
+        """The Loop over a Run's steps, from the state's step to `steps`; it is closed with this context.
 
-        title: what the console calls it; shown: metrics that the console has, see writer.Writer; profile: the first and
-        the last step of a trace; on_step(step, row) is called after each step.
+        title: its name on the console; shown: metrics that the console shows, see writer.Writer; profile: first and
+        last step of a profiler trace; on_step(step, row): called after each step.
         """
         settings, first = run.settings, int(state.step)
         subject = Subject(settings.log.tracking, settings.config.to_dict())
@@ -132,31 +132,31 @@ class Shell:
         )
 
     def save(self, state: TrainState) -> None:
-        """Starts writing a checkpoint."""
+        """Starts to write a checkpoint. Raises CannotWrite when the disk refuses it."""
         with self._writing():
             checkpoint.save(self.checkpoints, state)
 
     def check(self) -> None:
-        """CannotWrite for an earlier checkpoint, whose writing goes on beside the steps."""
+        """Raises CannotWrite when an earlier checkpoint, which is written in the background, could not be written."""
         with self._writing():
             self.checkpoints.check_for_errors()
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is on the disk."""
+        """Waits until all checkpoints are on the disk. Raises CannotWrite when the disk refuses one."""
         with self._writing():
             self.checkpoints.wait_until_finished()
 
     def keep_finished(self, state: TrainState) -> None:
-        """Takes the state of the last finished step, which an error is to save."""
+        """Remembers the state after the last finished step, which is saved if an error ends the run."""
         self._finished = _Finished(state)
 
     def _writing(self):
         return files.foreign_writing(os.path.join(self._workdir, checkpoint.FOLDER))
 
     def _save_finished(self):
-        """Saves the state of the last finished step, where it is alive: an update takes the memory of its arrays.
+        """Saves the state after the last finished step, unless an update has already reused the memory of its arrays.
 
-        Processes that train as one do not, since only one of them may have come here.
+        Several processes save nothing: the error may be in one of them alone, and saving needs all.
         """
         state = None if self._finished is None or processes.several() else self._finished.state()
         if state is None or self.checkpoints.latest_step() == int(state.step):
@@ -172,20 +172,20 @@ class Shell:
 
 
 class _Parts(NamedTuple):
-    """What a Loop is made of."""
+    """The parts of a Loop."""
 
-    writer: Writer | None  # of the first process
+    writer: Writer | None  # None in all processes but the first
     dropped: Dropped
     monitors: 'Monitors'
     trace: '_Trace'
     signals: Signals
     close_signals: Callable[[], None]
     on_step: Callable[[int, Mapping[str, Any]], Any] | None
-    tokenizer: Any  # of completions that are dumped
+    tokenizer: Any  # decodes the tokens of dumped completions
 
 
 class Loop:
-    """A run's steps: `for step in loop.steps()` begins each step; `loop.log` and then `loop.finish` end it."""
+    """The loop over a run's steps: `for step in loop.steps()` begins a step; `loop.log`, then `loop.finish`, end it."""
 
     def __init__(
         self,
@@ -201,10 +201,10 @@ class Loop:
         self._parts, self._shell, self._workdir = parts, shell, workdir
         self._dump_every, self._save_every = dump_every, save_every
         self._most_skipped, self._title, self._steps = most_skipped, title, steps
-        self.seconds: dict[str, float] = {}  # that the stages of the step at hand have taken, by name
+        self.seconds: dict[str, float] = {}  # {stage: seconds} of the current step
 
     def steps(self) -> Iterator[int]:
-        """Yields the steps; Stopped behind the last one when a signal came."""
+        """Yields the step numbers; raises Stopped after the last step when a signal came."""
         parts = self._parts
         for step in self._steps:
             parts.signals.step(f'{self._title}, step {step}')
@@ -212,13 +212,13 @@ class Loop:
             with parts.trace.around(step), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
                 yield step
         self._shell.wait()
-        if processes.agree(f'the end of {self._title}', {}, parts.signals.stopping):
+        if processes.exchange_stop(f'the end of {self._title}', {}, parts.signals.stopping):
             raise Stopped(self._workdir, self._steps.stop - 1)
-        parts.close_signals()  # what follows the last step may take any time, and a signal ends it
+        parts.close_signals()  # after the last step a signal ends the process at once
 
     @contextlib.contextmanager
     def stage(self, name: str):
-        """Times a stage of the step, and names it in a trace."""
+        """Opens a context that times a stage of the step, and names it on the console and in the profiler trace."""
         began = time.monotonic()
         if self._parts.writer:
             self._parts.writer.stage(name)
@@ -227,19 +227,20 @@ class Loop:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
     def progress(self, tokens: int, live: int, slots: int) -> None:
-        """Shows how far a rollout is: its tokens, and the slots in use."""
+        """Shows the progress of a rollout: its tokens so far, and `live` of the sampler's `slots` in use."""
         if self._parts.writer:
             self._parts.writer.sampling(tokens, live, slots)
 
     def due(self, step: int, every: int) -> bool:
-        """Whether something that comes every so many steps (0: never) comes at this one."""
+        """Whether a step is a multiple of `every`; never where that is 0."""
         return every > 0 and step % every == 0
 
     def log(self, step: int, row: Mapping[str, Any], speeds: Mapping[str, float] | None = None):
-        """Writes a step's metrics and timings, and what the monitors newly see in all rows so far.
+        """Writes a step's metrics and timings, and new diagnoses of the monitors.
 
-        From now on there is something that a checkpoint would save, so that a signal waits for the end of a step.
-        InUse or CannotWrite when the workdir is this process's no longer.
+        row: {metric: value}; speeds: further numbers for timings.jsonl. From now on a signal waits for the end of the
+        step, since there is progress that a checkpoint saves. Raises InUse or CannotWrite when this process no longer
+        owns the workdir or cannot write to it.
         """
         lock.check(self._workdir)
         if self._parts.writer:
@@ -248,13 +249,13 @@ class Loop:
         self._parts.signals.underway = True
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], params: Any):
-        """Evaluates the policy's params before the first step, and every so many steps (0: never)."""
+        """Evaluates the policy before step 0 and every `every` steps (0: never), and logs evaluate(params)."""
         if step == 0 or self.due(step, every):
             with self.stage('evaluate'):
                 self.log_evaluation(step, evaluate(params))
 
     def log_evaluation(self, step: int, results: Mapping[str, float]):
-        """Writes the results of an evaluation before step `step`, for the monitors too."""
+        """Writes {figure: value} of an evaluation before step `step`, and passes it to the monitors."""
         if self._parts.writer:
             self._parts.writer.evaluation(step, results)
         self._parts.monitors.evaluation(step, results, last=step == self._steps.stop)
@@ -267,18 +268,20 @@ class Loop:
                 self._parts.writer.rollouts(step, dumped)
 
     def finish(self, step: int, state: TrainState, row: Mapping[str, Any], experience: Experience | None = None):
-        """Ends a step in all processes, with a checkpoint where one is due, an update was skipped, or a monitor asks.
+        """Ends a step; saves a checkpoint when one is due, an update was skipped, or the run stops or has a diagnosis.
 
-        The experience of a skipped update is written for `grpo-jax replay_bad`. Stopped when a signal came; Diagnosed
-        when a diagnosis stops the run; FloatingPointError when more updates were skipped than the config allows;
-        CannotWrite also for an earlier checkpoint, whose writing goes on beside the steps; what the callback raises.
+        state: after the step; row: its metrics; experience: written for `grpo-jax replay_bad` when an update was
+        skipped. All processes must call it. Raises Stopped when a signal came, Diagnosed when a diagnosis stops the
+        run, FloatingPointError when more updates were skipped than learner.max_bad_steps, CannotWrite when this
+        checkpoint or an earlier one could not be written, RuntimeError when the rows of the processes differ, and
+        errors of on_step.
         """
         parts, where = self._parts, f'the end of {self._title}, step {step}'
         skipped = row['finite'] < 1  # the mean over the step's updates
         if skipped and experience is not None:
             with parts.dropped.unless_written(step, checkpoint.BAD):
                 checkpoint.dump_bad_batch(self._workdir, step, experience)
-        stop = processes.agree(where, row, parts.signals.stopping)
+        stop = processes.exchange_stop(where, row, parts.signals.stopping)
         diagnosed = parts.monitors.asks('stop', where)
         saves = stop or skipped or diagnosed or parts.monitors.asks('save', where)
         self._shell.check()
@@ -289,7 +292,7 @@ class Loop:
         self._shell.keep_finished(state)
         if parts.on_step:
             parts.on_step(step, rows.plain_row(step, row))
-        if stop:  # whether this process was asked, or another one
+        if stop:  # a signal came in this process or in another one
             self._shell.wait()
             raise Stopped(self._workdir, step)
         if diagnosed:
@@ -306,17 +309,17 @@ class Loop:
 
 
 class _Trace:
-    """A trace of some steps in workdir/profile, which the first of them begins and the last ends."""
+    """The profiler trace of some steps, written to workdir/profile after the last of them."""
 
     def __init__(self, profile, workdir, dropped, stack):
-        """profile: the first and the last step, or None; stack: of the run, with which the trace ends at the latest."""
+        """profile: (first step, last step), or None; stack: contexts of the run, whose end also ends the trace."""
         self._first, self._last = profile or (None, None)
         self._workdir, self._dropped, self._stack = workdir, dropped, stack
-        self._folder = ''  # where the trace is written: a disk may refuse the workdir, and jax can take no other then
+        self._folder = ''  # a temporary one: jax could not change the folder when the workdir's disk refuses the trace
 
     @contextlib.contextmanager
     def around(self, step):
-        """A context for a step."""
+        """Opens a context around a step, in which the trace starts or ends when it is due."""
         if step == self._first:
             self._folder = self._stack.enter_context(tempfile.TemporaryDirectory())
             jax.profiler.start_trace(self._folder)
@@ -326,16 +329,16 @@ class _Trace:
             self._stop(step)
 
     def _stop(self, step):
-        with contextlib.suppress(RuntimeError):  # it has ended
+        with contextlib.suppress(RuntimeError):  # the trace has ended already
             jax.profiler.stop_trace()
             with self._dropped.unless_written(step, 'profile'):
                 files.copy_folder(self._folder, os.path.join(self._workdir, 'profile'))
 
 
 class _Finished:
-    """The state after a step, for as long as its arrays are there: an update takes their memory.
+    """The state after a step, until an update reuses the memory of its arrays.
 
-    It keeps none of a reference in memory, which may be renewed meanwhile.
+    The reference policy is held by weak references, so that its memory is freed when a new reference replaces it.
     """
 
     def __init__(self, state):
@@ -343,7 +346,7 @@ class _Finished:
         self._reference = jax.tree.map(weakref.ref, state.ref_params)
 
     def state(self):
-        """The TrainState, or None."""
+        """The TrainState; None when one of its arrays is gone."""
         reference = [weak() for weak in jax.tree.leaves(self._reference)]
         if any(array is None or array.is_deleted() for array in [*reference, *jax.tree.leaves(self._state)]):
             return None
@@ -351,16 +354,16 @@ class _Finished:
 
 
 class Monitors:
-    """The monitors beside a run's steps: what they newly see is printed, recorded, and may save or stop the run.
+    """Runs the monitors after each step; a new diagnosis is printed and recorded, and may save or stop the run.
 
-    The first process judges, the others only learn what follows from it. A resumed run begins with the rows and
-    evaluations that its files have, so that it sees what an unbroken one sees.
+    Monitors run in the first process, which tells the others whether to save or stop. A resumed run reads the rows and
+    evaluations in its files, so that it comes to the same diagnoses as an uninterrupted run.
     """
 
     def __init__(self, workdir: str, context: diagnose.Context, on: str, writer: Writer | None):
-        """on: config.diagnose.on; writer: puts a diagnosis beside the curves."""
+        """context: settings that monitors read; on: config.diagnose.on; writer: writes a diagnosis to TensorBoard."""
         self._workdir, self._context, self._on, self._writer = workdir, context, on, writer
-        self._asks = False  # for what `on` names, at the step at hand
+        self._asks = False  # whether a diagnosis of this step asks for the action that `on` names
         self._speaks = on != 'off' and processes.is_first()
         self._rows, self._evaluations = [], []
         for name, monitored in (('metrics', self._rows), ('evaluations', self._evaluations)):
@@ -369,23 +372,24 @@ class Monitors:
                 monitored += [_monitored(row, row['step']) for row in rows.read_rows(path)]
 
     def step(self, step: int, row: Mapping[str, Any]) -> None:
-        """Takes a step's row. CannotWrite when a diagnosis cannot be recorded."""
+        """Runs the monitors on a step's metrics. Raises CannotWrite when a diagnosis cannot be recorded."""
         if self._speaks:
             self._rows.append(_monitored(row, step))
-            self._say()
+            self._diagnose()
 
     def evaluation(self, step: int, results: Mapping[str, float], *, last: bool) -> None:
-        """Takes an evaluation before step `step`; the last of a run, which no row follows, is judged at once."""
+        """Adds an evaluation before step `step`; runs the monitors at once after the last one, which no row follows."""
         if self._speaks:
             self._evaluations.append(_monitored(results, step))
             if last and self._rows:
-                self._say()
+                self._diagnose()
 
     def asks(self, action: str, where: str) -> bool:
-        """Whether a new diagnosis saves or stops the run; all processes must call it, in the same order."""
-        return self._on == action and processes.agree(f'{where}, diagnosis', {}, self._asks)
+        """Whether a new diagnosis requires an action, save or stop; all processes must call it, in the same order."""
+        return self._on == action and processes.exchange_stop(f'{where}, diagnosis', {}, self._asks)
 
-    def _say(self):
+    def _diagnose(self):
+        """Prints and records the new diagnoses of all rows so far."""
         self._asks = False
         context = self._context._replace(evaluations=self._evaluations)
         for diagnosis in diagnose.new_diagnoses(self._rows, context):
@@ -399,28 +403,28 @@ class Monitors:
 
 
 def _monitored(row, step):
-    """A row as monitors read it, the same before it is written and after: what is no number is not there."""
+    """A row as monitors read it: {metric: float} and the step, without NaN and infinities, like a row of a file."""
     numbers = {name: rows.json_float(value) for name, value in row.items() if value is not None}
     return {name: value for name, value in numbers.items() if value is not None} | {'step': step}
 
 
 def check_rewarded(workdir: str | os.PathLike, step: int, rewarded: Rewards) -> None:
-    """Records and reports a step in which no completion has a finite reward, so that nothing can be learned.
+    """Records an event and warns when no completion of a step has a finite reward, so that nothing can be learned.
 
-    BadInput at the last of MOST_UNREWARDED in a row; those before count by their events, also when a run was stopped
-    between.
+    Raises BadInput at the last of MOST_UNREWARDED such steps in a row. Earlier steps are counted by their events, so
+    that a run that was resumed in between counts them too.
     """
     if np.isfinite(rewarded.rewards).any():
         return
-    lacking = {name: int(np.sum(~np.isfinite(values))) for name, values in rewarded.parts.items()}
-    parts = ', '.join(f'{name} gives {count} times None or NaN' for name, count in lacking.items())
+    unrewarded = {name: int(np.sum(~np.isfinite(values))) for name, values in rewarded.parts.items()}
+    parts = ', '.join(f'{name} gives {count} times None or NaN' for name, count in unrewarded.items())
     count = len(rewarded.rewards)
-    rows.append_event(workdir, step, 'rewards', completions=count, without_reward=lacking)
-    before = {row['step'] for row in rows.recorded_events(workdir) if row['event'] == 'rewards'}
-    if all(step - k in before for k in range(1, MOST_UNREWARDED)):
+    rows.append_event(workdir, step, 'rewards', completions=count, without_reward=unrewarded)
+    steps = {row['step'] for row in rows.recorded_events(workdir) if row['event'] == 'rewards'}
+    if all(step - k in steps for k in range(1, MOST_UNREWARDED)):
         raise BadInput(
             'reward.parts',
-            sorted(lacking),
+            sorted(unrewarded),
             f'none of {count} completions has a finite reward, {MOST_UNREWARDED} steps in a row (steps '
             f'{step - MOST_UNREWARDED + 1} to {step}): {parts}; mend the reward, or take data that it can judge',
         )

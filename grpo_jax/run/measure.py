@@ -1,4 +1,4 @@
-"""What a step's completions are like, and what the step took of the machine: numbers by name, on the host."""
+"""Metrics of a step's completions, and timings and memory of the step: numbers by name, computed on the host."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -22,14 +22,14 @@ from grpo_jax.sampler.engine import Stats
 from grpo_jax.sharding import chips
 from grpo_jax.types import Experience, Rollout, map_table
 
-NGRAM, LEAST = 4, 8  # tokens of a run that may repeat; tokens of a completion that may be repetitive
+NGRAM, LEAST = 4, 8  # tokens of a phrase that is counted; fewest tokens of a repetitive completion
 QUARTERS = ('quarter', 'half', 'three_quarters', 'all')  # upper ends of the pass rates between 0 and 1
-MIXED = 0.1  # share of letters in other scripts than the commonest, from which a completion mixes languages
-ALIKE = {'kana': 'han'}  # scripts that one language writes together
+MIXED = 0.1  # a completion mixes languages when a larger share of its letters is not in its most frequent script
+ALIKE = {'kana': 'han'}  # {script: a script that the same language uses with it}
 
 
 def make_measure(run: Any) -> Callable[[int, Draw, Rewards, Experience], dict[str, Any]]:
-    """(step, draw, rewarded, experience) -> metrics by name of a Run's steps; all processes must call it."""
+    """A function (step, draw, rewarded, experience) -> {metric: value} of a Run's step; all processes must call it."""
 
     def measure(step, draw, rewarded, experience):
         sampled_at = None if draw.stats is None else step
@@ -40,10 +40,10 @@ def make_measure(run: Any) -> Callable[[int, Draw, Rewards, Experience], dict[st
 
 
 def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, float]]:
-    """(draw, seconds of the step's stages) -> what a step of a Run took of the machine, by name.
+    """A function (draw, {stage: seconds}) -> {name: number} of a Run's step; all processes must call it.
 
-    Speed of sampling, seconds of judging, memory of the host, and learner/mfu where the chip is known. All processes
-    must call it.
+    The numbers are the sampler's speed, seconds of computing rewards, MiB of host memory, and learner/mfu (FLOPs of the
+    update per second / the chips' peak) where the chip is known.
     """
     learning, algorithm = run.settings.learning, run.algorithm
     group_size = run.settings.step_shapes(algorithm).group_size
@@ -78,58 +78,67 @@ def assess(
     experience: Experience,
     sampled_at: int | None,
 ) -> dict[str, Any]:
-    """What a step's completions are like, by name: all of its rollout, also those that the Experience leaves out.
+    """{metric: value} of a step's completions: emptiness, repetition, correctness, languages and advantages.
 
-    sampled_at: the step, None where the completions were read from the data. All processes must call it.
+    reward_functions: of the run; rollout, rewarded: the step's completions and their rewards, all of them, also those
+    that the experience leaves out; experience: what the step learns from; sampled_at: the step, None where the
+    completions were read from the data. All processes must call it.
     """
     fields = rollout.completion_mask, rollout.forced, experience.rewards, experience.advantages, experience.group_ids
     mask, forced, rewards, advantages, group_ids = processes.fetch(fields)
     tokens = processes.fetch(rollout.tokens)[:, -mask.shape[1] :]
-    grouping, known = Grouping.by_ids(group_ids), np.isfinite(rewards)
-    correct, rewards = grouping.spread(rewarded.correct, np.nan), grouping.spread(rewards.astype(np.float64), np.nan)
+    grouping, is_rewarded = Grouping.by_ids(group_ids), np.isfinite(rewards)
+    correct_PG, rewards_PG = (
+        grouping.spread(rewarded.correct, np.nan),
+        grouping.spread(rewards.astype(np.float64), np.nan),
+    )
     lengths, texts = rewarded.lengths, list(rewarded.texts)
-    extract = None if reward_functions.by_source else reward_functions.extract  # else sources read their own
+    extract = (
+        None if reward_functions.by_source else reward_functions.extract
+    )  # sources may have verifiers of their own
     phrases = reward_functions.options.options.get('reflection', {}).get('phrases', ())
-    grouped, there, written = (grouping.spread(x) for x in (tokens, mask, forced))
+    tokens_PGC, mask_PGC, forced_PGC = (grouping.spread(x) for x in (tokens, mask, forced))
     row = {
         'empty': np.mean([not text.strip() for text in texts]),
         'repetitive': np.mean(are_repetitive(tokens, lengths)),
         'reflection': np.mean([count_phrases(text, tuple(phrases)) for text in texts]),
-        'length_reward_correlation': correlation_in_groups(grouping.spread(lengths), rewards),
-        'conflicting_tokens': conflicting_share(grouped, there, written, outcome_signs(correct, rewards)),
-        'advantage_variance': advantage_variance(advantages, mask & ~forced, known),
+        'length_reward_correlation': correlation_in_groups(grouping.spread(lengths), rewards_PG),
+        'conflicting_tokens': conflicting_share(
+            tokens_PGC, mask_PGC, forced_PGC, outcome_signs(correct_PG, rewards_PG)
+        ),
+        'advantage_variance': advantage_variance(advantages, mask & ~forced, is_rewarded),
     }
     row |= script_metrics(texts)
     if sampled_at is not None:
         row['staleness'] = staleness(processes.fetch(rollout.version), mask & ~forced, sampled_at)
     if extract:
         row['unparsed'] = np.mean([extract(text) is None for text in texts])
-    if np.isfinite(correct).any():
-        row |= pass_rates(correct) | lengths_by_outcome(lengths, rewarded.correct)
+    if np.isfinite(correct_PG).any():
+        row |= pass_rates(correct_PG) | lengths_by_outcome(lengths, rewarded.correct)
     return row
 
 
 def staleness(version: Int[np.ndarray, 'B C'], mask: Bool[np.ndarray, 'B C'], step: int) -> float:
-    """Mean over tokens of the steps since the weights that sampled them; NaN without tokens."""
+    """Mean over tokens of `step` minus the step whose weights sampled the token (version); NaN without tokens."""
     return float(np.mean(step - version[mask])) if mask.any() else np.nan
 
 
 def lengths_by_outcome(lengths: Int[np.ndarray, ' B'], correct: Float[np.ndarray, ' B']) -> dict[str, float]:
-    """length_right and length_wrong, means in tokens; NaN where no completion is."""
+    """length_right and length_wrong: mean tokens of right and of wrong completions; NaN where there are none."""
     rows = {'right': correct == 1, 'wrong': correct == 0}
     return {f'length_{name}': float(lengths[where].mean()) if where.any() else np.nan for name, where in rows.items()}
 
 
 def pass_rates(correct: Float[np.ndarray, 'P G']) -> dict[str, float]:
-    """The shares of groups by pass rate in (0, 1/4), [1/4, 1/2), [1/2, 3/4) and [3/4, 1), of judged completions."""
-    hits, known = (correct == 1).sum(1), np.isfinite(correct).sum(1)
-    between = (hits > 0) & (hits < known)
-    quarter = 4 * hits // np.maximum(known, 1)
+    """Shares of groups by pass rate in (0, 1/4), [1/4, 1/2), [1/2, 3/4), [3/4, 1); NaN in correct: not judged."""
+    hits, judged = (correct == 1).sum(1), np.isfinite(correct).sum(1)
+    between = (hits > 0) & (hits < judged)
+    quarter = 4 * hits // np.maximum(judged, 1)
     return {f'groups_below_{name}': float(np.mean(between & (quarter == i))) for i, name in enumerate(QUARTERS)}
 
 
 def correlation_in_groups(x: Num[np.ndarray, 'P G'], y: Float[np.ndarray, 'P G']) -> float:
-    """Correlation of x and y, each less its group's mean, over all with a finite y; NaN where either does not vary."""
+    """Correlation of x and y after subtracting group means, where y is finite; NaN where x or y does not vary."""
     x = np.where(np.isfinite(y), x, np.nan)
     x, y = (np.nan_to_num(group_math.centre(values, group_math.group_means(values))) for values in (x, y))
     scale = np.sqrt(np.sum(x * x) * np.sum(y * y))
@@ -137,7 +146,7 @@ def correlation_in_groups(x: Num[np.ndarray, 'P G'], y: Float[np.ndarray, 'P G']
 
 
 def outcome_signs(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
-    """1 for right, -1 for wrong, 0 for unknown; without any verdict, the sign of the reward less its group's mean."""
+    """1 for right, -1 for wrong, 0 for unknown; without any verdict, the sign of (reward - mean of its group)."""
     if np.isfinite(correct).any():
         return np.nan_to_num(2 * correct - 1)
     return np.sign(np.nan_to_num(group_math.centre(rewards, group_math.group_means(rewards))))
@@ -149,73 +158,76 @@ def conflicting_share(
     forced: Bool[np.ndarray, 'P G C'],
     signs: Float[np.ndarray, 'P G'],
 ) -> float:
-    """The share of sampled tokens that conflict as groups.conflict_weights has it; NaN without tokens."""
+    """The share of sampled tokens that conflict, see group_math.conflict_weights; NaN without tokens.
+
+    mask: tokens of completions; forced: tokens that were not sampled; signs: 1 right, -1 wrong, 0 neither.
+    """
     conflicting, total = 0, np.sum(mask & ~forced)
     for i in np.flatnonzero((signs > 0).any(1) & (signs < 0).any(1)):
         most = max(int(mask[i].sum(1).max()), 1)
-        here, there, written = (x[i, :, :most] for x in (tokens, mask, forced))
-        conflicting += np.sum(group_math.conflict_weights(here, there, signs[i], written) != 1)
+        tokens_GC, mask_GC, forced_GC = (x[i, :, :most] for x in (tokens, mask, forced))
+        conflicting += np.sum(group_math.conflict_weights(tokens_GC, mask_GC, signs[i], forced_GC) != 1)
     return float(conflicting / total) if total else np.nan
 
 
 def advantage_variance(
-    advantages: Num[np.ndarray, 'B _'], mask: Bool[np.ndarray, 'B C'], known: Bool[np.ndarray, ' B']
+    advantages: Num[np.ndarray, 'B _'], mask: Bool[np.ndarray, 'B C'], is_rewarded: Bool[np.ndarray, ' B']
 ) -> float:
-    """Variance of the advantages of scorable completions, or of their tokens where they are by token; NaN without."""
-    values = advantages[known, 0] if advantages.shape[1] == 1 else advantages[mask & known[:, None]]
+    """Variance of rewarded completions' advantages, over tokens if advantages are [B, C]; NaN without any."""
+    values = advantages[is_rewarded, 0] if advantages.shape[1] == 1 else advantages[mask & is_rewarded[:, None]]
     return float(np.var(values, dtype=np.float64)) if values.size else np.nan
 
 
 def are_repetitive(tokens: Int[np.ndarray, 'B C'], lengths: Int[np.ndarray, ' B']) -> Bool[np.ndarray, ' B']:
-    """Which completions have fewer distinct runs of NGRAM tokens than half of their runs; none of less than LEAST."""
+    """Which completions are repetitive: of at least LEAST tokens, and under half of their NGRAM-grams are distinct."""
     if tokens.shape[1] < LEAST:
         return np.zeros(len(tokens), bool)
     count = tokens.shape[1] - NGRAM + 1
     runs, factor = np.zeros((len(tokens), count), np.uint64), np.uint64(0x9E3779B97F4A7C15)  # odd, of mixed bits
-    for i in range(NGRAM):  # a hash of 64 bits: that two runs of a completion collide never happens
+    for i in range(NGRAM):  # a hash of 64 bits, so that collisions in a completion do not matter
         runs = (runs ^ tokens[:, i : i + count].astype(np.uint64)) * factor
         runs ^= runs >> np.uint64(29)
-    there = np.arange(count) < (lengths - NGRAM + 1)[:, None]
-    runs = np.sort(np.where(there, runs, np.uint64(2**64 - 1)), 1)
-    distinct = 1 + np.sum((runs[:, 1:] != runs[:, :-1]) & there[:, 1:], 1)
+    is_run = np.arange(count) < (lengths - NGRAM + 1)[:, None]
+    runs = np.sort(np.where(is_run, runs, np.uint64(2**64 - 1)), 1)
+    distinct = 1 + np.sum((runs[:, 1:] != runs[:, :-1]) & is_run[:, 1:], 1)
     return (lengths >= LEAST) & (2 * distinct < lengths - NGRAM + 1)
 
 
 def count_phrases(text: str, phrases: tuple[str, ...]) -> int:
-    """How many of the phrases occur in a text, in any case and as whole words."""
+    """How often phrases occur in a text as whole words, in upper or lower case."""
     return len(reflection.pattern(phrases).findall(text)) if phrases else 0
 
 
 def script_metrics(texts: Sequence[str]) -> dict[str, float]:
-    """script/<name>, the shares of letters in the scripts that occur, and language_mixed, a share of completions."""
+    """script/<name>: shares of all letters, for scripts that occur; language_mixed: share of completions that mix."""
     counts = np.array([count_scripts(text) for text in texts]).reshape(len(texts), -1)
     names, totals = script_names(), counts.sum(0)
     row = {f'script/{names[i]}': float(totals[i] / totals.sum()) for i in np.flatnonzero(totals)}
     together = counts.copy()
-    for one, other in ALIKE.items():
-        together[:, names.index(other)] += together[:, names.index(one)]
-        together[:, names.index(one)] = 0
+    for script, partner in ALIKE.items():
+        together[:, names.index(partner)] += together[:, names.index(script)]
+        together[:, names.index(script)] = 0
     letters = together.sum(1)
     others = letters - together.max(1, initial=0)
     return row | {'language_mixed': float(np.mean(others > MIXED * letters))}
 
 
 def count_scripts(text: str) -> Int[np.ndarray, ' scripts']:
-    """How many letters of a text are in each of script_names(); signs, digits and marks of none count nowhere."""
+    """The number of a text's letters in each script of script_names(); digits and signs are not counted."""
     codes = np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), np.uint32)
     return np.bincount(_script_table()[codes], minlength=len(script_names()) + 1)[1:]
 
 
 def script_names() -> tuple[str, ...]:
-    """The scripts of the language reward, and other."""
+    """The scripts of the language reward, and 'other'."""
     return (*language.SCRIPTS, 'other')
 
 
 @functools.cache
 def _script_table():
-    """u8 of each code point: 0 for no letter, else 1 + the index of its script."""
-    table, every = np.zeros(0x110000, np.uint8), ''.join(map(chr, range(0x110000)))
-    for run in re.finditer(rf'[^\W\d_{language.SIGNS}]+', every):
+    """u8[0x110000] by code point: 0 for no letter, else 1 + the index of its script in script_names()."""
+    table, characters = np.zeros(0x110000, np.uint8), ''.join(map(chr, range(0x110000)))
+    for run in re.finditer(rf'[^\W\d_{language.SIGNS}]+', characters):
         table[run.start() : run.end()] = len(script_names())
     for number, letters in enumerate(language.SCRIPTS.values(), 1):
         for first, last in re.findall('(.)(?:-(.))?', letters.encode().decode('unicode_escape')):
@@ -224,7 +236,7 @@ def _script_table():
 
 
 def sampler_speed(stats: Stats, chip: chips.Chip | None) -> dict[str, float]:
-    """Tokens a second of a rollout, and the share of the memory bandwidth that it used where that is known."""
+    """Tokens per second of a rollout; where the chip is known, also the share of memory bandwidth that it used."""
     speed = {'sampler/tokens_per_second': stats.tokens / stats.seconds}
     if chip:
         speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
@@ -240,13 +252,14 @@ def update_operations(
     critic: bool = False,
     adapters: lora.LoraOptions = lora.OFF,
 ) -> float:
-    """Floating-point operations of one pass of updates over rows of so many tokens, forward and backward.
+    """FLOPs of one epoch of updates, forward and backward, without padding and rematerialization.
 
-    6 for each weight of a product and token (of the head, tokens of completions only) and 12 for each layer, head
-    dimension and pair of tokens of which one sees the other (PaLM, arXiv 2204.02311, appendix B, which counts all
-    pairs); nothing that is computed again, and no padding. shared: a group's prompt is computed once. A critic is a
-    second model, without the head. Of adapters, 6 for each of their weights and 4 for each frozen one, which has no
-    gradient.
+    prompts, completions: tokens of each; shared: a group's prompt is computed once; critic: a second model of the same
+    size without a head; adapters: the LoRA options.
+
+    Counted are 6 operations a token for each weight in a matrix product (for the head only completion tokens), and 12
+    for each layer, head dimension and causal pair of tokens (PaLM, arXiv 2204.02311, appendix B, which counts all
+    pairs). With adapters a frozen weight counts 4, since it has no gradient.
     """
     table, group_size = transformer.param_table(model_config), completions.shape[1]
     products = ('attention', 'mlp')
@@ -255,7 +268,7 @@ def update_operations(
     if adapters.rank:
         trained, _ = lora.split(lora.policy_table(model_config, adapters))
         each, more = 4, 6 * sum(jax.tree.leaves(map_table(lambda _, param: math.prod(param.shape), trained)))
-    again = group_size - 1 if not shared else 0  # how often a prompt comes once more
+    again = group_size - 1 if not shared else 0  # how often a prompt is computed again
     tokens = np.sum(prompts) * (1 + again) + np.sum(completions)
     pairs = (np.sum((prompts[:, None] + completions) ** 2.0) - np.sum(prompts**2.0) * (group_size - 1 - again)) / 2
     heads = model_config.layers * model_config.heads * model_config.head_dim
@@ -265,7 +278,7 @@ def update_operations(
 
 
 def host_mib() -> float:
-    """Resident memory of this process in MiB; the most that it has been, where the system does not say what it is."""
+    """Resident memory of this process in MiB; the peak where the system has no /proc."""
     try:
         with open('/proc/self/statm', encoding='ascii') as file:
             return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE') / 2**20
@@ -275,7 +288,7 @@ def host_mib() -> float:
 
 
 def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
-    """Means of the parts and failures of a reward, and lengths and truncation, by name."""
+    """{metric: value}: means of reward parts and of failures, lengths, truncated share and number of tokens."""
     lengths, row = rewarded.lengths, {}
     for name, values in rewarded.parts.items():
         row[f'reward/{name}'] = np.nanmean(values) if np.isfinite(values).any() else np.nan
@@ -290,9 +303,10 @@ def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
 
 
 def sampler_metrics(stats: Stats | None) -> dict[str, Any]:
-    """The schedule of a rollout by name, a function of the completions' lengths; {} where nothing was sampled.
+    """Metrics of the rollout's schedule, which depend only on the completions' lengths; {} when nothing was sampled.
 
-    With adapters also what became of them in the sampler's weights; RuntimeError where they were not merged.
+    With adapters also a checksum of the adapted matrices, and the share of their elements that the adapters changed.
+    Raises RuntimeError when that share shows that the adapters were not merged.
     """
     if stats is None:
         return {}

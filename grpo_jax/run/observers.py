@@ -1,7 +1,8 @@
-"""What a run looks at besides what it learns from: the probe, and the KL to a reference that nothing pays for.
+"""Measurements that do not affect training: the probe, and the KL to a reference that no loss reads.
 
-The probe is a fixed set of prompts with their first right completions, whose logprobs are compared with those at the
-step of their entry. With one update a rollout, ratios are 1 and cannot show that right completions become unlikely.
+The probe is a set of prompts, each with its first right completion. It compares the policy's logprobs of these
+completions with the logprobs at the step in which they entered. Ratios cannot show that right completions become
+unlikely: with one update a rollout they are all 1.
 """
 
 from collections.abc import Callable
@@ -22,21 +23,22 @@ from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.compiled import Executable
 from grpo_jax.types import Experience, TrainState
 
-NAME = 'probe'  # in TrainState.aux
+NAME = 'probe'  # its key in TrainState.aux
 
 
 class Entry(NamedTuple):
-    """A row of a rollout that enters the probe."""
+    """A completion of a rollout that enters the probe."""
 
-    row: int
+    row: int  # of the rollout
     id: int  # of its example
-    shared: int  # tokens with which another, different completion of its group begins too
+    shared: int  # its first tokens that another, different completion of its group also begins with
 
 
 def abstract_probe(log: Any, shapes: batches.Shapes) -> dict[str, Any]:
-    """ShapeDtypeStructs of the probe in TrainState.aux with such LogOptions, zeros at the start; {} without one.
+    """ShapeDtypeStructs of the probe in TrainState.aux, whose arrays begin as zeros; {} when config.log has no probe.
 
-    Of the rollout, logprobs are the learner's at a row's entry, and version is the step of it.
+    log: the LogOptions; shapes: of a step. A row of the probe's rollout holds the learner's logprobs at the step in
+    which the row entered, and that step as `version`.
     """
     if not log.probe_every:
         return {}
@@ -46,25 +48,25 @@ def abstract_probe(log: Any, shapes: batches.Shapes) -> dict[str, Any]:
     return {NAME: {'rollout': rollout, 'ids': numbers, 'shared': numbers, 'size': size}}
 
 
-# (state, experience, packed rows of it, draw) -> (state with what the observer remembers, metrics by name), before the
-# update from the experience; the draw's rollout is that from which no group was dropped
+# (state, experience, its packed rows, draw) -> (state with the observer's arrays renewed, {metric: value}); called
+# before the update from the experience; the draw's rollout also has the groups that the experience leaves out
 Observe = Callable[[TrainState, Experience, Any, Draw], tuple[TrainState, dict[str, Any]]]
 
 
 class Observers(NamedTuple):
-    """Looks at the policy before each update; nothing that the run learns from depends on it."""
+    """All measurements of the policy before an update, as one function; training does not depend on them."""
 
     observe: Observe  # all processes must call it
-    programs: dict[str, Executable]  # by name
+    programs: dict[str, Executable]  # that the measurements run, by name
 
 
 def make_observers(run: Any, learner: Learner) -> Observers:
-    """The Observers of a Run: the KL to a reference that nothing pays for, and the probe, as config.log says."""
+    """The Observers of a Run that config.log turns on: the KL to a reference that no loss reads, and the probe."""
     settings, log = run.settings, run.settings.log
     observers, programs = [], {}
-    if log.kl_observe and not run.algorithm.needs_reference:
+    if log.kl_every and not run.algorithm.needs_reference:
         metrics = make_reference_metrics(settings.step_shapes(run.algorithm), run.mesh)
-        observers.append(observe_reference(learner.scorer, metrics, log.kl_observe))
+        observers.append(observe_reference(learner.scorer, metrics, log.kl_every))
         programs['reference'] = metrics
     if log.probe_every:
         shapes = settings.step_shapes(run.algorithm)
@@ -74,16 +76,19 @@ def make_observers(run: Any, learner: Learner) -> Observers:
 
     def observe(state, experience, packed, draw):
         row = {}
-        for one in observers:
-            state, more = one(state, experience, packed, draw)
-            row |= more
+        for observer in observers:
+            state, metrics = observer(state, experience, packed, draw)
+            row |= metrics
         return state, row
 
     return Observers(observe, programs)
 
 
 def observe_reference(scorer: Executable, metrics: Executable, every: int) -> Observe:
-    """The observer of the KL to a reference, every so many steps; metrics is of make_reference_metrics."""
+    """An Observe function that measures the KL between policy and reference every `every` steps.
+
+    scorer: of the learner; metrics: of make_reference_metrics. Its metrics are f32[] on the host.
+    """
 
     def observe(state, experience, packed, draw):
         if int(state.step) % every:
@@ -96,7 +101,7 @@ def observe_reference(scorer: Executable, metrics: Executable, every: int) -> Ob
 
 
 def make_reference_metrics(shapes: Shapes, mesh: jax.sharding.Mesh) -> Executable:
-    """The Executable (logprobs, ref_logprobs, mask) -> algorithms.reference_metrics, f32[] by name."""
+    """An Executable (logprobs, ref_logprobs, mask), each [B, C] -> {name: f32[]} of algorithms.reference_metrics."""
 
     def metrics(logprobs, ref_logprobs, mask):
         values = algorithms.reference_metrics(logprobs, ref_logprobs, mask)
@@ -108,18 +113,18 @@ def make_reference_metrics(shapes: Shapes, mesh: jax.sharding.Mesh) -> Executabl
 
 
 class Probe(NamedTuple):
-    """The observer of a few prompts' first right completions, which must not become unlikely."""
+    """The probe: measures whether the first right completions of a few prompts become unlikely."""
 
-    learner: Learner  # its scorer
-    shapes: Shapes  # of a step, whose rollouts the scorer takes
-    every: int  # steps
-    most: int  # prompts
+    learner: Learner  # whose scorer computes logprobs
+    shapes: Shapes  # of a step's rollout, which the scorer is compiled for
+    every: int  # steps between measurements
+    most: int  # prompts in the probe
     mesh: jax.sharding.Mesh
 
     def observe(
         self, state: TrainState, experience: Experience, packed: Any, draw: Draw
     ) -> tuple[TrainState, dict[str, Any]]:
-        """See Observe."""
+        """Adds this step's new entries to the probe; measures it every `every` steps. See Observe."""
         due, size, entries = int(state.step) % self.every == 0, int(state.aux[NAME]['size']), []
         if size < self.most:
             entries = self._find_entries(state.aux[NAME], experience, draw.examples, draw.rollout)
@@ -133,9 +138,9 @@ class Probe(NamedTuple):
         return state, compare(probe, self._logprobs(state.params, probe['rollout']))
 
     def _logprobs(self, params, rollout):
-        """f32[n, C]: the policy's logprobs of a rollout on the host, of n prompts with one completion each.
+        """f32[n, C]: the policy's logprobs of a host rollout with n prompts of one completion each.
 
-        The step's scorer computes them, P at a time: each stands at the head of a group whose other rows are empty.
+        The scorer takes P groups at a time; each completion is the first row of a group whose other rows are empty.
         """
         prompts, group, count = self.shapes.prompts, self.shapes.group_size, len(rollout.tokens)
         times = -(-count // prompts)
@@ -145,41 +150,41 @@ class Probe(NamedTuple):
             rows[:count, 0] = x
             return rows.reshape(times, prompts * group, *x.shape[1:])
 
-        def score(part):
-            part = batches.put_rows(part, self.mesh)
-            output = self.learner.scorer(params, part, self.learner.pack(part))
+        def score(batch):
+            batch = batches.put_rows(batch, self.mesh)
+            output = self.learner.scorer(params, batch, self.learner.pack(batch))
             return processes.fetch(output.logprobs)[::group]
 
-        parts = jax.tree.map(in_groups, rollout)
-        scored = [score(jax.tree.map(operator.itemgetter(i), parts)) for i in range(times)]
+        all_batches = jax.tree.map(in_groups, rollout)
+        scored = [score(jax.tree.map(operator.itemgetter(i), all_batches)) for i in range(times)]
         return np.concatenate(scored)[:count]
 
     def _find_entries(self, probe, experience, examples, rollout):
-        """The Entries of a step, of examples that are not in the probe yet."""
+        """[Entry of each example with a right completion that is not in the probe yet], as many as have room."""
         shape, ids, size = (len(examples), -1), np.asarray(probe['ids']), int(probe['size'])
         correct, rewards = processes.fetch((experience.correct, experience.rewards))
         right = mark_right(correct.reshape(shape), rewards.reshape(shape))
-        known, free = set(ids[:size].tolist()), len(ids) - size
-        new = [i for i in np.flatnonzero(right.any(1)) if examples[i].id not in known]
+        probed, free = set(ids[:size].tolist()), len(ids) - size
+        new = [i for i in np.flatnonzero(right.any(1)) if examples[i].id not in probed]
         if not new:
             return []
         tokens, mask = processes.fetch((rollout.tokens, rollout.completion_mask))
         tokens = tokens[:, -mask.shape[1] :]
         entries: dict[int, Entry] = {}
         for i in new:
-            rows, one = slice(i * right.shape[1], (i + 1) * right.shape[1]), int(np.argmax(right[i]))
-            shared = shared_prefix(tokens[rows], mask[rows], one)
+            rows, first = slice(i * right.shape[1], (i + 1) * right.shape[1]), int(np.argmax(right[i]))
+            shared = shared_prefix(tokens[rows], mask[rows], first)
             # a prompt may come twice in a step
-            entries.setdefault(examples[i].id, Entry(rows.start + one, examples[i].id, shared))
+            entries.setdefault(examples[i].id, Entry(rows.start + first, examples[i].id, shared))
         return list(entries.values())[:free]
 
     def _enter(self, state, entries, rollout):
-        """The probe with new entries, and the policy's logprobs of them."""
+        """The probe's arrays with new entries and the policy's logprobs for them, replicated over the mesh."""
         probe = jax.tree.map(np.array, processes.fetch(state.aux[NAME]))
         first = int(probe['size'])
         new, rows = slice(first, first + len(entries)), np.array([entry.row for entry in entries])
-        for whole, part in zip(jax.tree.leaves(probe['rollout']), jax.tree.leaves(rollout), strict=True):
-            whole[new] = processes.fetch(part)[rows]
+        for kept, array in zip(jax.tree.leaves(probe['rollout']), jax.tree.leaves(rollout), strict=True):
+            kept[new] = processes.fetch(array)[rows]
         probe['ids'][new], probe['shared'][new] = ([entry[i] for entry in entries] for i in (1, 2))
         probe['size'] += np.int32(len(entries))
         probe['rollout'].logprobs[new] = self._logprobs(state.params, probe['rollout'])[new]
@@ -188,7 +193,7 @@ class Probe(NamedTuple):
 
 
 def mark_right(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P G']) -> Bool[np.ndarray, 'P G']:
-    """Which completions are right: by the verifier; where it judges none, the best of groups whose rewards differ."""
+    """Which completions are right: by the verifier; if it judges none, the best where a group's rewards differ."""
     if np.isfinite(correct).any():
         return correct == 1
     best = np.where(np.isfinite(rewards), rewards, -np.inf).max(1, keepdims=True)
@@ -197,14 +202,17 @@ def mark_right(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P 
 
 
 def shared_prefix(tokens: Int[np.ndarray, 'G C'], mask: Bool[np.ndarray, 'G C'], row: int) -> int:
-    """How many tokens at the start of a row begin another row as well; rows that are the same as it do not count."""
+    """The longest prefix, in tokens, that a row shares with another row of its group; equal rows do not count."""
     same = (tokens == tokens[row]) & mask & mask[row]
     different = (same != mask[row]).any(1) | (mask != mask[row]).any(1)
     return int((np.cumprod(same, 1).sum(1) * different).max())
 
 
 def compare(probe: dict[str, Any], logprobs: Float[np.ndarray, 'n C']) -> dict[str, Any]:
-    """The probe's metrics by name, means over the tokens of all its rows, of the policy's logprobs; NaN without any."""
+    """{metric: value} of the probe: means over the tokens of its entries, NaN without tokens.
+
+    probe: the host arrays in TrainState.aux; logprobs: the policy's now, of n rows, whose first `size` are entries.
+    """
     rollout, size = probe['rollout'], int(probe['size'])
     mask = rollout.loss_mask & (np.arange(len(logprobs)) < size)[:, None]
     change = logprobs.astype(np.float64) - rollout.logprobs

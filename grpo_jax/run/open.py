@@ -1,7 +1,6 @@
-"""What a config and a workdir stand for, opened and checked: a Run; and what a workdir records of it.
+"""Opens a Run from a config and a workdir, checks it, makes its parts, and records it in the workdir.
 
-Also what is made of a Run once: its sampler, its learner, the weights and the state. Builders take a Run; every other
-function takes what it reads of it.
+The parts are its data sets, sampler, learner, weights and state. Only functions that make a part take the whole Run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,23 +39,23 @@ from grpo_jax.text import during
 from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
-MAKING = 'branching'  # the folder in a branch's workdir in which it is made
+MAKING = 'branching'  # a folder in a branch's workdir that holds the branch until it is complete
 
 
 class Model(NamedTuple):
     """The policy's model."""
 
     config: transformer.ModelConfig
-    tokenizer: Any  # None where the devices are not here: programs do not depend on it
-    folder: str  # of its config.json and tokenizer; a workdir's own folder has no weights
+    tokenizer: Any  # None where programs are only compiled, which do not depend on it
+    folder: str  # of its config.json and tokenizer; the copy in a workdir has no weights
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """An opened run; everything that can be wrong with the input has been checked."""
+    """An opened run, whose config, model files and workdir have been checked."""
 
-    settings: Settings  # its sampling has the tokenizer's ids, its data the commits that are read
-    algorithm: Any  # the Algorithm; None where nothing learns by one, as in an evaluation
+    settings: Settings  # sampling with the tokenizer's ids; data with the commits of the hub that are read
+    algorithm: Any  # the Algorithm; None where none is needed, as in an evaluation
     model: Model
     mesh: jax.sharding.Mesh
     rewards: rewards.RewardFunctions
@@ -70,9 +69,10 @@ def open_run(
     functions: Mapping | None = None,
     steered: Steering | None = None,
 ) -> Run:
-    """The Run of a training in workdir, or of its branch, see train.run.
+    """The Run of a training in workdir, or the Run of its branch; writes nothing, compiles nothing, reads no data.
 
-    BadInput for whatever of the config cannot work; nothing is written, read of the data, or compiled yet.
+    algorithm: in the place of the config's; functions: reward functions by name; steered: allowed changes of the
+    config, and the branch, see train.run. Raises BadInput when anything in the config cannot work.
     """
     steered = steered or Steering()
     algorithm = make_algorithm(config, algorithm)
@@ -102,11 +102,11 @@ def open_config(
     head: bool = False,
     steered: Steering | None = None,
 ) -> Run:
-    """The Run of a config in a workdir, without an algorithm; BadInput for whatever does not fit. Writes nothing.
+    """The Run of a config in a workdir, without an algorithm; writes nothing.
 
-    folder replaces config.model.path, for a workdir that holds its model already; functions are rewards by name;
-    origins are those of the data that another run reads, for one that is to read the same and is not begun yet. head:
-    the model may be a reward model. steered: what the command may do where the workdir has another config.
+    folder: the model's files, in the place of config.model.path; functions: reward functions by name; origins: the data
+    that a new run is to read, where the workdir records none; head: whether the model may be a reward model; steered:
+    allowed changes of the config. Raises BadInput when the config, the model's files or the workdir cannot be used.
     """
     console.install()
     settings = Settings.from_config(config)
@@ -116,20 +116,20 @@ def open_config(
     steering.check(changes, workdir, steered)
     settings = settings._replace(data=data.locate(settings.data, steering.recorded_origins(workdir) or origins))
     saved = bool(checkpoint.steps(workdir))
-    read = settings.model.lora.rank or not saved  # in each start, where they stay frozen
-    weights = folder is None and not settings.model.random_init and read
-    # the workdir's copy of the files of the model that its run was begun with, where the run goes on with that model
-    begun, other = os.path.join(workdir, 'model'), any(change.key == 'model.path' for change in changes)
-    if other or not (saved and _is_begun(workdir) and os.path.isdir(begun)):
+    # weights are read at the first start, and with adapters, which leave them frozen, at each start
+    reads_weights = folder is None and not settings.model.random_init and (settings.model.lora.rank or not saved)
+    # the workdir's copy of the model's files is used while the run goes on with the same model
+    begun, other_model = os.path.join(workdir, 'model'), any(change.key == 'model.path' for change in changes)
+    if other_model or not (saved and _is_begun(workdir) and os.path.isdir(begun)):
         begun = ''
     folder = folder or begun or hf.find(settings.model.path)
     model = Model(families.load_config(folder), hf.load_tokenizer(folder), folder)
     check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
-    if weights:
+    if reads_weights:
         hf.check_weights(hf.find(settings.model.path) if begun else folder, model.config, head)
     mesh = meshes.make(settings.mesh)
     specs.params(lora.policy_table(model.config, settings.model.lora), mesh)  # raises where an axis does not divide
-    if settings.model.lora.path and not (saved or (steered and steered.branch)):  # whose checkpoints have them
+    if settings.model.lora.path and not (saved or (steered and steered.branch)):  # else a checkpoint has the adapters
         peft.check(settings.model.lora.path, model.config, settings.model.lora)
     stop_tokens = hf.stop_tokens(folder, model.tokenizer, model.config.vocab_size)
     pad_token = stop_tokens[0] if model.tokenizer.pad_token_id is None else model.tokenizer.pad_token_id
@@ -145,7 +145,7 @@ def _is_begun(workdir):
 
 
 def check_context(columns: int, folder: str) -> None:
-    """BadInput when prompts and completions, `columns` tokens, are longer than the model in the folder can read."""
+    """Raises BadInput when `columns`, tokens of prompt and completion, exceed the context of a folder's model."""
     most = families.context_length(folder)
     if columns > most:
         raise BadInput(
@@ -156,9 +156,10 @@ def check_context(columns: int, folder: str) -> None:
 
 
 def _check_model_path(changes, workdir, folder, random_init, steered):
-    """BadInput when model.path was changed to one that leads to something else than the run began with.
+    """Raises BadInput when model.path was changed and leads to another model than the run began with.
 
-    The files of config and tokenizer must be the same; until there is a checkpoint, also the weights.
+    changes: of the config; folder: of the new path; random_init, steered: as in open_config. Files of config and
+    tokenizer are compared, and weights too until the run has a checkpoint.
     """
     change = next((change for change in changes if change.key == 'model.path'), None)
     if change is None:
@@ -175,23 +176,24 @@ def _check_model_path(changes, workdir, folder, random_init, steered):
         steering.refuse([change], workdir, steered)
 
 
-def _are_equal(one, other, names):
-    """Whether the files of these names have the same bytes in two folders."""
-    return all(filecmp.cmp(os.path.join(one, name), os.path.join(other, name), shallow=False) for name in names)
+def _are_equal(old, new, names):
+    """Whether files of these names have the same bytes in two folders."""
+    return all(filecmp.cmp(os.path.join(old, name), os.path.join(new, name), shallow=False) for name in names)
 
 
 def _open_branch(config, workdir, functions, steered):
-    """The Run of a branch of the run in workdir: one that is begun already, or one that is to begin.
+    """The Run of the branch that `steered` names, whether it exists already or is new; workdir: its parent.
 
-    BadInput when the branch's folder holds something else than a run that was begun from workdir.
+    Raises BadInput when the branch's folder holds anything else than a branch of workdir, the parent has no checkpoint,
+    or its adapters do not fit.
     """
     branch = steered.branch
     outer, inner = os.path.realpath(workdir), os.path.realpath(branch)
     if os.path.commonpath([outer, inner]) in (outer, inner):
         raise BadInput('--branch', branch, f'and {workdir} must not lie in one another; name a folder beside it')
     if os.path.exists(os.path.join(branch, 'config.json')):
-        begun = [row['parent'] for row in rows.recorded_events(branch) if row['event'] == 'branched']
-        if os.path.abspath(workdir) not in begun:
+        parents = [row['parent'] for row in rows.recorded_events(branch) if row['event'] == 'branched']
+        if os.path.abspath(workdir) not in parents:
             raise BadInput('--branch', branch, f'holds a run that was not begun from {workdir}; name a new folder')
         return open_config(config, branch, functions=functions, steered=steered)
     names = {*os.listdir(branch)} if os.path.isdir(branch) else {''} if os.path.lexists(branch) else set()
@@ -217,9 +219,9 @@ def _open_branch(config, workdir, functions, steered):
 
 
 def make_algorithm(config: Any, algorithm: Algorithm | None = None) -> Algorithm:
-    """The Algorithm of a run: the given one, or the one that config.algorithm and config.collection describe.
+    """The Algorithm of a run: `algorithm`, or without it the Algorithm that the config describes.
 
-    BadInput for whatever of the config cannot work, and when the given one collects in another way than the config.
+    Raises BadInput when the config cannot work, or config.collection contradicts `algorithm`.
     """
     Settings.from_config(config)
     algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
@@ -232,7 +234,7 @@ def make_algorithm(config: Any, algorithm: Algorithm | None = None) -> Algorithm
 
 
 def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
-    """The Run with an algorithm; BadInput, or a warning, for what the algorithm cannot do in it."""
+    """The Run with an algorithm. Raises BadInput where they do not fit, and warns of doubtful settings."""
     settings, learning = run.settings, run.settings.learning
     section, shapes = settings.algorithm, settings.step_shapes(algorithm)
     if 'step_rewards' in algorithm.advantage_reads and not run.rewards.steps:
@@ -271,7 +273,7 @@ def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
             'polyak',
             'the mean of two adapters is not that of their weights; use hard or frozen',
         )
-    kept = algorithm.keeps_reference or settings.log.kl_observe > 0
+    kept = algorithm.keeps_reference or settings.log.kl_every > 0
     policies.check_reference(settings.reference.path, kept, run.workdir, settings.model, run.model.config, run.mesh)
     policies.check_teacher(settings.teacher, algorithm, run.model.config.vocab_size)
     if 'reference' in learning.offload and not kept:
@@ -280,7 +282,10 @@ def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
 
 
 def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm: Algorithm):
-    """BadInput for a loss of whole groups where an update may see a part of one: groups are made of equal blocks."""
+    """Raises BadInput for a loss of whole groups when groups of unequal sizes may be cut, or have no common size.
+
+    allocation: of config.collection; minibatches: of config.learner; weights: of config.algorithm.
+    """
     if allocation == 'equal':
         return
     if 'group_ids' in algorithm.reads:
@@ -297,7 +302,7 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
 
 
 def _check_rewards(options: rewards.RewardOptions, algorithm: Algorithm):
-    """BadInput for rewards that the algorithm lacks, and for those that it would not read."""
+    """Raises BadInput when the algorithm reads a verdict that the config lacks, or ignores a reward that it shapes."""
     reads = algorithm.advantage_reads
     if 'correct' in reads | algorithm.reads and not (options.verifies_all or algorithm.source == 'pairs'):
         raise BadInput(
@@ -316,18 +321,18 @@ def _check_rewards(options: rewards.RewardOptions, algorithm: Algorithm):
             )
 
 
-# what is made of a Run
+# the parts of a Run
 
 
 def open_split(run: Run, split: str) -> data.Dataset:
-    """The Dataset of a split, 'train' or 'test', tokenized."""
+    """The tokenized Dataset of a split, 'train' or 'test'."""
     options = run.settings.data
     with during(f'reading the {split} split of {options.name}'):
         return data.load(options, split, run.model.tokenizer, run.rewards.needs_answer)
 
 
 def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
-    """The Dataset of the train split; BadInput where a changed path of the data leads to others than the run's."""
+    """The Dataset of the train split; raises BadInput when a changed path leads to other data than the run's."""
     dataset = open_split(run, 'train')
     changes = steering.changes(run.workdir, run.settings.recorded)
     changed = [change for change in changes if change.kind == Kind.PATH and change.key != 'model.path']
@@ -337,14 +342,14 @@ def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
 
 
 def open_splits(run: Run, steered: Steering | None = None) -> data.Splits:
-    """The train and test splits; BadInput also where most of the test split's prompts are in the train split."""
+    """The train and test splits; raises BadInput as open_train_split, and when they share most test prompts."""
     splits = data.Splits(open_train_split(run, steered), open_split(run, 'test'))
     data.check_shared(splits.train, splits.test)
     return splits
 
 
 def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
-    """The Learner of a Run; aux: ShapeDtypeStructs of what others keep in TrainState.aux, zeros at the start."""
+    """The Learner of a Run; aux: ShapeDtypeStructs of further arrays in TrainState.aux, which begin as zeros."""
     settings, algorithm = run.settings, run.algorithm
     shapes, updates = settings.step_shapes(algorithm), settings.steps * settings.learning.updates
     optimizers = Optimizers(
@@ -355,35 +360,35 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     return make_learner(
         run.model.config, algorithm, optimizers, run.mesh, shapes, settings.learning,
         aux | abstract_probe(settings.log, shapes),
-        ExtraMetrics(outcomes=True, reference=settings.log.kl_observe > 0),
+        ExtraMetrics(outcomes=True, reference=settings.log.kl_every > 0),
     )  # fmt: skip
 
 
 def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0) -> Engine:
-    """The sampler of a Run for these shapes; the last `greedy` completions of each prompt are greedy."""
+    """The sampler of a Run for these shapes, which decodes the last `greedy` completions of each prompt greedily."""
     sampling, vocab_size = run.settings.sampling, run.model.config.vocab_size
-    automata = stops.abstract_automata(sampling, vocab_size)  # their shapes do not depend on the tokenizer
+    automata = stops.abstract_automata(sampling, vocab_size)  # only shapes, which do not depend on the tokenizer
     if run.model.tokenizer is not None:
         automata = stops.make_automata(sampling, run.model.tokenizer, vocab_size)
     return make_sampler(run.model.config, run.mesh, shapes, sampling._replace(greedy=greedy), automata)
 
 
 def make_weights(run: Run) -> Any:
-    """Float32 parameters of a Run's model on the mesh: drawn, or read from its folder."""
+    """The float32 parameters of a Run's model, sharded over the mesh: drawn at random, or read from its folder."""
     source, config = run.settings.model, run.model.config
     shardings = specs.params(transformer.param_table(config), run.mesh)
     if source.random_init:
         key = jax.random.key(run.settings.seed)
         with during('drawing the weights'):
             return jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)(key, config)
-    # beside adapters weights are read again, which a workdir's own folder does not have
+    # with adapters a resumed run reads the frozen weights again, which the copy in the workdir lacks
     return hf.load_params(hf.find(source.path) if source.lora.rank else run.model.folder, config, shardings)
 
 
 def make_policy(run: Run, weights: Any = None) -> Any:
-    """The policy's first parameters on the mesh: the model's, and adapters where the config has some.
+    """The policy's first parameters on the mesh: the model's, with adapters where the config has them.
 
-    weights: parameters to take in the place of the model's.
+    weights: float32 parameters in the place of the model's.
     """
     source, config = run.settings.model, run.model.config
     weights = make_weights(run) if weights is None else weights
@@ -400,11 +405,11 @@ def make_policy(run: Run, weights: Any = None) -> Any:
 
 
 def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> Any:
-    """The whole policy of a checkpoint: `trained`, which was read from it, and the frozen weights beside adapters.
+    """The policy of a checkpoint: its trained parameters, joined with the frozen weights where it has adapters.
 
-    Beside adapters, the weights that they leave frozen are read from where they came from: config.model.path, the cold
-    start's checkpoint, or drawn again. BadInput when these are not those with which it was saved. All processes must
-    call it.
+    trained: read from the checkpoint; path: the checkpoint's folder; workdir: of its run, run.workdir without it.
+    Frozen weights are not in checkpoints: they are read from config.model.path or the cold start, or drawn again.
+    Raises BadInput when their digest differs from the checkpoint's. All processes must call it.
     """
     source, config = run.settings.model, run.model.config
     if not source.lora.rank:
@@ -429,10 +434,11 @@ def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> A
 def open_state(
     run: Run, checkpoints: Any, abstract: TrainState, initial: Callable[[Any], TrainState] | None = None
 ) -> TrainState | None:
-    """The TrainState of the newest sound checkpoint in a Run's workdir: how a run resumes. None at its start.
+    """The TrainState that a Run resumes from, of its newest sound checkpoint; None without checkpoints.
 
-    abstract: how it lies on the mesh. initial(trained parameters) makes a first state: where numbers were amended since
-    the checkpoint was saved, or config.log keeps other things now, these parts begin anew as it has them.
+    checkpoints: a CheckpointManager; abstract: ShapeDtypeStructs with the state's shardings; initial(trained
+    parameters): a first state, whose parts replace the checkpoint's when their config keys were amended since, or
+    config.log keeps other parts now. Raises BadInput as checkpoint.restore does. All processes must call it.
     """
 
     def read(path, abstract):
@@ -440,9 +446,9 @@ def open_state(
             return checkpoint.read_tree(path, abstract)
         changes = steering.changes(run.workdir, run.settings.recorded)
         amended = steering.amended_since(run.workdir, int(os.path.basename(path)), changes)
-        if not amended and not checkpoint.observes_otherwise(path, abstract):
+        if not amended and not checkpoint.differs_in_observed(path, abstract):
             return checkpoint.read_tree(path, abstract)
-        return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_of(amended))
+        return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_to_reset(amended))
 
     state = checkpoint.restore(checkpoints, without_frozen(abstract), read)
     if state is None:
@@ -452,12 +458,12 @@ def open_state(
 
 
 def refuse_fewer_steps(steps: int, done: int) -> None:
-    """BadInput for a run that is to have fewer steps than it has: its last evaluation would be of another step."""
+    """Raises BadInput when a run has done more than `steps`: its last evaluation would be of another step."""
     if done > steps:
         raise BadInput('steps', steps, f'the run has {done} already; use that many or more')
 
 
-# what a workdir records
+# the record in a workdir
 
 
 def barrier(
@@ -467,24 +473,24 @@ def barrier(
     programs: Mapping[str, Any],
     examples: Iterable[Any],
 ) -> None:
-    """Waits until every process is ready for the first step; RuntimeError when they are not about to do the same.
+    """Waits until all processes are ready for the first step. Raises RuntimeError when they would not do the same.
 
-    step: of the newest checkpoint, or None; recorded: the config; origins: of the data; programs by name; examples:
-    those that it learns from.
+    step: of the newest checkpoint, or None; recorded: the config; origins: of the data; programs: Executables by name;
+    examples: the train split's. All of these are compared between processes.
     """
     values = {
         'step': step,
         'commits of the data': [origin.commit for origin in origins],
         'data': compiled.hashed(repr([(e.id, e.prompt, e.answer, e.messages) for e in examples])),
     }
-    if processes.several():  # a hash takes tracing, which one process leaves for later
+    if processes.several():  # one process traces its programs, which a hash needs, later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
     with during('waiting for the other processes'):
-        processes.agree('the start', values | dict(_flat(recorded, 'config.')))
+        processes.exchange_stop('the start', values | dict(_flat(recorded, 'config.')))
 
 
 def _flat(tree, prefix):
-    """(dotted name, value) of the leaves of nested dicts."""
+    """Yields (dotted name, value) of each leaf of nested dicts."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _flat(value, f'{prefix}{name}.')
@@ -493,11 +499,11 @@ def _flat(tree, prefix):
 
 
 def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = '') -> None:
-    """Makes the workdir, or another folder, a Run's: environment, the model's files but weights, data.json, events.
+    """Records a Run in its workdir: environment, the model's config and tokenizer, data.json, amendments, config.json.
 
-    Called when everything else has been checked, so that a refused config leaves no trace. CannotWrite when the disk
-    refuses a file. train: the split, whose digest is recorded; step: that the run goes on from, with which amendments
-    are recorded. config.json comes last: until then the folder is as it was.
+    train: the split whose digest is recorded; step: from which the run goes on, for the events of amendments; folder:
+    in the place of the workdir. Call it after all checks, so that a refused config changes nothing. config.json is
+    written last: without it a folder holds no run. Raises CannotWrite when the disk refuses a file.
     """
     workdir, settings = folder or run.workdir, run.settings
     lock.check(workdir, settled=True)

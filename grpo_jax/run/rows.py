@@ -1,4 +1,4 @@
-"""The rows of a run's files: of steps (metrics.jsonl), of events, and of completions (rollouts/<step>.jsonl)."""
+"""Rows of a run's files: metrics of a step (metrics.jsonl), events, and completions (rollouts/<step>.jsonl)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import json
@@ -13,20 +13,19 @@ from grpo_jax.rewards import Rewards
 from grpo_jax.types import Example, Experience, Rollout
 
 EVENTS = 'events.jsonl'
-# from outside of the run: they stay when their step is taken again. All others happen again with their step
+# events that a repeated step does not cause again, so that they stay when steps are repeated after a resume
 LASTING = ('amended', 'branched', 'damaged')
-DIGITS = 4  # behind the point, of a token's numbers
-DETAILED = 2**18  # tokens of a dump that stand one by one; the completions behind them have their text alone
-LONGEST_CHARACTER = 8  # tokens
-CUT = '\ufffd'  # what a decoder gives for a part of a character
+DIGITS = 4  # decimals of a token's numbers
+DETAILED = 2**18  # tokens of a dump that are written one by one; further completions have only their text
+LONGEST_CHARACTER = 8  # most tokens of one character
+CUT = '\ufffd'  # a decoder's text of an incomplete character
 
 
 def append_event(workdir: str | os.PathLike, step: int, event: str, **fields: Any) -> None:
-    """Adds a row; the first process writes, the others do nothing.
+    """Appends an event to events.jsonl in the first process; does nothing in the others.
 
-    step: the one before which it happened, or in it.
-
-    CannotWrite when the disk refuses it.
+    step: in or before which the event happened; event: its kind; fields: its further columns. Raises CannotWrite when
+    the disk refuses it.
     """
     if processes.is_first():
         with Lines(os.path.join(workdir, EVENTS)) as file:
@@ -34,12 +33,12 @@ def append_event(workdir: str | os.PathLike, step: int, event: str, **fields: An
 
 
 def recorded_events(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows in the order in which they were written, without half a row at the end; [] for a run without."""
+    """The rows of events.jsonl in the order of writing, without an incomplete last row; [] without the file."""
     return [json.loads(line) for line in _event_lines(workdir)]
 
 
 def drop_events(workdir: str | os.PathLike, first_step: int) -> None:
-    """Drops what steps from first_step on have left, which will be taken again; LASTING events stay."""
+    """Removes events of first_step and later steps, which will be repeated; LASTING events stay."""
     path = os.path.join(workdir, EVENTS)
     if os.path.exists(path) and processes.is_first():
         rows = [(line, json.loads(line)) for line in _event_lines(workdir)]
@@ -50,7 +49,7 @@ def drop_events(workdir: str | os.PathLike, first_step: int) -> None:
 
 
 def rewrite_events(workdir: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Puts rows in the place of those that are there; the first process writes, the others do nothing."""
+    """Replaces the rows of events.jsonl in the first process; does nothing in the others."""
     if processes.is_first():
         with atomic_write(os.path.join(workdir, EVENTS)) as file:
             file.writelines(json.dumps(row) + '\n' for row in rows)
@@ -65,18 +64,18 @@ def _event_lines(workdir):
 
 
 def plain_row(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's row as metrics.jsonl has it."""
+    """A row of metrics.jsonl: {'step': step}, then {metric: float, or None if not finite} sorted by name."""
     return {'step': step} | {name: json_float(value) for name, value in sorted(row.items())}
 
 
 def json_float(value: Any) -> float | None:
-    """A number as a float that JSON can hold; None for NaN and infinities."""
+    """A number as a float; None for NaN and infinities, which JSON lacks."""
     value = float(value)
     return value if np.isfinite(value) else None
 
 
 def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl file as dicts."""
+    """The rows of a JSON Lines file, as dicts."""
     with open(path, encoding='utf8') as lines:
         return [json.loads(line) for line in lines]
 
@@ -84,13 +83,14 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
 def rollout_rows(
     examples: Sequence[Example], rollout: Rollout, rewarded: Rewards, experience: Experience | None, tokenizer: Any
 ) -> list[dict[str, Any]]:
-    """One dict a completion: its prompt, gold answer, rewards by part, advantage, and its tokens one by one.
+    """One dict for each completion: prompt, gold answer, completion, rewards, advantage, and its tokens one by one.
 
-    The advantage is one number where it is that of the whole completion, and a list with one for each of its tokens
-    where it is by token. tokens are texts, the stop token's too; logprobs are the sampler's, and entropy, old_logprobs
-    and ref_logprobs stand where the learner computed them before its update. Without experience, for completions that
-    nobody learns from, the advantage is None. Rows of the rollout behind those of the examples are left out. All
-    processes must call it.
+    examples: one for each equal block of the rollout's first rows; further rows are left out; rewarded: the rewards of
+    these rows; experience: None for completions that nobody learns from, whose advantage is then None.
+
+    The advantage is a number, or a list with one number for each token. tokens are texts, the stop token included;
+    logprobs are the sampler's; entropy, old_logprobs and ref_logprobs exist where the learner computed them before its
+    update. All processes must call it.
     """
     group = len(rewarded.texts) // len(examples)
     numbers, advantages = {'logprobs': rollout.logprobs}, None
@@ -104,16 +104,16 @@ def rollout_rows(
     advantages, tokens, mask, numbers = processes.fetch((advantages, rollout.tokens, rollout.completion_mask, numbers))
     mask = mask[: len(rewarded.texts)]
     if not np.any(numbers['logprobs']):
-        del numbers['logprobs']  # read from the data: nothing was sampled
+        del numbers['logprobs']  # all 0: completions were read from the data, not sampled
     tokens = tokens[:, -mask.shape[1] :]
     detailed = int(np.searchsorted(np.cumsum(mask.sum(1)), DETAILED, side='right'))
     texts = token_texts(tokenizer, [tokens[i][mask[i]] for i in range(detailed)])
     rows = []
     for i, completion in enumerate(rewarded.texts):
         example, length, advantage = examples[i // group], int(rewarded.lengths[i]), None
-        if advantages is not None:  # a number of the completion, or one of each of its tokens
-            one = advantages.shape[1] == 1
-            advantage = json_float(advantages[i, 0]) if one else _rounded(advantages[i, :length])
+        if advantages is not None:
+            by_completion = advantages.shape[1] == 1
+            advantage = json_float(advantages[i, 0]) if by_completion else _rounded(advantages[i, :length])
         row = {
             'id': example.id,
             'prompt': example.prompt,
@@ -135,11 +135,13 @@ def rollout_rows(
 
 
 def token_texts(tokenizer: Any, completions: Sequence[np.ndarray]) -> list[list[str]]:
-    """The text of each token of each completion, which joined are the completion with its special tokens.
+    """The texts of each completion's tokens, special tokens included; joined, they are the completion.
 
-    A character of several tokens stands at the first of them, and the others are empty.
+    completions: token ids of each. When several tokens make one character, the first has the character as its text, and
+    the others are empty.
     """
-    before = tokenizer.encode('a', add_special_tokens=False)  # SentencePiece drops the blank of a first word
+    # decoded before each token, since SentencePiece drops the blank at the start of a text
+    before = tokenizer.encode('a', add_special_tokens=False)
 
     def decode(runs):
         options = {'skip_special_tokens': False, 'clean_up_tokenization_spaces': False}
@@ -156,16 +158,16 @@ def token_texts(tokenizer: Any, completions: Sequence[np.ndarray]) -> list[list[
 
 
 def _join_characters(completion, text_of, decode):
-    """The texts of a completion's tokens, with the characters that are cut in them put together again."""
+    """The texts of a completion's tokens, where tokens that are parts of one character are decoded together."""
     texts = [text_of[token] for token in completion]
     place = 0
     while place < len(texts):
         end = place + 1
         while CUT in texts[place] and end < len(texts) and end - place < LONGEST_CHARACTER and CUT in texts[end]:
             end += 1
-            (whole,) = decode([completion[place:end]])
-            if CUT not in whole:
-                texts[place:end] = [whole, *[''] * (end - place - 1)]
+            (character,) = decode([completion[place:end]])
+            if CUT not in character:
+                texts[place:end] = [character, *[''] * (end - place - 1)]
                 break
         else:
             end = place + 1
@@ -174,5 +176,5 @@ def _join_characters(completion, text_of, decode):
 
 
 def _rounded(values):
-    """The numbers as JSON takes them, None for one that is not finite."""
+    """The numbers as a list, rounded to DIGITS decimals; None for one that is not finite."""
     return [None if number is None else round(number, DIGITS) for number in map(json_float, values)]

@@ -1,4 +1,4 @@
-"""What a config says, as typed values: each package reads its own section, and here are those that belong to none."""
+"""A config as typed values. Each package reads its own section; sections that belong to no package are read here."""
 
 import json
 from typing import Annotated, Any, NamedTuple
@@ -19,14 +19,14 @@ from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
 
 DTYPES = ('float32', 'bfloat16')
-OBJECTIVES = ('pairwise', 'pointwise', 'steps')  # of a reward model
-Seed = Annotated[int, Range(least=0, most=2**32 - 1)]  # jax drops higher bits
-PATH_OPTIONS = ('data.options.folder', 'data.options.sources')  # where data lie
-MOST_CELLS = 2**31  # tokens of a batch, which int32 counts
+OBJECTIVES = ('pairwise', 'pointwise', 'steps')  # losses of a reward model
+Seed = Annotated[int, Range(least=0, most=2**32 - 1)]  # jax ignores higher bits
+PATH_OPTIONS = ('data.options.folder', 'data.options.sources')  # options that are paths of data
+MOST_CELLS = 2**31  # bound of a batch's tokens, which int32 must count
 
 
 class ModelSource(NamedTuple):
-    """Where the policy comes from, and how it computes: config.model."""
+    """The policy's model, dtype and adapters: config.model."""
 
     path: Annotated[str, Kind.PATH] = ''  # Hugging Face folder or hub name: config.json, tokenizer, weights
     random_init: bool = False  # draw the weights instead of reading them
@@ -37,21 +37,20 @@ class ModelSource(NamedTuple):
 
     @classmethod
     def from_config(cls, section):
-        """ModelSource of config.model; BadInput for an unknown dtype, and for adapters that cannot be."""
+        """ModelSource of config.model. Raises BadInput for an unknown dtype or impossible adapters."""
         values = ranges.read_section(cls, section, 'model')
         return cls(**values, lora=LoraOptions.from_config(section['lora']))
 
 
 class ReferenceSource(NamedTuple):
-    """Where the reference policy comes from: config.reference."""
+    """The source of the reference policy: config.reference."""
 
-    # folder or hub name of a model, workdir or checkpoint of a run, that it begins as; '': the policy that the run
-    # begins with
+    # the first reference: a model's folder or hub name, a run's workdir, or a checkpoint; '': the run's first policy
     path: str = ''
 
 
 class TeacherSource(NamedTuple):
-    """Where a teacher comes from, and how it computes: config.teacher."""
+    """The teacher's model and dtype: config.teacher."""
 
     # folder or hub name of a model with the policy's tokenizer; '': none. Its digest decides whether a run goes on
     path: Free[str] = ''
@@ -69,13 +68,13 @@ class Supervised(NamedTuple):
 
     @classmethod
     def from_config(cls, section):
-        """Supervised of config.supervised; BadInput for a value out of its range."""
+        """Supervised of config.supervised. Raises BadInput for a value out of its range."""
         values = ranges.read_section(cls, section, 'supervised')
         return cls(**values, optimizer=Optimization.from_config(section['optimizer'], 'supervised.optimizer'))
 
 
 class RewardModelOptions(NamedTuple):
-    """What a reward model is trained on: config.reward_model."""
+    """The training objective of a reward model: config.reward_model."""
 
     objective: Annotated[str, OneOf(OBJECTIVES)] = 'pairwise'  # pairwise, pointwise, steps
     separator: ranges.Text = '\n'  # between steps
@@ -86,7 +85,7 @@ class RewardModelOptions(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How held-out prompts are evaluated: config.evaluation."""
+    """How often and on how many held-out prompts the policy is evaluated: config.evaluation."""
 
     every: Natural = 0  # steps between evaluations; 0: before and after only
     prompts: Count = 256  # of the test split
@@ -94,20 +93,20 @@ class Evaluation(NamedTuple):
 
 
 class CheckpointOptions(NamedTuple):
-    """When checkpoints are saved, and how many are kept: config.checkpoint."""
+    """How often checkpoints are saved, and how many are kept: config.checkpoint."""
 
     every: Count = 50  # steps; the last step is always saved
     keep: Count = 2  # the newest ones; older ones are deleted
 
 
 class LogOptions(NamedTuple):
-    """What is written down and looked at every so many steps: config.log."""
+    """What is logged and measured beside training, and how often: config.log."""
 
     rollouts: Natural = 10  # steps between dumps of completions; 0: never
-    # steps between looks at the KL to a reference that no penalty needs, which is kept for it; the policy learns the
-    # same; 0: never
-    kl_observe: Natural = 0
-    # steps between looks at the probe: a few prompts with their first right completions, which must not become
+    # steps between measurements of the KL to a reference that no penalty needs; the reference is kept for that alone
+    # and changes no training; 0: never
+    kl_every: Natural = 0
+    # steps between measurements of the probe: a few prompts with their first right completions, which must not become
     # unlikely; 0: never
     probe_every: Natural = 10
     probe_prompts: Annotated[int, Range(least=1, most=10_000)] = 16  # of the train split, in the probe
@@ -117,14 +116,14 @@ class LogOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section):
-        """LogOptions of config.log; BadInput for a value out of its range, and for a tracker that is none."""
+        """LogOptions of config.log. Raises BadInput for a value out of its range and an unknown tracker."""
         return cls(**ranges.read_section(cls, section, 'log'), tracking=Tracking.from_config(section))
 
 
 class Keys(NamedTuple):
-    """Every key of a config with its default: those of a section are the fields of its options type.
+    """Every key of a config with its default. A section's keys are the fields of its options type.
 
-    A key whose field says no kind is of its section's. config.algorithm has the numbers of all pieces besides.
+    A field without a Kind has its section's. config.algorithm also has the numbers of all pieces.
     """
 
     seed: Seed = 0  # of sampling noise, data order and random initialization
@@ -153,15 +152,15 @@ class Keys(NamedTuple):
 
 
 def default_config() -> dict[str, Any]:
-    """The sections of a config, nested, with all keys and their defaults."""
+    """A config as nested dicts, with all keys and their defaults."""
     sections = ranges.to_section(Keys())
     return sections | {'algorithm': default_numbers() | sections['algorithm']}
 
 
 def kind_of(key: str) -> Kind:
-    """The kind of a dotted key: what its field says, else what the section around it says, else FIXED.
+    """The Kind of a dotted key: its field's, else the innermost section's that has one, else FIXED.
 
-    An option of a reward of this package says its kind where it is declared; PATH_OPTIONS are of data sets.
+    Options of this package's rewards have the Kind of their declaration; PATH_OPTIONS are PATH.
     """
     if key in PATH_OPTIONS:
         return Kind.PATH
@@ -177,13 +176,13 @@ def kind_of(key: str) -> Kind:
 
 
 class Settings(NamedTuple):
-    """A whole config."""
+    """A config as typed values."""
 
     seed: int
     steps: int
     model: ModelSource
     data: DataOptions
-    sampling: Sampling  # without a tokenizer's ids
+    sampling: Sampling  # token ids are added when the tokenizer is known
     group_size: int
     rewards: RewardOptions
     collection: Collection
@@ -200,21 +199,22 @@ class Settings(NamedTuple):
     log: LogOptions
     diagnose: DiagnoseOptions
     mesh: Any  # config.mesh: devices along each axis
-    config: Any  # itself, for what records it
+    config: Any  # the ConfigDict, to be recorded
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The config as config.json gives it back: lists for tuples."""
+        """The config as a dict read from config.json would be: lists in the place of tuples."""
         return json.loads(json.dumps(self.config.to_dict()))
 
     def shapes(self, prompts: int, group_size: int) -> Shapes:
-        """The Shapes of that many prompts and completions of each."""
+        """The Shapes of `prompts` prompts with `group_size` completions each."""
         return Shapes(prompts, group_size, self.data.max_prompt_tokens, self.sampling.max_tokens)
 
     def step_shapes(self, algorithm: Algorithm) -> Shapes:
-        """Shapes of a step's batch: as many rows, of more prompts, where completions are read from the data.
+        """The Shapes of a step's batch, which has prompts_per_step * group_size rows.
 
-        Where groups differ in size, the blocks that they are made of count as prompts.
+        Where completions are read from the data, the group size is their number for a prompt, and there are more
+        prompts. Where groups differ in size, they consist of blocks, and each block counts as a prompt.
         """
         size = self.group_size
         if algorithm.source in READ_FROM_DATA:
@@ -224,10 +224,10 @@ class Settings(NamedTuple):
         return self.shapes(self.data.prompts_per_step * self.group_size // size, size)
 
     def supervised_sizes(self) -> tuple[Shapes, Learning]:
-        """(Shapes, Learning) of an update on demonstrations."""
+        """(Shapes, Learning) of a supervised update, on demonstrations."""
         plain = dict(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
         learning = self.learning._replace(**plain, old_logprobs='forward')  # nothing was sampled
-        # demonstrations share no prompts, and short ones would fill the blocks of packed rows badly
+        # demonstrations share no prompts, and short ones would leave much of packed rows empty
         learning = learning._replace(pack_columns=max(learning.pack_columns, 0))
         if self.model.random_init:
             learning = learning._replace(lora=OFF)
@@ -235,7 +235,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def from_config(cls, config):
-        """Settings of a config; BadInput for what cannot work, whatever the model."""
+        """Settings of a config. Raises BadInput for values that cannot work with any model."""
         ranges.check_finite(config)
         ranges.read_section(Keys, config, '')
         meshes.check(config.mesh)
@@ -281,7 +281,7 @@ class Settings(NamedTuple):
 
 
 def _check_size(settings):
-    """BadInput for a batch of more tokens than an array may have."""
+    """Raises BadInput when a batch has MOST_CELLS tokens or more."""
     columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
     rows = {
         'data.prompts_per_step x rollout.group_size': settings.data.prompts_per_step * settings.group_size,

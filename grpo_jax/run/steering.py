@@ -1,7 +1,7 @@
-"""What a run was begun with, its config, environment and data: which keys may change, and the record of changes.
+"""Which config keys may change in a started run; refuses other changes, and records changes, environment and data.
 
-Free: the run goes on, with floats that differ in their last bits at most. Amendable: with --amend, recorded in
-events.jsonl. Fixed: in a branch alone, but for adapters, which a branch inherits.
+A FREE key may change, and floats differ at most in their last bits. An AMENDABLE key may change with --amend, and the
+change is recorded in events.jsonl. A FIXED key may change only in a branch. An INHERITED key never changes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,19 +29,19 @@ from grpo_jax.sharding import compiled
 logger = logging.getLogger('grpo_jax')
 
 ENVIRONMENT = 'environment.json'  # in the workdir
-# the record names the versions of those that are installed
+# packages whose versions are recorded
 PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
 
 
 class Steering(NamedTuple):
-    """What a command may do with a run that is begun, besides going on with it."""
+    """Which changes of its config a command may make to a started run."""
 
-    amend: bool = False  # amendable changes are recorded, and the run goes on in place
-    branch: str = ''  # the workdir of a new run, which begins from the newest checkpoint
+    amend: bool = False  # amendable keys may change; the run goes on in place
+    branch: str = ''  # workdir of a new run that starts from the newest checkpoint; '': none
 
 
 class Change(NamedTuple):
-    """A key of a config that is not as the run's config.json has it."""
+    """A dotted config key whose value differs from the run's config.json."""
 
     key: str
     old: Any
@@ -49,7 +49,7 @@ class Change(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """FREE, AMENDABLE, FIXED, INHERITED, or PATH where the content decides."""
+        """The Kind of the change, never PARTS: new weights of the same rewards are AMENDABLE, other rewards FIXED."""
         kind = kind_of(self.key)
         if kind == Kind.PARTS:
             return Kind.AMENDABLE if _names(self.old) == _names(self.new) else Kind.FIXED
@@ -60,19 +60,19 @@ class Change(NamedTuple):
 
 
 def _names(parts):
-    """The names of reward.parts."""
+    """The reward names in reward.parts."""
     return [name for name, _ in parts] if parts else None
 
 
 def value_of(tree: Any, key: str) -> Any:
-    """The value of a dotted key in nested mappings; None where there is none."""
+    """The value of a dotted key in nested mappings; None for a missing key."""
     for name in key.split('.'):
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
 
 
 def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Change, ...]:
-    """The Changes of a config, as config.json gives it back, to that of a workdir; () for one that is not begun."""
+    """The Changes from a workdir's config.json to the config `recorded`, a dict as JSON has it; () without the file."""
     path = os.path.join(workdir, 'config.json')
     return tuple(differences(json_file.read_object(path), recorded)) if os.path.exists(path) else ()
 
@@ -80,17 +80,18 @@ def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Ch
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> Iterable[Change]:
     """Yields a Change for each dotted key in which two nested dicts differ."""
     for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            yield from differences(a, b, f'{prefix}{key}.')
-        elif a != b:
-            yield Change(prefix + key, a, b)
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from differences(before, after, f'{prefix}{key}.')
+        elif before != after:
+            yield Change(prefix + key, before, after)
 
 
 def check(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
-    """BadInput for changes that a run in workdir cannot go on with, which names them all; others are logged.
+    """Logs changes that are allowed; raises BadInput that names all changes when one of them is not.
 
-    Those of kind PATH pass: who knows their content judges them, by `refuse`. steering None: nothing can be steered.
+    changed: of the run in workdir; steering: None where the command has neither --amend nor --branch. Changes of kind
+    PATH are allowed here: the caller compares the contents, and calls `refuse` when they differ.
     """
     allowed = (Kind.FREE, Kind.PATH, Kind.AMENDABLE) if steering and steering.amend else (Kind.FREE, Kind.PATH)
     if any(change.kind not in allowed for change in changed):
@@ -100,7 +101,7 @@ def check(changed: Sequence[Change], workdir: str, steering: Steering | None) ->
 
 
 def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
-    """Raises the BadInput of changes, in one line with what can be done."""
+    """Raises BadInput that names all the changes and what the user can do. workdir, steering: as in `check`."""
     (key, old, new), *others = changed
     was = f'was {old!r} in {workdir}'
     was += ''.join(f', {change.key} = {change.new!r} was {change.old!r}' for change in others)
@@ -120,46 +121,46 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
 
 
 def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> None:
-    """Appends an event for each amended key, before config.json is written, which makes them true.
+    """Appends an event `amended` for each amendable change, in the first process, before config.json is written.
 
-    Events that a crash has left without their config.json are dropped first.
+    Earlier amendments whose config.json was not written, because of a crash, are dropped first.
     """
     if not processes.is_first():
         return
     path = os.path.join(workdir, 'config.json')
     rows, recorded = recorded_events(workdir), json_file.read_object(path) if os.path.exists(path) else {}
-    true = true_rows(rows, recorded)
-    if len(true) < len(rows):
-        rewrite_events(workdir, true)
+    valid = valid_rows(rows, recorded)
+    if len(valid) < len(rows):
+        rewrite_events(workdir, valid)
     for key, old, new in (change for change in changed if change.kind == Kind.AMENDABLE):
         append_event(workdir, step, 'amended', key=key, old=old, new=new)
 
 
-def true_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Rows of events.jsonl without amendments that config, of config.json, does not have: a crash came between."""
-    true, settled = [], set()
+def valid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Rows of events.jsonl, without amendments that config.json (`config`) lacks because of a crash between the two."""
+    valid, settled = [], set()
     for row in reversed(rows):
         if row['event'] == 'amended' and row['key'] not in settled:
             if value_of(config, row['key']) != row['new']:
                 continue
             settled.add(row['key'])
-        true.append(row)
-    return true[::-1]
+        valid.append(row)
+    return valid[::-1]
 
 
 def amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> set[str]:
-    """The keys amended at a step or later, and those that are about to be: the checkpoint of that step lacks them."""
+    """The keys whose amendments a step's checkpoint lacks: amended at the step or later, or amendable in `changed`."""
     path = os.path.join(workdir, 'config.json')
     recorded = json_file.read_object(path) if os.path.exists(path) else {}
-    rows = true_rows(recorded_events(workdir), recorded)
+    rows = valid_rows(recorded_events(workdir), recorded)
     keys = {row['key'] for row in rows if row['event'] == 'amended' and row['step'] >= step}
     return keys | {change.key for change in changed if change.kind == Kind.AMENDABLE}
 
 
 def record_environment(workdir: str) -> None:
-    """Adds this process to the list in workdir/environment.json, which has an entry for each time that the run began.
+    """Appends this process's environment to workdir/environment.json, which has an entry for each start of the run.
 
-    A warning names what differs from the first entry in code or jax.
+    Warns when the code or jax differ from the first entry's.
     """
     path = os.path.join(workdir, ENVIRONMENT)
     entries = _read_environments(path) if os.path.exists(path) else []
@@ -168,8 +169,8 @@ def record_environment(workdir: str) -> None:
     if not entries:
         return
     then, now = (
-        {'grpo_jax': code_name(one.get('code', {})), 'jax': one.get('packages', {}).get('jax')}
-        for one in (entries[0], entry)
+        {'grpo_jax': code_name(start.get('code', {})), 'jax': start.get('packages', {}).get('jax')}
+        for start in (entries[0], entry)
     )
     for name in then:
         if then[name] != now[name]:
@@ -185,20 +186,20 @@ def _read_environments(path):
 
 
 def code_name(code: dict[str, Any]) -> str:
-    """Version, commit and edits of an entry's code, in words."""
+    """The code of an environment's entry in words, like '0.1.0 at commit 1575ff0 with edits'."""
     commit, edits = code.get('commit'), ' with edits' * bool(code.get('edited'))
     return f'{code.get("version")}' + (f' at commit {commit[:12]}{edits}' if commit else '')
 
 
 def begun_with(workdir: str) -> str:
-    """The code that began the run in workdir, in words; 'of an unknown version' where nothing tells it."""
+    """The code that began a workdir's run, in words; 'of an unknown version' without an environment.json."""
     path = os.path.join(workdir, ENVIRONMENT)
     entries = _read_environments(path) if os.path.exists(path) else []
     return code_name(entries[0].get('code', {})) if entries else 'of an unknown version'
 
 
 def describe_environment() -> dict[str, Any]:
-    """The environment of this process, as JSON takes it."""
+    """The environment of this process for JSON: time, command, code, Python, packages and devices."""
     devices, packages = jax.devices(), {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -219,7 +220,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _commit(root: str) -> dict[str, Any]:
-    """The commit of the clone at root, and whether package or configs were edited since; {} where there is no clone."""
+    """The commit of the git clone at root, and whether grpo_jax or configs have edits; {} without a clone."""
     if not os.path.exists(os.path.join(root, '.git')):  # an installed package may lie in a clone of something else
         return {}
     git = ['git', '-c', f'safe.directory={root}', '-C', root]
@@ -237,9 +238,9 @@ def _output(command):
 
 
 def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
-    """Writes workdir/data.json, so that what goes on in there reads the same data: the same commits of the hub.
+    """Writes origins to workdir/data.json, so that a resumed run reads the same data, like the same commits of the hub.
 
-    Nothing is written of data that are made and not read.
+    Writes nothing when all data are generated.
     """
     if any(any(origin) for origin in origins):
         os.makedirs(workdir, exist_ok=True)
@@ -249,7 +250,7 @@ def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
 
 
 def recorded_origins(workdir: str) -> list[data.Origin]:
-    """The origins that record_origins wrote; [] for a workdir without."""
+    """The origins in workdir/data.json; [] without the file."""
     path = os.path.join(workdir, 'data.json')
     origins = json_file.read(path) if os.path.isfile(path) else []
     try:
@@ -259,26 +260,26 @@ def recorded_origins(workdir: str) -> list[data.Origin]:
 
 
 def with_digests(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> list[data.Origin]:
-    """The origins; those that are folders with the digest of the examples that the workdir's run began with."""
+    """The origins; folders get the digest that the workdir records, or in a new workdir the digest of `train`."""
     if not any(origin.folder for origin in origins):
         return list(origins)
-    began = {origin.digest for origin in recorded_origins(workdir)} - {''}
-    known = min(began) if began else digest_of(train)
-    return [origin._replace(digest=known) if origin.folder else origin for origin in origins]
+    recorded = {origin.digest for origin in recorded_origins(workdir)} - {''}
+    digest = min(recorded) if recorded else digest_of(train)
+    return [origin._replace(digest=digest) if origin.folder else origin for origin in origins]
 
 
 def digest_of(dataset: data.Dataset) -> str:
-    """A digest of the examples, their order, and the weights of their sources."""
+    """A hash of a data set's examples, their order, and the weights of its sources."""
     examples = [(e.id, e.prompt, e.answer, e.messages, e.meta) for e in dataset.examples]
     return compiled.hashed(repr((examples, [weight for weight, _ in dataset.sources])))
 
 
 def are_same_data(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> bool:
-    """Whether the data are the ones that a workdir's data.json names: the hub's commits decide, else the examples."""
-    began = recorded_origins(workdir)
-    if len(origins) == len(began) and all(
-        now.commit and now.commit == then.commit for now, then in zip(origins, began, strict=True)
+    """Whether data equal a workdir's recorded data: all their commits are equal, or the digests of their examples."""
+    recorded = recorded_origins(workdir)
+    if len(origins) == len(recorded) and all(
+        now.commit and now.commit == then.commit for now, then in zip(origins, recorded, strict=True)
     ):
         return True
-    digests = {origin.digest for origin in began} - {''}
+    digests = {origin.digest for origin in recorded} - {''}
     return len(digests) == 1 and digests == {digest_of(train)}

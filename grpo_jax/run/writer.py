@@ -1,4 +1,4 @@
-"""What a run writes for each step: rows for keeping, and curves and texts for looking, on TensorBoard and trackers."""
+"""Writes a run's steps: rows of JSON Lines files, which must not fail, and TensorBoard and trackers, which may."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,18 +28,22 @@ from grpo_jax.run.rows import LASTING, append_event, drop_events, plain_row, rec
 from grpo_jax.text import cut, during
 
 logger = logging.getLogger('grpo_jax')
-FLUSH_SECONDS = 120  # between two uploads, where the folder is on a mounted bucket
-SAMPLES, LONGEST = 4, 2000  # completions of a step that are shown as text, and characters of one
-# what the page of hyperparameters compares
+FLUSH_SECONDS = 120  # seconds between two fsyncs, each of which uploads the file on a mounted bucket
+SAMPLES, LONGEST = 4, 2000  # completions of a step that TensorBoard shows as text, and most characters of a line
+# metrics on TensorBoard's page of hyperparameters
 COMPARED = ('reward', 'length', 'evaluation/reward', 'evaluation/greedy', 'evaluation/pass_at_1')
-NAMES = ('wandb', 'trackio')  # modules, and extras of the package
-IDS_FILE = 'trackers.json'  # of a workdir: the id of its run in every tracker
-LOGIN_SECONDS = 30  # that a question for a key may wait for a person
-FILES = ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl')  # for keeping: a row a step, or an evaluation
+NAMES = ('wandb', 'trackio')  # names of modules and of this package's extras
+IDS_FILE = 'trackers.json'  # in a workdir: the id of its run, the same in all trackers
+LOGIN_SECONDS = 30  # seconds that wandb waits for a person to type a key
+FILES = (
+    'metrics.jsonl',
+    'timings.jsonl',
+    'evaluations.jsonl',
+)  # one row for each step or evaluation; a full disk stops the run
 
 
 class Dropped:
-    """Counts what could not be written, by kind; a kind is a folder or a file of the workdir."""
+    """Counts what a full disk made a run drop, by kind: the name of a folder or file in the workdir."""
 
     def __init__(self, workdir: str):
         self._workdir = workdir
@@ -47,9 +51,9 @@ class Dropped:
 
     @contextlib.contextmanager
     def unless_written(self, step: int, kind: str) -> Iterator[None]:
-        """A context in which something of a step is written; when the disk refuses it, it is counted and recorded.
+        """Opens a context that writes something of a step and ignores errors of the disk, which it counts by kind.
 
-        The first of a kind is a warning, each is an event.
+        Each error is an event `dropped`; the first of a kind is also a warning.
         """
         try:
             yield
@@ -62,20 +66,20 @@ class Dropped:
             if self.counts[kind] == 1:
                 path = os.path.join(self._workdir, kind)
                 logger.warning('cannot write %s: %s; the run goes on without, and counts what it drops', path, reason)
-            with contextlib.suppress(OSError):  # the same disk, at times
+            with contextlib.suppress(OSError):  # events.jsonl may lie on the same full disk
                 append_event(self._workdir, step, 'dropped', kind=kind, reason=reason)
 
     def summary(self) -> str:
-        """How many of each kind; '' for none."""
+        """The counts in words, like '2 of rollouts'; '' for none."""
         return ', '.join(f'{count} of {kind}' for kind, count in sorted(self.counts.items()))
 
 
 class Board:
-    """A new event file in a folder; on resume TensorBoard leaves out what older ones have from first_step on."""
+    """A new TensorBoard event file in a folder. TensorBoard ignores steps from first_step on in older files."""
 
     def __init__(self, folder: str, first_step: int, config: Mapping[str, Any] | None = None):
-        """config: the hyperparameters, as nested dicts."""
-        # a second, where torch is installed
+        """folder: for event files; first_step: the step that the run goes on with; config: hyperparameters, nested."""
+        # imported here, since it takes a second where torch is installed
         event_pb2: Any = importlib.import_module('tensorboardX.proto.event_pb2')
         self._event, log = event_pb2.Event, event_pb2.SessionLog
         name = f'events.out.tfevents.{time.time():.6f}.{socket.gethostname()}'  # the names sort by time
@@ -92,30 +96,30 @@ class Board:
             self._begin += [self._event(summary=part) for part in parts]
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the values of a step, by name. OSError when that cannot be; the file has none of it."""
+        """Writes {name: value} of a step as curves. Raises OSError and writes nothing when the disk refuses."""
         from tensorboardX import summary
 
         self._write(step, [summary.scalar(name, value) for name, value in values.items()])
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Writes a text of a step, its lines cut and inert. OSError when that cannot be; the file has none of it."""
+        """Writes a text of a step, with long lines cut. Raises OSError and writes nothing when the disk refuses."""
         from tensorboardX import summary
 
-        # a block of code, in which neither Markdown nor HTML means anything
+        # indented as a block of code, so that TensorBoard renders no Markdown or HTML
         lines = [f'    {cut(line, LONGEST)}' for line in text.split('\n')]
         self._write(step, [summary.text(name, '\n'.join(lines))])
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes histograms of rewards, lengths and advantages of a rollout's rows, and some of its completions."""
+        """Writes histograms of the reward, length and advantage in `rows`, of rollout_rows, and SAMPLES completions."""
         from tensorboardX import summary
 
         summaries = []
         for name in ('reward', 'length', 'advantage'):
             values = [np.ravel(row[name]) for row in rows if row.get(name) is not None]
-            known = np.concatenate([*values, []]).astype(float)
-            known = known[np.isfinite(known)]
-            if len(known):
-                summaries.append(summary.histogram(f'rollout/{name}', known, bins=30))
+            finite = np.concatenate([*values, []]).astype(float)
+            finite = finite[np.isfinite(finite)]
+            if len(finite):
+                summaries.append(summary.histogram(f'rollout/{name}', finite, bins=30))
         self._write(step, summaries)
         shown = []
         for row in rows[:SAMPLES]:
@@ -129,7 +133,7 @@ class Board:
             self._file.close()
 
     def _write(self, step, summaries):
-        events = [*self._begin, *(self._event(step=step, summary=one) for one in summaries)]
+        events = [*self._begin, *(self._event(step=step, summary=value) for value in summaries)]
         if self._file is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._file = open(self._path, 'ab', buffering=0)
@@ -137,17 +141,17 @@ class Board:
         try:
             append_whole(self._file, b''.join(map(_record, events)))
         except OSError:
-            self._file.truncate(size)  # half a record would end the file for those who read it
+            self._file.truncate(size)  # readers would stop at half a record
             raise
         self._begin = []
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             os.fsync(self._file.fileno())
             self._flushed = time.monotonic()
-        os.stat(self._path)  # a file that was removed takes what is written, and loses it
+        os.stat(self._path)  # raises when the file was removed: its writes succeed, and are lost
 
 
 def _flat(tree, prefix=''):
-    """(dotted name, number or text) of the leaves of nested dicts."""
+    """Yields (dotted name, number or text) of each leaf of nested dicts."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f'{prefix}{name}.')
@@ -156,7 +160,7 @@ def _flat(tree, prefix=''):
 
 
 def _record(event):
-    """The bytes of an event in a TFRecord file: length, its checksum, content, its checksum."""
+    """The bytes of an event in a TFRecord file: length, checksum of the length, content, checksum of the content."""
     from tensorboardX.record_writer import masked_crc32c
 
     event.wall_time = time.time()
@@ -166,22 +170,23 @@ def _record(event):
 
 
 class Tracking(NamedTuple):
-    """Where the rows go besides: of config.log."""
+    """The trackers that also receive rows: keys of config.log."""
 
     trackers: Sequence[Annotated[str, OneOf(NAMES)]] = ()  # besides the files and TensorBoard: wandb, trackio
     project: ranges.Text = 'grpo_jax'  # of the trackers
 
     @classmethod
     def from_config(cls, section):
-        """Tracking of config.log; BadInput for a tracker that is none."""
+        """Tracking of config.log. Raises BadInput for an unknown tracker."""
         values: dict[str, Any] = ranges.read_section(cls, section, 'log')
         return cls(tuple(values['trackers']), values['project'])
 
     def check(self) -> None:
-        """BadInput for a tracker that is not installed."""
+        """Raises BadInput for a tracker that cannot be imported."""
         for name in self.trackers:
             try:
-                usable = hasattr(importlib.import_module(name), 'init')  # else a folder of that name that lies here
+                # a folder of that name in the current one can be imported too, but has no init
+                usable = hasattr(importlib.import_module(name), 'init')
             except Exception as error:
                 usable, reason = False, f' ({console.one_line(str(error))})'
             else:
@@ -191,17 +196,17 @@ class Tracking(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What trackers and TensorBoard are told of a run at its start."""
+    """The facts about a run that trackers and TensorBoard receive at its start."""
 
     tracking: Tracking
     config: dict[str, Any]
 
 
 class Trackers:
-    """The trackers of a run, which has one id in all of them, from its first start to its end."""
+    """The trackers of a run. The run has the same id in all trackers and after each resume."""
 
     def __init__(self, workdir: str, subject: Subject, first_step: int, logged: Mapping[str, int]):
-        """first_step: that the run goes on with; logged: what `last_steps` says of the files before they are cut."""
+        """first_step: the step that the run goes on with; logged: `last_steps` before the files were cut to it."""
         self._workdir, self._subject, self._logged = workdir, subject, logged
         self._first_step, self._events = first_step, 0
         self._runs: dict[str, Any] = {}
@@ -209,20 +214,20 @@ class Trackers:
             self._attempt(name, first_step, lambda name=name: self._begin(name))
 
     def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
-        """Logs a step's rows of metrics.jsonl and timings.jsonl, and the events since the last one."""
-        if step > self._logged['metrics.jsonl']:  # else a step that is taken again, with the same numbers
+        """Logs a step's metrics and timings, and events since the last call; a repeated step is not logged again."""
+        if step > self._logged['metrics.jsonl']:  # else the step is repeated, with the same numbers
             values = {name: value for name, value in row.items() if value is not None and name != 'step'}
             self._log(step, values | {f'seconds/{name}': value for name, value in timings.items()} | self._new_events())
 
     def evaluation(self, step: int, results: Mapping[str, float]) -> None:
-        """Logs an evaluation before a step."""
+        """Logs {figure: value} of an evaluation before a step, unless it was logged before a resume."""
         if step > self._logged['evaluations.jsonl']:
             self._log(step, {f'evaluation/{name}': value for name, value in results.items()})
 
     def close(self, step: int) -> None:
         """Ends the trackers, after `step` steps; a second call does nothing."""
-        if self._runs and (rest := self._new_events()):
-            self._log(step, rest)
+        if self._runs and (events := self._new_events()):
+            self._log(step, events)
         for name, run in [*self._runs.items()]:
             self._attempt(name, step, run.finish)
         self._runs.clear()
@@ -238,22 +243,22 @@ class Trackers:
                     id=run_id,
                     name=run_id,
                     dir=os.environ.get('WANDB_DIR', self._workdir),
-                    allow_val_change=True,  # of an amended config
-                    reinit='create_new',  # a run that a notebook has beside stays
+                    allow_val_change=True,  # the config may be amended
+                    reinit='create_new',  # keeps another run of a notebook open
                     settings={'console': 'off', 'silent': True, 'login_timeout': LOGIN_SECONDS},
                     **about,
                 )
-            else:  # of which a run's name is its id
+            else:  # trackio identifies a run by its name
                 self._runs[name] = module.init(name=run_id, embed=False, **about)
         finally:
-            sys.excepthook = hook  # wandb puts its own there
+            sys.excepthook = hook  # wandb replaces it
 
     def _log(self, step, values):
         for name, run in [*self._runs.items()]:
             self._attempt(name, step, lambda run=run: run.log(dict(values), step=step))
 
     def _attempt(self, name: str, step: int, action: Callable[[], Any]):
-        """Does something with a tracker, in silence; one in which that fails is dropped."""
+        """Calls action() without output; drops the tracker `name` with a warning and an event when that fails."""
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 action()
@@ -265,12 +270,12 @@ class Trackers:
                 append_event(self._workdir, step, 'dropped', kind=name, reason=reason)
 
     def _new_events(self):
-        """Texts of the events since the last call by name, but those that were logged before the run went on."""
+        """{'event/' + kind: text} of events since the last call, without those that were logged before a resume."""
         rows = recorded_events(self._workdir)
         texts: dict[str, list[str]] = {}
         for row in rows[self._events :]:
-            anew = row['event'] in LASTING and row['step'] >= self._first_step
-            if anew or row['step'] > self._logged['metrics.jsonl']:
+            is_new = row['event'] in LASTING and row['step'] >= self._first_step
+            if is_new or row['step'] > self._logged['metrics.jsonl']:
                 text = ', '.join(f'{key}: {value}' for key, value in row.items() if key not in ('step', 'event'))
                 texts.setdefault(f'event/{row["event"]}', []).append(f'step {row["step"]}: {text}')
         self._events = len(rows)
@@ -278,7 +283,7 @@ class Trackers:
 
 
 def last_steps(workdir: str, names: Sequence[str]) -> dict[str, int]:
-    """The step of the last whole row of a run's files by their names, -1 without one."""
+    """{file name: step of its last complete row} in a workdir; -1 without rows."""
     last = {}
     for name in names:
         last[name] = -1
@@ -291,7 +296,7 @@ def last_steps(workdir: str, names: Sequence[str]) -> dict[str, int]:
 
 
 def _run_id(workdir):
-    """The id of a workdir's run: that which is recorded, else a new one that is recorded now."""
+    """The id of a workdir's run in trackers; makes and records a new id at the first call."""
     path = os.path.join(workdir, IDS_FILE)
     if os.path.exists(path):
         return json_file.read_object(path)['id']
@@ -302,15 +307,13 @@ def _run_id(workdir):
 
 
 class Writer:
-    """Writes one row a step; on resume the rows from first_step on are dropped, so that none repeats.
+    """Writes a row for each step and shows it on the console; a context manager, whose end closes every file.
 
-    Only the first of several processes has one.
+    Only the first of several processes has one. On resume, rows from first_step on are removed, so that none repeats.
+    When the disk refuses a write, files of FILES raise CannotWrite, and TensorBoard, rollouts and trackers are dropped.
 
-    A context manager: its end closes every file, also after an exception. What is for keeping (metrics.jsonl,
-    timings.jsonl, evaluations.jsonl) raises CannotWrite when the disk refuses it; what is for looking is dropped.
-
-    metrics.jsonl holds only what is a function of config and seed, so that a resumed run's file equals an
-    uninterrupted one's; times go to timings.jsonl.
+    metrics.jsonl holds only functions of config and seed, so that the file of a resumed run equals an uninterrupted
+    one's; times go to timings.jsonl.
     """
 
     def __init__(
@@ -322,9 +325,10 @@ class Writer:
         shown: Sequence[str] = (),
         subject: Subject | None = None,
     ):
-        """shown: the metrics that the console shows now and then; without them a line a step has what matters.
+        """first_step, steps: the first step and the number of all; title: of the run on the console.
 
-        subject: what trackers and TensorBoard are told of the run.
+        shown: metrics for a line on the console at each tenth; without it each step has a line of what matters in GRPO.
+        subject: the facts for trackers and TensorBoard.
         """
         self._shown, self._workdir = shown, workdir
         logged = last_steps(workdir, FILES)
@@ -342,7 +346,7 @@ class Writer:
             self._trackers = Trackers(workdir, subject, first_step, logged)
         self._progress = contextlib.ExitStack()
         self._steps = self._progress.enter_context(during(title, steps, first_step, lines=not shown))
-        self._expected = None  # tokens of a rollout: those of the last one
+        self._expected = None  # tokens of the last rollout
 
     def __enter__(self):
         return self
@@ -351,7 +355,7 @@ class Writer:
         self.close()
 
     def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
-        """Appends a step's metrics and timings (seconds by stage), and shows them."""
+        """Writes and shows a step's metrics and timings. row: {metric: value}; timings: {stage: seconds}."""
         row = plain_row(step, row)
         self._metrics.append(json.dumps(row))
         self._timings.append(json.dumps({'step': step, **timings}))
@@ -364,16 +368,16 @@ class Writer:
         self._steps.advance(step + 1, *console.step_cells(row, timings, self._shown))
 
     def stage(self, name: str) -> None:
-        """Shows which stage of the step begins."""
+        """Shows the stage of the step that begins."""
         self._steps.enter(name)
 
     def sampling(self, tokens: int, live: int, slots: int) -> None:
-        """Shows how far a rollout is: its tokens beside those of the last rollout, and the slots in use."""
+        """Shows a rollout's progress: its tokens so far, the last rollout's tokens, and `live` of `slots` in use."""
         expected = f' of about {self._expected:.0f}' if self._expected else ''
         self._steps.stage = f'sample, {tokens}{expected} tokens, {live} of {slots} slots'
 
     def evaluation(self, step: int, results: Mapping[str, float]) -> None:
-        """Appends the results of an evaluation before step `step`."""
+        """Writes {figure: value} of an evaluation before step `step`."""
         self._evaluations.append(json.dumps({'step': step, **results}))
         with self.optional(step, 'tensorboard'):
             self._board.add(step, {f'evaluation/{k.replace("@", "_at_")}': value for k, value in results.items()})
@@ -381,9 +385,9 @@ class Writer:
             self._trackers.evaluation(step, results)
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes the step's completions to rollouts/<step>.jsonl, one dict a completion; dropped on a full disk.
+        """Writes a step's completions, dicts of rollout_rows, to rollouts/<step>.jsonl and TensorBoard.
 
-        TensorBoard gets histograms of them, and some as text.
+        Both are dropped on a full disk.
         """
         rows = list(rows)
         with self.optional(step, 'tensorboard'):
@@ -394,12 +398,12 @@ class Writer:
                 file.writelines([json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Puts a text beside the curves."""
+        """Writes a text to TensorBoard; it is dropped on a full disk."""
         with self.optional(step, 'tensorboard'):
             self._board.text(step, name, text)
 
     def optional(self, step: int, kind: str) -> contextlib.AbstractContextManager[None]:
-        """A context that writes something for looking into the workdir's folder `kind`; a full disk drops it."""
+        """A context that writes into the workdir's folder `kind`; what a full disk refuses is dropped and counted."""
         return self.dropped.unless_written(step, kind)
 
     def close(self) -> None:
@@ -407,7 +411,7 @@ class Writer:
         steps = self._steps
         if steps.done > steps.first:
             steps.result = f'{steps.text}: {steps.done} of {steps.total}'
-            if not steps.lines:  # else the line before has them
+            if not steps.lines:  # else the last step's line has the cells
                 steps.result += f', {", ".join(steps.cells)},'
         self._progress.close()
         self._files.close()
@@ -421,9 +425,10 @@ class Writer:
 
 
 def _reopen(path, first_step):
-    """The Lines of path, cut to whole rows of steps before first_step, which takes no space.
+    """Opens a file of rows for appending, and cuts it to complete rows of steps before first_step.
 
-    A killed run may leave half a row, which is always of a step not yet in a checkpoint. BadInput for a damaged row.
+    Cutting needs no disk space. A killed run may leave half a row, whose step is never in a checkpoint yet. Raises
+    BadInput for a damaged row.
     """
 
     def earlier(line):

@@ -45,7 +45,7 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
         reward_folder = os.path.join(folders['reward_model'], 'reward_model')
         if not os.path.isdir(reward_folder):
             reward_model.run(learning, folders['reward_model'])
-            processes.agree(f'the reward model in {folders["reward_model"]}', {})
+            processes.exchange(f'the reward model in {folders["reward_model"]}', '')
         learning = policy_config(config, i, policy, reward_folder)
         if not train.finished(learning, folders['policy']):
             export.check_whole(folders['exported'], folders['policy'], config.steps)
@@ -56,7 +56,7 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
         policy = folders['exported']
         if not os.path.exists(policy):
             export.export(folders['policy'], policy, 'float32', trust=True)  # code of this very config
-        processes.agree(f'the policy of iteration {i}', {})
+        processes.exchange(f'the policy of iteration {i}', '')
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
         results.append(
             json_file.read(os.path.join(folders['reward_model'], 'evaluation.json'))

@@ -91,7 +91,7 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
         policy = policy_folder(workdir, stage.name)
         if not os.path.exists(policy):
             export.export(folder, policy, 'float32', trust=True)  # code of this very config
-        processes.agree(f'the policy of stage {stage.name}', {})
+        processes.exchange(f'the policy of stage {stage.name}', '')
         if stage.command == 'train':
             evaluations[stage.name] = read_rows(os.path.join(folder, 'evaluations.jsonl'))
     return evaluations

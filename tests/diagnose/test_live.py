@@ -156,7 +156,7 @@ def test_what_is_read_at_a_step_hardly_grows_with_the_run():
 
 def test_another_process_learns_from_the_first_that_the_run_stops(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, 'is_first', lambda: False)
-    monkeypatch.setattr(processes, 'agree', lambda where, values, stop: not stop)  # the first one wants to
+    monkeypatch.setattr(processes, 'exchange_stop', lambda where, values, stop: not stop)  # the first one wants to
     shown, asked = judged(tmp_path, 'stop', CUT_OFF[:1])
     assert shown == [] and asked == [0]
     assert judged(tmp_path, 'say', CUT_OFF[:1]) == ([], [])  # nobody is asked

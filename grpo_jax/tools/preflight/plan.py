@@ -242,8 +242,8 @@ def list_jobs(plan):
     ]
     # passes over the batch: of the policy, of a reference, and of both when a KL is measured that no loss reads
     scorings = bool(learner.scorer_fields - {'ref_logprobs'}) + ('ref_logprobs' in learner.scorer_fields)
-    if settings.log.kl_observe and not algorithm.needs_reference:
-        scorings += 2 / settings.log.kl_observe
+    if settings.log.kl_every and not algorithm.needs_reference:
+        scorings += 2 / settings.log.kl_every
     if scorings:
         fetched = plan.trained_bytes() * ('reference' in settings.learning.offload)
         alive = state + rollout + fetched
