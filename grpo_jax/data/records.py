@@ -26,7 +26,7 @@ class Unanswered(BadInput):
 
 
 def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
-    """convert(row, index, where) for each (where, row); for a malformed row the BadInput that it is, or that is raised."""
+    """convert(row, index, where) for each (where, row), or a BadInput where convert raises it or the row is one."""
     converted = []
     for index, (where, row) in enumerate(rows):
         if not isinstance(row, BadInput):

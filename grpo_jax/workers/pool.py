@@ -90,7 +90,7 @@ class Pool:
         raise kind(value) if kind in (Expired, Died) else value
 
     def _fill(self, key, future):
-        """Calls key's function, and sets its future to ('result', value), (failure's type, message) or (None, error)."""
+        """Calls key's function, and sets its future to ('result', value), (failure type, message) or (None, error)."""
         outcome: Any = None, RuntimeError('interrupted')
         try:
             outcome = 'result', self.call(key[0], *key[1])
