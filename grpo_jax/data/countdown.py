@@ -89,7 +89,7 @@ def examples(
 
 
 def _expression(rng, numbers, operations):
-    """Draws an expression of all numbers: (steps like 3*5=15, Term); its value is 0 if a step fails (see OPERATIONS)."""
+    """Draws an expression of all numbers: (steps like 3*5=15, Term); its value is 0 if a step fails, see OPERATIONS."""
     terms, steps = [Term(number, str(number), NUMBER) for number in numbers], []
     while len(terms) > 1:
         left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))

@@ -29,12 +29,7 @@ READING, DEVICE, EXECUTING = 4 | 8, 2 | 4, 1  # Landlock's rights
 # version of Landlock -> masks of the rights that it governs: files, TCP, signals and abstract sockets
 RIGHTS = {1: (2**13 - 1, 0, 0), 2: (2**14 - 1, 0, 0), 3: (2**15 - 1, 0, 0), 4: (2**15 - 1, 3, 0), 5: (2**16 - 1, 3, 0)}
 RIGHTS[6] = 2**16 - 1, 3, 3
-ALLOW, REFUSE, ABSENT, ASK = (
-    0x7FFF0000,
-    0x00050001,
-    0x00050026,
-    0x7FC00000,
-)  # of the filter: yes, EPERM, ENOSYS, ask
+ALLOW, REFUSE, ABSENT, ASK = (0x7FFF0000, 0x00050001, 0x00050026, 0x7FC00000)  # of the filter: yes, EPERM, ENOSYS, ask
 # for the verdict ask: ioctl number and size of a notice, ioctl number and structure of an answer, the flag for yes
 NOTICE, ANSWER, GO_ON = (0xC0502100, 80), (0xC0182101, 'QqiI'), 1
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
