@@ -52,6 +52,50 @@ def prose(page):
     return re.sub(r'^```.*?^```$', '', doc_examples.read(page), flags=re.DOTALL | re.MULTILINE)
 
 
+# the glossary
+
+
+def glossary_rows():
+    """(words, modules) of each row of docs/glossary.md, but for the words of earlier versions; modules is a text."""
+    page = doc_examples.read('docs/glossary.md').partition('## Words of earlier versions')[0]
+    rows = [line.strip('| ').split(' | ') for line in page.splitlines() if line.startswith('| ')]
+    return [(words.split(', '), modules) for words, _, modules in rows if words != 'word']
+
+
+def letters(text):
+    return re.sub('[^a-z0-9]', '', text.lower())
+
+
+def glossary_text(reference):
+    """The text in which a row's word must stand: of a key of the config its name, of a module its path and source."""
+    if reference.startswith('config.'):
+        value = default.get_config()
+        for key in reference.split('.')[1:]:
+            value = value[key]
+        return reference
+    with open(os.path.join(ROOT, 'grpo_jax', reference), encoding='utf8') as file:
+        return reference + file.read()
+
+
+def test_the_glossary_has_each_word_in_one_row():
+    words = [word for row, _ in glossary_rows() for word in row]
+    assert len(words) > 100
+    assert sorted(word for word in set(words) if words.count(word) > 1) == []
+
+
+@pytest.mark.parametrize('words, modules', glossary_rows(), ids=lambda value: str(value)[:40])
+def test_a_row_of_the_glossary_names_modules_that_have_its_words(words, modules):
+    places = re.findall(r'`([^`]+)`(?: \(([^)]*)\))?', modules)
+    texts = []
+    for reference, names in places:
+        texts.append(glossary_text(reference))
+        for name in re.findall('`([^`]+)`', names):
+            assert re.search(rf'\b{name}\b', texts[-1]), f'{reference} has no {name}'
+    for word in words:
+        stem = letters(word.rpartition('.')[2]).removesuffix('ed').removesuffix('s')
+        assert any(stem in letters(text) for text in texts), f'{word!r} stands in none of {modules}'
+
+
 # pages that are made from the code
 
 

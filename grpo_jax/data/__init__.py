@@ -1,9 +1,9 @@
 """Prompts for the loop: loads a data set, tokenizes it once, and serves batches as a function of seed and position.
 
-A data set is a module of this package with `examples(split, **options) -> list of Example`; the file's name is the
-name in config.data.name. In the list, the BadInput that reports a malformed row stands in its place. A data set that
-is served by weight also has `weights(**options) -> dict of weights`, by the sources that meta['source'] names. One that
-reads files takes `folder`; its constant FILES, how names of its own files begin, tells which folders hold some.
+A data set is a module of this package, or a user's FILE.py, with `examples(split, **options) -> list of Example`.
+config.data.name names it. In the list, a BadInput stands in place of a malformed row. A data set that reads files takes
+`folder`; its constant FILES is the prefix of its own file names, by which a folder of its files is recognized. A data
+set that is served by weight also has `weights(**options) -> {meta['source']: weight}`.
 """
 
 from grpo_jax.data.dataset import (

@@ -1,7 +1,7 @@
-"""Addition of whole numbers, with imperfect demonstrations: most blurt a wrong answer out, some work it out.
+"""Addition of whole numbers, with imperfect demonstrations: most state a wrong answer, some work the sum out.
 
-A policy that imitates them can add and seldom does: its most likely completion is a blurt, and only some samples go
-through the columns. Reinforcement closes that gap.
+A policy that imitates these demonstrations can add but seldom does: its most likely completion is a bare answer, and
+only some samples go through the columns. Reinforcement learning closes that gap.
 """
 
 from typing import Annotated
@@ -12,16 +12,16 @@ import numpy as np
 from grpo_jax.ranges import Range, Share
 from grpo_jax.types import Example
 
-Digits = Annotated[int, Range(least=1, most=18)]  # of numbers in int64
-Rows = Annotated[int, Range(least=1, most=10**6)]  # made one by one
+Digits = Annotated[int, Range(least=1, most=18)]  # what int64 holds
+Rows = Annotated[int, Range(least=1, most=10**6)]  # rows are made one by one
 
 
 def examples(
     split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share, tags: bool = False
 ) -> list[Example]:
-    """Up to `count` distinct sums of two numbers of `digits` digits; train and test never share one.
+    """Up to `count` distinct sums of two numbers with `digits` digits; train and test share no sum.
 
-    A demonstration is a blurt, the bare answer, with probability `blurts`, and a blurt has one digit changed with
+    A demonstration is a blurt, the bare answer, with probability `blurts`; a blurt has one digit changed with
     probability `wrong`. Other demonstrations add column by column, from the right, and then state the answer. With tags
     the columns stand inside <think> </think>, and the answer inside <answer> </answer>.
     """

@@ -1,4 +1,4 @@
-"""Worked additions of grpo_jax.data.arithmetic, some with a wrong step, and a label for each step."""
+"""The worked additions of grpo_jax.data.arithmetic, some with a wrong step, and a label for each step."""
 
 import numpy as np
 
@@ -9,10 +9,10 @@ from grpo_jax.types import Example
 
 
 def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share, slips: Share) -> list[Example]:
-    """The sums of arithmetic.examples; with probability `slips` one digit of a worked demonstration is changed.
+    """The sums of arithmetic.examples; a worked demonstration has one digit changed with probability `slips`.
 
-    meta['steps'] lists the columns and the answer, or the bare answer of a blurt. meta['labels'] has a label for each:
-    1.0 before the first wrong one, 0.0 for that one, None behind it.
+    meta['steps'] lists the columns and the answer, or a blurt's bare answer. meta['labels'] has a label for each step:
+    1.0 before the first wrong step, 0.0 for this step, None behind it.
     """
     rng = np.random.default_rng((digits, split == 'test', 1))
     labelled = []

@@ -1,7 +1,7 @@
-"""Chat templates, rendered where they can be ended: a tokenizer's template is a program of whoever made the model.
+"""Renders chat templates in a worker process, since a template is a program that the model's author wrote.
 
-jinja's sandbox, through transformers, keeps it from Python; a worker process, from looping for ever and from eating
-the memory.
+jinja's sandbox, through transformers, keeps the template away from Python. The worker is killed when the template loops
+forever or takes too much memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ from transformers.utils import chat_template_utils
 
 from grpo_jax.workers import Pool
 
-AT_ONCE = 64  # chats in a call of the worker
-SECONDS = 20.0  # for these, each of which takes less than a thousandth of a second
-GIB = 4.0
-MOST = 1_000_000  # characters
+AT_ONCE = 64  # chats that a call to the worker renders
+SECONDS = 20.0  # for one call; a sound template takes less than a millisecond for a chat
+GIB = 4.0  # memory of the worker
+MOST = 1_000_000  # characters of a rendered chat
 
 
 def render(
     template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any]
 ) -> list[tuple[str | None, str]]:
-    """(text, '') of each chat, open for the assistant's answer, or (None, what the template raised); in a worker.
+    """Renders each chat in a worker: (text, ''), or (None, the template's error).
 
-    variables are what the template sees besides the messages: special tokens by name, and its switches.
-    A chat that ends with the assistant's words is left open behind them. workers.Expired or workers.Died where the
-    worker had to be ended.
+    chats: lists of messages; variables: what the template sees besides messages, that is special tokens by name and its
+    switches. The text ends where the assistant's answer begins, or behind the assistant's words if the chat ends with
+    them. Raises workers.Expired or workers.Died when the worker was killed.
     """
     rendered = []
     for start in range(0, len(chats), AT_ONCE):
@@ -38,14 +38,14 @@ def render(
 
 @functools.cache
 def _workers():
-    """A process, which starts with the first chat and ends with this one."""
+    """One worker process, which starts with the first chat and ends with this process."""
     return Pool(1, deadline=SECONDS, memory_gib=GIB)
 
 
 def render_here(
     template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any]
 ) -> list[tuple[str | None, str]]:
-    """The same in this process."""
+    """As render, but in this process."""
     rendered = []
     for messages in chats:
         begun = messages[-1]['role'] == 'assistant'
@@ -69,19 +69,19 @@ def render_here(
 
 
 class _Day(datetime.datetime):
-    """A clock that stands."""
+    """A clock that always shows the same day."""
 
     @classmethod
     def now(cls, tz=None):
-        """The day that Llama 3.2's template writes where it is told none."""
+        """26 July 2024, the day that Llama 3.2's template writes by default."""
         return cls(2024, 7, 26, tzinfo=tz)
 
 
 @contextlib.contextmanager
 def _on_one_day():
-    """Templates that write the day write one and the same: a run that goes on tomorrow has the prompts of today.
+    """Inside this context, templates that write today's date write a fixed one, so a resumed run has equal prompts.
 
-    transformers takes no clock for them.
+    transformers has no argument for the clock, so its module's `datetime` is replaced meanwhile.
     """
     module: Any = chat_template_utils
     clock, module.datetime = module.datetime, _Day

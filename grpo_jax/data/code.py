@@ -1,7 +1,7 @@
 """Programming problems with tests: HumanEval (arXiv 2107.03374) and MBPP (arXiv 2108.07732), whole or sanitized.
 
-meta has what the reward `code` needs: 'before', which goes before the program; 'tests', sources that raise when they
-fail; 'setup', the source that the tests need; and 'names', the tests' names for objects of the program.
+meta has what the reward `code` needs: 'before', the source that goes before the program; 'tests', sources that raise
+when they fail; 'setup', the source that the tests need; 'names', the tests' name -> the program's name of an object.
 """
 
 import ast
@@ -23,20 +23,20 @@ TASK = (
 
 
 def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
-    """Examples of folder/<name>.jsonl: humaneval, all of it 'test', or mbpp, mbpp_sanitized, with the splits of MBPP.
+    """Reads folder/<name>.jsonl; name is humaneval, mbpp or mbpp_sanitized.
 
-    On the hub: openai/openai_humaneval and google-research-datasets/mbpp, with a file for each split. Ids are line
-    numbers in humaneval, task_id in the others.
+    humaneval has the split test alone, the others have MBPP's splits. On the hub: openai/openai_humaneval and
+    google-research-datasets/mbpp, with a file for each split. Ids are line numbers in humaneval, task_id in the others.
     """
-    makes = {'humaneval': _humaneval, 'mbpp': _mbpp, 'mbpp_sanitized': _mbpp}
-    if name not in makes:
-        raise BadInput('data.options.name', name, f'choose one of {", ".join(makes)}')
+    converters = {'humaneval': _humaneval, 'mbpp': _mbpp, 'mbpp_sanitized': _mbpp}
+    if name not in converters:
+        raise BadInput('data.options.name', name, f'choose one of {", ".join(converters)}')
     if split not in (['test'] if name == 'humaneval' else SPLITS):
         raise BadInput('split', split, f'{name} has none of that name')
     subset = os.path.join(folder, SUBSETS[name])
     if os.path.isdir(subset):
-        return convert_rows(makes[name], files.rows(subset, split))
-    rows = convert_rows(makes[name], files.rows(folder, name))
+        return convert_rows(converters[name], files.rows(subset, split))
+    rows = convert_rows(converters[name], files.rows(folder, name))
     if name == 'humaneval':
         return rows
     first, last = SPLITS[split]
@@ -55,7 +55,7 @@ def _humaneval(row, i, where):
     setup = [part for part in _parse(prompt, where).body if getattr(part, 'name', '') != name]
     setup += [part for part in tree.body if part is not checks[0]]
     called = checks[0].args.args[0].arg
-    # each assertion together with what comes before it
+    # a test is an assertion with the statements before it
     tests, pending = [], []
     for statement in checks[0].body:
         pending.append(ast.unparse(statement))
@@ -98,7 +98,7 @@ def _mbpp(row, _, where):
 
 
 def _names(source, where):
-    """The names that a source reads or writes."""
+    """All names in a source; BadInput for a source that is no Python."""
     return {node.id for node in ast.walk(_parse(source, where)) if isinstance(node, ast.Name)}
 
 

@@ -1,4 +1,4 @@
-"""Countdown: an expression of given numbers that equals a target, made from such an expression, so there is one."""
+"""Countdown: write an expression of given numbers that equals a target. Every problem has a solution."""
 
 from collections.abc import Sequence
 import random
@@ -20,7 +20,7 @@ OPERATIONS = {
     '*': lambda a, b: a * b,
     '/': lambda a, b: 0 if a % b else a // b,
 }
-PATIENCE = 3000  # draws without a new problem after which there are taken to be no more
+PATIENCE = 3000  # after this many draws without a new problem, no more are sought
 SUM, PRODUCT, NUMBER = range(3)  # how tightly an expression binds
 
 
@@ -43,12 +43,13 @@ def examples(
     short: bool,
     wrong: Share,
 ) -> list[Example]:
-    """Up to `count` distinct problems of numbers[0] to numbers[1] numbers in 1..largest with a target in 1..highest.
+    """Makes up to `count` distinct problems.
 
-    operations is a text like '+-*/'; all steps stay whole and above 0. No problem of the test split has the numbers of
-    a problem of the train split, in whatever order. The answer is a right expression; meta has numbers, target and
-    demonstration, which with probability `wrong` gives an expression of another value. `short` prompts are 3,5,7=22:
-    and ask for the bare expression; others are a sentence and ask for <think> and <answer>.
+    A problem has numbers[0] to numbers[1] numbers in 1..largest and a target in 1..highest. operations is a text like
+    '+-*/'; all intermediate values are whole and above 0. The test split shares no set of numbers with the train split.
+    The answer is a right expression. meta has numbers, target and demonstration; a demonstration has a wrong expression
+    with probability `wrong`. A `short` prompt is `3,5,7=22:` and asks for the bare expression; others are a sentence
+    and ask for <think> and <answer>.
     """
     if numbers[0] > numbers[1]:
         raise BadInput('data.options.numbers', numbers, 'must be the least and the most numbers of a problem')
@@ -70,7 +71,7 @@ def examples(
         misses = 0
         shown = solution
         if slips.random() < wrong:
-            steps, shown = _other(slips, given, operations, solution.value) or (steps, solution)
+            steps, shown = _wrong_expression(slips, given, operations, solution.value) or (steps, solution)
         if short:
             prompt, demonstration = f'{",".join(map(str, given))}={solution.value}:', shown.text
         else:
@@ -88,7 +89,7 @@ def examples(
 
 
 def _expression(rng, numbers, operations):
-    """(steps like 3*5=15, Term) of a random expression of all numbers; its value is 0 when a step left 1, 2, 3, ..."""
+    """Draws an expression of all numbers: (steps like 3*5=15, Term); its value is 0 if a step fails, see OPERATIONS."""
     terms, steps = [Term(number, str(number), NUMBER) for number in numbers], []
     while len(terms) > 1:
         left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
@@ -102,14 +103,14 @@ def _expression(rng, numbers, operations):
 
 
 def _text(left, sign, right):
-    """left sign right with the brackets that it needs."""
+    """The text `left sign right`, with brackets where they are needed."""
     binds = SUM if sign in '+-' else PRODUCT
     first = f'({left.text})' if left.binds < binds else left.text
     loose = right.binds < binds or (right.binds == binds and sign in '-/')
     return f'{first}{sign}({right.text})' if loose else f'{first}{sign}{right.text}'
 
 
-def _other(rng, numbers, operations, target):
-    """(steps, Term) of an expression that misses the target; None when none is drawn."""
+def _wrong_expression(rng, numbers, operations, target):
+    """(steps, Term) of a drawn expression that misses the target; None when 100 draws give none."""
     drawn = (_expression(rng, numbers, operations) for _ in range(100))
     return next((result for result in drawn if result[1].value not in (0, target)), None)

@@ -1,4 +1,4 @@
-"""A split of a data set, tokenized: from config.data to the prompts of a batch."""
+"""Reads config.data, loads and tokenizes a data set's splits, and makes batches of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -42,7 +42,7 @@ class DataOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section: Any) -> 'DataOptions':
-        """The options of config.data; BadInput for a value that cannot work, whatever the data set."""
+        """Reads config.data; raises BadInput for a value that works with no data set."""
         values = ranges.read_section(cls, section, 'data')
         prompt_format = PromptFormat(**ranges.read_section(PromptFormat, section, 'data'))
         prompt_format.check()
@@ -54,20 +54,21 @@ class Dataset(NamedTuple):
 
     examples: list[Example]
     tokens: list[list[int]]
-    sources: tuple = ()  # of a mixture: (weight, indices of the source's examples i64[n]) of each source
+    sources: tuple = ()  # of a mixture: for each source (weight, its examples' indices i64[n])
 
 
 class Splits(NamedTuple):
-    """What a run learns from, and what it is evaluated on."""
+    """The data that a run learns from (train) and is evaluated on (test)."""
 
     train: Dataset
     test: Dataset
 
 
 def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> DataOptions:
-    """The DataOptions with the folder that each data set is read from, and its origin, as origin.choose_folder says.
+    """Chooses the folder of each data set (see origin.choose_folder); returns options with folders and origins.
 
-    recorded are the origins that the run began with. Data sets that lie in no folder are fetched; no row is read.
+    recorded: the origins that the run began with. A data set that lies in no folder is fetched from the hub. No row is
+    read. Raises BadInput for options that the data set does not have.
     """
     module, values = _import(options.name), options.options
     _check_options(module, values)
@@ -92,10 +93,11 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
 
 
 def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callable = lambda example: True) -> Dataset:
-    """Dataset of a split, 'train' or 'test'; needs_answer(example): without gold answer its row is malformed.
+    """Loads and tokenizes a split.
 
-    Prompts longer than max_prompt_tokens and malformed rows are left out and counted. BadInput for the first malformed
-    row when strict, and when most rows are malformed.
+    needs_answer(example): whether a row without a gold answer is malformed. Malformed rows, and prompts longer than
+    max_prompt_tokens, are left out, and a warning counts them. Raises BadInput for the first malformed row if
+    options.strict, when most rows are malformed, and when no example is left.
     """
     rows = [
         row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row
@@ -129,7 +131,7 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
 
 
 def _check_examples(name, rows):
-    """BadInput for what is no Example, and for ids that cannot tell examples apart."""
+    """Raises BadInput for a row that is no Example, and unless ids are distinct and in 0..2^31-1."""
     for row in rows:
         if not isinstance(row, Example) or not (isinstance(row.prompt, str) and isinstance(row.answer, str)):
             raise BadInput('data.name', name, f'gives {shorten(row)!r}, which is no Example with a text as its prompt')
@@ -139,13 +141,13 @@ def _check_examples(name, rows):
 
 
 def _encode(tokenizer, rows, prompt_format, split):
-    """(example, token ids of its prompt) of each row, or the BadInput that it is, or that names it."""
-    written: list[Any] = [None] * len(rows)  # what the chat template makes of the prompts, where there is a chat
-    chosen = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
-    for i, text in zip(chosen, render_prompts(tokenizer, prompt_format, [rows[i] for i in chosen]), strict=True):
-        written[i] = text
+    """For each row (example, its prompt's token ids), or a BadInput in place of a row that has none."""
+    rendered: list[Any] = [None] * len(rows)  # the chat template's texts; None without a chat template
+    chats = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
+    for i, text in zip(chats, render_prompts(tokenizer, prompt_format, [rows[i] for i in chats]), strict=True):
+        rendered[i] = text
     encoded = []
-    for row, text in zip(rows, written, strict=True):
+    for row, text in zip(rows, rendered, strict=True):
         if isinstance(row, BadInput):
             encoded.append(row)
             continue
@@ -159,7 +161,7 @@ def _encode(tokenizer, rows, prompt_format, split):
 
 
 def check_shared(train: Dataset, test: Dataset) -> None:
-    """A warning that counts the prompts of the test split which the train split has too; BadInput above MOST_SHARED."""
+    """Warns of test prompts that the train split has too; raises BadInput when their share exceeds MOST_SHARED."""
     seen = {*map(tuple, train.tokens)}
     shared = [example for example, tokens in zip(test.examples, test.tokens, strict=True) if tuple(tokens) in seen]
     if not shared:
@@ -176,16 +178,16 @@ def check_shared(train: Dataset, test: Dataset) -> None:
 
 
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
-    """The Examples of a split of the data set `name`, and a BadInput for each malformed row."""
+    """A split's Examples, with a BadInput in place of each malformed row; name: the data set in config.data.name."""
     module, options = _import(name), dict(options)
     _check_options(module, options, inspect.Signature.bind)
     return module.examples(split, **options)
 
 
 def _check_options(module, options, bind=inspect.Signature.bind_partial):
-    """BadInput for an option of a data set that its `examples` does not take, or that is out of its range.
+    """Raises BadInput for an option that the module's `examples` does not take, and for one out of its range.
 
-    bind: Signature.bind where none may lack; a folder may come from the hub.
+    bind: Signature.bind also refuses missing options; bind_partial does not, since `folder` may be added later.
     """
     try:
         bind(inspect.signature(module.examples), 'train', **options)
@@ -195,25 +197,25 @@ def _check_options(module, options, bind=inspect.Signature.bind_partial):
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a data set, by name, as its `examples` declares them; BadInput for an unknown data set."""
+    """Option -> parameter, as the data set's `examples` declares them; raises BadInput for an unknown data set."""
     parameters = inspect.signature(_import(name).examples).parameters
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def is_file(name: str) -> bool:
-    """Whether the name of a data set is that of a Python file of the user's."""
+    """Whether a data set's name is the path of a user's Python file."""
     return name.endswith('.py')
 
 
 def _import(name):
-    """The module of a data set: a file of this package, or FILE.py of the user's."""
+    """Imports a data set's module: a file of this package, or a user's FILE.py; BadInput where there is none."""
     ranges.check_value('data.name', name, ranges.Text)
     if is_file(name):
         module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
     else:
         path = f'grpo_jax.data.{name}'
-        known = name.isidentifier() and importlib.util.find_spec(path)
-        module = importlib.import_module(path) if known else None
+        exists = name.isidentifier() and importlib.util.find_spec(path)
+        module = importlib.import_module(path) if exists else None
     if module is None or not hasattr(module, 'examples'):
         place = 'file' if is_file(name) else 'file in grpo_jax/data'
         raise BadInput(
@@ -224,7 +226,7 @@ def _import(name):
 
 @functools.cache
 def _import_file(path, changed):
-    """The module of a file, once for each time that the file has changed."""
+    """Imports a file. changed: its time of modification, a part of the cache's key: a changed file is imported anew."""
     spec: Any = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix('.py'), path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -232,7 +234,7 @@ def _import_file(path, changed):
 
 
 def _sources(options, examples):
-    """Dataset.sources of the examples; () unless the data set has weights, BadInput for a source without example."""
+    """Dataset.sources for the examples: () for a data set without weights; BadInput for a source without example."""
     module = _import(options.name)
     if not hasattr(module, 'weights'):
         return ()
@@ -249,31 +251,31 @@ def _sources(options, examples):
     return tuple(sources)
 
 
-def pick(dataset: Dataset, chosen: Sequence[int] | Int[np.ndarray, ' n']) -> Dataset:
-    """The Dataset of the chosen indices alone, and of the sources that they come from."""
-    sources = ((weight, np.flatnonzero(np.isin(chosen, members))) for weight, members in dataset.sources)
+def pick(dataset: Dataset, indices: Sequence[int] | Int[np.ndarray, ' n']) -> Dataset:
+    """A Dataset of the examples with these indices; sources without an example are dropped."""
+    sources = ((weight, np.flatnonzero(np.isin(indices, members))) for weight, members in dataset.sources)
     return Dataset(
-        [dataset.examples[i] for i in chosen],
-        [dataset.tokens[i] for i in chosen],
+        [dataset.examples[i] for i in indices],
+        [dataset.tokens[i] for i in indices],
         tuple(source for source in sources if len(source[1])),
     )
 
 
 def spread(count: int, most: int) -> Int[np.ndarray, ' n']:
-    """Indices of n <= most of `count` examples, evenly over all of them."""
+    """At most `most` indices below `count`, evenly spaced and rising."""
     return np.unique(np.linspace(0, count - 1, most).astype(int))
 
 
 def prompts(
-    dataset: Dataset, chosen: Sequence[int] | Int[np.ndarray, ' P'], length: int, pad_token: int
+    dataset: Dataset, indices: Sequence[int] | Int[np.ndarray, ' P'], length: int, pad_token: int
 ) -> tuple[list[Example], Prompts]:
-    """(examples, Prompts of host arrays left-padded to `length`) of the chosen indices."""
-    tokens = np.full((len(chosen), length), pad_token, np.int32)
-    mask = np.zeros((len(chosen), length), bool)
-    for row, index in enumerate(chosen):
+    """(the examples with these indices, their Prompts): arrays on the host, left-padded to `length` columns."""
+    tokens = np.full((len(indices), length), pad_token, np.int32)
+    mask = np.zeros((len(indices), length), bool)
+    for row, index in enumerate(indices):
         ids = dataset.tokens[index]
         tokens[row, length - len(ids) :] = ids
         mask[row, length - len(ids) :] = True
-    chosen_examples = [dataset.examples[index] for index in chosen]
-    ids = np.array([example.id for example in chosen_examples], np.int32)
-    return chosen_examples, Prompts(tokens, mask, ids)  # pyright: ignore[reportArgumentType]  # host arrays
+    batch_examples = [dataset.examples[index] for index in indices]
+    ids = np.array([example.id for example in batch_examples], np.int32)
+    return batch_examples, Prompts(tokens, mask, ids)  # pyright: ignore[reportArgumentType]  # host arrays

@@ -19,10 +19,10 @@ FILES = ''
 def examples(
     split: str, *, folder: str, prompt_field: str = 'prompt', answer_field: str = 'answer', subset: str = ''
 ) -> list[Example | BadInput]:
-    """Examples of a split of a folder, or of its subset, see rows; ids are row numbers, meta is the whole row.
+    """Reads a split from a folder, or from its subset (see rows); ids are row numbers, meta is the whole row.
 
-    A field 'a.b' is field b of field a; the prompt may be a chat. A row without answer is Unanswered, and so are all
-    rows where answer_field is ''.
+    prompt_field, answer_field: 'a.b' is field b of field a; the prompt may be a chat. A row without answer becomes
+    Unanswered, and so does every row where answer_field is ''.
     """
 
     def example(row, index, where):
@@ -40,9 +40,10 @@ def examples(
 
 
 def open_subset(folder: str, subset: str, main: str = 'default') -> str:
-    """The subfolder of a subset, as a data set of the hub has one for each; BadInput where there is none.
+    """The subfolder of a subset; raises BadInput where there is none.
 
-    Data sets without subsets are one, `main`: for that or '', it is the folder itself where it has no such subfolder.
+    A data set without subsets counts as the single subset `main`: for `main` or '', the folder itself is returned if it
+    has no subfolder of that name.
     """
     inside = os.path.join(folder, subset or main)
     if os.path.isdir(inside):
@@ -53,23 +54,27 @@ def open_subset(folder: str, subset: str, main: str = 'default') -> str:
 
 
 def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) of a split, as grpo_jax.data.records says; {split} in the folder's name stands for the split.
+    """Yields (where, row) for each row of a split, as grpo_jax.data.records says.
 
-    The folder has <prefix><split>.jsonl, .json, .parquet or .arrow, or without the prefix, or shards like
-    <split>-00000-of-00002.parquet, here or in data/; or a folder <split> of files; or what `save_to_disk` wrote of a
-    Dataset or a DatasetDict; or what tensorflow-datasets prepared. `folder` may also be a file, with {split} in its
-    name.
+    {split} in `folder` stands for the split's name. The folder has one of
+    - <prefix><split>.jsonl, .json, .parquet or .arrow, or the same without the prefix, in it or in data/
+    - shards like <split>-00000-of-00002.parquet, in it or in data/
+    - a folder <split> of such files
+    - a Dataset or DatasetDict that `save_to_disk` wrote
+    - files that tensorflow-datasets prepared
+    `folder` may also be a file with {split} in its name. Raises BadInput where the split is not there.
     """
-    place = folder.replace('{split}', split)
-    if os.path.isfile(os.path.join(place, 'features.json')):
-        yield from tables.prepared(place, split)
+    path_of_split = folder.replace('{split}', split)
+    if os.path.isfile(os.path.join(path_of_split, 'features.json')):
+        yield from tables.prepared(path_of_split, split)
         return
-    own = place != folder  # of the split alone
-    if os.path.isfile(place) and not own:
+    has_split_in_name = path_of_split != folder
+    if os.path.isfile(path_of_split) and not has_split_in_name:
         raise BadInput(
             'data.options.folder', folder, 'is one file for all splits; name a folder, or write {split} in the name'
         )
-    for path in [place] if os.path.isfile(place) else _paths(place, split, prefix, own):
+    whole_file = os.path.isfile(path_of_split)
+    for path in [path_of_split] if whole_file else _paths(path_of_split, split, prefix, has_split_in_name):
         reader = READERS.get(os.path.splitext(path)[1])
         if not reader:
             raise BadInput('data file', path, f'is none of {", ".join(READERS)}')
@@ -77,15 +82,18 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
 
 
 def has_split(folder: str, split: str) -> bool:
-    """Whether a folder has files of a split by their names."""
+    """Whether a folder has files whose names say that they belong to the split."""
     return bool(_named(folder, split, ''))
 
 
-def _paths(folder, split, prefix, own):
-    """The files of a split, in order; BadInput without any, and where they are shards and some are missing."""
+def _paths(folder, split, prefix, one_split):
+    """The paths of a split's files, in order; BadInput without any, and where shards are missing.
+
+    one_split: whether the folder holds this split alone.
+    """
     for saved in (os.path.join(folder, split), folder):
         if os.path.isfile(os.path.join(saved, 'state.json')):
-            return _saved(saved, split, own or saved != folder)
+            return _saved(saved, split, one_split or saved != folder)
     paths = _named(folder, split, prefix)
     if paths:
         shards = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
@@ -105,27 +113,27 @@ def _paths(folder, split, prefix, own):
 
 
 def _named(folder, split, prefix):
-    """The files of a split that its name tells, in order; [] without any."""
-    for place in (folder, os.path.join(folder, 'data')):
+    """The paths of files that are named after the split, in order; [] without any."""
+    for parent in (folder, os.path.join(folder, 'data')):
         for name in (prefix + split, split, f'{split}-?????-of-?????*', f'{split}/*'):
             for extension in READERS:
-                paths = sorted(glob.glob(os.path.join(glob.escape(place), name + extension)))
+                paths = sorted(glob.glob(os.path.join(glob.escape(parent), name + extension)))
                 if paths:
                     return paths
     return []
 
 
 def _subfolders(folder):
-    """Says which subfolders a folder has."""
+    """A text that lists the folder's subfolders."""
     names = sorted(os.path.basename(path[:-1]) for path in glob.glob(os.path.join(glob.escape(folder), '*/')))
     return f'the subfolders {", ".join(names)}' if names else 'no subfolders'
 
 
-def _saved(folder, split, own):
-    """The files of a Dataset that save_to_disk wrote."""
+def _saved(folder, split, one_split):
+    """The paths of a Dataset's files that save_to_disk wrote; BadInput where state.json names none or another split."""
     path = os.path.join(folder, 'state.json')
     state = json_file.read_object(path, 'save the data set again')
-    if not own and state.get('_split') != split:
+    if not one_split and state.get('_split') != split:
         raise BadInput(
             'data.options.folder',
             folder,

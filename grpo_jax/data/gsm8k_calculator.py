@@ -15,10 +15,10 @@ ANNOTATION = re.compile(r'<<([^<>=]*[-+*/][^<>=]*)=([-+.\d]+)>>')
 
 
 def examples(split: str, *, folder: str, slips: Share) -> list[Example | BadInput]:
-    """Each distinct annotated expression of a split once; the test split leaves out those of the train split.
+    """Each distinct annotated expression of a split; the test split has no expression of the train split.
 
-    The demonstration is the annotated value, with probability `slips` one digit too long: a policy that imitates these
-    mostly answers ten times what it has worked out.
+    The demonstration is the annotated value, with probability `slips` with a 0 appended, so that a policy that imitates
+    it often answers ten times the right value.
     """
     values, malformed = _annotations('train', folder)
     if split == 'test':
@@ -33,7 +33,7 @@ def examples(split: str, *, folder: str, slips: Share) -> list[Example | BadInpu
 
 
 def _annotations(split, folder):
-    """(expression -> value, by first occurrence; malformed rows)."""
+    """({expression: value, as it first occurs}, malformed rows)."""
     problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
     values = {}
     for problem in problems:
@@ -43,5 +43,5 @@ def _annotations(split, folder):
 
 
 def strip_zeros(value: str) -> str:
-    """The numeral without trailing zeros of its decimals."""
+    """The numeral without trailing zeros behind its decimal point."""
     return re.sub(r'\.0*$|(\.\d*?)0+$', r'\1', value)

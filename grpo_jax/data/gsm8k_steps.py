@@ -16,10 +16,9 @@ FILES = gsm8k.FILES
 def examples(
     split: str, *, folder: str, steps: Annotated[int, Range(least=2)], slips: Share
 ) -> list[Example | BadInput]:
-    """Each distinct chain of the first 2 to `steps` annotated expressions of a solution; test leaves out train's.
+    """Each distinct chain of a solution's first 2 to `steps` annotated expressions; test has no chain of train.
 
-    meta['steps'] lists the expressions. In the demonstration each value is, with probability `slips`, one
-    digit too long.
+    meta['steps'] lists the expressions. In the demonstration each value has a 0 appended with probability `slips`.
     """
     chains, malformed = _chains('train', folder, steps)
     if split == 'test':
@@ -45,7 +44,7 @@ def examples(
 
 
 def _chains(split, folder, most):
-    """(expressions -> their values, of solutions with two steps or more; malformed rows)."""
+    """({expressions: their values}, malformed rows), from solutions with at least two steps; most: of a chain."""
     problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
     chains = {}
     for problem in problems:

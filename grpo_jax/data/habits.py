@@ -1,4 +1,4 @@
-"""Sums whose demonstrations have a habit that a careless reward pays for: for labs of reward hacking."""
+"""Sums whose demonstrations have a habit that a careless reward pays for; the labs of reward hacking use them."""
 
 import functools
 from typing import Annotated
@@ -49,7 +49,7 @@ def _with_words(text, word):
     return ' '.join([f' {word} '.join(columns), 'sum', answer]).lstrip()
 
 
-# what becomes of a demonstration without the habit, and with it
+# habit -> (function of a demonstration that does not show the habit, function of one that does)
 HABITS = {
     'repeat': (str, _repeat),
     'brackets': (str, _brackets),

@@ -1,4 +1,4 @@
-"""JSONL files, one object a line, and JSON files of one list of objects."""
+"""Reads JSONL files, with an object in each line, and JSON files, with one list of objects."""
 
 from collections.abc import Iterator
 import json
@@ -13,9 +13,10 @@ LARGEST = 2**30  # bytes of a list, which is read into memory as a whole
 
 
 def read(path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) of each line of a JSONL file, as grpo_jax.data.records says; BadInput when there is no file.
+    """Yields (where, row) for each line of a JSONL file, as grpo_jax.data.records says.
 
-    Stricter than json.loads: no key twice, no NaN, no infinities, no halves of surrogate pairs.
+    Stricter than json.loads: no key twice, no NaN, no infinities, no halves of surrogate pairs. Raises BadInput when
+    there is no file.
     """
     if not os.path.isfile(path):
         raise BadInput('data file', path, 'no such file; set GRPO_JAX_DATA or data.options.folder')
@@ -35,9 +36,9 @@ def read(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_list(path: str) -> Iterator[tuple[str, Any]]:
-    """As read, of a JSON file of one list of objects; of one with an object a line, which many call JSON, read itself.
+    """As read, for a .json file: one list of objects, or JSON Lines under that name.
 
-    BadInput for a file that is no JSON as a whole.
+    Raises BadInput for a file that is no JSON as a whole.
     """
     with open(path, 'rb') as file:
         if not file.read(80).lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'['):
@@ -61,16 +62,16 @@ def read_list(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(file):
-    """Yields each line, or the LONGEST + 1 first bytes of a longer one."""
+    """Yields each line of a binary file; of a line longer than LONGEST, the first LONGEST + 1 bytes."""
     while line := file.readline(LONGEST + 1):
-        rest = line
-        while len(rest) > LONGEST and not rest.endswith(b'\n'):
-            rest = file.readline(LONGEST + 1)
+        piece = line
+        while len(piece) > LONGEST and not piece.endswith(b'\n'):
+            piece = file.readline(LONGEST + 1)
         yield line
 
 
 def _checked(row, text):
-    """The row that stands in a text; ValueError for what is no object of text that UTF-8 can write."""
+    """The row, parsed from `text`; raises ValueError unless it is an object whose texts UTF-8 can write."""
     if not isinstance(row, dict):
         raise ValueError('must be an object with named fields')
     if '\\u' in text:
@@ -79,6 +80,7 @@ def _checked(row, text):
 
 
 def _distinct(pairs):
+    """The pairs as a dict; raises ValueError for a key that comes twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         raise ValueError(f'a key comes twice in {[key for key, _ in pairs]}')

@@ -1,4 +1,4 @@
-r"""MATH (arXiv 2103.03874): competition problems with answers in LaTeX, the last \boxed{} of the solution."""
+r"""MATH (arXiv 2103.03874): competition problems with answers in LaTeX; the answer is the solution's last \boxed{}."""
 
 import itertools
 import os
@@ -17,11 +17,11 @@ SUBJECTS = (
 
 
 def examples(split: str, *, folder: str, subset: str = '') -> list[Example | BadInput]:
-    """Examples of folder/math_<split>.jsonl, or of other files that files.rows reads.
+    """Reads folder/math_<split>.jsonl, or other files that files.rows reads; math500.jsonl is the split math500.
 
-    math500.jsonl is the split math500. On the hub: EleutherAI/hendrycks_math, all subjects or the subset that is one,
-    DigitalLearningGmbH/MATH-lighteval, and HuggingFaceH4/MATH-500, which has a test split alone. meta has subject and
-    level, a whole number, None where the row has none, and the row's solution, if it has one, as demonstration.
+    On the hub: EleutherAI/hendrycks_math (all subjects, or one as `subset`), DigitalLearningGmbH/MATH-lighteval, and
+    HuggingFaceH4/MATH-500, which has the test split alone. meta has subject, level (int), each None where the row has
+    none, and the solution, if there is one, as demonstration.
     """
     prefix = '' if split == 'math500' else 'math_'
     if not subset and os.path.isdir(os.path.join(folder, SUBJECTS[0])):
@@ -48,17 +48,17 @@ def _example(row, index, where):
 
 
 def last_boxed(solution: str) -> str | None:
-    r"""What stands in the last \boxed{} or \fbox{} of a solution, without spaces around; None without one that closes.
+    r"""The content of a solution's last \boxed{} or \fbox{}, without spaces around it; None if it does not close.
 
-    After \boxed without braces, as in $\boxed 5$, it is what follows up to the end of the formula.
+    After \boxed without braces, as in $\boxed 5$, the content reaches to the end of the formula.
     """
     boxes = list(re.finditer(r'\\(?:boxed|fbox)(?![A-Za-z])\s*', solution))
-    rest = solution[boxes[-1].end() :] if boxes else ''
-    if not rest.startswith('{'):
-        return re.split(r'\$|\\[\])]|\n', rest)[0].strip() or None
+    tail = solution[boxes[-1].end() :] if boxes else ''
+    if not tail.startswith('{'):
+        return re.split(r'\$|\\[\])]|\n', tail)[0].strip() or None
     depth = 0
-    for match in re.finditer(r'\\.|[{}]', rest, re.DOTALL):
+    for match in re.finditer(r'\\.|[{}]', tail, re.DOTALL):
         depth += {'{': 1, '}': -1}.get(match[0], 0)
         if not depth and match[0] == '}':
-            return rest[1 : match.start()].strip() or None
+            return tail[1 : match.start()].strip() or None
     return None

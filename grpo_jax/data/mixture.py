@@ -1,4 +1,4 @@
-"""Several data sets at once, each with a weight: its share of the prompts, whatever its size."""
+"""Several data sets at once; a data set's weight is its share of the prompts, whatever its size."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from grpo_jax.types import Example
 
 
 class Source(NamedTuple):
-    """A data set of the mixture: what its dict may have."""
+    """The keys that a data set's dict in `sources` may have."""
 
     name: ranges.Text
     weight: ranges.Positive
@@ -22,10 +22,10 @@ class Source(NamedTuple):
 
 
 def examples(split: str, *, sources: Sequence[Mapping[str, Any]]) -> list[Example | BadInput]:
-    """Examples of all sources, dicts of name, weight and options, path and revision, and source if a name comes twice.
+    """The examples of all sources; sources: dicts with the keys of Source, `source` needed where a name comes twice.
 
-    meta['source'] is the dict's source, or its name. Example i of source k has the id i * len(sources) + k, which does
-    not change when other sources grow.
+    meta['source'] is the dict's source, else its name. Example i of source k has the id i * len(sources) + k, which
+    does not change when other sources grow.
     """
     weights(sources=sources)  # refuses what cannot be mixed before anything is read
     mixed = []
@@ -38,11 +38,12 @@ def examples(split: str, *, sources: Sequence[Mapping[str, Any]]) -> list[Exampl
 
 
 def _of_source(example, sources, k):
+    """The example with the id and meta['source'] of source k."""
     return example._replace(id=example.id * len(sources) + k, meta=example.meta | {'source': _label(sources[k])})
 
 
 def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
-    """meta['source'] -> weight; BadInput for sources that cannot be mixed."""
+    """meta['source'] -> weight; raises BadInput for sources that cannot be mixed."""
     for source in sources:
         needed = {'name', 'weight', 'options'}
         if not needed <= set(source) <= needed | {'source', 'path', 'revision'}:

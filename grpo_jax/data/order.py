@@ -14,43 +14,43 @@ from grpo_jax.errors import BadInput
 def walk(
     seed: int, position: int, count: int, retired: Bool[np.ndarray, ' N'], sources: Sequence[tuple] = ()
 ) -> tuple[Int[np.ndarray, ' n'], int]:
-    """(the next `count` example indices, the position after them) of an endless run of permutations.
+    """The next `count` example indices from `position` on, and the position after them.
 
-    One permutation an epoch; or, of a Dataset with sources, one of each source by turns, in proportion to the weights
-    to within a hundredth. Retired examples are passed over. A pure function of its arguments. BadInput when all are
-    retired.
+    Indices follow an endless sequence of permutations, one an epoch. sources: Dataset.sources; with sources, each has
+    its own permutations, and they take turns in proportion to their weights, to within a hundredth. retired: bool for
+    each example; retired examples are skipped. A pure function of its arguments. Raises BadInput when all are retired.
     """
     if retired.all():
         raise BadInput(
             'collection.retire_above', len(retired), 'prompts, and all are retired: nothing is left to learn'
         )
     index_at = _mix(seed, sources) if sources else _shuffle((seed,), np.arange(len(retired)))
-    chosen = []
-    while len(chosen) < count:
+    indices = []
+    while len(indices) < count:
         index = index_at(position)
         position += 1
         if not retired[index]:
-            chosen.append(index)
-    return np.array(chosen, int), position
+            indices.append(index)
+    return np.array(indices, int), position
 
 
 def revisit(seed: int, step: int, count: int, retired: Bool[np.ndarray, ' N'], share: float) -> Int[np.ndarray, ' n']:
-    """The retired example indices, none of them twice, that get some of the `count` places of a step.
+    """Distinct indices of retired examples that a step asks again, in some of its `count` places.
 
-    They have `share` of the places of all steps to within one place, or fewer where fewer are retired. Each retired
-    example is as likely as any other. A pure function of its arguments.
+    Over all steps they get the given share of places, to within one place, or fewer where fewer are retired. All
+    retired examples are equally likely. A pure function of its arguments.
     """
     places = math.floor((step + 1) * count * share) - math.floor(step * count * share)
     return np.random.default_rng((seed, step, 1)).permutation(np.flatnonzero(retired))[:places]
 
 
 def indices(seed: int, step: int, count: int, size: int, sources: Sequence[tuple] = ()) -> Int[np.ndarray, ' n']:
-    """The `count` example indices of a step when no example of `size` is ever retired."""
+    """A step's `count` example indices, for a data set of `size` examples of which none is ever retired."""
     return walk(seed, step * count, count, np.zeros(size, bool), sources)[0]
 
 
 def _mix(seed, sources):
-    """Function of the position in a mixture: the index there."""
+    """index_at(position) for a mixture; see walk."""
     import grain  # seconds to import, needed for mixtures alone
 
     endless = [
@@ -61,7 +61,7 @@ def _mix(seed, sources):
 
 
 def _shuffle(seed, members):
-    """Function of the position in an endless run of permutations of `members`: the index there."""
+    """index_at(position) in an endless sequence of permutations of `members`. seed: a tuple of ints."""
 
     @functools.cache
     def permutation(epoch):

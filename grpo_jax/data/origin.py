@@ -1,4 +1,4 @@
-"""Where a data set is read from: a folder of the user's, or a snapshot of a data set on the Hugging Face hub."""
+"""Chooses where a data set is read from: a user's folder, or a snapshot from the Hugging Face hub."""
 
 from collections.abc import Mapping
 import glob
@@ -12,7 +12,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import buckets, hub
 
 PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow')  # files of a data set, in any folder of its repository
-# what a folder of a data set has in it, in one of the forms of files.rows
+# names that a data set's folder holds, in the forms that files.rows reads
 FORMS = ('features.json', 'state.json', 'dataset_dict.json') + tuple(
     f'{folder}{split}*' for folder in ('', '*/') for split in ('train', 'test', 'validation')
 )
@@ -25,19 +25,18 @@ class Origin(NamedTuple):
     revision: str  # data.revision, as the user gave it
     commit: str  # of the snapshot that is read; '' when the folder is read
     folder: str  # data.options.folder; '' when the snapshot is read
-    digest: str = ''  # of the examples that the run began with, of all its sources; '' where there is a commit
+    digest: str = ''  # of the examples, of all sources, that the run began with; '' where there is a commit
 
 
 def choose_folder(
     module: ModuleType, options: Mapping[str, Any], path: str, revision: str, recorded: Origin | None = None
 ) -> tuple[dict[str, Any], Origin]:
-    """(the options with the folder that the data set is read from, its Origin) for a module's `examples`.
+    """(the options with `folder` set, the Origin) for a module's `examples`.
 
-    data.options.folder comes first, where it holds any file of the data set: a folder that lacks a split, or has
-    damaged files, is for `examples` to refuse, never to replace. A folder that is not there, or holds nothing of the
-    data set, gives way to the data set `path` of the hub; and so does any folder when a revision is asked for.
-    recorded is the Origin that the run began with: the same commit or the same folder again, whatever has come since.
-    BadInput when the hub is needed and does not give the data set.
+    data.options.folder is used if it holds any file of the data set. A folder that lacks a split, or has damaged files,
+    is refused by `examples` and never replaced. A folder that is missing, or holds nothing of the data set, is replaced
+    by the data set `path` of the hub; and so is any folder when `revision` is given. recorded: the Origin that the run
+    began with, whose commit or folder is used again. Raises BadInput when the hub is needed and has no such data set.
     """
     options, name = dict(options), module.__name__.rpartition('.')[2]
     if 'folder' not in inspect.signature(module.examples).parameters:
@@ -51,9 +50,9 @@ def choose_folder(
         raise BadInput(
             'data.path', path, 'is no id of a data set on the hub, like openai/gsm8k; a folder is data.options.folder'
         )
-    named = options.get('folder') or ''  # what is recorded: for a bucket its URL, and not the folder of its cache
-    folder = _fetch_folder(named)
-    options = options | {'folder': folder} if folder != named else options
+    given_folder = options.get('folder') or ''  # this is recorded: a bucket's URL, and not the folder of its cache
+    folder = _fetch_folder(given_folder)
+    options = options | {'folder': folder} if folder != given_folder else options
     held = _holds(folder, module, options)
     if recorded and (recorded.path, recorded.revision) != (path, revision):
         recorded = None
@@ -71,12 +70,12 @@ def choose_folder(
     if path and not held:
         raise BadInput('data.options.folder', folder, 'held the data that the run began with; bring them back')
     if path:
-        hub.announce(f'data set {name}: files of {named}, and not {path} of the hub')
-    return options, Origin(path, revision, '', named)
+        hub.announce(f'data set {name}: files of {given_folder}, and not {path} of the hub')
+    return options, Origin(path, revision, '', given_folder)
 
 
 def _fetch_folder(folder):
-    """The folder of a data set on this machine; {split} in the URL of a bucket's folder stays in it."""
+    """The local path of a data set's folder, downloaded if it is a bucket's URL; {split} in a URL stays in the path."""
     if not buckets.is_url(folder):
         return folder
     constant = folder.partition('{split}')[0]
@@ -85,7 +84,10 @@ def _fetch_folder(folder):
 
 
 def _remedy(name, revision, commit, missing):
-    """The remedy of hub.fetch: for a commit that the run began with, a revision that is asked for, or the newest."""
+    """The remedy that hub.fetch prints; {hub} in it stands for the hub's part.
+
+    commit: the one that the run began with, or ''; missing: the folder that lacks the data set's files, or ''.
+    """
     if commit:
         return f'the run began with its commit {commit}, but {{hub}}'
     if revision:
@@ -97,9 +99,10 @@ def _remedy(name, revision, commit, missing):
 
 
 def _holds(folder, module, options):
-    """Whether a folder, {split} in its name standing for any split, has a file of the data set.
+    """Whether a folder has a file of the module's data set; {split} in its name stands for any split.
 
-    module.FILES is how names of its own files begin, {name} being an option; without FILES, any folder has some.
+    module.FILES is the prefix of the data set's file names, in which {name} stands for the option `name`. Without
+    FILES, any existing folder counts.
     """
     pattern = glob.escape(folder).replace('{split}', '*')
     if not folder or not hasattr(module, 'FILES'):

@@ -20,12 +20,13 @@ def examples(
     chosen_field: str = 'chosen',
     rejected_field: str = 'rejected',
 ) -> list[Example | BadInput]:
-    """Examples of a split's rows, as files.rows reads them; of <split>_prefs, where there is one, as in UltraFeedback.
+    """Reads a split of preference pairs (see files.rows), or the split <split>_prefs if the folder has it.
 
-    meta['demonstration'] is the chosen completion and meta['rejected'] the rejected one, unless they are equal; there
-    is no answer. Prompt and completions are texts or chats. A completion that is a chat ends with the assistant's
-    message and may begin with the prompt; without a field for the prompt, it is what both completions begin with.
-    HuggingFaceH4/ultrafeedback_binarized and trl-lib/ultrafeedback_binarized on the hub.
+    meta['demonstration'] is the chosen completion, meta['rejected'] the rejected one, unless they are equal; there is
+    no answer. Prompt and completions are texts or chats. A completion that is a chat ends with the assistant's message
+    and may begin with the prompt. Without a field for the prompt, the prompt is the beginning that both completions
+    share. On the hub: HuggingFaceH4/ultrafeedback_binarized (which has the _prefs splits),
+    trl-lib/ultrafeedback_binarized.
     """
     folder = files.open_subset(folder, subset)
     name = f'{split}_prefs' if files.has_split(folder, f'{split}_prefs') else split
@@ -34,10 +35,10 @@ def examples(
 
 
 def _example(prompt_field, fields, row, index, where):
-    given = None if get_field(row, prompt_field) is None else read_prompt(row, prompt_field, where)
-    asked, (chosen, rejected) = zip(*(_read_completion(row, field, where) for field in fields), strict=True)
-    if given or any(asked):
-        prompt, messages = end_of_chat(_join(given, asked, where), prompt_field, where)
+    prompt_of_field = None if get_field(row, prompt_field) is None else read_prompt(row, prompt_field, where)
+    contexts, (chosen, rejected) = zip(*(_read_completion(row, field, where) for field in fields), strict=True)
+    if prompt_of_field or any(contexts):
+        prompt, messages = end_of_chat(_prompt_messages(prompt_of_field, contexts, where), prompt_field, where)
     else:
         prompt, chosen, rejected = _split_texts(chosen, rejected, where)
         messages = ()
@@ -46,7 +47,7 @@ def _example(prompt_field, fields, row, index, where):
 
 
 def _read_completion(row, field, where):
-    """(the messages before a completion, its text); () where it does not say what is before it."""
+    """(the messages before a completion, its text); messages are () for a completion that is a text."""
     if not isinstance(get_field(row, field), list):
         return (), text_field(row, field, where)
     messages = read_messages(row, field, where)
@@ -55,29 +56,30 @@ def _read_completion(row, field, where):
     return messages[:-1], text_field(messages[-1], 'content', where)
 
 
-def _join(given, asked, where):
-    """The messages of the prompt that is given, or stands before the completions; BadInput unless they are the same.
+def _prompt_messages(prompt_of_field, contexts, where):
+    """The prompt's messages, from the prompt field or before the completions; BadInput unless all agree.
 
-    A prompt that is given as text may be the first or the last of the user in what stands before both completions.
+    prompt_of_field: (text, messages) or None; contexts: the messages before each completion. A prompt that is a text
+    agrees with a context whose first or last message of the user it is.
     """
-    own = given and (given[1] or ({'role': 'user', 'content': given[0]},))
-    before = [messages or own or () for messages in asked]
-    first, second = map(_words, before)
-    fits = not own or first == _words(own)
-    if given and not given[1] and all(asked):
-        asks = [words for role, words in first if role == 'user']
-        fits = given[0].strip() in asks[:1] + asks[-1:]
-    if not first or first != second or not fits:
-        raise BadInput(where, shorten(before), 'must be one prompt, that of both completions; mend or remove the row')
-    return before[0]
+    field_messages = prompt_of_field and (prompt_of_field[1] or ({'role': 'user', 'content': prompt_of_field[0]},))
+    prompts = [messages or field_messages or () for messages in contexts]
+    first, second = map(_roles_and_texts, prompts)
+    agrees = not field_messages or first == _roles_and_texts(field_messages)
+    if prompt_of_field and not prompt_of_field[1] and all(contexts):
+        user_texts = [text for role, text in first if role == 'user']
+        agrees = prompt_of_field[0].strip() in user_texts[:1] + user_texts[-1:]
+    if not first or first != second or not agrees:
+        raise BadInput(where, shorten(prompts), 'must be one prompt, that of both completions; mend or remove the row')
+    return prompts[0]
 
 
-def _words(messages):
+def _roles_and_texts(messages):
     return [(message['role'], message['content'].strip()) for message in messages]
 
 
 def _split_texts(chosen, rejected, where):
-    """(prompt, chosen, rejected) of two texts that begin with their prompt, up to a space or the end of a line."""
+    """(prompt, chosen, rejected) from two texts that begin with their prompt, which ends at a space or a line's end."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     common = ''.join(mark for mark, _ in same)
     if chosen != rejected:  # not within a word

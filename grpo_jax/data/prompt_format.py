@@ -1,4 +1,4 @@
-"""How a prompt is written for the model: the text around it, and the tokenizer's chat template."""
+"""Writes prompts for the model: the text around a prompt, and the tokenizer's chat template."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -9,7 +9,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.workers import Died, Expired
 
-SWITCHES = 'enable_thinking', 'thinking'  # the names that published chat templates give the switch of thinking
+SWITCHES = 'enable_thinking', 'thinking'  # variables of published chat templates that switch thinking on or off
 
 
 class PromptFormat(NamedTuple):
@@ -22,19 +22,22 @@ class PromptFormat(NamedTuple):
     thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'
 
     def check(self) -> None:
-        """BadInput for a template into which no prompt goes."""
+        """Raises BadInput for a template without {prompt}, and for a thinking switch without chat template."""
         if '{prompt}' not in self.template:
             raise BadInput('data.template', self.template, 'must hold {prompt}, the place of the prompt')
         if self.thinking != 'auto' and not self.chat:
             raise BadInput('data.thinking', self.thinking, 'is a switch of chat templates; set data.chat=True')
 
     def variables(self) -> dict[str, bool]:
-        """What the chat template is given besides the messages."""
+        """The variables that the chat template gets besides the messages."""
         return {} if self.thinking == 'auto' else dict.fromkeys(SWITCHES, self.thinking == 'on')
 
 
 def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[Example]) -> None:
-    """BadInput for a chat template that cannot be rendered, or does not write what a chat of these roles says."""
+    """Raises BadInput for a chat template that fails, or leaves out messages of a role that the examples have.
+
+    Without data.chat, raises BadInput for an example that is a chat.
+    """
     if not prompt_format.chat:
         for example in examples:
             if example.messages:
@@ -56,11 +59,11 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
 
 
 def _check_switch(tokenizer, prompt_format):
-    """BadInput where the chat template has no switch of thinking."""
+    """Raises BadInput where the chat template ignores the thinking switch, or fails with it."""
     messages = write_messages('x', prompt_format)
     switched = (prompt_format._replace(thinking=thinking) for thinking in ('on', 'off'))
     try:
-        on, off = (_render_one(tokenizer, one, messages) for one in switched)
+        on, off = (_render_one(tokenizer, variant, messages) for variant in switched)
     except TemplateFailure as failure:
         raise BadInput(
             'data.thinking',
@@ -76,7 +79,10 @@ def _check_switch(tokenizer, prompt_format):
 
 
 def _check_roles(tokenizer, prompt_format, roles, must_render):
-    """BadInput where the rendering of a chat does not change with what one of its messages says."""
+    """Raises BadInput where some message of a chat with these roles does not appear in the rendered text.
+
+    roles: the role of each message; must_render: whether to raise BadInput, too, when the template fails.
+    """
     messages = [{'role': role, 'content': f'number {i}'} for i, role in enumerate(roles)]
     try:
         rendered = _render_one(tokenizer, prompt_format, messages)
@@ -89,7 +95,7 @@ def _check_roles(tokenizer, prompt_format, roles, must_render):
                     f'the chat template of {tokenizer.name_or_path} does not write what message {i + 1} of '
                     f'{", ".join(roles)} says; take another, or leave such messages out',
                 )
-    except TemplateFailure as failure:  # of another chat than the plain one: the fault of its row
+    except TemplateFailure as failure:  # for another chat than the plain one, its row is malformed
         if must_render:
             raise BadInput(
                 'data.chat',
@@ -100,7 +106,7 @@ def _check_roles(tokenizer, prompt_format, roles, must_render):
 
 
 class TemplateFailure(ValueError):
-    """A chat template that could not write a chat."""
+    """A chat template failed to render a chat."""
 
 
 def encode_prompt(
@@ -111,12 +117,13 @@ def encode_prompt(
     where: str = 'prompt',
     rendered: str | TemplateFailure | None = None,
 ) -> list[int]:
-    """Token ids of an Example's prompt, or of the chat that it ends; special tokens are added once.
+    """Token ids of an Example's prompt, or of its whole chat.
 
-    They come from the chat template or from the tokenizer. A chat is written whole, with the template around the last
-    message of the user, and open for an answer; where its last message is the assistant's, the answer goes on with
-    that. rendered is what render_prompts has made of it already. BadInput, which names `where`, for a prompt that the
-    chat template cannot write, or that has no tokens.
+    text, messages: Example.prompt and Example.messages; where: what BadInput names; rendered: the item of
+    render_prompts, if it was computed. Special tokens come from the chat template, or without one from the tokenizer,
+    never from both. prompt_format.template goes around the user's last message. The chat ends where the assistant's
+    answer begins; if the last message is the assistant's, the answer continues it. Raises BadInput for a prompt that
+    the chat template cannot write, and for one without tokens.
     """
     if prompt_format.chat:
         if rendered is None:
@@ -144,9 +151,9 @@ def _refuse_messages(where, messages):
 def write_messages(
     text: str, prompt_format: PromptFormat, messages: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """The messages of a prompt: of its chat, with the template around the last of the user, or of the prompt alone.
+    """The messages of a prompt's chat, or a chat of the prompt alone, with the template around the user's last message.
 
-    The system message of the format comes first where the chat has none.
+    prompt_format.system comes first where the chat has no system message.
     """
     written = [dict(message) for message in messages] or [{'role': 'user', 'content': text}]
     last = max(i for i, message in enumerate(written) if message['role'] == 'user')
@@ -159,12 +166,15 @@ def write_messages(
 def render_prompts(
     tokenizer: Any, prompt_format: PromptFormat, examples: Sequence[Example]
 ) -> Sequence[str | TemplateFailure]:
-    """Of each example the text that the chat template makes of its chat, or the failure."""
+    """For each example, the text that the chat template writes for its chat, or a TemplateFailure."""
     return _render(tokenizer, prompt_format, [write_messages(e.prompt, prompt_format, e.messages) for e in examples])
 
 
 def _render(tokenizer, prompt_format, chats):
-    """The text of each chat, open for the assistant's answer; TemplateFailure in place of what is not written."""
+    """For each chat its text, up to where the assistant's answer begins, or a TemplateFailure.
+
+    Raises BadInput when the template's process had to be killed.
+    """
     from grpo_jax.data import chat_templates  # it imports transformers
 
     try:
@@ -179,7 +189,7 @@ def _render(tokenizer, prompt_format, chats):
             f'the chat template of {tokenizer.name_or_path} had to be ended: {failure}; take another, or set '
             'data.chat=False',
         ) from None
-    except Exception as error:  # of a template that is none, and of messages that are none
+    except Exception as error:  # the tokenizer's template, or the messages, are malformed
         return [TemplateFailure(f'{type(error).__name__}, {shorten(error)}')] * len(chats)
     return [
         TemplateFailure(shorten(failure))
@@ -192,7 +202,7 @@ def _render(tokenizer, prompt_format, chats):
 
 
 def _render_one(tokenizer, prompt_format, messages):
-    """The text of a chat; TemplateFailure where the template has none for it."""
+    """The text of one chat; raises TemplateFailure where the template fails."""
     (text,) = _render(tokenizer, prompt_format, [messages])
     if isinstance(text, TemplateFailure):
         raise text

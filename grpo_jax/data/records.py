@@ -1,7 +1,7 @@
-"""Rows of data files on their way to Examples.
+"""Converts rows of data files to Examples.
 
-A row is a dict. In place of a malformed row stands the BadInput that names its file and line and says what is wrong, so
-that the caller decides what becomes of it.
+A row is a dict. A malformed row is replaced by a BadInput that names its file and line and the fault, so that the
+caller decides whether to stop or to leave the row out.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,18 +15,18 @@ from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 
 logger = logging.getLogger('grpo_jax')
-MOST_MALFORMED = 0.5  # share of rows; above it, the file is something else
-ROLES = 'system', 'developer', 'user', 'assistant', 'tool'  # of the messages of a chat
+MOST_MALFORMED = 0.5  # share of rows; above it, the file is taken for something else
+ROLES = 'system', 'developer', 'user', 'assistant', 'tool'  # of a chat's messages
 
 
 class Unanswered(BadInput):
-    """In place of a row that lacks nothing but its gold answer: `example` is what it gives where none is needed."""
+    """Stands in place of a row that lacks only its gold answer; `example` is its Example, if no answer is needed."""
 
     example: Example
 
 
 def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
-    """convert(row, index, where) of each (where, row), or the BadInput that it raises, or that the row is."""
+    """convert(row, index, where) for each (where, row), or a BadInput where convert raises it or the row is one."""
     converted = []
     for index, (where, row) in enumerate(rows):
         if not isinstance(row, BadInput):
@@ -39,7 +39,7 @@ def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
 
 
 def split_malformed(rows: Iterable) -> tuple[list, list[BadInput]]:
-    """(the sound rows, the BadInputs in place of the malformed ones)."""
+    """(the sound rows, the BadInputs of malformed rows)."""
     rows = list(rows)
     return [row for row in rows if not isinstance(row, BadInput)], [row for row in rows if isinstance(row, BadInput)]
 
@@ -47,7 +47,7 @@ def split_malformed(rows: Iterable) -> tuple[list, list[BadInput]]:
 def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
     """The sound rows of a split; a warning counts the malformed ones.
 
-    BadInput for the first malformed row when strict, and when more than the share MOST_MALFORMED are malformed.
+    Raises the first malformed row's BadInput if strict, and BadInput when the malformed share exceeds MOST_MALFORMED.
     """
     sound, malformed = split_malformed(rows)
     count = len(sound) + len(malformed)
@@ -105,14 +105,20 @@ def number_text(value: int | float | decimal.Decimal) -> str:
 
 
 def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """(prompt, messages) of an Example: a field's text, or the last message of the user in a chat; else BadInput."""
+    """(prompt, messages) of an Example, from a field with a text or a chat; raises BadInput for anything else.
+
+    The prompt is the text, or the user's last message in the chat.
+    """
     if not isinstance(get_field(row, field), list):
         return text_field(row, field, where), ()
     return end_of_chat(read_messages(row, field, where), field, where)
 
 
 def end_of_chat(messages: tuple[dict[str, Any], ...], field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """(prompt, messages) of an Example, of the messages of a chat; BadInput without one of the user."""
+    """(prompt, messages) of an Example, from a chat's messages; raises BadInput without a message of the user.
+
+    messages is () where the chat is the prompt alone. field, where: what BadInput names.
+    """
     prompts = [message['content'] for message in messages if message['role'] == 'user']
     if not prompts or not prompts[-1].strip():
         raise BadInput(
@@ -122,7 +128,7 @@ def end_of_chat(messages: tuple[dict[str, Any], ...], field: str, where: str) ->
 
 
 def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any], ...]:
-    """The messages of a chat in a field, with their parts joined; BadInput for what is no chat of texts."""
+    """The messages of the chat in a field, each content as one text; raises BadInput for anything but that."""
     messages = get_field(row, field)
     if not isinstance(messages, list) or not all(isinstance(m, dict) and m.get('role') in ROLES for m in messages):
         raise BadInput(
@@ -132,14 +138,14 @@ def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any],
             'mend or remove the row',
         )
     return tuple(
-        # Parquet has each field of any message in every message
+        # Parquet gives every message each field that any message has, as None
         {key: value for key, value in message.items() if value is not None} | {'content': _content(message, where)}
         for message in messages
     )
 
 
 def _content(message, where):
-    """The text of a message, also where it stands in parts; '' beside calls of tools."""
+    """A message's content as one text: parts are joined; '' where a message has only tool calls."""
     content = message.get('content')
     if content is None and message.get('tool_calls'):
         return ''

@@ -1,4 +1,4 @@
-"""The same story with other numbers: few problems then teach which operation a story asks for, and not its answer."""
+"""Rewrites a word problem with other numbers, so that a model learns the operation and not the answer."""
 
 from collections.abc import Sequence
 import decimal
@@ -10,21 +10,22 @@ from grpo_jax.data.records import number_text
 from grpo_jax.example import Example
 from grpo_jax.expressions import value_of
 
-# a number that stands alone: no part of 1,000 or 1.2.3, of 2nd or B12, of 5:30 or 1e5
+# a number that stands alone, and is no part of 1,000, 1.2.3, 2nd, B12, 5:30 or 1e5
 NUMBER = re.compile(r'(?<![\w.,:])[0-9]+(?:\.[0-9]+)?(?![\w:]|[.,][0-9])')
-LONGEST, MOST = 12, 12  # characters of a number, and numbers of a story; nobody writes longer ones
-DRAWS = 400  # of numbers until the expression has a fit value; quotients that are whole are rare
-PLACES = 10**6  # parts of one that an answer may be told in
+LONGEST, MOST = 12, 12  # characters of a number, and numbers of a story; longer ones are left alone
+DRAWS = 400  # attempts to draw numbers that fit; whole quotients are rare
+PLACES = 10**6  # an answer must be a multiple of 1/PLACES, so that it is an exact decimal
 
 
 def renumbered(example: Example, number: int) -> Example | None:
-    """The example, as that number of its set, with other numbers in prompt, answer and expression.
+    """A copy of the example, with id `number` and with other numbers in prompt, answer and demonstration.
 
-    example.meta['demonstration'] must be an expression, or an expression, ` = ` and its value. A new number is between
-    half and twice the old one, and numbers keep their order, so that who gives 15 of 40 away has enough of them; the
-    answer is whole and above 0 where the old one is, and exact. None where the expression has a number that the prompt
-    lacks or another value than the answer, or where no draw fits. The numbers are a function of the example and
-    `number`.
+    example.meta['demonstration'] must be an expression, or an expression, ` = ` and its value. A new number lies
+    between half and twice the old one, and the numbers keep their order of size, so that nobody gives away more than he
+    has.
+    The new answer is exact, and whole or above 0 where the old one is. The draw is a function of the prompt and
+    `number`. None where the expression has a number that the prompt lacks or a value that is not the answer, and where
+    no draw fits.
     """
     expression, equals, _ = str(example.meta.get('demonstration', '')).partition(' = ')
     texts = list(dict.fromkeys(NUMBER.findall(example.prompt)))
@@ -54,7 +55,7 @@ def _replace(text, new):
 
 
 def _near(text, draw):
-    """Another number with as many decimals, from half to twice the old one."""
+    """A random number with as many decimals, between half and twice the old one, as text."""
     decimals = len(text.partition('.')[2])
     unit = 10**decimals
     old = round(float(text) * unit)
@@ -62,6 +63,6 @@ def _near(text, draw):
 
 
 def _ranks(texts: Sequence[str]) -> list[int]:
-    """Of each number its place among all, from the least on."""
-    places = {value: place for place, value in enumerate(sorted(set(map(Fraction, texts))))}
-    return [places[Fraction(text)] for text in texts]
+    """Each number's rank among all, 0 for the least; equal numbers share a rank."""
+    ranks = {value: rank for rank, value in enumerate(sorted(set(map(Fraction, texts))))}
+    return [ranks[Fraction(text)] for text in texts]

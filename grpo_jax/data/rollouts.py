@@ -1,4 +1,4 @@
-"""Completions that a run wrote down, as demonstrations and pairs for another policy: distillation in two commands."""
+"""A run's dumped completions as demonstrations and preference pairs for another policy, for distillation."""
 
 import functools
 import glob
@@ -12,13 +12,12 @@ from grpo_jax.types import Example
 
 
 def examples(split: str, *, folder: str, least: float | None = None, by: str = '') -> list[Example | BadInput]:
-    """One Example for each distinct completion that is right in folder/*.jsonl (a run's rollouts/).
+    """One Example for each distinct right completion in folder/*.jsonl (a run's rollouts/).
 
-    Right is what the run's verifier said. With `least`, it is what has at least so much reward: of the part that `by`
-    names, or '' for the whole reward. meta['demonstration'] is
-    the completion; meta['rejected'] the completion of the same prompt with the smallest reward, where it is smaller.
-    With pairs as source, examples without it are left out. The test split is a tenth of the prompts. BadInput without
-    any example.
+    A completion is right if the run's verifier said so; with `least`, if its reward is at least that. by: the part
+    whose reward counts, '' for the total. meta['demonstration'] is the completion; meta['rejected'] is the same
+    prompt's completion with the smallest reward, if that is smaller. The test split is a tenth of the prompts. Raises
+    BadInput when there is no example.
     """
     paths = sorted(glob.glob(os.path.join(folder, '*.jsonl')))
     if not paths:
@@ -61,14 +60,14 @@ def _rewarded(row, _, where, by):
 
 
 def _judged(row, _, where):
-    """As _rewarded; the reward is 1.0 or 0.0, None for what the verifier could not judge."""
+    """As _rewarded, with the verifier's verdict as reward: 1.0 or 0.0, None where the verifier could not tell."""
     if row.get('correct', '') not in (True, False, None):
         raise BadInput(where, sorted(row), 'has no verdict of a verifier; name a reward by data.options.least and by')
     return _checked(row, where, None if row['correct'] is None else float(row['correct']))
 
 
 def _checked(row, where, reward):
-    """(prompt, messages, answer, completion, reward); BadInput for what is none."""
+    """(prompt, messages, answer, completion, reward) of a dumped row; raises BadInput for a malformed one."""
     completion = row.get('completion')
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):
         raise BadInput(where, shorten((completion, reward)), 'must be a completion and its reward; remove the row')

@@ -13,7 +13,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.ranges import Range, Texts
 from grpo_jax.types import Example
 
-# names of problem, gold answer and first wrong step, and what the first step counts as
+# the fields with problem, gold answer and number of the first wrong step, and the number that the first step has
 MR_GSM8K = 'question', 'gold', 'first_error_step', 1
 BIG_BENCH = 'input', 'target', 'mistake_index', 0
 KINDS = '()', '[]', '{}', '<>'
@@ -22,11 +22,11 @@ KINDS = '()', '[]', '{}', '<>'
 def examples(
     split: str, *, folder: str, tasks: Texts, exchanges: Annotated[int, Range(least=0, most=1000)]
 ) -> list[Example | BadInput]:
-    """Examples of folder/<task>.jsonl for each task; a fixed fifth of the problems is the test split.
+    """Reads folder/<task>.jsonl for each task; a fixed fifth of the problems is the test split.
 
-    meta['steps'] lists the steps of a solution. meta['labels'] has a label for each: 1.0 before the first wrong one,
-    0.0 for that one, None behind it. A training problem of dyck_languages comes `exchanges` times more, with its kinds
-    of brackets exchanged, which changes no label; problems that differ in them alone are in one split.
+    meta['steps'] lists a solution's steps. meta['labels'] has a label for each step: 1.0 before the first wrong step,
+    0.0 for this step, None behind it. Each training problem of dyck_languages gets `exchanges` copies with its kinds of
+    brackets exchanged, which changes no label. Problems that differ only in kinds of brackets are in one split.
     """
     labelled, rng = [], np.random.default_rng(0)
     for task in tasks:
@@ -58,18 +58,18 @@ def _example(task, row, index, where):
 
 
 def _canonical(text):
-    """The text with its kinds of brackets renamed: the first that appears is the first of KINDS, and so on."""
+    """The text with its kinds of brackets renamed in order of appearance: the first becomes KINDS[0], and so on."""
     seen = dict.fromkeys(next(kind for kind in KINDS if mark in kind) for mark in text if mark in ''.join(KINDS))
     return text.translate(str.maketrans(''.join(seen), ''.join(KINDS[: len(seen)])))
 
 
 def _exchange(example, order):
-    """The example with its kinds of brackets in another order."""
+    """The example with kind i of brackets replaced by kind order[i]."""
     table = str.maketrans(''.join(KINDS), ''.join(KINDS[i] for i in order))
     meta = example.meta | {'steps': [step.translate(table) for step in example.meta['steps']]}
     return example._replace(prompt=example.prompt.translate(table), answer=example.answer.translate(table), meta=meta)
 
 
 def label_until(first: int, count: int) -> list[float | None]:
-    """Labels of `count` steps, of which the one of index `first` is the first wrong one; none is, if that is count."""
+    """Labels of `count` steps whose first wrong step has index `first`; first = count where all are right."""
     return [1.0 if i < first else 0.0 if i == first else None for i in range(count)]

@@ -19,13 +19,13 @@ Variants = Annotated[int, Range(least=0, most=1000)]
 def examples(
     split: str, *, folder: str, held_out: PositiveShare = 1.0, results: bool = True, variants: Variants = 0
 ) -> list[Example | BadInput]:
-    """Examples of folder/svamp_<split>.jsonl, or of other files that files.rows reads; ChilleD/SVAMP on the hub.
+    """Reads folder/svamp_<split>.jsonl, or other files that files.rows reads; ChilleD/SVAMP on the hub.
 
-    folder/svamp.jsonl is the whole challenge set, which its authors do not split: `held_out` of its stories, all by
-    default, are the split test. Problems that begin with the same sentence are of one story, whatever its numbers. A
-    row has Body, Question, Answer, Type and Equation, or problem, answer, type and equation; meta has the type as
-    subject and the equation as demonstration, `43 - 21 = 22`, without `results` its left side alone. The split train
-    has up to `variants` more examples of each row, with other numbers (data/renumber.py).
+    folder/svamp.jsonl is the whole challenge set, which its authors do not split. The share `held_out` of its stories,
+    by default all, is the test split; problems whose first sentences differ only in numbers are one story. A row has
+    Body, Question, Answer, Type and Equation, or problem, answer, type and equation. meta has the type as subject and
+    the equation as demonstration: `43 - 21 = 22`, or without `results` its left side. In the train split, each row is
+    followed by up to `variants` copies with other numbers (data/renumber.py).
     """
     whole = os.path.isfile(os.path.join(folder, 'svamp.jsonl')) and (split == 'test' or held_out < 1)
     examples = convert_rows(
@@ -35,16 +35,16 @@ def examples(
     rows = len(examples)
     if whole:
         in_test = split == 'test'
-        examples = [e for e in examples if not isinstance(e, Example) or (_place(e.prompt) < held_out) == in_test]
+        examples = [e for e in examples if not isinstance(e, Example) or (_story_hash(e.prompt) < held_out) == in_test]
     if split != 'train' or not variants:
         return examples
     sound = [e for e in examples if isinstance(e, Example)]
-    others = (renumber.renumbered(e, e.id + rows * (i + 1)) for i in range(variants) for e in sound)
-    return examples + [e for e in others if e is not None]
+    copies = (renumber.renumbered(e, e.id + rows * (i + 1)) for i in range(variants) for e in sound)
+    return examples + [e for e in copies if e is not None]
 
 
-def _place(problem):
-    """Where a problem's story lies between 0 and 1."""
+def _story_hash(problem):
+    """A hash in [0, 1) of the problem's first sentence without its numbers."""
     story = re.sub(r'\d+', '', re.split(r'(?<=[.?!])\s', problem)[0])
     return zlib.crc32(story.encode()) / 2**32
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, and of tensorflow-datasets folders, which are read without tensorflow."""
+"""Reads Parquet and Arrow files, and tensorflow-datasets folders without tensorflow."""
 
 from collections.abc import Callable, Iterator
 import os
@@ -12,14 +12,14 @@ from grpo_jax.hosts import json_file
 
 
 def parquet(path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) of each row of a Parquet file, as grpo_jax.data.records says; BadInput when it is damaged."""
+    """Yields (where, row) for each row of a Parquet file, as grpo_jax.data.records says; BadInput if it is damaged."""
     import pyarrow.parquet  # a second, which few data sets need
 
     return _read(path, lambda: pyarrow.parquet.ParquetFile(path, page_checksum_verification=True).iter_batches())
 
 
 def arrow(path: str) -> Iterator[tuple[str, Any]]:
-    """As parquet, of a file in Arrow's stream format, which `datasets` saves."""
+    """As parquet, for a file in Arrow's stream format, which `datasets` saves."""
     import pyarrow
 
     def batches():
@@ -31,7 +31,7 @@ def arrow(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
-    """As parquet, of a split of a tensorflow-datasets folder with array_record files."""
+    """As parquet, for a split in a tensorflow-datasets folder with array_record files."""
     import tensorflow_datasets as tfds  # seconds to import
 
     for name in ('features.json', 'dataset_info.json'):
@@ -91,7 +91,7 @@ def _read(path, batches):
 
 
 def _dicts(batch):
-    """Yields each row of a pyarrow.RecordBatch as a dict, or the exception in its place."""
+    """Yields each row of a pyarrow.RecordBatch as a dict; in place of an unreadable row, the exception."""
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError, ArithmeticError) as error:  # no UTF-8, a date beyond Python's, and the like
@@ -103,7 +103,7 @@ def _dicts(batch):
 
 
 def _check_names(fields, path):
-    """BadInput where two columns, or two fields of a column, have one name: a dict would lose the first."""
+    """Raises BadInput where two columns, or two fields of a column, share a name: a dict would lose the first."""
     import pyarrow
 
     names = [field.name for field in fields]
@@ -126,9 +126,9 @@ def _lists():
 
 
 def _shortener(kind) -> Callable | None:
-    """A function that turns float32 values of this type into the doubles of the same decimals, .1 and not .100000001.
+    """A function that converts a value of an Arrow type: float32 .1 becomes the double .1 and not .100000001.
 
-    None where the type has no such values.
+    It also converts float16, and values inside lists and structs. None for a type without such values.
     """
     import pyarrow
 
@@ -147,7 +147,7 @@ def _shortener(kind) -> Callable | None:
 
 
 def _plain(value):
-    """The value with str, int, float and list in place of the bytes and arrays of tensorflow-datasets."""
+    """A value of tensorflow-datasets with its bytes and arrays converted to str, int, float and list."""
     if isinstance(value, dict):
         return {name: _plain(x) for name, x in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):

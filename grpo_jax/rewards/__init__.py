@@ -1,25 +1,30 @@
-"""Rewards that verify: a completion's reward is a weighted sum of parts, plus a term when it was truncated.
+"""Rewards of completions: a completion's reward is a weighted sum of parts, plus a constant if it was truncated.
 
-A part is a module of this package, a function FILE.py:NAME of the user's, or a function handed to train.run:
+A part is a module of this package, a user's function FILE.py:NAME, or a function handed to train.run:
 
     reward(completion, example, **options) -> float | None          None: it cannot tell
     async def reward(completion, example, **options)                awaited, many at a time
     reward(completions, examples, **options) -> list                called once a draw, by each process with its own
 
-A user's function may name other things, see rewards.binding: `def reward(prompts, completions, **kwargs)` gets these as
-lists, and each column of the data set.
+A user's function may name other arguments, see rewards.binding: `def reward(prompts, completions, **kwargs)` gets
+lists of prompts and completions, and a list for each column of the data set.
 
-Options are keyword-only, and bound by name to config.reward.options[part]; one that is annotated with a NamedTuple
-takes the options of its fields. Four names are no options; the run supplies them: `pool`, its worker processes;
-`sandbox`, for programs; `models`, the loaded reward models; `correct`, the verifier's verdict (bool or None).
+Options are keyword-only arguments, and come from config.reward.options[part] by name. An argument whose annotation is
+a NamedTuple takes one option for each field. Five names are no options, since the run supplies them: `pool`, its worker
+processes; `sandbox`, which runs programs; `models`, the loaded reward models; `correct`, the verifier's verdict (bool
+or None); `limit`, the budget in tokens, for shaping by length.
 
-The verifier decides what is correct. Its module may have extract(completion) -> str | None, what maj@n votes with, and
-same(answer, answer) -> bool, for two spellings of one answer. With a stricter reading,
-its module has strict, called like reward. Where the gold completion is not example.answer, its module has
-gold(example) -> (a right completion, wrong ones...). One that judges without a gold answer has READS_ANSWERS = False.
-A module that rewards steps has steps(completion, example) -> list
-of (end in characters, float), or steps(completions, examples), a list of those. A module may have measure, called
-like reward, which stands in its place where the part's weight is 0.
+The verifier is the part that decides whether a completion is correct. Beside reward, a module may have
+
+    extract(completion) -> str | None                the answer that maj@n votes with
+    extract_strict(completion) -> str | None         the same by the stricter reading
+    same(answer, answer) -> bool                     whether two extracted answers are one in two spellings
+    strict(completion, example, **options)           a reward by a stricter reading
+    gold(example) -> (right completion, wrong ones...)     for the self-test, where example.answer will not do
+    steps(completion, example) -> list of (end in characters, float)     rewards of steps
+    steps(completions, examples) -> list of such lists                   the same, of all completions at once
+    measure(completion, example, **options)          called in place of reward where the part's weight is 0
+    READS_ANSWERS = False                            it judges without a gold answer
 """
 
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of

@@ -1,4 +1,4 @@
-"""Rewards of a user bind by name: a positional parameter gets what it names, of one completion or of all."""
+"""Calls a user's reward with the arguments that its parameters name, for one completion or for all of them."""
 
 from collections.abc import Callable, Sequence
 import functools
@@ -8,19 +8,24 @@ from typing import Any
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 
-ONE = ('completion', 'text', 'example')  # that make a function one of a completion
-ALL = ('completions', 'texts', 'examples', 'prompts', 'answers', 'ids')  # that make it one of all completions
-FIELDS = ('prompt', 'answer', 'id', 'meta')  # of the example; in a function of all completions, lists of them
-USUAL = (['completion', 'example'], ['completions', 'examples'])
+# a function with one of these parameters takes a single completion
+SINGLE = ('completion', 'text', 'example')
+# a function with one of these parameters takes all completions at once
+PLURAL = ('completions', 'texts', 'examples', 'prompts', 'answers', 'ids')
+FIELDS = ('prompt', 'answer', 'id', 'meta')  # of the example; a function of all completions gets lists of them
+USUAL = (['completion', 'example'], ['completions', 'examples'])  # by whether it takes all completions
 
 
 def bind_names(function: Callable, thing: str) -> Callable:
-    """The function as one of (completion, example), or of (completions, examples) with options by keyword.
+    """Wraps a user's function to take (completion, example, **options), or (completions, examples, **options).
 
-    Its positional parameters get what they name: those of ONE, ALL and FIELDS, and columns of the data set, which lie
-    in example.meta. `**kwargs` gets the prompt, the completion and all columns that no parameter names. A parameter
-    with a default keeps it where there is no such column. BadInput, which calls the function `thing`, for a function
-    of one completion and of all, and for one without a signature; when it is called, for a column that is not there.
+    Each positional parameter gets what it names: a name in SINGLE, PLURAL or FIELDS, or a column of the data set, which
+    lies in example.meta. A parameter with a default keeps the default where the data set has no such column. `**kwargs`
+    gets the prompt, the completion, answer, id and all columns that no parameter names. The result's `columns` lists
+    the columns that the data set must have.
+
+    Raises BadInput, which calls the function `thing`, for a function without a signature and for one whose parameters
+    name both a single completion and all. The returned function raises BadInput when an example lacks a column.
     """
     try:
         signature = inspect.signature(function)
@@ -28,58 +33,59 @@ def bind_names(function: Callable, thing: str) -> Callable:
         raise BadInput('reward', thing, 'is no function with a signature; give def NAME(completion, example)') from None
     parameters = signature.parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest, options = _kinds(parameters, 'VAR_KEYWORD'), _kinds(parameters, 'KEYWORD_ONLY')
+    var_keyword, options = _of_kind(parameters, 'VAR_KEYWORD'), _of_kind(parameters, 'KEYWORD_ONLY')
     names = [p.name for p in named]
-    if (names in USUAL and not rest) or (not names and _kinds(parameters, 'VAR_POSITIONAL')):
+    if (names in USUAL and not var_keyword) or (not names and _of_kind(parameters, 'VAR_POSITIONAL')):
         return function
-    one, several = ([name for name in names if name in kind] for kind in (ONE, ALL))
-    if one and several:
+    single, plural = ([name for name in names if name in kind] for kind in (SINGLE, PLURAL))
+    if single and plural:
         raise BadInput(
-            'reward', thing, f'names one completion ({one[0]}) and all ({several[0]}); choose one of the two'
+            'reward', thing, f'names one completion ({single[0]}) and all ({plural[0]}); choose one of the two'
         )
-    batched = bool(several) or (bool(rest) and not one)
+    batched = bool(plural) or (bool(var_keyword) and not single)
+    named_arguments = {*names, *(p.name for p in options)}
 
     def arguments(completions: Any, examples: Any):
-        known = _known(completions, examples, batched)
-        values = [_value(p, known, examples, batched, thing) for p in named]
-        return values, _remaining(known, examples, batched, {*names, *(p.name for p in options)}) if rest else {}
+        standard = _standard_arguments(completions, examples, batched)
+        values = [_argument(p, standard, examples, batched, thing) for p in named]
+        return values, _unnamed_arguments(standard, examples, batched, named_arguments) if var_keyword else {}
 
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def bound_coroutine(completion, example, **given):
-            values, others = arguments(completion, example)
-            return await function(*values, **others, **given)
+        async def bound_coroutine(completion, example, **options):
+            values, unnamed = arguments(completion, example)
+            return await function(*values, **unnamed, **options)
 
         bound: Any = bound_coroutine
     else:
 
         @functools.wraps(function)
-        def bound_function(completion, example, **given):
-            values, others = arguments(completion, example)
-            return function(*values, **others, **given)
+        def bound_function(completion, example, **options):
+            values, unnamed = arguments(completion, example)
+            return function(*values, **unnamed, **options)
 
         bound: Any = bound_function
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     bound.__signature__ = inspect.Signature([*(inspect.Parameter(n, kind) for n in USUAL[batched]), *options])
-    bound.columns = [p.name for p in named if p.default is p.empty and p.name not in (*ONE, *ALL, *FIELDS)]
+    bound.columns = [p.name for p in named if p.default is p.empty and p.name not in (*SINGLE, *PLURAL, *FIELDS)]
     return bound
 
 
 def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example]):
-    """BadInput where an example lacks a column that the function called `thing` must have."""
+    """Raises BadInput where an example lacks a column that the function called `thing` must have."""
     for column in columns:
         for example in examples:
             if column not in example.meta:
                 raise _missing(column, thing, example)
 
 
-def _kinds(parameters, kind):
+def _of_kind(parameters, kind):
     return [parameter for parameter in parameters if parameter.kind.name == kind]
 
 
-def _known(completions, examples, batched):
-    """What names mean whatever the data set: texts, examples, and fields of the examples."""
+def _standard_arguments(completions, examples, batched):
+    """The arguments that every data set has, by name: completions, examples, and fields of the examples."""
     if not batched:
         return {'completion': completions, 'text': completions, 'example': examples} | {
             name: getattr(examples, name) for name in FIELDS
@@ -89,11 +95,11 @@ def _known(completions, examples, batched):
     return {'completions': completions, 'texts': completions, 'examples': examples} | fields | plural
 
 
-def _value(parameter, known, examples, batched, thing):
-    """What a parameter gets."""
+def _argument(parameter, standard, examples, batched, thing):
+    """The argument for a parameter: a standard one, a column of the data set, or the parameter's default."""
     name, default = parameter.name, parameter.default
-    if name in known:
-        return known[name]
+    if name in standard:
+        return standard[name]
     rows = examples if batched else [examples]
     if not any(name in example.meta for example in rows) and default is not parameter.empty:
         return default
@@ -104,15 +110,18 @@ def _value(parameter, known, examples, batched, thing):
     return values if batched else values[0]
 
 
-def _remaining(known, examples, batched, taken):
-    """What `**kwargs` gets: prompt, completion, answer and id, and the columns, None where an example lacks one."""
+def _unnamed_arguments(standard, examples, batched, named):
+    """The arguments for `**kwargs`: prompt, completion, answer, id and columns, except those in `named`.
+
+    A column is None for an example that lacks it.
+    """
     names = ('prompts', 'completions', 'answer', 'id') if batched else ('prompt', 'completion', 'answer', 'id')
     rows = examples if batched else [examples]
     columns = dict.fromkeys(key for example in rows for key in example.meta)
     lists = {name: [example.meta.get(name) for example in rows] for name in columns}
     values = lists if batched else {name: column[0] for name, column in lists.items()}
-    values |= {name: known[name] for name in names}
-    return {name: value for name, value in values.items() if name not in taken}
+    values |= {name: standard[name] for name in names}
+    return {name: value for name, value in values.items() if name not in named}
 
 
 def _missing(name, thing, example):

@@ -1,4 +1,4 @@
-"""From config.reward to the functions that reward a run's completions."""
+"""Reads config.reward and builds the functions that reward a run's completions."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -17,13 +17,13 @@ from grpo_jax.rewards.resources import Resources
 from grpo_jax.workers import Pool
 
 PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('format', 0.5))"
-OPTIONED = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
-LENT = ('correct', 'limit', 'models', 'pool', 'sandbox')  # what the run gives them, and no config
-Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward, whose square float32 must hold
+WITH_OPTIONS = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
+SUPPLIED = ('correct', 'limit', 'models', 'pool', 'sandbox')  # arguments that come from the run and not from the config
+Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward; float32 must hold its square
 
 
 class SourceRewards(NamedTuple):
-    """How the completions of one of the data's sources are judged: a section of config.reward.by_source."""
+    """How completions for one source of the data are judged: a section of config.reward.by_source."""
 
     parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS]
     verifier: str = ''
@@ -54,17 +54,17 @@ class RewardOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':
-        """The options of config.reward; BadInput for a value that cannot work, whatever the rewards."""
+        """Reads config.reward; raises BadInput for a value that no choice of rewards could work with."""
         values = ranges.read_section(cls, section, 'reward')
         parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section['by_source'])
-        # sources weigh a part alike, and name it by one file
+        # a part has one file and one weight in all sources
         pairs = {custom.name_of(path): (path, weight) for path, weight in parts}
-        for source, own in by_source.items():
-            for path, weight in own.parts:
-                known = pairs.setdefault(custom.name_of(path), (path, weight))
-                if known != (path, weight):
+        for source, source_rewards in by_source.items():
+            for path, weight in source_rewards.parts:
+                first_pair = pairs.setdefault(custom.name_of(path), (path, weight))
+                if first_pair != (path, weight):
                     raise BadInput(
-                        f'reward.by_source.{source}.parts', (path, weight), f'is {known} elsewhere; use that'
+                        f'reward.by_source.{source}.parts', (path, weight), f'is {first_pair} elsewhere; use that'
                     )
         users = {name for name, (path, _) in pairs.items() if custom.is_file(path)}
         _check_options({name: options for name, options in section['options'].items() if name not in users})
@@ -74,7 +74,7 @@ class RewardOptions(NamedTuple):
 
     @property
     def sources(self) -> tuple[SourceRewards, ...]:
-        """What judges the sources that are not named, then each of by_source."""
+        """The rewards for sources that by_source does not name, then the rewards in by_source."""
         return SourceRewards(self.parts, self.verifier, self.correct_at), *self.by_source.values()
 
     @property
@@ -84,7 +84,10 @@ class RewardOptions(NamedTuple):
 
     @property
     def verifier_pays(self) -> bool:
-        """Whether there is a verifier, and each has a weight; one without is there for evaluation alone."""
+        """Whether there is a verifier and every verifier has a weight other than 0.
+
+        A verifier with weight 0 serves evaluations alone.
+        """
         paid = [
             any(weight and custom.name_of(path) == source.verifier for path, weight in source.parts)
             for source in self.sources
@@ -94,24 +97,24 @@ class RewardOptions(NamedTuple):
 
 
 def _read_parts(parts, key):
-    """Pairs of a part and its weight; BadInput for a part that comes twice."""
+    """((part, weight), ...) with weights as floats; raises BadInput for a part that comes twice."""
     names = [custom.name_of(path) for path, _ in parts]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise BadInput(key, parts, f'has {twice} twice; name it once, with one weight')
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise BadInput(key, parts, f'has {repeated} twice; name it once, with one weight')
     return tuple((path, float(weight)) for path, weight in parts)
 
 
 def _read_sources(section):
-    """The SourceRewards of config.reward.by_source."""
+    """Reads config.reward.by_source: source -> SourceRewards; raises BadInput for a section that is none."""
     ranges.check_value('reward.by_source', section, Mapping)
     sources = {}
     for name, values in section.items():
         key = f'reward.by_source.{name}'
         ranges.check_value(key, values, Mapping)
-        odd = sorted(set(values) - set(SourceRewards._fields))
-        if odd or 'parts' not in values:
-            raise BadInput(key, sorted(values), f'must have parts, and may have verifier and correct_at, no {odd}')
+        unknown = sorted(set(values) - set(SourceRewards._fields))
+        if unknown or 'parts' not in values:
+            raise BadInput(key, sorted(values), f'must have parts, and may have verifier and correct_at, no {unknown}')
         values = dict(values.items())
         ranges.check(SourceRewards, values, key)
         sources[str(name)] = SourceRewards(**values)._replace(parts=_read_parts(values['parts'], f'{key}.parts'))
@@ -119,37 +122,37 @@ def _read_sources(section):
 
 
 def _check_options(options):
-    """BadInput for an option of a reward of this package that is out of its range, whether the reward is chosen or not.
+    """Raises BadInput for an unknown option of this package's rewards, and for a value outside an option's range.
 
-    Those of a user's reward are checked when they are bound.
+    Rewards that the run does not use are checked too. The options of a user's reward are checked by _bind.
     """
     for name, values in options.items():
         ranges.check_value(f'reward.options.{name}', values, Mapping)
-        known = declared_options(name)
-        if known is None:
+        declared = declared_options(name)
+        if declared is None:
             continue
         for option, value in values.items():
-            if option not in known:
-                choices = ', '.join(sorted(known)) or 'none'
+            if option not in declared:
+                choices = ', '.join(sorted(declared)) or 'none'
                 raise BadInput(f'reward.options.{name}.{option}', value, f'is no option; it has {choices}')
-            ranges.check_value(f'reward.options.{name}.{option}', value, known[option].annotation)
+            ranges.check_value(f'reward.options.{name}.{option}', value, declared[option].annotation)
 
 
 def declared_options(name: str) -> dict[str, inspect.Parameter] | None:
-    """The options by name that a reward of this package, or a shaping by length, declares; None for another name."""
-    functions = [getattr(_import(name), key, None) for key in OPTIONED] + [getattr(length, name, None)]
+    """Option -> parameter, for a reward of this package or a shaping by length; None for another name."""
+    functions = [getattr(_import(name), key, None) for key in WITH_OPTIONS] + [getattr(length, name, None)]
     functions = list(filter(inspect.isfunction, functions))
     options = {}
     for function in functions:
         for option, parameter in inspect.signature(function).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and option not in LENT:
+            if parameter.kind is parameter.KEYWORD_ONLY and option not in SUPPLIED:
                 fields = ranges.type_of(parameter.annotation)  # a NamedTuple's fields stand for it
                 options = (ranges.keys_of(fields) if fields else {option: parameter}) | options
     return options if functions else None
 
 
 def _import(name):
-    """The module of a file in this package; None where there is none."""
+    """The module of a reward of this package; None where there is none."""
     path = f'grpo_jax.rewards.{name}'
     return importlib.import_module(path) if str(name).isidentifier() and importlib.util.find_spec(path) else None
 
@@ -162,60 +165,60 @@ class Part(NamedTuple):
     asynchronous: bool = False
     batched: bool = False  # takes all completions at once
     reads_correct: bool = False  # reads the verifier's verdict
-    columns: Sequence[str] = ()  # of the data set, that it must have
+    columns: Sequence[str] = ()  # that the data set must have
 
 
 class RewardFunctions(NamedTuple):
-    """The rewards of a run; a context manager, since they share threads and processes that must end."""
+    """The rewards of a run. A context manager: on exit it ends the threads and processes that the rewards share."""
 
     options: RewardOptions
     parts: dict[str, Part]
     resources: Resources
     extract: Callable | None = None  # the verifier's answer extraction, where it reads answers
-    extract_strict: Callable | None = None  # that of its stricter reading
-    same: Callable | None = None  # (an extracted answer, another) -> bool, for those that spell one answer in many ways
+    extract_strict: Callable | None = None  # the same by the stricter reading
+    same: Callable | None = None  # (answer, answer) -> bool, where one extracted answer may have several spellings
     strict: Callable | None = None  # (completion, example) -> float | None, where the verifier has it
-    reads_answers: bool = True  # whether the verifier goes by the gold answer, as all but reward models do
+    reads_answers: bool = True  # whether the verifier needs a gold answer; reward models do not
     gold: Callable | None = None  # (example) -> (a right completion, wrong ones...), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
-    shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], one of rewards.length
-    by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # which judge examples of a source in their place
+    shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], a function of rewards.length
+    by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions that judge it instead
 
     @property
     def verifier(self) -> str:
-        """The part that decides what is correct (from reward.correct_at on), or ''."""
+        """The part that decides what is correct: a value of reward.correct_at or more; '' without one."""
         return self.options.verifier
 
     @property
     def verifiers(self) -> str:
-        """The verifiers of all sources, as a text."""
-        names = [own.verifier for own in (self, *self.by_source.values()) if own.verifier]
+        """The verifiers' names, of all sources, as a text."""
+        names = [functions.verifier for functions in (self, *self.by_source.values()) if functions.verifier]
         return ', '.join(dict.fromkeys(names))
 
     @property
     def every_part(self) -> dict[str, Part]:
         """The parts of all sources."""
-        return dict(item for own in (self, *self.by_source.values()) for item in own.parts.items())
+        return dict(item for functions in (self, *self.by_source.values()) for item in functions.parts.items())
 
     def of(self, example: Example) -> 'RewardFunctions':
-        """Those that judge the completions of an example, by its meta['source']."""
+        """The RewardFunctions that judge an example's completions, chosen by meta['source']."""
         return self.by_source.get(str(example.meta.get('source')), self) if self.by_source else self
 
     def needs_answer(self, example: Example) -> bool:
         """Whether the example is judged by its gold answer."""
-        own = self.of(example)
-        return bool(own.verifier) and own.reads_answers
+        functions = self.of(example)
+        return bool(functions.verifier) and functions.reads_answers
 
     def divide(self, examples: Sequence[Example]) -> list[tuple['RewardFunctions', list[int]]]:
-        """The functions of a source, without others beside them, and the indices of the examples that they judge."""
+        """[(functions, indices), ...]: one source's functions, and the indices of the examples that they judge."""
         groups = {}
         for i, example in enumerate(examples):
-            own = self.of(example)
-            groups.setdefault(id(own), (own._replace(by_source={}), []))[1].append(i)
+            functions = self.of(example)
+            groups.setdefault(id(functions), (functions._replace(by_source={}), []))[1].append(i)
         return list(groups.values())
 
     def close(self):
-        """Ends threads and processes, and lets go of reward models."""
+        """Ends threads and processes, and frees reward models."""
         self.resources.close()
 
     def __enter__(self) -> 'RewardFunctions':
@@ -226,9 +229,9 @@ class RewardFunctions(NamedTuple):
 
 
 def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Callable] | None = None) -> RewardFunctions:
-    """The RewardFunctions of completions of up to max_tokens; BadInput for a reward that cannot work.
+    """Builds the RewardFunctions of a run; raises BadInput for a reward that cannot work.
 
-    functions: rewards by name, beside those of this package. Nothing is started yet.
+    max_tokens: the most tokens of a completion; functions: further rewards by name. No thread or process starts yet.
     """
     resources = Resources(workers=options.workers, deadline=options.deadline, memory_gib=options.memory_gib)
     find = functools.partial(_find, functions=functions or {}, pool=resources.pool)
@@ -239,8 +242,8 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     parts = {}
     for name, module in modules.items():
         weight = weights[name][1]
-        chosen = module.reward if weight else getattr(module, 'measure', module.reward)
-        function = bind(name, custom.check_results(chosen, name))
+        reward = module.reward if weight else getattr(module, 'measure', module.reward)
+        function = bind(name, custom.check_results(reward, name))
         parameters = inspect.signature(function).parameters
         asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
         if asynchronous and batched:
@@ -251,12 +254,12 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         )
 
     def bind_source(source, key):
-        own = {custom.name_of(path): parts[custom.name_of(path)] for path, _ in source.parts}
-        _check_verifier(source.verifier, own, key)
+        source_parts = {custom.name_of(path): parts[custom.name_of(path)] for path, _ in source.parts}
+        _check_verifier(source.verifier, source_parts, key)
         verifier = modules[source.verifier] if source.verifier else SimpleNamespace()
         return RewardFunctions(
             options._replace(**source._asdict()),
-            own,
+            source_parts,
             resources,
             extract=getattr(verifier, 'extract', None),
             extract_strict=getattr(verifier, 'extract_strict', None),
@@ -267,16 +270,16 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         )
 
     return bind_source(options.sources[0], 'reward')._replace(
-        steps=_steps(options.step_rewards, find, bind) if options.step_rewards else None,
-        shaping=_shaping(options, max_tokens) if options.length_shaping else None,
-        by_source={name: bind_source(own, f'reward.by_source.{name}') for name, own in options.by_source.items()},
+        steps=_bind_steps(options.step_rewards, find, bind) if options.step_rewards else None,
+        shaping=_bind_shaping(options, max_tokens) if options.length_shaping else None,
+        by_source={name: bind_source(source, f'reward.by_source.{name}') for name, source in options.by_source.items()},
     )
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
-    """BadInput where an example lacks a column of the data set that a user's reward names and must have.
+    """Raises BadInput where an example lacks a column that a user's reward needs.
 
-    Also for a source with rewards of its own that no example comes from.
+    Also where reward.by_source names a source from which no example comes.
     """
     present = {str(example.meta.get('source')) for example in examples}
     for source in reward_functions.by_source:
@@ -288,14 +291,20 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:
-    """The options of a part of reward.parts, by name, as its function declares them; BadInput for an unknown part."""
-    pool = Pool(1, deadline=1.0, memory_gib=1.0)  # which is never started
+    """Option -> parameter, as a part's function declares them; raises BadInput for an unknown part.
+
+    path: the part as reward.parts names it.
+    """
+    pool = Pool(1, deadline=1.0, memory_gib=1.0)  # never started
     parameters = inspect.signature(_find(path, {}, pool).reward).parameters
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def _find(path, functions, pool, key='parts'):
-    """The module of a part, or a namespace with its functions; key: of config.reward, which names it."""
+    """A part's module, or a namespace with its functions; raises BadInput where there is none.
+
+    path: the part's name, or FILE.py:NAME; functions: rewards by name; key: the key of config.reward that names it.
+    """
     if path in functions:
         return SimpleNamespace(reward=binding.bind_names(functions[path], path))
     if custom.is_file(path):
@@ -312,7 +321,10 @@ def _find(path, functions, pool, key='parts'):
 
 
 def _bind(name, function, options, shared):
-    """The function with the options that it declares, and with what the run lends; BadInput when an option lacks."""
+    """The function with its options bound; raises BadInput for a missing option and for one out of its range.
+
+    options: config.reward.options; shared: arguments that the run supplies, by name.
+    """
     values, bound, missing = dict(options.get(name, {})) | shared, {}, []
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is not parameter.KEYWORD_ONLY:
@@ -330,7 +342,7 @@ def _bind(name, function, options, shared):
 
 
 def _check_verifier(verifier, parts, key):
-    """BadInput for a verifier that cannot decide what is correct; key: its section of the config."""
+    """Raises BadInput for a verifier that cannot decide what is correct; key: its section of the config."""
     if verifier and verifier not in parts:
         raise BadInput(f'{key}.verifier', verifier, f'must be one of {key}.parts: {sorted(parts)}')
     plain = verifier and not (parts[verifier].asynchronous or parts[verifier].batched)
@@ -339,8 +351,8 @@ def _check_verifier(verifier, parts, key):
             raise BadInput(f'{key}.verifier', verifier, f'must be a plain function, which {name} asks what is correct')
 
 
-def _steps(path, find, bind):
-    """steps(completions, examples) of the reward that rewards steps."""
+def _bind_steps(path, find, bind):
+    """steps(completions, examples) of the reward that path names; raises BadInput where it has none."""
     source = find(path, key='step_rewards')
     if not hasattr(source, 'steps'):
         raise BadInput('reward.step_rewards', path, "has no steps(completion, example); use calculator, or ''")
@@ -350,8 +362,8 @@ def _steps(path, find, bind):
     return lambda completions, examples: [steps(*row) for row in zip(completions, examples, strict=True)]
 
 
-def _shaping(options, max_tokens):
-    """The shaping by length, with its options bound."""
+def _bind_shaping(options, max_tokens):
+    """The shaping by length with its options bound; raises BadInput for an unknown or impossible one."""
     name, shapings = options.length_shaping, {n: f for n, f in vars(length).items() if inspect.isfunction(f)}
     if name not in shapings:
         raise BadInput('reward.length_shaping', name, f"choose {', '.join(shapings)}, or ''")

@@ -7,23 +7,22 @@ import re
 from grpo_jax.example import Example
 from grpo_jax.expressions import ARITHMETIC, LONGEST, value_of
 
-# an expression, and its value if one follows, or signs alone; the value is optional, so that a text is never scanned
-# twice
+# an expression with its value if one follows, or signs alone. The value is optional so that no text is scanned twice
 EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
 MOST = 1000  # equations of a completion that are looked at
 
 
 def reward(completion: str, example: Example) -> float | None:
-    """Share of the completion's equations that are right (see steps); None without one."""
+    """The share of the completion's equations that are right (see steps); None without an equation."""
     values = [value for _, value in steps(completion, example)]
     return sum(values) / len(values) if values else None
 
 
 def steps(completion: str, example: Example) -> list[tuple[int, float]]:
-    """(end in characters, 1.0 if right else 0.0) of each equation, exactly as fractions.
+    """(end in characters, 1.0 if right else 0.0) of each equation; values are compared exactly, as fractions.
 
-    Where example.meta has 'steps', a list of expressions, the i-th equation must also have the i-th expression: else
-    any true equation would pay.
+    Where example.meta has 'steps', a list of expressions, the i-th equation must also have the i-th expression.
+    Otherwise any true equation would pay.
     """
     expressions, rewards = example.meta.get('steps'), []
     equations = (match for match in EQUATION.finditer(completion) if match[2])
@@ -37,7 +36,10 @@ def steps(completion: str, example: Example) -> list[tuple[int, float]]:
 
 
 def read_answer(completion: str, alphabet: re.Pattern = ARITHMETIC) -> tuple[str, Fraction | None]:
-    """(the last <answer>...</answer> or the whole text, its value), None for what is no expression in the alphabet."""
+    """(the text of the last <answer>...</answer>, or the whole completion; its value).
+
+    The value is None when the text is no expression in the characters of `alphabet`.
+    """
     head, closed, _ = completion.rpartition('</answer>')
     text = ' '.join((head.rpartition('<answer>')[2] if closed else completion).split())
     return text, value_of(text) if alphabet.fullmatch(text) else None

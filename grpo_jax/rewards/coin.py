@@ -1,6 +1,6 @@
-"""A control that knows nothing: a fair coin for each completion, whatever its text (compare arXiv 2506.10947).
+"""A control without information: each completion is paid by a fair coin, whatever its text (compare arXiv 2506.10947).
 
-In the paper every draw has a coin of its own. Here equal completions of a prompt share one, so that a run can be
+In the paper each completion has its own toss. Here equal completions of a prompt share a toss, so that a run can be
 repeated.
 """
 
@@ -10,6 +10,6 @@ from grpo_jax.example import Example
 
 
 def reward(completion: str, example: Example) -> float:
-    """1.0 or 0.0, half of the time each: a bit of the hash of the example's id and the completion."""
+    """1.0 or 0.0 with equal probability: one bit of a hash over the example's id and the completion."""
     content = f'{example.id} {completion}'.encode('utf8', 'surrogatepass')
     return float(hashlib.blake2b(content, digest_size=1).digest()[0] & 1)

@@ -1,4 +1,4 @@
-"""Requested word: 1 if the completion uses the example's answer as a word, else 0."""
+"""A requested word: 1 if the completion uses the example's answer as a word, else 0."""
 
 import re
 

@@ -11,10 +11,10 @@ ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 
 def reward(completion: str, example: Example, *, partial: Annotated[float, Range(least=-1, most=1)]) -> float:
-    """1.0 for a right expression, `partial` for another one (0.1 in TinyZero), 0.0 where there is none.
+    """1.0 for a right expression, `partial` for a wrong one (0.1 in TinyZero), 0.0 for a text without an expression.
 
-    A right expression has all of example.meta['numbers'], each once, and equals meta['target'] exactly. Negation is
-    allowed, and no help: other expressions reach the same values up to sign.
+    A right expression uses each number in example.meta['numbers'] once and equals meta['target'] exactly. Negation is
+    allowed; it makes no problem easier, since expressions without it reach the same values up to sign.
     """
     expression, value = calculator.read_answer(completion, ALPHABET)
     if value is None:
@@ -25,6 +25,6 @@ def reward(completion: str, example: Example, *, partial: Annotated[float, Range
 
 
 def extract(completion: str) -> str | None:
-    """The expression without spaces in the last <answer>...</answer>, or of the whole text; None without one."""
+    """The expression in the last <answer>...</answer>, else in the whole text, without spaces; None without one."""
     expression, value = calculator.read_answer(completion, ALPHABET)
     return None if value is None else expression.replace(' ', '')

@@ -1,6 +1,6 @@
-"""A user's own reward, FILE.py:NAME: plain functions run in worker processes, which a deadline can end.
+"""A user's own reward, FILE.py:NAME: plain functions run in worker processes, which are killed at a deadline.
 
-Whatever goes wrong in the file is BadInput that names the file's line.
+An error in the file becomes BadInput that names the file's line.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -19,33 +19,33 @@ from grpo_jax.errors import BadInput
 from grpo_jax.rewards.binding import bind_names
 from grpo_jax.workers import Pool
 
-COUNTED = (RecursionError, MemoryError, TimeoutError)  # they fail a completion, and not the run: see rewards.scoring
+COUNTED = (RecursionError, MemoryError, TimeoutError)  # these fail one completion and not the run: see rewards.scoring
 LONGEST = 300  # characters of an exception's text
 
 
 class WrongResult(Exception):
-    """A function of the file has returned what is no reward."""
+    """A function returned something that is no reward."""
 
 
 def name_of(path: str) -> str:
-    """What a part is called in metrics and options: the function of FILE.py:NAME, or the name itself."""
+    """A part's name in metrics and options: NAME for FILE.py:NAME, else the path itself."""
     return path.rpartition(':')[2]
 
 
 def is_file(path: str) -> bool:
-    """Whether a part is a function of a user's file, and no module of this package."""
+    """Whether a part is a function in a user's file, and not a module of this package."""
     return '.py' in path
 
 
 def load_file(path: str, pool: Pool) -> SimpleNamespace:
-    """The functions of path's file: reward, and extract and steps where it has them.
+    """Loads a user's file FILE.py:NAME; returns a namespace with reward, and with extract and steps if it has them.
 
-    Functions that are asynchronous or take all completions at once stay in this process. BadInput when the file cannot
-    be imported or lacks the function. What the file's functions raise is BadInput when they are called, and so is a
-    result that is no number.
+    The reward runs in the pool's processes, unless it is asynchronous or takes all completions at once. Raises BadInput
+    when the file cannot be imported or lacks the function. The returned functions raise BadInput for an exception in
+    the file and for a result of the wrong type.
     """
     file, _, name = path.rpartition(':')
-    file = next((place for place in (file, os.path.join(PACKAGE, file)) if os.path.isfile(place)), None)
+    file = next((candidate for candidate in (file, os.path.join(PACKAGE, file)) if os.path.isfile(candidate)), None)
     if file is None:
         raise BadInput('reward.parts', path, 'no such file; give FILE.py:NAME')
     with naming_line(path, file):
@@ -56,20 +56,23 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
     function = bind_names(function, path)
     guard = functools.partial(_guard, path=path, file=file)
     checks = {'extract': _check_answer, 'steps': _check_steps}
-    others = {key: guard(getattr(module, key), check) for key, check in checks.items() if hasattr(module, key)}
+    extras = {key: guard(getattr(module, key), check) for key, check in checks.items() if hasattr(module, key)}
     batched = 'completions' in inspect.signature(function).parameters
     if batched or inspect.iscoroutinefunction(function):
-        return SimpleNamespace(reward=guard(function, _check_numbers if batched else _check_number), **others)
+        return SimpleNamespace(reward=guard(function, _check_numbers if batched else _check_number), **extras)
 
     @functools.wraps(function)
     def reward(completion, example, **options):
         return pool.call(run, path, os.path.abspath(file), (completion, example), options)
 
-    return SimpleNamespace(reward=reward, **others)
+    return SimpleNamespace(reward=reward, **extras)
 
 
 def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
-    """The reward by FILE.py:NAME, whose file is at `file`, of (completion, example); this is called in a worker."""
+    """Computes a reward in a worker process.
+
+    path: FILE.py:NAME as the user gave it; file: the file's absolute path; arguments: (completion, example).
+    """
     with naming_line(path, file):
         function = bind_names(getattr(_import(file), name_of(path)), path)
     guarded: Any = _guard(function, _check_number, path, file)
@@ -77,7 +80,10 @@ def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
 
 
 def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callable:
-    """The function, which raises as naming_line says of the kinds; its result is check(result, arguments)."""
+    """Wraps a function: exceptions of these kinds become BadInput (see naming_line), and check converts the result.
+
+    check: (result, arguments) -> result, which may raise WrongResult.
+    """
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -96,9 +102,9 @@ def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callab
 
 
 def check_results(function: Callable, name: str) -> Callable:
-    """The function of a part, also of this package or of a notebook: what it raises stays as it is.
+    """Wraps any part's function so that a result that is no reward raises BadInput, which names its first line.
 
-    BadInput, which names the function's first line, for a result that is no reward.
+    Exceptions of the function itself pass unchanged. name: what BadInput calls the part.
     """
     batched = 'completions' in inspect.signature(function).parameters
     code = getattr(inspect.unwrap(function), '__code__', None)
@@ -110,9 +116,10 @@ def check_results(function: Callable, name: str) -> Callable:
 def naming_line(
     path: str, file: str, function: Callable | None = None, kinds: Any = (Exception, SystemExit)
 ) -> Iterator[None]:
-    """A context in which an exception of the kinds becomes BadInput that names the file's line, but for COUNTED ones.
+    """Inside this context, an exception of these kinds becomes BadInput that names the file's line.
 
-    path is FILE.py:NAME as the user gave it. What began outside of the file is put down to the function's first line.
+    Exceptions in COUNTED pass unchanged. path: FILE.py:NAME as the user gave it; file: the file that is searched for in
+    the traceback; function: its first line is named when the file is not in the traceback.
     """
     try:
         yield
@@ -124,9 +131,9 @@ def naming_line(
         if frame is None:
             code = getattr(inspect.unwrap(function), '__code__', None) if function else None
             frame = getattr(code, 'co_firstlineno', None), ''
-        place, source = frame
+        number, source = frame
         name = '' if wrong else type(error).__name__
-        where = f'{file}, line {place}' if place else file
+        where = f'{file}, line {number}' if number else file
         text = 'which cannot be printed'
         with contextlib.suppress(Exception):  # a user's exception may fail to say what it is
             text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
@@ -135,7 +142,7 @@ def naming_line(
 
 
 def _frame(error, file):
-    """(number, text) of the file's innermost line in an exception's traceback; None when the file is not in it."""
+    """(number, text) of the innermost line in the traceback that belongs to the file; None without such a line."""
     if isinstance(error, SyntaxError) and _is_same(error.filename, file):
         return error.lineno, ''
     frames = reversed(traceback.extract_tb(error.__traceback__))
@@ -151,15 +158,15 @@ def _check_number(value, _) -> float | None:
     if value is None:
         return None
     with contextlib.suppress(Exception):  # whatever a user's class raises
-        # float() would take texts, arrays of one number, and the real part of what is complex
-        alone = not isinstance(value, (str, bytes, bytearray)) and getattr(value, 'ndim', 0) == 0
-        if alone and 'complex' not in str(getattr(value, 'dtype', '')) and not math.isinf(number := float(value)):
+        # float() would accept texts, arrays of one number, and the real part of a complex number
+        scalar = not isinstance(value, (str, bytes, bytearray)) and getattr(value, 'ndim', 0) == 0
+        if scalar and 'complex' not in str(getattr(value, 'dtype', '')) and not math.isinf(number := float(value)):
             return number
     raise WrongResult(f'returned {_shown(value)}, and a reward is a finite number, or None where it cannot tell')
 
 
 def _check_numbers(values, arguments) -> list[float | None]:
-    """The rewards of all completions, the first of the arguments; WrongResult when they are not as many."""
+    """The rewards as floats; WrongResult unless there is one for each completion, which are the first argument."""
     count = len(arguments[0])
     with contextlib.suppress(TypeError):
         if len(values) == count and not isinstance(values, (str, bytes, Mapping, Set)):
@@ -168,14 +175,17 @@ def _check_numbers(values, arguments) -> list[float | None]:
 
 
 def _check_answer(answer, _) -> str | None:
-    """An answer that was read from a completion; WrongResult for anything but text and None."""
+    """An extracted answer, unchanged; WrongResult for anything but text and None."""
     if answer is None or isinstance(answer, str):
         return answer
     raise WrongResult(f'returned {_shown(answer)}, and an answer is a text, or None where there is none')
 
 
 def _check_steps(steps, arguments) -> list:
-    """The rewards of a completion's steps, or of those of each completion; WrongResult for anything but pairs."""
+    """The (end, reward) pairs of one completion's steps, or a list of them for each completion.
+
+    WrongResult for anything else. arguments: those that the function was called with, completions first.
+    """
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(arguments[0], str):
             return [_check_steps(row, [text]) for text, row in zip(arguments[0], steps, strict=True)]
@@ -186,7 +196,7 @@ def _check_steps(steps, arguments) -> list:
 
 
 def _shown(value):
-    """The beginning of a value as Python writes it, which a user's class may be unable to."""
+    """The first 80 characters of repr(value); its type where repr fails."""
     with contextlib.suppress(Exception):
         return f'{value!r:.80}'
     return f'a {type(value).__name__}'
@@ -194,7 +204,7 @@ def _shown(value):
 
 @functools.cache
 def _import(file):
-    """The module of a file, once a process, as imports go."""
+    """Imports a file, once in a process, and returns the module."""
     spec: Any = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(file))[0], file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

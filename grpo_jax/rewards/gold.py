@@ -1,4 +1,4 @@
-"""The gold self-test: before a run learns from them, gold answers must be right and changed ones wrong."""
+"""The gold self-test: before a run starts, the verifier must accept gold answers and refuse changed ones."""
 
 from collections.abc import Sequence
 import functools
@@ -13,42 +13,43 @@ from grpo_jax.rewards.scoring import FAILURES, judge_at_once
 from grpo_jax.text import during, escape
 
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
-SHORT = 60  # characters of an answer in which the last number is not the whole
-MOST_AT_ONCE = 256  # examples
-MOST_IN_CALL, LEAST_CALLS = 64, 256  # examples that a thread is handed at once, and calls before it gets more than one
+SHORT = 60  # characters; in a longer answer the last number alone may well be the answer
+MOST_AT_ONCE = 256  # examples that a verifier which takes completions together is called with
+# examples that a thread gets at once, at most; and the least number of calls, so that all threads have work
+MOST_IN_CALL, LEAST_CALLS = 64, 256
 PROSE = re.compile(r'=|####|\\(?:boxed|approx)|[A-Za-z]{3,} +[A-Za-z]{3,}')
 
 logger = logging.getLogger('grpo_jax')
 
 
 def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
-    """Prints the share of examples whose gold the verifier misjudges; BadInput when it is above reward.self_test.
+    """Prints the share of examples that the verifier misjudges; raises BadInput when it exceeds reward.self_test.
 
-    An example is misjudged when its gold is not correct, or when one of several changes of it is still correct (see
-    perturb, and the verifier's own gold(example), where it has one, which may raise BadInput). A verifier that is
-    asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE examples, evenly over all. Examples of a
-    source with rewards of its own are judged by its verifier, and have a share of their own.
+    An example is misjudged when the verifier refuses the gold answer, or accepts one of its changed forms. perturb
+    makes these forms, or the verifier's gold(example), which may raise BadInput. A verifier that is asynchronous, or
+    takes all completions at once, judges at most MOST_AT_ONCE examples, evenly spaced. A source in reward.by_source has
+    its own verifier and its own share.
     """
     for functions, indices in reward_functions.divide(examples):
         _check_source(functions, [examples[i] for i in indices])
 
 
 def _check_source(reward_functions, examples):
-    """The same for examples that have one verifier."""
+    """Tests one verifier on its examples, as check says."""
     verifier, bound = reward_functions.verifier, reward_functions.options.self_test
     if not verifier:
         return
     if not reward_functions.reads_answers:
         print(escape(f'gold self-test: none, since {verifier} judges without gold answers'))
         return
-    part, every = reward_functions.parts[verifier], len(examples)
-    if part.batched or part.asynchronous:  # each call may cost, as that of a judge elsewhere
-        examples = [examples[i] for i in spread(every, MOST_AT_ONCE)]
+    part, count = reward_functions.parts[verifier], len(examples)
+    if part.batched or part.asynchronous:  # each call may cost money, as a judge behind an API does
+        examples = [examples[i] for i in spread(count, MOST_AT_ONCE)]
     with during('judging gold answers', len(examples)) as judging:
         misjudge = _misjudgements_at_once if part.batched or part.asynchronous else _misjudgements
         reasons = misjudge(reward_functions, part, examples, judging)
     wrong = [(example, reason) for example, reason in zip(examples, reasons, strict=True) if reason]
-    share, among = len(wrong) / len(examples), f' (of {every})' if len(examples) < every else ''
+    share, among = len(wrong) / len(examples), f' (of {count})' if len(examples) < count else ''
     print(
         escape(
             f'gold self-test: {len(wrong)} of {len(examples)}{among} answers are misjudged by {verifier} ({share:.2%})'
@@ -68,19 +69,20 @@ def _check_source(reward_functions, examples):
 
 
 def change_answer(example: Example) -> tuple[str, str]:
-    """(answer, changed): the answer with its last number one higher, or with '+1' behind when it has no number."""
+    """(answer, changed answer): the last number is one higher; an answer without a number gets '+1' appended."""
     text = example.answer
     last = re.search(r'\d{1,18}(?=\D*$)', text[-2000:])
     if not last:
         return text, f'{text}+1'
-    start, end = (max(len(text) - 2000, 0) + place for place in last.span())
+    start, end = (max(len(text) - 2000, 0) + index for index in last.span())
     return text, f'{text[:start]}{int(text[start:end]) + 1:0{end - start}d}{text[end:]}'
 
 
 def perturb(example: Example) -> tuple[str, ...]:
-    """(answer, changed ones): with its last number one higher; a number also negated, and ten times as large.
+    """(answer, wrong answers...): one has the last number one higher.
 
-    Of other short answers, also the last number alone, which a naive reading would find: 2 of 1/2, and -5 of 1e-05.
+    A number is also negated, and multiplied by ten. For another short answer, the last number alone is also a wrong
+    answer, since a naive verifier would read it: 2 for 1/2, and -5 for 1e-05.
     """
     text, higher = change_answer(example)
     changed = {higher: None}
@@ -98,18 +100,19 @@ def perturb(example: Example) -> tuple[str, ...]:
 
 
 def _misjudgements(reward_functions, part, examples, judging):
-    """What is wrong with the verdicts on each example's gold, or ''; judging counts the examples."""
+    """For each example what the verifier misjudges, or ''. judging: the progress, which counts examples."""
     judge = functools.partial(_misjudgement, part.function, reward_functions)
     size = min(max(len(examples) // LEAST_CALLS, 1), MOST_IN_CALL)
-    together = [examples[i : i + size] for i in range(0, len(examples), size)]
+    blocks = [examples[i : i + size] for i in range(0, len(examples), size)]
     reasons = []
-    for some in reward_functions.resources.threads.map(lambda some: [*map(judge, some)], together):
-        reasons += some
-        judging.done += len(some)
+    for block_reasons in reward_functions.resources.threads.map(lambda block: [*map(judge, block)], blocks):
+        reasons += block_reasons
+        judging.done += len(block_reasons)
     return reasons
 
 
 def _misjudgement(verify, reward_functions, example):
+    """What the function `verify` misjudges in an example, or ''."""
     right, *wrong = (reward_functions.gold or perturb)(example)
     try:
         for completion, expected in [(right, True), *((text, False) for text in wrong)]:
@@ -121,23 +124,23 @@ def _misjudgement(verify, reward_functions, example):
 
 
 def _misjudgements_at_once(reward_functions, part, examples, judging):
-    """The same by a verifier that takes completions together: it is called with those of all examples."""
+    """_misjudgements, for a verifier that is asynchronous or takes completions together: one call for all examples."""
     golds = [(reward_functions.gold or perturb)(example) for example in examples]
     texts, owners = zip(*((t, e) for e, gold in zip(examples, golds, strict=True) for t in gold), strict=True)
     values = iter(judge_at_once(reward_functions, part, texts, owners))
     reasons = []
     for gold in golds:
-        ours = [
+        gold_reasons = [
             _reason(value) if isinstance(value, Exception) else _verdict(reward_functions, value, text, not i)
             for i, (text, value) in enumerate(zip(gold, values, strict=False))
         ]
-        reasons.append(next(filter(None, ours), ''))
+        reasons.append(next(filter(None, gold_reasons), ''))
     judging.done = len(examples)
     return reasons
 
 
 def _verdict(reward_functions, value, completion, expected):
-    """What is wrong with the verifier's value of a completion that is expected to be correct or not, or ''."""
+    """'' when the verifier's value agrees with `expected` (bool: correct), else a text that says what it did."""
     verdict = value is not None and value >= reward_functions.options.correct_at
     return '' if verdict == expected else f'{completion[:80]!r} {"refused" if expected else "accepted"}'
 

@@ -35,9 +35,9 @@ LANGUAGES = {
     **dict.fromkeys(('en', 'de', 'fr', 'es', 'it', 'pt', 'nl', 'pl', 'cs', 'sv', 'tr', 'vi', 'id'), ('latin',)),
 }
 ACCENTS = r'\u0300-\u036f'
-# superscripts, fractions, arrows, letters like the one of real numbers, italics of formulas: of no language
+# superscripts, fractions, arrows, blackboard and italic letters of formulas: they belong to no language
 SIGNS = r'\u00b2\u00b3\u00b9\u00bc-\u00be\u2000-\u2bff\U0001d400-\U0001d7ff'
-# formulas between dollars follow pandoc's rule, so that $5 and $10 are none
+# a formula between dollars follows pandoc's rule, so that "$5 and $10" is none
 OUTSIDE = re.compile(
     r'\$\$[^$]*+\$\$|\$(?=\S)[^$\n]*+(?<=\S)\$(?!\d)|\\\((?:[^\\]|\\[^()])*+\\\)|'
     r'\\\[(?:[^\\]|\\[^][])*+\\\]|\\(?:begin|end)\{[^{}]*+\}|\\[A-Za-z]++|`[^`\n]*+`|</?[A-Za-z]++>'
@@ -47,11 +47,11 @@ OUTSIDE = re.compile(
 def reward(completion: str, example: Example, *, target: Annotated[str, OneOf((*SCRIPTS, *LANGUAGES))]) -> float | None:
     """Words in the target's script / words: DeepSeek-R1's language consistency (arXiv 2501.12948); None without words.
 
-    target is a script ('latin') or a language ('en'), which counts as its script: English and French are alike. Digits,
-    punctuation, LaTeX, code and tags are no words; in Thai, kana and Han each character is one. None adds nothing to
-    the total, so that an empty completion does not pay. R1 reports that the term costs some accuracy.
+    target: a script ('latin'), or a language ('en'), which stands for its script, so English and French are alike.
+    Digits, punctuation, LaTeX, code and tags are no words; in Thai, kana and Han each character is a word. None adds
+    nothing to the total, so an empty completion earns nothing. R1 reports that the term costs some accuracy.
     """
-    # text after an odd fence is code, as in Markdown
+    # text after an unclosed fence is code, as in Markdown
     prose = OUTSIDE.sub(' ', ' '.join(completion.split('```')[::2]))
     words = _words(target).findall(prose)
     return sum(map(bool, words)) / len(words) if words else None
@@ -59,7 +59,7 @@ def reward(completion: str, example: Example, *, target: Annotated[str, OneOf((*
 
 @functools.cache
 def _words(target):
-    """Pattern of words, whose group 1 is empty for words in other scripts than the target's."""
+    """A pattern that matches a word; its group 1 is empty for a word in another script than the target's."""
     targets = LANGUAGES.get(target, (target,))
     others = [script for script in SCRIPTS if script not in targets]
     single = ''.join(SCRIPTS[script] for script in others if script in SPACELESS)
@@ -67,8 +67,8 @@ def _words(target):
     letters = ''.join(SCRIPTS.values())
     words = []
     for script in targets:
-        own = SCRIPTS[script]
-        words.append(f'[{own}]' if script in SPACELESS else f'[{own}][{own}{ACCENTS}]*+')
+        characters = SCRIPTS[script]
+        words.append(f'[{characters}]' if script in SPACELESS else f'[{characters}][{characters}{ACCENTS}]*+')
     return re.compile(
         f'({"|".join(words)})|[{single}]|'
         rf'(?:[{spaced}]|(?![{letters}{SIGNS}])[^\W\d_])[{spaced}{ACCENTS}]*+'

@@ -1,8 +1,8 @@
 """A reward model as a reward: a Hugging Face sequence classification with one label.
 
-A folder that grpo_jax.reward_model wrote says in reward_model.json how its prompts were written, and what separated its
+A folder that grpo_jax.reward_model wrote has reward_model.json, which says how prompts were written and what separated
 steps. For another folder, the prompt goes through the chat template where the tokenizer has one. The model reads the
-prompt, the completion and the stop token; its value at the last counts.
+prompt, the completion and the stop token; its value at the stop token is the reward.
 """
 
 import collections
@@ -27,7 +27,7 @@ from grpo_jax.sharding import compiled
 
 READS_ANSWERS = False  # it judges without a gold answer
 TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
-# what it has, and of what type; folders from before data.thinking lack that
+# the file's keys and their types; `thinking` is missing in folders that are older than data.thinking
 TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str, 'thinking': str}
 SHORTEST = 64  # columns of the smallest of the compiled shapes, which are powers of two
 
@@ -39,7 +39,7 @@ class Source(NamedTuple):
     dtype: Annotated[str, OneOf(('float32', 'bfloat16'))]  # of computation
     batch: Free[Count]  # rows at once
     device: Free[Natural]  # index among this process's devices
-    park: Free[bool]  # the weights wait in the host's memory, and are on the device while it computes
+    park: Free[bool]  # keep the weights in the host's memory, and copy them to the device for each computation
 
 
 class RewardModel(NamedTuple):
@@ -48,10 +48,10 @@ class RewardModel(NamedTuple):
     tokenizer: Any
     prompt_format: data.PromptFormat
     separator: str  # between steps
-    params: Any  # on the host where it is parked, else on the device
+    params: Any  # on the host if the model is parked, else on the device
     values: Callable  # (params, tokens i32[B, T], mask bool[B, T]) -> f32[B, T]
     device: Any  # a jax.Device
-    context: int  # tokens that it can read
+    context: int  # tokens that the model can read
     batch: int  # rows at once
 
 
@@ -66,9 +66,10 @@ def reward(
     std: Annotated[float, Range(above=0, most=1e6)],
     cap: Annotated[float, Range(least=0, most=1e6)],
 ) -> list[float | None]:
-    """(value - mean) / std of each completion, at most cap away from 0 where cap is above 0.
+    """(value - mean) / std for each completion; None where the text is longer than the model's context.
 
-    transform: 'raw', the value is the head's number, or 'sigmoid' of it. None where the text is too long.
+    transform: 'raw', the value is the head's output, or 'sigmoid', the sigmoid of it; cap: where above 0, the result is
+    clipped to [-cap, cap]; models: the loaded reward models, to which the source's model is added.
     """
     model = load(models, source)
     prompts = encode_prompts(model, examples)
@@ -86,7 +87,10 @@ def reward(
 
 
 def load(models: dict, source: Source) -> RewardModel:
-    """The RewardModel of a source: from `models`, where it is put when it is loaded for the first time."""
+    """The RewardModel of a source, loaded at the first call and then kept in the dict `models`.
+
+    Raises BadInput for a device that is not there and for a malformed reward_model.json.
+    """
     if source not in models:
         models[source] = _read(source)
     return models[source]
@@ -130,11 +134,11 @@ def _read(source):
 
 
 def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> list[list[int]]:
-    """Token ids of each example's prompt, as the reward model was taught to read it."""
+    """Token ids of each example's prompt, written as in the reward model's training."""
     encoded: list[list[int]] = []
     for example in examples:
-        before = examples[len(encoded) - 1] if encoded else None  # of the same group, most often
-        same = before and (before.prompt, before.messages) == (example.prompt, example.messages)
+        previous = examples[len(encoded) - 1] if encoded else None  # mostly of the same group
+        same = previous and (previous.prompt, previous.messages) == (example.prompt, example.messages)
         encoded.append(
             encoded[-1]
             if same
@@ -144,14 +148,14 @@ def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> list[list
 
 
 def encode_completion(tokenizer: Any, completion: str) -> list[int]:
-    """Token ids of a completion and the stop token, whose value is that of the whole."""
+    """Token ids of a completion with the stop token, at which the model's value is the completion's value."""
     return [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
 
 
 def compute_values(model: RewardModel, rows: Sequence[list[int]]) -> list[Float[np.ndarray, ' tokens'] | None]:
-    """For each list of token ids the model's value at each, or None where it is longer than the model's context.
+    """For each row of token ids, the model's value at each token; None for a row longer than the model's context.
 
-    Computed in blocks of model.batch rows, padded to a power of two of columns: a bounded number of shapes to compile.
+    Blocks of model.batch rows are padded to a power of two of columns, so that few shapes are compiled.
     """
     by_columns = collections.defaultdict(list)
     values: list[Any] = [None] * len(rows)

@@ -1,4 +1,4 @@
-"""Correct number: 1 if the completion's answer equals the gold number, else 0."""
+"""A correct number: 1 if the completion's answer equals the gold number, else 0."""
 
 from fractions import Fraction
 import re
@@ -13,7 +13,7 @@ PLAIN = re.compile(r'[-+]?[$]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?[$]?\.\d
 
 
 def reward(completion: str, example: Example) -> float | None:
-    """1.0 if the extracted number equals example.answer as a fraction, else 0.0; None without one plain gold number."""
+    """1.0 if the extracted number equals example.answer exactly, else 0.0; None unless that is one plain number."""
     gold = plain(example.answer)
     if gold is None:
         return None
@@ -21,7 +21,7 @@ def reward(completion: str, example: Example) -> float | None:
 
 
 def extract(completion: str) -> str | None:
-    """The answer in canonical form: the first number after the last ####, else the last number; None without one."""
+    """The first number after the last ####, or without #### the last number, in canonical form; None without one."""
     _, mark, tail = completion.rpartition('####')
     numbers = NUMBER.findall(tail)
     if not numbers:
@@ -32,9 +32,9 @@ def extract(completion: str) -> str | None:
 
 
 def gold(example: Example) -> tuple[str, ...]:
-    """(the gold answer, wrong ones) for the self-test; BadInput for a gold that has digits and is no plain number.
+    """(gold answer, wrong answers...) for the self-test; see gold.perturb.
 
-    1/2 would be read as 2, and 1e-05 as -5.
+    Raises BadInput for a gold answer with digits that is no plain number: 1/2 would be read as 2, and 1e-05 as -5.
     """
     text = example.answer.rpartition('####')[2].strip()
     if re.search(r'\d', text) and not PLAIN.fullmatch(text):
@@ -47,6 +47,6 @@ def gold(example: Example) -> tuple[str, ...]:
 
 
 def plain(answer: str) -> str | None:
-    """The number that a gold answer is, or has behind ####, in canonical form; None for any other text."""
+    """A gold answer's number in canonical form, where the text after #### (or all of it) is one number; else None."""
     text = answer.rpartition('####')[2].strip()
     return extract(text) if PLAIN.fullmatch(text) else None

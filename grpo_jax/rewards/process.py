@@ -1,7 +1,7 @@
-"""A process reward model: the chance that each step of a completion is right, by a model that read it so far.
+"""A process reward model: for each step of a completion, the probability that the step is right.
 
-A step is what stands between two of the model's separators (see rewards.model). Its chance is read at the separator
-behind it. As in training, each step is tokenized by itself.
+A step is the text between two of the model's separators (see rewards.model). The model reads prompt and steps up to a
+separator, and its value there gives the step's probability. As in training, each step is tokenized by itself.
 """
 
 from collections.abc import Sequence
@@ -26,36 +26,37 @@ def reward(
     models: dict,
     aggregate: Annotated[str, OneOf(tuple(AGGREGATES))],
 ) -> list[float | None]:
-    """For each completion the min, mean or product of its steps' chances; None without a step."""
+    """For each completion the min, mean or product of its steps' probabilities; None without a step."""
     rows = steps(completions, examples, source=source, models=models, centred=False)
-    return [AGGREGATES[aggregate]([chance for _, chance in row]) if row else None for row in rows]
+    return [AGGREGATES[aggregate]([probability for _, probability in row]) if row else None for row in rows]
 
 
 def steps(
     completions: Sequence[str], examples: Sequence[Example], *, source: Source, models: dict, centred: bool
 ) -> list[list[tuple[int, float]]]:
-    """For each completion a list of (end in characters, chance p in [0, 1] that the step is right).
+    """For each completion a list of (end in characters, probability p that the step is right).
 
     centred: 2p - 1 instead of p. The list is empty for a text that is longer than the model's context.
     """
     model = load(models, source)
     prompts = encode_prompts(model, examples)
-    ends, rows, places = [], [], []
+    ends, rows, columns = [], [], []
     for text, prompt in zip(completions, prompts, strict=True):
         text_steps = split(text, model.separator)
         ids, last = tokenize(model.tokenizer, [step for step, _ in text_steps], model.separator)
         ends.append([end for _, end in text_steps])
         rows.append(prompt + ids)
-        places.append([len(prompt) + place for place in last])
+        columns.append([len(prompt) + index for index in last])
     rewards = []
-    for values, row_ends, row_places in zip(compute_values(model, rows), ends, places, strict=True):
-        chances = [] if values is None else [float(expit(float(values[place]))) for place in row_places]
-        rewards.append(list(zip(row_ends, [2 * p - 1 for p in chances] if centred else chances, strict=False)))
+    for values, row_ends, row_columns in zip(compute_values(model, rows), ends, columns, strict=True):
+        probabilities = [] if values is None else [float(expit(float(values[column]))) for column in row_columns]
+        numbers = [2 * p - 1 for p in probabilities] if centred else probabilities
+        rewards.append(list(zip(row_ends, numbers, strict=False)))
     return rewards
 
 
 def split(text: str, separator: str) -> list[tuple[str, int]]:
-    """(step, end in characters) of each piece of a text between separators that is not blank."""
+    """[(step, end in characters), ...]: the text split at separators, without blank pieces."""
     pieces, start = [], 0
     for piece in text.split(separator):
         if piece.strip():
@@ -65,7 +66,7 @@ def split(text: str, separator: str) -> list[tuple[str, int]]:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
-    """(token ids, index of each step's last token) of the texts of steps, with a separator behind each."""
+    """(token ids of all steps, index of each step's last token); a separator follows each step."""
     ids, last = [], []
     if not texts:
         return ids, last

@@ -1,8 +1,8 @@
-"""Bonus for phrases like "wait" and "let me check" in correct completions. Think twice before using it.
+"""A bonus for phrases like "wait" and "let me check" in correct completions. Think twice before using it.
 
-A policy hacks it directly, by writing the phrases, and no ablation is known that supports it: DeepSeek-R1
-(arXiv 2501.12948) rewards no content and saw reflection come by itself, and base models write such phrases
-without any reinforcement (arXiv 2503.20783). It is no part of the default config.
+A policy can hack it by writing the phrases, and we know no ablation that supports it. DeepSeek-R1 (arXiv 2501.12948)
+rewards no content and saw reflection emerge without a bonus; base models write such phrases before any reinforcement
+learning (arXiv 2503.20783). No config uses it by default.
 """
 
 import functools
@@ -14,9 +14,9 @@ from grpo_jax.ranges import Count, Texts
 
 
 def reward(completion: str, example: Example, *, correct: bool | None, phrases: Texts, cap: Count) -> float | None:
-    """How many of the phrases occur, in any case and as whole words, up to cap, if correct, else 0.0.
+    """The number of occurrences of the phrases, at most cap, in a correct completion; 0.0 in a wrong one.
 
-    correct is the verifier's verdict, or None.
+    Phrases count as whole words, in any case. correct: the verifier's verdict; None gives None.
     """
     if correct is None:
         return None
@@ -26,11 +26,11 @@ def reward(completion: str, example: Example, *, correct: bool | None, phrases: 
 
 
 def measure(completion: str, example: Example, *, phrases: Texts, cap: Count) -> float:
-    """As reward, whatever the verdict: at weight 0 the part pays nothing, and counts on wrong answers too."""
+    """The number of occurrences whatever the verdict: stands in for reward where the part's weight is 0."""
     return float(sum(1 for _ in itertools.islice(pattern(tuple(phrases)).finditer(completion), cap)))
 
 
 @functools.cache
 def pattern(phrases: tuple[str, ...]) -> re.Pattern[str]:
-    """The phrases as whole words, in any case."""
+    """A pattern that matches any of the phrases as whole words, in any case."""
     return re.compile(rf'\b(?:{"|".join(map(re.escape, phrases))})\b', re.IGNORECASE)

@@ -1,13 +1,14 @@
-"""Repetition: down to -1 for a completion of the same few words over and over."""
+"""Repetition: a penalty, down to -1 for a completion that repeats the same few words."""
 
 from grpo_jax.example import Example
 from grpo_jax.ranges import Count
 
 
 def reward(completion: str, example: Example, *, n: Count) -> float:
-    """-(1 - distinct n-grams / n-grams) of words between white space, in lower case; 0.0 with fewer than n words.
+    """-(1 - distinct n-grams / n-grams) over words in lower case, split at white space; 0.0 with fewer than n words.
 
-    As in arXiv 2502.03373, appendix C.2, but as a reward of the whole completion. Text without spaces is a single word.
+    arXiv 2502.03373, appendix C.2, penalizes single tokens; here the whole completion has one penalty. Text without
+    spaces is a single word.
     """
     words = completion.lower().split()
     if len(words) < n:

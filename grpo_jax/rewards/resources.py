@@ -11,7 +11,10 @@ from grpo_jax.workers import Pool, Sandbox
 
 
 class EventLoop:
-    """An event loop on a thread of its own, started when first needed; it ends with close, and with the EventLoop."""
+    """An asyncio event loop on its own thread, which starts at the first submit.
+
+    It ends with close, and when the EventLoop is collected.
+    """
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -19,7 +22,7 @@ class EventLoop:
         self._thread: Any = None
 
     def submit(self, coroutine: Coroutine) -> concurrent.futures.Future:
-        """The future of a coroutine, which has begun to run."""
+        """Starts a coroutine on the loop and returns its future."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -29,7 +32,7 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self):
-        """Cancels what is still running; the loop can be used again."""
+        """Cancels running coroutines and ends the thread; a later submit starts both anew."""
         with self._lock:
             if self._loop is not None:
                 _stop_loop(self._loop)
@@ -56,10 +59,14 @@ def _stop_loop(loop):
 
 
 class Resources:
-    """What the rewards of a run share; all of it is started when first needed, and ends with close."""
+    """Threads, processes and models that a run's rewards share; each starts when first needed and ends with close."""
 
     def __init__(self, *, workers: int, deadline: float, memory_gib: float):
-        """workers: threads that judge, and processes at most, each with memory_gib and `deadline` seconds a call."""
+        """Starts nothing yet.
+
+        workers: judging threads, and the most worker processes; deadline: seconds that a call in a process may take;
+        memory_gib: GiB of memory of a process.
+        """
         self.threads = concurrent.futures.ThreadPoolExecutor(workers, 'reward')
         self.pool = Pool(workers, deadline=deadline, memory_gib=memory_gib)
         self.sandbox = Sandbox()
@@ -67,7 +74,10 @@ class Resources:
         self.event_loop = EventLoop()
 
     def close(self, wait: bool = True):
-        """Ends all of it; what has not begun does not begin. Without wait, a reward that runs on is left to itself."""
+        """Ends threads, processes and the event loop, and frees the models; rewards in the queue are cancelled.
+
+        wait: whether to wait for rewards that are running on threads.
+        """
         self.threads.shutdown(wait=wait, cancel_futures=True)
         self.event_loop.close()
         self.pool.close()

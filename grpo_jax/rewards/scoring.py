@@ -1,4 +1,4 @@
-"""Judges completions as they come, on threads beside the device, and adds up the parts of their rewards."""
+"""Judges completions as they finish, on threads while the device decodes, and adds up the parts of their rewards."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,51 +15,55 @@ from grpo_jax.grouping import Grouping
 from grpo_jax.rewards.build import Part, RewardFunctions
 from grpo_jax.workers import Died, Expired
 
-# what ends a part without a reward, and what it is counted as; anything else that a reward raises stops the run
+# exceptions that leave one completion without a reward, and what they count as; any other exception stops the run
 FAILURES = {Expired: 'expired', TimeoutError: 'expired', Died: 'died', RecursionError: 'died'}
 
 
 class Rewards(NamedTuple):
     """The rewards of B completions, in the order of rows."""
 
-    texts: np.ndarray  # str objects
+    texts: np.ndarray  # str objects [B]
     truncated: np.ndarray  # bool[B]
     lengths: np.ndarray  # i64[B] tokens
-    rewards: np.ndarray  # f64[B] NaN: no part could tell
-    correct: np.ndarray  # f64[B] what the verifier says: 1 right, 0 wrong; NaN: it cannot tell, or there is none
+    rewards: np.ndarray  # f64[B] the weighted sums of parts; NaN: no part could tell
+    correct: np.ndarray  # f64[B] the verifier's verdict: 1 right, 0 wrong; NaN: it cannot tell, or there is none
     parts: dict  # name -> f64[B]
-    failures: dict  # expired, died -> bool[B]: a part ran out of time, or of memory
+    failures: dict  # 'expired', 'died' -> bool[B]: some part ran out of time, or of memory
 
 
 class RewardStream:
-    """Judges a step's completions as they are handed over, while others still decode."""
+    """Judges a step's completions as they are added, while others still decode."""
 
     def __init__(self, reward_functions: RewardFunctions, examples: Sequence[Example], group_size: int, tokenizer: Any):
+        """examples: one for each group of group_size rows; tokenizer: decodes the completions."""
         self._reward_functions, self._tokenizer = reward_functions, tokenizer
         self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
-        self.seconds = 0.0  # that judging took on all threads, known with the results
+        self.seconds = 0.0  # of judging, summed over threads; set by results
 
     def add(self, row: int | np.integer, tokens: Sequence | np.ndarray, truncated: bool | np.generic):
-        """Takes the completion of a row: its token ids, and whether its budget ended before a stop came."""
+        """Begins to judge a row's completion.
+
+        tokens: its token ids; truncated: whether the budget ended before a stop token.
+        """
         future = self._reward_functions.resources.threads.submit(self._begin, self._example(row), tokens)
         self._rows[row] = future, truncated
 
     @property
     def rows(self) -> list:
-        """The numbers of the rows handed over, rising; with several processes, those of this process."""
+        """The added rows' numbers, rising; with several processes, the rows of this process."""
         return sorted(self._rows)
 
     def results(self) -> Rewards:
-        """The Rewards of the rows handed over."""
+        """Waits for the judges and returns the Rewards of the added rows, in the order of `rows`."""
         order = self.rows
         started = [self._rows[row][0].result() for row in order]
         texts, lengths, values, seconds = zip(*started, strict=True) if started else ((), (), (), ())
-        owners, truncated = [self._example(row) for row in order], [self._rows[row][1] for row in order]
+        examples, truncated = [self._example(row) for row in order], [self._rows[row][1] for row in order]
         began = time.monotonic()
-        rewarded = _add_up(self._reward_functions, owners, (texts, truncated, lengths), values)
+        rewards = _add_up(self._reward_functions, examples, (texts, truncated, lengths), values)
         self.seconds = sum(seconds) + time.monotonic() - began
-        return rewarded
+        return rewards
 
     def _example(self, row):
         return self._examples[row // self._group_size]
@@ -77,11 +81,14 @@ def compute_rewards(
     truncated: Sequence | np.ndarray,
     lengths: Sequence | np.ndarray,
 ) -> Rewards:
-    """Rewards of B completions at once; examples has P entries, B / P rows each."""
-    owners = _repeat(examples, len(texts))
+    """The Rewards of B completions, judged in one call.
+
+    examples: P of them, each for B / P neighbouring rows; texts, truncated, lengths: one a row, as in Rewards.
+    """
+    row_examples = _repeat(examples, len(texts))
     begin = functools.partial(_begin_parts, reward_functions)
-    values = list(reward_functions.resources.threads.map(begin, texts, owners))
-    return _add_up(reward_functions, owners, (texts, truncated, lengths), values)
+    values = list(reward_functions.resources.threads.map(begin, texts, row_examples))
+    return _add_up(reward_functions, row_examples, (texts, truncated, lengths), values)
 
 
 def _repeat(examples, rows):
@@ -90,7 +97,7 @@ def _repeat(examples, rows):
 
 
 def _begin_parts(reward_functions, text, example):
-    """By name, of the parts that take one completion: a value, the failure that it ended in, or a future."""
+    """Calls the parts that take one completion: name -> a value, an exception in FAILURES, or a future."""
     reward_functions = reward_functions.of(example)
     values, verifier = {}, reward_functions.verifier
     # the verifier first, since others may read its verdict
@@ -108,41 +115,48 @@ def _begin_parts(reward_functions, text, example):
 
 
 def _submit(reward_functions, coroutine):
-    """The future of a coroutine that ends at the deadline, and has begun to run."""
+    """Starts a coroutine, which is cancelled at the deadline, and returns its future."""
     return reward_functions.resources.event_loop.submit(asyncio.wait_for(coroutine, reward_functions.options.deadline))
 
 
 def judge_at_once(
-    reward_functions: RewardFunctions, part: Part, texts: Sequence[str], owners: Sequence[Example]
+    reward_functions: RewardFunctions, part: Part, texts: Sequence[str], examples: Sequence[Example]
 ) -> list[Any]:
-    """By a part that is asynchronous or takes all completions: of each its value, or the failure that it ended in."""
+    """Calls a part that is asynchronous or takes all completions; for each text a value or an exception in FAILURES.
+
+    examples: the example of each text.
+    """
     if part.asynchronous:
-        futures = [_submit(reward_functions, part.function(*row)) for row in zip(texts, owners, strict=True)]
+        futures = [_submit(reward_functions, part.function(*row)) for row in zip(texts, examples, strict=True)]
         return [_wait(future) for future in futures]
     try:
-        return part.function(list(texts), list(owners))
+        return part.function(list(texts), list(examples))
     except tuple(FAILURES) as failure:
         return [failure] * len(texts)
 
 
 def _is_correct(reward_functions, value):
-    """The verdict of a verifier's value; None where it could not tell."""
+    """Whether the verifier's value means correct (bool); None where the verifier cannot tell."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return None
     return not isinstance(value, Exception) and value >= reward_functions.options.correct_at
 
 
-def _add_up(reward_functions, owners, columns, started):
-    """The Rewards of rows of which the parts of one completion have started; columns: texts, truncated, lengths."""
+def _add_up(reward_functions, examples, columns, started):
+    """Waits for all parts and returns the Rewards of B rows.
+
+    examples: the example of each row; columns: (texts, truncated, lengths); started: _begin_parts of each row.
+    """
     texts, truncated, lengths = columns
     options, parts, correct = reward_functions.options, {}, np.full(len(texts), np.nan)
     failures = {name: np.zeros(len(texts), bool) for name in FAILURES.values()}
-    functions = [reward_functions.of(example) for example in owners]
+    functions = [reward_functions.of(example) for example in examples]
     for name, part in reward_functions.every_part.items():
         parts[name] = np.full(len(texts), np.nan)
-        rows = [row for row, own in enumerate(functions) if name in own.parts]
+        rows = [row for row, row_functions in enumerate(functions) if name in row_functions.parts]
         if part.batched and rows:  # a process may have no row of a step
-            values = judge_at_once(reward_functions, part, [texts[row] for row in rows], [owners[row] for row in rows])
+            row_texts, row_examples = [texts[row] for row in rows], [examples[row] for row in rows]
+            values = judge_at_once(reward_functions, part, row_texts, row_examples)
         else:
             values = [_wait(started[row][name]) for row in rows]
         for row, value in zip(rows, values, strict=True):
@@ -155,14 +169,14 @@ def _add_up(reward_functions, owners, columns, started):
                 correct[row] = np.nan if verdict is None else verdict
             parts[name][row] = options.failed if failed else np.nan if value is None else value
     weights = np.array([part.weight for part in reward_functions.every_part.values()])
-    stacked, truncated = np.stack(list(parts.values())), np.asarray(truncated, bool)
+    stacked, truncated = np.stack(list(parts.values())), np.asarray(truncated, bool)  # [parts, B], [B]
     total = np.nansum(weights[:, None] * stacked, 0) + options.truncated_reward * truncated
     total = np.where(np.isfinite(stacked).any(0), total, np.nan)
     return Rewards(np.array(texts, object), truncated, np.asarray(lengths), total, correct, parts, failures)
 
 
 def _wait(value):
-    """A value, or the failure that it ended in."""
+    """The value, waited for if it is a future; an exception in FAILURES is returned and not raised."""
     if not isinstance(value, concurrent.futures.Future):
         return value
     try:
@@ -172,7 +186,7 @@ def _wait(value):
 
 
 def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, grouping: Grouping) -> Float[np.ndarray, 'P G']:
-    """The rewards with the shaping by length, where there is one; NaN where a group has no completion."""
+    """The rewards plus the weighted shaping by length, if the config has one; NaN where a group has no completion."""
     shaped, weight = rewarded.rewards.copy(), reward_functions.options.length_shaping_weight
     if reward_functions.shaping:
         for rows in grouping.rows_by_size():
@@ -189,10 +203,11 @@ def advantage_inputs(
     tokenizer: Any,
     grouping: Grouping,
 ) -> dict[str, Any]:
-    """What an advantage may read beside total rewards, by name; of functions, those are called that are read.
+    """The inputs, by name, that an advantage may read beside the total rewards; lazy ones are functions.
 
-    examples are of equal parts of the rows; shaped are the total rewards; fetch_tokens() gives (rollout.tokens,
-    rollout.completion_mask) on the host. NaN where a group has no completion.
+    examples: one for each equal block of rows; rewarded: the Rewards of the rows; shaped: total rewards with shaping;
+    fetch_tokens() -> (rollout.tokens, rollout.completion_mask) on the host. Arrays are f64, and NaN where a group has
+    no completion: correct [P, G], part_weights [parts], parts [parts, P, G], step_rewards [P, G, C].
     """
     parts = reward_functions.every_part.values()
     reward_steps: Any = reward_functions.steps
@@ -221,18 +236,20 @@ def place_step_rewards(
     mask: Bool[np.ndarray, 'B C'],
     tokenizer: Any,
 ) -> Float[np.ndarray, 'B C']:
-    """The reward of each step, (end in characters, float), at its last token, and NaN elsewhere.
+    """Places each step's reward at the step's last token; NaN elsewhere. Rewards at one token are added.
 
-    outcomes: the completions' own rewards, each a further step at the last token; None: steps alone are paid.
+    steps: for each row, pairs of (end in characters, reward). outcomes: the rewards of whole completions, each placed
+    at the completion's last token; None: only steps are paid. tokens and mask are those of the rollout.
     """
     tokens, placed = tokens[:, -mask.shape[1] :], np.full(mask.shape, np.nan)
     for row, row_steps in enumerate(steps):
         length = int(mask[row].sum())
+        # characters that the first n + 1 tokens write, rising in n
         written = [len(tokenizer.decode(tokens[row, : n + 1], skip_special_tokens=True)) for n in range(length)]
-        places = [(int(np.searchsorted(written, end)), value) for end, value in row_steps]
+        token_rewards = [(int(np.searchsorted(written, end)), value) for end, value in row_steps]
         if outcomes is not None:
-            places.append((length - 1, outcomes[row]))
-        for token, value in places:
+            token_rewards.append((length - 1, outcomes[row]))
+        for token, value in token_rewards:
             if 0 <= token < length:
                 placed[row, token] = value + np.nan_to_num(placed[row, token])
     return placed

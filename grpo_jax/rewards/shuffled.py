@@ -1,7 +1,7 @@
-"""A control that knows how hard a prompt is and nothing else: numeric's rewards, dealt out anew within each prompt.
+"""A control that knows how hard a prompt is and nothing else: numeric's rewards, permuted within each prompt.
 
-Every group keeps its rewards, and with them its mean and its spread, and is dead or not as before. Chance decides
-which completion gets which reward.
+A group's rewards keep their mean and standard deviation, so the same groups are dead. Chance decides which completion
+gets which reward.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from grpo_jax.rewards import numeric
 
 
 def reward(completions: Sequence[str], examples: Sequence[Example]) -> list[float | None]:
-    """numeric.reward of each completion, permuted among those of its prompt by the prompt's id; of all at once."""
+    """numeric.reward of each completion, permuted among the completions of a prompt; the prompt's id is the seed."""
     groups = {}
     for row, example in enumerate(examples):
         groups.setdefault(example.id, []).append(row)
-    dealt: list[float | None] = [None] * len(completions)
+    rewards: list[float | None] = [None] * len(completions)
     for key, rows in groups.items():
         # any permutation, the identity too: if each reward had to move, a right completion would expect less
-        for row, giver in zip(rows, np.random.default_rng(key).permutation(rows), strict=True):
-            dealt[row] = numeric.reward(completions[int(giver)], examples[int(giver)])
-    return dealt
+        for row, source in zip(rows, np.random.default_rng(key).permutation(rows), strict=True):
+            rewards[row] = numeric.reward(completions[int(source)], examples[int(source)])
+    return rewards

@@ -1,4 +1,7 @@
-"""Killable processes, which know nothing of rewards: a Pool of functions, a Sandbox of programs that nobody trusts."""
+"""Processes that can be killed: a Pool that calls functions, and a Sandbox that runs untrusted programs.
+
+They know nothing of rewards.
+"""
 
 from grpo_jax.workers.pool import Died, Expired, Pool
 from grpo_jax.workers.sandbox import Sandbox

@@ -1,6 +1,6 @@
-"""What confines a process: namespaces, a root of its own, Landlock, a filter of system calls, limits.
+"""Confines a process: namespaces, a root of its own, Landlock, a filter of system calls, resource limits.
 
-jail.py applies it. Each function says whether the machine has the layer; none needs privileges.
+jail.py calls these functions. Each returns whether the machine has the layer; none needs privileges.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ import resource
 import struct
 import sys
 
-FILE_MIB = 16  # a file's size
-FOLDER_MIB = 64  # all files together, where the folder is a file system of its own
+FILE_MIB = 16  # size of a file, at most
+FOLDER_MIB = 64  # size of all files together, where the folder is a file system of its own
 OPEN_FILES = 64
-THREADS = 1024  # that a program and its tests may start, one after the other or at once
-NOBODY = 65534  # the user's number inside
+THREADS = 1024  # threads that a program and its tests may start in all
+NOBODY = 65534  # the user id inside
 
 NO_NEW_PRIVS, DUMPABLE, SECCOMP = 38, 4, 22  # of prctl
 NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_MOUNT = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x00020000
@@ -26,11 +26,12 @@ CLONE_THREAD, F_DUPFD_CLOEXEC, F_SETOWN = 0x10000, 1030, 8
 MOUNT_SETATTR, RECURSIVE, READ_ONLY, HERE = 442, 0x8000, 1, -100  # the first whatever the machine
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock, whatever the machine
 READING, DEVICE, EXECUTING = 4 | 8, 2 | 4, 1  # Landlock's rights
-# version of Landlock: what it governs of files, of TCP, and of signals and abstract sockets
+# version of Landlock -> masks of the rights that it governs: files, TCP, signals and abstract sockets
 RIGHTS = {1: (2**13 - 1, 0, 0), 2: (2**14 - 1, 0, 0), 3: (2**15 - 1, 0, 0), 4: (2**15 - 1, 3, 0), 5: (2**16 - 1, 3, 0)}
 RIGHTS[6] = 2**16 - 1, 3, 3
-ALLOW, REFUSE, ABSENT, ASK = 0x7FFF0000, 0x00050001, 0x00050026, 0x7FC00000  # of the filter: yes, EPERM, ENOSYS, ask
-NOTICE, ANSWER, GO_ON = (0xC0502100, 80), (0xC0182101, 'QqiI'), 1  # of who asks: ioctl numbers, structures, a flag
+ALLOW, REFUSE, ABSENT, ASK = (0x7FFF0000, 0x00050001, 0x00050026, 0x7FC00000)  # of the filter: yes, EPERM, ENOSYS, ask
+# for the verdict ask: ioctl number and size of a notice, ioctl number and structure of an answer, the flag for yes
+NOTICE, ANSWER, GO_ON = (0xC0502100, 80), (0xC0182101, 'QqiI'), 1
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 MACHINES = {'x86_64': (1, 0xC000003E, 317), 'aarch64': (2, 0xC00000B7, 277)}  # column in CALLS, AUDIT_ARCH, seccomp
 
@@ -60,7 +61,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_namespaces() -> bool:
-    """Gives the children of this process users, processes, network and IPC of their own; False where refused."""
+    """Gives this process's children their own users, processes, network and IPC; False where the kernel refuses."""
     if not hasattr(libc, 'unshare'):
         return False
     maps = [('setgroups', 'deny'), ('uid_map', f'{NOBODY} {os.getuid()} 1'), ('gid_map', f'{NOBODY} {os.getgid()} 1')]
@@ -74,15 +75,15 @@ def enter_namespaces() -> bool:
 
 
 def libraries() -> list[str]:
-    """Folders that a program may read: Python's modules and the system's shared libraries."""
+    """The folders that a program may read: Python's modules and the system's shared libraries."""
     places = (os.path.join(prefix, name) for prefix in (sys.base_prefix, '/usr', '/') for name in ('lib', 'lib64'))
     return sorted({place for place in places if os.path.isdir(place)})
 
 
 def enter_own_root(folder: str) -> bool:
-    """Makes the root a file system with the libraries, an empty folder and no more, all read-only; False where refused.
+    """Replaces the root by a read-only file system that has only the libraries, /dev/null and an empty `folder`.
 
-    This process and its children alone see it.
+    Only this process and its children see it. False where the kernel refuses.
     """
     if not hasattr(libc, 'mount') or libc.unshare(NEW_MOUNT) or libc.mount(None, b'/', None, PRIVATE, None):
         return False
@@ -104,7 +105,7 @@ def enter_own_root(folder: str) -> bool:
 
 
 def _bind(place, folder):
-    """Whether the file or folder `place` was made to be seen at its path below `folder`."""
+    """Makes the file or folder `place` visible at the same path below `folder`; False where the kernel refuses."""
     target = folder + place
     os.makedirs(target if os.path.isdir(place) else os.path.dirname(target), exist_ok=True)
     if not os.path.exists(target):
@@ -113,7 +114,7 @@ def _bind(place, folder):
 
 
 def mount_folder(folder: str) -> bool:
-    """Mounts a small file system on the folder, which this process alone sees; False where refused."""
+    """Mounts a small file system on the folder, seen by this process alone; False where the kernel refuses."""
     if not hasattr(libc, 'mount') or libc.unshare(NEW_MOUNT):
         return False
     return _mount_memory(folder, f'size={FOLDER_MIB}m,nr_inodes=4k,mode=700')
@@ -125,7 +126,7 @@ def _mount_memory(folder, options):
 
 
 def give_up_rights():
-    """Drops what a root user has, for good, and hides this process and its children from each other's eyes."""
+    """Drops all capabilities for good, and keeps this process and its children from inspecting each other."""
     if hasattr(libc, 'capset'):
         libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
         libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -138,9 +139,9 @@ def landlock_version() -> int:
 
 
 def landlock_rules(folder: str) -> int | None:
-    """Descriptor of Landlock's rules: all but execution in the folder, reading of libraries; None without Landlock.
+    """File descriptor of Landlock rules: anything but execution in the folder, reading in libraries; else nothing.
 
-    They govern all that the kernel's version of Landlock can, of versions 1 to 6.
+    They govern all that the kernel's version of Landlock (1 to 6) can govern. None without Landlock.
     """
     version = min(landlock_version(), max(RIGHTS))
     if not version:
@@ -157,9 +158,10 @@ def landlock_rules(folder: str) -> int | None:
 
 
 def call_filter(files: bool, threads: bool) -> bytes | None:
-    """The filter of system calls, as BPF; None where the kernel has none.
+    """The filter of system calls, as a BPF program; None where the kernel has no filters.
 
-    files: whether files may be opened for writing, since another layer says which; threads: whether any may start.
+    files: whether files may be opened for writing, since another layer limits which; threads: whether threads may
+    start.
     """
     if not _filters():
         return None
@@ -174,8 +176,8 @@ def call_filter(files: bool, threads: bool) -> bytes | None:
     def argument(index):  # the low half
         return load, 0, 0, 16 + 8 * index
 
-    # Landlock asks for the right to write only of who opens to write. Access mode 3 asks for none, and O_TRUNC empties
-    # a file in any mode, which the first versions of Landlock do not govern
+    # Landlock checks the right to write only where a file is opened for writing. Access mode 3 escapes the check, and
+    # O_TRUNC empties a file in any mode, which the first versions of Landlock do not govern
     opening = [
         *(argument(2), (both, 0, 0, os.O_ACCMODE), (equal, 0, 1, os.O_ACCMODE), no),
         *((equal, 0, 3, os.O_RDONLY), argument(2), (any_bit, 0, 1, os.O_TRUNC), no, yes),
@@ -199,7 +201,7 @@ def call_filter(files: bool, threads: bool) -> bytes | None:
 
 
 def _filters():
-    """Whether this kernel has filters, and the machine's calls are known here."""
+    """Whether this kernel has filters, and MACHINES has this architecture's numbers."""
     if sys.platform != 'linux' or platform.machine() not in MACHINES:
         return False
     libc.prctl(SECCOMP, 2, None)
@@ -216,15 +218,15 @@ def _assemble(rows):
 
 
 def _filter_pointer(calls):
-    """(the filter as the kernel takes it, what must live as long)."""
+    """(the filter as the kernel takes it, the buffer that it points to, which must outlive it)."""
     text = ctypes.create_string_buffer(calls, len(calls))
     return struct.pack('HP', len(calls) // 8, ctypes.addressof(text)), text
 
 
 def listen_for_threads() -> int | None:
-    """Descriptor by which answer_thread allows or refuses each thread that is started from now on, here or in a child.
+    """File descriptor of a listener: it gets a notice of each thread that this process or a child starts from now on.
 
-    None where the kernel cannot ask.
+    answer_thread allows or refuses the thread. None where the kernel has no such notices.
     """
     if not _filters():
         return None
@@ -237,7 +239,7 @@ def listen_for_threads() -> int | None:
 
 
 def answer_thread(listener: int, allowed: bool):
-    """Lets a thread start for which the listener has a notice, or refuses it as a full machine would."""
+    """Reads the listener's next notice and lets its thread start, or refuses with EAGAIN, as a full machine would."""
     (receive, size), (send, structure) = NOTICE, ANSWER
     notice = bytearray(size)
     with contextlib.suppress(OSError):  # of a process that has ended
@@ -248,7 +250,11 @@ def answer_thread(listener: int, allowed: bool):
 
 
 def confine(memory: int, seconds: int, rules: int | None, calls: bytes | None):
-    """Limits this process, for good, to bytes of memory, seconds of CPU, Landlock's rules and the filter's calls."""
+    """Limits this process for good.
+
+    memory: bytes of address space; seconds: of CPU; rules: from landlock_rules; calls: from call_filter. Raises OSError
+    when the kernel refuses rules or filter.
+    """
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: FILE_MIB * 2**20, resource.RLIMIT_CORE: 0}
     if calls is None:
         limits[resource.RLIMIT_NPROC] = 0  # no further process; root may all the same

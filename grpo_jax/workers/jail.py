@@ -1,8 +1,8 @@
-"""The inside of the sandbox: runs programs and their tests, in an interpreter of its own that holds no secrets.
+"""The inside of the sandbox: a separate interpreter, without secrets, that runs programs and their tests.
 
-For each job it forks two processes. The program's process is confined before it sees the first byte of the program,
-and has no test. The judge's process has the tests. Over a pipe it asks the program's process to call functions; plain
-data comes back, and the judge compares it. So nothing that a program does to its own interpreter can make a test pass.
+For each job it forks two processes. The program's process has no tests, and is confined before it reads the program.
+The judge's process has the tests. Over a pipe it asks the program's process to call functions, gets plain data back,
+and compares. So nothing that a program does to its own interpreter can make a test pass.
 """
 
 from collections.abc import Callable
@@ -24,28 +24,28 @@ if __package__:
 else:  # in an interpreter that has these two files alone
     import confinement
 
-# what programs often import
+# modules that programs often import
 PRELOADED = (
     'bisect cmath collections copy dataclasses datetime decimal fractions functools heapq itertools operator re '
     'statistics string typing'
 ).split()
-LONGEST = 2**24  # bytes of what a function returns, as text
+LONGEST = 2**24  # characters of an answer from the program's process
 CLOSED = 3  # exit status of a judge for which there were no more jobs
 
 TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)}
 
 
-def pack(value: Any, remember: Callable) -> Any:
-    """A value in JSON's types: plain data, whole and without its class; of other objects the number remember(value)."""
+def encode(value: Any, remember: Callable) -> Any:
+    """A value in JSON's types: plain data is copied without its subclass; another object becomes remember(value)."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
-        return [pack(item, remember) for item in value]
+        return [encode(item, remember) for item in value]
     for kind in (tuple, set, frozenset, bytes):
         if isinstance(value, kind):
-            return {kind.__name__: [pack(item, remember) for item in value]}
+            return {kind.__name__: [encode(item, remember) for item in value]}
     if isinstance(value, dict):
-        return {'dict': [[pack(key, remember), pack(item, remember)] for key, item in value.items()]}
+        return {'dict': [[encode(key, remember), encode(item, remember)] for key, item in value.items()]}
     if isinstance(value, complex):
         return {'complex': [value.real, value.imag]}
     if isinstance(value, type) and TYPES.get(value.__name__) is value:
@@ -53,10 +53,10 @@ def pack(value: Any, remember: Callable) -> Any:
     return {'object': remember(value)}
 
 
-def unpack(value: Any, find: Callable) -> Any:
-    """The value that pack packed; find(number) gives the object."""
+def decode(value: Any, find: Callable) -> Any:
+    """The inverse of encode; find(number) returns the object that was remembered under a number."""
     if isinstance(value, list):
-        return [unpack(item, find) for item in value]
+        return [decode(item, find) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -64,12 +64,15 @@ def unpack(value: Any, find: Callable) -> Any:
         return find(content)
     if kind == 'type':
         return TYPES[content]
-    content = unpack(content, find)
+    content = decode(content, find)
     return complex(*content) if kind == 'complex' else TYPES[kind](content)
 
 
 def run_program(requests: int, replies: int, rules: int | None, calls: bytes | None):
-    """The program's process: runs the program, then answers the judge's requests, which are about its objects."""
+    """The program's process: runs the program, then serves the judge's requests about the program's objects.
+
+    requests, replies: file descriptors of pipes; rules, calls: as in confinement.confine.
+    """
     _shut(requests, replies, rules)
     with os.fdopen(requests, 'rb') as lines, os.fdopen(replies, 'w') as answers:
         line = lines.readline()
@@ -88,15 +91,15 @@ def run_program(requests: int, replies: int, rules: int | None, calls: bytes | N
         actions = {'call': lambda f, args, named: f(*args, **named), 'get': getattr, 'set': setattr, 'items': list}
         for line in lines:
             try:
-                action, *args = unpack(json.loads(line), objects.__getitem__)
-                answer = json.dumps({'value': pack(actions[action](*args), remember)})
+                action, *args = decode(json.loads(line), objects.__getitem__)
+                answer = json.dumps({'value': encode(actions[action](*args), remember)})
             except BaseException as error:  # also SystemExit: the process is to answer the next test
                 answer = json.dumps({'error': type(error).__name__})
             print(answer, file=answers, flush=True)
 
 
 class Remote:
-    """An object of the program's process that is no plain data. It equals nothing but itself."""
+    """The judge's handle to an object in the program's process that is no plain data; it equals only itself."""
 
     def __init__(self, ask, number):
         vars(self).update(_ask=ask, _number=number)
@@ -115,14 +118,17 @@ class Remote:
 
 
 def run_judge(requests: int, replies: int, verdict: int, rules: int | None, calls: bytes | None):
-    """The judge's process: takes a job, and writes 1 or 0 for each of its tests; ends itself at the deadline."""
+    """The judge's process: reads a job, and writes 1 or 0 for each test; an alarm ends it at the deadline.
+
+    requests, replies, verdict: file descriptors of pipes; rules, calls: as in confinement.confine.
+    """
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(CLOSED)
     job = json.loads(line)
-    signal.setitimer(signal.ITIMER_REAL, job['timeout'])  # nothing catches the alarm, whatever the process waits for
+    signal.setitimer(signal.ITIMER_REAL, job['timeout'])  # nothing catches the alarm, so it ends the process
     _shut(requests, replies, verdict, rules)
-    # the program knows neither its judge's tests nor, so, its judge's random numbers
+    # the program does not know the tests, so it cannot foresee the judge's random numbers
     random.seed(json.dumps([job['tests'], job['setup']]))
     seconds = math.ceil(job['timeout']) + 1
     confinement.confine(job['memory'], seconds, rules, calls)
@@ -137,11 +143,11 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, call
             raise TypeError(f'{type(value).__name__} cannot be sent to the program')
 
         def ask(*request):
-            send(pack(list(request), number))
+            send(encode(list(request), number))
             answer = json.loads(answers.readline(LONGEST))
             if 'error' in answer:
                 raise RuntimeError(answer['error'])
-            return unpack(answer['value'], lambda number: Remote(ask, number))
+            return decode(answer['value'], lambda number: Remote(ask, number))
 
         def passes(source):
             try:
@@ -157,13 +163,13 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, call
                 namespace[name] = ask('get', Remote(ask, 0), attribute)
             ready = passes(job['setup'])
         except Exception:
-            ready = False  # a name would mean a builtin, or nothing
+            ready = False  # without its names, a test would call builtins, or nothing
         passed = ['01'[ready and passes(test)] for test in job['tests']]
         os.write(verdict, ''.join(passed).encode())
 
 
 def _shut(*descriptors):
-    """Closes all other descriptors; standard input and output lead nowhere."""
+    """Closes all other descriptors, and points standard input, output and error to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(nowhere, fd)
@@ -172,7 +178,7 @@ def _shut(*descriptors):
 
 
 def _start(body, *args):
-    """Process id of a child that runs body(*args)."""
+    """Forks a child that runs body(*args) and exits; returns its process id."""
     child = os.fork()
     if not child:
         try:
@@ -184,7 +190,7 @@ def _start(body, *args):
 
 
 def empty(folder: str):
-    """Deletes all that is in the folder, however deep: it lifts what is deep to the top."""
+    """Deletes the folder's content, without recursion: deep folders are moved to the top first."""
     while names := os.listdir(folder):
         for path in (os.path.join(folder, name) for name in names):
             if os.path.islink(path) or not os.path.isdir(path):
@@ -197,7 +203,11 @@ def empty(folder: str):
 
 
 def run_job(folder: str, rules: int | None, calls: bytes | None, listener: int | None, alone: bool) -> bool:
-    """Runs the next job to its end, then kills and deletes what it left; False when there are no more jobs."""
+    """Runs the next job, then kills its processes and deletes its files; False when there are no more jobs.
+
+    rules, calls: as in confinement.confine; listener: of confinement.listen_for_threads; alone: whether this process
+    has its own namespace of processes, in which it may kill all others.
+    """
     requests, replies, verdict = os.pipe(), os.pipe(), os.pipe()
     program = _start(run_program, requests[0], replies[1], rules, calls)
     judge = _start(run_judge, requests[1], replies[0], verdict[1], rules, calls)
@@ -218,7 +228,7 @@ def run_job(folder: str, rules: int | None, calls: bytes | None, listener: int |
 
 
 def _read_verdict(verdict, listener):
-    """What the judge writes until it ends; meanwhile threads of program and judge are allowed, up to a number."""
+    """The text that the judge writes until it ends; meanwhile allows up to THREADS threads of program and judge."""
     marks, threads, sources = b'', 0, [verdict] if listener is None else [verdict, listener]
     with os.fdopen(verdict, 'rb', 0) as pipe:
         while True:
@@ -234,7 +244,7 @@ def _read_verdict(verdict, listener):
 
 
 def _answer(value):
-    """Writes a line for the trainer; ends this process where there is no trainer any more."""
+    """Writes a value as a JSON line for the trainer; ends this process when the trainer has ended."""
     try:
         os.write(1, json.dumps(value).encode() + b'\n')
     except BrokenPipeError:
@@ -242,7 +252,10 @@ def _answer(value):
 
 
 def serve(folder: str, alone: bool):
-    """Writes which layers contain programs, then runs jobs from standard input until it closes."""
+    """Writes the names of the active layers, then runs jobs from standard input until it closes.
+
+    alone: whether this process has its own namespaces.
+    """
     rooted = alone and confinement.enter_own_root(folder)
     mounted = alone and confinement.mount_folder(folder)
     confinement.give_up_rights()
@@ -269,7 +282,7 @@ def serve(folder: str, alone: bool):
 
 
 def main(folder: str):
-    """Serves in a child, which is the first process of its namespace, and deletes the folder afterwards."""
+    """Runs serve in a child, the first process of its namespace, and deletes the folder afterwards."""
     alone = confinement.enter_namespaces()
     server = os.fork()
     if not server:

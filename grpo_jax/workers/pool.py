@@ -1,7 +1,7 @@
-"""Worker processes for work that may hang, die or eat memory: killed at a deadline that the parent keeps, and replaced.
+"""Worker processes for calls that may hang, crash or exhaust memory; the parent kills them at a deadline.
 
-Threads would not do: nothing stops one, and math-verify's alarms fail in them. Workers are fresh interpreters, so that
-nothing of JAX is forked and the program's main module is not imported again.
+Threads would not do: nothing can stop a thread, and math-verify's alarms fail in one. Workers are fresh interpreters,
+so that JAX's state is not forked and the main module is not imported again.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from typing import Any
 import weakref
 
 STARTING = 120.0  # seconds for a worker to start, and to import the module of a function
-CACHED = 100_000  # results that are remembered
+CACHED = 100_000  # results that `cached` remembers
 
 
 class Expired(Exception):
@@ -30,17 +30,17 @@ class Expired(Exception):
 
 
 class Died(Exception):
-    """A worker ended, or ran out of memory, in a call."""
+    """A worker ended, or ran out of memory, during a call."""
 
 
 class Pool:
-    """Up to `workers` processes, started when first needed; usable from several threads.
+    """Up to `workers` processes, started when first needed; several threads may use it.
 
-    The processes end with close, with the Pool, and with the interpreter.
+    The processes end with close, when the Pool is collected, and with the interpreter.
     """
 
     def __init__(self, workers: int, *, deadline: float, memory_gib: float):
-        """deadline: seconds a call may take; memory_gib: GiB of address space of a worker."""
+        """workers: the most processes; deadline: seconds a call may take; memory_gib: address space of a worker."""
         self.workers, self._deadline, self._memory = workers, deadline, int(memory_gib * 2**30)
         self._running = set()
         self._idle = queue.LifoQueue()
@@ -50,9 +50,10 @@ class Pool:
         weakref.finalize(self, _kill_all, self._running)
 
     def call(self, function: Callable, *args) -> Any:
-        """function(*args) in a worker: its result, or what it raises; Expired at the deadline, Died with the worker.
+        """Calls function(*args) in a worker; returns the result, or raises the function's exception.
 
-        The function is one of an importable module. The function, its arguments and its result are pickled.
+        Raises Expired at the deadline and Died when the worker ends. The function must be importable; arguments and
+        result are pickled.
         """
         worker = self._idle.get()
         try:
@@ -69,9 +70,9 @@ class Pool:
             self._idle.put(worker)
 
     def cached(self, function: Callable, *args) -> Any:
-        """call(function, *args), remembered by function and arguments, also that it expired or died.
+        """As call, but a result is remembered by function and arguments, and so are Expired and Died.
 
-        Threads that ask for the same at once wait for one call. What the function raises is not remembered.
+        Threads that make the same call at once wait for one call. Exceptions of the function are not remembered.
         """
         key = function, args
         with self._lock:
@@ -89,7 +90,7 @@ class Pool:
         raise kind(value) if kind in (Expired, Died) else value
 
     def _fill(self, key, future):
-        """Sets the future of a key to ('result', value), or to (Expired or Died, message), or to what was raised."""
+        """Calls key's function, and sets its future to ('result', value), (failure type, message) or (None, error)."""
         outcome: Any = None, RuntimeError('interrupted')
         try:
             outcome = 'result', self.call(key[0], *key[1])
@@ -104,7 +105,7 @@ class Pool:
             future.set_result(outcome)
 
     def close(self):
-        """Ends the workers, each when its call has ended; the pool can be used again."""
+        """Ends each worker after its current call; the pool can be used again."""
         for worker in [self._idle.get() for _ in range(self.workers)]:
             if worker is not None:
                 self._running.discard(worker)
@@ -139,7 +140,7 @@ class _Worker:
         return self._request((function, args, True), deadline)
 
     def _request(self, request, deadline):
-        """The answer to (function, args, whether its result is to be sent)."""
+        """Sends (function, args, whether to return the result) and returns the result; raises as Pool.call."""
         name = request[0].__name__
         try:
             self._pipe.send(request)
@@ -153,12 +154,12 @@ class _Worker:
         if kind == 'result':
             return value
         if isinstance(value, MemoryError):
-            self.kill()  # what is left of it is not to be trusted
+            self.kill()  # a process that ran out of memory is not to be trusted
             raise Died(f'{name} ran out of memory')
         raise value
 
     def kill(self):
-        """Ends the process and whatever it started."""
+        """Kills the process and the processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -171,16 +172,16 @@ def _kill_all(workers):
 
 
 def serve(pipe: float, deadline: float, memory: float):
-    """The main loop of a worker process: calls what the pipe says, until it closes.
+    """The main loop of a worker process: calls the functions that come through the pipe, until it closes.
 
-    pipe is the number of a descriptor; memory is in bytes.
+    pipe: number of a file descriptor; deadline: seconds; memory: bytes.
     """
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
-    # a parent that was killed closes the pipe, in a call too: its worker then ends, and has nobody to complain to
+    # when the parent is killed, the pipe closes; the worker then ends silently
     with contextlib.suppress(EOFError, ConnectionError), connection.Connection(int(pipe)) as conversation:
         while True:
             function, args, answers = conversation.recv()
-            # should the parent be killed in a call, nobody else would end it
+            # if the parent is killed during a call, only this limit ends the call
             used = resource.getrusage(resource.RUSAGE_SELF)
             most = math.ceil(used.ru_utime + used.ru_stime + (deadline if answers else STARTING)) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
@@ -192,7 +193,7 @@ def serve(pipe: float, deadline: float, memory: float):
 
 
 def _sendable(error):
-    """The exception, or one that says the same and survives the pipe."""
+    """The exception, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

@@ -1,8 +1,7 @@
-"""Runs a program against tests, contained; docs/sandbox.md says by what, and what is not.
+"""Runs an untrusted program against tests; docs/sandbox.md says what contains it, and what nothing contains.
 
-jail.py does the work, held by confinement.py, in a small interpreter of its own that is started once and serves many
-jobs. A program cannot reach this process, its memory, environment or open files; a job costs two forks of the small
-interpreter.
+A jail is a small interpreter that runs jail.py, confined by confinement.py; it starts once and serves many jobs. A job
+costs two forks of this interpreter. A program cannot reach the trainer's memory, environment or open files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,8 @@ from grpo_jax.errors import BadInput
 from grpo_jax.workers.pool import STARTING, Died, Expired
 
 logger = logging.getLogger('grpo_jax')
-GRACE = 10.0  # seconds after its deadline in which a job must have ended itself
-# what a jail runs: of this package it can import jail.py and confinement.py alone
+GRACE = 10.0  # seconds after its deadline until which a job must have ended itself
+# the jail's program: of this package it can import only jail.py and confinement.py
 SCRIPT = (
     f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import jail; sys.path.pop(0)\n'
     'jail.main(sys.argv[1])'
@@ -41,9 +40,9 @@ class Jail(NamedTuple):
 
 
 class Sandbox:
-    """As many jails as jobs run at once, started when first needed; usable from several threads.
+    """As many jails as jobs run at once, started when first needed; several threads may use it.
 
-    The jails and their folders end with close, with the Sandbox, and with the interpreter.
+    The jails end, and their folders are deleted, with close, when the Sandbox is collected, and with the interpreter.
     """
 
     def __init__(self):
@@ -60,11 +59,11 @@ class Sandbox:
         timeout: float,
         memory_mib: int,
     ) -> list[bool]:
-        """Whether each of the tests passed; Expired after `timeout` seconds, Died if the jail ended.
+        """For each test, whether it passed; raises Expired after `timeout` seconds and Died if the jail ended.
 
-        tests: sources, run in turn in one namespace that the program cannot reach; one passes unless it raises. The
-        namespace has the objects of the program that `names` maps its names to, and what the source `setup` makes of
-        them.
+        program: a source. tests: sources, run in turn in one namespace that the program cannot reach; a test passes
+        unless it raises. names: name in that namespace -> name of the program's object; setup: a source that runs in
+        the namespace before the tests; memory_mib: MiB of address space for each of the two processes.
         """
         for name, value in [('timeout', timeout), ('memory_mib', memory_mib)]:
             if value <= 0:
@@ -77,7 +76,7 @@ class Sandbox:
             'timeout': timeout,
             'memory': int(memory_mib * 2**20),
         }
-        jail = self._take()
+        jail = self._idle_jail()
         try:
             jail.process.stdin.write(json.dumps(job).encode() + b'\n')
             jail.process.stdin.flush()
@@ -96,8 +95,8 @@ class Sandbox:
         return [mark == '1' for mark in answer['passed']]
 
     def layers(self) -> tuple[str, ...]:
-        """Names of what contains programs on this machine."""
-        jail = self._take()
+        """The names of the layers that contain programs on this machine."""
+        jail = self._idle_jail()
         self._idle.append(jail)
         return jail.layers
 
@@ -105,8 +104,8 @@ class Sandbox:
         """Ends the waiting jails; the sandbox can be used again."""
         _kill_all(self._idle)
 
-    def _take(self):
-        """A jail that waits for a job."""
+    def _idle_jail(self):
+        """Takes a jail that waits for a job, or starts one."""
         with contextlib.suppress(IndexError):
             while True:  # other threads take and return jails
                 jail = self._idle.pop()
@@ -117,10 +116,10 @@ class Sandbox:
 
 
 def _start():
-    """A new jail, which has named its layers."""
+    """Starts a jail and reads its layers; warns when one in NEEDED is missing."""
     folder = tempfile.mkdtemp(prefix='grpo_jax-')
     command = [sys.executable, '-s', '-S', '-P', '-B', '-Xutf8', '-c', SCRIPT, folder]
-    # sets are to come in one order in every run; the interpreter may need the path to start
+    # sets have the same order in every run; the interpreter may need the library path to start
     environment = {'PYTHONHASHSEED': '0', 'LD_LIBRARY_PATH': os.environ.get('LD_LIBRARY_PATH', '')}
     process = subprocess.Popen(
         command, env=environment, cwd='/', start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -140,7 +139,7 @@ def _start():
 
 
 def _read_answer(process, seconds):
-    """The next line that the jail writes; Died if it writes none."""
+    """The jail's next line, parsed as JSON; raises Died when none comes within `seconds`."""
     if not connection.wait([process.stdout], seconds):
         raise Died(f'the sandbox said nothing for {seconds} s')
     line = process.stdout.readline()
@@ -155,7 +154,7 @@ def _kill_all(jails):
 
 
 def _kill(jail):
-    """Ends the jail, by itself if it can, and deletes its folder."""
+    """Ends the jail, by a signal if it does not end within a second, and deletes its folder."""
     with contextlib.suppress(BrokenPipeError):
         jail.process.stdin.close()  # it ends when there is nothing more to read
     try:

@@ -1,6 +1,6 @@
-"""The program in a completion: its blocks of code, and which of them are the solution.
+"""Finds the program in a completion: its blocks of code, and the blocks that are the solution.
 
-Nothing here parses Python: a completion can be such that Python's parser ends the process.
+Nothing here parses Python, since some texts make Python's parser end the process.
 """
 
 from collections.abc import Collection
@@ -8,7 +8,7 @@ import keyword
 import re
 from typing import Any, NamedTuple
 
-# opening or closing: at least three of one sign, then the language and whatever else
+# an opening or closing fence: at least three of one sign, then the language and any other text
 FENCE = re.compile(r'(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})(?P<rest>[^\n]*)')
 LANGUAGE = re.compile(r'[\s{.]*([\w+#-]*(?:\.\d+)?)')
 PYTHON = re.compile(r'i?(?:c?python|py)[\d.]*', re.IGNORECASE)
@@ -18,11 +18,11 @@ ASSIGNMENT = re.compile(r'^([A-Za-z_]\w*)[ \t]*(?::[^=\n]*)?=(?!=)', re.MULTILIN
 START = re.compile(
     r'^(?:@\w|(?:async[ \t]+)?(?:def|class)[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import\b)', re.MULTILINE
 )
-# two names side by side are no Python, nor is a name with a stop and nothing behind it
+# two names side by side are prose and no Python, and so is a single name with a stop behind it
 NAMES = re.compile(r'\b([A-Za-z_]\w*)(?=[ \t]+([A-Za-z_]\w*))')
 STOPPED = re.compile(r'\W*([A-Za-z]\w*)[.:!]\W*')
 KEYWORDS = {*keyword.kwlist, *keyword.softkwlist}
-MOST_BLOCKS, MOST_TEXT, LONGEST = 64, 2**17, 200  # blocks, characters of a text and of a line that are looked at
+MOST_BLOCKS, MOST_TEXT, LONGEST = 64, 2**17, 200  # blocks, characters of a text, and characters of a line that are read
 QUOTES = re.compile(r'"""|\'\'\'')
 
 
@@ -30,17 +30,17 @@ class Block(NamedTuple):
     """A block of code between fences."""
 
     source: str
-    python: bool  # by its language; else it has none
+    python: bool  # the fence says Python; otherwise it names no language
     closed: bool
-    before: str  # the text between the block before it and this one
+    before: str  # the text between the previous block and this one
 
 
 def find_program(completion: str, names: Collection[str] = ()) -> str:
-    """The program of a completion: the last fenced block of Python, or of no language, that defines one of the names.
+    """The completion's program: the last fenced block of Python, or without a language, that defines one of `names`.
 
-    Names none: anything. Other blocks that define or import what this one uses, and does not define, go before it; a
-    usage block behind it does not. Where no block defines a name, it is the last block of Python, else of no language;
-    without blocks, the text, from where its code begins to where prose follows.
+    Without names, any definition counts. Other blocks that define or import what this block uses are put before it; a
+    later block that only uses it is not. Where no block defines a name, the program is the last block of Python, else
+    the last block without a language. Without blocks, it is the text from its first code up to the prose behind.
     """
     blocks = _blocks(completion)
     solutions = [index for index, block in enumerate(blocks) if _defines(block.source, names)]
@@ -50,13 +50,13 @@ def find_program(completion: str, names: Collection[str] = ()) -> str:
         before = blocks[-1].before
         if _defines(before, names) or (before.strip() and not blocks[-1].source.strip()):
             return _strip_prose(before)
-    chosen = [block for block in blocks if block.python] or blocks
-    return chosen[-1].source if chosen else _strip_prose(completion)
+    candidates = [block for block in blocks if block.python] or blocks
+    return candidates[-1].source if candidates else _strip_prose(completion)
 
 
 def _blocks(completion):
-    """The last Blocks of Python or without a language, in order; the very last may be cut off by the end."""
-    opening: Any = None  # the fence of the block at hand
+    """The last MOST_BLOCKS Blocks of Python or without a language, in order; the text may end inside the last one."""
+    opening: Any = None  # the fence that opened the current block
     blocks, lines, before = [], [], []
 
     def close(source, closed=True, language=None):
@@ -93,19 +93,19 @@ def _blocks(completion):
 
 
 def _in_line(match):
-    """Whether the line of a fence is a whole block: code, more than a word, and a fence that closes it."""
+    """Whether a fence's line is a whole block: the fence, more than one word of code, and a closing fence."""
     rest = match['rest'].strip()
     return rest.endswith(match['fence']) and not rest.strip('`~').isalnum()
 
 
 def _closes(match, opening):
-    """Whether a fence closes a block: its sign as often, and not deep inside of the code, as in a docstring."""
+    """Whether a fence closes a block: as long as the opening one, and not indented deep, as in a docstring."""
     deep = len(match['indent']) > len(opening['indent']) + 3
     return match['fence'].startswith(opening['fence']) and not deep
 
 
 def _dedent(source, indent):
-    """The source of a block in a list, without the indentation of its fence; other sources as they are."""
+    """A block's source without the indentation of its fence, which a block in a list has; other sources unchanged."""
     lines = source.splitlines(keepends=True)
     if not indent or not all(line.startswith(indent) or not line.strip() for line in lines):
         return source
@@ -114,19 +114,19 @@ def _dedent(source, indent):
 
 
 def _defines(source, names):
-    """Whether a source defines one of the names, or with none, anything; what is inside of others does not count."""
+    """Whether a source defines one of the names at top level; without names, whether it defines anything."""
     defined = {*DEFINITION.findall(source), *ASSIGNMENT.findall(source)}
     return bool(defined & set(names)) if names else bool(defined)
 
 
 def _join(blocks, solution):
-    """The source of the block at an index, after those that define what it uses."""
+    """The source of the block with index `solution`, behind the blocks that define what it uses."""
     joined, sources = {solution}, [block.source for block in blocks]
     defined = [
         {*DEFINITION.findall(source), *(word for names in IMPORT.findall(source) for word in re.findall(r'\w+', names))}
         for source in sources
     ]
-    for index in range(solution + 1):  # what is assigned behind the solution is an example
+    for index in range(solution + 1):  # an assignment behind the solution is part of an example
         defined[index].update(ASSIGNMENT.findall(sources[index]))
     while True:
         words = {word for index in joined for word in re.findall(r'\w+', sources[index])}
@@ -138,7 +138,7 @@ def _join(blocks, solution):
 
 
 def _strip_prose(text):
-    """The code of a text without fences: from its first definition or import to the prose behind it; else the text."""
+    """The code in a text without fences: from the first definition or import up to prose; the whole text if none."""
     if len(text) > MOST_TEXT:
         return text
     lines = text.splitlines(keepends=True)
@@ -158,7 +158,7 @@ def _strip_prose(text):
 
 
 def _is_prose(line):
-    if line[0].isspace() or line[0] in '#"\'@':  # inside of a statement, or surely code
+    if line[0].isspace() or line[0] in '#"\'@':  # inside a statement, or surely code
         return False
     code = re.split('["\'#]', line[:LONGEST], maxsplit=1)[0]
     if not any(sign in code for sign in ' .:!`'):

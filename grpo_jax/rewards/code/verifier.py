@@ -1,4 +1,4 @@
-"""Programs that pass tests: the share of an example's tests that the completion's program passes, in a sandbox."""
+"""Programs judged by tests: runs an example's tests on the completion's program, in a sandbox."""
 
 import ast
 import collections
@@ -12,10 +12,10 @@ from grpo_jax.rewards.code.blocks import find_program
 from grpo_jax.workers import Died, Expired, Sandbox
 
 CONSTANTS = ('True', 'False', 'None', '0', '1', '-1', '1.0', "''", '[]', '()', '{}', 'set()')
-MOST_CONSTANTS = 48  # that are tried for an example
+MOST_CONSTANTS = 48  # constants that are tried for an example
 REMEMBERED = 100_000  # examples
 
-_constant_shares = {}  # by program and tests
+_constant_shares = {}  # an example's program text and tests -> the greatest share of a constant
 
 
 def reward(
@@ -27,13 +27,15 @@ def reward(
     timeout: Free[Seconds],
     memory_mib: Free[Annotated[int, Range(least=1, most=2**30)]],
 ) -> float | None:
-    """1.0 if all tests pass; else 0.0, or without all_pass the share of tests above a constant's; None without tests.
+    """1.0 if all tests pass; otherwise 0.0 with all_pass, and partial credit without; None without tests.
 
-    With s the share that the program passes, and b the greatest share that a program of one constant result passes, it
-    is max(0, (s - b) / (1 - b)): `return True` earns nothing. The constants are CONSTANTS and those in the tests.
+    Partial credit is max(0, (s - b) / (1 - b)): s is the share of tests that the program passes, b the greatest share
+    that a program with a constant result passes, so `return True` earns nothing. The constants that are tried are
+    CONSTANTS and the constants in the tests.
 
-    example.meta is as data/code.py makes it. Raises workers.Expired when program and tests take more than `timeout`
-    seconds, workers.Died when the sandbox fails; a program that ends itself or runs out of memory just fails its tests.
+    example.meta: as data/code.py makes it; timeout: seconds for the program and its tests; memory_mib: MiB of memory.
+    Raises workers.Expired at the timeout and workers.Died when the sandbox fails. A program that ends itself or runs
+    out of memory fails its tests.
     """
     meta = example.meta
     if not meta.get('tests'):
@@ -58,7 +60,10 @@ def reward(
 
 
 def _constant_share(meta, share):
-    """The greatest share of the tests that a program of one constant result passes, computed once an example."""
+    """The greatest share of tests that a program with a constant result passes; computed once for an example.
+
+    share(program): the share of the example's tests that a program passes.
+    """
     key = json.dumps([meta[name] for name in ('before', 'setup', 'names', 'tests')])
     if key not in _constant_shares:
         best, names = 0.0, sorted(set(meta['names'].values()))
@@ -73,7 +78,7 @@ def _constant_share(meta, share):
 
 
 def _constants(tests):
-    """Sources of the constants to try: the usual ones, then those of the tests, the most frequent first."""
+    """The constants to try, as sources: CONSTANTS, then the constants in the tests, the most frequent first."""
     counts = collections.Counter()
     for test in tests:
         pending = [ast.parse(test)]
@@ -88,10 +93,10 @@ def _constants(tests):
 
 
 def extract(completion: str) -> str:
-    """The program of a completion, whatever it is to define; see blocks.find_program."""
+    """The completion's program, whatever names it defines; see blocks.find_program."""
     return find_program(completion)
 
 
 def gold(example: Example) -> tuple[str, str]:
-    """(a program that passes, one that does not): for the self-test before a run."""
+    """(a program that passes, a program that fails), for the self-test before a run."""
     return example.answer, 'pass'

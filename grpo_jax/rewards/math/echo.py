@@ -1,4 +1,4 @@
-"""Answers that repeat a formula of their problem instead of working it out."""
+"""Detects answers that repeat a formula of the problem instead of its value."""
 
 import functools
 import re
@@ -7,7 +7,7 @@ from grpo_jax.rewards.math import extraction
 from grpo_jax.rewards.math.numbers import fraction
 from grpo_jax.rewards.math.spelling import respell
 
-LONGEST = 20_000  # characters of a problem that are looked at
+LONGEST = 20_000  # characters of a problem that are read
 FORMULA = re.compile(
     r'\$\$(.{1,1000}?)\$\$|(?<!\\)\$(.{1,1000}?)(?<!\\)\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]', re.DOTALL
 )
@@ -19,9 +19,9 @@ SAME = ((r'\cdot', '*'), (r'\times', '*'), ('\u00d7', '*'), ('÷', '/'), (r'\div
 
 
 def is_echo(answer: str, problem: str, gold: str) -> bool:
-    """Whether an answer is, as it is written, a formula of the problem, or a side of one, and not the gold one.
+    """Whether an answer is spelled like a formula of the problem, or like one side of it, and unlike the gold answer.
 
-    A plain number is no formula.
+    A plain number is never an echo.
     """
     if is_plain(answer):
         return False
@@ -33,7 +33,7 @@ def is_echo(answer: str, problem: str, gold: str) -> bool:
 
 @functools.lru_cache(4096)
 def _formulas(problem):
-    """The formulas of a problem and their sides, spelled alike."""
+    """The problem's formulas and their sides, each in one spelling (frozenset of str)."""
     problem = problem[:LONGEST]
     pieces = [next(filter(None, match)) for match in FORMULA.findall(problem)]
     pieces += [text for text in ARITHMETIC.findall(FORMULA.sub(' ', problem)) if SIGNS.search(text)]
@@ -42,7 +42,7 @@ def _formulas(problem):
 
 
 def _spelled(text):
-    """The text with one spelling for each sign, without spaces and braces."""
+    """The text with one spelling for each sign, without spaces, braces and outer brackets."""
     text = respell(text) or ''
     for sign, other in SAME:
         text = text.replace(sign, other)
@@ -51,7 +51,7 @@ def _spelled(text):
 
 
 def is_plain(text):
-    """Whether a text is a number that is spelled out: whole, decimal, or a fraction in lowest terms; or a name."""
+    """Whether a text has no arithmetic to work out: a name, a whole or decimal number, a fraction in lowest terms."""
     spelled = respell(text) or ''
     if not re.search(r'[-+*/^=\\!]', spelled.lstrip('-+ ')):
         return True

@@ -1,7 +1,7 @@
-r"""Where a completion states its answer: in a box, after ####, in tags, after 'the answer is', or at its end.
+r"""Finds the answer in a completion: in a box, after ####, in tags, after 'the answer is', or at its end.
 
-Boxes, marks and numbers in thinking, <think>...</think>, do not count where an answer stands outside of it. All
-functions are linear in the length of a completion, and read a bounded number of its characters.
+An answer inside <think>...</think> counts only where none stands outside. All functions are linear in the completion's
+length, and read a bounded number of characters.
 """
 
 import functools
@@ -10,11 +10,11 @@ import re
 from grpo_jax.rewards.math import lines
 from grpo_jax.rewards.math.spelling import canonical
 
-TAIL = 20_000  # characters at the end of a completion that are looked at
+TAIL = 20_000  # characters at the end of a completion that are read
 
 BRACES = re.compile(r'(\\{1,4}(?:boxed|fbox)\s*)?\{|\\.|\}', re.DOTALL)
 DECORATION = re.compile(r'\\(?:q?quad|text)(?![A-Za-z])|\\[()\[\],;: ]|[${}]')
-# what may stand between boxes that are one list
+# text that may stand between boxes that are one list
 JOINED = re.compile(r'(?:[^.\n]*(?:,|;|\band\b|\bor\b)\s*)? *(?:[A-Za-z]\w* *=)? *|[^A-Za-z0-9\n]{0,9}')
 THINKING = re.compile(r'</?(?:think|thinking|thought|reasoning)>')
 MARK = re.compile(
@@ -25,43 +25,44 @@ SENTENCE = re.compile(r'\n|[.!?](?=\s|$)|<\|')
 
 
 def strict(completion: str) -> str | None:
-    """The canonical text of the last boxed answer, else of the answer after the last ####; None without one."""
+    """The last boxed answer, else the answer after the last ####, in canonical form; None without one."""
     return canonical(answer(completion, boxed=True))
 
 
 def lenient(completion: str, *, words: bool = True) -> str | None:
-    """strict, else of what is in <answer> tags, follows 'the answer is', or is the last number or formula.
+    """As strict, else the text in <answer> tags or after 'the answer is', else the last number or formula.
 
-    Without words, a name or another word at the end is no answer.
+    words: whether a name or another word at the end may be the answer.
     """
     return canonical(answer(completion, words=words))
 
 
 def gold(text: str) -> str | None:
-    """The canonical text of a data set's answer, which may be a whole solution; None without."""
+    """A gold answer in canonical form; `text` may be a whole solution. None where it states no answer."""
     return canonical(_first(text, (_boxed, _after_hashes, _tagged, _marked))) or canonical(text) or lenient(text)
 
 
 def answer(completion: str, *, boxed: bool = False, words: bool = True) -> str:
-    """The answer as it is written; '' without one. boxed: only a box or #### counts; words: as of lenient."""
+    """The answer as it is written; '' without one. boxed: only a box or #### counts; words: as in lenient."""
     tail = completion[-TAIL:]
-    places = (_boxed, _after_hashes)
+    readers = (_boxed, _after_hashes)
     if not boxed:
-        places += tuple(functools.partial(place, words=words) for place in (_tagged, _marked, lines.last))
+        readers += tuple(functools.partial(reader, words=words) for reader in (_tagged, _marked, lines.last))
     if '</think' in tail or '</thought>' in tail or '</reasoning>' in tail:
         outside = _without_thinking(tail)
-        # strict reading too: who answers outside without a box has no box
-        if any(canonical(place(outside)) for place in (_boxed, _after_hashes, _tagged, _marked, lines.last)):
+        # also for the strict reading: an answer outside that has no box makes boxes inside void
+        if any(canonical(reader(outside)) for reader in (_boxed, _after_hashes, _tagged, _marked, lines.last)):
             tail = outside
-    return _first(tail, places)
+    return _first(tail, readers)
 
 
-def _first(text, places):
-    return next((value for place in places if canonical(value := place(text[-TAIL:]))), '')
+def _first(text, readers):
+    """The first answer that one of the readers finds and that has a canonical form; ''."""
+    return next((value for reader in readers if canonical(value := reader(text[-TAIL:]))), '')
 
 
 def _without_thinking(text):
-    """The text outside of <think>...</think>; thinking may have begun before the text, and need not have ended."""
+    """The text outside <think>...</think>; the text may begin inside thinking, and may end there."""
     pieces, start, inside = [], 0, False
     for match in THINKING.finditer(text):
         closes = match[0][1] == '/'
@@ -74,7 +75,7 @@ def _without_thinking(text):
 
 
 def _boxed(text):
-    """What the last box holds, or the last boxes that are one list; ''."""
+    """The content of the last box, or of the last boxes that form one list; '' without a box."""
     opened, boxes = [], []
     for match in BRACES.finditer(text):
         if match[0].endswith('{') and match[0] != r'\{':
@@ -83,7 +84,7 @@ def _boxed(text):
             start = opened.pop()
             if start[1]:
                 while boxes and boxes[-1][0] > start.start():
-                    boxes.pop()  # inside of this one
+                    boxes.pop()  # it lies inside this one
                 boxes.append((start.start(), match.end(), text[start.end() : match.start()].strip()))
     joined = boxes[-1:]
     for box in reversed(boxes[:-1]):
@@ -97,9 +98,12 @@ def _boxed(text):
 
 
 def _after_hashes(text):
-    """The line after the last ####, or the number it begins with; '' for a heading, which other lines follow."""
-    _, mark, rest = text.rpartition('####')
-    line, _, more = lines.cleaned(rest).strip().partition('\n') if mark else ('', '', '')
+    """The answer in the line after the last ####: all of it, or the number that it begins with.
+
+    '' without ####, and for a heading, which other lines follow.
+    """
+    _, mark, tail = text.rpartition('####')
+    line, _, more = lines.cleaned(tail).strip().partition('\n') if mark else ('', '', '')
     line = line.strip()
     if not line or (more.strip() and lines.word(line)):
         return ''
@@ -108,14 +112,14 @@ def _after_hashes(text):
 
 
 def _tagged(text, words=True):
-    """The answer in the last <answer> tags; ''."""
+    """The answer in the last <answer> tags; '' without one."""
     head, close, _ = text.rpartition('</answer>')
     _, opening, inner = head.rpartition('<answer>')
     return lines.last(inner, words) if opening and close else ''
 
 
 def _marked(text, words=True):
-    """The answer in the sentence, or the formula, after the last 'answer is' or 'answer:'; ''."""
+    """The answer in the sentence, or the formula, after the last 'answer is' or 'answer:'; '' without one."""
     marks = list(MARK.finditer(text))
     if not marks:
         return ''

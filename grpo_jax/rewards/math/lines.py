@@ -1,14 +1,14 @@
-"""The answer that the last lines of a text state: a line that is one, or the number or formula that one ends in."""
+"""Finds the answer in a text's last lines: a line that is an answer, or the number or formula that a line states."""
 
 import re
 
 from grpo_jax.rewards.math.spelling import LONGEST
 from grpo_jax.rewards.math.units import SCALES, UNITS
 
-LINES = 40  # at the end of a text that are looked at
-NUMBERS = 20  # of a sentence
+LINES = 40  # lines at the end of a text that are read
+NUMBERS = 20  # numbers of a sentence that are read
 
-# an end of a formula, or a number with the digits and signs written together with it
+# the sign that begins or ends a formula, or a number with the digits and signs that touch it
 PIECE = re.compile(r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])[-+]?\.?[0-9][0-9.,/]*)')
 BETWEEN = re.compile(r'\s*,?\s*(?:and|or)?\s*')
 WORD = re.compile(
@@ -18,7 +18,7 @@ WORD = re.compile(
 CAPITALS = re.compile(r'(?<=[0-9] )\(?([A-Z]{3,})(?![A-Za-z])|^([A-Z]{3,})(?= )')
 NO_WORD = re.compile(r'\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}(?:\{[lcr]*\})?|[\\\b\f][A-Za-z]+')
 
-# tags, fences, ends of environments, signs of triumph
+# tags, fences, begin and end of environments, pictures and smileys
 NOISE = re.compile(
     r'</?(?:[A-Za-z]{3,20}|[bipu]|br|em|li|td|tr|h[1-6])\s?/?>|</s>|<\|[^<>|\n]{0,40}\|>(?:user|assistant|system)?|'
     r'\[/?[A-Z]{3,12}\]|```\w*|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|center|proof|document)\*?\}|'
@@ -36,7 +36,7 @@ LABEL = re.compile(
     r'[^\W\d_][^:=\n]{0,60}(?<![0-9]):\s*(?=\S)|[A-Za-z][a-z ]{2,60}=\s*|[A-Z]{4,20}\s*=\s*|'
     r'\\text\w*\s*\{[^{}]*[:=]\s*\}:?\s*|(?:[A-Z]{2,4}|[A-Z][a-z])\.?\s+(?=[-+$]?[0-9])'
 )
-# lines behind an answer that are none: without a number, and with one
+# lines behind an answer that are no answer: without a number (CLOSING), and with one (REMARK)
 CLOSING = re.compile(
     r'\W*(?i:(?:the )?end|fin|finish\w*|done|qed|thanks?|cheers|perfect|correct|solved|verified|checked|great|nice|'
     r'okay|bye|yay|voil\w+|enjoy|amen|stop|eos|user|human|assistant|system|bingo|boom|hooray|success|complete\w*)\W*'
@@ -45,7 +45,8 @@ REMARK = re.compile(
     r'\W*(?i:note|n\.?b|p\.?s|check\w*|verif\w+|confidence|sources?|ref\w*|explanation|reason\w*|hint|assum\w+|credits?|'
     r'time|tokens?|page|difficulty|score|steps?)\b\.?\W*[:\u2013\u2014-]'
 )
-# where a number stands that a sentence is about, what brings others in, and what shows that another is the result
+# before a number: text that marks it as the answer (STATED); between it and a later number: text that makes the later
+# one a side remark (ASIDE), or shows that the later one is the result (RESULT)
 STATED = re.compile(
     r'(?:^|[:=]|\b(?:is|are|was|equals?|be|makes?|earns?|costs?|needs?|has|have|gets?|pays?|takes?|saves?|spends?|made|'
     r'earned|needed|had|got|paid|took|saved|spent|about|exactly|only))[\s*_$(\\]*$'
@@ -65,26 +66,27 @@ DENIED = re.compile(r'\s*(?:is|are|would be)?\s*(?:not|wrong|incorrect|false)\b'
 CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
 SIGN = re.compile(r'(?<!\\)\$')
 TOGETHER = re.compile(r'^(?: \w+)? (?:in all|in total|altogether)\b')
-# dots before a line; slashes, and how a number came about, behind it
+# dots before a line; behind it, slashes and a remark in brackets on how the number came about
 EDGES = re.compile(r'^\.{2,}\s*|\s*(?:/-?|\\)\s*$|\s\((?:=|~|\u2248|\\approx)[^()]*\)$')
 ASIDE_LINE = re.compile(r'[\s*_]*\(.*\)[\s*_.]*|\W*(?:P\.? ?S|N\.? ?B)\.\s.*')
 OPENERS, CLOSERS = re.compile(r'[(\[{]'), re.compile(r'[)\]}]')
 FULL_STOP = re.compile(r'(?<=[.!?])\s+')
-BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # of rows of a formula
+BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # between rows of a formula
 FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,})\b')
 
 
 def last(text: str, words: bool = True) -> str:
-    """The answer that the last line with one states, else the last formula or number, with a digit if any has; ''.
+    """The answer in the last line that states one, else the last formula or number; '' without any.
 
-    Without words, a line that is a word, and no number or formula, states nothing.
+    Of formulas and numbers, the last with a digit is preferred. words: whether a line that is only a word may be the
+    answer.
     """
     text = cleaned(text)
     role = ROLE.search(text)
     if role and re.search(r'[0-9A-Za-z]', text[: role.start()]):
         text = text[: role.start()]
     lines = [line for line in text.split('\n')[-LINES:] if re.search(r'\w|\$|\\[()\[\]]', line)]
-    while len(lines) > 1 and _adds(lines[-1], lines[-2]):
+    while len(lines) > 1 and _is_afterword(lines[-1], lines[-2]):
         lines.pop()
     for line in reversed(lines):
         if _is_part(line):
@@ -100,8 +102,8 @@ def last(text: str, words: bool = True) -> str:
     return next((value for value in reversed(pieces) if re.search('[0-9]', value)), pieces[-1] if pieces else '')
 
 
-def _adds(line, before):
-    """Whether a line closes a text whose answer stands in the line before, or makes a remark on it."""
+def _is_afterword(line, before):
+    """Whether a line says goodbye, or remarks on the answer in the line `before`."""
     if CLOSING.fullmatch(line):
         return True
     if ASIDE_LINE.fullmatch(line) and word(line) and re.search('[0-9]', before):
@@ -110,7 +112,7 @@ def _adds(line, before):
 
 
 def _is_part(line):
-    """Whether a line is part of a formula of several lines."""
+    """Whether a line is part of a formula that spans several lines."""
     line = line.strip()
     return (
         line in ('$$', '$')
@@ -122,12 +124,15 @@ def _is_part(line):
 
 
 def cleaned(text: str) -> str:
-    """The text without tags, fences, ends of environments and pictures."""
+    """The text without tags, fences, pictures, and the begin and end of environments."""
     return EMPHASIS.sub(r'\1', NOISE.sub(' ', text).replace('\uff1a', ':'))
 
 
 def read_line(line: str) -> str:
-    """The answer that a line states: all of it but marks and labels, or the number that a sentence is about; ''."""
+    """The answer in a line: the line without marks and labels, or the number that its last sentence states.
+
+    '' where it has none.
+    """
     line = _unmarked(line)
     if not line:
         return ''
@@ -143,7 +148,7 @@ def read_line(line: str) -> str:
 
 
 def _unmarked(line):
-    """A line without what stands around its answer: bullets, cells of a table, arrows, labels, emphasis."""
+    """The line without bullets, labels, emphasis, other cells of a table, and what stands before an arrow."""
     line = line.strip(' \t*#>"`_~&“”')
     line = EDGES.sub('', EDGES.sub('', line))
     if line.startswith('|') and line.endswith('|') and line.count('|') > 2:
@@ -166,10 +171,13 @@ def _unmarked(line):
 
 
 def _stated(sentence, pieces):
-    """The number that a sentence is about, with its unit; the last one, unless others are brought in by the way."""
-    for place, (start, end, _, _) in enumerate(pieces[:-1]):
+    """The number that a sentence states, with its unit: the last one, unless the later ones are side remarks.
+
+    pieces: the sentence's numbers, as of _pieces. Returns the whole sentence where it denies the number.
+    """
+    for index, (start, end, _, _) in enumerate(pieces[:-1]):
         gaps = [
-            sentence[piece[1] : after[0]] for piece, after in zip(pieces[place:], pieces[place + 1 :], strict=False)
+            sentence[piece[1] : after[0]] for piece, after in zip(pieces[index:], pieces[index + 1 :], strict=False)
         ]
         if (
             STATED.search(sentence[max(start - 20, 0) : start])
@@ -178,20 +186,21 @@ def _stated(sentence, pieces):
         ):
             break
     else:
-        place = len(pieces) - 1
-    start, end, value, formula = pieces[place]
+        index = len(pieces) - 1
+    start, end, value, formula = pieces[index]
     if DENIED_BEFORE.search(sentence[max(start - 20, 0) : start]) or DENIED.match(sentence, end):
-        return sentence  # which is no number
+        return sentence  # no number, so it equals no gold answer
     return value if formula and _word_after(sentence, end) not in SCALES else value + _unit_after(sentence, end)
 
 
 def _word_after(text, end):
+    """The word behind a number that ends at `end`, in lower case and without plural s; ''."""
     following = FOLLOWING.match(text, end)
     return following[1].lower().removesuffix('s') if following else ''
 
 
 def _unit_after(text, end):
-    """The words of scale or unit behind a number."""
+    """Up to three words of scale or unit behind a number that ends at `end`, as written; ''."""
     start = end
     for _ in range(3):
         word_after = _word_after(text, end)
@@ -203,14 +212,14 @@ def _unit_after(text, end):
 
 
 def first_number(line: str) -> str:
-    """The number that a line begins with, with its unit; ''."""
+    """The number at the beginning of a line, with its unit; '' without one."""
     line = line.lstrip('$* ')
     number = PIECE.match(line)
     return number[1].rstrip('.,/') + _unit_after(line, number.end()) if number and number[1] else ''
 
 
 def bare(line: str) -> bool:
-    """Whether a line is an answer without prose: no word, or one at its end (a unit, or all there is)."""
+    """Whether a line is an answer without prose: it has no word, or only one at its end (a unit, or the whole line)."""
     if len(line) > LONGEST or not re.search('[0-9A-Za-z]', line):
         return False
     first = word(line)
@@ -232,12 +241,12 @@ def word(text: str) -> str | None:
 
 
 def pick_values(text: str) -> list[str]:
-    """The formulas of a text, and the numbers outside them, in their order; neighbouring formulas as one list."""
+    """A text's formulas, and its numbers outside formulas, in order; neighbouring formulas are joined to one list."""
     return [value for _, _, value, _ in _pieces(text)]
 
 
 def _pieces(text):
-    """(start, end, value, whether it is a formula) of each of pick_values."""
+    """The values of pick_values as [(start, end, value, whether it is a formula), ...]."""
     pieces, opened = [], None
     for match in PIECE.finditer(text):
         if match[1]:
@@ -247,11 +256,11 @@ def _pieces(text):
         value = text[opened.end() : match.start()] if opened else ''
         money = opened and match[0] == '$' and value[:1].isdigit() and text[match.end() : match.end() + 1].isdigit()
         if opened is None or money or not 0 < len(value.strip()) <= LONGEST or word(value):
-            opened = match  # the last sign opened no formula: it may be one of money
+            opened = match  # the previous sign opened no formula: it may be a sign of money
             continue
         start, opened = opened.start(), None
         while pieces and pieces[-1][0] >= start:
-            pieces.pop()  # inside of it
+            pieces.pop()  # it lies inside this formula
         if r'\begin' not in value:
             value = [row for row in BREAK.split(value) if re.search(r'\w', row)][-1:] or [value]
             value = value[0].strip(' &\n')

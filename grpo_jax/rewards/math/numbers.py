@@ -1,12 +1,12 @@
-"""Numbers as texts spell them, exactly."""
+"""Reads numbers from texts, exactly."""
 
 from fractions import Fraction
 import re
 
 from grpo_jax.expressions import ARITHMETIC, value_of
 
-LAYERS = 8  # of fractions within fractions
-DIGITS = 100  # of a power that is worked out
+LAYERS = 8  # fractions within fractions that are read
+DIGITS = 100  # a power with more digits is not worked out
 
 WHOLE = r'[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|(?=\.[0-9\\])'
 DECIMAL = re.compile(
@@ -20,7 +20,7 @@ POWER = re.compile(r'(?<![0-9.])([0-9]+)\^(?:([0-9])|\{([0-9]{1,3})\})(?![0-9.^]
 
 
 def fraction(text: str) -> Fraction | None:
-    """The Fraction that a canonical text spells: an integer, decimal, mixed or plain fraction; None for other text."""
+    """Reads a canonical text as an integer, decimal, mixed number or plain fraction; None for any other text."""
     match = DECIMAL.fullmatch(text)
     if match:
         sign, whole, decimals, period, power = match.groups()
@@ -41,7 +41,7 @@ def fraction(text: str) -> Fraction | None:
 
 
 def work_out(text: str) -> Fraction | None:
-    """fraction, or the value of + - * / and whole powers of numbers; None where there is more, or too much of it."""
+    """As fraction, but also works out + - * / and whole powers; None for other texts and for very long ones."""
     number = fraction(text)
     if number is not None or len(text) > 2 * DIGITS:
         return number
@@ -55,6 +55,6 @@ def work_out(text: str) -> Fraction | None:
 
 
 def _power(match):
-    """The digits of a power; the text as it is where they are many."""
+    """A power's digits; the text unchanged where they would be more than DIGITS."""
     base, exponent = match[1], int(match[2] or match[3])
     return str(int(base) ** exponent) if len(base) * exponent <= DIGITS else match[0]

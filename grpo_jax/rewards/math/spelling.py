@@ -1,4 +1,4 @@
-"""One spelling for the answers that are the same number.
+"""Brings answers into canonical form, in which equal numbers have one spelling.
 
 All functions are linear in the length of a text.
 """
@@ -11,15 +11,15 @@ from grpo_jax.rewards.math.numbers import fraction, work_out
 from grpo_jax.rewards.math.units import PERCENT, SPACE, sign_of, split_unit
 
 LONGEST = 1000  # characters of an answer; longer text is noise
-CACHED = 4096  # texts whose spelling is remembered: each is asked for several times
-LAYERS = 8  # of brackets around an answer that are taken off
+CACHED = 4096  # texts whose spelling is remembered, since each is looked up several times
+LAYERS = 8  # brackets around an answer that are removed
 
 CHARACTERS = str.maketrans(
     {chr(code): ' ' for code in (*range(32), 127, 0xA0, 0x2009, 0x202F, 0x3000)}
     | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
     | {
         '\b': r'\b',
-        '\f': r'\f',  # of \boxed and \frac whose backslash was read as an escape
+        '\f': r'\f',  # as '\b': \boxed and \frac whose backslash was read as an escape
         '\u2212': '-',
         '\u2013': '-',
         '\uff0c': ',',
@@ -61,7 +61,7 @@ SPELLINGS = [
         (r'\{\s*,\s*\}', ','),
         (r'(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~', ' '),
         (r'(?<!\\)\\[()\[\]]', ''),
-        # signs of money, percent and degrees, which the problem names
+        # signs of money, percent and degrees: the problem names them
         (r'\\?[$%]|[€£¥]|\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])', ''),
         (r'\\(?:mbox|textnormal|textbf|textrm|textit|mathrm|mathbf|mathit)(?![A-Za-z])', r'\\text'),
         (r'\\text\s*\{([ei])\}', r'\1'),  # the constants
@@ -81,14 +81,14 @@ SPELLINGS = [
 SIMPLE = re.compile(r'[0-9]{1,15}')
 ENDS = ' ,;:*`"\''
 COLUMN = re.compile(r'\\begin\{([pb]?matrix)\}([^&]*\\\\[^&]*)\\end\{\1\}')
-STRAY = re.compile(r'^[^=]*(?<=\s)\\\$\s*=')  # a formula that ends in an escaped sign, and what it equals
+STRAY = re.compile(r'^[^=]*(?<=\s)\\\$\s*=')  # a formula that ends in an escaped dollar, before an equals sign
 COMMAND = re.compile(r'\\[A-Za-z]+')
-NAMED = re.compile(r'\\text\s*\{[^{}]*\}|[A-Za-z][a-z]{2,}(?: [A-Za-z]+)*')  # what a word names
+NAMED = re.compile(r'\\text\s*\{[^{}]*\}|[A-Za-z][a-z]{2,}(?: [A-Za-z]+)*')  # a name in words, as in Area = 5
 ROUNDED = re.compile(r'[-+]?[0-9 ,]*\.([0-9]+)')
 
 
 def canonical(text: str) -> str | None:
-    """The text in one spelling, numbers as 'p' or 'p/q' in lowest terms; None if nothing or too much is left of it."""
+    """The text in canonical form, numbers as 'p' or 'p/q' in lowest terms; None for empty and for too long texts."""
     return None if len(text) > LONGEST else _canonical(text)
 
 
@@ -113,7 +113,7 @@ def _canonical(text):
 
 
 def respell(text: str) -> str | None:
-    """The text with one spelling for each sign and command; None if nothing or too much is left of it."""
+    """The text with one spelling for each sign and command; None for empty and for too long texts."""
     return None if len(text) > LONGEST else _respell(text)
 
 
@@ -129,11 +129,11 @@ def _respell(text):
 
 
 def _unwrapped(text):
-    r"""The text without brackets or \text around all of it; brackets of a tuple stay."""
+    r"""The text without brackets or \text that enclose all of it; the brackets of a tuple stay."""
     for _ in range(LAYERS):
-        whole = re.fullmatch(r'\\text\s*\{([^{}]*)\}', text)
-        if whole:
-            text = whole[1].strip(' .')
+        enclosed = re.fullmatch(r'\\text\s*\{([^{}]*)\}', text)
+        if enclosed:
+            text = enclosed[1].strip(' .')
         elif text.startswith(r'\{') and text.endswith(r'\}') and _closing(text, 1) == len(text) - 1:
             text = text[2:-2].strip()
         elif (
@@ -148,7 +148,10 @@ def _unwrapped(text):
 
 
 def _result(text, percent):
-    r"""5 of 2 + 3 = 5, of = 5 and of Area = 5, and 2/3 of 2/3 \approx 0.67; equations with letters, or untrue, stay."""
+    r"""The result that an equation states; other texts, equations with letters and untrue ones unchanged.
+
+    5 for `2 + 3 = 5`, `= 5` and `Area = 5`; 2/3 for `2/3 \approx 0.67`. percent: whether the answer has a percent sign.
+    """
     before, about, after = text.partition(r'\approx')
     if about and _untrue([before.strip(ENDS), after.strip(ENDS)], percent):
         return text
@@ -163,7 +166,10 @@ def _result(text, percent):
 
 
 def _untrue(sides, percent):
-    """Whether two sides of a chain of equations are numbers that differ by more than rounding, or by 100 with %."""
+    """Whether a chain of equations is wrong: a side's number differs from the last side's by more than rounding.
+
+    percent: whether a factor of 100 is right too, since the answer has a percent sign.
+    """
     numbers = [
         (number, ROUNDED.fullmatch(side))
         for side in sides
@@ -179,7 +185,7 @@ def _untrue(sides, percent):
 
 
 def split_list(text: str) -> list[str]:
-    """The text split at the commas and semicolons outside all brackets."""
+    """The text, split at each comma and semicolon that stands outside all brackets."""
     items, start, depth = [], 0, 0
     for i, mark in enumerate(text):
         depth += (mark in '([{') - (mark in ')]}')
@@ -190,7 +196,7 @@ def split_list(text: str) -> list[str]:
 
 
 def _closing(text, start):
-    """The index of the bracket that closes the one at start, whatever their kinds; None without one."""
+    """The index of the bracket that closes the bracket at `start`, of any kind; None without one."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] in '([{') - (text[i] in ')]}')

@@ -1,4 +1,4 @@
-"""Units, scales and signs of money and percent that stand with an answer."""
+"""Separates an answer from its unit, its scale, and its sign of money or percent."""
 
 from fractions import Fraction
 import re
@@ -63,7 +63,7 @@ SCALES |= {
     for name in names.split()
 }
 SCALES |= {'dozen': Fraction(12), 'gross': Fraction(144)}
-# with these, what follows a number says something about it, and is no unit
+# words with which the text behind a number is a statement and no unit
 STATING = frozenset(
     'is are was were be been isn not no nor never wrong incorrect false unknown maybe perhaps or and but than at over '
     'under above below between plus minus divided multiplied mod modulo base choose factorial if when where because '
@@ -73,14 +73,15 @@ STATING = frozenset(
 UNIT = re.compile(r'(\s*)(?:\\text\s*\{([^{}]*)\}|(?<![A-Za-z\\])([A-Za-z][A-Za-z. /]+))\s*(?:\^\s*\{?([0-9])\}?)?$')
 TEXT = re.compile(r'(?<=[0-9A-Za-z)\]}])\s*\\text\s*\{([^{}]*)\}')
 PLAIN = re.compile(r'(?<![A-Za-z\\])[A-Za-z]+')
-# spaces but those within words or numbers, and after commas of a list, where 1, 234 is not 1,234
+# spaces, except within words or numbers, and after a list's commas: 1, 234 is not 1,234
 SPACE = re.compile(r'(?<![0-9A-Za-z,]) | (?![0-9A-Za-z.\\(-])|(?<=[A-Za-z]) (?=[^A-Za-z])|(?<=[0-9]) (?=[^0-9])')
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""(value, unit) of an answer; the unit in one spelling like \text{cm}^2, or ''; 5 million is 5000000.
+    r"""Splits an answer into (value, unit); the unit has one spelling, like \text{cm}^2, or is ''.
 
-    Words that state something, like those of `5 is wrong`, are no unit: the text stays whole.
+    Scales are multiplied in: 5 million is 5000000. Words that state something, as in `5 is wrong`, are no unit, and the
+    text stays whole.
     """
     match = UNIT.search(text)
     value = text[: match.start()] if match else ''
@@ -106,25 +107,25 @@ def split_unit(text: str) -> tuple[str, str]:
         value = f'{head}{equals}{number * scale}'
         if not words:
             return value, ''
-    known = [UNITS[word] for word in words if word in UNITS]
+    units = [UNITS[word] for word in words if word in UNITS]
     if in_text is None:
         long = space and number is not None and len(plain) > 3 and not {plain, '/'} & {*FUNCTIONS, *plain}
-        accepted = scale != 1 or ((known or long) and (space or number is not None))
+        accepted = scale != 1 or ((units or long) and (space or number is not None))
     else:
-        accepted = known or (words and max(map(len, words)) > 1 and re.search('[0-9]', value))
+        accepted = units or (words and max(map(len, words)) > 1 and re.search('[0-9]', value))
     if not accepted or all(word in POWERS for word in words):  # letters of a formula; 5 squared
         return text, ''
-    if known and known[0] in CURRENCIES:
-        known = known[:1]  # 5 dollars a day
-    unit = ' '.join(filter(None, known or words[-1:]))
+    if units and units[0] in CURRENCIES:
+        units = units[:1]  # 5 dollars a day
+    unit = ' '.join(filter(None, units or words[-1:]))
     power = power or next((POWERS[word] for word in words if word in POWERS), '')
     return value, unit and f'\\text{{{unit}}}' + (power and f'^{power}')
 
 
 def sign_of(text: str, number: Fraction) -> str:
-    r"""The unit of a number that its text gives as a sign, like \$; '' without.
+    r"""The unit that a number's text gives as a sign, \$ or %, in split_unit's spelling; '' without a sign.
 
-    Of a number of 1 or more the problem names the percent, but .05 is not .05 %.
+    A percent sign counts only below 1: the problem says that a number is a percentage, but .05 is not .05 %.
     """
     sign = SIGN.search(text)
     if sign and (not sign[3] or text.count('$') == 1):
@@ -133,12 +134,12 @@ def sign_of(text: str, number: Fraction) -> str:
 
 
 def same_units(unit: str, other: str) -> bool:
-    """Whether two units of split_unit may stand with one answer: a unit may be missing, but for percent."""
+    """Whether two units of split_unit are compatible: equal, or one is missing and the other is not percent."""
     return unit == other or (not (unit and other) and '%' not in unit + other)
 
 
 def statement(text: str) -> frozenset[str]:
-    r"""The words in a canonical text that are no unit and no formula: those in \text{} behind a value, and STATING."""
+    r"""The words of a canonical text that state something: words in \text{} behind a value, and words in STATING."""
     side = text.rpartition('=')[2]
     words = {word for inner in TEXT.findall(side) for word in re.findall('[a-z]+', inner.lower())}
     return frozenset(words | {word for word in map(str.lower, PLAIN.findall(side)) if word in STATING})

@@ -1,4 +1,4 @@
-"""Correct mathematics: 1 if the completion's answer equals the gold one, else 0."""
+"""Compares a completion's mathematical answer with the gold answer: 1 if they are equal, else 0."""
 
 from fractions import Fraction
 import functools
@@ -16,18 +16,16 @@ from grpo_jax.rewards.math.spelling import canonical, split_list
 from grpo_jax.rewards.math.units import same_units, split_unit, statement
 from grpo_jax.workers import Pool
 
-SIGNIFICANT = 6  # digits from which a decimal stands for a number without end
+SIGNIFICANT = 6  # digits that a decimal needs to stand for a number with endless decimals
 PRECISION = 100  # digits to which irrational numbers are compared
-PARTS = 32  # of a list, and brackets, that decide looks at
-CACHED = 20_000  # texts whose reading is remembered
+PARTS = 32  # a list with more entries, or a text with more brackets, is not compared part by part
+CACHED = 20_000  # texts that are read once and remembered
 BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
-COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # where 2,6 may be a list
+COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # 2,74 with a decimal comma; 2,6 may be a list
 LETTER = re.compile(r'[A-Z]{2,3}|[A-Za-z](?:_(?:\w|\{\w+\}))?')
-KNOWN = {
-    *'sqrt root pi e i log ln sin cos tan cot sec csc exp min max gcd lcm mod abs floor ceil'.split()
-}  # no unknowns
+FUNCTIONS = {*'sqrt root pi e i log ln sin cos tan cot sec csc exp min max gcd lcm mod abs floor ceil'.split()}
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
-NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # rather than a product of letters
+NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # a name, not a product of letters
 
 
 def reward(completion: str, example: Example, *, pool: Pool) -> float | None:
@@ -36,22 +34,22 @@ def reward(completion: str, example: Example, *, pool: Pool) -> float | None:
 
 
 def strict(completion: str, example: Example, *, pool: Pool) -> float | None:
-    r"""reward, where only an answer in \boxed{} or after #### counts."""
+    r"""As reward, but only an answer in \boxed{} or after #### counts."""
     return _judge(completion, example, pool, boxed=True)
 
 
 def extract(completion: str) -> str | None:
-    """The completion's answer in canonical form, in which numbers have one spelling; None without one."""
+    """The completion's answer in canonical form, in which equal numbers have one spelling; None without an answer."""
     return extraction.lenient(completion)
 
 
 def extract_strict(completion: str) -> str | None:
-    """extract, as strict reads a completion."""
+    """As extract, but only an answer that strict accepts."""
     return extraction.strict(completion)
 
 
 def same(answer: str, other: str) -> bool:
-    """Whether two extracted answers are certainly one, in two spellings; algebra is not asked."""
+    """Whether two extracted answers are surely the same in two spellings; no algebra is tried."""
     return decide(answer, other) is True
 
 
@@ -75,11 +73,11 @@ def _judge(completion, example, pool, boxed):
 
 
 def decide(gold: str, answer: str) -> bool | None:
-    """Whether two canonical texts are the same answer, exactly; None where that takes algebra.
+    """Whether two canonical texts are the same answer; None where only algebra can tell.
 
-    A unit may be missing on one side, but not differ. Order counts in brackets, and not in lists without them. A
-    decimal of SIGNIFICANT digits or more stands for a number without end that it is rounded or cut from. 2,74 answers
-    2.74; a gold 10,20 is a list.
+    A unit may be missing on one side, but two units must be equal. Order counts in brackets, and not in a list without
+    brackets. A decimal of SIGNIFICANT digits or more equals a number with endless decimals that rounds or truncates to
+    it. The answer 2,74 equals a gold 2.74, while a gold 10,20 is a list.
     """
     if gold == answer:
         return True
@@ -104,7 +102,7 @@ def decide(gold: str, answer: str) -> bool | None:
 
 
 def _decide_forms(gold, answer, a, b):
-    """decide, of a number against an equation, a list, or words; None of anything else."""
+    """As decide, where a number meets an equation, a list or words; None for other texts. a, b: their numbers."""
     for number, text in ((a, answer), (b, gold)):
         if number is None:
             continue
@@ -114,7 +112,7 @@ def _decide_forms(gold, answer, a, b):
         chain = equals or r'\approx' in text
         if len(split_list(text)) > 1 or (chain and not re.search('[A-Za-z]', re.sub(r'\\[A-Za-z]+', '', text))):
             return False
-        free = [name for name in re.findall('[A-Za-z]+', text) if name not in KNOWN]
+        free = [name for name in re.findall('[A-Za-z]+', text) if name not in FUNCTIONS]
         if not equals and '\\' not in text and (free or not re.search('[0-9]', text)):
             return False
     return False if statement(gold) != statement(answer) else None
@@ -126,7 +124,7 @@ def _number(text):
 
 
 def _decide_parts(gold, answer):
-    """decide, of lists and of what is in brackets; None of anything else."""
+    """As decide, for two lists and for two texts in brackets, part by part; None for other texts."""
     if len(re.findall(r'[(\[]', gold)) > PARTS:
         return None
     golds, answers = split_list(gold), split_list(answer)
@@ -139,46 +137,46 @@ def _decide_parts(gold, answer):
     elif 1 < len(golds) == len(answers) <= PARTS:
         verdicts = [[decide(part, other) for other in answers] for part in golds]
         sure, possible = (
-            [[verdict in allowed for verdict in row] for row in verdicts] for allowed in ((True,), (True, None))
+            [[verdict in accepted for verdict in row] for row in verdicts] for accepted in ((True,), (True, None))
         )
         return True if _pair_up(sure) else None if _pair_up(possible) else False
     return None
 
 
 def _pair_up(allowed):
-    """Whether each row has a column of its own among those that it is allowed."""
+    """Whether rows can be matched to different columns. allowed[row][column]: bool, whether the two may be paired."""
     return -1 not in maximum_bipartite_matching(csr_array(np.array(allowed, np.int8)))
 
 
 def _same_fraction(a, b):
-    """Whether Fractions are equal, or one has decimals without end that the other rounds."""
+    """Whether two Fractions are equal, or one has endless decimals and the other is its rounded decimal."""
     return a == b or ((_places(a) is None or _places(b) is None) and (_rounds(a, b) or _rounds(b, a)))
 
 
 def _rounds(decimal, number):
-    """Whether the Fraction `decimal`, of SIGNIFICANT digits or more, is the Fraction `number` rounded or cut."""
+    """Whether the Fraction `decimal` has SIGNIFICANT digits or more and is `number`, rounded or truncated."""
     places = _places(decimal)
     if not places or abs(decimal) * 10**places < 10 ** (SIGNIFICANT - 1):
         return False
-    rest = (number - decimal) * 10**places * (1 if decimal > 0 else -1)
-    return Fraction(-1, 2) <= rest < 1
+    error = (number - decimal) * 10**places * (1 if decimal > 0 else -1)  # in units of the last decimal
+    return Fraction(-1, 2) <= error < 1
 
 
 def _places(number):
-    """The decimals of a Fraction; None if they have no end."""
-    rest, fives = number.denominator, 0
-    twos = (rest & -rest).bit_length() - 1
-    rest >>= twos
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
-    return max(twos, fives) if rest == 1 else None
+    """How many decimals a Fraction has; None if they are endless."""
+    factor, fives = number.denominator, 0
+    twos = (factor & -factor).bit_length() - 1
+    factor >>= twos
+    while factor % 5 == 0:
+        factor, fives = factor // 5, fives + 1
+    return max(twos, fives) if factor == 1 else None
 
 
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether math-verify takes two canonical texts for equal, with exact numbers; it may take for ever.
+    """Whether math-verify finds two canonical texts equal, with exact numbers; it may never return, so use a worker.
 
-    y = 5 answers a gold 5, and 5 a gold y = 5, since the problem names the letter; x = 5 is not y = 5. Text that
-    math-verify cannot read equals nothing.
+    y = 5 equals 5, since the problem names the letter; x = 5 does not equal y = 5. A text that math-verify cannot read
+    equals nothing.
     """
     math_verify, reading = _math_verify()
     parsed = [
@@ -192,10 +190,11 @@ def equivalent(gold: str, answer: str) -> bool:
 
 @functools.cache
 def _math_verify():
-    """(math_verify, how it reads a text), imported once a process; it takes a second, and workers alone need it.
+    """(the module math_verify, its configs for reading a text); imported once a process, in workers alone.
 
-    Its options are its authors' choice, but for units, which decide compares. It has no option for exact numbers, so
-    the function that compares numbers is replaced; setup.py pins the version for that.
+    The import takes a second. Options are the authors' choice, except that units are kept off, since decide compares
+    units. math_verify has no option for exact numbers, so its function that compares numbers is replaced; setup.py
+    pins the version for that.
     """
     from latex2sympy2_extended import NormalizationConfig
     import math_verify
@@ -208,7 +207,7 @@ def _math_verify():
 
 
 def _exact(text):
-    """The text with fractions for decimals, which would be rounded."""
+    """The text with each decimal as a fraction, since math-verify would round decimals."""
 
     def spelled(match):
         above, below = Fraction(match[0]).as_integer_ratio()
@@ -218,9 +217,9 @@ def _exact(text):
 
 
 def _same_number(a, b, *_):
-    """Whether two sympy values are one number: exactly, or to PRECISION digits of its size if it is irrational.
+    """Whether two sympy values are the same number: exactly, or if irrational to ten digits less than PRECISION.
 
-    Stands in for math-verify's own comparison, which rounds to decimals, so that 1/2**99 and 1/2**98 are both 0.
+    Replaces math-verify's comparison, which rounds to a number of decimals and takes both 1/2**99 and 1/2**98 for 0.
     """
     import sympy
 
@@ -243,7 +242,7 @@ def _same_number(a, b, *_):
 
 
 def _fraction(number):
-    """The Fraction of a sympy Rational or Float."""
+    """A sympy Rational or Float as a Fraction."""
     import sympy
 
     return Fraction(*map(int, sympy.Rational(number).as_numer_denom()))
