@@ -41,9 +41,9 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (20_220, 157_000), 'all': (33_170, 250_800)}
+BUDGETS = {'core': (20_560, 156_300), 'all': (33_740, 250_300)}
 RUN_FILES = 16
-DEMO_MODULES, MINIMAL_MODULES = 151, 54  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
+DEMO_MODULES, MINIMAL_MODULES = 150, 41  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 
 FILE_LINES, FUNCTION_LINES, PARAMETERS, LEAST_LINES = 700, 100, 8, 60
 TRAIN_RUN_LINES = 60  # of code
